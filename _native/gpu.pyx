@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""Thin wrappers of the CUDA executor's host path: a plain step's arrays, and the driver's calls of a replayed step.
+"""Thin wrappers of the CUDA executor's host path: a step's arrays, and the driver's calls of a replayed step.
 
 ``include/prelude/gpu/step.hpp`` holds the definitions. Areas are given as addresses: ``prelude/cuda/lane.py`` and
 ``driver.py`` make them and are the only callers. One thread at a time uses a ``StepPacker``.
@@ -11,6 +11,7 @@ cimport ndarray as cnp
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
 
 import numpy as np
 
@@ -21,17 +22,22 @@ cdef int _UINT64 = np.dtype(np.uint64).num
 
 cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu" nogil:
     cdef cppclass Prompts:
-        const int32_t *ids, *positions, *starts, *parents, *contexts, *slots
-        int64_t tokens, segments
+        const int32_t *ids, *positions, *starts, *parents, *contexts, *context_indptr, *context_blocks, *slots
+        int64_t tokens, segments, held
 
     cdef cppclass Decoding:
         const int32_t *ids, *positions, *slots, *contexts, *indptr, *blocks
         int64_t rows, held
 
+    cdef cppclass Reads:
+        const int32_t* rows
+        int64_t count
+        cbool of_decoding
+
     cdef cppclass Limits:
         int32_t block_size, vocab, positions, blocks, pending
         int64_t rows
-        int32_t long_query, split_keys, whole_rows
+        int32_t long_query, split_keys, whole_rows, context_rows, context_keys
         cbool cut
 
     cdef cppclass Counts:
@@ -39,18 +45,34 @@ cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu" nogil:
         cbool cut, long_query, split
         int64_t attended
 
+    cdef cppclass Level:
+        vector[int32_t] pages
+        int32_t page_size
+        cbool pool, split
+        int32_t requests()
+
+    cdef cppclass LevelPlaces:
+        int64_t qo, indptr, last, pages, last_qo
+        int32_t requests, entries
+
     cdef cppclass CPlaces "prelude::gpu::Places":
         int64_t ids, positions, slots, read, read_positions, qo, kv, last_qo, indptr, last, pages, lengths, lengths_end
         int32_t prompts, own, decoding, entries, read_prompts, read_decoding, scratch_block
+        vector[LevelPlaces] more
+
+    cdef cppclass Step:
+        cbool measure(const Prompts*, const Decoding*, const vector[Reads]&, const Limits&) except +
+        const Counts& counts()
+        int32_t level_count()
+        const Level& level(int32_t)
+        int64_t asked()
+        cbool fits(const CPlaces&)
+        void fill(const CPlaces&, char*)
+        void fill_at(const CPlaces&, char*, int64_t, int64_t, int64_t, int64_t)
 
     int32_t power_bucket(int32_t, int32_t)
     int32_t c_token_bucket "prelude::gpu::token_bucket"(int32_t)
-    cbool measure_prompts(const Prompts&, const int32_t*, int64_t, const Limits&, Counts&)
-    cbool measure_decoding(const Decoding&, const int32_t*, int64_t, const Limits&, Counts&)
-    void fill_prompts(const Prompts&, const int32_t*, int64_t, const CPlaces&, char*)
-    void fill_decoding(const Decoding&, const int32_t*, int64_t, int32_t, const CPlaces&, char*)
     double uniform(uint64_t, int32_t)
-    bint ascending(const int32_t*, int64_t, int32_t)
 
 cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu::detail" nogil:
     void put[T](char*, int64_t, const T*, int64_t, int64_t, T)
@@ -93,12 +115,14 @@ cdef inline const void* _values(object x, Py_ssize_t count, int number) noexcept
 
 
 cdef class Places:
-    """Where a recorded shape's arrays lie in an area, in bytes; -1 for an array that it has not."""
+    """Where a recorded shape's arrays lie in an area, in bytes; -1 for an array that it has not. ``levels``: requests
+    and entries of each level behind the own one."""
 
     cdef CPlaces at
 
-    def __init__(self, dict offsets not None, dict sizes not None, tuple lengths not None):
+    def __init__(self, dict offsets not None, dict sizes not None, tuple lengths not None, tuple levels not None):
         cdef CPlaces* at = &self.at
+        cdef LevelPlaces level
         at.ids, at.positions, at.slots = offsets["ids"], offsets["positions"], offsets["slots"]
         at.read, at.read_positions = offsets["read"], offsets["read_positions"]
         at.qo, at.kv = offsets.get("own.qo", -1), offsets.get("own.kv", -1)
@@ -109,66 +133,87 @@ cdef class Places:
         at.prompts, at.own, at.decoding = sizes["prompts"], sizes["own"], sizes["decoding"]
         at.entries, at.scratch_block = sizes["entries"], sizes["scratch_block"]
         at.read_prompts, at.read_decoding = sizes["read_prompts"], sizes["read_decoding"]
+        for i, (requests, entries) in enumerate(levels):
+            level.qo, level.indptr = offsets[f"{i}.qo"], offsets[f"{i}.indptr"]
+            level.last, level.pages = offsets[f"{i}.last"], offsets[f"{i}.pages"]
+            level.last_qo = offsets.get(f"{i}.last.qo", -1)
+            level.requests, level.entries = requests, entries
+            at.more.push_back(level)
 
 
 cdef class StepPacker:
-    """Measures plain steps, and fills areas with the one that was measured last, whose arrays it keeps alive."""
+    """Measures steps, and fills areas with the one that was measured last, whose arrays it keeps alive."""
 
     cdef Limits limits
     cdef Prompts prompts
     cdef Decoding decoding
-    cdef Counts counts
-    cdef const int32_t* rows
-    cdef Py_ssize_t reads
+    cdef vector[Reads] reads
+    cdef Step step
     cdef tuple held
-    cdef bint of_prompts
 
     def __init__(self, int32_t block_size, int32_t vocab, int32_t positions, int64_t rows, bint cut,
-                 int32_t long_query, int32_t split_keys, int32_t whole_rows):
+                 int32_t long_query, int32_t split_keys, int32_t whole_rows, int32_t context_rows,
+                 int32_t context_keys):
         cdef Limits* to = &self.limits
         if block_size < 1:
             raise ValueError(f"block_size: {block_size} is less than 1")
         to.block_size, to.vocab, to.positions, to.rows, to.cut = block_size, vocab, positions, rows, cut
         to.long_query, to.split_keys, to.whole_rows = long_query, split_keys, whole_rows
+        to.context_rows, to.context_keys = context_rows, context_keys
         self.held = ()
 
-    def measure(self, slices, decode, rows, int32_t blocks, int32_t pending):
-        """The shape of a step of prompts (``slices``) or decode rows (``decode``), of which ``rows`` are read:
-        ``(prompts, own, decoding, entries, read_prompts, read_decoding, cut, long_query, split)``; None for a step that
-        is not plain. ``blocks`` of the pool; ``pending``: tokens that a row may name."""
-        cdef cbool plain
+    def measure(self, slices, decode, tuple reads not None, int32_t blocks, int32_t pending):
+        """The shape of a step of prompts (``slices``) and decode rows (``decode``), either of which may be None:
+        ``(prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, long_query, split)``, a level
+        being ``(requests, entries, page_size, pool, split)``; None for a step that is not sound. ``reads``: for each
+        readout ``(rows, whether they are decode rows)``. ``blocks`` of the pool; ``pending``: tokens that a decode
+        row may name."""
+        cdef Reads part
+        cdef Py_ssize_t count = 0
+        cdef const Prompts* prompts = NULL
+        cdef const Decoding* decoding = NULL
+        if self.limits.block_size < 1:
+            raise ValueError("a StepPacker without its limits")
         self.held = ()  # the pointers below are of other arrays from here on
         self.limits.blocks, self.limits.pending = blocks, pending
-        self.rows = _ints(rows, &self.reads)
-        if self.rows == NULL:
-            return None
-        self.of_prompts = slices is not None
-        if self.of_prompts:
+        self.reads.clear()
+        for rows, late in reads:
+            part.rows = _ints(rows, &count)
+            if part.rows == NULL:
+                return None
+            part.count, part.of_decoding = count, bool(late)
+            self.reads.push_back(part)
+        if slices is not None:
             if not self._take_prompts(slices):
                 return None
-            plain = measure_prompts(self.prompts, self.rows, self.reads, self.limits, self.counts)
-        else:
+            prompts = &self.prompts
+        if decode is not None:
             if not self._take_decoding(decode):
                 return None
-            plain = measure_decoding(self.decoding, self.rows, self.reads, self.limits, self.counts)
-        if not plain:
+            decoding = &self.decoding
+        if not self.step.measure(prompts, decoding, self.reads, self.limits):
             return None
-        self.held = (slices, decode, rows)
+        self.held = (slices, decode, reads)
         return self._shape()
 
     cdef bint _take_prompts(self, slices) except -1:
-        cdef Py_ssize_t tokens = 0, same = 0, starts = 0, segments = 0, contexts = 0
+        cdef Py_ssize_t tokens = 0, same = 0, starts = 0, segments = 0, contexts = 0, edges = 0, held = 0
         cdef Prompts* p = &self.prompts
         p.ids = _ints(slices.token_ids, &tokens)
         p.positions = _ints(slices.positions, &same)
         p.starts = _ints(slices.starts, &starts)
         p.parents = _ints(slices.parents, &segments)
         p.contexts = _ints(slices.context_lens, &contexts)
-        if p.ids == NULL or p.positions == NULL or p.starts == NULL or p.parents == NULL or p.contexts == NULL:
+        p.context_indptr = _ints(slices.context_indptr, &edges)
+        p.context_blocks = _ints(slices.context_blocks, &held)
+        if (p.ids == NULL or p.positions == NULL or p.starts == NULL or p.parents == NULL or p.contexts == NULL
+                or p.context_indptr == NULL or p.context_blocks == NULL):
             return False
-        if same != tokens or starts != segments + 1 or contexts != segments or tokens > INT32_MAX:
+        if same != tokens or starts != segments + 1 or contexts != segments or edges != segments + 1:
             return False
-        p.tokens, p.segments = tokens, segments
+        if tokens > INT32_MAX or segments > INT32_MAX:
+            return False
+        p.tokens, p.segments, p.held = tokens, segments, held
         p.slots = NULL
         slots = slices.write_slots
         if slots is not None:
@@ -192,35 +237,46 @@ cdef class StepPacker:
         return a == rows and b == rows and c == rows and ends == rows + 1 and rows <= INT32_MAX
 
     cdef tuple _shape(self):
-        cdef const Counts* n = &self.counts
-        cdef int32_t prompts, own, reads
-        if self.of_prompts:
-            prompts = c_token_bucket(n.prompts)
-            own = min(power_bucket(n.own, 1), prompts)
-            reads = power_bucket(n.read_prompts, 1)
-            return (prompts, own, 0, 0, max(reads, own) if n.cut else reads, 0, n.cut, n.long_query, False)
-        return (0, 0, power_bucket(n.decoding, 1), power_bucket(n.pages + n.spare, 64), 0,
-                power_bucket(n.read_decoding, 1), False, False, n.split)
+        cdef const Counts* n = &self.step.counts()
+        cdef const Level* level
+        cdef int32_t i, prompts, own, reads, requests, entries = 0
+        cdef list levels = []
+        prompts = c_token_bucket(n.prompts)
+        own = min(power_bucket(n.own, 1), prompts)
+        reads = power_bucket(n.read_prompts, 1)
+        if n.cut:
+            reads = max(reads, own)
+        for i in range(self.step.level_count()):
+            level = &self.step.level(i)
+            requests = min(power_bucket(level.requests(), 1), prompts)
+            if n.cut:
+                reads = max(reads, requests)
+            levels.append((requests, power_bucket(<int32_t>level.pages.size(), 64), level.page_size, level.pool,
+                           level.split))
+        if n.decoding:
+            entries = power_bucket(n.pages + n.spare, 64)
+        return (prompts, own, tuple(levels) if levels else (), power_bucket(n.decoding, 1), entries, reads,
+                power_bucket(n.read_decoding, 1), n.cut, n.long_query, n.split)
 
     @property
     def attended(self):
-        return self.counts.attended
+        return self.step.counts().attended
 
     def fill(self, Places places not None, uintptr_t area):
         """The arrays of the step into the area of a shape that ``measure`` named."""
         if not self.held:
             raise ValueError("no step has been measured")
-        if self.of_prompts:
-            fill_prompts(self.prompts, self.rows, self.reads, places.at, <char*>area)
-        else:
-            fill_decoding(self.decoding, self.rows, self.reads, self.limits.block_size, places.at, <char*>area)
+        if not self.step.fits(places.at):
+            raise ValueError("the places are of a shape that has no room for this step")
+        self.step.fill(places.at, <char*>area)
 
-    def fill_at(self, uintptr_t area, int64_t at, Py_ssize_t capacity):
-        """A readout's rows as indices into the rows that are read: they are these, in order."""
-        cdef int32_t* to = <int32_t*>(area + at)
-        cdef Py_ssize_t i
-        for i in range(capacity):
-            to[i] = <int32_t>i if i < self.reads else 0
+    def fill_at(self, Places places not None, uintptr_t area, int64_t at, Py_ssize_t capacity, Py_ssize_t first,
+                Py_ssize_t count):
+        """Of ``count`` of the rows that ``measure`` was given, from the ``first`` on: their indices among the rows
+        that are read. The rest of ``capacity`` is 0."""
+        if not self.held or first < 0 or count < 0 or count > capacity or first > self.step.asked() - count:
+            raise ValueError(f"{count} rows from {first} on are not rows of a step with {self.step.asked()}")
+        self.step.fill_at(places.at, <char*>area, at, capacity, first, count)
 
     def fill_ticket(self, uintptr_t area, uint32_t number, int32_t index):
         """The step's number and the index of its output area, which stand in front of its arrays."""
@@ -256,28 +312,45 @@ def any_above_zero(values):
     return found
 
 
-def fill_settings(uintptr_t area, tuple offsets not None, Py_ssize_t capacity, readout):
-    """Sampling settings to ``offsets``: temperature, top_k, top_p, min_p, uniform numbers. False where an array does
-    not have the readout's rows."""
-    cdef Py_ssize_t n = len(readout.rows), i
-    cdef const float* temperature = <const float*>_values(readout.temperature, n, _FLOAT32)
-    cdef const int32_t* top_k = <const int32_t*>_values(readout.top_k, n, cnp.NPY_INT32)
-    cdef const float* top_p = <const float*>_values(readout.top_p, n, _FLOAT32)
-    cdef const float* min_p = <const float*>_values(readout.min_p, n, _FLOAT32)
-    cdef const uint64_t* seeds = <const uint64_t*>_values(readout.seeds, n, _UINT64)
-    cdef const int32_t* steps = <const int32_t*>_values(readout.steps, n, cnp.NPY_INT32)
+def fill_settings(uintptr_t area, tuple offsets not None, Py_ssize_t capacity, tuple readouts not None):
+    """Sampling settings of readouts, one behind the other, to ``offsets``: temperature, top_k, top_p, min_p, uniform
+    numbers. False where an array does not have its readout's rows."""
+    cdef Py_ssize_t n = 0, i, at = 0
+    cdef const float *temperature, *top_p, *min_p
+    cdef const int32_t *top_k, *steps
+    cdef const uint64_t* seeds
     cdef char* to = <char*>area
+    cdef int64_t[5] places
     cdef double* drawn
-    if (n > capacity or temperature == NULL or top_k == NULL or top_p == NULL or min_p == NULL or seeds == NULL
-            or steps == NULL):
-        return False
-    put[float](to, offsets[0], temperature, n, capacity, 0)
-    put[int32_t](to, offsets[1], top_k, n, capacity, 0)
-    put[float](to, offsets[2], top_p, n, capacity, 1)
-    put[float](to, offsets[3], min_p, n, capacity, 0)
-    drawn = <double*>(to + <int64_t>offsets[4])
-    for i in range(capacity):
-        drawn[i] = uniform(seeds[i], steps[i]) if i < n else 0
+    if len(offsets) != 5:
+        raise ValueError(f"{len(offsets)} offsets; there are five settings")
+    for i in range(5):
+        places[i] = offsets[i]
+    drawn = <double*>(to + places[4])
+    for readout in readouts:
+        n = len(readout.rows)
+        temperature = <const float*>_values(readout.temperature, n, _FLOAT32)
+        top_k = <const int32_t*>_values(readout.top_k, n, cnp.NPY_INT32)
+        top_p = <const float*>_values(readout.top_p, n, _FLOAT32)
+        min_p = <const float*>_values(readout.min_p, n, _FLOAT32)
+        seeds = <const uint64_t*>_values(readout.seeds, n, _UINT64)
+        steps = <const int32_t*>_values(readout.steps, n, cnp.NPY_INT32)
+        if (at + n > capacity or temperature == NULL or top_k == NULL or top_p == NULL or min_p == NULL or seeds == NULL
+                or steps == NULL):
+            return False
+        put[float](to, places[0] + 4 * at, temperature, n, n, 0)
+        put[int32_t](to, places[1] + 4 * at, top_k, n, n, 0)
+        put[float](to, places[2] + 4 * at, top_p, n, n, 1)
+        put[float](to, places[3] + 4 * at, min_p, n, n, 0)
+        for i in range(n):
+            drawn[at + i] = uniform(seeds[i], steps[i])
+        at += n
+    put[float](to, places[0] + 4 * at, NULL, 0, capacity - at, 0)
+    put[int32_t](to, places[1] + 4 * at, NULL, 0, capacity - at, 0)
+    put[float](to, places[2] + 4 * at, NULL, 0, capacity - at, 1)
+    put[float](to, places[3] + 4 * at, NULL, 0, capacity - at, 0)
+    for i in range(at, capacity):
+        drawn[i] = 0
     return True
 
 
@@ -287,7 +360,7 @@ def fill_pairs(uintptr_t area, int64_t rows_at, int64_t targets_at, Py_ssize_t c
     cdef const int32_t* r = _ints(rows, &n)
     cdef const int32_t* t = _ints(targets, &same)
     cdef int32_t* to = <int32_t*>(area + rows_at)
-    if r == NULL or t == NULL or n != same or n > capacity:
+    if r == NULL or t == NULL or n != same or n > capacity or chunk < 1:
         return False
     for i in range(n):
         to[i] = r[i] % chunk

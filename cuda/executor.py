@@ -3,9 +3,10 @@
     submit   lay out ─ write arrays ─ plan attention ─ one copy in ─ replay a graph, or run eagerly ─ publish
     wait     until the last kernel has written the step's number behind its results; then numpy arrays
 
-A plain step of a recorded shape goes by ``lane.py``, which packs it natively; all others are packed here. ``submit``
-never waits for the device: a second step may be submitted, and its arrays packed, while the first one runs. A decode
-row may name a token that is not on the host yet: id -1 - j is the j-th token that the last sampling step drew.
+A step of a recorded shape whose readouts are recorded too goes by ``lane.py``, which packs it natively; all others
+are packed here. ``submit`` never waits for the device: a second step may be submitted, and its arrays packed, while
+the first one runs. A decode row may name a token that is not on the host yet: id -1 - j is the j-th token that the
+last sampling step drew.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from prelude.cuda import kernels
 from prelude.cuda.attention import Calls
 from prelude.cuda.device import Device
-from prelude.cuda.forward import Forward, Inputs
+from prelude.cuda.forward import Forward, Inputs, windows_of
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
+from prelude.cuda.key_lists import key_lists
 from prelude.cuda.lane import Lane
 from prelude.cuda.layout import StepLayout, lay_out
 from prelude.cuda.levels import KeysAttention, LevelsAttention, ReusedCalls, StepAttention
@@ -29,7 +32,7 @@ from prelude.cuda.readout_operation import ReadoutContext, RecordedReadout
 from prelude.cuda.recorder import Recorder
 from prelude.cuda.shapes import Choices, Shape, Writer, power_bucket
 from prelude.cuda.staging import HEADER, Area, Fields, Staging, Ticket
-from prelude.cuda.step_readouts import StepReadouts, blank_readout, recorded_readout
+from prelude.cuda.step_readouts import StepReadouts, blank_readout, recorded_readouts
 from prelude.cuda.submitted import Failed, Read, StepClock, SubmittedStep
 from prelude.cuda.weights import DeviceWeights
 from prelude.cuda.workspace import Workspace
@@ -87,6 +90,12 @@ class CudaExecutor:
         kv_heads = config.spec.attention.kv_heads
         self.choices = Choices.of(self.calls is not None and self.calls.fa3, device.processors, kv_heads)
         self._eager_calls = None if self.calls is None else ReusedCalls(self.calls)
+        positions = weights.rope_table.shape[0]
+        given = {window for window in windows_of(config.spec) if window is not None}
+        self.windows = tuple(sorted(window for window in given if window + 1 < positions))
+        """Of layers, those that leave something out of the longest sequence."""
+        self.seen_whole = min((window + 1 for window in self.windows), default=positions)
+        """Positions up to which no window leaves anything out."""
         with device.scope():
             vocab = 0 if weights.lm_head is None else weights.lm_head.shape[0]
             self.work = Workspace.of(
@@ -102,7 +111,7 @@ class CudaExecutor:
             self._results = self.staging.results.view(torch.int32)
         self.pending_tokens = self.staging.output_area[: 4 * step_rows].view(torch.int32)
         self._context = ReadoutContext(device, config.spec, weights, self.work, logits_chunk_rows)
-        self.forward = Forward(device, config.spec, weights, self.work, self.pool)
+        self.forward = Forward(device, config.spec, weights, self.work, self.pool, self.windows)
         self._work_bytes = self.work.nbytes
         self.recorder = Recorder(self)
         self._lane = Lane(self) if self.calls is not None else None
@@ -226,7 +235,7 @@ class CudaExecutor:
                 attention = self.eager_attention(program, device_area)
                 attention.plan(area)
                 self._run(program, device_area, attention)
-            if program.graph is None or program.shape.readout is None:
+            if program.graph is None or program.shape.readouts is None:
                 hidden = self.work.read_x[: program.shape.read]
                 readouts.enqueue(program.inputs, device_area, program.outputs, out_area, hidden)
                 self.publish(program, device_area, out_area, ended.area)
@@ -239,7 +248,13 @@ class CudaExecutor:
         def read(results: Area) -> tuple[tuple[Output, ...], tuple[I32, ...]]:
             return readouts.results(program.outputs, results.bytes[HEADER:])
 
-        return self.enter(read, readouts.lm_head_rows, layout.attended, area, ended, program.graph is not None, began)
+        attended = layout.attended if not program.shape.windows else self._attended(layout)
+        return self.enter(read, readouts.lm_head_rows, attended, area, ended, program.graph is not None, began)
+
+    def _attended(self, layout: StepLayout) -> int:
+        """Keys that rows read in a layer, as an average over the layers."""
+        pairs = Counter(self.forward.windows)
+        return round(sum(layout.attended_within(w) * layers for w, layers in pairs.items()) / pairs.total())
 
     def enter(
         self, read: Read, lm_head_rows: int, attended: int, area: Area, ended: Ticket, replayed: bool, began: float
@@ -255,12 +270,14 @@ class CudaExecutor:
 
     def _program(self, layout: StepLayout) -> tuple[Program, StepReadouts]:
         """The program of this step and its readouts. A recorded program is replayed; a step that no graph fits runs
-        eagerly. A lone readout of a simple kind is part of the graph. Other readouts are enqueued after the graph;
-        their arrays follow the arrays of the body in the same copy."""
-        keys = 0 if self.calls is not None else max(1, len(layout.key_lists(self.block_size).keys))
-        exact = Shape.exact(layout, keys, self.choices)
+        eagerly. Readouts of simple kinds are part of the graph. Where there is another one, all are enqueued after
+        the graph; their arrays follow the arrays of the body in the same copy."""
+        keys = 0
+        if self.calls is None or self._is_cut_by_a_window(layout):
+            keys = max(1, len(key_lists(layout, self.block_size).keys))
+        exact = Shape.exact(layout, keys, self.choices, self.windows)
         asked = [read.readout for read in layout.reads]
-        recorded = recorded_readout(asked[0], self._context.chunk_rows) if len(asked) == 1 else None
+        recorded = recorded_readouts(asked, self._context.chunk_rows)
         shape = exact.bucket(recorded)
         program = self.recorder.find(shape)
         readouts = StepReadouts.of(asked, self._context, recorded if program else None, self.step_rows)
@@ -276,11 +293,18 @@ class CudaExecutor:
         self.graphs.ran_eagerly(shape, reason)
         return Program(exact, Fields([*exact.sizes(), *readouts.inputs()]), outputs), readouts
 
-    def readouts_of(self, recorded: RecordedReadout | None, readout: Readout | None = None) -> StepReadouts:
-        """The operations of a recorded readout: of ``readout``, or of a blank one."""
-        if recorded is None:
-            return StepReadouts.of([], self._context, None, self.step_rows)
-        return StepReadouts.of([readout or blank_readout(recorded)], self._context, recorded, self.step_rows)
+    def _is_cut_by_a_window(self, layout: StepLayout) -> bool:
+        """Whether a row does not see all before it in some layer. Its keys are listed then: FlashInfer's windows do
+        not reach across levels."""
+        return bool(self.windows) and bool((layout.positions >= self.seen_whole).any())
+
+    def readouts_of(
+        self, recorded: tuple[RecordedReadout, ...] | None, readouts: Sequence[Readout] | None = None
+    ) -> StepReadouts:
+        """The operations of recorded readouts: of ``readouts``, or of blank ones."""
+        if readouts is None:
+            readouts = [blank_readout(one) for one in recorded or ()]
+        return StepReadouts.of(readouts, self._context, recorded, self.step_rows)
 
     @property
     def chunk_rows(self) -> int:
@@ -291,7 +315,7 @@ class CudaExecutor:
         return self.forward.run(program.shape, Inputs.of(program.inputs, area, self.pending_tokens), attention)
 
     def eager_attention(self, program: Program, area: Tensor) -> StepAttention:
-        if self.calls is None or self._eager_calls is None:
+        if program.shape.keys or self._eager_calls is None:
             return KeysAttention(
                 self.device, program.shape, program.inputs, area, self.config.spec.attention.kv_heads
             )

@@ -92,9 +92,15 @@ GATHER_NORM = _kernel(
 GATHER = _kernel(
     "gather", "norms", 128, "i32 element int element", lambda n, rows, source, width, to: (n, width, n * width)
 )
-MEAN_ROWS = _kernel(
-    "mean_rows", "norms", 256, "f32 i32 int f32", lambda n, exact, indptr, width, out: (width, n + 1, n * width)
+POOL_ROWS = _kernel(
+    "pool_rows",
+    "norms",
+    256,
+    "f32 i32 i32? int int int f32",
+    lambda n, exact, indptr, before, mode, width, stride, out: (width, n + 1, n, (n - 1) * stride + width),
 )
+POOLINGS = ("mean", "max", "mean_sqrt_len_tokens", "weightedmean", "cls", "last")
+"""In the order of the kernel's modes."""
 QK_ROPE = _kernel(
     "qk_rope",
     "heads",
@@ -118,7 +124,9 @@ ROW_STATS = _kernel(
     1024,
     "f32 int f32 f64 i32 i32",
     lambda n, logits, vocab, *out: (n * vocab, n, n, n, n),
+    cluster=8,
 )
+_STATS_SHARED = 33 * 24  # of ``Found`` in logits.cu
 PICK = _kernel(
     "pick",
     "logits",
@@ -169,7 +177,7 @@ ALL = (
     RMS_NORM,
     GATHER_NORM,
     GATHER,
-    MEAN_ROWS,
+    POOL_ROWS,
     QK_ROPE,
     SILU_GATE,
     ATTEND,
@@ -220,8 +228,12 @@ def gather(device: Device, rows: Tensor, source: Tensor, to: Tensor) -> None:
     device.launch(GATHER, (rows.shape[0],), (rows, source, source.shape[1], to))
 
 
-def mean_rows(device: Device, exact: Tensor, indptr: Tensor, out: Tensor) -> None:
-    device.launch(MEAN_ROWS, (out.shape[0],), (exact, indptr, exact.shape[1], out))
+def pool_rows(
+    device: Device, pooling: str, exact: Tensor, indptr: Tensor, before: Tensor | None, out: Tensor
+) -> None:
+    """``out`` [items, width], whose rows may be apart: of each item's rows of ``exact`` one of ``POOLINGS``."""
+    width, mode = exact.shape[1], POOLINGS.index(pooling)
+    device.launch(POOL_ROWS, (out.shape[0],), (exact, indptr, before, mode, width, out.stride(0), out))
 
 
 def qk_rope(
@@ -244,7 +256,7 @@ def qk_rope(
 
 def silu_gate(device: Device, gate_up: Tensor, out: Tensor) -> None:
     inner = out.shape[1]
-    per_block = SILU_GATE.block * 4
+    per_block = SILU_GATE.block * 8
     device.launch(SILU_GATE, (out.shape[0], -(-inner // per_block)), (gate_up, inner, out))
 
 
@@ -257,6 +269,13 @@ def publish(device: Device, source: Tensor, ticket: Tensor, areas: int, host: Te
 def labels(device: Device, normed: Tensor, head: Tensor, rows: Tensor, targets: Tensor, out: Tensor) -> None:
     """``out[p]`` float64: the product of row ``rows[p]`` of ``normed`` and row ``targets[p]`` of ``head``."""
     device.launch(LABELS, (out.shape[0],), (normed, head, normed.shape[1], rows, targets, out))
+
+
+def row_stats(device: Device, logits: Tensor, places: Sequence[Tensor]) -> None:
+    """Of each row of ``logits`` float32 [rows, vocab] to ``places``: its largest, the logarithm of the sum of
+    exponentials relative to that (float64), the first id of the largest, and whether every logit is finite."""
+    rows, vocab = logits.shape
+    device.launch(ROW_STATS, (rows,), (logits, vocab, *places), shared=_STATS_SHARED)
 
 
 def attend(

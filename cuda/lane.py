@@ -1,7 +1,8 @@
-"""The host's lane for plain steps of recorded shapes: roots without cached context, or decode rows, and one readout.
+"""The host's lane for steps of recorded shapes: prompts with cached prefixes and folds, decode rows, or both, and
+readouts that are recorded with them.
 
-    measure (native)  the step's shape as a tuple         ─┐
-    asked             its readout's kind and sizes        ─┴▶ a program that was recorded ─ or None: the general path
+    asked             kinds and sizes of its readouts      ─┐
+    measure (native)  the step's shape as a tuple          ─┴▶ a program that was recorded ─ or None: the general path
     fill (native)     the arrays, in the program's places ─ the plan kept for these lengths ─ one copy, one launch
 
 The bytes that go to the device are those that the general path writes (``shapes.Writer``), and the results are read
@@ -11,6 +12,7 @@ from the same places. The shapes are those of ``Shape.bucket``.
 from __future__ import annotations
 
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -27,8 +29,9 @@ from prelude._native.gpu import (
 )
 from prelude.cuda.graphs import Program
 from prelude.cuda.readout_operation import RecordedReadout
-from prelude.cuda.shapes import Shape, key_range, power_bucket
+from prelude.cuda.shapes import SPLIT_KEYS, SPLIT_ROWS, PagedShape, Shape, key_range, power_bucket
 from prelude.cuda.staging import HEADER, Area
+from prelude.cuda.step_readouts import groups_of, is_plain
 
 from prelude.batch import (
     I32,
@@ -36,8 +39,10 @@ from prelude.batch import (
     ForwardBatch,
     LogprobOutput,
     LogprobRows,
+    MixedBatch,
     OneShotBatch,
     Output,
+    Readout,
     SampleOutput,
     SampleRows,
 )
@@ -46,39 +51,91 @@ if TYPE_CHECKING:
     from prelude.cuda.executor import CudaExecutor
     from prelude.cuda.submitted import SubmittedStep
 
-ShapeKey: TypeAlias = tuple[int, int, int, int, int, int, bool, bool, bool]
-Asked: TypeAlias = tuple[str, int, int]  # as RecordedReadout
+ShapeKey: TypeAlias = tuple[int, int, tuple[Any, ...], int, int, int, int, bool, bool, bool]
+Asked: TypeAlias = tuple[tuple[str, int, int], ...]  # as RecordedReadout, one for each group
+Groups: TypeAlias = "tuple[tuple[Readout, ...], ...]"
 Results: TypeAlias = "tuple[tuple[Output, ...], tuple[I32, ...]]"
 
 _NO_ROWS: I32 = np.zeros(0, np.int32)
 _NO_ROWS.setflags(write=False)
-_NO_BAD_ROWS = (_NO_ROWS,)
 _MOST_KNOWN = 4096
 
 
-def asked_of(readout: Any) -> Asked | None:
-    """Kind and bucketed sizes of a readout that a graph may hold; None for any other."""
-    kind = type(readout)
-    if kind is SampleRows:
-        if readout.edits is not None or readout.top or readout.logprobs:
+def asked_of(groups: Groups) -> Asked | None:
+    """Kind and bucketed sizes of each group of readouts; None where a graph may not hold one of them."""
+    found = []
+    for group in groups:
+        readout: Any = group[0]
+        kind = type(readout)
+        if kind is SampleRows:
+            sampled, rows = False, 0
+            for one in group:
+                if not is_plain(one):
+                    return None
+                rows += len(one.rows)
+                sampled = sampled or any_above_zero(one.temperature)  # type: ignore[attr-defined]
+            found.append(("sample" if sampled else "greedy", power_bucket(rows), 0))
+        elif kind is LogprobRows:
+            if readout.top or readout.ranks or not is_ascending(readout.target_rows):
+                return None
+            name = "labels" if readout.raw else "logprobs"
+            found.append((name, power_bucket(len(readout.rows)), power_bucket(len(readout.targets))))
+        else:
             return None
-        name = "sample" if any_above_zero(readout.temperature) else "greedy"
-        return name, power_bucket(len(readout.rows)), 0
-    if kind is LogprobRows:
-        if readout.top or readout.ranks or not is_ascending(readout.target_rows):
+    return tuple(found)
+
+
+class KnownReadout:
+    """One recorded operation: where its arrays and its results lie."""
+
+    def __init__(self, k: int, asked: tuple[str, int, int], places: Any, outputs: Any) -> None:
+        self.kind, self.rows, self.pairs = asked
+        self.at: int = places[f"r{k}.at"].offset
+        names = ("temperature", "top_k", "top_p", "min_p", "uniform") if self.kind == "sample" else ()
+        self.settings: Any = tuple(places[f"r{k}.{name}"].offset for name in names)
+        self.targets: Any = tuple(places[f"r{k}.{name}"].offset for name in ("pair_rows", "targets") if self.pairs)
+
+        def result(name: str) -> int:
+            return HEADER + int(outputs[name].offset) if name in outputs else -1
+
+        self.finite, self.tokens = result(f"r{k}.finite"), result("tokens")
+        self.values = result(f"r{k}.{'logits' if self.kind == 'labels' else 'logprobs'}")
+
+    def write(self, area: int, group: tuple[Readout, ...], chunk_rows: int) -> bool:
+        """The readout's arrays but its rows. False where one of them has not the readout's size."""
+        if self.settings:
+            return fill_settings(area, self.settings, self.rows, group)
+        if self.targets:
+            readout: Any = group[0]
+            rows_at, targets_at = self.targets
+            return fill_pairs(area, rows_at, targets_at, self.pairs, readout.target_rows, readout.targets, chunk_rows)
+        return True
+
+    def read(self, group: tuple[Readout, ...], address: int) -> list[Output] | None:
+        """The outputs of a group; None where a number is not finite."""
+        readout: Any = group[0]
+        if self.kind == "labels":
+            logits = copied_f64(address + self.values, len(readout.targets))
+            return [LogprobOutput(logits, None, None, None)] if np.isfinite(logits).all() else None
+        rows = len(readout.rows) if len(group) == 1 else sum(len(one.rows) for one in group)
+        if zeros_in(address + self.finite, rows):
             return None
-        name = "labels" if readout.raw else "logprobs"
-        return name, power_bucket(len(readout.rows)), power_bucket(len(readout.targets))
-    return None
+        if self.kind == "logprobs":
+            return [LogprobOutput(copied_f64(address + self.values, len(readout.targets)), None, None, None)]
+        start, found = address + self.tokens, list[Output]()
+        for one in group:
+            found.append(SampleOutput(copied_i32(start, len(one.rows))))
+            start += 4 * len(one.rows)
+        return found
 
 
 class KnownStep:
-    """A recorded program with the places of its arrays, for one kind of readout."""
+    """A recorded program with the places of its arrays, for readouts of some kinds and sizes."""
 
     def __init__(self, program: Program, scratch_block: int, chunk_rows: int, asked: Asked) -> None:
         shape, places, outputs = program.shape, program.inputs.places, program.outputs.places
         self.program = program
-        self.kind, self.rows, self.pairs = asked
+        self.asked = asked
         self.nbytes = program.inputs.nbytes
         self.chunk_rows = chunk_rows
         sizes = {
@@ -91,39 +148,33 @@ class KnownStep:
             "read_decoding": shape.read_decoding,
         }
         lengths = key_range(program.inputs, [name for name, _ in shape.lengths()])
-        self.places = Places({name: place.offset for name, place in places.items()}, sizes, lengths)
-        self.at = places["r0.at"].offset
-        names = ("temperature", "top_k", "top_p", "min_p", "uniform") if self.kind == "sample" else ()
-        self.settings: Any = tuple(places[f"r0.{name}"].offset for name in names)
-        self.targets: Any = tuple(places[f"r0.{name}"].offset for name in ("pair_rows", "targets") if self.pairs)
-        self.results = {name: HEADER + place.offset for name, place in outputs.items()}
+        levels = tuple((level.requests, level.entries) for level in shape.more)
+        self.places = Places({name: place.offset for name, place in places.items()}, sizes, lengths, levels)
+        self.readouts = [KnownReadout(k, one, places, outputs) for k, one in enumerate(asked)]
 
-    def write(self, packer: StepPacker, area: int, readout: Any) -> bool:
-        """The readout's arrays. False where one of them has not the readout's size."""
-        packer.fill_at(area, self.at, self.rows)
-        if self.settings:
-            return fill_settings(area, self.settings, self.rows, readout)
-        if self.targets:
-            rows_at, targets_at = self.targets
-            return fill_pairs(
-                area, rows_at, targets_at, self.pairs, readout.target_rows, readout.targets, self.chunk_rows
-            )
+    def write(self, packer: StepPacker, area: int, groups: Groups) -> bool:
+        """The readouts' arrays. False where one of them has not its readout's size."""
+        first = 0
+        for known, group in zip(self.readouts, groups):
+            count = len(group[0].rows) if len(group) == 1 else sum(len(one.rows) for one in group)
+            packer.fill_at(self.places, area, known.at, known.rows, first, count)
+            first += count
+            if not known.write(area, group, self.chunk_rows):
+                return False
         return True
 
-    def read(self, readout: Any, area: Area) -> Results | None:
-        """The readout's output; None where a number of it is not finite."""
-        address, results = area.address, self.results
-        if self.kind == "labels":
-            logits = copied_f64(address + results["r0.logits"], len(readout.targets))
-            finite = bool(np.isfinite(logits).all())
-            return ((LogprobOutput(logits, None, None, None),), _NO_BAD_ROWS) if finite else None
-        rows = len(readout.rows)
-        if zeros_in(address + results["r0.finite"], rows):
-            return None
-        if self.kind == "logprobs":
-            values = copied_f64(address + results["r0.logprobs"], len(readout.targets))
-            return (LogprobOutput(values, None, None, None),), _NO_BAD_ROWS
-        return (SampleOutput(copied_i32(address + results["tokens"], rows)),), _NO_BAD_ROWS
+    def read(self, groups: Groups, order: tuple[int, ...], area: Area) -> Results | None:
+        """The readouts' outputs; None where a number of them is not finite. ``order``: for each output in the order
+        of the groups the index of its readout."""
+        found: list[Output] = []
+        for known, group in zip(self.readouts, groups):
+            outputs = known.read(group, area.address)
+            if outputs is None:
+                return None
+            found += outputs
+        if len(found) > 1:
+            found = [output for _, output in sorted(zip(order, found), key=itemgetter(0))]
+        return tuple(found), (_NO_ROWS,) * len(found)
 
 
 class Lane:
@@ -135,12 +186,14 @@ class Lane:
         self.packer = StepPacker(
             executor.block_size,
             executor.config.vocab_size,
-            executor.weights.rope_table.shape[0],
+            executor.seen_whole,
             executor.step_tokens + executor.step_rows,
             executor.cut_last_layer,
             choices.long_query,
             choices.split_keys,
             choices.whole_rows,
+            SPLIT_ROWS,
+            SPLIT_KEYS,
         )
         self._known: dict[tuple[ShapeKey, Asked], KnownStep] = {}
 
@@ -148,19 +201,31 @@ class Lane:
         """None for a step that the general path must take: nothing has happened then."""
         kind = type(batch)
         slices: Any = None
-        rows: Any = None
+        decode: Any = None
+        readouts: list[tuple[Any, bool]]
         if kind is OneShotBatch:
-            slices = batch.slices  # type: ignore[union-attr]
+            slices, readouts = batch.slices, [(batch.readout, False)]  # type: ignore[union-attr]
         elif kind is DecodeBatch:
-            rows = batch.rows  # type: ignore[union-attr]
+            decode, readouts = batch.rows, [(batch.readout, True)]  # type: ignore[union-attr]
+        elif kind is MixedBatch:
+            slices, decode = batch.slices, batch.decode  # type: ignore[union-attr]
+            readouts = [(readout, False) for readout in batch.readouts]  # type: ignore[union-attr]
+            if batch.decode_readout is not None:  # type: ignore[union-attr]
+                readouts.append((batch.decode_readout, True))  # type: ignore[union-attr]
         else:
             return None
-        readout: Any = batch.readout  # type: ignore[union-attr]
-        asked = asked_of(readout)
+        order: tuple[int, ...] = (0,)
+        groups: Groups = ((readouts[0][0],),) if len(readouts) == 1 else ()
+        if len(readouts) != 1:
+            indices = groups_of([readout for readout, _ in readouts])
+            order = tuple(i for group in indices for i in group)
+            groups = tuple(tuple(readouts[i][0] for i in group) for group in indices)
+        asked = asked_of(groups)
         if asked is None:
             return None
         executor, packer = self.executor, self.packer
-        shape = packer.measure(slices, rows, readout.rows, executor.num_blocks, executor.num_pending)
+        reads = tuple((readouts[i][0].rows, readouts[i][1]) for i in order) if readouts else ()
+        shape = packer.measure(slices, decode, reads, executor.num_blocks, executor.num_pending)
         if shape is None:
             return None
         known = self._known.get((shape, asked))
@@ -168,11 +233,11 @@ class Lane:
             known = self._look_up(shape, asked)
             if known is None:
                 return None
-        return self._launch(known, readout, began)
+        return self._launch(known, groups, order, began)
 
     def _look_up(self, shape: ShapeKey, asked: Asked) -> KnownStep | None:
         executor = self.executor
-        if not 0 < asked[1] <= executor.chunk_rows:
+        if not all(0 < rows <= executor.chunk_rows for _, rows, _ in asked):
             return None
         self._known.pop((shape, asked), None)
         program = executor.recorder.find(shape_of(shape, asked))
@@ -184,14 +249,14 @@ class Lane:
         self._known[shape, asked] = known
         return known
 
-    def _launch(self, known: KnownStep, readout: Any, began: float) -> SubmittedStep | None:
+    def _launch(self, known: KnownStep, groups: Groups, order: tuple[int, ...], began: float) -> SubmittedStep | None:
         executor, packer, program = self.executor, self.packer, known.program
         graph, attention = program.graph, program.attention
         if graph is None or attention is None:
             return None
         area = executor.staging.inputs.take()
         packer.fill(known.places, area.address)
-        if not known.write(packer, area.address, readout):
+        if not known.write(packer, area.address, groups):
             return None
         attention.plan(area)
         ended, _ = executor.next_output(program.outputs.nbytes)
@@ -199,35 +264,42 @@ class Lane:
         executor.device.replay(graph, area, known.nbytes, executor.staging.input_area)
         executor.graphs.replays += 1
         executor.graphs.touch(program)
-        executor.num_pending = readout.draws or executor.num_pending
+        draws = vocab_rows = 0
+        for group, readout in zip(groups, known.readouts):
+            count = 0 if readout.kind == "labels" else sum(len(one.rows) for one in group)
+            vocab_rows += count
+            draws += count if readout.kind in ("sample", "greedy") else 0
+        executor.num_pending = draws or executor.num_pending
         attended = packer.attended
         packer.forget()
-        read = partial(self._read, known, readout)
-        vocab_rows = 0 if known.kind == "labels" else len(readout.rows)
+        read = partial(self._read, known, groups, order)
         return executor.enter(read, vocab_rows, attended, area, ended, True, began)
 
-    def _read(self, known: KnownStep, readout: Any, area: Area) -> Results:
-        found = known.read(readout, area)
-        if found is None:  # a number is not finite: the operation's own reading names the rows
-            recorded = RecordedReadout(known.kind, known.rows, known.pairs)
-            readouts = self.executor.readouts_of(recorded, readout)
+    def _read(self, known: KnownStep, groups: Groups, order: tuple[int, ...], area: Area) -> Results:
+        found = known.read(groups, order, area)
+        if found is None:  # a number is not finite: the operations' own reading names the rows
+            asked: list[Any] = [None] * len(order)
+            for i, readout in zip(order, (one for group in groups for one in group)):
+                asked[i] = readout
+            recorded = tuple(RecordedReadout(*one) for one in known.asked)
+            readouts = self.executor.readouts_of(recorded, asked)
             found = readouts.results(known.program.outputs, area.bytes[HEADER:])
         return found
 
 
 def shape_of(key: ShapeKey, asked: Asked) -> Shape:
-    prompts, own, decoding, entries, read_prompts, read_decoding, cut, long_query, split = key
+    prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, long_query, split = key
     return Shape(
         prompts,
         own,
-        (),
+        tuple(PagedShape(*level) for level in levels),
         decoding,
         entries,
         read_prompts,
         read_decoding,
         cut,
         0,
-        RecordedReadout(*asked),
+        tuple(RecordedReadout(*one) for one in asked),
         long_query,
         split,
     )

@@ -24,12 +24,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from prelude.cuda.prompt_tree import Tree, context_key
+from prelude.cuda.prompt_tree import Tree
 
 from prelude.batch import I32, DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices, Readout
-from prelude.execution.layout import I64
+from prelude.execution.layout import I64, causal_pairs
 
-_EMPTY = np.zeros(0, np.int32)
+EMPTY = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +77,6 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyLists:
-    """Every row's keys in order of position: ``keys[first[r]:first[r] + count[r]]``. A key is a row of this step, or
-    -1 - slot of the pool. Rows of a segment share its list."""
-
-    keys: I32
-    first: I32  # [rows]
-    count: I32  # [rows]
-
-
-@dataclass(frozen=True, slots=True)
 class Read:
     """A readout and, per row of it, an index into ``StepLayout.read``."""
 
@@ -120,9 +110,17 @@ class StepLayout:
         """How many of the read rows are prompt rows; they come first."""
         return int(np.searchsorted(self.read, self.prompts))
 
-    def key_lists(self, block_size: int, rows: I32 | None = None) -> KeyLists:
-        """For attention by explicit keys; ``rows`` asks for some rows only."""
-        return _key_lists(self, block_size, rows)
+    def attended_within(self, window: int | None) -> int:
+        """(query, key) pairs of one head of a layer with this window."""
+        if window is None:
+            return self.attended
+        pairs = 0
+        if self.tree is not None:
+            pairs += causal_pairs(self.tree.base, self.tree.end - self.tree.start, window)
+        if self.decode_rows is not None:
+            before = self.decode_rows.context_lens.astype(np.int64)
+            pairs += causal_pairs(before, np.ones_like(before), window)
+        return pairs
 
 
 def _indptr(lengths: I64) -> I32:
@@ -150,7 +148,7 @@ def _covering(ranges: list[tuple[int, int, I32, int]], rows: int, page_size: int
     return Paged(
         np.asarray(qo, np.int32),
         _indptr(np.asarray(counts, np.int64)),
-        np.concatenate(pages).astype(np.int32) if pages else _EMPTY,
+        np.concatenate(pages).astype(np.int32) if pages else EMPTY,
         np.asarray(last, np.int32),
         page_size,
         pool,
@@ -267,61 +265,11 @@ def lay_out(batch: ForwardBatch, block_size: int, *, cut: bool = True) -> StepLa
         ids[prompts:], positions[prompts:], slots[prompts:] = decode.token_ids, decode.positions, decode.write_slots
         attended += int(decode.context_lens.sum(dtype=np.int64)) + decoding
     rows = [(readout.rows + prompts if late else place[readout.rows]) for readout, late in readouts]
-    read = np.unique(np.concatenate(rows)).astype(np.int32) if rows else _EMPTY
+    read = np.unique(np.concatenate(rows)).astype(np.int32) if rows else EMPTY
     reads = tuple(
         Read(readout, np.searchsorted(read, own_rows).astype(np.int32))
         for (readout, _), own_rows in zip(readouts, rows)
     )
     body = Levels(own, more, None if decode is None else _decode_level(decode, block_size))
-    last = cut_levels(body, read, prompts, decoding) if cut and len(read) < prompts + decoding else None
+    last = cut_levels(body, read, prompts, decoding) if cut and 0 < len(read) < prompts + decoding else None
     return StepLayout(prompts, decoding, ids, positions, slots, read, reads, body, last, attended, tree, decode)
-
-
-# ------------------------------------------------------------------ explicit keys
-
-
-def _key_lists(layout: StepLayout, block_size: int, rows: I32 | None) -> KeyLists:
-    lists: list[I32] = []
-    firsts, counts = np.zeros(layout.rows, np.int32), np.zeros(layout.rows, np.int32)
-    at = 0
-    tree = layout.tree
-    if tree is not None:
-        context = _context_slots(tree, block_size)
-        chains: list[I32] = []
-        for s in range(len(tree.order)):
-            parent = int(tree.parent[s])
-            before = context.get(s, _EMPTY) if parent < 0 else chains[parent]
-            start, end = int(tree.start[s]), int(tree.end[s])
-            chain = np.concatenate([before, np.arange(start, end, dtype=np.int32)])
-            chains.append(chain)
-            firsts[start:end] = at
-            counts[start:end] = len(before) + 1 + np.arange(end - start)
-            lists.append(chain)
-            at += len(chain)
-    if layout.decode_rows is not None and layout.body.decode is not None:
-        level = layout.body.decode
-        lengths = layout.decode_rows.context_lens.astype(np.int64) + 1
-        for b, length in enumerate(lengths.tolist()):
-            blocks = level.pages[level.indptr[b] : level.indptr[b + 1]]
-            lists.append(_pool_keys(blocks, length, block_size))
-            firsts[layout.prompts + b], counts[layout.prompts + b] = at, length
-            at += length
-    keys = np.concatenate(lists).astype(np.int32) if lists else _EMPTY
-    if rows is not None:
-        firsts, counts = firsts[rows], counts[rows]
-    return KeyLists(keys, firsts, counts)
-
-
-def _pool_keys(blocks: I32, length: int, block_size: int) -> I32:
-    slots = (blocks.astype(np.int64)[:, None] * block_size + np.arange(block_size)).reshape(-1)[:length]
-    keys: I32 = (-1 - slots).astype(np.int32)
-    return keys
-
-
-def _context_slots(tree: Tree, block_size: int) -> dict[int, I32]:
-    """Pool keys of each root that continues a context, by preorder index."""
-    found: dict[int, I32] = {}
-    for s in np.flatnonzero(tree.slices.context_lens[tree.order] > 0).tolist():
-        length, blocks = context_key(tree.slices, int(tree.order[s]))
-        found[s] = _pool_keys(np.frombuffer(blocks, np.int32), length, block_size)
-    return found

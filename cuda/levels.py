@@ -15,7 +15,7 @@ import numpy.typing as npt
 from prelude.cuda import kernels
 from prelude.cuda.attention import Calls, LevelCall
 from prelude.cuda.device import Device
-from prelude.cuda.shapes import Shape, key_range
+from prelude.cuda.shapes import Shape, key_range, list_suffixes
 from prelude.cuda.staging import Area, Fields
 from torch import Tensor
 
@@ -33,8 +33,18 @@ class StepAttention(Protocol):
         ...
 
     def run(
-        self, q: Tensor, k: Tensor, v: Tensor, pool: tuple[Tensor, Tensor], out: Tensor, *, last: bool
-    ) -> None: ...
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pool: tuple[Tensor, Tensor],
+        out: Tensor,
+        *,
+        last: bool,
+        window: int | None = None,
+    ) -> None:
+        """``window``: how many positions away a row's keys may be in this layer."""
+        ...
 
 
 class ReusedCalls:
@@ -75,12 +85,15 @@ class ReusedCalls:
 
 class KeysAttention:
     def __init__(self, device: Device, shape: Shape, fields: Fields, area: Tensor, kv_heads: int) -> None:
-        def lists(prefix: str) -> tuple[Tensor, Tensor, Tensor]:
-            return (
-                fields.on(area, "keys"),
-                fields.on(area, f"{prefix}first"),
-                fields.on(area, f"{prefix}count"),
-            )
+        def lists(prefix: str) -> dict[int | None, tuple[Tensor, Tensor, Tensor]]:
+            return {
+                window: (
+                    fields.on(area, "keys"),
+                    fields.on(area, f"{prefix}first{suffix}"),
+                    fields.on(area, f"{prefix}count{suffix}"),
+                )
+                for window, suffix in zip((None, *shape.windows), list_suffixes(shape.windows))
+            }
 
         self.device = device
         self.kv_heads = kv_heads
@@ -90,8 +103,19 @@ class KeysAttention:
     def plan(self, area: Area) -> None:
         pass
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pool: tuple[Tensor, Tensor], out: Tensor, *, last: bool) -> None:
-        kernels.attend(self.device, q, k, v, pool, self.read if last else self.body, self.kv_heads, out)
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pool: tuple[Tensor, Tensor],
+        out: Tensor,
+        *,
+        last: bool,
+        window: int | None = None,
+    ) -> None:
+        lists = (self.read if last else self.body)[window]
+        kernels.attend(self.device, q, k, v, pool, lists, self.kv_heads, out)
 
 
 class LevelsAttention:
@@ -155,7 +179,18 @@ class LevelsAttention:
         if self.decode is not None:
             yield self.decode, arrays(None, "decode", "indptr", "last")
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pool: tuple[Tensor, Tensor], out: Tensor, *, last: bool) -> None:
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pool: tuple[Tensor, Tensor],
+        out: Tensor,
+        *,
+        last: bool,
+        window: int | None = None,
+    ) -> None:
+        """Every row of the step sees all before it: the executor takes key lists for a step that a window cuts."""
         last = last and self.shape.cut
         prompts = self.shape.read_prompts if last else self.shape.prompts
         out = out.view(q.shape)

@@ -178,7 +178,7 @@ class MatmulSearch:
             self._stream,
         )
 
-    def seconds(self, work: Callable[[], None], runs: int = _RUNS) -> float:
+    def seconds(self, work: Callable[[], object], runs: int = _RUNS) -> float:
         """Median seconds on the device, from a cold cache."""
         taken = []
         work()

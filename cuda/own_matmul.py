@@ -1,10 +1,11 @@
 """Products of up to 256 rows by this project's own kernel (``kernels/matmul.cu``), for compute capability 9.0.
 
-A product is one of five modes: bfloat16 out, float32 out, added to float32, gated SiLU of gate and up, or heads with
-their norm, rotation and pool. The kernel has variants: outputs of a block, blocks of a cluster. Behind the search of
-cuBLASLt's algorithms, ``OwnMatmuls`` tries each variant on the same shape. A variant is used only where it gave the
-library's numbers and took less time than the library with the kernels that follow it. Choices are kept on disk. Only
-kernels that passed ``own_trial.py`` on this GPU are tried.
+A product is one of six modes: bfloat16 out, float32 out, added to float32, gated SiLU of gate and up, heads with
+their norm, rotation and pool, or added to float32 with the RMSNorm that follows. That norm leaves out a factor of
+each row (``RowFactors``), by which the product behind it multiplies its sums. The kernel has variants: outputs of a
+block, blocks of a cluster. Behind the search of cuBLASLt's algorithms, ``OwnMatmuls`` tries each variant on the same
+shape. A variant is used only where it gave the library's numbers and took less time than the library with the kernels
+that follow it. Choices are kept on disk. Only kernels that passed ``own_trial.py`` on this GPU are tried.
 
     {"gate:128x6144x1024:1024,3072": {"variant": [2, 2], "us": ..., "library_us": ...}}
 
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from prelude.cuda import compiler, kernels
+from prelude.cuda import compiler
 from prelude.cuda.kernels import Argument, Kernel
 from torch import Tensor
 
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("prelude.cuda")
 
-NARROW, WIDE, ADD, GATE, HEADS = range(5)
-_MODES = ("bf16", "f32", "f32+", "gate", "heads")
+NARROW, WIDE, ADD, GATE, HEADS, NORM = range(6)
+_MODES = ("bf16", "f32", "f32+", "gate", "heads", "f32+norm")
+_INTO_FLOAT32 = (WIDE, ADD, NORM)
+_TAKE_FACTORS = (GATE, HEADS)
 ROWS = (16, 32, 64, 128, 256)
 _STEP = 64  # columns of ``inner`` that a stage has
 BLOCKS = (1, 2, 4, 8)
@@ -51,15 +54,35 @@ def _extents(tiles: int, mode: int, *args: Any) -> tuple[int, ...]:
     x_stride, rows, outputs, inner, out_stride = args[1], args[3], args[4], args[5], args[8]
     width = outputs // 2 if mode == GATE else outputs
     result = (rows - 1) * out_stride + width
-    wide = mode in (WIDE, ADD)
-    heads = rows if mode == HEADS else 0
-    sizes = [(rows - 1) * x_stride + inner, outputs * inner, 0 if wide else result, result if wide else 0]
+    heads, normed = rows if mode == HEADS else 0, mode == NORM
+    narrow, wide = (0 if mode in (WIDE, ADD) else result), (result if mode in _INTO_FLOAT32 else 0)
+    norm = (outputs, rows * tiles) if normed else (0, 0)
+    sizes = ((rows - 1) * x_stride + inner, outputs * inner, narrow, wide, *norm, rows * args[12])
     return (*sizes, heads, min(heads, 1), 0, 0, heads, 0, 0)
 
 
-_KINDS = "int element int element int int int element? f32? int"
+_KINDS = "int element int element int int int element? f32? int f32? f32? f32? int float"
 _HEAD_KINDS = "int int int i32? f32? f32? f32? float i32? element? element?"
 PRODUCT = Kernel("product", "matmul", 128, (*_KINDS.split(), *_HEAD_KINDS.split()), _extents)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFactors:
+    """Rows that await a factor each: the reciprocal root of the mean of their squares and ``eps``."""
+
+    squares: Tensor  # [rows, parts] float32: sums of squares of the parts of a row
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class NormAfter:
+    """The RMSNorm behind a product that is added to the residual stream."""
+
+    gain: Tensor
+    eps: float
+    normed: Tensor
+    room: Tensor
+    """Float32 values for the sums of squares: those of ``ROWS[-1]`` rows in tiles of 64 outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +119,7 @@ def kernel(rows: int, variant: Variant) -> tuple[Kernel, int]:
     ring = 96 << 10 if rows <= 128 else 196 << 10
     flags = (f"-DROWS={rows}", f"-DGROUPS={variant.groups}", f"-DRING={ring}")
     made = replace(PRODUCT, block=128 * variant.groups, cluster=variant.blocks, flags=flags)
-    return made, ring + 1024
+    return made, ring + 1024 + 4 * rows
 
 
 def job_of(mode: int, x: Tensor, weight: Tensor, out: Tensor, head_dim: int = 0) -> Job | None:
@@ -109,7 +132,7 @@ def job_of(mode: int, x: Tensor, weight: Tensor, out: Tensor, head_dim: int = 0)
     if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16 or not weight.is_contiguous():
         return None
     if (
-        out.dtype != (torch.float32 if mode in (WIDE, ADD) else torch.bfloat16)
+        out.dtype != (torch.float32 if mode in _INTO_FLOAT32 else torch.bfloat16)
         or x.stride(1) != 1
         or out.stride(1) != 1
     ):
@@ -143,20 +166,41 @@ Rest: TypeAlias = "tuple[Argument, ...]"
 NO_HEADS: Rest = (0, 0, 0, None, None, None, None, 0.0, None, None, None)
 
 
-def run(device: Device, job: Job, variant: Variant, x: Tensor, weight: Tensor, out: Tensor, rest: Rest) -> None:
-    """Enqueues the product. ``rest``: the arguments of HEADS behind the strides, ``NO_HEADS`` for the other modes."""
+def run(
+    device: Device,
+    job: Job,
+    variant: Variant,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    rest: Rest = NO_HEADS,
+    *,
+    factors: RowFactors | None = None,
+    norm: NormAfter | None = None,
+) -> RowFactors | None:
+    """Enqueues the product. ``rest``: the arguments of HEADS behind the strides, ``NO_HEADS`` for the other modes.
+    ``factors`` of the rows of ``x``. ``norm``: of mode NORM, whose rows' factors are returned."""
     chosen, shared = kernel(_rows_of(job), variant)
-    places = (None, out) if job.mode in (WIDE, ADD) else (out, None)
+    tiles, left = variant.tiles(job), None
+    places: tuple[Argument, ...] = (None, out) if job.mode in _INTO_FLOAT32 else (out, None)
+    after: tuple[Argument, ...] = (None, None)
+    if norm is not None:
+        left = RowFactors(norm.room[: job.rows * tiles].view(job.rows, tiles), norm.eps)
+        places, after = (norm.normed, out), (norm.gain, left.squares)
+    before: tuple[Argument, ...] = (None, 0, 0.0)
+    if factors is not None:
+        before = (factors.squares, factors.squares.shape[1], factors.eps)
     sizes = (job.rows, job.outputs, job.inner)
-    args = (job.mode, x, job.x_stride, weight, *sizes, *places, job.out_stride, *rest)
-    device.launch(chosen, (variant.tiles(job),), args, shared=shared)
+    args = (job.mode, x, job.x_stride, weight, *sizes, *places, job.out_stride, *after, *before, *rest)
+    device.launch(chosen, (tiles,), args, shared=shared)
+    return left
 
 
 class OwnMatmuls:
     """The chosen variants of one device. ``seconds(work)``: device time of the kernels that ``work`` enqueues, cache
     cold. ``path``: of the choices; the outcomes of the trial lie beside it."""
 
-    def __init__(self, device: Device, seconds: Callable[[Callable[[], None]], float], path: Path) -> None:
+    def __init__(self, device: Device, seconds: Callable[[Callable[[], object]], float], path: Path) -> None:
         self.device = device
         self.path = path
         self.trial_path = path.with_name(f"{path.stem}-trial.json")
@@ -176,19 +220,46 @@ class OwnMatmuls:
         otherwise: Callable[[Tensor, Tensor], None],
         rest: Rest = NO_HEADS,
         head_dim: int = 0,
+        factors: RowFactors | None = None,
     ) -> bool:
         """Enqueues the product by the variant that was chosen; False where there is none. ``otherwise(x, out)``: the
-        library's way to the same result."""
+        library's way to the same result, without ``factors``."""
         job = job_of(mode, x, weight, out, head_dim)
-        if job is None:
+        variant = None if job is None else self._searched(job, x, weight, out, otherwise, rest)
+        if job is None or variant is None:
             return False
-        if self.searching and job.key not in self._kept:
-            self._search(job, x, weight, out, otherwise, rest)
-        variant = self._choice(job)
-        if variant is None:
-            return False
-        run(self.device, job, variant, x, weight, out, rest)
+        run(self.device, job, variant, x, weight, out, rest, factors=factors)
         return True
+
+    def run_norm(
+        self, x: Tensor, weight: Tensor, out: Tensor, otherwise: Callable[[Tensor, Tensor], None], norm: NormAfter
+    ) -> RowFactors | None:
+        """``out += x @ weight.T`` and the norm behind it without its rows' factors, which are returned; None where
+        no variant was chosen. ``otherwise(x, out)`` does both, and writes ``norm.normed``."""
+        job = job_of(NORM, x, weight, out)
+        if job is None or norm.normed.stride() != out.stride() or norm.normed.data_ptr() % 16:
+            return None
+        variant = self._searched(job, x, weight, out, otherwise, NO_HEADS, norm)
+        return None if variant is None else run(self.device, job, variant, x, weight, out, norm=norm)
+
+    def chosen(self, mode: int, x: Tensor, weight: Tensor, out: Tensor, head_dim: int = 0) -> bool:
+        """Whether ``run`` has a variant for these operands without a search."""
+        job = job_of(mode, x, weight, out, head_dim)
+        return job is not None and self._choice(job) is not None
+
+    def _searched(
+        self,
+        job: Job,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        otherwise: Callable[[Tensor, Tensor], None],
+        rest: Rest,
+        norm: NormAfter | None = None,
+    ) -> Variant | None:
+        if self.searching and job.key not in self._kept:
+            self._search(job, x, weight, out, otherwise, rest, norm)
+        return self._choice(job)
 
     def keep_trial(self, rows: int, groups: int, passed: bool) -> None:
         key = f"{rows}x{groups}"
@@ -213,6 +284,7 @@ class OwnMatmuls:
         out: Tensor,
         otherwise: Callable[[Tensor, Tensor], None],
         rest: Rest,
+        norm: NormAfter | None,
     ) -> None:
         offered = [variant for variant in variants(job) if self._offered(job, variant)]
         if not offered:
@@ -222,17 +294,32 @@ class OwnMatmuls:
             some, theirs, ours = (_like(self.device, rows) for rows in (x, out, out))
             some.normal_()
             library = self._seconds(lambda: otherwise(some, ours))
+            factors, theirs_normed = None, None
+            start = 1.0 if job.mode in (ADD, NORM) else float("nan")
             theirs.fill_(1.0)
-            otherwise(some, theirs)
+            if job.mode in _TAKE_FACTORS:  # of 2 for every row: a power of two loses no bit
+                factors = RowFactors(self.device.empty((job.rows, 1), torch.float32), 0.0)
+                factors.squares.fill_(job.inner / 4)
+                twice = _like(self.device, x)
+                torch.mul(some, 2, out=twice)
+                otherwise(twice, theirs)
+            else:
+                otherwise(some, theirs)
+            if norm is not None:
+                theirs_normed = _like(self.device, norm.normed)
+                theirs_normed.copy_(norm.normed)
             best = library
             for variant in offered:
-                ours.fill_(1.0 if job.mode == ADD else float("nan"))
+                ours.fill_(start)
 
-                def work(variant: Variant = variant) -> None:
-                    run(self.device, job, variant, some, weight, ours, rest)
+                def work(variant: Variant = variant) -> RowFactors | None:
+                    return run(self.device, job, variant, some, weight, ours, rest, factors=factors, norm=norm)
 
-                work()
-                if not same(ours, theirs):
+                left = work()
+                right = same(ours, theirs)
+                if norm is not None and left is not None and theirs_normed is not None:
+                    right &= same(scaled(norm.normed, left), theirs_normed)
+                if not right:
                     log.warning("%s: variant %s gives other numbers than the library", job.key, variant)
                     continue
                 taken = self._seconds(work)
@@ -245,6 +332,12 @@ class OwnMatmuls:
         self._kept[job.key] = entry
         self._chosen.pop(job, None)
         _write(self.path, {**_read(self.path, _sound), **self._kept})
+
+
+def scaled(rows: Tensor, factors: RowFactors) -> Tensor:
+    """``rows`` in float32 with their factors."""
+    mean = factors.squares.sum(1, keepdim=True) / rows.shape[1]
+    return rows.float() * torch.rsqrt(mean + factors.eps)
 
 
 def path_beside(choices: Path) -> Path:
@@ -293,49 +386,3 @@ def _sound(entry: Any) -> bool:
     if chosen is None:
         return True
     return isinstance(chosen, list) and len(chosen) == 2 and chosen[0] in (1, 2) and chosen[1] in BLOCKS
-
-
-# ------------------------------------------------------------------ a layer's products
-
-
-def matmul_gated(
-    device: Device, x: Tensor, weight: Tensor, bias: Tensor | None, between: Tensor, out: Tensor
-) -> None:
-    """``out = silu(gate) * up`` [rows, inner], gate and up the halves of ``x @ weight.T + bias``, for which
-    ``between`` [rows, 2 inner] has room."""
-
-    def otherwise(x: Tensor, out: Tensor) -> None:
-        device.matmul(x, weight, between, bias)
-        kernels.silu_gate(device, between, out)
-
-    own = device.own_matmuls
-    if own is None or bias is not None or not own.run(GATE, x, weight, out, otherwise):
-        otherwise(x, out)
-
-
-def matmul_heads(
-    device: Device,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    counts: tuple[int, int, int],
-    positions: Tensor,
-    rope_table: Tensor,
-    gains: tuple[Tensor | None, Tensor | None],
-    eps: float,
-    slots: Tensor | None,
-    pool: tuple[Tensor, Tensor] | None,
-) -> None:
-    """``out`` [rows, queries + keys + values, D] = ``x @ weight.T + bias``, then ``kernels.qk_rope`` on it."""
-    head_dim = out.shape[2]
-
-    def otherwise(x: Tensor, flat: Tensor) -> None:
-        device.matmul(x, weight, flat, bias)
-        heads = flat.view(out.shape)
-        kernels.qk_rope(device, heads, counts, positions, rope_table, gains, eps, slots, pool)
-
-    flat, own = out.view(out.shape[0], out.shape[1] * head_dim), device.own_matmuls
-    rest: Rest = (*counts, positions, rope_table, *gains, eps, slots, *(pool or (None, None)))
-    if own is None or bias is not None or not own.run(HEADS, x, weight, flat, otherwise, rest, head_dim):
-        otherwise(x, flat)

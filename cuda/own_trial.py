@@ -16,7 +16,20 @@ from typing import TYPE_CHECKING
 
 import torch
 from prelude.cuda import own_matmul
-from prelude.cuda.own_matmul import ADD, GATE, HEADS, NARROW, ROWS, WIDE, OwnMatmuls, Rest, Variant
+from prelude.cuda.own_matmul import (
+    ADD,
+    GATE,
+    HEADS,
+    NARROW,
+    NORM,
+    ROWS,
+    WIDE,
+    NormAfter,
+    OwnMatmuls,
+    Rest,
+    RowFactors,
+    Variant,
+)
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -30,7 +43,7 @@ _SIZES = ((256, 1024), (128, 448))
 
 def trials(rows: int, groups: int) -> Iterator[tuple[int, int, int, Variant]]:
     """(mode, outputs, inner, variant)"""
-    for mode in (NARROW, WIDE, ADD, GATE, HEADS):
+    for mode in (NARROW, WIDE, ADD, GATE, HEADS, NORM):
         for outputs, inner in _SIZES:
             for blocks in own_matmul.BLOCKS:
                 if inner >= 64 * blocks:
@@ -42,36 +55,50 @@ def passes(device: Device, rows: int, groups: int) -> bool:
     all of the rows and with some."""
     for count in (rows, rows - 3):
         for mode, outputs, inner, variant in trials(rows, groups):
-            ours, theirs = _both(device, mode, count, outputs, inner, variant)
-            device.mark().wait()
-            if not own_matmul.same(ours, theirs):
+            if not all(_agree(device, mode, count, outputs, inner, variant)):
                 return False
     return True
 
 
-def _both(device: Device, mode: int, rows: int, outputs: int, inner: int, variant: Variant) -> tuple[Tensor, Tensor]:
+def _agree(device: Device, mode: int, rows: int, outputs: int, inner: int, variant: Variant) -> Iterator[bool]:
+    """Whether each result of one product is that of float32 products. Rows of x have factors that differ where the
+    mode applies some."""
+
     def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return device.zeros(shape, dtype).normal_()
 
     x, weight = randn(rows, inner, dtype=torch.bfloat16), randn(outputs, inner, dtype=torch.bfloat16)
     weight *= inner**-0.5
     sums = x.float() @ weight.float().t()
+    factors: RowFactors | None = None
+    if mode in (GATE, HEADS):
+        factors = RowFactors(device.zeros((rows, 5), torch.float32).uniform_(0.1, inner), 1e-6)
+        sums = own_matmul.scaled(x, factors) @ weight.float().t()
     width = outputs // 2 if mode == GATE else outputs
-    out = device.empty((rows, width), torch.float32 if mode in (WIDE, ADD) else torch.bfloat16)
-    out.fill_(1.0 if mode == ADD else float("nan"))
-    rest, head_dim = own_matmul.NO_HEADS, 0
-    if mode == ADD:
+    into_float32 = mode in (WIDE, ADD, NORM)
+    out = device.empty((rows, width), torch.float32 if into_float32 else torch.bfloat16)
+    out.fill_(1.0 if mode in (ADD, NORM) else float("nan"))
+    rest, head_dim, norm = own_matmul.NO_HEADS, 0, None
+    if mode in (ADD, NORM):
         sums = sums + 1.0
     elif mode == GATE:
         sums = torch.nn.functional.silu(sums[:, :width]) * sums[:, width:]
     elif mode == HEADS:
         head_dim = 64 * variant.groups
         rest, sums = _heads(device, sums, head_dim, randn(8, head_dim), randn(2, head_dim))
+    if mode == NORM:
+        normed = device.empty((rows, width), torch.bfloat16)
+        room = device.empty((ROWS[-1] * -(-outputs // 64), 1), torch.float32)
+        norm = NormAfter(randn(width), 1e-6, normed, room)
     job = own_matmul.job_of(mode, x, weight, out, head_dim)
     if job is None:
         raise ValueError(f"mode {mode} at {rows} x {outputs} x {inner} is not one of the kernel's")
-    own_matmul.run(device, job, variant, x, weight, out, rest)
-    return out, sums
+    left = own_matmul.run(device, job, variant, x, weight, out, rest, factors=factors, norm=norm)
+    device.mark().wait()
+    yield own_matmul.same(out, sums)
+    if norm is not None and left is not None:
+        wanted = sums * torch.rsqrt(sums.square().mean(1, keepdim=True) + norm.eps) * norm.gain
+        yield own_matmul.same(own_matmul.scaled(norm.normed, left), wanted)
 
 
 def _heads(device: Device, sums: Tensor, width: int, table: Tensor, gains: Tensor) -> tuple[Rest, Tensor]:

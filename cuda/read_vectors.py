@@ -11,43 +11,56 @@ from torch import Tensor
 
 from prelude.batch import I32, HeadOutput, HeadRows, Output, PooledOutput, PooledRows
 
+_ONE_ROW = ("last", "cls")
+
 
 class PooledOperation:
+    """One pooling of one row an item takes those rows alone. Every other one pools all rows, and several poolings of
+    an item stand one behind the other."""
+
     lm_head_rows = 0
 
     def __init__(self, readout: PooledRows, context: ReadoutContext) -> None:
-        if readout.pooling not in ("last", "cls", "mean"):
-            raise ValueError(f"pooling is {readout.pooling!r}; supported: last, cls, mean")
+        unknown = [mode for mode in readout.modes if mode not in kernels.POOLINGS]
+        if unknown:
+            raise ValueError(f"pooling is {unknown[0]!r}; supported: {', '.join(kernels.POOLINGS)}")
         lengths = np.diff(readout.indptr)
         if (lengths < 1).any():
             raise ValueError(f"item {int(np.argmin(lengths))} pools no token")
         self.context = context
-        self.width = context.spec.hidden
-        self.indptr = readout.indptr
+        self.readout = readout
+        self.modes = readout.modes
         self.items = len(lengths)
-        self.mean = readout.pooling == "mean" and bool((lengths > 1).any())
+        self.pools = len(self.modes) > 1 or (self.modes[0] not in _ONE_ROW and bool((lengths > 1).any()))
+        self.width = context.spec.hidden * len(self.modes)
         self.chosen: I32 = np.arange(len(readout.rows), dtype=np.int32)
-        if not self.mean:
-            self.chosen = readout.indptr[1:] - 1 if readout.pooling == "last" else readout.indptr[:-1]
+        if not self.pools:
+            self.chosen = readout.indptr[1:] - 1 if self.modes[0] == "last" else readout.indptr[:-1]
 
     def inputs(self) -> Sizes:
-        return [("at", len(self.chosen), "i32"), ("indptr", self.items + 1, "i32")]
+        found: Sizes = [("at", len(self.chosen), "i32"), ("indptr", self.items + 1, "i32")]
+        return found if self.readout.before is None else [*found, ("before", self.items, "i32")]
 
     def write(self, put: Put, at: I32) -> None:
         put("at", at[self.chosen])
-        put("indptr", self.indptr)
+        put("indptr", self.readout.indptr)
+        if self.readout.before is not None:
+            put("before", self.readout.before)
 
     def outputs(self) -> Sizes:
         return [("vectors", self.items * self.width, "f32")]
 
     def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None:
         vectors = out("vectors").view(self.items, self.width)
-        if not self.mean:
+        if not self.pools:
             self.context.exact(get("at"), hidden, vectors)
             return
-        exact = self.context.device.empty((len(self.chosen), self.width), torch.float32)
+        device, width = self.context.device, self.context.spec.hidden
+        exact = device.empty((len(self.chosen), width), torch.float32)
         self.context.exact(get("at"), hidden, exact)
-        kernels.mean_rows(self.context.device, exact, get("indptr"), vectors)
+        before = None if self.readout.before is None else get("before")
+        for k, mode in enumerate(self.modes):
+            kernels.pool_rows(device, mode, exact, get("indptr"), before, vectors[:, k * width : (k + 1) * width])
 
     def result(self, read: Take) -> tuple[Output, I32]:
         vectors = read("vectors").reshape(self.items, self.width).copy()

@@ -120,6 +120,5 @@ def stats_sizes(rows: int) -> Sizes:
 def row_stats(context: ReadoutContext, logits: Tensor, out: Get, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """Row statistics into the outputs; returns largest and rest of these rows."""
     places = [out(name)[start:stop] for name in ("largest", "rest", "best", "finite")]
-    vocab = logits.shape[1]
-    context.device.launch(kernels.ROW_STATS, (stop - start,), (logits, vocab, *places))
+    kernels.row_stats(context.device, logits, places)
     return places[0], places[1]

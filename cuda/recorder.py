@@ -81,7 +81,8 @@ class Recorder:
         executor = self.executor
         device, staging = executor.device, executor.staging
         keys = 0 if executor.calls is not None else rows
-        shape = Shape(rows, 1 if not keys else 0, (), 0, 0, 1, 0, False, keys, None)
+        windows = executor.windows if keys else ()
+        shape = Shape(rows, 1 if not keys else 0, (), 0, 0, 1, 0, False, keys, None, windows=windows)
         program = Program(shape, Fields(shape.sizes()), Fields([]))
         area = staging.inputs.take()
         try:
@@ -98,22 +99,22 @@ class Recorder:
         executor = self.executor
         if executor.calls is None:
             return  # key lists: their number is part of a shape
-        readouts: list[RecordedReadout | None] = [None]
+        kinds: list[tuple[RecordedReadout, ...] | None] = [None]
         if executor.weights.lm_head is not None:
-            readouts = [RecordedReadout("greedy", 1, 0)]
-            readouts += [RecordedReadout(kind, 1, n) for n in WARM_PAIRS for kind in ("logprobs", "labels")]
+            kinds = [(RecordedReadout("greedy", 1, 0),)]
+            kinds += [(RecordedReadout(kind, 1, n),) for n in WARM_PAIRS for kind in ("logprobs", "labels")]
         longest = min(WARM_TOKENS, executor.step_tokens, executor.graphs.policy.max_rows)
         for tokens in sorted({token_bucket(n) for n in range(1, longest + 1)}):
             long = tokens >= executor.choices.long_query
-            for readout in readouts:
-                yield Shape(tokens, 1, (), 0, 0, 1, 0, executor.cut_last_layer, 0, readout, long)
+            for readouts in kinds:
+                yield Shape(tokens, 1, (), 0, 0, 1, 0, executor.cut_last_layer, 0, readouts, long)
         if executor.weights.lm_head is None:
             return
         rows = 1
         while rows <= min(WARM_ROWS, executor.step_rows):
             for keys in (WARM_KEYS // 2, WARM_KEYS):
                 entries = power_bucket(rows * -(-keys // executor.block_size), 64)
-                yield Shape(0, 0, (), rows, entries, 0, rows, False, 0, RecordedReadout("greedy", rows, 0))
+                yield Shape(0, 0, (), rows, entries, 0, rows, False, 0, (RecordedReadout("greedy", rows, 0),))
             rows *= 2
 
     # ------------------------------------------------------------------ one shape
@@ -125,7 +126,7 @@ class Recorder:
         """Records a program on an idle step. The pending tokens are restored: the next step may name them."""
         executor = self.executor
         device, staging, pending = executor.device, executor.staging, executor.pending_tokens
-        readouts = executor.readouts_of(shape.readout)
+        readouts = executor.readouts_of(shape.readouts)
         area = staging.inputs.take()
         try:
             program, attention = self._planned(shape, readouts, area)
@@ -141,7 +142,7 @@ class Recorder:
         def work() -> None:
             arrays = Inputs.of(inputs, staging.input_area, pending)
             hidden = executor.forward.run(shape, arrays, attention)
-            if shape.readout is not None:
+            if shape.readouts is not None:
                 readouts.enqueue(inputs, staging.input_area, program.outputs, staging.output_area, hidden)
                 executor.publish(program, staging.input_area, staging.output_area, None)
 
@@ -158,7 +159,7 @@ class Recorder:
         fields = Fields([*shape.sizes(), *readouts.inputs()])
         self._write_idle(shape, fields, area)
         calls = executor.calls
-        if calls is None:
+        if shape.keys or calls is None:
             heads = executor.config.spec.attention.kv_heads
             attention: StepAttention = KeysAttention(executor.device, shape, fields, staging.input_area, heads)
             return Program(shape, fields, outputs), attention

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from prelude.cuda.key_lists import key_lists
 from prelude.cuda.layout import Levels, Paged, Ragged, StepLayout
 
 from prelude.batch import I32
@@ -88,9 +89,10 @@ class Shape:
     read_decoding: int
     cut: bool  # the last layer has queries for the read rows only
     keys: int
-    readout: RecordedReadout | None  # recorded in the graph; None: readouts run after it
+    readouts: tuple[RecordedReadout, ...] | None  # recorded in the graph; None: they run after it
     long_query: bool = False  # the own level is FA3's
     decode_split: bool = False  # keys of decode rows are split among blocks
+    windows: tuple[int, ...] = ()  # of key lists: a row has a part of its list for each of them too
 
     @property
     def rows(self) -> int:
@@ -101,7 +103,9 @@ class Shape:
         return self.read_prompts + self.read_decoding
 
     @classmethod
-    def exact(cls, layout: StepLayout, keys: int = 0, choices: Choices | None = None) -> Shape:
+    def exact(
+        cls, layout: StepLayout, keys: int = 0, choices: Choices | None = None, windows: tuple[int, ...] = ()
+    ) -> Shape:
         body, choices = layout.body, choices or Choices()
         levels = keys == 0
         own = body.own if levels else None
@@ -116,14 +120,15 @@ class Shape:
             read_decoding=len(layout.read) - layout.read_prompts,
             cut=layout.last is not None,
             keys=keys,
-            readout=None,
+            readouts=None,
             long_query=own is not None and int(np.diff(own.qo).max(initial=0)) >= choices.long_query,
             decode_split=decode is not None
             and layout.decoding < choices.whole_rows
             and most_keys(decode) > choices.split_keys,
+            windows=windows if keys else (),
         )
 
-    def bucket(self, readout: RecordedReadout | None) -> Shape:
+    def bucket(self, readouts: tuple[RecordedReadout, ...] | None) -> Shape:
         """This shape rounded up to the shapes of graphs. FlashInfer wants no more requests than rows, so the cut
         last layer has at least as many rows as any level has requests."""
         prompts = token_bucket(self.prompts)
@@ -145,7 +150,7 @@ class Shape:
             read_prompts=read_prompts,
             read_decoding=power_bucket(self.read_decoding),
             keys=power_bucket(self.keys + (1 if self.keys else 0), 256),
-            readout=readout,
+            readouts=readouts,
         )
 
     def sizes(self) -> list[tuple[str, int, str]]:
@@ -159,8 +164,10 @@ class Shape:
             ("read_positions", self.read, "i32"),
         ]
         if self.keys:
-            found += [("keys", self.keys, "i32"), ("first", self.rows, "i32"), ("count", self.rows, "i32")]
-            found += [("read_first", self.read, "i32"), ("read_count", self.read, "i32")]
+            found.append(("keys", self.keys, "i32"))
+            for suffix in list_suffixes(self.windows):
+                found += [(f"first{suffix}", self.rows, "i32"), (f"count{suffix}", self.rows, "i32")]
+                found += [(f"read_first{suffix}", self.read, "i32"), (f"read_count{suffix}", self.read, "i32")]
         found += [(name, count, "i32") for name, count in self.lengths()]
         for i, level in enumerate(self.more):
             if not level.split:
@@ -189,6 +196,11 @@ class Shape:
         if self.decode_entries and self.decode_split:
             found.append(("decode.indptr", self.decoding + 1))
         return found
+
+
+def list_suffixes(windows: tuple[int, ...]) -> list[str]:
+    """Of the arrays of key lists: whole ones, and those of each window."""
+    return ["", *(f".{window}" for window in windows)]
 
 
 def most_keys(level: Paged) -> int:
@@ -294,14 +306,17 @@ class Writer:
         _fill(self._array(area, "decode.pages"), pages, self.scratch_block)
 
     def _write_keys(self, area: np.ndarray, layout: StepLayout) -> None:
-        lists = layout.key_lists(self.block_size)
+        lists = key_lists(layout, self.block_size)
         scratch = -1 - self.scratch_block * self.block_size
         _fill(self._array(area, "keys"), lists.keys, scratch)
-        for name, values, idle in (("first", lists.first, len(lists.keys)), ("count", lists.count, 1)):
-            target = self._array(area, name)
-            _fill(target[: self.shape.prompts], values[: layout.prompts], idle)
-            _fill(target[self.shape.prompts :], values[layout.prompts :], idle)
-            self._fill_read(self._array(area, f"read_{name}"), values[layout.read], layout, idle)
+        for window, suffix in zip((None, *self.shape.windows), list_suffixes(self.shape.windows)):
+            count = lists.count if window is None else np.minimum(lists.count, np.int32(window + 1))
+            first = lists.first + lists.count - count  # a window's keys are the last ones
+            for name, values, idle in (("first", first, len(lists.keys)), ("count", count, 1)):
+                target = self._array(area, name + suffix)
+                _fill(target[: self.shape.prompts], values[: layout.prompts], idle)
+                _fill(target[self.shape.prompts :], values[layout.prompts :], idle)
+                self._fill_read(self._array(area, f"read_{name}{suffix}"), values[layout.read], layout, idle)
 
     def write_idle(self, area: np.ndarray) -> None:
         """A step of nothing but padding that has the most rows in every request list. Graphs are recorded on it. It
@@ -313,8 +328,9 @@ class Writer:
         slots[shape.prompts :] = self.scratch_block * self.block_size
         if shape.keys:
             self._array(area, "keys")[:] = -1 - self.scratch_block * self.block_size
-            for name in ("count", "read_count"):
-                self._array(area, name)[:] = 1
+            for suffix in list_suffixes(shape.windows):
+                for name in ("count", "read_count"):
+                    self._array(area, name + suffix)[:] = 1
             return
         if shape.own:
             for name in ("own.qo", "own.kv"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from prelude.cuda.shapes import power_bucket
 from prelude.cuda.staging import Fields
 from torch import Tensor
 
-from prelude.batch import I32, HeadRows, LogprobRows, Output, PooledRows, Readout, SampleRows
+from prelude.batch import I32, HeadRows, LogprobRows, Output, PooledRows, Readout, SampleOutput, SampleRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,45 @@ def recorded_readout(readout: Readout, chunk_rows: int) -> RecordedReadout | Non
     return served(readout).recorded(readout, rows) if 0 < rows <= chunk_rows else None
 
 
+def recorded_readouts(readouts: Sequence[Readout], chunk_rows: int) -> tuple[RecordedReadout, ...] | None:
+    """Those of a step, one for each group; ``None`` where one of them cannot be recorded."""
+    found = []
+    for group in groups_of(readouts):
+        one = recorded_readout(joined([readouts[i] for i in group]), chunk_rows)
+        if one is None:
+            return None
+        found.append(one)
+    return tuple(found)
+
+
+def groups_of(readouts: Sequence[Readout]) -> list[list[int]]:
+    """Readouts that one operation serves, by index. Those that draw are one group, so that the tokens of a step stand
+    one behind the other whatever room a recorded shape has; they stay apart where one of them edits logits or lists
+    logprobs."""
+    drawing = [i for i, readout in enumerate(readouts) if readout.draws]
+    if len(drawing) < 2 or not all(is_plain(readouts[i]) for i in drawing):
+        return [[i] for i in range(len(readouts))]
+    return [drawing if i == drawing[0] else [i] for i in range(len(readouts)) if i not in drawing[1:]]
+
+
+def is_plain(readout: Readout) -> bool:
+    """A draw from the logits as they are, and nothing else."""
+    return type(readout) is SampleRows and readout.edits is None and not readout.top and not readout.logprobs
+
+
+_SETTINGS = ("rows", "temperature", "top_k", "top_p", "min_p", "seeds", "steps")
+
+
+def joined(readouts: Sequence[Readout]) -> Readout:
+    """The readouts of a group as one. ``rows`` of several may count different things; nothing here reads them."""
+    if len(readouts) == 1:
+        return readouts[0]
+    settings: dict[str, Any] = {
+        name: np.concatenate([getattr(readout, name) for readout in readouts]) for name in _SETTINGS
+    }
+    return SampleRows(**settings)
+
+
 def blank_readout(recorded: RecordedReadout) -> Readout:
     """A readout of the kind and sizes of a recorded one."""
     rows, pairs = np.zeros(recorded.rows, np.int32), np.zeros(recorded.pairs, np.int32)
@@ -66,30 +105,50 @@ def operation_of(
     return served(readout).make(readout, context, recorded, tokens_at)
 
 
+def shares(output: Any, bad: I32, rows: Sequence[int]) -> list[tuple[Output, I32]]:
+    """The tokens of joined draws, ``rows`` for each."""
+    found: list[tuple[Output, I32]] = []
+    start = 0
+    for count in rows:
+        stop = start + count
+        own = bad[(bad >= start) & (bad < stop)] - start if len(bad) else bad
+        found.append((SampleOutput(output.token_ids[start:stop]), own.astype(np.int32, copy=False)))
+        start = stop
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class StepReadouts:
     """The operations of a step. Its pending tokens are always the first output, so that the next step finds them in
     one place for every shape of this step."""
 
     operations: tuple[ReadoutOperation, ...]
+    groups: list[list[int]]  # the readouts of each operation
+    rows: list[int]  # of each readout
     sampled_rows: int  # room for sampled tokens
     draws: int  # tokens that this step samples
 
     @classmethod
     def of(
-        cls, readouts: list[Readout], context: ReadoutContext, recorded: RecordedReadout | None, sampled_rows: int
+        cls,
+        asked: Sequence[Readout],
+        context: ReadoutContext,
+        recorded: tuple[RecordedReadout, ...] | None,
+        sampled_rows: int,
     ) -> StepReadouts:
         found: list[ReadoutOperation] = []
         tokens = draws = 0
-        for readout in readouts:
-            operation = operation_of(readout, context, recorded, tokens)
+        groups = groups_of(asked)
+        for k, group in enumerate(groups):
+            readout = joined([asked[i] for i in group])
+            operation = operation_of(readout, context, None if recorded is None else recorded[k], tokens)
             if readout.draws:
                 tokens += operation.rows  # type: ignore[attr-defined]
                 draws += readout.draws
             found.append(operation)
         if tokens > sampled_rows:
             raise ValueError(f"{tokens} rows are sampled in one step; there is room for {sampled_rows}")
-        return cls(tuple(found), sampled_rows, draws)
+        return cls(tuple(found), groups, [len(readout.rows) for readout in asked], sampled_rows, draws)
 
     def inputs(self) -> Sizes:
         return [(f"r{k}.{name}", *rest) for k, r in enumerate(self.operations) for name, *rest in r.inputs()]  # type: ignore[misc]
@@ -101,7 +160,9 @@ class StepReadouts:
         return Fields(sizes)
 
     def write(self, fields: Fields, area: Tensor, ats: list[I32]) -> None:
-        for k, (operation, at) in enumerate(zip(self.operations, ats)):
+        """``ats``: for each readout, of its rows the indices among the read rows."""
+        for k, (operation, group) in enumerate(zip(self.operations, self.groups)):
+            at = ats[group[0]] if len(group) == 1 else np.concatenate([ats[i] for i in group])
 
             def put(name: str, values: np.ndarray, rest: float = 0, k: int = k) -> None:
                 target = fields.array(area, f"r{k}.{name}")
@@ -129,7 +190,19 @@ class StepReadouts:
                 return outputs.array(area, name if name == "tokens" else f"r{k}.{name}")
 
             found.append(operation.result(take))
-        return tuple(output for output, _ in found), tuple(bad for _, bad in found)
+        return self.apart(found)
+
+    def apart(self, found: Sequence[tuple[Output, I32]]) -> tuple[tuple[Output, ...], tuple[I32, ...]]:
+        """Of each operation's output and bad rows those of each readout, in the readouts' order."""
+        if len(self.groups) == len(self.rows):
+            return tuple(output for output, _ in found), tuple(bad for _, bad in found)
+        outputs: list[Any] = [None] * len(self.rows)
+        bads: list[Any] = [None] * len(self.rows)
+        for (output, bad), group in zip(found, self.groups):
+            own = [(output, bad)] if len(group) == 1 else shares(output, bad, [self.rows[i] for i in group])
+            for i, part in zip(group, own):
+                outputs[i], bads[i] = part
+        return tuple(outputs), tuple(bads)
 
     @property
     def lm_head_rows(self) -> int:

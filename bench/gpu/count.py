@@ -6,7 +6,8 @@ Arithmetic, not a measurement: nothing of this has run. ``floor`` is the weights
 at NVIDIA's published figures. ``expected`` adds the parts that the floor leaves out:
 
     reads   bytes that the multiprocessors take in through the L2 cache: weights once; rows of x once for each tile of
-            outputs (``cuda/kernels/matmul.cu`` has no multicast); partial sums of a cluster's other blocks
+            outputs (``cuda/kernels/matmul.cu`` has no multicast); partial sums of a cluster's other blocks; sums of
+            squares of rows that await their norm's factor, once for each tile
     blocks  a multiprocessor takes in 64 bytes a clock, so few blocks do not reach the L2 cache's rate
     edge    between two kernels, with dependent launch
 
@@ -19,7 +20,8 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prelude.cuda.own_matmul import ADD, GATE, HEADS, Job, Variant, variants
+from prelude.cuda.kernels import ROW_STATS
+from prelude.cuda.own_matmul import GATE, HEADS, NORM, Job, Variant, variants
 
 from bench.gpu.models import MODELS
 from prelude.models.config import ModelConfig
@@ -60,10 +62,12 @@ def _product(name: str, job: Job, variant: Variant, times: int) -> Row:
     weights = 2.0 * job.outputs * job.inner
     rows_read = 2.0 * tiles * job.rows * job.inner
     sums = 4.0 * tiles * tile * job.rows * (variant.blocks - 1)
+    parts = -(-job.inner // 64) if job.mode in (GATE, HEADS) else 0  # at most: of the product in front
+    squares = 4.0 * tiles * job.rows * parts
     operations = 2.0 * job.rows * job.outputs * job.inner
     used = min(1.0, tiles * variant.blocks * ONE / CACHE)
     floor = max(weights / MEMORY, operations / TENSOR)
-    reads = weights + rows_read + sums
+    reads = weights + rows_read + sums + squares
     expected = max(floor / used, reads / (CACHE * used))
     launch = f"{tiles} x {variant.blocks} of {tile}"
     return Row(name, launch, weights, reads, operations, floor * 1e6, expected * 1e6 + EDGE, times)
@@ -84,14 +88,14 @@ def count(config: ModelConfig, rows: int) -> Iterator[Row]:
     scores = 4.0 * heads.heads * heads.head_dim * rows * rows / 2
     moved = 2.0 * rows * (width + queries)
     yield Row("attention", "16 of 264", 0.0, moved, scores, scores / TENSOR * 1e6, ATTENTION + EDGE, layers)
-    yield product("out, residual", Job(ADD, rows, hidden, queries, queries, hidden), layers)
-    yield rows_of("norm", rows, rows * hidden * 6.0, 2 * layers)
+    yield product("out, residual, norm", Job(NORM, rows, hidden, queries, queries, hidden), layers)
     yield product("gate_up, gate", Job(GATE, rows, 2 * inner, hidden, hidden, inner), layers)
-    yield product("down, residual", Job(ADD, rows, hidden, inner, inner, hidden), layers)
+    yield product("down, residual, norm", Job(NORM, rows, hidden, inner, inner, hidden), layers)
+    yield rows_of("last norms of the read row", HEAD_ROWS, HEAD_ROWS * hidden * 6.0, 2)
     vocab = config.vocab_size
     head = 2.0 * vocab * hidden
     yield Row("head", "library", head, head, 2.0 * HEAD_ROWS * vocab * hidden, head / MEMORY * 1e6, 0.0, 1)
-    yield rows_of("statistics", HEAD_ROWS, 2 * 4.0 * vocab, 1)
+    yield rows_of("statistics", HEAD_ROWS * ROW_STATS.cluster, 2 * 4.0 * vocab, 1)
 
 
 def table(config: ModelConfig, rows: int) -> list[str]:

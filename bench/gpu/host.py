@@ -3,9 +3,10 @@
     python -m bench gpu_host [--repeats 2000] [--json FILE] [--before FILE]
 
 One OneShot root of 128 tokens (greedy; its tokens' probabilities; in turn with other lengths of its bucket), roots of
-a batch, decode steps of 1, 4, 16 and 64 rows. ``submit`` is timed until the graph's launch and until it returns, and
-``wait`` of a step that is done. Medians over ``--repeats`` calls; opcodes are those of Python, counted in one call.
-``null.py`` names the parts that are not counted. ``--before``: the JSON of an earlier commit, shown beside.
+a batch, decode steps of 1, 4, 16 and 64 rows; steps with cached prefixes, with folds (questions on one state), and of
+prompts beside decode rows with several readouts. ``submit`` is timed until the graph's launch and until it returns,
+and ``wait`` of a step that is done. Medians over ``--repeats`` calls; opcodes are those of Python, counted in one
+call. ``null.py`` names the parts that are not counted. ``--before``: the JSON of an earlier commit, shown beside.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,10 @@ import numpy as np
 
 from bench.common import Report, add_outputs, machine_facts, three
 from bench.gpu.batches import draw, forest, greedy, i32, labels
-from prelude.batch import DecodeBatch, DecodeRows, ForwardBatch, OneShotBatch, SampleRows
+from prelude.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, SampleRows
 
 AIMS = {"submit to launch": 30.0, "completion to result": 10.0, "decode": 40.0}
-"""Microseconds of one OneShot root of a known shape, and of a decode step of up to 64 rows."""
+"""Microseconds of one OneShot root of a known shape, and of every other step."""
 
 
 def root(count: int, seed: int = 0, read: Callable[[list[int]], Any] = greedy) -> OneShotBatch:
@@ -62,6 +64,33 @@ def decoding(rows: int, context: int, sampled: bool = False) -> DecodeBatch:
     )  # fmt: skip
 
 
+def hits(count: int, tokens: int, context: int, seed: int = 0) -> OneShotBatch:
+    """Roots behind one cached prefix."""
+    fresh = forest([(draw(seed + i, tokens), -1) for i in range(count)])
+    blocks = -(-context // 16)
+    slices = replace(
+        fresh,
+        positions=fresh.positions + np.int32(context),
+        context_lens=i32([context] * count),
+        context_indptr=i32(np.arange(count + 1) * blocks),
+        context_blocks=i32(np.tile(np.arange(blocks), count)),
+    )
+    return OneShotBatch(slices, labels([tokens * (i + 1) - 1 for i in range(count)], [5, 6]))
+
+
+def questions(count: int, state: int, tokens: int, seed: int = 0) -> OneShotBatch:
+    """Folds: questions on one state, which is computed once."""
+    slices = forest([(draw(seed, state), -1), *((draw(seed + 1 + i, tokens), 0) for i in range(count))])
+    return OneShotBatch(slices, labels([state + tokens * (i + 1) - 1 for i in range(count)], [5, 6]))
+
+
+def mixed(tokens: int, rows: int, context: int, seed: int = 0) -> MixedBatch:
+    """A decision and the end of a chat's prompt, beside chats that run: three readouts."""
+    slices = forest([(draw(seed, tokens), -1), (draw(seed + 1, tokens), -1)])
+    running = decoding(rows, context)
+    return MixedBatch(slices, (labels([tokens - 1], [5, 6]), greedy([2 * tokens - 1])), running.rows, running.readout)
+
+
 def loads() -> dict[str, list[ForwardBatch]]:
     """Steps by name; a load's steps are run in turn."""
     return {
@@ -74,6 +103,11 @@ def loads() -> dict[str, list[ForwardBatch]]:
         "decode, 16 rows": [decoding(16, 200 + i) for i in range(24)],
         "decode, 64 rows": [decoding(64, 200 + i) for i in range(24)],
         "decode, 64 rows, sampled": [decoding(64, 200 + i, True) for i in range(24)],
+        "one root of 32 behind 512 cached tokens": [hits(1, 32, 512, i) for i in range(8)],
+        "16 roots of 16 behind 1,000 cached tokens": [hits(16, 16, 1000, i) for i in range(8)],
+        "16 questions of 12 tokens on a state of 256": [questions(16, 256, 12, i) for i in range(8)],
+        "64 questions of 12 tokens on a state of 1,000": [questions(64, 1000, 12, i) for i in range(8)],
+        "2 roots of 64 beside 16 decode rows, 3 readouts": [mixed(64, 16, 200, i) for i in range(8)],
     }
 
 
@@ -141,7 +175,7 @@ def main() -> None:
         found = measured(executor, stub, steps, options.repeats)
         steps_run = options.repeats + 2 * len(steps)
         planned = (executor.calls.plans - plans) / steps_run  # type: ignore[union-attr]
-        aim = AIMS["decode"] if name.startswith("decode") else AIMS["submit to launch"]
+        aim = AIMS["submit to launch" if name.startswith("one root") else "decode"]
         for measure, key, reach in (
             ("submit to launch", "launch", aim),
             ("submit", "submit", None),

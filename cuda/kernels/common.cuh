@@ -35,8 +35,13 @@ __device__ __forceinline__ element narrow(float v) {
 }
 #endif
 
-// Programmatic dependent launch: this kernel may have been started before the one in front of it ended. Nothing may
-// be read or written before `wait`; the kernel behind us may be started at once, and waits for us in the same way.
+// Values that a thread moves at a time: 16 bytes of bfloat16.
+struct __align__(16) Eight {
+    element v[8];
+};
+
+// Programmatic dependent launch: this kernel may have been started before the one in front of it ended. Nothing may be
+// read or written before `wait`; the kernel behind us may be started at once, and waits for us in the same way.
 __device__ __forceinline__ void begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

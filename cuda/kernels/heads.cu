@@ -7,10 +7,6 @@
 // One block a token. Heads of 64, 128 and 256 are read and written eight values a lane (16 bytes in bfloat16), several
 // heads a warp; other widths by a warp a head. The sum of a head's norm is over HEAD_DIM in a fixed order.
 #if HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256
-struct __align__(16) Eight {
-    element v[8];
-};
-
 extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int values, const int* positions,
                                    const float* rope_table, const float* q_gain, const float* k_gain, float eps,
                                    const int* slots, element* pool_k, element* pool_v) {
@@ -110,22 +106,29 @@ extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int va
 }
 #endif
 
-// out[row][i] = silu(gate_up[row][i]) * gate_up[row][inner + i]; inner is a multiple of 4.
+// out[row][i] = silu(gate_up[row][i]) * gate_up[row][inner + i]. Eight values a thread; where inner is a multiple of 4
+// only, the rows are not aligned for that, and a thread takes its eight in two parts.
+template <class Some> __device__ __forceinline__ void gate_some(const element* gate, const element* up, element* out) {
+    constexpr int count = sizeof(Some) / sizeof(element);
+    const Some g = *(const Some*)gate, u = *(const Some*)up;
+    Some y;
+    for (int n = 0; n < count; n++) {
+        const float v = widen(((const element*)&g)[n]);
+        ((element*)&y)[n] = narrow(v / (1.0f + expf(-v)) * widen(((const element*)&u)[n]));
+    }
+    *(Some*)out = y;
+}
+
 extern "C" __global__ void silu_gate(const element* gate_up, int inner, element* out) {
     begin();
-    const long long row = blockIdx.x;
-    const int i = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
+    const int i = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
     if (i >= inner) return;
-    const element4 g = *(const element4*)(gate_up + row * 2 * inner + i);
-    const element4 u = *(const element4*)(gate_up + row * 2 * inner + inner + i);
-    const float gate[4] = {widen(g.x), widen(g.y), widen(g.z), widen(g.w)};
-    const float up[4] = {widen(u.x), widen(u.y), widen(u.z), widen(u.w)};
-    float y[4];
-    for (int n = 0; n < 4; n++) y[n] = gate[n] / (1.0f + expf(-gate[n])) * up[n];
-    element4 v;
-    v.x = narrow(y[0]);
-    v.y = narrow(y[1]);
-    v.z = narrow(y[2]);
-    v.w = narrow(y[3]);
-    *(element4*)(out + row * inner + i) = v;
+    const element* gate = gate_up + (long long)blockIdx.x * 2 * inner + i;
+    element* to = out + (long long)blockIdx.x * inner + i;
+    if (inner % 8 == 0) {
+        gate_some<Eight>(gate, gate + inner, to);
+    } else {
+        gate_some<element4>(gate, gate + inner, to);
+        if (i + 4 < inner) gate_some<element4>(gate + 4, gate + inner + 4, to + 4);
+    }
 }

@@ -1,37 +1,75 @@
-// Rows of float32 logits [rows][vocab] -> numbers. One block of whole warps a row (or a pair); sums in float64 in an
-// order that depends on vocab and the block alone.
+// Rows of float32 logits [rows][vocab] -> numbers. Sums are in float64, in an order that depends on vocab, the block and
+// the cluster alone.
 
-// largest, log(sum(exp(l - largest))), the first id of the largest, and whether every logit is finite.
+// The statistics of a part of a row: of a block, or of a warp.
+struct Found {
+    double sum;  // of exp(l - most)
+    float most;
+    int best;  // the first id of `most`
+    int bad;   // a logit is not finite
+};
+
+__device__ __forceinline__ Found both(Found a, Found b) {
+    const float most = fmaxf(a.most, b.most);
+    const bool first = a.most > b.most || (a.most == b.most && a.best < b.best);
+    Found out;
+    out.most = most;
+    out.sum = (a.sum > 0.0 ? a.sum * exp((double)a.most - (double)most) : 0.0) +
+              (b.sum > 0.0 ? b.sum * exp((double)b.most - (double)most) : 0.0);
+    out.best = first ? a.best : b.best;
+    out.bad = a.bad | b.bad;
+    return out;
+}
+
+// Largest, log(sum(exp(l - largest))), the first id of the largest, and whether every logit is finite. A cluster has a
+// row, each of its blocks a part, which it reads twice: from memory, then from the caches. Dynamic shared memory: a
+// Found for each warp and one for the block.
 extern "C" __global__ void row_stats(const float* logits, int vocab, float* largest, double* rest, int* best,
                                      int* finite) {
     begin();
-    const float* line = logits + (long long)blockIdx.x * vocab;
-    float most = -INFINITY_F;
-    int bad = 0;
-    for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
-        most = fmaxf(most, line[i]);
-        bad |= !(fabsf(line[i]) < INFINITY_F);
+    extern __shared__ float shared[];
+    Found* warps = (Found*)shared;
+    Found* own = warps + 32;
+    const int blocks = cluster_size(), rank = cluster_rank(), row = blockIdx.x / blocks;
+    const int each = (vocab + blocks - 1) / blocks, from = rank * each, to = min(from + each, vocab);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, count = blockDim.x >> 5;
+    const float* line = logits + (long long)row * vocab;
+    Found found = {0.0, -INFINITY_F, vocab, 0};
+    for (int i = from + (int)threadIdx.x; i < to; i += blockDim.x) {
+        const float v = line[i];
+        if (v > found.most || (v == found.most && i < found.best)) {
+            found.most = v;
+            found.best = i;
+        }
+        found.bad |= !(fabsf(v) < INFINITY_F);
     }
-    most = block_max(most);
-    bad = block_sum(bad);
-    double sum = 0.0;
-    int at = vocab;
-    for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
-        sum += (double)expf(line[i] - most);
-        if (line[i] == most && i < at) at = i;
+    const float most = warp_max(found.most);  // of the warp: one exponent's base for its lanes
+    for (int i = from + (int)threadIdx.x; i < to; i += blockDim.x) {
+        const float v = line[i];
+        if (v > -INFINITY_F) found.sum += (double)expf(v - most);
     }
-    sum = block_sum(sum);
-    __shared__ int first;
-    if (threadIdx.x == 0) first = vocab;
-    __syncthreads();
-    if (at < vocab) atomicMin(&first, at);
+    if (found.most != most) found.best = vocab;
+    for (int step = 16; step; step >>= 1) {
+        found.sum += __shfl_xor_sync(0xffffffffu, found.sum, step);
+        found.best = min(found.best, __shfl_xor_sync(0xffffffffu, found.best, step));
+        found.bad |= __shfl_xor_sync(0xffffffffu, found.bad, step);
+    }
+    found.most = most;
+    if (lane == 0) warps[warp] = found;
     __syncthreads();
     if (threadIdx.x == 0) {
-        largest[blockIdx.x] = most;
-        rest[blockIdx.x] = log(sum);
-        best[blockIdx.x] = first < vocab ? first : 0;
-        finite[blockIdx.x] = !bad;
+        for (int i = 1; i < count; i++) found = both(found, warps[i]);
+        *own = found;
     }
+    cluster_sync();
+    if (rank == 0 && threadIdx.x == 0) {
+        for (int i = 1; i < blocks; i++) found = both(found, *peer(own, i));
+        largest[row] = found.most;
+        rest[row] = log(found.sum);
+        best[row] = found.best < vocab ? found.best : 0;
+        finite[row] = !found.bad;
+    }
+    cluster_sync();  // no block leaves while the first may read its Found
 }
 
 // Pair p: the logprob of targets[p] in row rows[p] (-1: skipped), never above 0, and where `ranks` is there 1 + how many

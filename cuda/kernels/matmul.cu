@@ -5,15 +5,21 @@
 //     NARROW   out[r][n] = sum                                bfloat16
 //     WIDE     wide[r][n] = sum                               float32
 //     ADD      wide[r][n] += sum                              the residual stream
+//     NORM     wide[r][n] += sum, out[r][n] = wide[r][n] * gain[n], squares[r][tile] = sums of wide[r][n]^2 by tile
 //     GATE     out[r][i] = silu(sum[r][i]) * sum[r][outputs / 2 + i]
 //     HEADS    out[r][n] = sum, then as qk_rope in heads.cu has it: a tile is one head
 //
-// So few rows are bound by the weights' way from memory. A block has TILE outputs and, with the blocks of its
-// cluster, a part of `inner` each. Its stages of 64 columns run through a ring in shared memory: before the dependent
-// launch's wait it asks for the weights of all stages but one, for no kernel writes weights; behind it for the rows
-// of x. wgmma multiplies 64 outputs by CHUNK rows from shared memory, weights as its A and x as its B, so any number
-// of rows is one instruction wide. The cluster's partial sums are added in rank order, by each block for its share of
-// rows: a row's bits depend on ROWS, GROUPS and the cluster, not on the other rows.
+// An RMSNorm between two products is no kernel of its own. NORM leaves out the factor of a row, which is known only when
+// all tiles are done, and the product that reads `out` multiplies its sums by it:
+//
+//     sum[r][n] *= 1 / sqrt((row_squares[r][0] + ... + row_squares[r][row_parts - 1]) / inner + row_eps)
+//
+// So few rows are bound by the weights' way from memory. A block has TILE outputs and, with the blocks of its cluster, a
+// part of `inner` each. Its stages of 64 columns run through a ring in shared memory: before the dependent launch's
+// wait it asks for the weights of all stages but one, for no kernel writes weights; behind it for the rows of x.
+// wgmma multiplies 64 outputs by CHUNK rows from shared memory, weights as its A and x as its B, so any number of rows
+// is one instruction wide. The cluster's partial sums are added in rank order, by each block for its share of rows: a
+// row's bits depend on ROWS, GROUPS and the cluster, not on the other rows.
 
 constexpr int TILE = 64 * GROUPS;  // outputs of a block; a warpgroup has 64
 constexpr int THREADS = 128 * GROUPS;
@@ -25,7 +31,7 @@ constexpr int STAGES = RING / STAGE;
 constexpr int PITCH = TILE + 4;  // of a row of sums: a warp's fragment meets every bank once
 static_assert(ROWS % CHUNK == 0 && CHUNK % 16 == 0 && STAGES >= 3 && ROWS * PITCH * 4 <= RING, "ROWS, GROUPS, RING");
 
-enum { NARROW, WIDE, ADD, GATE, HEADS };
+enum { NARROW, WIDE, ADD, GATE, HEADS, NORM };
 
 #ifndef PRELUDE_EMULATED
 __device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
@@ -188,12 +194,45 @@ __device__ __forceinline__ void store_head(const Heads& heads, element* out, int
     if (there && kept) store4(kept + 4 * lane, own);
 }
 
+__device__ __forceinline__ float4 times(float4 v, float factor) {
+    return make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+}
+
+// A row's factor out of the sums of squares of its parts.
+__device__ __forceinline__ float row_factor(const float* squares, int parts, int width, float eps) {
+    float total = 0.0f;
+    for (int i = 0; i < parts; i++) total += squares[i];
+    return rsqrtf(total / (float)width + eps);
+}
+
+struct Norm {
+    const float* gain;
+    float* squares;
+    int parts;  // tiles
+};
+
+// Four values of the residual stream by each of TILE / 4 lanes of a warp, which have one row.
+__device__ __forceinline__ void store_norm(const Norm& norm, element* out, float* wide, int row, int tile, int column,
+                                           float4 added, bool row_there, bool there) {
+    float squares = 0.0f;
+    if (there) {
+        const float4 v = plus(*(const float4*)wide, added), g = *(const float4*)(norm.gain + tile * TILE + column);
+        *(float4*)wide = v;
+        store4(out, make_float4(v.x * g.x, v.y * g.y, v.z * g.z, v.w * g.w));
+        squares = v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    for (int step = TILE / 8; step; step >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, step);
+    if (row_there && column == 0) norm.squares[(long long)row * norm.parts + tile] = squares;
+}
+
 __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
 
-// One cluster a tile: the blocks of a cluster have consecutive parts of `inner`. Dynamic shared memory: RING + 1,024.
+// One cluster a tile: the blocks of a cluster have consecutive parts of `inner`. Dynamic shared memory: the ring, room to
+// align it, and a factor for each row.
 extern "C" __global__ void __launch_bounds__(THREADS)
     product(int mode, const element* x, int x_stride, const element* weight, int rows, int outputs, int inner,
-           element* out, float* wide, int out_stride, int queries, int keys, int values, const int* positions,
+           element* out, float* wide, int out_stride, const float* gain, float* squares, const float* row_squares,
+           int row_parts, float row_eps, int queries, int keys, int values, const int* positions,
            const float* rope_table, const float* q_gain, const float* k_gain, float eps, const int* slots,
            element* pool_k, element* pool_v) {
     extern __shared__ float shared[];
@@ -203,6 +242,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u32 spare = (1024 - (shared_address(shared) & 1023)) & 1023;
     const u32 ring = shared_address(shared) + spare;
     float* sums = shared + spare / 4;
+    float* factors = sums + RING / 4;  // of this block's share of rows
+    const int share = (rows + blocks - 1) / blocks, first = rank * share, last = min(first + share, rows);
 
     for (int s = 0; s < STAGES - 1 && s < steps; s++) load_weights(in, ring + s * STAGE, tile, (begins + s) * STEP);
     begin();
@@ -210,6 +251,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (s < steps) load_rows(in, ring + s * STAGE, (begins + s) * STEP);
         copy_commit();
     }
+    for (int row = first + (int)threadIdx.x; row < last; row += THREADS)  // read behind the barriers of the sums
+        factors[row - first] =
+            row_squares ? row_factor(row_squares + (long long)row * row_parts, row_parts, inner, row_eps) : 1.0f;
     float acc[CHUNKS][CHUNK / 2];
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
@@ -254,7 +298,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     cluster_sync();
 
-    const int share = (rows + blocks - 1) / blocks, first = rank * share, last = min(first + share, rows);
     constexpr int quads = TILE / 4;
     const int column = threadIdx.x % quads * 4;
     const Heads heads = {queries, keys, values, positions, rope_table, q_gain, k_gain, eps, slots, pool_k, pool_v};
@@ -262,19 +305,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         constexpr int pairs = quads / 2;
         const int from = threadIdx.x % pairs * 4, to = tile * (TILE / 2) + from;
         for (int row = first + threadIdx.x / pairs; row < last && to < outputs / 2; row += THREADS / pairs) {
-            const float4 g = summed(sums, blocks, row, from), u = summed(sums, blocks, row, TILE / 2 + from);
+            const float factor = factors[row - first];
+            const float4 g = times(summed(sums, blocks, row, from), factor);
+            const float4 u = times(summed(sums, blocks, row, TILE / 2 + from), factor);
             const float4 v = make_float4(gated(g.x, u.x), gated(g.y, u.y), gated(g.z, u.z), gated(g.w, u.w));
             store4(out + (long long)row * out_stride + to, v);
         }
     } else {
-        // The block stays together: HEADS exchanges within a head's row.
+        // The block stays together: HEADS and NORM exchange within a row.
+        const Norm norm = {gain, squares, (outputs + TILE - 1) / TILE};
         for (int base = first; base < last; base += THREADS / quads) {
             const int row = min(base + (int)threadIdx.x / quads, last - 1);
-            const bool own = base + (int)threadIdx.x / quads < last && tile * TILE + column < outputs;
-            const float4 v = summed(sums, blocks, row, column);
+            const bool row_there = base + (int)threadIdx.x / quads < last;
+            const bool own = row_there && tile * TILE + column < outputs;
+            const float4 v = times(summed(sums, blocks, row, column), factors[row - first]);
             const long long at = (long long)row * out_stride + tile * TILE + column;
             if (mode == HEADS)
                 store_head(heads, out + (at - column), row, tile, v, own);
+            else if (mode == NORM)
+                store_norm(norm, out + at, wide + at, row, tile, column, v, row_there, own);
             else if (own && mode == NARROW)
                 store4(out + at, v);
             else if (own)

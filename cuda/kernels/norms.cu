@@ -19,13 +19,30 @@ __device__ __forceinline__ float4 scaled(float4 v, float scale, float4 gain) {
     return v;
 }
 
-__device__ __forceinline__ element4 narrowed(float4 v) {
-    element4 out;
-    out.x = narrow(v.x);
-    out.y = narrow(v.y);
-    out.z = narrow(v.z);
-    out.w = narrow(v.w);
-    return out;
+__device__ __forceinline__ void put4(element* to, float4 v) {
+    to[0] = narrow(v.x);
+    to[1] = narrow(v.y);
+    to[2] = narrow(v.z);
+    to[3] = narrow(v.w);
+}
+
+// A row's norm: eight values a thread, or four where the width is a multiple of 4 only.
+__device__ __forceinline__ void store_normed(const float4* x, float scale, const float* gain, int width, element* out) {
+    const float4* gains = (const float4*)gain;
+    if (width % 8 == 0) {
+        for (int i = threadIdx.x; i < width / 8; i += blockDim.x) {
+            Eight eight;
+            put4(eight.v, scaled(x[2 * i], scale, gains[2 * i]));
+            put4(eight.v + 4, scaled(x[2 * i + 1], scale, gains[2 * i + 1]));
+            ((Eight*)out)[i] = eight;
+        }
+        return;
+    }
+    for (int i = threadIdx.x; i < width / 4; i += blockDim.x) {
+        element4 four;
+        put4((element*)&four, scaled(x[i], scale, gains[i]));
+        ((element4*)out)[i] = four;
+    }
 }
 
 // ids[row] >= 0: a token. Below: token -1 - ids[row] of those that the step before has drawn on the device.
@@ -44,8 +61,7 @@ extern "C" __global__ void embed_norm(const int* ids, const int* pending_tokens,
     }
     __syncthreads();
     const float scale = scale_of(to, quads, eps, width);
-    element4* out = (element4*)(normed + row * width);
-    for (int i = threadIdx.x; i < quads; i += blockDim.x) out[i] = narrowed(scaled(to[i], scale, ((const float4*)gain)[i]));
+    store_normed(to, scale, gain, width, normed + row * width);
 }
 
 extern "C" __global__ void rms_norm(const float* x, const float* gain, float eps, int width, element* normed) {
@@ -54,9 +70,7 @@ extern "C" __global__ void rms_norm(const float* x, const float* gain, float eps
     const int quads = width / 4;
     const float4* from = (const float4*)(x + row * width);
     const float scale = scale_of(from, quads, eps, width);
-    element4* out = (element4*)(normed + row * width);
-    for (int i = threadIdx.x; i < quads; i += blockDim.x)
-        out[i] = narrowed(scaled(from[i], scale, ((const float4*)gain)[i]));
+    store_normed(from, scale, gain, width, normed + row * width);
 }
 
 // Rows rows[i] of x: as they are to `picked`, normed to `normed` and, not narrowed, to `exact`. Each may be null.
@@ -70,10 +84,9 @@ extern "C" __global__ void gather_norm(const int* rows, const float* x, const fl
     for (int i = threadIdx.x; i < quads; i += blockDim.x) {
         const float4 v = from[i];
         if (picked) ((float4*)(picked + row * width))[i] = v;
-        const float4 out = scaled(v, scale, ((const float4*)gain)[i]);
-        if (normed) ((element4*)(normed + row * width))[i] = narrowed(out);
-        if (exact) ((float4*)(exact + row * width))[i] = out;
+        if (exact) ((float4*)(exact + row * width))[i] = scaled(v, scale, ((const float4*)gain)[i]);
     }
+    if (normed) store_normed(from, scale, gain, width, normed + row * width);
 }
 
 // Rows of elements, gathered.
@@ -84,13 +97,32 @@ extern "C" __global__ void gather(const int* rows, const element* from, int widt
     for (int i = threadIdx.x; i < width / 4; i += blockDim.x) target[i] = source[i];
 }
 
-// Item i: the mean of exact[indptr[i]..indptr[i+1]], summed in float64 in order.
-extern "C" __global__ void mean_rows(const float* exact, const int* indptr, int width, float* out) {
+// Item i: of exact[indptr[i]..indptr[i+1]] the mean, the largest values, the sum over the root of the number of rows, the
+// mean whose row j weighs before[i] + j + 1, the first row or the last one; `before` may be null. Sums are in float64, in
+// order. `out` [items][stride] has the items' vectors.
+enum { MEAN, MAX, ROOT, WEIGHTED, FIRST, LAST };
+
+extern "C" __global__ void pool_rows(const float* exact, const int* indptr, const int* before, int mode, int width,
+                                     int stride, float* out) {
     begin();
-    const int first = indptr[blockIdx.x], last = indptr[blockIdx.x + 1];
+    const int first = indptr[blockIdx.x], count = indptr[blockIdx.x + 1] - first;
+    const double start = before ? 1.0 + before[blockIdx.x] : 1.0;
+    const double rows = (double)count;
+    const double by = mode == ROOT ? sqrt(rows) : mode == WEIGHTED ? rows * start + rows * (rows - 1.0) / 2.0 : rows;
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        double sum = 0.0;
-        for (int row = first; row < last; row++) sum += (double)exact[(long long)row * width + i];
-        out[(long long)blockIdx.x * width + i] = (float)(sum / (double)(last - first));
+        const float* at = exact + (long long)first * width + i;
+        float found = at[mode == LAST ? (long long)(count - 1) * width : 0];
+        if (mode == MAX) {
+            for (int row = 1; row < count; row++) {
+                const float v = at[(long long)row * width];
+                found = found >= v || found != found ? found : v;  // a NaN stays
+            }
+        } else if (mode != FIRST && mode != LAST) {
+            double sum = 0.0;
+            for (int row = 0; row < count; row++)
+                sum += (double)at[(long long)row * width] * (mode == WEIGHTED ? start + row : 1.0);
+            found = (float)(sum / by);
+        }
+        out[(long long)blockIdx.x * stride + i] = found;
     }
 }

@@ -84,7 +84,6 @@ def check_supported(spec: ModelSpec) -> None:
             "attention with gates": mixer.gate,
             "attention over the whole prompt (an encoder)": not mixer.causal,
             "attention without rotary positions": mixer.rope is None,
-            "attention within a window": mixer.window is not None,
             "attention with a soft cap or a scale of its own": bool(mixer.cap) or mixer.scale is not None,
             "rotation of a part of a head": mixer.rope is not None and mixer.rope.width != mixer.head_dim,
             "rotary tables that differ between layers": mixer.rope != spec.attention.rope,
@@ -133,6 +132,13 @@ def attention_for(setting: str, model: ModelConfig, element: torch.dtype, determ
     name = choose(setting, "cuda", Wanted(width, str(element).removeprefix("torch."), deterministic))
     if name == "keys" and not deterministic and element.itemsize == 2:
         log.warning("attention by key lists, without tensor cores: head_dim is %d", width)
+    windows = [heads.window for heads in model.spec.attentions if heads.window is not None]
+    if name != "keys" and windows and min(windows) + 1 < model.max_positions:
+        log.info(
+            "steps with a sequence of more than %d tokens attend by key lists, without tensor cores: the model's "
+            "layers have windows",
+            min(windows) + 1,
+        )
     return name
 
 

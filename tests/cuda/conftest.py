@@ -61,7 +61,7 @@ def simulated(model: Model, *, levels: bool = True, **options: Any) -> CudaExecu
     """The CUDA executor on a simulated device; ``levels``: attention as FlashInfer does it, else by key lists."""
     config = model.config
     twins.HEAD_DIM = config.spec.attention.head_dim
-    device = SimulatedDevice(
+    device = options.pop("device", None) or SimulatedDevice(
         options.pop("element", torch.float32),
         deterministic=options.pop("deterministic", False),
         memory=options.pop("memory", 1 << 34),

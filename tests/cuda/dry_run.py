@@ -2,8 +2,9 @@
 
     python -m tests.cuda.dry_run NAME --results FILE ...
 
-``PRELUDE_DRY_FAULT=stage:kind`` breaks one stage behind its first result: "raise", "wrong" (a failed check of
-correctness), "exit", "segv", "hang", "child" (it hangs with a child of its own) or "torn" (a line in part).
+``PRELUDE_DRY_FAULT=stage:kind`` breaks a stage behind its first result, several with commas between: "raise", "wrong"
+(a failed check of correctness), "exit", "segv", "hang", "child" (it hangs with a child of its own) or "torn" (a line
+in part). ``dry_faults.py`` runs all of them.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ def patch() -> None:
     stages.GPU_TESTS = "tests/cuda/test_padding.py"  # tests that run here stand for those that need a GPU
 
 
+KINDS = ("raise", "wrong", "exit", "segv", "hang", "child", "torn")
+
+
 def break_at(kind: str, stage: stages.Stage) -> None:
     """Makes the stage's first ``tell`` its last."""
     tell = stages.Stage.tell
@@ -107,9 +111,10 @@ def break_at(kind: str, stage: stages.Stage) -> None:
 def main() -> int:
     torch.set_num_threads(1)
     patch()
-    name, _, kind = os.environ.get("PRELUDE_DRY_FAULT", "").partition(":")
-    if name == sys.argv[1]:
-        break_at(kind, stages.Stage(name, stages.ROOT))
+    for fault in os.environ.get("PRELUDE_DRY_FAULT", "").split(","):
+        name, _, kind = fault.partition(":")
+        if name == sys.argv[1]:
+            break_at(kind, stages.Stage(name, stages.ROOT))
     return stages.main()
 
 

@@ -75,7 +75,7 @@ class EmulatedDevice(SimulatedDevice):
         built = library(kernel.file, self.element == torch.float32, self.head_dim, kernel.flags)
         run = getattr(built, f"run_{kernel.name}")
         columns, rows = (*grid, 1)[:2]
-        cluster = min(kernel.cluster, CLUSTER) if kernel.file == "sample" else kernel.cluster
+        cluster = min(kernel.cluster, CLUSTER) if kernel.file in ("sample", "logits") else kernel.cluster
         # Where a block's work depends on its size, the grid counts on it.
         block = kernel.block if kernel.name in ("silu_gate", "attend", "product") else BLOCK
 

@@ -127,9 +127,11 @@ def random_readout(rng: np.random.Generator, s: PromptSlices, vocab: int) -> Rea
         )
     if kind < 0.75:
         return random_samples(rng, rows, vocab)
-    pooling = ("last", "cls", "mean")[int(rng.integers(3))]
+    modes = ("last", "cls", "mean", "max", "weightedmean", "mean_sqrt_len_tokens", "mean+last+max")
+    pooling = modes[int(rng.integers(len(modes)))]
     cuts = np.unique(np.concatenate([[0, len(rows)], rng.integers(1, len(rows) + 1, 3)]))
-    return PooledRows(i32(rows), i32(cuts), pooling)
+    before = i32(rng.integers(0, 50, len(cuts) - 1)) if rng.random() < 0.3 else None
+    return PooledRows(i32(rows), i32(cuts), pooling, before)
 
 
 def random_batch(rng: np.random.Generator, vocab: int) -> OneShotBatch | DecodeBatch | MixedBatch:

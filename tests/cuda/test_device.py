@@ -312,7 +312,6 @@ def test_models_the_kernels_cannot_take_are_named(model: Model) -> None:
         (_changed(spec, {"head_dim": 20, "rope": replace(rope, width=20)}), "head_dim=20 is not a multiple of 8"),
         (_changed(spec, {"head_dim": 512, "rope": replace(rope, width=512)}), "above 256"),
         (_changed(spec, {"rope": replace(rope, width=8)}), "rotation of a part of a head"),
-        (_changed(spec, {"window": 4}), "attention within a window"),
         (_changed(spec, {"cap": 5.0}), "a soft cap or a scale"),
         (_changed(spec, {"scale": 0.5}), "a soft cap or a scale"),
         (_changed(spec, mlp_after=last.mlp_norm), "norms of a layer's output"),

@@ -195,7 +195,11 @@ def test_norms(element: torch.dtype) -> None:
         both(kernels.GATHER, (3,), [rows, cast, width, torch.zeros(3, width, dtype=element)], [3], element), element
     )
     indptr = torch.tensor([0, 1, 5], dtype=torch.int32)
-    close(both(kernels.MEAN_ROWS, (2,), [source, indptr, width, torch.zeros(2, width)], [3], element), element)
+    ahead = torch.tensor([3, 9], dtype=torch.int32)
+    for mode in range(len(kernels.POOLINGS)):
+        for before in (None, ahead):
+            args = [source, indptr, before, mode, width, width + 4, torch.zeros(2, width + 4)]
+            close(both(kernels.POOL_ROWS, (2,), args, [6], element), element)
 
 
 @emulated
@@ -295,7 +299,8 @@ def test_statistics_pairs_and_best_tokens() -> None:
     logits[2, 5] = float("nan")
     stats = [torch.zeros(rows), torch.zeros(rows, dtype=torch.float64)]
     counts = [torch.zeros(rows, dtype=torch.int32) for _ in range(2)]
-    found = both(kernels.ROW_STATS, (rows,), [logits, vocab, *stats, *counts], [2, 3, 4, 5], f32)
+    args, shared = [logits, vocab, *stats, *counts], kernels._STATS_SHARED
+    found = both(kernels.ROW_STATS, (rows,), args, [2, 3, 4, 5], f32, shared)
     good = [0, 1, 3]
     close([(a[good], b[good]) for a, b in found[:2]], f32)
     assert torch.equal(found[2][0][good], found[2][1][good]) and found[2][0][0] == 3
@@ -312,6 +317,26 @@ def test_statistics_pairs_and_best_tokens() -> None:
     tops = both(kernels.TOP, (rows,), [logits, vocab, 9, largest, rest, *best], [5, 6], f32)
     assert torch.equal(*tops[0])
     close([(a[good], b[good]) for a, b in tops[1:]], f32)
+
+
+@emulated
+@pytest.mark.parametrize("vocab", [2, 7, 64, 301])
+def test_statistics_join_the_blocks_of_a_cluster(vocab: int) -> None:
+    """Ties between blocks, blocks of masked logits alone, rows that are not finite, and blocks without a part."""
+    logits = torch.randn(6, vocab, generator=torch.Generator().manual_seed(vocab)) * 4
+    logits[0, [0, vocab - 1]] = 50.0
+    logits[1, : vocab // 2] = float("-inf")
+    logits[2, vocab // 2 :] = float("-inf")
+    logits[3] = float("-inf")
+    logits[4, vocab - 1] = float("inf")
+    stats = [torch.zeros(6), torch.zeros(6, dtype=torch.float64)]
+    args = [logits, vocab, *stats, *(torch.zeros(6, dtype=torch.int32) for _ in range(2))]
+    shared = kernels._STATS_SHARED
+    largest, rest, best, finite = both(kernels.ROW_STATS, (6,), args, [2, 3, 4, 5], torch.float32, shared)
+    good = [0, 1, 2, 5]
+    close([(a[good], b[good]) for a, b in (largest, rest)], torch.float32)
+    assert torch.equal(best[0][good], best[1][good]) and best[0][0] == 0
+    assert finite[0].tolist() == finite[1].tolist() == [1, 0, 0, 0, 0, 1]
 
 
 @emulated

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from prelude.cuda.key_lists import key_lists
 from prelude.cuda.layout import Levels, Paged, StepLayout, lay_out
 from prelude.cuda.prompt_tree import Tree
 from prelude.cuda.shapes import SHORT, SHORT_STEP, STEP, Shape, Writer, power_bucket, token_bucket
@@ -65,7 +66,7 @@ def test_levels_and_key_lists_read_what_the_batch_says(seed: int) -> None:
     assert np.array_equal(layout.token_ids[place], s.token_ids)
     assert np.array_equal(layout.positions[place], s.positions)
     expected = prompt_keys(s)
-    lists = layout.key_lists(BLOCK)
+    lists = key_lists(layout, BLOCK)
     for token, keys in enumerate(expected):
         row = int(place[token])
         moved = [key if key < 0 else int(place[key]) for key in keys]
@@ -84,7 +85,7 @@ def test_decode_tables_are_trimmed_to_what_is_written(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = random_decode(rng, VOCAB)
     layout = lay_out(MixedBatch(slices([Segment(i32([]))]), (), rows, None), BLOCK)
-    lists, level = layout.key_lists(BLOCK), layout.body.decode
+    lists, level = key_lists(layout, BLOCK), layout.body.decode
     assert level is not None
     for b in range(rows.num_rows):
         table = rows.block_ids[rows.block_indptr[b] : rows.block_indptr[b + 1]]
@@ -172,7 +173,7 @@ def test_padding_writes_to_the_scratch_block_only(seed: int) -> None:
     rng = np.random.default_rng(seed)
     batch = random_batch(rng, VOCAB)
     layout = lay_out(batch, BLOCK)
-    keys = len(layout.key_lists(BLOCK).keys) if seed % 2 else 0
+    keys = len(key_lists(layout, BLOCK).keys) if seed % 2 else 0
     shape = Shape.exact(layout, keys).bucket(None)
     fields = Fields(shape.sizes())
     area = np.full(fields.nbytes, 0x7F, np.uint8)
@@ -223,7 +224,7 @@ def test_an_idle_step_fills_its_buckets(seed: int) -> None:
     """The step that a graph is recorded on has as many rows as the bucket, no more requests than rows, and touches no
     block but the scratch one."""
     layout = lay_out(random_batch(np.random.default_rng(seed), VOCAB), BLOCK)
-    keys = len(layout.key_lists(BLOCK).keys) if seed % 2 else 0
+    keys = len(key_lists(layout, BLOCK).keys) if seed % 2 else 0
     shape = Shape.exact(layout, keys).bucket(None)
     fields = Fields(shape.sizes())
     area = np.full(fields.nbytes, 0x7F, np.uint8)

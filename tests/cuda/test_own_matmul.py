@@ -3,6 +3,7 @@ kernel allows; the choice between them and the library; the compiled code of eve
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import subprocess
@@ -10,17 +11,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from prelude.cuda import compiler, kernels, own_matmul, own_trial
-from prelude.cuda.own_matmul import ADD, GATE, HEADS, NARROW, WIDE, OwnMatmuls, Variant
+from prelude.cuda import compiler, kernels, layer_products, own_matmul, own_trial
+from prelude.cuda.executor import CudaExecutor
+from prelude.cuda.graphs import GraphPolicy
+from prelude.cuda.own_matmul import (
+    ADD,
+    GATE,
+    HEADS,
+    NARROW,
+    NORM,
+    WIDE,
+    NormAfter,
+    OwnMatmuls,
+    RowFactors,
+    Variant,
+    scaled,
+)
 from torch import Tensor
 
 from bench.gpu.count import table
 from bench.gpu.models import MODELS
+from prelude.batch import DecodeRows, MixedBatch, OneShotBatch, PooledRows
+from tests.checkpoints import save_model
 from tests.cuda import twins
+from tests.cuda.conftest import simulated
 from tests.cuda.emulated import COMPILER, EmulatedDevice
 from tests.cuda.simulated import SimulatedDevice
+from tests.execution.helpers import Model, Segment, i32, prompts, random_ids, run, slices
 
 emulated = pytest.mark.skipif(COMPILER is None, reason="no g++ to run kernels on the host")
 NVCC = shutil.which("nvcc")
@@ -40,16 +60,27 @@ def product(
     x = randn(device, rows, inner + spare)[:, :inner]
     weight = randn(device, outputs, inner, scale=inner**-0.5)
     width = outputs // 2 if mode == GATE else outputs
-    dtype = torch.float32 if mode in (WIDE, ADD) else BF16
+    dtype = torch.float32 if mode in (WIDE, ADD, NORM) else BF16
     whole = device.empty((rows, width + spare), dtype)
     whole.fill_(0.5)
     out = whole[:, :width]
     job = own_matmul.job_of(mode, x, weight, out)
     assert job is not None
-    own_matmul.run(device, job, variant, x, weight, out, own_matmul.NO_HEADS)
+    factors = norm = None
+    if mode not in (ADD, NORM):
+        factors = RowFactors(device.empty((rows, 3), torch.float32), 1e-6)
+        factors.squares.copy_(torch.rand(rows, 3, generator=torch.Generator().manual_seed(rows)) * inner)
+    if mode == NORM:
+        normed = device.zeros((rows, width + spare), BF16)
+        room = device.zeros((rows * variant.tiles(job) + 8, 1), torch.float32)
+        norm = NormAfter(randn(device, width, dtype=torch.float32), 1e-6, normed[:, :width], room)
+    left = own_matmul.run(device, job, variant, x, weight, out, factors=factors, norm=norm)
     device.close()
     assert (whole[:, width:] == 0.5).all()
-    return out.float()
+    if norm is None:
+        return out.float()
+    assert left is not None and not normed[:, width:].any() and not room[-8:].any()
+    return torch.cat([out, scaled(norm.normed, left)], dim=1)
 
 
 @emulated
@@ -64,6 +95,9 @@ def product(
         (GATE, 15, 256, 256, Variant(2, 4)),
         (NARROW, 70, 64, 448, Variant(1, 1)),  # two chunks of rows; the ring comes round
         (GATE, 128, 64, 64, Variant(1, 1)),
+        (NORM, 1, 64, 64, Variant(1, 1)),
+        (NORM, 13, 136, 448, Variant(1, 4)),  # the last tile has eight outputs
+        (NORM, 16, 136, 256, Variant(2, 2)),
     ],
 )
 def test_modes_are_their_twins(mode: int, rows: int, outputs: int, inner: int, variant: Variant) -> None:
@@ -71,6 +105,41 @@ def test_modes_are_their_twins(mode: int, rows: int, outputs: int, inner: int, v
     theirs = product(SimulatedDevice(BF16), mode, rows, outputs, inner, variant)
     tolerance = 1e-5 if mode in (WIDE, ADD) else 2**-7
     assert torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance), (ours - theirs).abs().max()
+
+
+@emulated
+def test_random_sizes_are_their_twins() -> None:
+    """Rows, outputs, parts of ``inner`` and tiles in any combination that the kernel takes."""
+    rng, modes = random.Random(11), [NARROW, WIDE, ADD, GATE, NORM] * 4
+    for mode in modes:
+        blocks, groups = rng.choice((1, 1, 2, 4)), rng.choice((1, 2))
+        rows, outputs = rng.randint(1, 16), 8 * rng.randint(1, 18) * (2 if mode == GATE else 1)
+        inner = 64 * rng.randint(blocks, blocks + 7)
+        sizes = (mode, rows, outputs, inner, Variant(groups, blocks))
+        ours, theirs = (product(device, *sizes) for device in (EmulatedDevice(BF16, 32), SimulatedDevice(BF16)))
+        tolerance = 1e-5 if mode in (WIDE, ADD) else 2**-7
+        assert torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance), (sizes, (ours - theirs).abs().max())
+
+
+@emulated
+def test_a_norm_of_two_products_is_the_norm_between_them() -> None:
+    """What NORM leaves and GATE applies, against a norm of its own."""
+    device, rows, hidden, inner = EmulatedDevice(BF16, 32), 6, 192, 128
+    x, first = randn(device, rows, 256), randn(device, hidden, 256, scale=0.1)
+    second = randn(device, 2 * inner, hidden, scale=0.1)
+    stream, out = randn(device, rows, hidden, dtype=torch.float32), device.empty((rows, inner), BF16)
+    gain, normed = randn(device, hidden, dtype=torch.float32), device.empty((rows, hidden), BF16)
+    wanted = stream + x.float() @ first.float().t()
+    norm = NormAfter(gain, 1e-6, normed, device.empty((rows * 3, 1), torch.float32))
+    job = own_matmul.job_of(NORM, x, first, stream)
+    behind = own_matmul.job_of(GATE, normed, second, out)
+    assert job is not None and behind is not None
+    left = own_matmul.run(device, job, Variant(1, 2), x, first, stream, norm=norm)
+    own_matmul.run(device, behind, Variant(2, 1), normed, second, out, factors=left)
+    device.close()
+    assert torch.allclose(stream, wanted, atol=1e-4)
+    sums = twins._normed(wanted, gain, 1e-6) @ second.float().t()
+    assert own_matmul.same(out, torch.nn.functional.silu(sums[:, :inner]) * sums[:, inner:])
 
 
 @emulated
@@ -90,7 +159,9 @@ def test_heads_are_normed_turned_and_kept(width: int, gains: bool) -> None:
         job = own_matmul.job_of(HEADS, x, weight, out, width)
         assert job is not None
         rest = (*counts, positions, table, q_gain, k_gain, 1e-6, slots, *pool)
-        own_matmul.run(device, job, Variant(width // 64, 2), x, weight, out, rest)
+        factors = RowFactors(device.empty((rows, 2), torch.float32), 1e-5)
+        factors.squares.copy_(torch.tensor([[0.5, 1.0], [9.0, 0.0], [3.0, 4.0], [1.0, 1.0], [100.0, 7.0]]) * inner)
+        own_matmul.run(device, job, Variant(width // 64, 2), x, weight, out, rest, factors=factors)
         device.close()
         results.append([out.float(), *(p.float() for p in pool)])
     for ours, theirs in zip(*results):
@@ -135,6 +206,15 @@ class Device(SimulatedDevice):
             return
         super().launch(kernel, grid, args, shared)
 
+    def capture(self, work: Callable[[], None], *, search: bool = True) -> Any:
+        if self.own_matmuls is not None:
+            self.own_matmuls.searching = search
+        try:
+            return super().capture(work, search=search)
+        finally:
+            if self.own_matmuls is not None:
+                self.own_matmuls.searching = False
+
     def seconds(self, work: Callable[[], None]) -> float:
         before = self.elapsed
         work()
@@ -157,11 +237,11 @@ def gate(device: Device) -> tuple[Tensor, Tensor]:
     own = device.own_matmuls
     assert own is not None
     own.searching = True
-    own_matmul.matmul_gated(device, x, weight, None, between, out)
+    layer_products.matmul_gated(device, x, weight, None, between, out)
     own.searching = False
     device.calls.clear()
     out.fill_(float("nan"))
-    own_matmul.matmul_gated(device, x, weight, None, between, out)
+    layer_products.matmul_gated(device, x, weight, None, between, out)
     sums = x.float() @ weight.float().t()
     return out, torch.nn.functional.silu(sums[:, :128]) * sums[:, 128:]
 
@@ -179,7 +259,7 @@ def test_a_faster_variant_with_the_librarys_numbers_is_taken_and_kept(tmp_path: 
     later = Device(cheap)
     own = own_on(later, tmp_path, tried=())
     x, weight = randn(later, 9, 128), randn(later, 256, 128)
-    own_matmul.matmul_gated(later, x, weight, None, later.empty((9, 256), BF16), later.empty((9, 128), BF16))
+    layer_products.matmul_gated(later, x, weight, None, later.empty((9, 256), BF16), later.empty((9, 128), BF16))
     assert later.calls == ["product"], "kept for the next process"
     assert not own.run(GATE, x[:8], weight, later.empty((8, 128), BF16), lambda x, out: None), "for one shape"
 
@@ -217,11 +297,74 @@ def test_heads_are_one_kernel_too(tmp_path: Path) -> None:
         if own:
             own_on(device, tmp_path).searching = True
         args = (out, counts, positions, table, (gain, None), 1e-6, slots, pool)
-        own_matmul.matmul_heads(device, x, weight, None, *args)
+        layer_products.matmul_heads(device, x, weight, None, *args)
         results.append([t.float() for t in (out, *pool)])
         assert device.calls[-1] == ("product" if own else "qk_rope")
     for ours, theirs in zip(*results):
         assert torch.allclose(ours, theirs, rtol=2**-5, atol=2**-5)
+
+
+def model_of_tiles(folder: Path, **changes: Any) -> Model:
+    """Sizes that the kernel takes: heads of 64, and whole stages."""
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 64}
+    return Model(save_model(folder, **sizes | {"num_attention_heads": 2, "num_key_value_heads": 1} | changes))
+
+
+def executor_with_own(model: Model, folder: Path, cost: Callable[[str], float], policy: GraphPolicy) -> CudaExecutor:
+    device = Device(cost)
+    own_on(device, folder, tried=("16x1", "16x2", "32x1", "32x2", "64x1", "64x2"))
+    return simulated(model, device=device, policy=policy)
+
+
+@pytest.mark.parametrize("read", ["last", "every", "none"])
+def test_a_layer_is_five_kernels(tmp_path: Path, read: str) -> None:
+    """No norm between products has a kernel, up to and with the last layer, and the numbers are those of the
+    library's way. (The simulated device has the library alone for a product that nothing follows.)"""
+    model = model_of_tiles(tmp_path / "model")
+    s = slices([Segment(random_ids(1, 20), write=[2, 3]), Segment(random_ids(2, 9))])
+    rows = {"last": [19, 28], "every": list(range(29)), "none": []}[read]
+    batch = OneShotBatch(s, PooledRows(i32(rows), i32(range(len(rows) + 1)), "last"))
+    if read == "none":
+        batch = MixedBatch(s, (), DecodeRows(*[i32([])] * 4, i32([0]), i32([])), None)
+    policy = GraphPolicy(at_once=True)
+    executor = executor_with_own(model, tmp_path, cheap, policy)
+    reference = simulated(model, element=BF16, policy=policy)
+    ours, theirs = run(executor, batch), run(reference, batch)
+    for a, b in zip(ours.outputs, theirs.outputs):
+        assert np.abs(a.vectors - b.vectors).max() < 0.06 * np.abs(b.vectors).max()
+    close = (executor.pool[:, :, 32:64].float() - reference.pool[:, :, 32:64].float()).abs().max()
+    assert close < 0.05 * reference.pool.float().abs().max()
+    (program,) = executor.graphs._programs.values()
+    names = [name for name, _ in program.graph.operations]
+    layers = names[names.index("embed_norm") + 1 :]
+    layer = ["product", "ragged", "product", "product", "product"]
+    assert layers[:10] == layer * 2
+    last = {
+        "last": ["gather_norm", "product", "product", "ragged", "product", "product", "matmul"],
+        "every": [*layer[:2], "gather", "gather_norm", "product", "product", "matmul"],
+        "none": ["product"],
+    }[read]
+    assert layers[10 : 10 + len(last)] == last
+    assert "rms_norm" not in names and "qk_rope" not in names and "silu_gate" not in names
+
+
+@pytest.mark.parametrize("library", ["gate", "heads", "norm"])
+def test_factors_are_left_only_to_products_that_apply_them(tmp_path: Path, library: str) -> None:
+    """Where the library has one of the products, the norm in front of it is a kernel."""
+    model = model_of_tiles(tmp_path / "model")
+    batch = OneShotBatch(prompts(random_ids(1, 20)), PooledRows(i32([19]), i32([0, 1]), "last"))
+    executor = executor_with_own(model, tmp_path, cheap, GraphPolicy(at_once=True))
+    own = executor.device.own_matmuls
+    assert own is not None
+    mode = {"gate": GATE, "heads": HEADS, "norm": NORM}[library]
+    offered = own._offered
+    own._offered = lambda job, variant: job.mode != mode and offered(job, variant)  # type: ignore[method-assign]
+    ours = run(executor, batch)
+    theirs = run(simulated(model, element=BF16, policy=GraphPolicy(enabled=False)), batch)
+    assert np.abs(ours.outputs[0].vectors - theirs.outputs[0].vectors).max() < 0.06
+    (program,) = executor.graphs._programs.values()
+    names = [name for name, _ in program.graph.operations]
+    assert names.count("rms_norm") == {"gate": 3, "heads": 2, "norm": 5}[library]
 
 
 def test_the_trial_finds_wrong_kernels(tmp_path: Path) -> None:
@@ -233,6 +376,25 @@ def test_the_trial_finds_wrong_kernels(tmp_path: Path) -> None:
     assert OwnMatmuls(device, device.seconds, own.path).passed == {"16x1"}
     own.trial_path.write_text('{"16x1": 1, "32x1": {"passed": "yes"}, "64x1": {"passed": true}}')
     assert OwnMatmuls(device, device.seconds, own.path).passed == {"64x1"}
+
+
+def test_launches_fit_the_device_whatever_the_sizes() -> None:
+    """Every variant of random products: tiles cover the outputs once, blocks have a part each, limits of a GPU."""
+    rng, seen = random.Random(12), 0
+    for _ in range(300):
+        mode, rows = rng.choice((NARROW, WIDE, ADD, GATE, HEADS, NORM)), rng.randint(1, 256)
+        head_dim = rng.choice((64, 128)) if mode == HEADS else 0
+        outputs = (head_dim or 8) * rng.randint(1, 2000 // (head_dim or 8) * 8)
+        job = own_matmul.Job(mode, rows, outputs, 64 * rng.randint(1, 200), 12800, outputs, head_dim)
+        for variant in own_matmul.variants(job):
+            made, shared = own_matmul.kernel(next(most for most in own_matmul.ROWS if most >= rows), variant)
+            tile, tiles = 64 * variant.groups, variant.tiles(job)
+            assert (tiles - 1) * tile < outputs <= tiles * tile and tiles * variant.blocks < 1 << 31
+            assert made.block <= 1024 and made.cluster == variant.blocks <= 8 and shared <= 227 << 10
+            assert job.inner // 64 >= variant.blocks and (mode != HEADS or tile == head_dim)
+            assert tiles <= -(-outputs // 64), "room for sums of squares, which is of tiles of 64 outputs"
+            seen += 1
+    assert seen > 300
 
 
 def test_what_the_kernel_does_not_do_is_the_librarys() -> None:

@@ -11,9 +11,23 @@ import pytest
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
-from prelude.batch import LogprobOutput, PooledOutput, SampleOutput, StepResult
+from prelude.batch import LogprobOutput, OneShotBatch, PooledOutput, PooledRows, SampleOutput, StepResult
+from prelude.execution.cuda import check_supported
+from tests.checkpoints import save_model
 from tests.cuda.plans import BLOCKS, random_batch
-from tests.execution.helpers import BLOCK, VOCAB, Model, Segment, hidden, prompts, random_ids, run, slices
+from tests.execution.helpers import (
+    BLOCK,
+    VOCAB,
+    Model,
+    Segment,
+    hidden,
+    i32,
+    prompts,
+    random_ids,
+    run,
+    sampling,
+    slices,
+)
 
 
 def same(ours: StepResult, theirs: StepResult, tolerance: float) -> None:
@@ -61,6 +75,42 @@ def test_random_batches(variant: Model, on_device: Callable[..., CudaExecutor], 
         same(run(executor, batch), run(reference, batch), 2e-4)  # type: ignore[arg-type]
     same_pools(executor, reference, 1e-4)
     assert (executor.graphs.replays > 5) == graphs
+
+
+WINDOWS: dict[str, dict[str, Any]] = {
+    "mistral": {"family": "mistral", "sliding_window": 24, "tie_word_embeddings": False},
+    "some-layers": {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+}
+
+
+@pytest.fixture(scope="module", params=list(WINDOWS))
+def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(save_model(tmp_path_factory.mktemp(request.param), **WINDOWS[request.param]))
+
+
+@pytest.mark.parametrize("levels", [True, False], ids=["levels", "keys"])
+def test_windows(windowed: Model, on_device: Callable[..., CudaExecutor], levels: bool) -> None:
+    """Sequences within the window, across its edge and far beyond it; behind cached prefixes, in folds, in decode.
+    Only steps that a window cuts leave FlashInfer's levels."""
+    check_supported(windowed.config.spec)
+    executor = on_device(windowed, levels=levels, policy=GraphPolicy(at_once=True))
+    reference = windowed.executor(num_blocks=BLOCKS)
+    assert executor.windows == (23,)
+    rng = np.random.default_rng(9)
+    short = slices(
+        [Segment(random_ids(1, 24), write=[0, 1]), Segment(random_ids(2, 5)), Segment(random_ids(3, 9), 1)]
+    )
+    for batch in (
+        OneShotBatch(short, PooledRows(i32(range(38)), i32([0, 24, 38]), "mean")),
+        OneShotBatch(prompts(random_ids(4, 25)), sampling([24])),
+        OneShotBatch(prompts(random_ids(5, 90)), PooledRows(i32(range(90)), i32([0, 90]), "mean")),
+        *(random_batch(rng, VOCAB) for _ in range(14)),
+    ):
+        same(run(executor, batch), run(reference, batch), 2e-4)
+    same_pools(executor, reference, 1e-4)
+    shapes = list(executor.graphs._programs)
+    assert any(shape.windows == (23,) for shape in shapes)
+    assert any(not shape.keys for shape in shapes) == levels
 
 
 def bits_in_any_company(executor: CudaExecutor) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from prelude.cuda.own_matmul import ADD, GATE, HEADS, WIDE
+from prelude.cuda import kernels
+from prelude.cuda.own_matmul import ADD, GATE, HEADS, NORM, WIDE
 from torch import Tensor
 
 from prelude.batch import LogitEdits, SampleRows
@@ -66,11 +67,22 @@ def gather(n: int, rows: Any, source: Any, width: int, to: Any) -> None:
     to.at(n, width).copy_(_rows(rows, n, source, width))
 
 
-def mean_rows(n: int, exact: Any, indptr: Any, width: int, out: Any) -> None:
+def pool_rows(n: int, exact: Any, indptr: Any, before: Any, mode: int, width: int, stride: int, out: Any) -> None:
     edges = indptr.at(n + 1).tolist()
     rows = exact.at(edges[-1], width).double()
+    to = out.strided((n, width), (stride, 1))
     for i in range(n):
-        out.at(n, width)[i] = rows[edges[i] : edges[i + 1]].mean(0)
+        own = rows[edges[i] : edges[i + 1]]
+        first = 1 if before is None else 1 + int(before.at(n)[i])
+        weights = torch.arange(first, first + len(own), dtype=torch.float64)
+        to[i] = {
+            "mean": lambda own: own.mean(0),
+            "max": lambda own: own.amax(0),
+            "mean_sqrt_len_tokens": lambda own: own.sum(0) / len(own) ** 0.5,
+            "weightedmean": lambda own, weights=weights: weights @ own / weights.sum(),
+            "cls": lambda own: own[0],
+            "last": lambda own: own[-1],
+        }[kernels.POOLINGS[mode]](own)
 
 
 def qk_rope(
@@ -142,16 +154,30 @@ def attend(
     width = twins_head_dim()
     assert abs(scale - width**-0.5) < 1e-6
     queries = q.strided((n, heads, width), (q_stride, width, 1))
+    starts, counts = first.at(n).tolist(), count.at(n).tolist()
+    listed = keys.at(max(at + length for at, length in zip(starts, counts))).long()
 
-    def row(own: Any, pool: Any, key: int) -> Tensor:
-        if key >= 0:
-            return own.strided((key + 1, kv_heads, width), (stride, width, 1))[key]
-        return pool.at(-key, kv_heads, width)[-1 - key]
+    def values(own: Any, pool: Any) -> Tensor:
+        """Of every key that is listed."""
+        found = torch.empty(len(listed), kv_heads, width)
+        here, there = listed >= 0, listed < 0
+        if here.any():
+            rows = int(listed.max()) + 1
+            found[here] = own.strided((rows, kv_heads, width), (stride, width, 1))[listed[here]].float()
+        if there.any():
+            slots = -1 - listed[there]
+            found[there] = pool.at(int(slots.max()) + 1, kv_heads, width)[slots].float()
+        return found
 
-    for r, (at, length) in enumerate(zip(first.at(n).tolist(), count.at(n).tolist())):
-        chosen = keys.at(at + length)[at:].tolist()
-        ks, vs = (torch.stack([row(own, pool, key) for key in chosen]) for own, pool in ((k, pool_k), (v, pool_v)))
-        out.at(n, heads, width)[r] = attention(queries[r : r + 1], ks, vs, False)[0][0].to(queries.dtype)
+    ks, vs = values(k, pool_k), values(v, pool_v)
+    to, r = out.at(n, heads, width), 0
+    while r < n:  # rows side by side whose keys end one behind the other are one causal call
+        rows = r + 1
+        while rows < n and starts[rows] == starts[r] and counts[rows] == counts[rows - 1] + 1:
+            rows += 1
+        at = slice(starts[r], starts[r] + counts[rows - 1])
+        to[r:rows] = attention(queries[r:rows], ks[at], vs[at], True)[0].to(to.dtype)
+        r = rows
 
 
 def row_stats(n: int, logits: Any, vocab: int, largest: Any, rest: Any, best: Any, finite: Any) -> None:
@@ -263,11 +289,26 @@ def product(
     out: Any,
     wide: Any,
     out_stride: int,
+    gain: Any,
+    squares: Any,
+    row_squares: Any,
+    row_parts: int,
+    row_eps: float,
     *heads: Any,
 ) -> None:
     """In float32 up to the one rounding of the result."""
     sums = x.strided((rows, inner), (x_stride, 1)).float() @ weight.at(outputs, inner).float().t()
-    if mode in (WIDE, ADD):
+    if row_squares is not None:
+        mean = row_squares.at(rows, row_parts).sum(1, keepdim=True) / inner
+        sums = sums * torch.rsqrt(mean + row_eps)
+    if mode == NORM:
+        to = wide.strided((rows, outputs), (out_stride, 1))
+        to.copy_(sums + to)
+        out.strided((rows, outputs), (out_stride, 1)).copy_(to * gain.at(outputs))
+        tile = 64 * -(-outputs // (64 * n))  # of a grid of ``n`` tiles
+        parts = [part.square().sum(1) for part in to.split(tile, dim=1)]
+        squares.at(rows, n).copy_(torch.stack(parts, dim=1))
+    elif mode in (WIDE, ADD):
         to = wide.strided((rows, outputs), (out_stride, 1))
         to.copy_(sums + to if mode == ADD else sums)
     elif mode == GATE:

@@ -17,6 +17,7 @@ import os
 import random
 import re
 import resource
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,6 +76,31 @@ def core_objects(module: Any) -> list[Any]:
     ]  # fmt: skip
 
 
+def gpu_objects(module: Any) -> list[Any]:
+    """A step that was measured, and places for arrays."""
+
+    def ints(*values: int) -> np.ndarray:
+        return np.array(values, np.int32)
+
+    slices = types.SimpleNamespace(
+        token_ids=ints(1, 2, 3),
+        positions=ints(0, 1, 2),
+        starts=ints(0, 2, 3),
+        parents=ints(-1, 0),
+        context_lens=ints(0, 0),
+        context_indptr=ints(0, 0, 0),
+        context_blocks=ints(),
+        write_slots=None,
+    )
+    packer = module.StepPacker(16, 64, 128, 256, True, 64, 64, 8, 64, 512)
+    packer.measure(slices, None, ((ints(2), False),), 8, 0)
+    offsets = dict.fromkeys(("ids", "positions", "slots", "read", "read_positions"), 0)
+    sizes = dict.fromkeys(
+        ("prompts", "own", "decoding", "entries", "scratch_block", "read_prompts", "read_decoding"), 8
+    )
+    return [packer, module.Places(offsets, sizes, (0, 0), ())]
+
+
 def tokenizer_objects(module: Any) -> list[Any]:
     text = (
         '{"added_tokens":[{"id":2,"content":"<s>","single_word":false,"lstrip":false,"rstrip":false,'
@@ -88,6 +114,7 @@ class Abuse:
         self.random = random.Random(seed)
         self.classes = classes_of(module)
         self.good = core_objects(module) if hasattr(module, "KvPool") else []
+        self.good += gpu_objects(module) if hasattr(module, "StepPacker") else []
         self.good += tokenizer_objects(module) if hasattr(module, "CoreTokenizer") else []
         self.others = [
             None, True, 1.5, float("nan"), "", "x", "auto", b"", b"k" * 16, (), [], {}, frozenset(), [None], (None,),

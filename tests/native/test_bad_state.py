@@ -19,7 +19,9 @@ from prelude.scheduling.queues import Queues
 ABUSE = Path(__file__).with_name("abuse.py")
 
 
-@pytest.mark.parametrize("module", ["prelude._native.core", "prelude._native.cpu", "prelude.tokenizer._core"])
+@pytest.mark.parametrize(
+    "module", ["prelude._native.core", "prelude._native.cpu", "prelude._native.gpu", "prelude.tokenizer._core"]
+)
 def test_every_public_name_survives_bad_and_missing_state(module: str) -> None:
     command = [sys.executable, "-X", "faulthandler", str(ABUSE), module, "--seed", "3", "--calls", "12000"]
     done = subprocess.run(command, capture_output=True, text=True)

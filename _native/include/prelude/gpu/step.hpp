@@ -1,24 +1,26 @@
-// The arrays of a plain step for a device: prompts without parents and without cached context, or decode rows, and
-// one readout. Which sizes it has (`measure`), and its arrays in the places of a recorded shape (`fill`).
+// The arrays of a step for a device, as prelude/cuda/layout.py and shapes.py define them: which sizes it has
+// (`measure`), and its arrays in the places of a recorded shape (`fill`). Tests hold both to the same bytes.
 //
-//   measure   batch ─▶ Counts: exact sizes, and the sizes of the shape that serves it. false: the step is not plain,
-//             or an index is out of bounds; the caller's general path serves it or names the mistake
-//   fill      batch, Places of a recorded shape ─▶ one area of bytes; the rows behind the batch are padding
+//   measure   batch ─▶ Counts and levels: exact sizes, and what the shape that serves it depends on. false: the step
+//             is not sound (an index out of bounds, tables too short); the caller's general path names the mistake
+//   fill      Places of a recorded shape ─▶ one area of bytes; the rows behind the step are padding
 //
-// The definitions are those of prelude/cuda/layout.py and shapes.py, which serve every step; tests hold both to the
-// same bytes.
+// A Step keeps pointers into the arrays of the batch that was measured last, which the caller keeps alive, and its
+// vectors from step to step: a step of known sizes allocates nothing.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace prelude::gpu {
 
 struct Prompts {
-  const int32_t *ids, *positions, *starts, *parents, *contexts, *slots;  // slots may be null
-  int64_t tokens, segments;
+  const int32_t *ids, *positions, *starts, *parents, *contexts, *context_indptr, *context_blocks;
+  const int32_t* slots;  // may be null
+  int64_t tokens, segments, held;
 };
 
 struct Decoding {
@@ -26,13 +28,21 @@ struct Decoding {
   int64_t rows, held;
 };
 
+// Rows of one readout: tokens of the prompts, or decode rows.
+struct Reads {
+  const int32_t* rows;
+  int64_t count;
+  bool of_decoding;
+};
+
 struct Limits {
   int32_t block_size, vocab, positions, blocks, pending;
-  int64_t rows;        // of a step
-  int32_t long_query;  // tokens of a prompt from which on another kernel serves it
-  int32_t split_keys;  // keys up to which a decode row is never split
-  int32_t whole_rows;  // decode rows from which on none is split
-  bool cut;            // a last layer with fewer queries is allowed
+  int64_t rows;                        // of a step
+  int32_t long_query;                  // tokens of a prompt from which on another kernel serves it
+  int32_t split_keys;                  // keys up to which a decode row is never split
+  int32_t whole_rows;                  // decode rows from which on none is split
+  int32_t context_rows, context_keys;  // rows below which, and keys above which, those of a cached prefix are
+  bool cut;                            // a last layer with fewer queries is allowed
 };
 
 struct Counts {
@@ -42,11 +52,50 @@ struct Counts {
   int64_t attended;
 };
 
+// Requests over all prompt rows, each with its pages; layout.py's Paged.
+struct Level {
+  std::vector<int32_t> qo, indptr, pages, last, last_qo;
+  int32_t page_size;
+  bool pool, split;
+
+  void clear(int32_t size, bool of_pool) {
+    page_size = size, pool = of_pool, split = false;
+    qo.assign(1, 0);
+    indptr.assign(1, 0);
+    pages.clear();
+    last.clear();
+    last_qo.clear();
+  }
+  int32_t requests() const { return static_cast<int32_t>(last.size()); }
+  void request(int32_t end, int32_t keys) {
+    qo.push_back(end);
+    indptr.push_back(static_cast<int32_t>(pages.size()));
+    last.push_back(keys);
+  }
+  // Rows up to `first` that read nothing stand in a request without keys.
+  void skip_to(int32_t first) {
+    if (first > qo.back()) request(first, 0);
+  }
+  int64_t most_keys() const {
+    int64_t most = 0;
+    for (size_t r = 0; r < last.size(); ++r)
+      if (indptr[r + 1] > indptr[r])
+        most = std::max(most, int64_t{indptr[r + 1] - indptr[r] - 1} * page_size + last[r]);
+    return most;
+  }
+};
+
 // Where arrays begin, in bytes; below 0: the shape has no such array.
+struct LevelPlaces {
+  int64_t qo, indptr, last, pages, last_qo;
+  int32_t requests, entries;
+};
+
 struct Places {
   int64_t ids, positions, slots, read, read_positions, qo, kv, last_qo, indptr, last, pages;
   int64_t lengths, lengths_end;  // the arrays that a plan depends on, which are compared as one run of bytes
   int32_t prompts, own, decoding, entries, read_prompts, read_decoding, scratch_block;
+  std::vector<LevelPlaces> more;
 };
 
 inline int32_t power_bucket(int32_t count, int32_t least = 1) {
@@ -62,14 +111,7 @@ inline int32_t token_bucket(int32_t count) {
   return (count + step - 1) / step * step;
 }
 
-inline bool ascending(const int32_t* rows, int64_t count, int32_t limit) {
-  int32_t before = -1;
-  for (int64_t i = 0; i < count; ++i) {
-    if (rows[i] <= before) return false;
-    before = rows[i];
-  }
-  return before < limit;
-}
+namespace detail {
 
 inline bool within(const int32_t* values, int64_t count, int32_t least, int32_t limit) {
   bool inside = true;  // without a branch: such a loop is vectorised
@@ -77,127 +119,450 @@ inline bool within(const int32_t* values, int64_t count, int32_t least, int32_t 
   return inside;
 }
 
-inline bool measure_prompts(const Prompts& p, const int32_t* rows, int64_t reads, const Limits& limits, Counts& out) {
-  if (p.segments < 1 || p.tokens < 1 || p.tokens > limits.rows || reads < 1) return false;
-  if (p.starts[0] != 0 || p.starts[p.segments] != p.tokens) return false;
-  if (!ascending(rows, reads, static_cast<int32_t>(p.tokens))) return false;
-  if (!within(p.ids, p.tokens, 0, limits.vocab) || !within(p.positions, p.tokens, 0, limits.positions)) return false;
-  const int64_t slots = int64_t{limits.blocks} * limits.block_size;
-  if (p.slots != nullptr && !within(p.slots, p.tokens, -1, static_cast<int32_t>(std::min<int64_t>(slots, INT32_MAX))))
-    return false;
-  out = {};
-  out.cut = limits.cut && reads < p.tokens;
-  int64_t next = 0;  // of the reads
-  for (int64_t s = 0; s < p.segments; ++s) {
-    const int32_t length = p.starts[s + 1] - p.starts[s];
-    if (length < 0 || p.parents[s] >= 0 || p.contexts[s] > 0) return false;
-    if (length == 0) continue;
-    ++out.own;
-    out.longest = std::max(out.longest, length);
-    out.attended += int64_t{length} * (length + 1) / 2;
-    for (; next < reads && rows[next] < p.starts[s + 1]; ++next) out.cut &= rows[next] == p.starts[s + 1] - 1;
-  }
-  out.prompts = static_cast<int32_t>(p.tokens);
-  out.read_prompts = static_cast<int32_t>(reads);
-  out.long_query = out.longest >= limits.long_query;
-  return true;
-}
-
-inline bool measure_decoding(const Decoding& d, const int32_t* rows, int64_t reads, const Limits& limits,
-                             Counts& out) {
-  if (d.rows < 1 || d.rows > limits.rows || reads < 1 || d.indptr[0] != 0 || d.indptr[d.rows] > d.held) return false;
-  if (!ascending(rows, reads, static_cast<int32_t>(d.rows))) return false;
-  if (!within(d.ids, d.rows, -limits.pending, limits.vocab)) return false;
-  if (!within(d.positions, d.rows, 0, limits.positions)) return false;
-  const int64_t slots = int64_t{limits.blocks} * limits.block_size;
-  if (!within(d.slots, d.rows, -1, static_cast<int32_t>(std::min<int64_t>(slots, INT32_MAX)))) return false;
-  out = {};
-  int32_t longest = 0;
-  int64_t pages = 0;
-  for (int64_t b = 0; b < d.rows; ++b) {
-    if (d.contexts[b] < 0 || d.contexts[b] == INT32_MAX) return false;
-    const int32_t length = d.contexts[b] + 1, need = (length - 1) / limits.block_size + 1;
-    if (d.indptr[b + 1] < d.indptr[b] || need > d.indptr[b + 1] - d.indptr[b]) return false;
-    if (!within(d.blocks + d.indptr[b], need, 0, limits.blocks)) return false;
-    longest = std::max(longest, length);
-    pages += need;
-    out.attended += length;
-  }
-  if (pages > (1 << 30)) return false;
-  out.decoding = static_cast<int32_t>(d.rows);
-  out.pages = static_cast<int32_t>(pages);
-  out.read_decoding = static_cast<int32_t>(reads);
-  out.spare = power_bucket(out.decoding) - out.decoding;
-  out.split = longest > limits.split_keys && out.decoding < limits.whole_rows;
-  return true;
-}
-
-namespace detail {
-
 template <class T>
 inline void put(char* area, int64_t at, const T* values, int64_t count, int64_t capacity, T rest) {
   T* target = reinterpret_cast<T*>(area + at);
-  std::memcpy(target, values, static_cast<size_t>(count) * sizeof(T));
+  if (count > 0) std::memcpy(target, values, static_cast<size_t>(count) * sizeof(T));
   std::fill(target + count, target + capacity, rest);
+}
+
+inline void put(char* area, int64_t at, const std::vector<int32_t>& values, int64_t capacity, int32_t rest) {
+  put<int32_t>(area, at, values.data(), static_cast<int64_t>(values.size()), capacity, rest);
 }
 
 }  // namespace detail
 
-inline void fill_prompts(const Prompts& p, const int32_t* rows, int64_t reads, const Places& to, char* area) {
-  using detail::put;
-  put(area, to.ids, p.ids, p.tokens, to.prompts, 0);
-  put(area, to.positions, p.positions, p.tokens, to.prompts, 0);
-  put(area, to.slots, p.slots, p.slots == nullptr ? 0 : p.tokens, to.prompts, -1);
-  put(area, to.read, rows, reads, to.read_prompts, 0);
-  auto* positions = reinterpret_cast<int32_t*>(area + to.read_positions);
-  for (int64_t i = 0; i < reads; ++i) positions[i] = p.positions[rows[i]];
-  std::fill(positions + reads, positions + to.read_prompts, 0);
-  std::memset(area + to.lengths, 0, static_cast<size_t>(to.lengths_end - to.lengths));
-  auto* qo = reinterpret_cast<int32_t*>(area + to.qo);
-  auto* last = to.last_qo < 0 ? nullptr : reinterpret_cast<int32_t*>(area + to.last_qo);
-  int64_t at = 0, next = 0;
-  qo[0] = 0;
-  if (last != nullptr) last[0] = 0;
-  for (int64_t s = 0; s < p.segments; ++s) {
-    if (p.starts[s + 1] == p.starts[s]) continue;
-    while (next < reads && rows[next] < p.starts[s + 1]) ++next;
-    qo[++at] = p.starts[s + 1];
-    if (last != nullptr) last[at] = static_cast<int32_t>(next);
+class Step {
+ public:
+  // `prompts` and `decoding` may be null; one of them has rows.
+  bool measure(const Prompts* prompts, const Decoding* decoding, const std::vector<Reads>& reads,
+               const Limits& limits) {
+    prompts_ = prompts != nullptr && prompts->tokens > 0 ? *prompts : Prompts{};
+    decoding_ = decoding != nullptr && decoding->rows > 0 ? *decoding : Decoding{};
+    limits_ = limits;
+    counts_ = {};
+    level_count_ = 0;
+    const int64_t rows = prompts_.tokens + decoding_.rows;
+    if (rows < 1 || rows > limits.rows || rows > (1 << 30)) return false;
+    if (prompts_.tokens > 0 && !(sound_prompts() && put_in_order() && make_levels())) return false;
+    if (decoding_.rows > 0 && !measure_decoding()) return false;
+    if (!take_reads(reads)) return false;
+    take_cut();
+    counts_.prompts = static_cast<int32_t>(prompts_.tokens);
+    counts_.decoding = static_cast<int32_t>(decoding_.rows);
+    counts_.spare = power_bucket(counts_.decoding) - counts_.decoding;
+    return true;
   }
-  std::fill(qo + at + 1, qo + to.own + 1, qo[at]);
-  if (last != nullptr) std::fill(last + at + 1, last + to.own + 1, last[at]);
-  std::memcpy(area + to.kv, qo, static_cast<size_t>(to.own + 1) * sizeof(int32_t));
-}
 
-inline void fill_decoding(const Decoding& d, const int32_t* rows, int64_t reads, int32_t block_size, const Places& to,
-                          char* area) {
-  using detail::put;
-  put(area, to.ids, d.ids, d.rows, to.decoding, 0);
-  put(area, to.positions, d.positions, d.rows, to.decoding, 0);
-  put(area, to.slots, d.slots, d.rows, to.decoding, to.scratch_block * block_size);
-  put(area, to.read, rows, reads, to.read_decoding, 0);
-  auto* positions = reinterpret_cast<int32_t*>(area + to.read_positions);
-  for (int64_t i = 0; i < reads; ++i) positions[i] = d.positions[rows[i]];
-  std::fill(positions + reads, positions + to.read_decoding, 0);
-  std::memset(area + to.lengths, 0, static_cast<size_t>(to.lengths_end - to.lengths));
-  auto* indptr = reinterpret_cast<int32_t*>(area + to.indptr);
-  auto* last = reinterpret_cast<int32_t*>(area + to.last);
-  auto* pages = reinterpret_cast<int32_t*>(area + to.pages);
-  int32_t at = 0;
-  indptr[0] = 0;
-  for (int64_t b = 0; b < d.rows; ++b) {
-    const int32_t need = d.contexts[b] / block_size + 1;
-    std::memcpy(pages + at, d.blocks + d.indptr[b], static_cast<size_t>(need) * sizeof(int32_t));
-    at += need;
-    indptr[b + 1] = at;
-    last[b] = d.contexts[b] % block_size + 1;
+  const Counts& counts() const { return counts_; }
+  int32_t level_count() const { return level_count_; }
+  const Level& level(int32_t i) const { return levels_[static_cast<size_t>(i)]; }
+  int64_t asked() const { return static_cast<int64_t>(at_.size()); }  // rows, as `measure` was given them
+
+  // Whether the places have room for the step that was measured.
+  bool fits(const Places& to) const {
+    const Counts& n = counts_;
+    bool room = n.prompts <= to.prompts && n.decoding <= to.decoding && n.read_prompts <= to.read_prompts &&
+                n.read_decoding <= to.read_decoding && static_cast<size_t>(level_count_) == to.more.size() &&
+                to.lengths <= to.lengths_end;
+    if (n.prompts > 0) room = room && to.qo >= 0 && to.kv >= 0 && n.own <= to.own && (to.last_qo < 0 || n.cut);
+    if (to.decoding > 0)
+      room = room && to.indptr >= 0 && to.last >= 0 && to.pages >= 0 &&
+             n.pages + (to.decoding - n.decoding) <= to.entries;
+    for (size_t i = 0; room && i < to.more.size(); ++i) {
+      const LevelPlaces& places = to.more[i];
+      room = levels_[i].requests() <= places.requests &&
+             levels_[i].pages.size() <= static_cast<size_t>(places.entries) && (places.last_qo < 0 || n.cut);
+    }
+    return room;
   }
-  std::fill(pages + at, pages + to.entries, to.scratch_block);
-  for (int64_t b = d.rows; b < to.decoding; ++b) {
-    indptr[b + 1] = ++at;
-    last[b] = 1;
+
+  void fill(const Places& to, char* area) const {
+    fill_rows(to, area);
+    fill_read(to, area);
+    std::memset(area + to.lengths, 0, static_cast<size_t>(to.lengths_end - to.lengths));
+    if (to.qo >= 0) {
+      detail::put(area, to.qo, own_, to.own + 1, own_.back());
+      detail::put(area, to.kv, own_, to.own + 1, own_.back());
+      if (to.last_qo >= 0) detail::put(area, to.last_qo, own_last_, to.own + 1, own_last_.back());
+    }
+    for (size_t i = 0; i < to.more.size(); ++i) {
+      const LevelPlaces& places = to.more[i];
+      const Level& level = levels_[i];
+      detail::put(area, places.qo, level.qo, places.requests + 1, level.qo.back());
+      detail::put(area, places.indptr, level.indptr, places.requests + 1, level.indptr.back());
+      detail::put(area, places.last, level.last, places.requests, 0);
+      detail::put(area, places.pages, level.pages, places.entries, 0);
+      if (places.last_qo >= 0)
+        detail::put(area, places.last_qo, level.last_qo, places.requests + 1, level.last_qo.back());
+    }
+    if (to.decoding > 0) fill_decoding(to, area);
   }
-}
+
+  // Of `count` rows from the `first` on, as `measure` was given them: their indices among the shape's read rows.
+  void fill_at(const Places& to, char* area, int64_t at, int64_t capacity, int64_t first, int64_t count) const {
+    auto* target = reinterpret_cast<int32_t*>(area + at);
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t index = at_[static_cast<size_t>(first + i)];
+      target[i] = index < counts_.read_prompts ? index : index + (to.read_prompts - counts_.read_prompts);
+    }
+    std::fill(target + count, target + capacity, 0);
+  }
+
+ private:
+  int32_t slot_limit() const {
+    return static_cast<int32_t>(std::min<int64_t>(int64_t{limits_.blocks} * limits_.block_size, INT32_MAX));
+  }
+
+  bool sound_prompts() const {
+    using detail::within;
+    const Prompts& p = prompts_;
+    if (p.segments < 1 || p.starts[0] != 0 || p.starts[p.segments] != p.tokens) return false;
+    if (!within(p.ids, p.tokens, 0, limits_.vocab) || !within(p.positions, p.tokens, 0, limits_.positions))
+      return false;
+    if (p.slots != nullptr && !within(p.slots, p.tokens, -1, slot_limit())) return false;
+    if (p.context_indptr[0] != 0 || p.context_indptr[p.segments] > p.held) return false;
+    for (int64_t s = 0; s < p.segments; ++s) {
+      if (p.starts[s + 1] < p.starts[s] || p.context_indptr[s + 1] < p.context_indptr[s]) return false;
+      if (p.parents[s] >= s || p.contexts[s] < 0 || p.contexts[s] > (1 << 30)) return false;
+      if (p.parents[s] >= 0 && p.contexts[s] > 0) return false;
+    }
+    return true;
+  }
+
+  int32_t length(int32_t s) const { return prompts_.starts[s + 1] - prompts_.starts[s]; }
+
+  bool same_context(int32_t a, int32_t b) const {
+    const Prompts& p = prompts_;
+    const int32_t count = p.context_indptr[a + 1] - p.context_indptr[a];
+    return p.contexts[a] == p.contexts[b] && count == p.context_indptr[b + 1] - p.context_indptr[b] &&
+           (count == 0 || std::memcmp(p.context_blocks + p.context_indptr[a], p.context_blocks + p.context_indptr[b],
+                                      static_cast<size_t>(count) * sizeof(int32_t)) == 0);
+  }
+
+  uint64_t context_hash(int32_t s) const {
+    const Prompts& p = prompts_;
+    uint64_t hash = 0x9E3779B97F4A7C15u ^ static_cast<uint64_t>(p.contexts[s]);
+    for (int32_t i = p.context_indptr[s]; i < p.context_indptr[s + 1]; ++i)
+      hash = (hash ^ static_cast<uint32_t>(p.context_blocks[i])) * 0x100000001B3u;
+    return hash ^ (hash >> 29);
+  }
+
+  // Preorder: children behind their parent, roots of one context side by side where the first of them stands.
+  bool put_in_order() {
+    const Prompts& p = prompts_;
+    const auto count = static_cast<size_t>(p.segments);
+    bool moves = false;
+    int64_t contexts = 0;
+    for (int64_t s = 0; s < p.segments; ++s) {
+      moves |= p.parents[s] >= 0;
+      contexts += p.contexts[s] > 0;
+    }
+    order_.resize(count);
+    index_.resize(count);
+    moved_ = moves || contexts > 1;
+    if (moved_)
+      walk();
+    else
+      for (size_t i = 0; i < count; ++i) order_[i] = static_cast<int32_t>(i);
+    for (size_t i = 0; i < count; ++i) index_[static_cast<size_t>(order_[i])] = static_cast<int32_t>(i);
+    start_.resize(count);
+    base_.resize(count);
+    depth_.resize(count);
+    below_.resize(count);
+    own_.assign(1, 0);
+    deepest_ = 0;
+    int32_t at = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const int32_t s = order_[i], parent = p.parents[s], own = length(s);
+      const size_t above = parent >= 0 ? static_cast<size_t>(index_[static_cast<size_t>(parent)]) : 0;
+      depth_[i] = parent >= 0 ? depth_[above] + 1 : 0;
+      base_[i] = parent >= 0 ? base_[above] + length(parent) : p.contexts[s];
+      deepest_ = std::max(deepest_, depth_[i]);
+      start_[i] = at;
+      at += own;
+      below_[i] = at;
+      counts_.attended += int64_t{own} * base_[i] + int64_t{own} * (own + 1) / 2;
+      counts_.longest = std::max(counts_.longest, own);
+      if (own > 0) own_.push_back(at);
+    }
+    for (size_t i = count; i-- > 0;) {
+      const int32_t parent = p.parents[order_[i]];
+      if (parent < 0) continue;
+      int32_t& end = below_[static_cast<size_t>(index_[static_cast<size_t>(parent)])];
+      end = std::max(end, below_[i]);
+    }
+    counts_.own = static_cast<int32_t>(own_.size()) - 1;
+    counts_.long_query = counts_.longest >= limits_.long_query;
+    return true;
+  }
+
+  void walk() {
+    const Prompts& p = prompts_;
+    const auto count = static_cast<size_t>(p.segments);
+    first_.assign(count, -1);  // the last child of a segment; a root's next root of the same context
+    next_.assign(count, -1);   // the child before it
+    tail_.assign(count, -1);   // of the first root of a context: the last one
+    roots_.clear();
+    table_.assign(std::bit_ceil(count * 2), -1);
+    for (size_t s = 0; s < count; ++s) {
+      const int32_t own = static_cast<int32_t>(s), parent = p.parents[s];
+      if (parent >= 0) {
+        next_[s] = first_[static_cast<size_t>(parent)];
+        first_[static_cast<size_t>(parent)] = own;
+        continue;
+      }
+      if (p.contexts[s] > 0) {
+        size_t slot = context_hash(own) & (table_.size() - 1);
+        while (table_[slot] >= 0 && !same_context(table_[slot], own)) slot = (slot + 1) & (table_.size() - 1);
+        if (table_[slot] >= 0) {
+          int32_t& tail = tail_[static_cast<size_t>(table_[slot])];
+          next_[static_cast<size_t>(tail)] = own;
+          tail = own;
+          continue;
+        }
+        table_[slot] = own;
+      }
+      tail_[s] = own;
+      roots_.push_back(own);
+    }
+    size_t at = 0;
+    for (const int32_t head : roots_)
+      for (int32_t root = head; root >= 0; root = next_[static_cast<size_t>(root)]) {
+        stack_.assign(1, root);
+        while (!stack_.empty()) {
+          const int32_t s = stack_.back();
+          stack_.pop_back();
+          order_[at++] = s;
+          for (int32_t child = first_[static_cast<size_t>(s)]; child >= 0; child = next_[static_cast<size_t>(child)])
+            stack_.push_back(child);
+        }
+      }
+  }
+
+  Level& next_level(int32_t page_size, bool pool) {
+    if (static_cast<size_t>(level_count_) == levels_.size()) levels_.emplace_back();
+    Level& level = levels_[static_cast<size_t>(level_count_++)];
+    level.clear(page_size, pool);
+    return level;
+  }
+
+  // A level for each depth whose segments have rows below them, and one for cached prefixes.
+  bool make_levels() {
+    const Prompts& p = prompts_;
+    const auto count = static_cast<size_t>(p.segments);
+    const auto rows = static_cast<int32_t>(p.tokens);
+    for (int32_t depth = 0; depth < deepest_; ++depth) {
+      Level* level = nullptr;
+      for (size_t i = 0; i < count; ++i) {
+        const int32_t own = length(order_[i]), end = start_[i] + own;
+        if (depth_[i] != depth || own == 0 || below_[i] <= end) continue;
+        if (level == nullptr) level = &next_level(1, false);
+        level->skip_to(end);
+        for (int32_t row = start_[i]; row < end; ++row) level->pages.push_back(row);
+        level->request(below_[i], 1);
+      }
+      if (level != nullptr) level->skip_to(rows);
+    }
+    Level* level = nullptr;
+    int32_t open = -1, first = 0, end = 0;  // a run of rows of one context
+    const auto close = [&]() {
+      if (open < 0 || end == first) return true;
+      const int32_t tokens = p.contexts[open], need = (tokens - 1) / limits_.block_size + 1;
+      const int32_t* blocks = p.context_blocks + p.context_indptr[open];
+      if (need > p.context_indptr[open + 1] - p.context_indptr[open]) return false;
+      if (!detail::within(blocks, need, 0, limits_.blocks)) return false;
+      if (level == nullptr) level = &next_level(limits_.block_size, true);
+      level->skip_to(first);
+      level->pages.insert(level->pages.end(), blocks, blocks + need);
+      level->request(end, (tokens - 1) % limits_.block_size + 1);
+      return true;
+    };
+    for (size_t i = 0; i < count; ++i) {
+      const int32_t s = order_[i];
+      if (p.contexts[s] <= 0) continue;
+      if (open >= 0 && end == start_[i] && same_context(open, s)) {
+        end = below_[i];
+        open = s;
+        continue;
+      }
+      if (!close()) return false;
+      open = s;
+      first = start_[i];
+      end = below_[i];
+    }
+    if (!close()) return false;
+    if (level != nullptr) {
+      level->skip_to(rows);
+      level->split = rows < limits_.context_rows && level->most_keys() > limits_.context_keys;
+    }
+    return true;
+  }
+
+  bool measure_decoding() {
+    using detail::within;
+    const Decoding& d = decoding_;
+    if (d.indptr[0] != 0 || d.indptr[d.rows] > d.held) return false;
+    if (!within(d.ids, d.rows, -limits_.pending, limits_.vocab)) return false;
+    if (!within(d.positions, d.rows, 0, limits_.positions) || !within(d.slots, d.rows, -1, slot_limit()))
+      return false;
+    int32_t longest = 0;
+    int64_t pages = 0;
+    for (int64_t b = 0; b < d.rows; ++b) {
+      if (d.contexts[b] < 0 || d.contexts[b] == INT32_MAX) return false;
+      const int32_t keys = d.contexts[b] + 1, need = (keys - 1) / limits_.block_size + 1;
+      if (d.indptr[b + 1] < d.indptr[b] || need > d.indptr[b + 1] - d.indptr[b]) return false;
+      if (!within(d.blocks + d.indptr[b], need, 0, limits_.blocks)) return false;
+      longest = std::max(longest, keys);
+      pages += need;
+      counts_.attended += keys;
+    }
+    if (pages > (1 << 30)) return false;
+    counts_.pages = static_cast<int32_t>(pages);
+    counts_.split = longest > limits_.split_keys && d.rows < limits_.whole_rows;
+    return true;
+  }
+
+  // Where batch token `t` stands.
+  int32_t place(int32_t t) const {
+    if (!moved_) return t;
+    const int32_t* starts = prompts_.starts;
+    const auto s = std::upper_bound(starts, starts + prompts_.segments + 1, t) - starts - 1;
+    return start_[static_cast<size_t>(index_[static_cast<size_t>(s)])] + t - starts[s];
+  }
+
+  bool take_reads(const std::vector<Reads>& reads) {
+    at_.clear();
+    bool ascending = true;
+    for (const Reads& part : reads) {
+      const int64_t limit = part.of_decoding ? decoding_.rows : prompts_.tokens;
+      for (int64_t i = 0; i < part.count; ++i) {
+        const int32_t row = part.rows[i];
+        if (row < 0 || row >= limit) return false;
+        const int32_t there = part.of_decoding ? row + static_cast<int32_t>(prompts_.tokens) : place(row);
+        ascending &= at_.empty() || there > at_.back();
+        at_.push_back(there);
+      }
+    }
+    read_ = at_;
+    if (ascending) {
+      for (size_t i = 0; i < at_.size(); ++i) at_[i] = static_cast<int32_t>(i);
+    } else {
+      std::sort(read_.begin(), read_.end());
+      read_.erase(std::unique(read_.begin(), read_.end()), read_.end());
+      for (int32_t& row : at_)
+        row = static_cast<int32_t>(std::lower_bound(read_.begin(), read_.end(), row) - read_.begin());
+    }
+    const auto tokens = static_cast<int32_t>(prompts_.tokens);
+    counts_.read_prompts = static_cast<int32_t>(std::lower_bound(read_.begin(), read_.end(), tokens) - read_.begin());
+    counts_.read_decoding = static_cast<int32_t>(read_.size()) - counts_.read_prompts;
+    return true;
+  }
+
+  // Whether the last layer's queries may be the read rows only: the last one of each segment, and all decode rows.
+  void take_cut() {
+    const int64_t rows = prompts_.tokens + decoding_.rows;
+    if (!limits_.cut || prompts_.tokens == 0 || read_.empty() || static_cast<int64_t>(read_.size()) >= rows) return;
+    if (counts_.read_decoding != decoding_.rows) return;
+    size_t segment = 1;
+    for (int32_t i = 0; i < counts_.read_prompts; ++i) {
+      while (own_[segment] <= read_[static_cast<size_t>(i)]) ++segment;
+      if (own_[segment] - 1 != read_[static_cast<size_t>(i)]) return;
+    }
+    counts_.cut = true;
+    reads_below(own_, own_last_);
+    for (int32_t i = 0; i < level_count_; ++i)
+      reads_below(levels_[static_cast<size_t>(i)].qo, levels_[static_cast<size_t>(i)].last_qo);
+  }
+
+  // For each edge how many of the read prompt rows stand in front of it.
+  void reads_below(const std::vector<int32_t>& edges, std::vector<int32_t>& out) const {
+    out.resize(edges.size());
+    int32_t next = 0;
+    for (size_t i = 0; i < edges.size(); ++i) {
+      while (next < counts_.read_prompts && read_[static_cast<size_t>(next)] < edges[i]) ++next;
+      out[i] = next;
+    }
+  }
+
+  void fill_rows(const Places& to, char* area) const {
+    using detail::put;
+    const Prompts& p = prompts_;
+    const Decoding& d = decoding_;
+    const int64_t tokens = p.tokens, bytes = int64_t{to.prompts} * 4;
+    if (!moved_ || tokens == 0) {
+      put(area, to.ids, p.ids, tokens, to.prompts, 0);
+      put(area, to.positions, p.positions, tokens, to.prompts, 0);
+      put(area, to.slots, p.slots, p.slots == nullptr ? 0 : tokens, to.prompts, -1);
+    } else {
+      for (size_t i = 0; i < order_.size(); ++i) {
+        const int32_t s = order_[i];
+        const int64_t from = p.starts[s], count = length(s), at = int64_t{start_[i]} * 4;
+        put(area, to.ids + at, p.ids + from, count, count, 0);
+        put(area, to.positions + at, p.positions + from, count, count, 0);
+        put(area, to.slots + at, p.slots + (p.slots == nullptr ? 0 : from), p.slots == nullptr ? 0 : count, count,
+            -1);
+      }
+      const int64_t end = tokens * 4, rest = to.prompts - tokens;
+      put<int32_t>(area, to.ids + end, nullptr, 0, rest, 0);
+      put<int32_t>(area, to.positions + end, nullptr, 0, rest, 0);
+      put<int32_t>(area, to.slots + end, nullptr, 0, rest, -1);
+    }
+    put(area, to.ids + bytes, d.ids, d.rows, to.decoding, 0);
+    put(area, to.positions + bytes, d.positions, d.rows, to.decoding, 0);
+    put(area, to.slots + bytes, d.slots, d.rows, to.decoding, to.scratch_block * limits_.block_size);
+  }
+
+  void fill_read(const Places& to, char* area) const {
+    const auto* positions = reinterpret_cast<const int32_t*>(area + to.positions);
+    auto* rows = reinterpret_cast<int32_t*>(area + to.read);
+    auto* read = reinterpret_cast<int32_t*>(area + to.read_positions);
+    const int32_t ahead = counts_.read_prompts, moved = to.prompts - counts_.prompts;
+    std::fill(rows, rows + to.read_prompts + to.read_decoding, 0);
+    std::fill(read, read + to.read_prompts + to.read_decoding, 0);
+    for (size_t i = 0; i < read_.size(); ++i) {
+      const bool decodes = static_cast<int32_t>(i) >= ahead;
+      const int32_t row = read_[i] + (decodes ? moved : 0);
+      const size_t at = i + static_cast<size_t>(decodes ? to.read_prompts - ahead : 0);
+      rows[at] = row;
+      read[at] = positions[row];
+    }
+  }
+
+  void fill_decoding(const Places& to, char* area) const {
+    const Decoding& d = decoding_;
+    auto* indptr = reinterpret_cast<int32_t*>(area + to.indptr);
+    auto* last = reinterpret_cast<int32_t*>(area + to.last);
+    auto* pages = reinterpret_cast<int32_t*>(area + to.pages);
+    int32_t at = 0;
+    indptr[0] = 0;
+    for (int64_t b = 0; b < d.rows; ++b) {
+      const int32_t need = d.contexts[b] / limits_.block_size + 1;
+      std::memcpy(pages + at, d.blocks + d.indptr[b], static_cast<size_t>(need) * sizeof(int32_t));
+      at += need;
+      indptr[b + 1] = at;
+      last[b] = d.contexts[b] % limits_.block_size + 1;
+    }
+    std::fill(pages + at, pages + to.entries, to.scratch_block);
+    for (int64_t b = d.rows; b < to.decoding; ++b) {
+      indptr[b + 1] = ++at;
+      last[b] = 1;
+    }
+  }
+
+  Prompts prompts_{};
+  Decoding decoding_{};
+  Limits limits_{};
+  Counts counts_{};
+  bool moved_ = false;  // device rows are not in the batch's order
+  int32_t deepest_ = 0, level_count_ = 0;
+  std::vector<int32_t> order_, index_;                 // preorder ─▶ segment, segment ─▶ preorder
+  std::vector<int32_t> start_, below_, depth_, base_;  // by preorder: rows, and tokens in front of the segment
+  std::vector<int32_t> own_, own_last_;                // edges of the segments that have rows
+  std::vector<Level> levels_;
+  std::vector<int32_t> read_, at_;  // rows that are read; of each row asked for its index among them
+  std::vector<int32_t> first_, next_, tail_, roots_, stack_, table_;  // of `walk`
+};
 
 // prelude/readouts/draw.py: a number in [0, 1) of each (seed, step).
 inline double uniform(uint64_t seed, int32_t step) {
