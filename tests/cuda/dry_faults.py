@@ -3,8 +3,8 @@
     python -m tests.cuda.dry_faults --out FOLDER
 
 One run without a fault says which results each stage has. Fourteen runs follow: in each, every other stage breaks,
-the kinds turn by one every two runs, and so each stage breaks once in each way. What a stage without a fault left in
-``results.jsonl`` has to be what it left in the first run; a broken one has to have left its first result and its end.
+the kinds turn by one every two runs, and so each stage breaks once in each way. The lines of a stage without a fault
+in ``results.jsonl`` have to be those of the first run; a broken one has to have its first result and its end.
 A hanging stage is given little more time than it took in the first run. It takes about as long as ten dry runs.
 """
 

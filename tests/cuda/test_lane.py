@@ -139,7 +139,7 @@ def check_bytes(executor: CudaExecutor, step: StepPacker, batch: ForwardBatch) -
     writer = Writer(shape, program.inputs, BLOCKS, BLOCK)
     writer.write(theirs, layout)
     operations.write(program.inputs, from_numpy(theirs), [writer.read_index(r.at, layout) for r in layout.reads])
-    ours[:] = 0xA5  # what another step left there; between the arrays it stays
+    ours[:] = 0xA5  # bytes of another step; between the arrays they stay
     step.fill(known.places, ours.ctypes.data)
     assert known.write(step, ours.ctypes.data, groups)
     assert (ours[nbytes:] == 0xA5).all()

@@ -123,7 +123,7 @@ def test_random_sizes_are_their_twins() -> None:
 
 @emulated
 def test_a_norm_of_two_products_is_the_norm_between_them() -> None:
-    """What NORM leaves and GATE applies, against a norm of its own."""
+    """The values that NORM stores and GATE applies, against a norm of its own."""
     device, rows, hidden, inner = EmulatedDevice(BF16, 32), 6, 192, 128
     x, first = randn(device, rows, 256), randn(device, hidden, 256, scale=0.1)
     second = randn(device, 2 * inner, hidden, scale=0.1)

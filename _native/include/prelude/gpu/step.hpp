@@ -1,7 +1,7 @@
 // The arrays of a step for a device, as prelude/cuda/layout.py and shapes.py define them: which sizes it has
 // (`measure`), and its arrays in the places of a recorded shape (`fill`). Tests hold both to the same bytes.
 //
-//   measure   batch ─▶ Counts and levels: exact sizes, and what the shape that serves it depends on. false: the step
+//   measure   batch ─▶ Counts and levels: exact sizes, and the values that its shape depends on. false: the step
 //             is not sound (an index out of bounds, tables too short); the caller's general path names the mistake
 //   fill      Places of a recorded shape ─▶ one area of bytes; the rows behind the step are padding
 //
