@@ -127,7 +127,7 @@ class FirstRun:
     def _tell(self, end: End) -> None:
         line = {"stage": end.stage, "key": "end", "how": end.how, "seconds": round(end.seconds, 1), "code": end.code}
         with open(self.results, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(("" if ends_with_a_line(self.results) else "\n") + json.dumps(line) + "\n")
 
     def _log(self, name: str, said: bytes) -> None:
         lines = said.decode("utf-8", "replace").splitlines()
@@ -170,6 +170,14 @@ def end_group(process: subprocess.Popen[Any], grace: float) -> None:
             os.killpg(process.pid, sign)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(wait)
+
+
+def ends_with_a_line(path: Path) -> bool:
+    """False where a lost process wrote a part of a line: the next one must not be written behind it."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return size == 0 or file.read() == b"\n"
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:

@@ -91,6 +91,7 @@ def test_one_stage_s_fault_costs_no_other(
     found = first.read_results(made.results)
     told = {line["stage"] for line in found if line["key"].endswith(".ms")}
     assert told >= set(NAMES) - {at}
+    assert [line["stage"] for line in found if line["key"] == "end"] == list(NAMES), "a torn line costs no other"
     text = (made.out / "table.md").read_text("utf-8")
     assert ("correctness not shown" in text) == (at == "correctness" and how != "done")
     assert "output of decode" in (made.out / "log.txt").read_text("utf-8")
