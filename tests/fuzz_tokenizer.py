@@ -233,7 +233,7 @@ def fuzz(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--families", default="", help="names, separated by commas; all but Unigram if empty")
+    parser.add_argument("--families", default="", help="names, separated by commas; all if empty")
     parser.add_argument("--tokenizer", type=Path, action="append", default=[])
     parser.add_argument("--corpus", type=Path, action="append", default=[])
     parser.add_argument("--seed", type=int, default=None)
@@ -242,7 +242,7 @@ def main() -> int:
     seed = args.seed if args.seed is not None else random.randrange(10**9)
     pairs = [Pair(str(path), path.read_bytes()) for path in args.tokenizer]
     if not pairs:
-        names = [n for n in args.families.split(",") if n] or [n for n in families() if n != "t5"]
+        names = [n for n in args.families.split(",") if n] or families()
         pairs = [Pair(name, tokenizer_json(name)) for name in names]
     done, found = fuzz(pairs, args.minutes * 60, seed, corpus_texts(args.corpus), args.most)
     for line in found:

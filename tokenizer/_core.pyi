@@ -178,6 +178,9 @@ class CoreTokenizer:
     def unknown_id(self) -> int:
         """The id of the model's unknown token, or -1."""
 
+    def shown_id(self) -> int:
+        """The unknown token's id where HF shows such a token as the text that it stands for (Unigram), or -1."""
+
     def model_json(self) -> str:
         """The model as JSON in HF's layout (vocabulary by id, merges as pairs), rebuilt from the tables."""
 
@@ -236,7 +239,11 @@ class FreshEncoding:
     @property
     def ids(self) -> list[int]: ...
     @property
+    def tokens(self) -> list[str]: ...
+    @property
     def offsets(self) -> list[tuple[int, int]]: ...
+    @property
+    def attention_mask(self) -> list[int]: ...
     def __len__(self) -> int: ...
 
 def encodings_over(found: Iterable[Any], type: type[FreshEncoding]) -> list[Any]:
@@ -257,6 +264,10 @@ class EncodeEntry:
         self, truncation: Any, padding: Any, encode_special: Any, encode: Any, longest: int, type: type[FreshEncoding]
     ) -> None: ...
     def _copy_entry(self, other: EncodeEntry) -> None: ...
+    def _framed_texts(self, texts: list[Any], special: bool, bare: bool) -> list[Encoding] | None:
+        """The encodings of texts without truncation and padding; None where a text is not a plain string, or more
+        than a frame is put around it."""
+
     def encode(
         self,
         sequence: Any,

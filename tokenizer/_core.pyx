@@ -158,6 +158,7 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         size_t size(cbool)
         uint32_t id_limit()
         string_view unknown()
+        cbool shows_unknown()
         string model_json() except +raise_core
         void vocab(cbool, vector[string_view]&, vector[uint32_t]&) except +raise_core
     cppclass Stream:
@@ -641,6 +642,9 @@ cdef class CoreTokenizer:
             return -1
         cdef optional[uint32_t] found = self.core.id(name)
         return found.value() if found.has_value() else -1
+
+    def shown_id(self):
+        return self.unknown_id() if self.core.shows_unknown() else -1
 
     def model_json(self):
         return to_str(self.core.model_json())

@@ -77,6 +77,10 @@ cdef extern from "Python.h":
 
 cdef tuple _nothing = ()
 
+# Offsets of fewer tokens that the ids do not say are made anew at each reading; making a column of them takes longer.
+cdef enum:
+    SHORT = 64
+
 
 @cython.final
 cdef class QuickFrame:
@@ -84,6 +88,9 @@ cdef class QuickFrame:
 
     cdef vector[int32_t] before, after
     cdef object sequences, frame, type
+    cdef list tokens_before, tokens_after
+    cdef bint as_found  # tokens are more than the strings of their ids
+    cdef int32_t shown  # an id that is shown as the text that it stands for, or -1
 
     def __cinit__(self, sequences, frame, type):
         if not issubclass(type, FreshEncoding):
@@ -91,6 +98,8 @@ cdef class QuickFrame:
         self.sequences, self.frame, self.type = sequences, frame, type
         self.before = frame.before.ids
         self.after = frame.after.ids
+        self.tokens_before, self.tokens_after = frame.before.tokens, frame.after.tokens
+        self.as_found, self.shown = sequences.as_found, sequences.shown
 
     cdef size_t around(self, size_t n):
         return self.before.size() + n + self.after.size()
@@ -138,12 +147,45 @@ cdef class FreshEncoding:
         return self._ids.tolist() if found is None else found.ids
 
     @property
+    def tokens(self):
+        cdef list out = None
+        if self.fresh and not self.bare and not self.frame.as_found:
+            out = self.fresh_tokens()
+        return self._token_list() if out is None else out
+
+    cdef list fresh_tokens(self):
+        """None where an id alone does not say what its token is."""
+        cdef Py_ssize_t i
+        cdef int32_t shown = self.frame.shown
+        cdef list out = list(self.frame.tokens_before)
+        for i in range(<Py_ssize_t> self.frame.before.size(), self.count - <Py_ssize_t> self.frame.after.size()):
+            if self.raw[i] == shown:
+                return None
+            out.append(self.core.token_or_none(self.raw[i]) or "")
+        out.extend(self.frame.tokens_after)
+        return out
+
+    @property
+    def attention_mask(self):
+        return [1] * self.count if self.fresh else self._attention_list()
+
+    @property
     def offsets(self):
         cdef Aligns pairs
+        cdef Encoded found
+        cdef size_t before, n
         if self.fresh and self.placed and self.place(pairs):
             return pairs_of(<const int32_t*> pairs.data(), pairs.size())
-        found = self._found
-        return self._offset_list() if found is None else found.offsets
+        if self.fresh and not self.bare and self.count < SHORT:
+            self.core.full_into(self.text, self.parse_special, "char", True, found)
+            before, n = self.frame.before.size(), found.offsets.size()
+            pairs.resize(self.frame.around(n))
+            memset(pairs.data(), 0, pairs.size() * sizeof(Align))
+            if n:
+                memcpy(pairs.data() + before, found.offsets.data(), n * sizeof(Align))
+            return pairs_of(<const int32_t*> pairs.data(), pairs.size())
+        theirs = self._found
+        return self._offset_list() if theirs is None else theirs.offsets
 
     cdef bint place(self, Aligns& out) except -1:
         """The offsets of a fresh encoding, those of the frame's tokens (0, 0); False: encode_full() has to say."""
@@ -263,11 +305,21 @@ cdef class EncodeEntry:
     cdef list fresh_batch(self, object given, object is_pretokenized, bint special, bint bare):
         """None where a text is not a plain string, or settings want more than a frame around it."""
         cdef QuickFrame frame = self.frame_for(special)
-        cdef list texts, out = []
-        cdef cbool parse_special = self._encode_special is False  # once: other threads may set it
         if frame is None or is_pretokenized is not False or type(given) not in (list, tuple):
             return None
-        texts = list(given)  # a copy: making an encoding may run a collection, and that anything at all
+        return self.framed(frame, list(given), bare)
+
+    def _framed_texts(self, list texts not None, bint special, bint bare):
+        """The encodings of texts without truncation and padding, whatever the settings are; None where a text is not
+        a plain string, or the post-processor puts more than a frame around it. The list is the callee's."""
+        cdef QuickFrame frame = self.special if special else self.plain
+        return None if frame is None else self.framed(frame, texts, bare)
+
+    cdef list framed(self, QuickFrame frame, list texts, bint bare):
+        """texts: nothing else has the list, since making an encoding may run a collection, and that anything at
+        all."""
+        cdef list out = []
+        cdef cbool parse_special = self._encode_special is False  # once: other threads may set it
         for text in texts:
             if not PyUnicode_CheckExact(text):
                 return None

@@ -28,6 +28,20 @@ class FreshEncoding:
         ids: list[int] = self._ids.tolist() if found is None else found.ids
         return ids
 
+    def _token_list(self) -> list[str]:
+        raise NotImplementedError
+
+    @property
+    def tokens(self) -> list[str]:
+        return self._token_list()
+
+    def _attention_list(self) -> list[int]:
+        raise NotImplementedError
+
+    @property
+    def attention_mask(self) -> list[int]:
+        return self._attention_list()
+
     def _offset_list(self) -> list[tuple[int, int]]:
         raise NotImplementedError
 
@@ -81,6 +95,9 @@ class EncodeEntry:
     def _copy_entry(self, other: EncodeEntry) -> None:
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
+
+    def _framed_texts(self, texts: list[Any], special: bool, bare: bool) -> list[Any] | None:
+        return None
 
     def _encode_general(self, sequence: Any, pair: Any, is_pretokenized: bool, add_special_tokens: bool) -> Any:
         raise NotImplementedError

@@ -51,12 +51,14 @@ class Sequences:
     def __init__(self, core: Core) -> None:
         self._core = core
         normalizes = core.section("normalizer") not in (None, "null")
-        self._as_found = any(
+        self.as_found = any(
             left or right or (normalized and normalizes)
             for _, _, _, left, right, normalized, _ in core.added_tokens()
         )
+        self.shown = -1
         if not isinstance(core, ReferenceCore):
-            self._as_found = self._as_found or core.has_shadowed_tokens()
+            self.as_found = self.as_found or core.has_shadowed_tokens()
+            self.shown = core.shown_id()
 
     @property
     def may_trim(self) -> bool:
@@ -133,10 +135,14 @@ class Sequences:
         frame.fill_columns(fresh, ids, self._tokens(found, [text], parse_special), columns.offsets, columns.words)
 
     def _tokens(self, ids: Int32, texts: Sequence[str], parse_special: bool) -> Callable[[], list[str]]:
-        core = self._core
-        if self._as_found:
-            return lambda: [t for text in texts for t in core.encode_tokens(text, parse_special)]
-        return lambda: [t or "" for t in core.tokens(ids)]
+        core, shown = self._core, self.shown
+
+        def found() -> list[str]:
+            if self.as_found or (shown >= 0 and bool((ids == shown).any())):
+                return [t for text in texts for t in core.encode_tokens(text, parse_special)]
+            return [t or "" for t in core.tokens(ids)]
+
+        return found
 
     @staticmethod
     def _by_reference(core: ReferenceCore, given: Given, type_id: int, parse_special: bool) -> Encoding:

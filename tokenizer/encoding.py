@@ -110,8 +110,7 @@ class Encoding(FreshEncoding):
             self._pending_words = None
         return self._known_words
 
-    @property
-    def tokens(self) -> list[str]:
+    def _token_list(self) -> list[str]:
         if callable(self._tokens):
             self._tokens = self._tokens()
         return list(self._tokens)
@@ -145,8 +144,7 @@ class Encoding(FreshEncoding):
     def special_tokens_mask(self) -> list[int]:
         return _listed(self._special, len(self._ids))
 
-    @property
-    def attention_mask(self) -> list[int]:
+    def _attention_list(self) -> list[int]:
         return _listed(self._attention, len(self._ids))
 
     @property

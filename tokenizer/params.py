@@ -143,7 +143,8 @@ class Padding:
             "direction": self.direction,
         }
 
-    def apply(self, encodings: Sequence[Encoding]) -> None:
+    def apply(self, encodings: Sequence[Encoding], have_parts: bool = True) -> None:
+        """``have_parts``: whether an encoding may have overflowing parts, which are padded too."""
         if not encodings:
             return
         target = max(map(len, encodings)) if self.length is None else self.length
@@ -151,7 +152,8 @@ class Padding:
         if multiple and target % multiple:
             target += multiple - target % multiple
         for encoding in encodings:
-            encoding.pad(target, self.direction, self.pad_id, self.pad_type_id, self.pad_token)
+            if have_parts or len(encoding) < target:
+                encoding.pad(target, self.direction, self.pad_id, self.pad_type_id, self.pad_token)
 
 
 def truncate_pair(encoding: Encoding, pair: Encoding | None, rule: Truncation, added: int) -> None:

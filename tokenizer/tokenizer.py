@@ -261,6 +261,12 @@ class Tokenizer(ArrayMethods):
     def _encoded(self, inputs: list[EncodeInput], add_special_tokens: bool, fast: bool = False) -> list[Encoding]:
         """Encode and post-process; the settings are read here, once."""
         truncation, padding, parse_special = self._truncation, self._padding, not self._encode_special
+        if truncation is not None or padding is not None:  # else the entry has made what is quickly made
+            whole = self._uncut(inputs, add_special_tokens, fast, truncation)
+            if whole is not None:
+                if padding is not None:
+                    padding.apply(whole, have_parts=False)
+                return whole
         sequences = self._sequences
         # Trimming belongs after truncation and over whole sequences; where neither cuts in, the core does it.
         trim = truncation is None and sequences.may_trim and not any(given.has_words for given in inputs)
@@ -282,6 +288,21 @@ class Tokenizer(ArrayMethods):
         if padding is not None:
             padding.apply(encodings)
         return encodings
+
+    def _uncut(
+        self, inputs: list[EncodeInput], special: bool, fast: bool, truncation: Truncation | None
+    ) -> list[Encoding] | None:
+        """The encodings of single texts of which truncation leaves all; None where there is another input."""
+        if any(one.second is not None or one.has_words for one in inputs):
+            return None
+        if truncation is not None:
+            added = self.num_special_tokens_to_add(False) if special else 0
+            if truncation.max_length - added <= truncation.stride:
+                return None
+        made = self._framed_texts([one.first for one in inputs], special, fast)
+        if made is not None and truncation is not None and any(len(one) > truncation.max_length for one in made):
+            return None
+        return made
 
     # ---- decoding
 

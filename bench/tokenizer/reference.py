@@ -1,5 +1,4 @@
-"""Files that the reference backend serves, Unigram among them, beside HF itself: the time that our interface adds to
-a call.
+"""The calls of a file beside HF; on the reference backend, the time that our interface adds to a call of HF.
 
     python -m bench tokenizer_reference --tokenizer t5/tokenizer.json [--tokenizer ...] [--json FILE]
 
@@ -83,7 +82,7 @@ def main() -> int:
     add_outputs(parser)
     options = parser.parse_args()
     versions = [("tokenizers", version_of("tokenizers"))]
-    report = Report("The reference backend beside HF", facts=machine_facts(versions))
+    report = Report("Calls beside HF", facts=machine_facts(versions))
     rounds, seconds = (3, 0.001) if options.quick else (21, 0.01)
     for path in options.tokenizer:
         if not measured(Table(report), path, rounds, seconds):

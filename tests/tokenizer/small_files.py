@@ -14,10 +14,10 @@ def file(**members: Any) -> str:
     return json.dumps({"version": "1.0", "added_tokens": [], "model": model, **members})
 
 
-def unigram(**members: Any) -> str:
-    return file(
-        model={"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -2.0]]}, **members
-    )
+def left_to_reference(**members: Any) -> str:
+    """A file that the reference backend serves, since a token stands twice in its vocabulary."""
+    vocab = [["<unk>", 0.0], ["a", -1.0], ["b", -2.0], ["<unk>", 0.0]]
+    return file(model={"type": "Unigram", "unk_id": 0, "vocab": vocab}, **members)
 
 
 WORD = {"content": "abab", "single_word": False, "lstrip": False, "rstrip": False, "special": False}

@@ -25,8 +25,9 @@ pytest.importorskip("regex")
 laws = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def unigram() -> str:
-    pieces = [("<unk>", 0.0), ("▁", -2.0), ("▁Hel", -3.0), ("lo", -3.5), *((c, -5.0) for c in "Helo thr")]
+def left_to_reference() -> str:
+    """A token stands twice in it."""
+    pieces = [("<unk>", 0.0), ("▁", -2.0), ("▁Hel", -3.0), ("lo", -3.5), *((c, -5.0) for c in "Hello thr")]
     made = tokenizers.Tokenizer(models.Unigram(pieces, 0, False))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     made.decoder = tokenizers.decoders.Metaspace()
@@ -44,11 +45,11 @@ def split_by(text: str, pattern: str, behavior: str = "Isolated") -> str:
 @pytest.mark.feature("J7")
 def test_a_file_outside_the_subset_goes_to_the_reference(caplog: pytest.LogCaptureFixture, assert_same: Any) -> None:
     with caplog.at_level(logging.INFO, logger="prelude.tokenizer"):
-        ours = Tokenizer.from_str(unigram())
+        ours = Tokenizer.from_str(left_to_reference())
     assert ours.backend == "reference"
     assert [r.getMessage() for r in caplog.records if "backend reference" in r.getMessage()]
-    assert "Unigram" in caplog.text
-    theirs = tokenizers.Tokenizer.from_str(unigram())
+    assert "a token that is there twice at model.vocab" in caplog.text
+    theirs = tokenizers.Tokenizer.from_str(left_to_reference())
     for text in ("Hello there", "Hello  <x>", ""):
         assert_same(ours.encode(text), theirs.encode(text))
         assert ours.decode(ours.encode(text).ids) == theirs.decode(theirs.encode(text).ids)
@@ -65,24 +66,25 @@ def test_the_subset_is_native_and_says_nothing(json_of: Any, flavour: str, caplo
 @pytest.mark.feature("J7")
 @pytest.mark.parametrize("missing", ["tokenizers", "regex"])
 def test_without_the_package_of_a_rung_the_error_names_it(missing: str, json_of: Any, tmp_path: Path) -> None:
-    """Without HF a Unigram file is refused, without both packages a refused pattern is; the rest still works."""
+    """Without HF a file of the reference backend is refused, without both packages also a refused pattern; the rest
+    still works."""
     (tmp_path / "blocked").mkdir()
     for package in {"tokenizers", missing}:
         (tmp_path / "blocked" / f"{package}.py").write_text("raise ImportError('blocked')")
-    (tmp_path / "unigram.json").write_text(unigram())
+    (tmp_path / "reference.json").write_text(left_to_reference())
     (tmp_path / "pattern.json").write_text(split_by(json_of("byte-level"), PATTERNS[0]))
     (tmp_path / "fine.json").write_text(json_of("template"))
     code = (
         "import sys\n"
         "from prelude.tokenizer import BackendUnavailable, Tokenizer\n"
         "assert len(Tokenizer.from_file('fine.json').encode('Hello')) > 2\n"
-        "refused = ['unigram.json'] + (['pattern.json'] if sys.argv[1] == 'regex' else [])\n"
+        "refused = ['reference.json'] + (['pattern.json'] if sys.argv[1] == 'regex' else [])\n"
         "for name in refused:\n"
         "    try: Tokenizer.from_file(name)\n"
         "    except BackendUnavailable as e:\n"
         "        said = str(e)\n"
         "        assert '`tokenizers`' in said and 'pip install' in said and '[tokenizer]' in said, said\n"
-        "        assert name != 'unigram.json' or 'Unigram' in said, said\n"
+        "        assert name != 'reference.json' or 'twice' in said, said\n"
         "    else: raise AssertionError(name)\n"
         "if 'pattern.json' not in refused: assert Tokenizer.from_file('pattern.json').backend == 'native+regex'\n"
     )

@@ -275,7 +275,9 @@ def test_small_files_are_not_kept(tmp_path: Path, file: Path) -> None:
 
 
 def test_only_the_native_rung_is_kept(folder: Path) -> None:
-    unigram = '{"version":"1.0","added_tokens":[],"model":{"type":"Unigram","vocab":[["a",0.0]],"unk_id":0}}'
+    unigram = (
+        '{"version":"1.0","added_tokens":[],"model":{"type":"Unigram","vocab":[["a",0.0],["a",0.0]],"unk_id":0}}'
+    )
     assert Tokenizer.from_str(unigram, cache=folder).backend == "reference"
     assert not folder.exists() or not tables(folder)
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from prelude.tokenizer._core import CoreTokenizer, UnsupportedFeature
+from prelude.tokenizer._core import CoreTokenizer
 
 from tests.tokenizer.shared import families, golden, golden_lines, shared, tokenizer_json
 
-UNIGRAM = {"t5"}
 needs_shared = pytest.mark.skipif(shared() is None, reason="the shared reference material is not here")
 
 
 @needs_shared
-@pytest.mark.parametrize("family", [f for f in families() if f not in UNIGRAM])
+@pytest.mark.parametrize("family", families())
 def test_golden(family: str) -> None:
     core = CoreTokenizer.from_json(tokenizer_json(family))
     assert core.external_patterns == []
@@ -36,14 +35,6 @@ def test_golden(family: str) -> None:
             wrong["skip"].append(text)
     assert lines > 2000
     assert {k: (len(v), v[:2]) for k, v in wrong.items() if v} == {}
-
-
-@needs_shared
-@pytest.mark.parametrize("family", sorted(UNIGRAM))
-def test_unigram_is_left_to_another_rung(family: str) -> None:
-    with pytest.raises(UnsupportedFeature) as caught:
-        CoreTokenizer.from_json(tokenizer_json(family))
-    assert caught.value.kind == "component"
 
 
 LLAMA_CPP = {

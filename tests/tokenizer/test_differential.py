@@ -14,7 +14,6 @@ from tests.fuzz_tokenizer import Pair, Strings  # noqa: E402
 from tests.tokenizer.shared import families, tokenizer_json  # noqa: E402
 
 CASES = 10_000
-UNIGRAM = {"t5"}  # which HF itself serves
 
 
 def cases(pair: Pair) -> list[str]:
@@ -28,7 +27,7 @@ def cases(pair: Pair) -> list[str]:
 @pytest.mark.feature("J1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", sorted({*families()} - UNIGRAM) or [pytest.param("", marks=pytest.mark.skip("no shared files"))]
+    "family", sorted(families()) or [pytest.param("", marks=pytest.mark.skip("no shared files"))]
 )
 def test_ten_thousand_cases(family: str) -> None:
     pair = Pair(family, tokenizer_json(family))

@@ -10,7 +10,7 @@ import pytest
 from prelude.tokenizer import Tokenizer, TokenizerError, TokenizerFileError
 
 from tests.patience import shown
-from tests.tokenizer.small_files import WORD, file, unigram
+from tests.tokenizer.small_files import WORD, file, left_to_reference
 
 pytest.importorskip("tokenizers")
 
@@ -78,7 +78,9 @@ def test_what_replacements_add_is_counted_over_the_parts_of_a_text() -> None:
         ({"decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}] * 1025}}, "1025 steps|more than 1024"),
     ],
 )
-@pytest.mark.parametrize("make", [lambda **m: file(**m), lambda **m: unigram(**m)], ids=["native", "reference"])
+@pytest.mark.parametrize(
+    "make", [lambda **m: file(**m), lambda **m: left_to_reference(**m)], ids=["native", "reference"]
+)
 def test_a_step_inserts_a_bounded_text_and_steps_are_bounded(make: Any, members: dict[str, Any], says: str) -> None:
     with pytest.raises(TokenizerFileError, match=says):
         Tokenizer.from_str(make(**members))
@@ -95,7 +97,9 @@ WIDE = {"type": "Sequence", "pretokenizers": [{**SPACED, "replacement": c} for c
 )
 def test_the_reference_backend_is_not_given_what_it_would_make_too_long(call: str) -> None:
     """HF ends the process where memory ends: 20,000 bytes became 1.2 GB, and twenty times as many for offsets."""
-    t = Tokenizer.from_str(unigram(decoder=HUGE) if call == "decode" else unigram(normalizer=HUGE))
+    t = Tokenizer.from_str(
+        left_to_reference(decoder=HUGE) if call == "decode" else left_to_reference(normalizer=HUGE)
+    )
     assert t.backend == "reference"
     assert t.decode([1]) == "b" * 60_000 if call == "decode" else len(t.normalizer.normalize_str("ca")) == 60_001
     text = "a" * 20_000
@@ -128,7 +132,7 @@ def test_the_reference_backend_is_not_given_what_it_would_make_too_long(call: st
 )
 def test_a_file_whose_steps_multiply_is_not_given_to_the_reference_backend(members: Any, says: str) -> None:
     with pytest.raises(TokenizerFileError, match=says):
-        Tokenizer.from_str(unigram(**members))
+        Tokenizer.from_str(left_to_reference(**members))
 
 
 @pytest.mark.fault(30)

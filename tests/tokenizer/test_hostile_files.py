@@ -20,7 +20,7 @@ from prelude.tokenizer import BackendUnavailable, ChatTemplateError, Tokenizer, 
 
 from prelude.errors import PreludeError
 from tests.patience import PATIENCE
-from tests.tokenizer.small_files import VOCAB, WORD, file, unigram
+from tests.tokenizer.small_files import VOCAB, WORD, file, left_to_reference
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("regex")
@@ -302,14 +302,16 @@ def charsmap(size: int, rest: bytes) -> str:
 BOMBS = {
     "id": file(model={"type": "WordLevel", "vocab": {"a": 0, "b": (1 << 31) - 1}, "unk_token": "a"}),
     "id of 2^40": file(model={"type": "BPE", "vocab": {"a": 0, "b": 1 << 40}, "merges": []}),
-    "charsmap": unigram(normalizer={"type": "Precompiled", "precompiled_charsmap": charsmap((1 << 32) - 4, b"")}),
-    "growth": unigram(
+    "charsmap": left_to_reference(
+        normalizer={"type": "Precompiled", "precompiled_charsmap": charsmap((1 << 32) - 4, b"")}
+    ),
+    "growth": left_to_reference(
         normalizer={
             "type": "Sequence",
             "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 60,
         }
     ),
-    "added": unigram(added_tokens=[{**WORD, "id": 3, "normalized": False, "content": "a" * 5_000_000}]),
+    "added": left_to_reference(added_tokens=[{**WORD, "id": 3, "normalized": False, "content": "a" * 5_000_000}]),
     "padding": file(
         padding={
             "strategy": {"Fixed": 1 << 40},
@@ -346,7 +348,7 @@ def test_a_tiny_file_cannot_ask_for_all_memory(kind: str, tmp_path: Path) -> Non
 )
 def test_a_panic_of_the_reference_is_an_error_of_ours(rest: str) -> None:
     try:
-        ours = Tokenizer.from_str(unigram(normalizer={"type": "Precompiled", "precompiled_charsmap": rest}))
+        ours = Tokenizer.from_str(left_to_reference(normalizer={"type": "Precompiled", "precompiled_charsmap": rest}))
         for text in ("ab", "é\u0301 b", "\uffff"):
             ours.encode(text)
             ours.decode(ours.encode(text).ids)

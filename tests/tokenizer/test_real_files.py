@@ -70,10 +70,10 @@ def test_streams_equal_hf(family: Any, golden_lines: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.feature("J7")
-def test_all_but_unigram_are_native(family: Any) -> None:
-    name, ours, _ = family
+def test_all_are_native(family: Any) -> None:
+    _, ours, _ = family
     pytest.importorskip("prelude.tokenizer._core")
-    assert ours.backend == ("reference" if name == "t5" else "native")
+    assert ours.backend == "native"
 
 
 @pytest.mark.slow

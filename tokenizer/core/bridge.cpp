@@ -196,6 +196,7 @@ std::optional<uint32_t> Core::id(const std::string& token) const { return tokeni
 size_t Core::size(bool with_added) const { return tokenizer_->size(with_added); }
 uint32_t Core::id_limit() const { return tokenizer_->id_limit(); }
 std::string_view Core::unknown() const { return tokenizer_->unknown(); }
+bool Core::shows_unknown() const { return tokenizer_->shows_unknown(); }
 std::string Core::model_json() const { return tokenizer_->model_json(); }
 void Core::vocab(bool with_added, std::vector<std::string_view>& tokens, std::vector<uint32_t>& ids) const {
   tokenizer_->each_token(with_added, [&](std::string_view token, uint32_t id) {

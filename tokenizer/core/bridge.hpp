@@ -108,6 +108,7 @@ class Core {
   size_t size(bool with_added) const;
   uint32_t id_limit() const;
   std::string_view unknown() const;
+  bool shows_unknown() const;
   std::string model_json() const;
   void vocab(bool with_added, std::vector<std::string_view>& tokens, std::vector<uint32_t>& ids) const;
 

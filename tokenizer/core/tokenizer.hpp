@@ -32,6 +32,7 @@ struct Scratch {
   Text text, part;
   PreTokenizer::Scratch pre;
   BpeScratch bpe;
+  UnigramScratch unigram;
   std::vector<Token> tokens;
   RegexScratch& regex() { return pre.normalizer.regex; }  // one for all of a call: it counts the time of matchers
   ScratchVector<char> utf8;                               // of the text
@@ -82,8 +83,8 @@ class Tokenizer {
   void write_tables(TableWriter& out) const;
   // The bytes of the tables, and the most that the caches grow to.
   size_t table_bytes() const {
-    return model_.vocab.bytes() + model_.bpe.bytes() + model_.word_piece.bytes() + token_bytes_.bytes() +
-           trims_.bytes() + special_.bytes() + spans_.bytes();
+    return model_.vocab.bytes() + model_.bpe.bytes() + model_.word_piece.bytes() + model_.unigram.bytes() +
+           token_bytes_.bytes() + trims_.bytes() + special_.bytes() + spans_.bytes();
   }
 
   // ---- encoding
@@ -253,9 +254,12 @@ class Tokenizer {
   }
   // The unknown token that the file names, in the vocabulary or not; empty: none.
   std::string_view unknown() const {
+    if (model_.kind == ModelKind::unigram) return model_.vocab.text(model_.unigram.unknown);
     return model_.kind == ModelKind::bpe ? std::string_view(model_.bpe.config.unknown_text)
                                          : std::string_view(model_.word_piece.unknown);
   }
+  // Whether a token that is unknown is shown as the text it stands for.
+  bool shows_unknown() const { return model_.kind == ModelKind::unigram; }
   bool is_special(uint32_t id) const { return id < special_.size() && special_[id] != 0; }
 
   std::string model_json() const;
@@ -335,6 +339,7 @@ class Tokenizer {
     }
     void begin(const Text&, const Piece&) {}
     void put(uint32_t id, uint32_t, uint32_t) { out.push_back(static_cast<int32_t>(id)); }
+    void shown(std::string_view) {}
     void end() {}
   };
 
@@ -360,6 +365,8 @@ class Tokenizer {
       if (piece.begin + end > piece.end) return push(id, {begin, end});
       push(id, {text->align(piece.begin + begin).begin, text->align(piece.begin + end - 1).end});
     }
+    // The token that is put next is shown as this text.
+    void shown(std::string_view as) { out.added.push_back({static_cast<uint32_t>(out.ids.size()), std::string(as)}); }
     void end() { ++word; }
     void push(uint32_t id, Align where) {
       out.ids.push_back(static_cast<int32_t>(id));
@@ -540,6 +547,8 @@ class Tokenizer {
           sink.put(id, at, at + length);
           at += length;
         });
+      } else if (model_.kind == ModelKind::unigram) {
+        unigram(v, s, sink);
       } else {
         s.tokens.clear();
         model_.word_piece.encode(model_.vocab, v, s.tokens);
@@ -547,6 +556,36 @@ class Tokenizer {
       }
       sink.end();
     }
+  }
+
+  // Ids alone are a matter of the piece's bytes, and kept as those of BPE's words are.
+  template <class Sink>
+  void unigram(std::string_view piece, Scratch& s, Sink& sink) const {
+    if constexpr (std::is_same_v<Sink, Ids>) {
+      if (piece.size() <= WordCache::longest) return unigram_in(caches_.words, piece, s, sink);
+      if (piece.size() <= ClauseCache::longest && caches_.met.again(hash_of_text(piece.data(), piece.size())))
+        return unigram_in(caches_.clauses, piece, s, sink);
+    }
+    cut_unigram(piece, s, sink);
+  }
+  template <class Cache>
+  void unigram_in(const Cache& cache, std::string_view piece, Scratch& s, Ids& sink) const {
+    const uint64_t hash = hash_of_text(piece.data(), piece.size());
+    const auto key = Cache::Key::of(piece.data(), piece.size());
+    int32_t* row = sink.out.room(Cache::most_ids);
+    if (size_t known = cache.find(key, hash, row)) return sink.out.finish(row + known);
+    const size_t from = sink.out.size();
+    cut_unigram(piece, s, sink);
+    const size_t made = sink.out.size() - from;
+    if (made <= Cache::most_ids) cache.put(key, hash, sink.out.data() + from, made);
+  }
+  template <class Sink>
+  void cut_unigram(std::string_view piece, Scratch& s, Sink& sink) const {
+    model_.unigram.encode(model_.vocab, piece, s.unigram,
+                          [&](uint32_t id, uint32_t begin, uint32_t end, bool is_text) {
+                            if (is_text) sink.shown(piece.substr(begin, end - begin));
+                            sink.put(id, begin, end);
+                          });
   }
 
   // ---- loading, in loading.cpp

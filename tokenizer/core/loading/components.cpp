@@ -62,6 +62,12 @@ void Normalizer::read(const Json& json, Externals& externals) {
     step.kind = Kind::byte_level;
   } else if (type == "BertNormalizer") {
     return read_bert(json);
+  } else if (type == "Precompiled") {
+    step.kind = Kind::charsmap;
+    const Json map = json.need("precompiled_charsmap");
+    std::optional<Charsmap> read = Charsmap::read(map.string());
+    if (!read) throw Unsupported("this map of characters", map.path());
+    step.charsmap = std::make_shared<const Charsmap>(std::move(*read));
   } else {
     throw Unsupported("the normalizer " + std::string(type), json.path());
   }
@@ -112,6 +118,9 @@ void Normalizer::apply(Text& text, Scratch& scratch) const {
       case Kind::chinese:
         if (has(quick_cjk)) chinese(text);
         continue;
+      case Kind::charsmap:
+        step.charsmap->apply(text);
+        break;
     }
     seen = unknown;
   }

@@ -11,20 +11,23 @@
 
 #include "bpe/bpe.hpp"
 #include "loading/json.hpp"
+#include "loading/json_number.hpp"
 #include "loading/json_text.hpp"
 #include "split/added.hpp"
+#include "vocab/unigram.hpp"
 #include "vocab/vocab.hpp"
 #include "vocab/wordpiece.hpp"
 
 namespace fasttoken {
 
-enum class ModelKind : uint8_t { bpe, word_piece };
+enum class ModelKind : uint8_t { bpe, word_piece, unigram };
 
 struct Model {
   ModelKind kind = ModelKind::bpe;
   Vocab vocab;
   Bpe bpe;
   WordPiece word_piece;
+  Unigram unigram;
 };
 
 class ModelReader {
@@ -48,6 +51,8 @@ class ModelReader {
         w.prefix = json_.need("continuing_subword_prefix").string();
         w.max_characters = json_.need("max_input_chars_per_word").integer();
       }
+    } else if (type == "Unigram") {
+      read_unigram();
     } else {
       throw Unsupported("the model " + type, json_.path());
     }
@@ -144,6 +149,51 @@ class ModelReader {
     c.byte_fallback = json_.flag("byte_fallback", false);
     c.ignore_merges = json_.flag("ignore_merges", false);
     if (!tables_known_) read_merges();
+  }
+
+  // What HF may refuse, or read in more than one way, is left to it.
+  void read_unigram() {
+    model_.kind = ModelKind::unigram;
+    json_.each_pair([&](std::string_view name, const Json& value) {
+      if (name != "type" && name != "vocab" && name != "unk_id" && name != "byte_fallback" && !tables_known_)
+        throw Unsupported("this member of a Unigram", value.path());
+    });
+    Unigram& u = model_.unigram;
+    auto unknown = json_.get("unk_id");
+    if (!unknown) throw Unsupported("a Unigram without an unknown token", json_.path());
+    u.byte_fallback = json_.flag("byte_fallback", false);
+    if (!tables_known_) read_pieces();
+    const uint64_t id = unknown->integer();
+    if (id >= model_.vocab.end())
+      throw Unsupported("an unknown token that is not in the vocabulary", unknown->path());
+    u.unknown = static_cast<uint32_t>(id);
+  }
+
+  void read_pieces() {
+    const Json vocab = json_.need("vocab");
+    const auto leave = [&](const char* what) { throw Unsupported(what, vocab.path()); };
+    if (vocab.kind() != JsonKind::array) leave("a vocabulary that is no list");
+    const JsonDocument& doc = vocab.document();
+    const uint32_t n = vocab.size();
+    if (n > Unigram::most_tokens) leave("more than eight million tokens");
+    size_t bytes = 0;
+    uint32_t at = vocab.first();
+    for (uint32_t i = 0; i < n; ++i, at = doc.past(at)) {
+      if (doc[at].kind != JsonKind::array || doc[at].count != 2 || doc[at + 1].kind != JsonKind::string ||
+          doc[at + 2].kind != JsonKind::number)
+        leave("an entry that is no token and its score");
+      if (doc[at + 1].s.size() > Unigram::longest) leave("a token of more than 512 bytes");
+      bytes += doc[at + 1].s.size();
+    }
+    if (bytes >= UINT32_MAX) leave("more than 4 GB of tokens");
+    model_.vocab.reserve(n, bytes);
+    at = vocab.first();
+    for (uint32_t i = 0; i < n; ++i, at = doc.past(at)) {
+      if (model_.vocab.add(doc[at + 1].s, i)) leave("a token that is there twice");
+      const std::optional<double> score = json_double(doc[at + 2].s);
+      if (!score) leave("a score that no double holds");
+      model_.unigram.add_score(*score);
+    }
   }
 
   void read_merges() {

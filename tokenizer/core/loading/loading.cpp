@@ -15,6 +15,7 @@ void Tokenizer::tables(Self& self, Io& io) {
   Vocab::tables(self.model_.vocab, io);
   Bpe::tables(self.model_.bpe, io);
   WordPiece::tables(self.model_.word_piece, io);
+  Unigram::tables(self.model_.unigram, io);
   io.array(self.trims_);
   io.array(self.special_);
   TokenBytes::tables(self.token_bytes_, io);
@@ -71,8 +72,10 @@ void Tokenizer::load(const Json& root) {
   if (!tables_known_) {
     if (model_.kind == ModelKind::bpe)
       model_.bpe.finish_loading(model_.vocab, pre_.bytes_ready());
-    else
+    else if (model_.kind == ModelKind::word_piece)
       model_.word_piece.finish_loading(model_.vocab);
+    else if (!model_.unigram.finish_loading(model_.vocab))
+      throw Unsupported("a vocabulary whose trie is too large", "model.vocab");
   }
   if (auto apart = decoder_.apart()) leading_ = apart->leading;
   needs_align_ = pre_.needs_shift_of_rewritten() || (pre_.needs_shift() && !normalizer_.empty());
@@ -90,6 +93,7 @@ void Tokenizer::finish_loading() {
 
 // How ids alone are made, if the file is of a kind that a kernel knows.
 void Tokenizer::plan() {
+  if (model_.kind == ModelKind::unigram) caches_.reserve();
   if (model_.kind != ModelKind::bpe) return;
   if (normalized_.empty() && !pre_.bytes_ready() && model_.bpe.joins().built()) marks_ = read_marks();
   if (marks_) plan_ = PlanReader::spaced(model_.bpe.joins(), marks_->each_space);

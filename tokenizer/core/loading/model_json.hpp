@@ -1,4 +1,5 @@
-// The model written back as JSON, in the layout HF gives it: vocabulary by id, merges as pairs by rank.
+// The model written back as JSON, in the layout HF gives it: vocabulary by id, merges as pairs by rank, pieces with
+// their scores.
 #pragma once
 
 #include <algorithm>
@@ -42,6 +43,19 @@ inline std::string write_model(const Model& model) {
       out += ",\"unk_token\":";
       write_json_string(out, w.unknown);
     }
+    return out + "}";
+  }
+  if (model.kind == ModelKind::unigram) {
+    out = "{\"type\":\"Unigram\",\"unk_id\":" + std::to_string(model.unigram.unknown) + ",\"vocab\":[";
+    for (uint32_t id = 0; id < model.vocab.end(); ++id) {
+      out += id ? ",[" : "[";
+      write_json_string(out, model.vocab.text(id));
+      out += ',';
+      write_json_double(out, model.unigram.score(id));
+      out += ']';
+    }
+    out += "]";
+    flag(",\"byte_fallback\":", model.unigram.byte_fallback);
     return out + "}";
   }
   const BpeConfig& c = model.bpe.config;

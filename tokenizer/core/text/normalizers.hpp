@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 
 #include "split/pattern.hpp"
 #include "text/bytelevel.hpp"
+#include "text/charsmap.hpp"
 #include "text/text.hpp"
 #include "unicode/unicode.hpp"
 
@@ -116,7 +118,19 @@ class Normalizer {
   }
 
  private:
-  enum class Kind : uint8_t { nfc, nfd, nfk, lowercase, strip, filter, replace, prepend, byte_level, chinese };
+  enum class Kind : uint8_t {
+    nfc,
+    nfd,
+    nfk,
+    lowercase,
+    strip,
+    filter,
+    replace,
+    prepend,
+    byte_level,
+    chinese,
+    charsmap
+  };
   struct Step {
     Kind kind{};
     bool compose = false, left = false, right = false;
@@ -124,6 +138,7 @@ class Normalizer {
     uint8_t quick = 0;  // of a filter: Quick's answer for all characters that it changes, if there is one
     Pattern pattern;
     std::string content;
+    std::shared_ptr<const Charsmap> charsmap;
   };
 
   static Step filter(uint16_t remove, uint16_t space) {

@@ -173,6 +173,17 @@ class Rewrite {
     }
     at_ = to;
   }
+  // The source's characters between two positions, unchanged. They align to those that at() stands at, which are
+  // others where what was removed before is not accounted for.
+  void take(size_t from, size_t to) {
+    if (at_ == from) return copy_to(to);
+    if (want_) {
+      for (const char *p = source_.data() + from, *end = source_.data() + to; p < end;) put(utf8_next(p), 0);
+      return;
+    }
+    std::memcpy(room(to - from), source_.data() + from, to - from);
+    written_ += to - from;
+  }
   size_t at() const { return at_; }
   size_t written() const { return written_; }
   void finish() {

@@ -5,6 +5,7 @@
 //   X_keys / X_index / X_flat        mapping X: keys[i] -> flat[index[i] .. index[i+1]], keys ascending
 //   cut_start[i] .. cut_start[i+1]   code points that UnicodeScripts takes as one script
 //   cut_value[i]                     that script's number, 0 for none
+//   grapheme_start[i] .. grapheme_start[i+1]   code points with grapheme_flags[i], as graphemes.hpp names them
 //   bare_word                        characters that \w matches, but not inside brackets
 //   pair_*                           canonical compositions, sorted by (first, second)
 #pragma once
@@ -29,6 +30,8 @@ FASTTOKEN_ARRAY(unsigned char, script_value);
 FASTTOKEN_ARRAY(char* const, script_names);
 FASTTOKEN_ARRAY(unsigned, cut_start);
 FASTTOKEN_ARRAY(unsigned char, cut_value);
+FASTTOKEN_ARRAY(unsigned, grapheme_start);
+FASTTOKEN_ARRAY(unsigned short, grapheme_flags);
 FASTTOKEN_ARRAY(unsigned, bare_word);
 FASTTOKEN_MAPPING(canonical);
 FASTTOKEN_MAPPING(compatible);

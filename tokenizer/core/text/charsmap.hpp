@@ -1,0 +1,219 @@
+// sentencepiece's precompiled map of characters, as HF applies it.
+//
+//   file    base64 of: bytes of the trie (4), the trie's units (4 each), texts that each end in a zero
+//   unit    darts-clone's: label, whether a value follows, offset of the children; a value is the place of a text
+//   text    each grapheme cluster of at most five bytes is looked up whole, and if nothing is found its characters
+//   are,
+//           as those of longer clusters: the text of the shortest key at the start takes the place of all that was
+//           looked up, also of what the key does not have
+//
+//   invariants   no walk leaves the trie and no value leaves the texts: a map where one can is not taken
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/growth.hpp"
+#include "text/text.hpp"
+#include "unicode/graphemes.hpp"
+
+namespace fasttoken {
+
+class Charsmap {
+ public:
+  // Nothing for what is no such map, or one that HF may not survive.
+  static std::optional<Charsmap> read(std::string_view base64) {
+    std::optional<std::string> raw = decoded(base64);
+    if (!raw || raw->size() < 4) return std::nullopt;
+    const size_t size = unit_at(*raw, 0);
+    if (size % 4 || size > raw->size() - 4 || size / 4 > most_units) return std::nullopt;
+    Charsmap made;
+    for (size_t at = 4; at < 4 + size; at += 4) made.units_.push_back(unit_at(*raw, at));
+    made.texts_ = raw->substr(4 + size);
+    if (!made.is_sound()) return std::nullopt;
+    for (unsigned c = 0; c < 128; ++c) {
+      const char one = static_cast<char>(c);
+      std::string_view found;
+      made.keeps_[c] = one != '\r' && !made.find({&one, 1}, found);
+    }
+    return made;
+  }
+
+  void apply(Text& text) const {
+    const std::string_view v = text.view();
+    const Graphemes& clusters = graphemes();
+    const char *const base = v.data(), *const end = base + v.size(), *done = base;
+    std::optional<Rewriter> out;
+    const auto replace = [&](const char* from, const char* to, std::string_view made) {
+      if (!out) out.emplace(text);
+      out->keep(static_cast<size_t>(done - base), static_cast<size_t>(from - base));
+      out->replace(utf8_count({from, to}), made);
+      done = to;
+    };
+    for (const char* p = base; p < end;) {
+      const char* const run = p;
+      while (p < end && keeps_[static_cast<unsigned char>(*p)]) ++p;
+      if (p == end) break;
+      if (p > run && static_cast<unsigned char>(*p) >= 0x80) --p;  // the two may be one cluster
+      const char* const stop = clusters.next(p, end);
+      std::string_view made;
+      if (stop - p < 6 && find({p, stop}, made)) {
+        replace(p, stop, made);
+      } else if (static_cast<size_t>(stop - p) > utf8_length(static_cast<unsigned char>(*p))) {
+        for (const char *c = p, *next; c < stop; c = next) {
+          next = c + utf8_length(static_cast<unsigned char>(*c));
+          if (find({c, next}, made)) replace(c, next, made);
+        }
+      }
+      p = stop;
+    }
+    if (!out) return;
+    out->keep(static_cast<size_t>(done - base), v.size());
+    out->finish();
+  }
+
+ private:
+  // Characters with HF's numbers: where a text is longer than what it replaces, its last characters are inserted;
+  // where it is shorter, the last character before its end also takes the place of what is left. Nothing does at the
+  // start.
+  class Rewriter {
+   public:
+    explicit Rewriter(Text& text)
+        : source_(text.view()), aligned_(text.wants_align()), out_(text, source_.size() + source_.size() / 8 + 16) {
+      out_.piece(text.whole());
+    }
+    void keep(size_t from, size_t to) {
+      if (from == to) return;
+      put_last();
+      if (!aligned_) return out_.take(from, to);
+      const char* const last = utf8_back(source_.data() + to);
+      out_.take(from, static_cast<size_t>(last - source_.data()));
+      last_ = {utf8_at(last), 0, 0};
+    }
+    void replace(size_t characters, std::string_view made) {
+      const int32_t before = static_cast<int32_t>(characters), after = static_cast<int32_t>(utf8_count(made));
+      int32_t i = 0;
+      for (const char *p = made.data(), *end = p + made.size(); p < end; ++i) {
+        put_last();
+        last_ = {utf8_next(p), i >= before ? 1 : 0, 0};
+      }
+      if (after < before && last_) last_->change += after - before;
+    }
+    void finish() {
+      put_last();
+      out_.finish();
+    }
+
+   private:
+    void put_last() {
+      if (last_) out_.put(last_->c, last_->change);
+      last_.reset();
+    }
+    std::string_view source_;
+    const bool aligned_;
+    Rewrite out_;
+    std::optional<Changed> last_;  // not yet put: what follows may be removed
+  };
+
+  static constexpr size_t most_units = size_t{1} << 22;
+
+  static uint32_t unit_at(const std::string& raw, size_t at) {
+    uint32_t value = 0;
+    for (size_t i = 4; i-- > 0;) value = value << 8 | static_cast<unsigned char>(raw[at + i]);
+    return value;
+  }
+
+  static std::optional<std::string> decoded(std::string_view base64) {
+    if (base64.size() % 4) return std::nullopt;
+    size_t padding = 0;
+    while (padding < 2 && base64.ends_with('=')) {
+      base64.remove_suffix(1);
+      ++padding;
+    }
+    std::array<int8_t, 256> values;
+    values.fill(-1);
+    static constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < digits.size(); ++i) values[static_cast<unsigned char>(digits[i])] = static_cast<int8_t>(i);
+    std::string out;
+    out.reserve(base64.size() * 3 / 4);
+    uint32_t bits = 0;
+    int held = 0;
+    for (char c : base64) {
+      const int value = values[static_cast<unsigned char>(c)];
+      if (value < 0) return std::nullopt;
+      bits = bits << 6 | static_cast<uint32_t>(value);
+      if ((held += 6) < 8) continue;
+      held -= 8;
+      out += static_cast<char>(bits >> held & 0xFF);
+    }
+    if (bits & ((1u << held) - 1)) return std::nullopt;  // bits behind the last byte
+    return out;
+  }
+
+  static bool has_value(uint32_t unit) { return unit >> 8 & 1; }
+  static uint32_t value(uint32_t unit) { return unit & 0x7FFFFFFF; }
+  static uint32_t label(uint32_t unit) { return unit & 0x800000FF; }
+  static uint32_t offset(uint32_t unit) { return (unit >> 10) << ((unit & 0x200) >> 6); }
+
+  // The text of the first key at the start of what is looked up. A zero ends it.
+  bool find(std::string_view looked_up, std::string_view& text) const {
+    uint32_t at = offset(units_[0]);
+    for (char c : looked_up) {
+      const uint32_t byte = static_cast<unsigned char>(c);
+      if (byte == 0) return false;
+      at ^= byte;
+      const uint32_t unit = units_[at];
+      if (label(unit) != byte) return false;
+      at ^= offset(unit);
+      if (!has_value(unit)) continue;
+      text = std::string_view(texts_).substr(value(units_[at]));
+      text = text.substr(0, text.find('\0'));
+      return true;
+    }
+    return false;
+  }
+
+  // Whether all walks from the root stay in the trie, and all values are places where a character of the texts
+  // begins.
+  bool is_sound() const {
+    if (units_.empty() || utf8_invalid_at(texts_) != std::string_view::npos) return false;
+    for (size_t from = 0, to; from < texts_.size(); from = to + 1) {
+      to = std::min(texts_.find('\0', from), texts_.size());
+      if (to - from > most_content) return false;
+    }
+    const auto whole = [&](uint32_t at) { return (at | 255) < units_.size(); };
+    const uint32_t root = offset(units_[0]);
+    if (!whole(root)) return false;
+    std::vector<bool> seen(units_.size());
+    std::vector<uint32_t> open{root};
+    seen[root] = true;
+    while (!open.empty()) {
+      const uint32_t from = open.back();
+      open.pop_back();
+      for (uint32_t byte = 1; byte < 256; ++byte) {
+        const uint32_t unit = units_[from ^ byte];
+        if (label(unit) != byte) continue;
+        const uint32_t next = from ^ byte ^ offset(unit);
+        if (!whole(next)) return false;
+        if (has_value(unit)) {
+          const size_t place = value(units_[next]);
+          if (place > texts_.size()) return false;
+          if (place < texts_.size() && utf8_continues(static_cast<unsigned char>(texts_[place]))) return false;
+        }
+        if (seen[next]) continue;
+        seen[next] = true;
+        open.push_back(next);
+      }
+    }
+    return true;
+  }
+
+  std::vector<uint32_t> units_;
+  std::string texts_;
+  std::array<bool, 256> keeps_{};  // ASCII that stays as it is, wherever the next character does not join it
+};
+
+}  // namespace fasttoken
