@@ -148,7 +148,7 @@ def test_random_files_equal_hf(part: int) -> None:
 
 @pytest.mark.parametrize("fallback", [True, False])
 def test_long_pieces_equal_hf(fallback: bool) -> None:
-    """Longer than the part that is settled at once; tokens that overlap at every place, and unknown characters across it."""
+    """Pieces longer than the part that is settled at once, with tokens that overlap at every place."""
     rng = random.Random(5)
     vocab = [["<unk>", 0.0], ["a", -9.0], ["aaa", -3.0], ["aaaaa", -5.0], ["b", -1.0], ["ab", -1.5], ["<0xC3>", -2.0]]
     file = {

@@ -2,10 +2,9 @@
 //
 //   file    base64 of: bytes of the trie (4), the trie's units (4 each), texts that each end in a zero
 //   unit    darts-clone's: label, whether a value follows, offset of the children; a value is the place of a text
-//   text    each grapheme cluster of at most five bytes is looked up whole, and if nothing is found its characters
-//   are,
-//           as those of longer clusters: the text of the shortest key at the start takes the place of all that was
-//           looked up, also of what the key does not have
+//   text    each grapheme cluster of at most five bytes is looked up whole. The characters of a cluster that is not
+//           found, and of a longer one, are looked up one by one. The text of the shortest key at the start takes the
+//           place of the whole cluster or character, also of bytes that the key does not have
 //
 //   invariants   no walk leaves the trie and no value leaves the texts: a map where one can is not taken
 #pragma once
@@ -24,7 +23,7 @@ namespace fasttoken {
 
 class Charsmap {
  public:
-  // Nothing for what is no such map, or one that HF may not survive.
+  // Nothing for a text that is no such map, or for a map that HF may not survive.
   static std::optional<Charsmap> read(std::string_view base64) {
     std::optional<std::string> raw = decoded(base64);
     if (!raw || raw->size() < 4) return std::nullopt;
@@ -76,9 +75,9 @@ class Charsmap {
   }
 
  private:
-  // Characters with HF's numbers: where a text is longer than what it replaces, its last characters are inserted;
-  // where it is shorter, the last character before its end also takes the place of what is left. Nothing does at the
-  // start.
+  // Characters with HF's numbers: where a text is longer than the characters that it replaces, its last ones are
+  // inserted. Where it is shorter, the last character that was put takes the place of the others too; at the start of
+  // the text none does.
   class Rewriter {
    public:
     explicit Rewriter(Text& text)
@@ -115,7 +114,7 @@ class Charsmap {
     std::string_view source_;
     const bool aligned_;
     Rewrite out_;
-    std::optional<Changed> last_;  // not yet put: what follows may be removed
+    std::optional<Changed> last_;  // not yet put: the next characters may be removed
   };
 
   static constexpr size_t most_units = size_t{1} << 22;
@@ -158,7 +157,7 @@ class Charsmap {
   static uint32_t label(uint32_t unit) { return unit & 0x800000FF; }
   static uint32_t offset(uint32_t unit) { return (unit >> 10) << ((unit & 0x200) >> 6); }
 
-  // The text of the first key at the start of what is looked up. A zero ends it.
+  // The text of the first key at the start of the bytes that are looked up. A zero ends it.
   bool find(std::string_view looked_up, std::string_view& text) const {
     uint32_t at = offset(units_[0]);
     for (char c : looked_up) {
