@@ -58,6 +58,17 @@ def ids_below(object x, int64_t limit):
     return out if _length_of_ids(x) == n and _copy_ids(x, n, limit, _data(out)) else None
 
 
+def ids_once(object x, int64_t limit):
+    """The ids of ``ids_below``, each once and in ascending order; also None where there are more than ``limit``."""
+    if _length_of_ids(x) > limit:
+        return None
+    cdef object ids = ids_below(x, limit)
+    if ids is None:
+        return None
+    cdef int64_t left = c_sort_once(_data(ids), _len(ids), limit)
+    return ids if left == _len(ids) else ids[:left]
+
+
 cpdef bint any_nan(values) except -1:
     """Whether a number of an array is NaN."""
     cdef cnp.ndarray a

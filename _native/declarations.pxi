@@ -392,6 +392,7 @@ cdef extern from "prelude/chunks.hpp" namespace "prelude" nogil:
 
 cdef extern from "prelude/token_ids.hpp" namespace "prelude" nogil:
     cbool c_copy_below "prelude::copy_below"(const int32_t* ids, int64_t n, int64_t limit, int32_t* out)
+    int64_t c_sort_once "prelude::sort_once"(int32_t* ids, int64_t n, int64_t limit) except +
 
 
 cdef extern from "prelude/pylong.hpp" namespace "prelude::pylong":

@@ -153,16 +153,17 @@ cdef tuple _postprocess_rows(KvPool pool, tuple rows, computed, row_ends, pair_e
 
 
 def postprocess_running(tuple requests, token_ids, bad, gone, int64_t vocab_size, double forward_ms,
-                   int64_t batch_size) -> list:
-    """The results of a step for its decode rows. The sampled token is appended where a row needs no other work.
-    The other rows, by number: their first token, one that may be their last, or one of a request with a stream, a
-    timeline or a history.
+                   int64_t batch_size) -> tuple:
+    """The results of a step for its decode rows. The sampled token is appended where a row needs no other work but a
+    choice of the ids that may come next. (The other rows, by number: their first token, one that may be their last,
+    or one of a request with a stream, a timeline or penalties; [(row, error)] of choices that failed.)
     Left alone are those that have ended meanwhile, and those whose ids are in ``gone``."""
     cdef Record r
     cdef RequestStats stats
     cdef cnp.ndarray known, drawn = None if token_ids is None else _int32(token_ids, "token_ids")
-    cdef list output, more = []
+    cdef list output, more = [], failed = []
     cdef int64_t i, token
+    cdef object history
     cdef StopRule rule = StopRule()
     cdef object number
     cdef bint any_bad = bool(bad), any_gone = bool(gone)
@@ -180,13 +181,18 @@ def postprocess_running(tuple requests, token_ids, bad, gone, int64_t vocab_size
         r.cached_len = r.num_known
         token = -1 if drawn is None else _data(drawn)[i]
         number = token
-        output, known = r.output, _int32(r.known, "known")
+        output, known, history = r.output, _int32(r.known, "known"), r.history
         if (not 0 <= token < vocab_size or (any_bad and i in bad) or rule.end(r, number, len(output) + 1) is not None
-                or not output or r.sink.streams or r.timeline is not None or r.history is not None
-                or not 0 <= r.num_known < _len(known)):
+                or not output or r.sink.streams or r.timeline is not None
+                or (history is not None and history.weighs) or not 0 <= r.num_known < _len(known)):
             more.append(i)
         else:
             _data(known)[r.num_known] = <int32_t>token
             r.num_known += 1
             output.append(number)
-    return more
+            if history is not None:
+                try:
+                    history.allowed = history.choose(output, len(output) < r.sampling.min_tokens)
+                except Exception as raised:
+                    failed.append((i, raised))
+    return more, failed

@@ -261,13 +261,14 @@ cdef object _U64 = np.dtype(np.uint64)
 
 
 cdef tuple _last_settings = (None, 0, None)  # the settings of the last call, their number of rows, and their arrays
+cdef tuple _last_row = (None, None)  # numbers of a call for one row with edits, and their arrays
 
 
 cpdef sampling_arrays(list settings):
     """One row a set of sampling settings: (temperature, top_k, top_p, min_p, seeds, steps, the most alternatives,
     whether logprobs are wanted, whether logits are edited); ``steps`` are 0. Rows that all ask for the same, without
     edits, share arrays with the call before: they are not to be written."""
-    global _last_settings
+    global _last_settings, _last_row
     cdef Py_ssize_t i, n = len(settings)
     cdef tuple last = _last_settings
     cdef bint same = n > 0
@@ -276,6 +277,11 @@ cpdef sampling_arrays(list settings):
         same = same and settings[i] is before
     if same and before is last[0] and n == <Py_ssize_t>last[1]:
         return last[2]
+    cdef tuple numbers = None
+    if n == 1 and before.edits is not None:  # edits are the caller's objects, which are not kept for a later call
+        numbers = (before.temperature, before.top_p, before.min_p, before.seed, before.top_k, before.logprobs)
+        if numbers == _last_row[0]:
+            return _last_row[1]
     temperature, top_p, min_p = np.empty(n, _F32), np.empty(n, _F32), np.empty(n, _F32)
     seeds, top_k, steps = np.empty(n, _U64), _new_int32(n), np.zeros(n, np.int32)
     cdef float* t = <float*>cnp.PyArray_DATA(<cnp.ndarray>temperature)
@@ -300,4 +306,6 @@ cpdef sampling_arrays(list settings):
     values = (temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, edited)
     if same and not edited:
         _last_settings = (before, n, values)
+    if numbers is not None:
+        _last_row = (numbers, values)
     return values

@@ -18,6 +18,7 @@ COMMANDS = {
     "engine": "engine.decisions",
     "overlap": "engine.overlap",
     "prefixes": "engine.prefixes",
+    "allowed_tokens": "engine.allowed_tokens",
     "bulk": "engine.bulk",
     "fleet": "fleet.ray_fleet",
     "tensor_parallel": "engine.tensor_parallel",

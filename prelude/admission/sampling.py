@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from prelude._native.core import ids_once
 from prelude.admission import validation
 from prelude.admission.context import AdmissionContext
 from prelude.admission.logprobs import top_limit
-from prelude.batch import F32, I32
+from prelude.arrays import F32, I32, Mask
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.readouts.sampling import Choose, RowEdits, Sampling
 from prelude.streaming.text import Stops, make_stops
@@ -23,6 +24,8 @@ MAX_BIAS = 100.0
 MAX_STOPS, MAX_STOP_CHARS = 64, 4096
 MAX_STOP_IDS = 1024
 _NO_IDS = np.zeros(0, dtype=np.int32)
+_LISTS = (list, tuple, set, frozenset, range, np.ndarray)
+_MOST_ID = int(np.iinfo(np.int32).max)
 
 
 # ------------------------------------------------------------------ checking
@@ -128,17 +131,17 @@ def resolve_choose(given: Any, rows: int, static: I32 | None, banned: I32, early
         return None
     if not callable(given):
         raise InvalidRequest(f"{shown(given)} cannot be called", field=field)
+    within, barred_early, barred_later = (_mask(ids, rows) for ids in (static, early, banned))
 
     def choose(output: list[int], waits: bool) -> I32:
         answer = given(list(output))
         if answer is None:
             return _NO_IDS if static is None else static
-        # A copy: later writes of the caller into its array must not reach a step.
-        ids = token_ids(answer, field, rows, rows) if not _are_ids(answer, rows) else answer.copy()
-        if static is not None:
-            ids = np.intersect1d(ids, static).astype(np.int32)
-        barred = early if waits else banned
-        if not len(ids) or (len(barred) and not len(np.setdiff1d(ids, barred))):
+        ids = token_ids(answer, field, rows, rows)
+        if within is not None:
+            ids = ids[within[ids]]
+        barred = barred_early if waits else barred_later
+        if not len(ids) or (barred is not None and barred[ids].all()):
             raise InvalidRequest(
                 f"no token allowed after {len(output)} tokens: the returned ids, allowed_token_ids, banned_token_ids "
                 "and (before min_tokens) the stop ids leave none",
@@ -149,17 +152,13 @@ def resolve_choose(given: Any, rows: int, static: I32 | None, banned: I32, early
     return choose
 
 
-def _are_ids(value: Any, rows: int) -> bool:
-    """Whether these are token ids in ascending order as they are."""
-    return (
-        isinstance(value, np.ndarray)
-        and value.dtype == np.int32
-        and value.ndim == 1
-        and len(value) > 0
-        and value[0] >= 0
-        and value[-1] < rows
-        and bool((value[1:] > value[:-1]).all())
-    )
+def _mask(ids: I32 | None, rows: int) -> Mask | None:
+    """[rows]: which of them are ``ids``; None where there is no list."""
+    if ids is None:
+        return None
+    mask = np.zeros(rows, dtype=np.bool_)
+    mask[ids] = True
+    return mask
 
 
 def resolve_bias(bias: Any, rows: int) -> tuple[I32, F32]:
@@ -181,15 +180,34 @@ def resolve_bias(bias: Any, rows: int) -> tuple[I32, F32]:
 
 
 def token_ids(value: Any, field: str, rows: int, most: int) -> I32:
-    """Ids below ``rows`` (the model's logits), each once, ascending."""
-    if not isinstance(value, list | tuple | set | frozenset | range | np.ndarray):
+    """Ids below ``rows`` (the model's logits), each once, ascending: a new array, which later writes of the caller
+    do not reach."""
+    found = ids_once(value, rows)
+    if found is None or len(value) > most:
+        found = _checked_ids(value, field, rows, most)
+    return found
+
+
+def _checked_ids(value: Any, field: str, rows: int, most: int) -> I32:
+    """The same of other kinds of collections and integers, and the errors."""
+    if not isinstance(value, _LISTS):
         raise InvalidRequest(f"{shown(value)} is not a list of token ids", field=field)
     if isinstance(value, np.ndarray) and (value.ndim != 1 or (value.dtype.kind not in "iu" and len(value))):
         raise InvalidRequest(f"an array {value.dtype}{value.shape} is not a list of token ids", field=field)
     if len(value) > most:
         raise RequestTooLarge(f"{len(value)} ids; the limit is {most}", field=field)
-    ids: list[int] = value.tolist() if isinstance(value, np.ndarray) else list(value)
-    if not all(type(i) is int and 0 <= i < rows for i in ids):
+    found = ids_once(_plain(value), rows)
+    if found is None:  # other kinds of integers, or something that is no id
         what = f"an id is one of the model's {rows} logits"
-        ids = [validation.integer(i, f"{field}[{at}]", 0, rows - 1, what) for at, i in enumerate(ids)]
-    return np.array(sorted(set(ids)), dtype=np.int32)
+        listed = value.tolist() if isinstance(value, np.ndarray) else value
+        ids = {validation.integer(i, f"{field}[{at}]", 0, rows - 1, what) for at, i in enumerate(listed)}
+        found = np.array(sorted(ids), dtype=np.int32)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A collection of ids as ``ids_once`` reads it."""
+    if not isinstance(value, np.ndarray):
+        return value if isinstance(value, (list, tuple)) else list(value)
+    fits = not len(value) or (value.min() >= 0 and value.max() <= _MOST_ID)
+    return np.ascontiguousarray(value, dtype=np.int32) if fits else value.tolist()

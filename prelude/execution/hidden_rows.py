@@ -110,7 +110,7 @@ class ChunkLogits:
         return found
 
     def row(self, n: int) -> F32:
-        found: F32 = self._logits[n].numpy()
+        found: F32 = self._logits.numpy()[n]  # torch's own indexing takes three times as long
         return found
 
     def logprobs(self, rows: I32, targets: I32) -> F64:

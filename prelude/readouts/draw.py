@@ -79,6 +79,19 @@ def edited(logits: npt.NDArray[np.float32], edits: LogitEdits, n: int) -> Logits
     return row
 
 
+def best(logits: npt.NDArray[np.float32], edits: LogitEdits, n: int) -> int:
+    """The smallest id among the largest of row ``n``'s edited logits."""
+    seen, bias, allow, ban = edits.seen_indptr, edits.bias_indptr, edits.allowed_indptr, edits.banned_indptr
+    first, last = allow[n], allow[n + 1]
+    if first == last or seen[n] < seen[n + 1] or bias[n] < bias[n + 1] or ban[n] < ban[n + 1]:
+        return int(edited(logits, edits, n).argmax())
+    allowed = edits.allowed_ids[first:last]  # masked alone: the other ids are not looked at
+    if len(allowed) == 1:
+        return int(allowed[0])
+    values = logits.take(allowed)
+    return int(allowed[values == values.max()].min())
+
+
 def distribution(logits: Logits, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> F64:
     """Probabilities over all ids, float64; the ids that were cut have 0. ``temperature`` is positive."""
     scaled = (logits.astype(np.float64) - float(logits.max())) / temperature
@@ -131,10 +144,9 @@ def draw(probabilities: F64, u: float) -> int:
 
 def sample_token(logits: npt.NDArray[np.float32], readout: SampleRows, n: int, u: float) -> int:
     """The token of row ``n`` of ``readout``; ``logits`` are finite."""
-    edits = readout.edits
-    row: Logits = logits if edits is None else edited(logits, edits, n)
-    temperature = float(readout.temperature[n])
+    edits, temperature = readout.edits, float(readout.temperature[n])
     if temperature <= 0.0:
-        return int(row.argmax())
+        return int(logits.argmax()) if edits is None else best(logits, edits, n)
+    row: Logits = logits if edits is None else edited(logits, edits, n)
     shape = (int(readout.top_k[n]), float(readout.top_p[n]), float(readout.min_p[n]))
     return draw(distribution(row, temperature, *shape), u)

@@ -39,8 +39,15 @@ class LogitEdits:
 
     def touched(self) -> npt.NDArray[np.bool_]:
         """[N]: the rows to which anything is done."""
-        ends = self.seen_indptr + self.bias_indptr + self.allowed_indptr + self.banned_indptr  # none of them falls
-        touched: npt.NDArray[np.bool_] = ends[1:] > ends[:-1]
+        touched = np.zeros(len(self.repetition), dtype=np.bool_)
+        for indptr, ids in (
+            (self.seen_indptr, self.seen_ids),
+            (self.bias_indptr, self.bias_ids),
+            (self.allowed_indptr, self.allowed_ids),
+            (self.banned_indptr, self.banned_ids),
+        ):
+            if len(ids):  # most steps have entries in one table
+                touched |= indptr[1:] > indptr[:-1]
         return touched
 
 
@@ -112,7 +119,7 @@ class SampleRows(TokenReadout, Readout):
             finite[start:stop] = some.finite()
             if not any_worked or not worked[start:stop].all():
                 token_ids[start:stop] = some.argmax()
-            for n in np.flatnonzero(worked[start:stop] & finite[start:stop]).tolist() if any_worked else ():
+            for n in (worked[start:stop] & finite[start:stop]).nonzero()[0].tolist() if any_worked else ():
                 token_ids[start + n] = sample_token(some.row(n), self, start + n, float(uniform[start + n]))
             if logprobs is not None:
                 index = np.arange(stop - start, dtype=np.int32)

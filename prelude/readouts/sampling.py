@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -70,11 +71,12 @@ class Sampling:
 
 class History:
     """The ids that a request's penalties weigh, each once, with how often it was drawn; and ``allowed``, the ids that
-    its ``choose`` allows for the next token, ``None`` where it was not asked."""
+    its ``choose`` allows for the next token, ``None`` where it was not asked. ``weighs``: there are penalties."""
 
-    __slots__ = ("_counts", "_ids", "_place", "allowed", "size")
+    __slots__ = ("_counts", "_ids", "_place", "allowed", "choose", "size", "weighs")
 
-    def __init__(self, prompt: I32) -> None:
+    def __init__(self, prompt: I32, weighs: bool = True, choose: Choose | None = None) -> None:
+        self.weighs, self.choose = weighs, choose
         self.allowed: I32 | None = None
         ids = np.unique(prompt)
         self.size = len(ids)
@@ -86,7 +88,7 @@ class History:
     @classmethod
     def of(cls, edits: RowEdits, prompt: I32) -> History:
         """The repetition penalty alone looks at the prompt."""
-        return cls(prompt if edits.repetition != 1.0 else _NO_IDS)
+        return cls(prompt if edits.repetition != 1.0 else _NO_IDS, edits.weighs, edits.choose)
 
     def add(self, token_id: int) -> None:
         at = self._place.get(token_id)
@@ -142,11 +144,15 @@ class SamplingState(DrawReadout, RequestReadout):
         return logit_edits(readouts)
 
 
+make_sampling_state = Maker(SamplingState)
 _COUNT: I32 = np.arange(1 << 10, dtype=np.int32)
 _COUNT.setflags(write=False)
 _KEY: Key = ("sample",)  # rows that ask for fewer numbers read their part of the wider result
 
 # ------------------------------------------------------------------ arrays
+
+
+_make_edits = Maker(LogitEdits)
 
 
 def sample_rows(states: Sequence[SamplingState], rows: Sequence[int] | None = None) -> SampleRows:
@@ -175,20 +181,25 @@ def sampled_rows(
 def logit_edits(states: Sequence[SamplingState]) -> LogitEdits | None:
     """Tables for every row, None where no row has anything done to it. Called at every step of a text: a table that
     no row has an entry in is one array for all steps, and ids that one row alone has are not copied."""
-    if all([state.sampling.edits is None for state in states]):
+    edits: list[RowEdits] = []
+    allowed: list[I32] = []
+    banned: list[I32] = []
+    weighed = biased = barred = False
+    for state in states:
+        sampling, history = state.sampling, state.history
+        one = sampling.edits or NO_EDITS
+        edits.append(one)
+        weighed = weighed or one.weighs
+        biased = biased or len(one.bias_ids) > 0
+        allowed.append(one.allowed if history is None or history.allowed is None else history.allowed)
+        banned.append(one.banned_early if state.step < sampling.min_tokens else one.banned)
+        barred = barred or len(banned[-1]) > 0
+    if all([one is NO_EDITS for one in edits]):
         return None
-    edits = [state.sampling.edits or NO_EDITS for state in states]
-    banned = [
-        e.banned_early if state.step < state.sampling.min_tokens else e.banned for e, state in zip(edits, states)
-    ]
-    allowed = [
-        e.allowed if state.history is None or state.history.allowed is None else state.history.allowed
-        for e, state in zip(edits, states)
-    ]
-    none = empty_edits(len(states))
+    none = empty_edits(len(edits))
     weights = (none.repetition, none.presence, none.frequency)
     seen_indptr, seen_ids, seen_counts = none.seen_indptr, _NO_IDS, _NO_IDS
-    if any([e.weighs for e in edits]):
+    if weighed:
         seen = [state.history if e.weighs else None for e, state in zip(edits, states)]
         weights = (
             np.array([e.repetition for e in edits], dtype=np.float32),
@@ -198,10 +209,18 @@ def logit_edits(states: Sequence[SamplingState]) -> LogitEdits | None:
         seen_indptr = _indptr([0 if h is None else h.size for h in seen])
         seen_ids = np.concatenate([_NO_IDS if h is None else h.ids() for h in seen])  # histories grow
         seen_counts = np.concatenate([_NO_IDS if h is None else h.counts() for h in seen])
-    bias_indptr, bias_ids = _table([e.bias_ids for e in edits], none.bias_indptr)
-    bias_values = none.bias_values if bias_ids is _NO_IDS else _joined([e.bias_values for e in edits])
-    tables = (*_table(allowed, none.allowed_indptr), *_table(banned, none.banned_indptr))
-    return LogitEdits(*weights, seen_indptr, seen_ids, seen_counts, bias_indptr, bias_ids, bias_values, *tables)
+    bias_indptr, bias_ids, bias_values = none.bias_indptr, _NO_IDS, none.bias_values
+    if biased:
+        bias_indptr, bias_ids = _table([e.bias_ids for e in edits], none.bias_indptr)
+        bias_values = _joined([e.bias_values for e in edits])
+    tables = (
+        *_table(allowed, none.allowed_indptr),
+        *(_table(banned, none.banned_indptr) if barred else (none.banned_indptr, _NO_IDS)),
+    )
+    made: LogitEdits = _make_edits(
+        *weights, seen_indptr, seen_ids, seen_counts, bias_indptr, bias_ids, bias_values, *tables
+    )
+    return made
 
 
 @lru_cache(maxsize=64)
@@ -220,16 +239,14 @@ NO_EDITS = RowEdits(1.0, 0.0, 0.0, _NO_IDS, np.zeros(0, dtype=np.float32), _NO_I
 
 def _table(parts: Sequence[I32], empty: I32) -> tuple[I32, I32]:
     """Where each row's entries begin and end, and all rows' entries; ``empty`` is the former where there are none."""
-    lengths = [len(part) for part in parts]
+    lengths = list(map(len, parts))
     if not any(lengths):
         return empty, _NO_IDS
     return _indptr(lengths), _joined(parts)
 
 
 def _indptr(lengths: Sequence[int]) -> I32:
-    out = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=out[1:])
-    return out
+    return np.array([0, *accumulate(lengths)], dtype=np.int32)
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -68,10 +68,13 @@ def postprocess(
     if packed.decode:
         output = result.outputs[packed.outputs[2]]
         bad = bad_rows[packed.outputs[2]]
-        for place in postprocess_running(
+        more, failed_choices = postprocess_running(
             packed.decode, output.sampled_ids, bad, void, vocab_size, forward_ms, batch_size
-        ):
+        )
+        for place in more:
             _postprocess_token(packed.decode[place], place, output, bad, queues, pool, vocab_size)
+        for place, raised in failed_choices:
+            finish(packed.decode[place], queues, pool, None, _no_choice(raised))
 
 
 def _not_finite() -> ExecutionError:
@@ -162,6 +165,10 @@ def _postprocess_token(
     try:
         request.choose_next()
     except Exception as raised:
-        failure = ExecutionError(f"the request's allowed_tokens_fn failed: {type(raised).__name__}: {raised}")
-        failure.__cause__ = raised
-        finish(request, queues, pool, None, failure)
+        finish(request, queues, pool, None, _no_choice(raised))
+
+
+def _no_choice(raised: Exception) -> ExecutionError:
+    failure = ExecutionError(f"the request's allowed_tokens_fn failed: {type(raised).__name__}: {raised}")
+    failure.__cause__ = raised
+    return failure

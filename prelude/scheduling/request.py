@@ -12,7 +12,7 @@ from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.prepared import Outcome, Prepared
 from prelude.batch import SampleOutput
 from prelude.options import NO_OPTIONS, RequestOptions
-from prelude.readouts.sampling import History, SamplingState
+from prelude.readouts.sampling import History, SamplingState, make_sampling_state
 from prelude.scheduling.lease import Lease
 
 
@@ -90,7 +90,7 @@ class Request(Record):
         self.known[self.num_known] = token_id
         self.num_known += 1
         self.output.append(token_id)
-        if self.history is not None:
+        if self.history is not None and self.history.weighs:
             self.history.add(token_id)
 
     def sampling_state(self, row: int) -> SamplingState:
@@ -101,17 +101,17 @@ class Request(Record):
         edits = sampling.edits
         if self.history is None and edits is not None and edits.follows:
             self.history = History.of(edits, self.prepared.tree.token_ids)
-            for token_id in self.output:
+            for token_id in self.output if edits.weighs else ():
                 self.history.add(token_id)
-        return SamplingState(row, sampling, len(self.output) + self.ahead, self.history)
+        state: SamplingState = make_sampling_state(row, sampling, len(self.output) + self.ahead, self.history)
+        return state
 
     def choose_next(self) -> None:
         """Asks the caller's ``allowed_tokens_fn``, where there is one, for the ids that may come next. Raises its
         errors, and ``InvalidRequest`` for ids that cannot be sampled from."""
         sampling, history = self.sampling, self.history
-        if history is None or sampling is None or sampling.edits is None or sampling.edits.choose is None:
-            return
-        history.allowed = sampling.edits.choose(self.output, len(self.output) < sampling.min_tokens)
+        if history is not None and sampling is not None and history.choose is not None:
+            history.allowed = history.choose(self.output, len(self.output) < sampling.min_tokens)
 
     @property
     def ends_ahead(self) -> bool:

@@ -79,6 +79,17 @@ def test_it_sees_what_was_drawn_and_may_keep_it(make_engine: Callable[..., Engin
     assert seen == [list(done.token_ids[:count]) for count in range(12)]
 
 
+@pytest.mark.parametrize(
+    "kind", [tuple, set, lambda ids: np.array(ids, np.int64), lambda ids: np.array([*ids, 9], np.int32)[:-1][::-1]]
+)
+def test_every_kind_of_list_allows_the_same(make_engine: Callable[..., Engine], kind: Callable[..., Any]) -> None:
+    """Out of order, and with an id that comes twice where the kind can hold it."""
+    engine = make_engine()
+    given = [40, 22, 30, 22, 31, 4095, 0]
+    expected = engine.complete(PROMPT, params(lambda output: sorted(set(given)), max_tokens=4)).token_ids
+    assert engine.complete(PROMPT, params(lambda output: kind(given), max_tokens=4)).token_ids == expected
+
+
 @pytest.mark.parametrize("count", [1, 12])
 def test_it_goes_with_the_other_lists(make_engine: Callable[..., Engine], count: int) -> None:
     engine = make_engine()
@@ -107,6 +118,9 @@ def test_it_goes_with_the_other_lists(make_engine: Callable[..., Engine], count:
         (["a"], "'a'"),
         (7, "not a list of token ids"),
         ([0], "no token allowed"),
+        ([1] * 4097, "4097 ids; the limit is 4096"),
+        (np.array([5, 1 << 40]), str(1 << 40)),
+        ([5, True], "True"),
     ],
 )
 def test_a_bad_first_choice_is_refused(make_engine: Callable[..., Engine], answer: Any, says: str) -> None:

@@ -228,6 +228,22 @@ def test_a_row_that_is_masked_alone_costs_no_more_than_its_mask() -> None:
     assert np.flatnonzero(np.isfinite(row)).tolist() == [2, 5, 9] and np.array_equal(row[allowed], logits[allowed])
 
 
+@pytest.mark.feature("H3")
+def test_a_masked_greedy_row_looks_at_its_allowed_ids_alone() -> None:
+    """Ids in any order, with ties: the token is that of the whole row with its mask."""
+    rng = np.random.default_rng(11)
+    for case in range(200):
+        logits = rng.integers(-3, 3, VOCAB).astype(np.float32)
+        allowed = rng.permutation(VOCAB)[: int(rng.integers(1, VOCAB))].astype(np.int32)
+        banned = i32(rng.permutation(allowed)[: len(allowed) // 2].tolist() if case % 3 == 0 else [])
+        edits = replace(NO_EDITS, allowed=allowed, banned=banned)
+        if case % 5 == 0:
+            edits = replace(edits, bias_ids=i32([int(allowed[0])]), bias_values=np.array([4.0], np.float32))
+        readout = sample_rows([SamplingState(0, Sampling(0.0, 0, 1.0, 0.0, 0, frozenset(), edits))])
+        assert readout.edits is not None
+        assert sample_token(logits, readout, 0, 0.0) == int(edited(logits, readout.edits, 0).argmax())
+
+
 def test_greedy_rows_draw_no_uniform_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("numbers were drawn")

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass, replace
 
 import numpy as np
 import pytest
-from prelude._native.core import Maker, ids_below
+from prelude._native.core import Maker, ids_below, ids_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,22 @@ def test_ids_are_copied_and_every_one_of_them_is_checked(kind: object) -> None:
 def test_what_is_no_plain_int_or_too_large_is_not_taken(wrong: object) -> None:
     assert ids_below([1, 2, wrong, 3], 1 << 40) is None
     assert ids_below([1, 2, (1 << 31) - 1], 1 << 40) is not None
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 500, 3_000])
+@pytest.mark.parametrize("kind", [list, tuple, lambda ids: np.array(ids, np.int32)])
+def test_ids_are_sorted_and_each_is_there_once(kind: object, count: int) -> None:
+    limit = 4_003  # no multiple of 64
+    rng = np.random.default_rng(count)
+    for ids in (rng.integers(0, limit, count).tolist(), list(range(count)), [limit - 1, *range(count - 1)][:count]):
+        given = kind(ids)  # type: ignore[operator]
+        found = ids_once(given, limit)
+        assert found is not None and found.dtype == np.int32 and found.tolist() == sorted(set(ids))
+        assert list(given) == ids and not np.shares_memory(found, np.asarray(given))
+    if count:
+        for wrong in (-1, limit):
+            assert ids_once(kind([*ids[:-1], wrong]), limit) is None  # type: ignore[operator]
+    assert ids_once([1] * limit, limit) is not None and ids_once([1] * (limit + 1), limit) is None
 
 
 def test_large_arrays_are_their_holders_until_the_last_view_is_gone() -> None:
