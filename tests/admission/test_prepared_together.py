@@ -120,7 +120,7 @@ def test_prompts_of_ids_are_prepared_together_as_each_alone(wanted: int) -> None
     check(fresh[0].prepare_all(tasks), [alone(fresh[1], task) for task in tasks])
 
 
-@pytest.mark.fault(44)
+@pytest.mark.feature("H3")
 def test_each_task_of_a_run_draws_a_seed_of_its_own(preparer: Preparer) -> None:
     params = SamplingParams(max_tokens=1, temperature=1.0)
     found = preparer.prepare_all([Generate([1, 2, 3], params) for _ in range(20)])

@@ -40,6 +40,7 @@ def answer(shares: list[float], labels: tuple[str, ...] = LABELS, **fields: Any)
     return Answer(labels[at], at, labels, dict(zip(labels, shares)), logs, 0.9, max(shares), **fields)
 
 
+@pytest.mark.feature("G22")
 def test_metrics_by_hand() -> None:
     confidence, correct = np.array([0.95, 0.9, 0.6, 0.55]), np.array([1.0, 0.0, 1.0, 0.0])
     # Two bins of four have answers: 0.95 and 0.9 at accuracy 1/2, 0.6 and 0.55 at 1/2.
@@ -56,6 +57,7 @@ def test_metrics_by_hand() -> None:
     assert metrics.reliability(np.array([0.0, 1.0]), np.array([0.0, 1.0]), 5)[0].count == 1
 
 
+@pytest.mark.feature("G22")
 def test_temperature_finds_the_slope_and_halves_the_error() -> None:
     rows, truth = drawn(4000)
     fitted = Calibrator.fit(rows[:2000], truth[:2000])
@@ -77,6 +79,7 @@ def test_temperature_is_the_minimum_of_the_likelihood() -> None:
     assert Calibrator.fit(rows, truth).parameters["temperature"] == pytest.approx(best, rel=1e-5)
 
 
+@pytest.mark.feature("G22")
 def test_platt_is_the_regularised_regression() -> None:
     """scikit-learn's, of two labels: the same features, the same pull on the slope's distance from 1."""
     optimize = pytest.importorskip("scipy.optimize")
@@ -97,6 +100,7 @@ def test_platt_is_the_regularised_regression() -> None:
     assert abs(left) < abs(leaning) / 3
 
 
+@pytest.mark.feature("G22")
 def test_isotonic_is_that_of_scikit_learn() -> None:
     isotonic = pytest.importorskip("sklearn.isotonic")
     rows, truth = drawn(250, seed=7)
@@ -123,6 +127,7 @@ def test_what_is_saved_gives_the_same_numbers(method: Any, tmp_path: Path) -> No
         assert loaded.probabilities(row).tolist() == fitted.probabilities(row).tolist()
 
 
+@pytest.mark.feature("G22")
 def test_an_answer_keeps_what_the_model_said() -> None:
     fitted = Calibrator("temperature", {"temperature": 2.0})
     given = answer([0.8, 0.15, 0.05])
@@ -159,6 +164,7 @@ def test_a_score_of_two_sides() -> None:
     assert fitted.score(-1e4) >= 0.0 and fitted.score(1e4) <= 1.0
 
 
+@pytest.mark.feature("G22")
 def test_a_prior_is_divided_out() -> None:
     even = PriorCorrection(("a", "b"), (0.75, 0.25)).apply(answer([0.75, 0.25], ("a", "b")))
     assert list(even.probabilities.values()) == pytest.approx([0.5, 0.5])
@@ -170,6 +176,7 @@ def test_a_prior_is_divided_out() -> None:
         mean.apply(answer([0.5, 0.3, 0.2]))
 
 
+@pytest.mark.feature("G22")
 def test_a_content_free_prior_of_an_engine(tmp_path: Path) -> None:
     question = Choice("Which language is it?", ["English", "French", "German"])
     with Engine.from_pretrained() as engine:
