@@ -270,7 +270,7 @@ cpdef sampling_arrays(list settings):
     edits, share arrays with the call before: they are not to be written."""
     global _last_settings, _last_row
     cdef Py_ssize_t i, n = len(settings)
-    cdef tuple last = _last_settings
+    cdef tuple last = _last_settings, row = _last_row
     cdef bint same = n > 0
     cdef object before = settings[0] if n else None
     for i in range(n):
@@ -280,8 +280,8 @@ cpdef sampling_arrays(list settings):
     cdef tuple numbers = None
     if n == 1 and before.edits is not None:  # edits are the caller's objects, which are not kept for a later call
         numbers = (before.temperature, before.top_p, before.min_p, before.seed, before.top_k, before.logprobs)
-        if numbers == _last_row[0]:
-            return _last_row[1]
+        if numbers == row[0]:
+            return row[1]
     temperature, top_p, min_p = np.empty(n, _F32), np.empty(n, _F32), np.empty(n, _F32)
     seeds, top_k, steps = np.empty(n, _U64), _new_int32(n), np.zeros(n, np.int32)
     cdef float* t = <float*>cnp.PyArray_DATA(<cnp.ndarray>temperature)

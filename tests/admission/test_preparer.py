@@ -87,18 +87,22 @@ def test_what_the_caller_changes_after_submitting_changes_nothing() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     questions: list[Any] = [Choice("Which?", labels), YesNo("Polite?")]
     plain = [{"role": "user", "content": "hi"}]
+    stops, bias, banned = ["one"], {5: 1.0}, np.array([6, 7])
+    lists = SamplingParams(seed=1, stop=stops, logit_bias=bias, banned_token_ids=banned)
     tasks = [
         Decide(ids, questions),
         Decide(messages, questions),
         Embed(array, pooling="last"),
         Loglikelihood(ids, array),
         Generate(plain, SamplingParams(seed=1)),
+        Generate("hi", lists),
     ]
     owned = [preparer.snapshot(task) for task in tasks]
     before = [preparer.prepare(task).prepared for task in tasks]
     ids[0] = 9
     array[:] = 9
     labels.append("German")
+    stops[0], bias[5], banned[0] = "two", 2.0, 8
     questions.pop()
     messages[0]["content"][0]["text"] = "changed"  # type: ignore[index]
     plain[0]["content"] = "changed"

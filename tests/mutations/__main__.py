@@ -6,12 +6,13 @@
     python -m tests.mutations --check               only looks whether each edit's old text stands in its file once
     python -m tests.mutations --json results.json   keeps the verdicts; verdicts of other edits stay in the file
 
-An edit is *killed* where a test with one of its marks fails, *survived* where all pass, *not shown* where none ran,
-*unclear* where the tests ran out of time, as they also do on a loaded machine.
+An edit is *killed* where a test with one of its marks fails, or takes ten times as long as without the edit and is
+ended for it; *survived* where all pass, *not shown* where none ran, *unclear* where the tests ran out of time, as
+they also do on a loaded machine.
 At the end the tests that failed run in the unedited copy, where they have to pass.
 
 The edits are made in a copy of the tree with the built extensions, below the temporary directory. An edit of a file
-that is not Python builds the copy's extensions anew.
+that is not Python builds the copy's extensions anew; ``CC`` and ``CXX`` may name a compiler cache.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from tests.mutations.table import EDITS
 
 SECONDS = 300
 """The time of the tests of one edit."""
+TEST_SECONDS = 120
+"""The time of one test."""
 _MARK = r"mark\.(?:feature\(\"{0}\"|fault\({0})\)"
 
 
@@ -42,7 +45,7 @@ def copy_of_tree(target: Path) -> None:
     """Tracked and new files with the built extensions, laid out so that ``python -m pytest`` there imports them."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
-    built = [str(path.relative_to(ROOT)) for path in ROOT.glob("*/*.so")]
+    built = [str(path.relative_to(ROOT)) for path in (*ROOT.glob("*/*.so"), *ROOT.glob("build/cython/**/*.cpp"))]
     for name in [*filter(None, names), *built]:
         if (ROOT / name).is_file():  # not a tracked file that was deleted
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -91,18 +94,19 @@ def verdict(root: Path, edit: Edit) -> tuple[str, str]:
         return "not shown", "no test has the mark"
     before = edit.apply(root)
     forget_bytecode(list(before))
+    built = {path: path.read_bytes() for path in root.glob("*/*.so")} if edit.native else {}
     try:
-        if edit.native:
-            build(root)
-        status, output = run(
-            root, ["-x", "--timeout=120", "--timeout-method=thread", "--shows", ",".join(edit.marks), *files], SECONDS
-        )
+        if edit.native and (wrong := build(root)):
+            return "unclear", wrong
+        options = ["-x", "-v", f"--timeout={TEST_SECONDS}", "--timeout-method=thread"]
+        status, output = run(root, [*options, "--shows", ",".join(edit.marks), *files], SECONDS)
     finally:
         for path, text in before.items():
             path.write_text(text)
         forget_bytecode(list(before))
-        if edit.native:
-            build(root)
+        for path, data in built.items():  # behind the sources: an extension is built where a source is younger
+            path.unlink()
+            path.write_bytes(data)
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)  # not a line of the log
     last = output.strip().splitlines()[-1] if output.strip() else ""
     if status == 0 and " passed" in output:
@@ -112,13 +116,30 @@ def verdict(root: Path, edit: Edit) -> tuple[str, str]:
     if status == 1 and failed:
         return "killed", failed[1]
     if status == 1:  # the edit's doing, or the machine's
-        return "unclear", "a test ran out of time"
+        return out_of_time(root, output)
     return "unclear", last or f"the tests took more than {SECONDS} s"
 
 
-def build(root: Path) -> None:
+def out_of_time(root: Path, output: str, limit: float = TEST_SECONDS) -> tuple[str, str]:
+    """Of a test that was ended, by itself and without the edit."""
+    begun = re.findall(r"^(tests/\S+\.py::\S.*?) *$", output, re.MULTILINE)  # a line without a verdict behind it
+    ended = [name for name in begun if not re.search(r" (PASSED|SKIPPED|XFAIL|FAILED|ERROR)\b", name)]
+    if not ended:
+        return "unclear", "a test ran out of time"
+    began = time.monotonic()
+    status, _ = run(root, [ended[-1]], limit)
+    seconds = time.monotonic() - began
+    if status == 0 and seconds < limit / 10:
+        return "killed", f"{ended[-1]}: more than {limit:.0f} s, and {seconds:.0f} s without the edit"
+    return "unclear", f"{ended[-1]} ran out of time, and took {seconds:.0f} s without the edit"
+
+
+def build(root: Path) -> str:
+    """Builds what an edit of a file that is not Python changes; why it could not, else nothing."""
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+    return f"it does not compile: {errors[0] if errors else ''}" if done.returncode else ""
 
 
 def chosen(names: Sequence[str], marks: str | None) -> list[Edit]:
@@ -161,7 +182,7 @@ def keep(path: Path, verdicts: dict[str, dict[str, object]]) -> None:
 
 def confirm(root: Path, verdicts: dict[str, dict[str, object]]) -> None:
     """``SystemExit`` where a test that failed with an edit fails without one: its verdict is then not known."""
-    failed = {str(entry["by"]) for entry in verdicts.values() if entry["verdict"] == "killed"}
+    failed = {str(entry["by"]).split(": ")[0] for entry in verdicts.values() if entry["verdict"] == "killed"}
     tests = sorted({test.split("[")[0] for test in failed if "::" in test})  # with all of its parameters
     if not tests:
         return

@@ -81,8 +81,8 @@ EDITS = (
         "H4",
         (
             DRAWING,
-            "        e.banned_early if state.step < state.sampling.min_tokens else e.banned for",
-            "        e.banned for",
+            "one.banned_early if state.step < sampling.min_tokens else one.banned",
+            "one.banned",
         ),
     ),
     edit(
@@ -97,7 +97,7 @@ EDITS = (
     edit(
         "the_prompt_is_not_penalised",
         "C11 H3",
-        (DRAWING, "return cls(prompt if edits.repetition != 1.0 else _NO_IDS)", "return cls(_NO_IDS)"),
+        (DRAWING, "return cls(prompt if edits.repetition != 1.0 else _NO_IDS,", "return cls(_NO_IDS,"),
     ),
     edit(
         "drawn_tokens_are_counted_once",
@@ -108,7 +108,20 @@ EDITS = (
     edit(
         "greedy_takes_the_last_of_equal",
         "H3",
-        (SAMPLING, "        return int(row.argmax())\n", "        return int(len(row) - 1 - row[::-1].argmax())\n"),
+        (
+            SAMPLING,
+            "        return int(logits.argmax()) if edits",
+            "        return int(len(logits) - 1 - logits[::-1].argmax()) if edits",
+        ),
+    ),
+    edit(
+        "masked_greedy_takes_the_last_of_equal",
+        "H3",
+        (
+            SAMPLING,
+            "    return int(allowed[values == values.max()].min())",
+            "    return int(allowed[values == values.max()].max())",
+        ),
     ),
     edit("top_k_is_ignored", "H3", (SAMPLING, "    if 0 < top_k < len(weights):", "    if False:")),
     edit("min_p_is_ignored", "H3", (SAMPLING, "    if min_p > 0.0:", "    if False:")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations import audited, files, requests, rows, scheduling, surface
+from tests.mutations import audited, files, native, requests, rows, scheduling, surface, surroundings
 from tests.mutations.edit import Edit
 
 EDITS: tuple[Edit, ...] = (
@@ -12,4 +12,6 @@ EDITS: tuple[Edit, ...] = (
     *files.EDITS,
     *surface.EDITS,
     *rows.EDITS,
+    *native.EDITS,
+    *surroundings.EDITS,
 )

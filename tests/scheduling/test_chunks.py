@@ -170,7 +170,7 @@ def test_thirty_two_requests_with_a_shared_prompt_take_few_steps_and_compute_it_
     shared = prompt(60, 5)
     requests = [post(core, chat(np.concatenate([shared, prompt(40, 50 + i)]), 20), sink) for i in range(32)]
     steps = run_steps(core)
-    assert steps <= 120
+    assert steps == 20, "one for all prompts, and one for each further token; behind a leader they take 23"
     assert core.stats.prefill_tokens == 60 + 32 * 40
     assert core.stats.prefill_tokens + core.stats.decode_tokens == 60 + 32 * 40 + 32 * 19
     check(sink, requests)

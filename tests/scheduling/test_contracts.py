@@ -138,6 +138,10 @@ def test_a_place_is_taken_again_in_the_step_after_it_is_left() -> None:
         post(core, chat(prompt(4, i), count), sink)
     while core.queues.decode or core.inbox.items:
         core.step()
+        core.audit()
+        waiting, running = core.queues.num_waiting, len(core.queues.running)
+        assert (waiting, running) == (len(core.queues.decode), core.snapshot()["running_requests"])
+        assert waiting + running + len(sink.ends) == len(lengths), "each request waits, runs or has ended"
         assert len(core.queues.running) + len(core.queues.decode) >= 4 or len(sink.ends) >= len(lengths) - 4
     used = len(core.executor.batches)
     rows = [_rows(batch) for batch in core.executor.batches]
