@@ -154,7 +154,7 @@ cdef class FreshEncoding:
         return self._token_list() if out is None else out
 
     cdef list fresh_tokens(self):
-        """None where an id alone does not say what its token is."""
+        """None where an id alone does not give its token."""
         cdef Py_ssize_t i
         cdef int32_t shown = self.frame.shown
         cdef list out = list(self.frame.tokens_before)
@@ -310,7 +310,7 @@ cdef class EncodeEntry:
         return self.framed(frame, list(given), bare)
 
     def _framed_texts(self, list texts not None, bint special, bint bare):
-        """The encodings of texts without truncation and padding, whatever the settings are; None where a text is not
+        """The encodings of texts without truncation and padding, with any settings; None where a text is not
         a plain string, or the post-processor puts more than a frame around it. The list is the callee's."""
         cdef QuickFrame frame = self.special if special else self.plain
         return None if frame is None else self.framed(frame, texts, bare)

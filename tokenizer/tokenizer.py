@@ -261,7 +261,7 @@ class Tokenizer(ArrayMethods):
     def _encoded(self, inputs: list[EncodeInput], add_special_tokens: bool, fast: bool = False) -> list[Encoding]:
         """Encode and post-process; the settings are read here, once."""
         truncation, padding, parse_special = self._truncation, self._padding, not self._encode_special
-        if truncation is not None or padding is not None:  # else the entry has made what is quickly made
+        if truncation is not None or padding is not None:  # else the entry has made the quick columns
             whole = self._uncut(inputs, add_special_tokens, fast, truncation)
             if whole is not None:
                 if padding is not None:

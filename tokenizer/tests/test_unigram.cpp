@@ -279,8 +279,8 @@ void maps() {
   CHECK(normal("a\xCC\x81"
                "ba") == "AbA");  // all of a cluster goes
   CHECK(normal("\xEF\xAC\x81\xCC\x81\xCC\x81 b\xE2\x80\xA6\x01") == "fi\xCC\x81\xCC\x81 b...");
-  // Both characters of the longer text align to the one that it replaces; what is removed belongs to what is before
-  // it.
+  // Both characters of the longer text align to the one that it replaces; removed characters belong to those before
+  // them.
   Encoded e = encode(t,
                      "\xEF\xAC\x81"
                      "b\x01xb");

@@ -151,7 +151,7 @@ class ModelReader {
     if (!tables_known_) read_merges();
   }
 
-  // What HF may refuse, or read in more than one way, is left to it.
+  // A model that HF may refuse, or read in more than one way, is left to HF.
   void read_unigram() {
     model_.kind = ModelKind::unigram;
     json_.each_pair([&](std::string_view name, const Json& value) {

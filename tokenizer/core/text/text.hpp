@@ -174,7 +174,7 @@ class Rewrite {
     at_ = to;
   }
   // The source's characters between two positions, unchanged. They align to those that at() stands at, which are
-  // others where what was removed before is not accounted for.
+  // others where removed characters before are not accounted for.
   void take(size_t from, size_t to) {
     if (at_ == from) return copy_to(to);
     if (want_) {

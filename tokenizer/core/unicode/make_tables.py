@@ -255,7 +255,7 @@ def grapheme_flags() -> list[int]:
     sets["conjunct_consonant"] = where([chr(c) + virama + ka + acute for c in codes], 4, codes)
     sets["conjunct_linker"] = where([ka + chr(c) + ka + acute for c in joining], 4, joining)
     sets["conjunct_extend"] = where([ka + chr(c) + virama + ka + acute for c in joining], 5, joining)
-    # What a jamo joins says what it is.
+    # The neighbours that a jamo joins give its kind.
     three = [where([chr(c) + jamo + acute for c in codes], 3, codes) - ahead for jamo in "\u1100\u1161\u11a8"]
     syllables = set(HANGUL)
     assert not three[0] & syllables
