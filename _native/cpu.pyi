@@ -134,6 +134,7 @@ class Attention:
         cap: float = 0.0,
         places: Any = None,
         relative_panels: int = 0,
+        section_starts: Any = None,
     ) -> None: ...
     @property
     def pairs(self) -> int: ...
@@ -159,6 +160,7 @@ class Attention:
         relative_queries: int = 0,
         relative_rows: int = 0,
         relative_span: int = 0,
+        section: int = -1,
     ) -> None: ...
 
 @final

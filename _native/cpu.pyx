@@ -154,14 +154,16 @@ cdef extern from "prelude/cpu/pool_rows.hpp" namespace "prelude::cpu" nogil:
 cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil:
     cdef cppclass AttentionPlan:
         cbool build(const Kernels&, const AttentionShape&, vector[int32_t], vector[int32_t], vector[int32_t],
-                    vector[KeyRun], vector[int32_t], vector[int32_t])
+                    vector[KeyRun], vector[int32_t], vector[int32_t], vector[int32_t])
         int64_t queries()
+        int64_t sections()
+        int64_t queries_of(int64_t section)
         int64_t step_keys()
         int64_t pool_keys()
         int64_t longest()
         cbool has_places()
         int64_t pairs()
-        cbool run(const AttentionTensors&, Fork, int)
+        cbool run(const AttentionTensors&, Fork, int, int64_t section)
 
 
 cdef const Kernels* kernels = &best_kernels()
@@ -335,15 +337,16 @@ cdef class Attention:
     ``run_starts[i]:run_starts[i + 1]``, in order; query q sees the first ``visible[q]`` of them. A run is
     ``run_length`` keys from ``run_from`` on, of the pool where ``run_pool`` is not 0, else of the step. Where
     ``hidden`` is given, query q does not see the first ``hidden[q]`` keys. ``places[q]`` is its own place among them,
-    for layers with a relative term. A ``cap`` above 0 makes a score
-    ``cap * tanh(score / cap)``.
+    for layers with a relative term. A ``cap`` above 0 makes a score ``cap * tanh(score / cap)``. Queries
+    ``section_starts[s]:section_starts[s + 1]`` are section s, which ``run`` may compute by itself.
     """
 
     cdef AttentionPlan plan
     cdef AttentionShape shape
 
     def __cinit__(self, int heads, int kv_heads, int width, float scale, query_starts, visible, run_starts, run_from,
-                 run_length, run_pool, hidden=None, float cap=0.0, places=None, int relative_panels=0):
+                 run_length, run_pool, hidden=None, float cap=0.0, places=None, int relative_panels=0,
+                 section_starts=None):
         if heads < 1 or kv_heads < 1 or heads % kv_heads or width < 1:
             raise ValueError(f"{heads} heads do not share {kv_heads} KV heads of {width} values")
         cdef cnp.ndarray seen_by = column(visible, np.int32, "visible")
@@ -352,6 +355,9 @@ cdef class Attention:
         cdef cnp.ndarray pools = column(run_pool, np.uint8, "run_pool")
         cdef vector[int32_t] queries = starts(query_starts, seen_by.shape[0], "query_starts")
         cdef vector[int32_t] items = starts(run_starts, firsts.shape[0], "run_starts")
+        cdef vector[int32_t] sections
+        if section_starts is not None:
+            sections = starts(section_starts, seen_by.shape[0], "section_starts")
         if queries.size() != items.size():
             raise ValueError("query_starts and run_starts differ in length")
         if lengths.shape[0] != firsts.shape[0] or pools.shape[0] != firsts.shape[0]:
@@ -383,7 +389,7 @@ cdef class Attention:
         self.shape.scale = scale
         self.shape.cap = cap
         self.shape.relative_panels = relative_panels
-        if not self.plan.build(kernels[0], self.shape, queries, seen, items, runs, skipped, placed):
+        if not self.plan.build(kernels[0], self.shape, queries, seen, items, runs, skipped, placed, sections):
             raise ValueError("a query sees no key, or more keys than its item has, or stands outside of them")
 
     @property
@@ -394,10 +400,14 @@ cdef class Attention:
     def run(self, uintptr_t q, int64_t q_stride, uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride,
             uintptr_t pool_k, uintptr_t pool_v, int64_t pool_stride, uintptr_t out, int64_t out_stride,
             int64_t queries, int64_t tokens, int64_t slots, bint half, int threads, uintptr_t relative_keys=0,
-            uintptr_t relative_queries=0, uintptr_t relative_rows=0, int64_t relative_span=0):
+            uintptr_t relative_queries=0, uintptr_t relative_rows=0, int64_t relative_span=0, int section=-1):
         """``queries`` rows of q and out, ``tokens`` of k and v, ``slots`` of the pool; strides in values.
-        ``relative_``: see ``RelativeTerm`` in types.hpp; 0 without such a term."""
-        if self.plan.queries() > queries or self.plan.step_keys() > tokens or self.plan.pool_keys() > slots:
+        ``relative_``: see ``RelativeTerm`` in types.hpp; 0 without such a term. ``section``: the rows are its
+        queries; -1: all queries."""
+        if section < -1 or section >= self.plan.sections():
+            raise ValueError(f"section {section} of {self.plan.sections()}")
+        cdef int64_t planned = self.plan.queries() if section < 0 else self.plan.queries_of(section)
+        if planned > queries or self.plan.step_keys() > tokens or self.plan.pool_keys() > slots:
             raise ValueError("the tensors are smaller than the planned ones")
         cdef AttentionTensors t
         cdef cbool done
@@ -413,9 +423,9 @@ cdef class Attention:
             raise ValueError("a relative term for fewer distances than there are, or none was planned")
         if worth_releasing_gil(self.plan.pairs() * self.shape.width // 4):
             with nogil:
-                done = self.plan.run(t, fork, threads)
+                done = self.plan.run(t, fork, threads, section)
         else:
-            done = self.plan.run(t, fork, threads)
+            done = self.plan.run(t, fork, threads, section)
         check(done)
 
 

@@ -42,6 +42,7 @@ from prelude.batch import I32, ForwardBatch, Output, Readout, StepResult
 from prelude.errors import EngineClosed
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.pending import num_sampled
+from prelude.execution.step_memory import StepMemory
 from prelude.models.config import ModelConfig
 
 log = logging.getLogger("prelude.cuda")
@@ -80,6 +81,7 @@ class CudaExecutor:
         self.cut_last_layer = cut_last_layer
         self.graphs = Graphs(policy or GraphPolicy())
         self.num_blocks = num_blocks
+        self.step_memory: StepMemory | None = None  # what was measured of a full step
         step_rows = power_bucket(step_rows)  # as sampled rows are rounded up
         self.step_rows = step_rows
         self.num_pending = 0
@@ -147,6 +149,7 @@ class CudaExecutor:
             device="cuda",
             dtype=str(element).removeprefix("torch."),
             lm_head=self.weights.lm_head is not None,
+            step_memory=self.step_memory,
         )
 
     # ------------------------------------------------------------------ the two calls of a step

@@ -1,6 +1,7 @@
 """The share of a GPU that becomes KV blocks: the rest beside weights and workspace, less the peak of a full step.
 
-total ─ others ─ weights ─ workspace ─ peak of a probe step ─ reserve (graphs, their workspaces) = available
+total or max_memory ─ others ─ weights ─ workspace ─ peak of a probe step ─ reserve (graphs, their workspaces)
+    = available
 """
 
 from __future__ import annotations
@@ -50,6 +51,15 @@ def blocks_for(free: int, total: int, block_bytes: int, *, blocks: int | None, n
             available=available,
         )
     return fitting if wanted is None else wanted
+
+
+def room(max_memory: int | float | None, before: int, free: int) -> int:
+    """Bytes of the ``free`` ones that an engine may still take. ``max_memory``: see ``EngineConfig``; a share is of
+    the bytes that were free ``before`` the engine took any."""
+    if max_memory is None:
+        return free
+    most = int(max_memory * before) if isinstance(max_memory, float) else max_memory
+    return max(0, min(free, most - (before - free)))
 
 
 @contextmanager

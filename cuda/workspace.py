@@ -58,29 +58,7 @@ class Workspace:
     ) -> Workspace:
         """``rows`` tokens a step; ``vocab`` is 0 without a language-model head. ``InsufficientMemory`` where it does
         not fit into the free memory of the device."""
-        many, mlp = whole_tiles(rows), min(whole_tiles(rows), whole_tiles(MLP_ROWS))
-        chunk = whole_tiles(chunk_rows)
-        mixer, mlp_spec = spec.attention, spec.layers[0].mlp
-        hidden, inner, queries, width = spec.hidden, mlp_spec.inner, mixer.query_width, mixer.qkv.outputs
-        element, f32 = device.element, torch.float32
-        sizes = (
-            (many, hidden, f32),
-            (many, hidden, element),
-            (many, width, element),
-            (many, queries, element),
-            (many, queries, element),
-            (many, mixer.heads, f32),
-            (many, mixer.heads, f32),
-            (mlp, mlp_spec.up.outputs, element),
-            (mlp, inner, element),
-            (many, hidden, f32),
-            (many, hidden, element),
-            (many, queries, element),
-            (many, queries, element),
-            (ROWS[-1] * -(-hidden // 64), 1, f32),
-            (chunk, hidden, element),
-            (chunk if vocab else 0, vocab, f32),
-        )
+        sizes = _sizes(spec, device.element, rows, chunk_rows, vocab)
         needed = sum(count * columns * dtype.itemsize for count, columns, dtype in sizes)
         free, total = device.memory()
         if needed > free:
@@ -90,7 +68,8 @@ class Workspace:
                 needed=needed,
                 available=free,
             )
-        return cls(block_size, mlp, *(device.zeros((count, columns), dtype) for count, columns, dtype in sizes))
+        mlp_rows = min(whole_tiles(rows), whole_tiles(MLP_ROWS))
+        return cls(block_size, mlp_rows, *(device.zeros((count, columns), dtype) for count, columns, dtype in sizes))
 
     @property
     def nbytes(self) -> int:
@@ -105,3 +84,39 @@ class Workspace:
         """A layer's pool [slots, kv_heads, D] as [blocks, block_size, kv_heads, D]."""
         k, v = (half.view(-1, self.block_size, *half.shape[1:]) for half in pool)
         return k, v
+
+
+def workspace_bytes(spec: ModelSpec, element: torch.dtype, rows: int, chunk_rows: int, vocab: int) -> int:
+    """Of the workspace of ``Workspace.of``."""
+    return sum(
+        count * columns * dtype.itemsize for count, columns, dtype in _sizes(spec, element, rows, chunk_rows, vocab)
+    )
+
+
+def _sizes(
+    spec: ModelSpec, element: torch.dtype, rows: int, chunk_rows: int, vocab: int
+) -> tuple[tuple[int, int, torch.dtype], ...]:
+    """Rows, columns and type of each tensor, in the order of the fields."""
+    many, mlp = whole_tiles(rows), min(whole_tiles(rows), whole_tiles(MLP_ROWS))
+    chunk = whole_tiles(chunk_rows)
+    mixer, mlp_spec = spec.attention, spec.layers[0].mlp
+    hidden, inner, queries, width = spec.hidden, mlp_spec.inner, mixer.query_width, mixer.qkv.outputs
+    f32 = torch.float32
+    return (
+        (many, hidden, f32),
+        (many, hidden, element),
+        (many, width, element),
+        (many, queries, element),
+        (many, queries, element),
+        (many, mixer.heads, f32),
+        (many, mixer.heads, f32),
+        (mlp, mlp_spec.up.outputs, element),
+        (mlp, inner, element),
+        (many, hidden, f32),
+        (many, hidden, element),
+        (many, queries, element),
+        (many, queries, element),
+        (ROWS[-1] * -(-hidden // 64), 1, f32),
+        (chunk, hidden, element),
+        (chunk if vocab else 0, vocab, f32),
+    )

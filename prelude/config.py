@@ -34,10 +34,11 @@ class EngineConfig:
     ``max_running``           the most Decode requests that hold a row at the same time
     ``chunk_tokens``          the most tokens of one Decode prompt in a step beside running rows
     ``logits_bytes``          temporary memory of a step for rows over the vocabulary
-    ``max_memory``            on a CPU, the most memory of weights, KV blocks and a step together: bytes, or a share
-                              in (0, 1] of the free memory. A profile run at load measures a step of full size; the
-                              rest becomes KV blocks. ``None``: the free memory. Where the longest prompt does not
-                              fit, ``max_length`` is lowered, or refused where it was set; see docs/MEMORY.md
+    ``max_memory``            the most memory of weights, KV blocks and a step together, on a CPU the process's, on a
+                              GPU the device's: bytes, or a share in (0, 1] of the free memory. A profile run at load
+                              measures a step of full size, and the rest becomes KV blocks. ``None``: the free memory.
+                              Where the longest prompt does not fit, ``max_length`` is lowered, or refused where it
+                              was set; see docs/MEMORY.md
     ``block_size``            tokens of one KV block
     ``kv_blocks``             blocks of the KV pool; ``None``: as many as ``kv_bytes`` hold
     ``kv_bytes``              bytes of the KV pool where ``kv_blocks`` is ``None``. The default on a CPU is a quarter

@@ -120,8 +120,6 @@ def _checked_model(
     if device == "cuda":
         if config.quantization is not None:
             raise ConfigError(f"quantization={config.quantization!r} is of CPUs; leave it out for device='cuda'")
-        if config.max_memory is not None:
-            raise ConfigError("max_memory is of CPUs; on device='cuda' kv_bytes bounds the KV pool")
         if config.tensor_parallel > 1:
             raise ConfigError(f"tensor_parallel={config.tensor_parallel} is of CPUs; leave it out for device='cuda'")
         from prelude.cuda import driver
@@ -210,8 +208,9 @@ def _cpu_executor(
 ) -> tuple[Executor, EngineConfig]:
     """The executor, and the config with the length that its memory holds. ``host``: bytes of the tokenizer.
     ``ranks``: of a tensor-parallel model, of which this rank's part is loaded."""
-    from prelude.execution.cpu import CpuExecutor, logits_rows
-    from prelude.execution.memory_plan import MemoryPlan
+    from prelude.execution.backends import asked_for
+    from prelude.execution.cpu import CpuExecutor, cuts_queries, logits_rows
+    from prelude.execution.memory_plan import HOST_BYTES, MemoryPlan
     from prelude.execution.profile import few_layers, profile
     from prelude.execution.step_memory import StepMemory
     from prelude.execution.threaded import ThreadedExecutor
@@ -249,10 +248,15 @@ def _cpu_executor(
             prefixes = (
                 default_prefixes(left, bytes_per_state) if config.prefix_states is None else config.prefix_states
             )
-        plan = MemoryPlan(
-            config, model.spec, available, weights + (running + prefixes) * bytes_per_state, host, per_block
+        held = weights + (running + prefixes) * bytes_per_state
+        plan = MemoryPlan(config, model.spec, available, held, host + HOST_BYTES, per_block)
+        step = StepMemory.of_shapes(
+            model.spec,
+            precision.dtype.itemsize,
+            chunk_rows,
+            config.max_top,
+            cuts_queries(asked_for(config.attention), config.deterministic),
         )
-        step = StepMemory.of_shapes(model.spec, precision.dtype.itemsize, chunk_rows, config.max_top)
         if not plan.is_close(step):
             plan = replace(plan, config=plan.fitted(step))
         plan.require_weights()
@@ -314,7 +318,7 @@ def _cuda_executor(
     from prelude.execution.cuda import open_executor
 
     rows = _logits_rows(model.vocab_size, config.logits_bytes) or _CHUNK_ROWS
-    return open_executor(directory, model, config, dtype, logits_rows=rows), config
+    return open_executor(directory, model, config, dtype, logits_rows=rows)
 
 
 def _preparer(

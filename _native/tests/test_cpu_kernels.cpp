@@ -227,8 +227,9 @@ struct Problem {
     pool_k = floats(random, slots * row, 2.0f), pool_v = floats(random, slots * row);
   }
 
-  // Only sequence `which`, or all of them where it is negative; `skip` of its queries are left out.
-  std::vector<float> run(const Kernels& kernels, Type type, int which, int skip, int threads) const {
+  // Only sequence `which`, or all of them where it is negative; `skip` of its queries are left out. `section` above
+  // 0: so many queries at a time, of which alone rows of q and out exist.
+  std::vector<float> run(const Kernels& kernels, Type type, int which, int skip, int threads, int section = 0) const {
     std::vector<int32_t> query_starts{0}, visible, hidden, run_starts{0};
     std::vector<KeyRun> runs;
     std::vector<float> asked;
@@ -253,7 +254,24 @@ struct Problem {
     const int64_t row = int64_t{shape.kv_heads} * shape.width;
     std::vector<float> out(asked.size(), std::numeric_limits<float>::quiet_NaN());
     AttentionPlan plan;
-    CHECK(plan.build(kernels, shape, query_starts, visible, run_starts, runs, hidden));
+    const auto queries = static_cast<int32_t>(visible.size());
+    std::vector<int32_t> sections;
+    for (int32_t at = 0; section > 0 && at < queries; at += section) sections.push_back(at);
+    if (section > 0) sections.push_back(queries);
+    CHECK(plan.build(kernels, shape, query_starts, visible, run_starts, runs, hidden, {}, sections));
+    if (section > 0) {
+      CHECK(plan.sections() == (queries + section - 1) / section);
+      for (int64_t s = 0; s < plan.sections(); ++s) {
+        const auto count = static_cast<size_t>(plan.queries_of(s) * wide);
+        const auto at = static_cast<size_t>(s * section * wide);
+        std::vector<float> own(asked.begin() + at, asked.begin() + at + count), made(count);
+        AttentionTensors t{own.data(), k.data(), v.data(), pool_k.data(), pool_v.data(), made.data(),
+                           wide,       row,      row,      row,           wide,          type};
+        CHECK(plan.run(t, fork_threads, threads, s));
+        std::copy(made.begin(), made.end(), out.begin() + at);
+      }
+      return out;
+    }
     if (type == Type::f32) {
       AttentionTensors t{asked.data(), k.data(), v.data(), pool_k.data(), pool_v.data(), out.data(),
                          wide,         row,      row,      row,           wide,          type};
@@ -334,6 +352,7 @@ void check_attention(const Kernels& kernels) {
     }
     CHECK(problem.run(kernels, Type::f32, -1, 0, 3) == all);
     CHECK(problem.run(kernels, Type::bf16, -1, 0, 2) == exact_half);
+    for (const int section : {1, 7, 50, 1000}) CHECK(problem.run(kernels, Type::f32, -1, 0, 2, section) == all);
     size_t at = 0;
     for (size_t s = 0; s < lengths.size(); ++s) {
       const int skip = static_cast<int>(random.below(problem.sequences[s].queries));
@@ -359,6 +378,10 @@ void check_refusals(const Kernels& kernels) {
   CHECK(!plan.build(kernels, shape, {0, 1}, {2}, {0, 1}, {{3, 4, false}}, {2}));
   CHECK(!plan.build(kernels, shape, {0, 1}, {2}, {0, 1}, {{3, 4, false}}, {0, 0}));
   CHECK(plan.step_keys() == 7 && plan.pool_keys() == 0);
+  CHECK(plan.build(kernels, shape, {0, 2}, {1, 2}, {0, 1}, {{0, 4, false}}, {}, {}, {0, 1, 1, 2}));
+  CHECK(plan.sections() == 3 && plan.queries_of(0) == 1 && plan.queries_of(1) == 0);
+  for (const std::vector<int32_t>& wrong : {std::vector<int32_t>{0, 1}, {1, 2}, {0, 3}, {0, 2, 1, 2}})
+    CHECK(!plan.build(kernels, shape, {0, 2}, {1, 2}, {0, 1}, {{0, 4, false}}, {}, {}, wrong));
 }
 
 // Rows far apart in the step, slots in any order: other rows stay unchanged, for any number of threads.

@@ -1,15 +1,19 @@
 """The memory of a prompt's token, by form of the forward pass, and the longest prompt that follows.
 
     python -m bench memory [--shapes 0.6B 4B] [--memory GIB] [--json FILE] [--plot FILE]
+    python -m bench memory --times 8192 16384 [--pairs 5] [--json FILE]
 
     transformers   its forward with use_cache, logits of the last token
     full KV        ours, layers over all tokens at once, keys and values of every layer kept
     whole layers   the same, nothing kept
-    hybrid         ours as it is: between two attentions, runs of 256 tokens into memory made once; nothing kept
+    hybrid         ours as it is: chunks of 256 tokens into memory made once, queries of one run of them; nothing kept
 
 Random float32 weights of the real widths in three layers. The peak is the process's own, at 1,024 and 2,048 tokens;
 bytes of a token are the difference. Keys and values of the other layers are added by their size. Answers are compared
 first: the three forms of ours are equal to the bit, transformers' to 1e-4.
+
+``--times``: instead, the time of hybrid prompts of so many tokens beside whole layers, in turns, in the default mode,
+at the first shape.
 """
 
 from __future__ import annotations
@@ -17,14 +21,17 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.common import Report, add_outputs, machine_facts
+from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
 from prelude import Embed, Engine, EngineConfig, default_model
 from prelude.execution.peak import peak_bytes
+from prelude.execution.step_memory import TOKEN_CHUNK
 
 LAYERS = 3
 SHORT, LONG = 1024, 2048
@@ -35,6 +42,8 @@ SHAPES: dict[str, dict[str, int]] = {
 FORMS = (("full KV", 1 << 30, "always"), ("whole layers", 1 << 30, "never"), ("hybrid", 256, "never"))
 AIMS = {"0.6B": 2.0, "4B": 3.5}
 AIM_KV = 8.0
+AIM_TIME = 1.05
+POSITIONS = 32_768
 
 
 def checkpoint(folder: Path, shape: dict[str, int]) -> Any:
@@ -50,7 +59,7 @@ def checkpoint(folder: Path, shape: dict[str, int]) -> Any:
         num_key_value_heads=8,
         head_dim=128,
         vocab_size=4096,
-        max_position_embeddings=8192,
+        max_position_embeddings=POSITIONS,
     )
     model = Qwen3Model(config).eval()
     model.save_pretrained(folder)
@@ -112,12 +121,51 @@ def measure(report: Report, name: str, memory: int) -> None:
         report.add(name, f"{form} over hybrid, bytes of a token", (more,) * 3, "x", f"{aim}x" if aim else "")
 
 
+def times(report: Report, name: str, lengths: list[int], pairs: int) -> None:
+    """Seconds of a prompt by form, and what hybrid takes more, pair by pair; of processor time as well."""
+    draw = np.random.default_rng(0)
+    config = EngineConfig(kv_bytes=1 << 20, prefix_cache=False)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint(Path(folder), SHAPES[name])
+        with Engine.from_pretrained(folder, config=config) as engine:
+            decoder = engine._core.executor.decoder
+            for tokens in lengths:
+                prompt = draw.integers(8, 4000, tokens).tolist()
+                spent: dict[str, list[float]] = {"hybrid": [], "whole layers": []}
+
+                def run(form: str, chunk: int, prompt: Any = prompt, spent: Any = spent) -> None:
+                    decoder.token_chunk = chunk
+                    began = time.process_time()
+                    engine.run(Embed(prompt, pooling="last"))
+                    spent[form].append(time.process_time() - began)
+
+                forms = {
+                    "hybrid": partial(run, "hybrid", TOKEN_CHUNK),
+                    "whole layers": partial(run, "whole layers", 1 << 30),
+                }
+                measured = paired(forms, pairs)
+                load = f"{name}, {LAYERS} layers, {tokens:,} tokens"
+                for form, one in measured.items():
+                    report.add(f"{load}, {form}", "time", three(one.seconds), "s")
+                more = ratio(measured["hybrid"], measured["whole layers"])
+                report.add(load, "hybrid over whole layers, time", more, "x", f"{AIM_TIME}x at most")
+                both = zip(spent["hybrid"][1:], spent["whole layers"][1:])  # the first ones warmed up
+                more = three([hybrid / whole for hybrid, whole in both])
+                report.add(load, "hybrid over whole layers, processor time", more, "x", f"{AIM_TIME}x at most")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--memory", type=int, default=24, help="GiB that the longest prompts are reckoned for")
+    parser.add_argument("--times", type=int, nargs="+", default=[], metavar="TOKENS", help="lengths that are timed")
+    parser.add_argument("--pairs", type=int, default=5)
     add_outputs(parser)
     options = parser.parse_args()
+    if options.times:
+        report = Report("Time of hybrid prefilling beside whole layers", facts=machine_facts())
+        times(report, options.shapes[0], options.times, options.pairs)
+        return report.finish(options)
     report = Report("Bytes of a prompt's token, and the longest prompt", facts=machine_facts())
     for name in options.shapes:
         measure(report, name, options.memory << 30)

@@ -34,7 +34,8 @@ Where: TypeAlias = "slice | Tensor"
 
 class AttentionPlan(Protocol):
     """``run`` maps queries [Q, heads, D] to outputs [Q, heads * D]; K and V are [tokens, kv_heads, D] of this
-    step, ``pool_k`` and ``pool_v`` [slots, kv_heads, D] of this layer, ``relative`` its relative term."""
+    step, ``pool_k`` and ``pool_v`` [slots, kv_heads, D] of this layer, ``relative`` its relative term. ``section``:
+    of the plan's sections the one whose queries are given; None for a plan of one section."""
 
     def run(
         self,
@@ -44,6 +45,7 @@ class AttentionPlan(Protocol):
         pool_k: Tensor,
         pool_v: Tensor,
         relative: RelativeWeights | None = None,
+        section: int | None = None,
     ) -> Tensor: ...
 
 
@@ -81,8 +83,8 @@ def negative_where(hidden: np.ndarray, dtype: torch.dtype) -> Tensor:
 
 
 class CascadePlan:
-    """Causal attention without windows, caps or scales of its own. ``rows`` are the sorted tokens whose outputs are
-    wanted, None for all."""
+    """Causal attention without windows, caps or scales of its own, in one section. ``rows`` are the sorted tokens
+    whose outputs are wanted, None for all."""
 
     def __init__(
         self, step: StepTokens, block_size: int, heads: Heads, dtype: torch.dtype, rows: I64 | None = None
@@ -106,6 +108,7 @@ class CascadePlan:
         pool_k: Tensor,
         pool_v: Tensor,
         relative: RelativeWeights | None = None,
+        section: int | None = None,
     ) -> Tensor:
         queries, heads, width = q.shape
         if len(self.own) == 1 and not self.more and self.decode is None:

@@ -10,6 +10,9 @@ keys are brought into the kernel's order once a branch, which is a few percent f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,24 +28,34 @@ from prelude.models.spec import Attention as Heads
 
 Runs = npt.NDArray[np.int64]
 """[runs, 3]: first key, number of keys, whether they lie in the pool."""
+Starts = npt.NDArray[np.int32]
+"""[n + 1]: where each of n things begins, and the last one's end."""
 
 
 class RunsPlan:
     """See ``CascadePlan`` for the arguments. ``paged``: decode rows read their block tables themselves, which is
-    planned in no time and twice as fast, with other bits than the rows of a prompt."""
+    planned in no time and twice as fast, with other bits than the rows of a prompt. ``sections``: where the sections
+    of the queries begin, and the last one's end; ``run`` computes one of them at a time."""
 
     def __init__(
-        self, step: StepTokens, block_size: int, heads: Heads, rows: I64 | None = None, paged: bool = False
+        self,
+        step: StepTokens,
+        block_size: int,
+        heads: Heads,
+        rows: I64 | None = None,
+        paged: bool = False,
+        sections: Sequence[int] | None = None,
     ) -> None:
         self.num_queries = step.num_tokens if rows is None else len(rows)
-        self._paged: DecodePart | None = None
+        self._paged: list[DecodePart | None] = [None] * (1 if sections is None else len(sections) - 1)
+        starts = None if sections is None else np.asarray(sections, np.int32)
         if not heads.causal:
             if step.forest is None or step.decode is not None:
                 raise ValueError("an encoder takes whole prompts and no decode rows")
-            self._attention = _of_whole_prompts(step.forest, heads, rows)
+            self._attention = _of_whole_prompts(step.forest, heads, rows, starts)
             return
         if step.decode is None and step.forest is not None and step.forest.apart:
-            self._attention = _of_segments_apart(step.forest, heads, rows)
+            self._attention = _of_segments_apart(step.forest, heads, rows, starts)
             return
         items: list[I64] = []
         lengths: list[I64] = []
@@ -58,7 +71,9 @@ class RunsPlan:
             items.append(counts)
             runs.append(found)
         if step.decode is not None and paged:
-            self._paged = DecodePart.of(step.decode, step.prompt_tokens, block_size, heads, rows)
+            for section, (begin, end) in enumerate(pairwise(sections or (0, self.num_queries))):
+                some = rows if sections is None else wanted[begin:end]
+                self._paged[section] = DecodePart.of(step.decode, step.prompt_tokens, block_size, heads, some)
         elif step.decode is not None:
             at = wanted[np.searchsorted(wanted, step.prompt_tokens) :] - step.prompt_tokens
             counts, found = _decode_runs(step.decode, at, block_size)
@@ -69,7 +84,11 @@ class RunsPlan:
         all_runs = np.concatenate(runs) if runs else np.zeros((0, 3), np.int64)
         seen_by = np.concatenate(visible) if visible else np.zeros(0, np.int64)
         hidden = None if heads.window is None else seen_by - 1 - heads.window
-        self._attention = _planned(heads, _starts(lengths), seen_by, _starts(items), all_runs, hidden)
+        if starts is not None:
+            starts = starts.clip(max=len(seen_by))  # decode rows that read their tables are not the kernel's
+        self._attention = _planned(
+            heads, _starts(lengths), seen_by, _starts(items), all_runs, hidden, sections=starts
+        )
 
     def run(
         self,
@@ -79,13 +98,16 @@ class RunsPlan:
         pool_k: Tensor,
         pool_v: Tensor,
         relative: RelativeWeights | None = None,
+        section: int | None = None,
     ) -> Tensor:
-        """[queries, heads * width]: in the memory of ``q``, whose values are gone, unless decode rows read pages."""
+        """[queries, heads * width]: in the memory of ``q``, whose values are gone, unless decode rows read pages.
+        ``section``: the one whose queries ``q`` has; None where there is one alone."""
         queries, heads, width = q.shape
+        paged = self._paged[section or 0]
         for x in (q, k, v, pool_k, pool_v):
             if x.shape[0] and (x.dtype != q.dtype or x.stride(2) != 1 or x.stride(1) != width):
                 raise ValueError(f"heads of a token are not side by side: {x.dtype} with strides {x.stride()}")
-        if self._paged is None:  # a tile of the kernel has read its queries when it writes
+        if paged is None:  # a tile of the kernel has read its queries when it writes
             out = q.as_strided((queries, heads * width), (q.stride(0), 1))
         else:
             out = torch.empty(queries, heads * width, dtype=q.dtype)
@@ -106,10 +128,11 @@ class RunsPlan:
             min(pool_k.size(0), pool_v.size(0)),
             is_half(q),
             torch.get_num_threads(),
+            section=-1 if section is None else section,
             **({} if relative is None else _addresses(relative)),
         )
-        if self._paged is not None:
-            self._paged.run(q, pool_k, pool_v, out.view(queries, heads, width))
+        if paged is not None:
+            paged.run(q, pool_k, pool_v, out.view(queries, heads, width))
         return out
 
 
@@ -122,7 +145,7 @@ def _addresses(relative: RelativeWeights) -> dict[str, int]:
     }
 
 
-def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None) -> Attention:
+def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None, sections: Starts | None) -> Attention:
     """Prompts that begin with themselves, which most steps of short requests are: one run each."""
     starts = forest.slices.starts
     own = np.zeros((len(starts) - 1, 3), np.int64)
@@ -132,10 +155,11 @@ def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None) -> Attent
     items = starts if rows is None else rows.searchsorted(starts).astype(np.int32)
     visible = wanted + 1 if len(begins) == 1 else wanted + 1 - own[:, 0].repeat(items[1:] - items[:-1])
     hidden = None if heads.window is None else visible - 1 - heads.window
-    return _planned(heads, items, visible, np.arange(len(starts), dtype=np.int32), own, hidden)
+    runs = np.arange(len(starts), dtype=np.int32)
+    return _planned(heads, items, visible, runs, own, hidden, sections=sections)
 
 
-def _of_whole_prompts(forest: Forest, heads: Heads, rows: I64 | None) -> Attention:
+def _of_whole_prompts(forest: Forest, heads: Heads, rows: I64 | None, sections: Starts | None) -> Attention:
     """Every token sees its whole tree, or the part of it within the window: one item and one run a tree."""
     trees = forest.trees()
     begins, lengths = trees[:-1], np.diff(trees)
@@ -148,21 +172,23 @@ def _of_whole_prompts(forest: Forest, heads: Heads, rows: I64 | None) -> Attenti
         hidden = at - heads.window
         visible = np.minimum(at + heads.window + 1, visible)
     own = np.stack([begins, lengths, np.zeros_like(begins)], axis=1)
-    return _planned(heads, items.astype(np.int32), visible, np.arange(len(trees), dtype=np.int32), own, hidden, at)
+    runs = np.arange(len(trees), dtype=np.int32)
+    return _planned(heads, items.astype(np.int32), visible, runs, own, hidden, at, sections)
 
 
 def _planned(
     heads: Heads,
-    items: npt.NDArray[np.int32],
+    items: Starts,
     visible: I64,
-    run_starts: npt.NDArray[np.int32],
+    run_starts: Starts,
     runs: Runs,
     hidden: I64 | None,
     places: I64 | None = None,
+    sections: Starts | None = None,
 ) -> Attention:
     """``items`` and ``run_starts``: where each item's queries and runs begin. A query sees the first ``visible`` keys
     of its item, without the first ``hidden`` ones where that is above 0. ``places``: of the queries in their
-    items."""
+    items. ``sections``: where those of the queries begin."""
     return Attention(
         heads.heads,
         heads.kv_heads,
@@ -178,10 +204,11 @@ def _planned(
         heads.cap,
         None if places is None or heads.relative is None else places.astype(np.int32),
         0 if heads.relative is None else panels_of(heads.relative),
+        sections,
     )
 
 
-def _starts(counts: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int32]:
+def _starts(counts: list[I64]) -> Starts:
     ends = np.cumsum(np.concatenate([np.zeros(1, np.int64), *counts]))
     return ends.astype(np.int32)
 

@@ -34,25 +34,26 @@ from prelude.errors import EngineClosed
 from prelude.execution.attention import AttentionPlan, CascadePlan
 from prelude.execution.attention_runs import RunsPlan
 from prelude.execution.backends import Wanted, choose
-from prelude.execution.determinism import rows_needed
+from prelude.execution.determinism import require_parts, rows_needed
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.hidden_rows import HiddenRows
 from prelude.execution.layer_kinds import LayerKinds
 from prelude.execution.layout import I64, StepTokens
 from prelude.execution.pending import PendingTokens
 from prelude.execution.states import StatePool
-from prelude.execution.step_memory import TOKEN_CHUNK, StepMemory
+from prelude.execution.step_attention import PlannedAttention
+from prelude.execution.step_memory import TOKEN_CHUNK, StepMemory, query_run
 from prelude.execution.threads import GOVERNOR
 from prelude.execution.zeros import lazy_zeros
 from prelude.models.config import ModelConfig
-from prelude.models.kernels import wide, write_pool
+from prelude.models.kernels import wide
 from prelude.models.packed import PackedLinear
 from prelude.models.precision import Precision
 from prelude.models.precision import choose as choose_precision
 from prelude.models.recurrent import StepStates, room_of
 from prelude.models.spec import Attention as Heads
 from prelude.models.spec import ChoiceHead, ModelSpec
-from prelude.models.transformer import Transformer
+from prelude.models.transformer import Run, Transformer, kept_width
 from prelude.models.weights import ModelWeights, WeightSource, load_weights
 
 _LOGITS_BYTES = 64 << 20
@@ -83,6 +84,12 @@ class KvTensors:
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         return self.tensor[index, 0], self.tensor[index, 1]
+
+
+def cuts_queries(attention: str, deterministic: bool) -> bool:
+    """Whether long steps of any kind have queries of one run at a time: the native kernel can go on where it stopped,
+    torch's attention takes all queries at once. ``attention``: see ``backends``."""
+    return attention == "runs" or (attention == "auto" and (deterministic or wide()))
 
 
 def logits_rows(vocab_size: int) -> int:
@@ -134,9 +141,12 @@ class CpuExecutor:
         if "int8" in packed:
             self.quantization = "int8"  # asked for, or the file's own
         self.decoder = Transformer(config.spec, self.weights, TOKEN_CHUNK)
+        self._query_run = query_run(config.spec)
+        self.decoder.run_chunks = self._query_run // TOKEN_CHUNK
         if deterministic:
             with torch.inference_mode():
                 self.decoder.pad_matmuls(rows_needed(self.decoder.linears()))
+                require_parts(self.decoder.taken_apart())
         self.pool = KvTensors.empty(config.spec, num_blocks * block_size, self.dtype)
         self._states = StatePool(config.spec, running_states, prefix_states) if config.spec.recurrent else None
         self._windows = Counter(heads.window for heads in config.spec.attentions)
@@ -147,6 +157,7 @@ class CpuExecutor:
         self._chunk_rows = logits_rows(config.vocab_size) if logits_chunk_rows is None else max(1, logits_chunk_rows)
         self._num_blocks = num_blocks
         self._step_memory = step_memory
+        self.cuts_queries = cuts_queries(self.attention, deterministic)
         self._pending = PendingTokens()
         self._rows_of: Callable[[Transformer, Tensor, I64 | None, int], HiddenRows] = HiddenRows
         self._closed = False
@@ -231,20 +242,17 @@ class CpuExecutor:
         highest = int(step.positions.max(initial=-1))
         kinds, of_layer = self._kinds.within(highest)
         last = len(of_layer) - 1
-        whole = {kind: self._plan(step, None, kinds[kind]) for kind in set(of_layer[:last])}
+        cut = all(self._runs_native(step, kind) for kind in kinds)
+        runs = self.decoder.runs(step.num_tokens, cut)
+        last_runs = runs if rows is None else self.decoder.runs(len(rows), cut)
+        whole = {kind: self._plan(step, None, kinds[kind], runs) for kind in set(of_layer[:last])}
         plans = [whole[kind] for kind in of_layer[:last]]
-        plans.append(self._plan(step, rows if self._ends_with_attention else None, kinds[of_layer[last]]))
-        written = None if step.written is None else torch.from_numpy(step.written)
-        slots = torch.from_numpy(step.slots)
-
-        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            GOVERNOR.look()
-            place = self._places[layer]
-            pool_k, pool_v = self.pool.layer(place)
-            if slots.shape[0]:
-                write_pool(k, v, pool_k, pool_v, slots, written)
-            return plans[place].run(q, k, v, pool_k, pool_v, self.weights.layers[layer].relative)
-
+        if self._ends_with_attention:
+            plans.append(self._plan(step, rows, kinds[of_layer[last]], last_runs))
+        else:
+            plans.append(self._plan(step, None, kinds[of_layer[last]], runs))
+        layers = self.weights.layers
+        attention = PlannedAttention(plans, self._places, layers, self.pool.layer, step, runs, last_runs)
         token_ids = step.token_ids if step.decode is None else self._pending.resolve(step.token_ids)
         ids, positions = torch.from_numpy(token_ids), torch.from_numpy(step.positions)
         read = None if rows is None else torch.from_numpy(rows)
@@ -257,17 +265,22 @@ class CpuExecutor:
             return None
         return torch.from_numpy(np.repeat(np.minimum(step.forest.depths(), count - 1), np.diff(step.forest.starts)))
 
-    def _plan(self, step: StepTokens, rows: I64 | None, heads: Heads) -> AttentionPlan:
+    def _plan(self, step: StepTokens, rows: I64 | None, heads: Heads, runs: list[Run]) -> AttentionPlan:
+        if not self._runs_native(step, heads):
+            return CascadePlan(step, self.block_size, heads, self.dtype, rows)
+        sections = None if len(runs) == 1 else [0, *(run.tokens.stop for run in runs)]
+        return RunsPlan(step, self.block_size, heads, rows, paged=not self.deterministic, sections=sections)
+
+    def _runs_native(self, step: StepTokens, heads: Heads) -> bool:
         """The native kernel in deterministic mode, where attention is more than causal, and for prompts wherever the
         machine has vectors for it."""
-        joins = step.forest is not None and step.forest.joins
-        native = self.deterministic or not _is_plain(heads) or joins or self._native(step)
-        if self.attention == "runs" or (self.attention == "auto" and native):
-            return RunsPlan(step, self.block_size, heads, rows, paged=not self.deterministic)
-        return CascadePlan(step, self.block_size, heads, self.dtype, rows)
+        if self.attention != "auto":
+            return self.attention == "runs"
+        joins = step.forest is not None and bool(step.forest.joins)
+        return self.deterministic or not _is_plain(heads) or joins or self._native(step)
 
     def _native(self, step: StepTokens) -> bool:
-        return wide() and step.forest is not None
+        return wide() and (step.forest is not None or step.num_tokens > TOKEN_CHUNK)
 
     def _attended(self, step: StepTokens) -> int:
         """Key positions read in a layer, as an average over the layers."""
@@ -277,13 +290,14 @@ class CpuExecutor:
 
     def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:
         """Bytes that lived at once, from the shapes: torch does not count them on a CPU."""
-        spec, size = self.config.spec, self.dtype.itemsize
-        tokens, chunk = step.num_tokens, min(step.num_tokens, TOKEN_CHUNK)
-        mlp, widest = spec.layers[0].mlp, max(layer.mixer.in_proj.outputs for layer in spec.layers)
-        per_token = (spec.hidden + room_of(spec)) * 4 + (widest + spec.attention.query_width) * size
-        wide = (mlp.up.outputs + spec.hidden) * size
+        spec, size, tokens = self.config.spec, self.dtype.itemsize, step.num_tokens
+        chunk, run = min(tokens, TOKEN_CHUNK), min(tokens, self._query_run)
+        cut = self.cuts_queries and tokens > run
+        per_token = (spec.hidden + room_of(spec)) * 4 + kept_width(spec, cut) * size
+        queries = (2 * run if cut else tokens) * spec.attention.query_width * size  # with the result of attention
+        wide = (spec.layers[0].mlp.up.outputs + spec.hidden) * size
         return {
-            "activation_bytes": tokens * per_token + chunk * wide,
+            "activation_bytes": tokens * per_token + queries + chunk * wide,
             "hidden_bytes": read * spec.hidden * 4,
             "logits_bytes": min(lm_head_rows, self._chunk_rows) * spec.embeddings.vocab * 8,
         }

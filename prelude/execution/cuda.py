@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,8 @@ from prelude.config import EngineConfig
 from prelude.errors import UnsupportedModel
 from prelude.execution.backends import Wanted, choose
 from prelude.execution.layout import blank_prompts
+from prelude.execution.memory_plan import MemoryPlan
+from prelude.execution.step_memory import StepMemory
 from prelude.models.config import ModelConfig
 from prelude.models.spec import Attention, ModelSpec
 
@@ -20,21 +23,24 @@ if TYPE_CHECKING:
 
     from prelude.cuda.attention import Calls
     from prelude.cuda.cuda_device import CudaDevice
+    from prelude.cuda.device import Device
     from prelude.cuda.executor import CudaExecutor
+    from prelude.cuda.graphs import GraphPolicy
+    from prelude.cuda.weights import DeviceWeights
     from prelude.models.files import Where
 
 log = logging.getLogger("prelude.cuda")
+_STAGING_BYTES = 32 << 20  # of a step's arrays and results, beside its workspace
 
 
 def open_executor(
     where: Where, model: ModelConfig, config: EngineConfig, dtype: str, *, logits_rows: int
-) -> CudaExecutor:
-    """Weights, kernels and a KV pool on the current GPU.
+) -> tuple[CudaExecutor, EngineConfig]:
+    """Weights, kernels and a KV pool on the current GPU; and the config with the length that its memory holds.
 
     Raises ``DeviceUnavailable`` where something is missing, ``InsufficientMemory`` where it does not fit.
     """
     from prelude.cuda import driver
-    from prelude.cuda.executor import CudaExecutor
 
     driver.require()
     import torch
@@ -48,13 +54,41 @@ def open_executor(
     element = torch.float32 if dtype == "float32" else torch.bfloat16
     attention_for(config.attention, model, element, config.deterministic)  # before the weights are read
     positions = config.resolved_length(model.max_positions)
+    before, _ = torch.cuda.mem_get_info()
     with fits(torch.cuda.mem_get_info, "loading the weights, with kernels and workspaces,"):
         with Checkpoint.open(where, model) as checkpoint:
             checkpoint.require_memory(element, "cuda")
+            block_bytes = model.spec.kv_bytes_per_token(element.itemsize) * config.block_size
+            MemoryPlan(config, model.spec, before, checkpoint.nbytes(element), 0, block_bytes).require_weights()
             device = CudaDevice(element, head_dim=model.spec.attention.head_dim, deterministic=config.deterministic)
             with device.scope():
                 loaded = weights.load(device, checkpoint, model.spec, positions)
             checkpoint.check_unchanged()
+        calls = attention_calls(model, device, config.attention)
+    return make_executor(model, loaded, device, config, before, logits_rows=logits_rows, calls=calls)
+
+
+def make_executor(
+    model: ModelConfig,
+    loaded: DeviceWeights,
+    device: Device,
+    config: EngineConfig,
+    before: int,
+    *,
+    logits_rows: int,
+    calls: Calls | None,
+    policy: GraphPolicy | None = None,
+) -> tuple[CudaExecutor, EngineConfig]:
+    """An executor whose largest step and KV pool fit, and the config with its length. ``before``: bytes of the device
+    that were free before the weights were loaded."""
+    from prelude.cuda.executor import CudaExecutor
+    from prelude.cuda.memory import fits
+
+    step = step_memory(model, device, config, logits_rows)
+    block_bytes = model.spec.kv_bytes_per_token(device.element.itemsize) * config.block_size
+    held = before - device.memory()[0]
+    config = MemoryPlan(config, model.spec, before, held, 0, block_bytes).fitted(step)
+    with fits(device.memory, "a workspace for the largest step"):
         executor = CudaExecutor(
             model,
             loaded,
@@ -64,10 +98,29 @@ def open_executor(
             step_tokens=config.resolved_step(model.max_positions),
             step_rows=config.max_step_requests,
             logits_chunk_rows=logits_rows,
-            calls=attention_calls(model, device, config.attention),
+            calls=calls,
+            policy=policy,
         )
-    give_blocks(executor, config)
-    return executor
+    give_blocks(executor, config, before)
+    taken = before - held - device.memory()[0] - executor.pool.nbytes  # by the driver, with what libraries keep
+    executor.step_memory = replace(step, fixed=max(0, taken - executor.step_tokens * step.per_token), measured=True)
+    return executor, config
+
+
+def step_memory(model: ModelConfig, device: Device, config: EngineConfig, logits_rows: int) -> StepMemory:
+    """A step's workspace by its shapes, and what is left alone for graphs and libraries."""
+    from prelude.cuda.device import FIXED_ROWS
+    from prelude.cuda.memory import reserve
+    from prelude.cuda.workspace import MLP_ROWS, workspace_bytes
+
+    spec, vocab = model.spec, model.vocab_size
+    few, many = MLP_ROWS, 2 * MLP_ROWS
+    small, large = (workspace_bytes(spec, device.element, rows, logits_rows, vocab) for rows in (few, many))
+    per_token = -(-(large - small) // (many - few))
+    rows = 2 * config.max_step_requests  # rounded up to a power of two
+    fixed = small - (few - rows - FIXED_ROWS) * per_token  # a workspace has whole tiles of rows
+    _, total = device.memory()
+    return StepMemory(max(0, fixed) + reserve(total) + _STAGING_BYTES, per_token, 0, 0, measured=False)
 
 
 def check_supported(spec: ModelSpec) -> None:
@@ -167,9 +220,10 @@ def probe_step(executor: CudaExecutor) -> OneShotBatch:
     return OneShotBatch(blank_prompts(lengths), readout)
 
 
-def give_blocks(executor: CudaExecutor, config: EngineConfig) -> None:
-    """Measures the memory of a full step, and makes blocks of the rest."""
-    from prelude.cuda.memory import blocks_for, fits, reserve
+def give_blocks(executor: CudaExecutor, config: EngineConfig, before: int | None = None) -> None:
+    """Measures the memory of a full step, and makes blocks of the rest. ``before``: bytes that were free before the
+    engine took any; ``max_memory`` is a share of them."""
+    from prelude.cuda.memory import blocks_for, fits, reserve, room
 
     memory, limits = executor.device.memory, executor.limits()
     block_bytes = limits.kv_bytes_per_token * limits.block_size
@@ -177,6 +231,7 @@ def give_blocks(executor: CudaExecutor, config: EngineConfig) -> None:
     with fits(memory, "a full step", behind=reserve(total) + 2 * block_bytes):
         executor.wait(executor.submit(probe_step(executor)))
     free, total = memory()
+    free = room(config.max_memory, total if before is None else before, free)
     blocks = blocks_for(free, total, block_bytes, blocks=config.kv_blocks, nbytes=config.kv_bytes)
     with fits(memory, "the KV pool"):
         executor.set_blocks(blocks)

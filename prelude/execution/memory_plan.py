@@ -1,4 +1,4 @@
-"""How the memory that a CPU engine may take is divided: weights, states, the largest step, and KV blocks of the rest.
+"""How the memory that an engine may take is divided: weights, states, the largest step, and KV blocks of the rest.
 
     available or max_memory ─ weights ─ states ─ a step of full size = KV blocks
 
@@ -27,8 +27,8 @@ SURE_EIGHTHS = 7
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """``available``: bytes that the machine has left; None where it does not say. ``held``: bytes of the weights and
-    of the states of recurrent layers. ``host``: bytes of the tokenizer. ``block_bytes``: of a KV block over all
-    layers."""
+    of the states of recurrent layers. ``host``: bytes of the tokenizer and the control plane, which count in the
+    caller's own budget. ``block_bytes``: of a KV block over all layers."""
 
     config: EngineConfig
     spec: ModelSpec
@@ -49,10 +49,10 @@ class MemoryPlan:
 
     @property
     def room(self) -> int | None:
-        """The memory less weights and states; of the caller's own budget, less the tokenizer and ``HOST_BYTES``."""
+        """The memory less weights and states; of the caller's own budget, less ``host`` as well."""
         if self.budget is None:
             return None
-        return max(0, self.budget - self.held - (0 if self.config.max_memory is None else self.host + HOST_BYTES))
+        return max(0, self.budget - self.held - (0 if self.config.max_memory is None else self.host))
 
     @property
     def step_tokens(self) -> int:

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from prelude.models.recurrent import room_of
 from prelude.models.spec import ModelSpec
+from prelude.models.transformer import kept_width
 
 TOKEN_CHUNK = 256
 """Tokens between two attentions at a time. Their activations stay in the second-level cache: longer runs of the
 packaged model's products reach 65 Gflop/s on a core where these reach 97."""
+_UNIT_ROWS = 192  # of the native attention: pairs of a query and a head on one KV head
+_UNITS_A_THREAD = 8
 _PAIR_BYTES = 152  # a tuple of an id and a logprob, and the references to all three
 _TOKEN_BYTES = 480  # a TokenLogprob, its numbers and its place in the arrays
 _HOST_BYTES = 96  # for each token: ids, positions, slots and segments in the arrays of a plan
@@ -40,23 +45,41 @@ class StepMemory:
         return max(0, room - self.fixed - self.readout) // (self.per_token + self.row_bytes + beside)
 
     @classmethod
-    def of_shapes(cls, spec: ModelSpec, itemsize: int, chunk_rows: int, top: int) -> StepMemory:
+    def of_shapes(cls, spec: ModelSpec, itemsize: int, chunk_rows: int, top: int, cut: bool) -> StepMemory:
         """``itemsize``: bytes of a value between two products; ``chunk_rows``: rows that meet the vocabulary at a
-        time; ``top``: alternatives of a token that a request may ask for."""
+        time; ``top``: alternatives of a token that a request may ask for; ``cut``: queries exist for one run of a
+        long step at a time."""
         chunk = (
             TOKEN_CHUNK * (max(layer.mlp.up.outputs for layer in spec.layers) + 3 * spec.hidden) * max(itemsize, 4)
         )
+        if cut:
+            chunk += query_run(spec) * _query_bytes(spec, itemsize)
         with_head = spec.lm_head is not None
         logits = 3 * chunk_rows * spec.embeddings.vocab * 4 if with_head else 2 * chunk_rows * spec.hidden * 8
-        return cls(chunk, _token_bytes(spec, itemsize), logits, _row_bytes(top if with_head else 0), measured=False)
+        return cls(
+            chunk, _token_bytes(spec, itemsize, cut), logits, _row_bytes(top if with_head else 0), measured=False
+        )
 
 
-def _token_bytes(spec: ModelSpec, itemsize: int) -> int:
-    """The residual stream, one layer's projections, the output of attention or of a state, and the rotation."""
-    widest = max(layer.mixer.in_proj.outputs for layer in spec.layers)
+def query_run(spec: ModelSpec) -> int:
+    """Tokens whose queries exist at a time in a longer step: whole chunks, with work for every thread to the end of
+    their attention, whose units the threads take one after the other."""
+    heads = spec.attention
+    units = -(-TOKEN_CHUNK * heads.heads // (_UNIT_ROWS * heads.kv_heads)) * heads.kv_heads
+    return TOKEN_CHUNK * max(4, -(-_UNITS_A_THREAD * torch.get_num_threads() // units))
+
+
+def _token_bytes(spec: ModelSpec, itemsize: int, cut: bool) -> int:
+    """The residual stream, projections kept for a layer, the output of attention or of a state, and the rotation."""
     stream = 4 * (spec.hidden + room_of(spec))
     tables = sum(4 * rope.width for rope in {heads.rope for heads in spec.attentions} if rope is not None)
-    return stream + (widest + spec.attention.query_width) * itemsize + tables + _HOST_BYTES
+    kept = kept_width(spec, cut) * itemsize + (0 if cut else spec.attention.query_width * itemsize)
+    return stream + kept + tables + _HOST_BYTES
+
+
+def _query_bytes(spec: ModelSpec, itemsize: int) -> int:
+    """Queries, gates, and the result of attention where it is apart."""
+    return max(heads.in_proj.outputs + heads.query_width for heads in spec.attentions) * itemsize
 
 
 def _row_bytes(top: int) -> int:

@@ -7,10 +7,14 @@
 
 This is a layer with ``norm_first``; in others the two norms stand behind the sums.
 
-Everything but attention works on tokens one by one, so it runs over runs of ``token_chunk`` tokens: the wide
-intermediates exist for one run at a time and stay in the cache. Attention is the caller's: it knows the pool and
-which tokens see which. In place of attention, a layer may keep a state of each sequence (``recurrent.py``). The last
-layer computes queries and everything behind them only for ``rows``; one that keeps a state goes through all tokens.
+Everything but attention works on tokens one by one, so it runs over chunks of ``token_chunk`` tokens: the wide
+intermediates exist for one chunk at a time and stay in the cache. Keys and values of a layer are made for all tokens
+first. Then each run of chunks goes through its queries, attention over all keys, and everything behind it: queries
+exist for one run at a time. A step of one run makes queries, keys and values in one product.
+
+Attention is the caller's: it knows the pool and which tokens see which. In place of attention, a layer may keep a
+state of each sequence (``recurrent.py``). The last layer computes queries and everything behind them only for
+``rows``; one that keeps a state goes through all tokens.
 
 ``x`` is float32 in either dtype; the products are in the dtype of the weights, of int8, or of weights of bfloat16
 with rows of float32.
@@ -18,8 +22,8 @@ with rows of float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,8 +35,31 @@ from prelude.models.spec import Attention, ModelSpec, Rope
 from prelude.models.summed import AnyLinear, OutLinear
 from prelude.models.weights import LayerWeights, ModelWeights
 
-AttentionCall: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""``(layer, q, k, v) -> [queries, heads * head_dim]``; q, k, v are [tokens, heads, head_dim], heads side by side."""
+Which: TypeAlias = Literal["all", "queries", "keys"]
+"""Outputs of a layer's first projection: queries (with their gates), keys and values, or all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens whose queries exist at the same time. ``chunks`` are counted from the run's first token."""
+
+    tokens: slice
+    chunks: list[slice]
+
+
+class StepAttention(Protocol):
+    """Attention of one step. ``runs``: of all tokens; ``last_runs``: of the rows that the last layer computes.
+
+    q, k, v are [tokens, heads, head_dim], heads side by side."""
+
+    runs: list[Run]
+    last_runs: list[Run]
+
+    def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Keys and values of all tokens of the step, before the first run's queries."""
+
+    def run(self, layer: int, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[queries, heads * head_dim] for the queries of run ``number``; it may have the memory of ``q``."""
 
 
 class Transformer:
@@ -40,23 +67,42 @@ class Transformer:
         self.spec = spec
         self.weights = weights
         self.token_chunk = token_chunk
+        self.run_chunks = 1  # of a run, at least
         self.dtype = weights.dtype
         ropes = dict.fromkeys(mixer.rope for mixer in spec.attentions if mixer.rope is not None)
         pairs = spec.attention.head_dim // 2  # of all layers that rotate
         self._tables = {rope: RotaryTable(*rope.frequencies(), spec.max_positions, pairs) for rope in ropes}
-        mixer = spec.layers[-1].mixer
-        self._last: tuple[AnyLinear, AnyLinear] | None = None  # projections for the rows, and for all tokens
-        if isinstance(mixer, Attention):
-            last = weights.layers[-1].in_proj
-            width = mixer.query_width * (2 if mixer.gate else 1)
-            self._last = last.rows(0, width), last.rows(width, mixer.in_proj.outputs)
+        self._apart = [_apart(layer) for layer in weights.layers]
         recurrent = (index for index, layer in enumerate(spec.layers) if not isinstance(layer.mixer, Attention))
         self._places = {index: place for place, index in enumerate(recurrent)}
 
     def linears(self) -> list[Linear]:
-        """Every projection that torch may compute, the last layer's parts among them."""
-        every = (*(self._last or ()), *self.weights.linears())
-        return [linear for linear in every if isinstance(linear, Linear)]
+        """Every projection that torch may compute, those of queries and of keys and values among them."""
+        apart = (linear for both in self._apart if both is not None for linear in both)
+        return [linear for linear in (*apart, *self.weights.linears()) if isinstance(linear, Linear)]
+
+    def taken_apart(self) -> list[tuple[Linear, Linear, Linear]]:
+        """The projections of queries, keys and values that torch may compute, each with its two parts."""
+        found = []
+        for layer, both in zip(self.weights.layers, self._apart):
+            if both is not None and isinstance(layer.in_proj, Linear):
+                queries, keys = both
+                if isinstance(queries, Linear) and isinstance(keys, Linear):
+                    found.append((layer.in_proj, queries, keys))
+        return found
+
+    def runs(self, tokens: int, cut: bool) -> list[Run]:
+        """``tokens`` as runs of whole chunks; one run unless ``cut``."""
+        chunks = self._chunks(tokens)
+        size = max(1, self.run_chunks) if cut else len(chunks)
+        made = []
+        for at in range(0, len(chunks), size):
+            some = chunks[at : at + size]
+            first = some[0].start
+            made.append(
+                Run(slice(first, some[-1].stop), [slice(one.start - first, one.stop - first) for one in some])
+            )
+        return made
 
     def pad_matmuls(self, min_rows: int) -> None:
         """Give every product at least so many rows from now on."""
@@ -68,7 +114,7 @@ class Transformer:
         ids: Tensor,
         positions: Tensor,
         highest: int,
-        attention: AttentionCall,
+        attention: StepAttention,
         rows: Tensor | None,
         types: Tensor | None = None,
         states: StepStates | None = None,
@@ -79,35 +125,36 @@ class Transformer:
         ``types`` [tokens] for models with token types, int64; ``states`` for models with recurrent layers.
         """
         x = self._embed(ids, positions, highest, types)
-        tokens, layers = x.shape[0], self.weights.layers
+        layers, runs = self.weights.layers, attention.runs
         rope_tables = {rope: table.upto(highest) for rope, table in self._tables.items()}
-        workspace = _Workspace(self.spec, tokens, min(tokens, self.token_chunk), self.dtype)
-        for index, layer in enumerate(layers[:-1]):
+        tokens, longest = x.shape[0], min(x.shape[0], self.token_chunk)
+        most = tokens if len(runs) == 1 else longest * self.run_chunks
+        workspace = _Workspace(self.spec, tokens, longest, most, self.dtype)
+        last = len(layers) - 1
+        for index, layer in enumerate(layers):
             _enter(layer, x, types)
-            if layer.recurrent is None:
-                q, k, v, gates = self._project(layer, x, positions, rope_tables, workspace)
-                mixed = _gated(attention(index, q, k, v), gates)
-            else:
+            if layer.recurrent is not None:
                 mixed = self._recur(index, layer, x, states, workspace)
-            self._finish(layer, x, mixed, workspace)
-        last, index = layers[-1], len(layers) - 1
-        _enter(last, x, types)
-        if self._last is None:
-            mixed = self._recur(index, last, x, states, workspace)
-            if rows is not None:
-                x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
-            self._finish(last, x, mixed, workspace)
-            return x
-        of_rows, of_all = self._last
-        mixer = last.spec.attention
-        width = mixer.query_width * (2 if mixer.gate else 1)
-        found = workspace.qkv[:, width : mixer.in_proj.outputs]
-        k, v = self._heads(of_all, last, x, positions, rope_tables, workspace, found).chunk(2, dim=1)
-        if rows is not None:
-            x, positions = x.index_select(0, rows), positions.index_select(0, rows)
-        q = self._heads(of_rows, last, x, positions, rope_tables, workspace, workspace.qkv[: x.size(0), :width])
-        gates, q = _parted(q, last)
-        self._finish(last, x, _gated(attention(index, q, k, v), gates), workspace)
+                if index == last and rows is not None:
+                    x, mixed, runs = x.index_select(0, rows), mixed.index_select(0, rows), attention.last_runs
+                for run in runs:
+                    self._finish(layer, _part(x, run.tokens), _part(mixed, run.tokens), run.chunks, workspace)
+            elif index < last and len(runs) == 1:
+                q, k, v, gates = self._project(layer, x, positions, rope_tables, workspace)
+                attention.keep(index, k, v)
+                self._finish(layer, x, _gated(attention.run(index, 0, q, k, v), gates), runs[0].chunks, workspace)
+            else:
+                k, v = self._keys(index, x, positions, rope_tables, workspace)
+                attention.keep(index, k, v)
+                if index == last:
+                    if rows is not None:
+                        x, positions = x.index_select(0, rows), positions.index_select(0, rows)
+                    runs = attention.last_runs
+                for number, run in enumerate(runs):
+                    some, at = _part(x, run.tokens), _part(positions, run.tokens)
+                    q, gates = self._queries(index, some, at, rope_tables, run, workspace)
+                    mixed = _gated(attention.run(index, number, q, k, v), gates)
+                    self._finish(layer, some, mixed, run.chunks, workspace)
         return x
 
     def final_norm(self, x: Tensor) -> Tensor:
@@ -197,13 +244,44 @@ class Transformer:
         workspace: _Workspace,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys and values of all tokens, and gates where heads have them; in the workspace's memory."""
-        linear, mixer = layer.in_proj, layer.spec.attention
-        found = self._heads(
-            linear, layer, x, positions, rope_tables, workspace, workspace.qkv[:, : mixer.in_proj.outputs]
-        )
+        mixer = layer.spec.attention
+        out, chunks = workspace.kept[:, : mixer.in_proj.outputs], self._chunks(x.size(0))
+        found = self._heads("all", layer.in_proj, layer, x, positions, rope_tables, chunks, workspace, out)
         gates, found = _parted(found, layer)
         keys = mixer.heads + mixer.kv_heads
         return found[:, : mixer.heads], found[:, mixer.heads : keys], found[:, keys:], gates
+
+    def _keys(
+        self, index: int, x: Tensor, positions: Tensor, rope_tables: dict[Rope, Tensor], workspace: _Workspace
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens, in the workspace's memory."""
+        layer, (_, linear) = self.weights.layers[index], self._parts_of(index)
+        mixer = layer.spec.attention
+        out, chunks = workspace.keys(mixer), self._chunks(x.size(0))
+        found = self._heads("keys", linear, layer, x, positions, rope_tables, chunks, workspace, out)
+        return found[:, : mixer.kv_heads], found[:, mixer.kv_heads :]
+
+    def _queries(
+        self,
+        index: int,
+        x: Tensor,
+        positions: Tensor,
+        rope_tables: dict[Rope, Tensor],
+        run: Run,
+        workspace: _Workspace,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Queries of a run's tokens ``x``, and gates where heads have them; in the workspace's memory."""
+        layer, (linear, _) = self.weights.layers[index], self._parts_of(index)
+        out = workspace.queries(layer.spec.attention, x.size(0))
+        found = self._heads("queries", linear, layer, x, positions, rope_tables, run.chunks, workspace, out)
+        gates, q = _parted(found, layer)
+        return q, gates
+
+    def _parts_of(self, index: int) -> tuple[AnyLinear, AnyLinear]:
+        both = self._apart[index]
+        if both is None:
+            raise TypeError(f"layer {index} has no attention")
+        return both
 
     def _recur(
         self, index: int, layer: LayerWeights, x: Tensor, states: StepStates | None, workspace: _Workspace
@@ -211,34 +289,35 @@ class Transformer:
         """The output of a layer with a state for all tokens, in the workspace's memory."""
         if states is None or layer.recurrent is None:
             raise ValueError("a model with recurrent layers runs on the states of its sequences")
-        projected = workspace.qkv[:, : layer.spec.mixer.in_proj.outputs]
+        projected = workspace.kept[:, : layer.spec.mixer.in_proj.outputs]
         for chunk in self._chunks(x.size(0)):
             layer.in_proj.into(self._input(layer, layer.mixer_norm, x[chunk], workspace), projected[chunk])
         return states.mix(self._places[index], layer.recurrent, projected, workspace.made)
 
     def _heads(
         self,
+        which: Which,
         linear: AnyLinear,
         layer: LayerWeights,
         x: Tensor,
         positions: Tensor,
         rope_tables: dict[Rope, Tensor],
+        chunks: list[slice],
         workspace: _Workspace,
         out: Tensor,
     ) -> Tensor:
         """The output of ``linear`` for the normed tokens, as heads [tokens, heads, D] in the memory of ``out``; those
         of q and k after their norm and rotation."""
         mixer, gain = layer.spec.attention, layer.qk_gain
-        of_rows, of_all = (None, None) if self._last is None else self._last
         width, rope = mixer.head_dim, mixer.rope
         eps = 0.0 if mixer.q_norm is None else mixer.q_norm.eps
         found = out.view(x.size(0), out.shape[1] // width, width)
-        first = 0 if linear is not of_all else mixer.heads
-        last = mixer.heads + mixer.kv_heads if linear is not of_rows else mixer.heads
-        gates = mixer.heads if mixer.gate and linear is not of_all else 0  # heads in front of those that turn
+        first = mixer.heads if which == "keys" else 0
+        last = mixer.heads if which == "queries" else mixer.heads + mixer.kv_heads
+        gates = mixer.heads if mixer.gate and which != "keys" else 0  # heads in front of those that turn
         if gain is not None:
             gain = gain[first:last]
-        for chunk in self._chunks(x.size(0)):
+        for chunk in chunks:
             linear.into(self._input(layer, layer.mixer_norm, _part(x, chunk), workspace), _part(out, chunk))
             if rope is not None:
                 turning = found[chunk, gates : gates + last - first]
@@ -251,10 +330,12 @@ class Transformer:
             return norm(x, self.dtype, workspace.normed)
         return x if x.dtype == self.dtype else workspace.normed[: x.size(0)].copy_(x)
 
-    def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor, workspace: _Workspace) -> None:
+    def _finish(
+        self, layer: LayerWeights, x: Tensor, attended: Tensor, chunks: list[slice], workspace: _Workspace
+    ) -> None:
         """Everything behind attention, added to ``x`` in place."""
         mlp, norm_first = layer.spec.mlp, layer.spec.norm_first
-        for chunk in self._chunks(x.size(0)):
+        for chunk in chunks:
             part = _part(x, chunk)
             _add(part, layer.out, _part(attended, chunk), layer.mixer_after)
             if not norm_first and layer.mixer_norm is not None:
@@ -267,17 +348,56 @@ class Transformer:
 
 
 class _Workspace:
-    """Memory of a forward pass, the same in every layer: fresh memory would cost a fault for each page of it."""
+    """Memory of a forward pass, the same in every layer: fresh memory would cost a fault for each page of it.
 
-    __slots__ = ("made", "normed", "qkv", "up")
+    ``kept``: of all tokens: what a layer with a state reads, and keys and values; behind queries where there is one
+    run. ``apart``: queries of one run where there are several."""
 
-    def __init__(self, spec: ModelSpec, tokens: int, longest: int, dtype: torch.dtype) -> None:
-        width = max(layer.mixer.in_proj.outputs for layer in spec.layers)
+    __slots__ = ("apart", "kept", "made", "normed", "up")
+
+    def __init__(self, spec: ModelSpec, tokens: int, longest: int, run: int, dtype: torch.dtype) -> None:
+        """``longest``: tokens of the longest chunk; ``run``: of the longest run, which are all where there is one."""
         inner = max(layer.mlp.up.outputs for layer in spec.layers)
-        self.qkv = torch.empty(tokens, width, dtype=dtype)
+        self.kept = torch.empty(tokens, kept_width(spec, run < tokens), dtype=dtype)
+        self.apart: Tensor | None = None
+        if run < tokens:
+            self.apart = torch.empty(run, max(map(_query_width, spec.attentions)), dtype=dtype)
         self.normed = torch.empty(longest, spec.hidden, dtype=dtype)
         self.up = torch.empty(longest, inner, dtype=dtype)
         self.made = torch.empty(tokens, room_of(spec))
+
+    def keys(self, mixer: Attention) -> Tensor:
+        """[tokens, keys and values of a token]"""
+        width = _query_width(mixer)
+        first = 0 if self.apart is not None else width
+        return self.kept[:, first : first + mixer.in_proj.outputs - width]
+
+    def queries(self, mixer: Attention, count: int) -> Tensor:
+        """[count, queries and gates of a token]"""
+        memory = self.kept if self.apart is None else self.apart
+        return memory[:count, : _query_width(mixer)]
+
+
+def kept_width(spec: ModelSpec, cut: bool) -> int:
+    """Values that exist of each token for a whole layer. ``cut``: its queries exist for one run at a time."""
+    return max(
+        layer.mixer.in_proj.outputs - (_query_width(layer.mixer) if cut and isinstance(layer.mixer, Attention) else 0)
+        for layer in spec.layers
+    )
+
+
+def _query_width(mixer: Attention) -> int:
+    return mixer.query_width * (2 if mixer.gate else 1)
+
+
+def _apart(layer: LayerWeights) -> tuple[AnyLinear, AnyLinear] | None:
+    """The projection of queries and gates, and that of keys and values; None for a layer without attention. They
+    share the layer's memory, but for packed weights whose queries do not end with a group of outputs."""
+    mixer = layer.spec.mixer
+    if not isinstance(mixer, Attention):
+        return None
+    width = _query_width(mixer)
+    return layer.in_proj.rows(0, width), layer.in_proj.rows(width, mixer.in_proj.outputs)
 
 
 def _part(x: Tensor, rows: slice) -> Tensor:

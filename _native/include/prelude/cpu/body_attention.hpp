@@ -275,11 +275,11 @@ void run_tile(const Tile& tile, int64_t first, int64_t row0, const UnitRoom& uni
   UnitRoom room = unit;
   for (int r = 0; r < R; ++r) {
     const int64_t query = first + (row0 + r) / tile.group, at = (tile.head + (row0 + r) % tile.group) * width;
-    const int64_t from = query * t.q_stride + at;
+    const int64_t row = query - t.first_query;
     float* q = room.queries + r * width;
-    copy_floats(t.type, t.q, from, width, q);
+    copy_floats(t.type, t.q, row * t.q_stride + at, width, q);
     for (int64_t d = 0; d < width; ++d) q[d] *= tile.scale;
-    offset[r] = query * t.out_stride + at;
+    offset[r] = row * t.out_stride + at;
     sees[r] = tile.visible[query] - tile.from;
     skips[r] = tile.hidden ? tile.hidden[query] - tile.from : 0;
     most = sees[r] > most ? sees[r] : most;

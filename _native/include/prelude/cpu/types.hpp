@@ -115,6 +115,7 @@ struct AttentionTensors {
   Type type;
   RelativeTerm relative{};
   const int32_t* places = nullptr;  // of queries in their items; the plan sets it
+  int64_t first_query = 0;          // the query that the first row of q and out is; the plan sets it
 };
 
 // Block tables of decode rows: key t of row r is slot  blocks[begins[r] + u / size] * size + u % size  of a pool,

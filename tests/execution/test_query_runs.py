@@ -1,0 +1,139 @@
+"""Long steps make queries for one run of tokens at a time: the same bits as steps that make all of them at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prelude.execution.cpu import CpuExecutor
+from prelude.execution.determinism import require_parts
+from prelude.execution.step_memory import query_run
+from prelude.models.ops import Linear
+from tests.checkpoints import save_model
+from tests.cuda.plans import BLOCKS, random_batch
+from tests.cuda.test_parity import same
+from tests.encoders import VARIANTS as ENCODERS
+from tests.encoders import Encoder, write_encoder
+from tests.execution.conftest import RECURRENT
+from tests.execution.helpers import VOCAB, Model, Segment, hidden, i32, prompts, random_ids, run, slices
+
+WHOLE = 1 << 20
+
+
+def cut(executor: CpuExecutor, chunk: int, chunks: int) -> CpuExecutor:
+    """The executor with runs of so many chunks of so many tokens."""
+    executor.decoder.token_chunk, executor.decoder.run_chunks = chunk, chunks
+    return executor
+
+
+def sections(executor: CpuExecutor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many queries each product of queries apart has, as they are made."""
+    made: list[int] = []
+    queries = executor.decoder._queries
+
+    def noted(index: int, x: torch.Tensor, *others: Any) -> Any:
+        made.append(len(x))
+        return queries(index, x, *others)
+
+    monkeypatch.setattr(executor.decoder, "_queries", noted)
+    return made
+
+
+@pytest.mark.feature("G8")
+def test_random_batches_have_the_same_bits_in_runs_of_any_size(variant: Model) -> None:
+    """Prompts, forests, chunks behind a context, decode rows beside them, windows, caps: what is read and what is
+    written to the pool."""
+    whole = cut(variant.executor(num_blocks=BLOCKS, deterministic=True), WHOLE, 1)
+    runs = [
+        cut(variant.executor(num_blocks=BLOCKS, deterministic=True), *sizes) for sizes in ((16, 1), (8, 3), (64, 1))
+    ]
+    rng = np.random.default_rng(17)
+    for _ in range(8):
+        batch = random_batch(rng, VOCAB)
+        expected = run(whole, batch)
+        for executor in runs:
+            same(run(executor, batch), expected, 1e-30)  # that is, equal
+    for executor in runs:
+        assert torch.equal(executor.pool.tensor, whole.pool.tensor)
+
+
+@pytest.mark.feature("G8")
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+def test_random_batches_in_the_default_mode(model: Model, options: dict[str, Any]) -> None:
+    """Decode rows read their block tables, some of them in the middle of a run."""
+    whole = cut(model.executor(num_blocks=BLOCKS, attention="runs", **options), WHOLE, 1)
+    runs = cut(model.executor(num_blocks=BLOCKS, attention="runs", **options), 16, 2)
+    rng = np.random.default_rng(18)
+    for _ in range(12):
+        batch = random_batch(rng, VOCAB)
+        same(run(runs, batch), run(whole, batch), 3e-2 if options else 1e-4)
+
+
+@pytest.mark.feature("G8")
+@pytest.mark.parametrize("name", list(ENCODERS))
+def test_encoders_see_their_whole_prompt_in_runs_of_any_size(name: str, tmp_path: Path) -> None:
+    encoder = Encoder(write_encoder(tmp_path, **ENCODERS[name]))
+    executor = encoder.executor(deterministic=True)
+    lengths = (1, 17, 90, encoder.config.max_positions)
+    ids = [i32(5 + random_ids(n, n, 200)) for n in lengths]
+    s = slices([Segment(ids[0]), Segment(ids[1]), Segment(ids[2][:40]), Segment(ids[2][40:], 2), Segment(ids[3])])
+    rows = np.arange(s.num_tokens)
+    expected = hidden(cut(executor, WHOLE, 1), s, rows)
+    for chunk, chunks in ((16, 1), (7, 3)):
+        assert np.array_equal(hidden(cut(executor, chunk, chunks), s, rows), expected)
+        assert np.array_equal(hidden(executor, s, rows[20:80]), expected[20:80])
+
+
+@pytest.mark.feature("G8")
+@pytest.mark.parametrize("name", list(RECURRENT))
+def test_layers_with_a_state_beside_attention_in_runs(name: str, tmp_path: Path) -> None:
+    model = Model(save_model(tmp_path, **RECURRENT[name]))
+    executor = model.executor(deterministic=True)
+    s = prompts(random_ids(0, 90), random_ids(1, 45))
+    for rows in (np.arange(135), np.array([3, 89, 134])):
+        expected = hidden(cut(executor, WHOLE, 1), s, rows)
+        assert np.array_equal(hidden(cut(executor, 16, 2), s, rows), expected)
+
+
+@pytest.mark.feature("G8")
+def test_queries_of_one_run_exist_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of one run makes queries with keys and values, but for its last layer, of which rows are read."""
+    executor = cut(model.executor(), 32, 2)
+    made = sections(executor, monkeypatch)
+    hidden(executor, prompts(random_ids(0, 150)), [149])
+    assert made == [60, 60, 30, 60, 60, 30, 1]
+    made.clear()
+    hidden(executor, prompts(random_ids(0, 64)), [0, 63])
+    assert made == [2]
+
+
+@pytest.mark.feature("G8")
+def test_torch_attention_takes_all_queries_at_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = cut(model.executor(attention="cascade"), 16, 1)
+    made = sections(executor, monkeypatch)
+    found = hidden(executor, prompts(random_ids(0, 90)), [89])
+    assert made == [1]
+    assert np.abs(found - hidden(model.executor(), prompts(random_ids(0, 90)), [89])).max() < 1e-4
+
+
+def test_a_run_has_work_for_all_threads(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, found = model.config.spec, []
+    for threads in (1, 2, 16, 64):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found.append(query_run(spec))
+    assert found[0] == found[1] == 1024 and found[3] > 3 * found[2] > 3 * 1024
+    assert all(run % 256 == 0 for run in found)
+
+
+def test_deterministic_mode_is_refused_where_parts_of_a_product_differ() -> None:
+    weight = torch.randn(96, 64)
+    whole, first, last = Linear(weight), Linear(weight[:64]), Linear(weight[64:])
+    for linear in (whole, first, last):
+        linear.min_rows = 16
+    require_parts([(whole, first, last)])
+    with pytest.raises(RuntimeError, match="deterministic mode is not available"):
+        require_parts([(whole, first, Linear(weight[64:] * (1 + 1e-6)))])
