@@ -31,9 +31,11 @@ cdef extern from "prelude/cpu/packed_matmul.hpp" namespace "prelude::cpu" nogil:
 
     int64_t packed_words_of "prelude::cpu::packed_words"(int64_t outputs, int64_t inputs, Packing)
     const PackedKernels* best_packed_kernels(Packing)
-    void pack_weight(const float*, int64_t stride, int64_t outputs, int64_t inputs, Packing, uint32_t*, int64_t first)
+    void pack_weight(const float*, int64_t stride, int64_t outputs, int64_t inputs, Packing, uint32_t*, int64_t first,
+                     Fork, int threads)
     void pack_weight(const uint16_t*, int64_t stride, int64_t outputs, int64_t inputs, Packing, uint32_t*,
-                     int64_t first)
+                     int64_t first, Fork, int threads)
+    void prefer_large_pages(void*, size_t)
     void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t*)
     void unpack_output(const PackedWeight&, int64_t output, float* to)
     float int8_pair(const PackedWeight&, const float* x, int64_t output, uint32_t* room)
@@ -52,6 +54,7 @@ cdef extern from "prelude/cpu/blocks.hpp" namespace "prelude::cpu" nogil:
         q8_0
         q4_k
         q6_k
+        q5_k
 
     int64_t values_of_block(BlockKind)
     void dequantize(BlockKind, const uint8_t* blocks, int64_t values, float* to)
@@ -70,7 +73,12 @@ PACKINGS = {
     "int8": <int32_t> Packing.int8,
     "widened": <int32_t> Packing.widened,
 }
-BLOCK_KINDS = {"Q8_0": <int32_t> BlockKind.q8_0, "Q4_K": <int32_t> BlockKind.q4_k, "Q6_K": <int32_t> BlockKind.q6_k}
+BLOCK_KINDS = {
+    "Q8_0": <int32_t> BlockKind.q8_0,
+    "Q4_K": <int32_t> BlockKind.q4_k,
+    "Q6_K": <int32_t> BlockKind.q6_k,
+    "Q5_K": <int32_t> BlockKind.q5_k,
+}
 PACKED_KERNELS = {
     name: for_packed[at].name.decode() for name, at in PACKINGS.items() if for_packed[at] != NULL
 }
@@ -100,15 +108,20 @@ cdef PackedWeight packed_weight(uintptr_t words, int64_t outputs, int64_t inputs
 
 
 def pack_rows(uintptr_t weight, int64_t stride, bint half, int64_t outputs, int64_t inputs, int packing,
-              uintptr_t words, int64_t first=0):
+              uintptr_t words, int64_t first=0, int threads=1):
     """Packs a weight [outputs, inputs] of float32, or bfloat16 where ``half``, into ``packed_words`` words: those of
     a weight that has these outputs from ``first`` on. The parts of a weight are packed in their order."""
     cdef Packing kind = checked_packing(packing)
     with nogil:
         if half:
-            pack_weight(<const uint16_t*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first)
+            pack_weight(<const uint16_t*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first, fork, threads)
         else:
-            pack_weight(<const float*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first)
+            pack_weight(<const float*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first, fork, threads)
+
+
+def large_pages(uintptr_t memory, size_t count):
+    """Asks for large pages for ``count`` bytes that are not written yet."""
+    prefer_large_pages(<void*> memory, count)
 
 
 def pack_q8_rows(uintptr_t rows, int64_t outputs, int64_t inputs, uintptr_t words):
@@ -121,7 +134,7 @@ def pack_q8_rows(uintptr_t rows, int64_t outputs, int64_t inputs, uintptr_t word
 
 def dequantize_rows(int kind, uintptr_t blocks, int64_t rows, int64_t inputs, uintptr_t out):
     """Rows of whole blocks, side by side, as float32 [rows, inputs] at ``out``; ``kind`` is one of ``BLOCK_KINDS``."""
-    if kind < 0 or kind > 2:
+    if kind < 0 or kind > 3:
         raise ValueError(f"there is no kind of blocks {kind}")
     cdef BlockKind of_blocks = <BlockKind> kind
     if inputs % values_of_block(of_blocks):

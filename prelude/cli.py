@@ -1,12 +1,13 @@
 """The command ``prelude``. ``prelude demo``, or no command: ``demo.py``. ``prelude simulate``: see docs/SIMULATOR.md;
-``prelude calibrate``: docs/CALIBRATION.md; ``prelude score``: docs/BULK.md; ``prelude memory``: docs/MEMORY.md."""
+``prelude calibrate``: docs/CALIBRATION.md; ``prelude score``: docs/BULK.md; ``prelude memory``: docs/MEMORY.md;
+``prelude convert``: docs/CPU.md."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from prelude import __version__, demo, memory_table
+from prelude import __version__, convert, demo, memory_table
 from prelude.bulk import command as score
 from prelude.calibration import command as calibrate
 from prelude.errors import PreludeError
@@ -26,10 +27,12 @@ def main(arguments: list[str] | None = None) -> int:
     calibration = commands.add_parser("calibrate", help="fit probabilities to labels, and measure them")
     calibrate.add_arguments(calibration)
     score.add_arguments(commands.add_parser("score", help="one task for each row of a file, resumable"))
+    convert.add_arguments(commands.add_parser("convert", help="a model directory whose weights are packed already"))
     memory_table.add_arguments(commands.add_parser("memory", help="where a model's memory goes, before loading it"))
     chosen = parser.parse_args(arguments)
     runs = {
         "calibrate": calibrate.main,
+        "convert": convert.main,
         "memory": memory_table.main,
         "score": score.main,
         "simulate": command.main,

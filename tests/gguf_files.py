@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 gguf = pytest.importorskip("gguf", reason="the package gguf, of the extra test, is not installed")
 
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
-ARCHITECTURES |= {"gemma": "GEMMA", "gemma2": "GEMMA2", "gemma3_text": "GEMMA3"}
+ARCHITECTURES |= {"phi3": "PHI3", "gemma": "GEMMA", "gemma2": "GEMMA2", "gemma3_text": "GEMMA3"}
 TYPE = gguf.GGMLQuantizationType
 
 
@@ -44,6 +44,8 @@ def write_model(
     writer.add_value_length(head_dim)
     rope = config.get("rope_parameters") or {}
     writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta", 10000.0))
+    if family == "phi3":
+        _add_phi3(writer, config, rope, head_dim)
     if family in ("gemma2", "gemma3_text"):
         writer.add_sliding_window(config["sliding_window"])
     if family == "gemma2":
@@ -70,6 +72,15 @@ def write_model(
     return path
 
 
+def _add_phi3(writer: Any, config: dict[str, Any], rope: dict[str, Any], head_dim: int) -> None:
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_scaling_orig_ctx_len(config.get("original_max_position_embeddings", 4096))
+    writer.add_sliding_window(config.get("sliding_window") or 0)
+    if rope.get("rope_type") == "longrope":
+        for name in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
+
+
 def _turned_heads(own: str, config: dict[str, Any]) -> int:
     if config["model_type"] not in ("llama", "mistral"):
         return 0
@@ -78,11 +89,11 @@ def _turned_heads(own: str, config: dict[str, Any]) -> int:
 
 
 def quantized(values: np.ndarray, kind: str) -> np.ndarray:
-    """Bytes or numbers of ``kind``. The package does not write Q4_K and Q6_K: their blocks are random bytes around
-    scales that fit the size of ``values``."""
+    """Bytes or numbers of ``kind``. The package does not write Q4_K, Q5_K and Q6_K: their blocks are random bytes
+    around scales that fit the size of ``values``."""
     if kind == "F32":
         return values.astype(np.float32)
-    if kind not in ("Q4_K", "Q6_K"):
+    if kind not in BYTES:
         found: np.ndarray = gguf.quants.quantize(values, TYPE[kind])
         return found
     made = np.random.default_rng(values.size).integers(0, 256, (values.size // 256, BYTES[kind]), np.uint8)
@@ -92,8 +103,8 @@ def quantized(values: np.ndarray, kind: str) -> np.ndarray:
     return made.reshape(*values.shape[:-1], -1)
 
 
-BYTES = {"Q4_K": 144, "Q6_K": 210}
-SCALES = {"Q4_K": [(0, 1 / 240), (2, 1 / 32)], "Q6_K": [(208, 1 / 2000)]}
+BYTES = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
+SCALES = {"Q4_K": [(0, 1 / 240), (2, 1 / 32)], "Q5_K": [(0, 1 / 480), (2, 1 / 32)], "Q6_K": [(208, 1 / 2000)]}
 """Offsets of a block's float16 values, and the scales that make the values of random blocks about as large as one."""
 
 

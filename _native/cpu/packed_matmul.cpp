@@ -17,6 +17,10 @@
 #include "prelude/cpu/targets.hpp"
 #include "prelude/status.hpp"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
 #define PRELUDE_X86_TARGETS 1
 #include <immintrin.h>
@@ -32,6 +36,7 @@ namespace packed_portable {
 #include "prelude/cpu/dots_portable.hpp"
 #include "prelude/cpu/body_packed.hpp"
 // clang-format on
+const PackedKernels kF32 = packed_table<F32Dot>("portable");
 const PackedKernels kInt8 = packed_table<Int8Dot>("portable");
 const PackedKernels kWidened = packed_table<WidenedDot>("portable");
 }  // namespace packed_portable
@@ -55,6 +60,7 @@ namespace packed_avx2 {
 #include "prelude/cpu/dots_avx2.hpp"
 #include "prelude/cpu/body_packed.hpp"
 // clang-format on
+const PackedKernels kF32 = packed_table<F32Dot>("avx2");
 const PackedKernels kInt8 = packed_table<Int8Dot>("avx2");
 const PackedKernels kWidened = packed_table<WidenedDot>("avx2");
 }  // namespace packed_avx2
@@ -91,7 +97,11 @@ const PackedKernels kF32 = packed_table<F32Dot>("avx512");
 namespace {
 
 constexpr int64_t kPieceWork = 1 << 20;      // products of a piece, at least: some ten microseconds
-constexpr int64_t kPieceInputs = 384 << 10;  // bytes of x that a piece reads for each group, at most
+constexpr int64_t kPieceInputs = 416 << 10;  // bytes of x that a piece reads for each group, at most
+constexpr int64_t kPartWords = 384;          // of a row that meet the weights at a time, at most, where rows are many
+constexpr int64_t kPieceValues = 1 << 18;    // of a weight that a piece packs
+constexpr int64_t kPieceSums = 256 << 10;    // floats that wait for the next part of a row, at most
+constexpr int64_t kBlockInputs = 64 << 10;   // bytes of a block of rows that meet the weights at a time, at most
 
 using packed_portable::as_float;
 
@@ -139,25 +149,6 @@ void pack_nothing(int64_t inputs, int64_t output, uint32_t* words) {
 
 int64_t padded_outputs(int64_t outputs) { return (outputs + kGroup - 1) / kGroup * kGroup; }
 
-template <class Value>
-void pack_all(const Value* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing, uint32_t* words,
-              int64_t first) {
-  const int64_t of_group = group_words(inputs, packing);
-  outputs += first;
-  for (int64_t output = first; output < padded_outputs(outputs); ++output) {
-    const Value* from = weight + (output - first) * stride;
-    uint32_t* to = words + output / kGroup * of_group + output % kGroup;
-    if (packing == Packing::int8)
-      output < outputs ? pack_int8(from, inputs, output, words) : pack_nothing(inputs, output, words);
-    else if (output >= outputs)
-      for (int64_t i = 0; i < of_group; i += kGroup) to[i] = 0;
-    else if (packing == Packing::f32)
-      packed_portable::copy_values(from, inputs, to, kGroup);
-    else
-      packed_portable::copy_pairs(from, inputs, to, kGroup);
-  }
-}
-
 bool supported(const char* name, Packing packing) {
 #ifdef PRELUDE_X86_TARGETS
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -173,20 +164,88 @@ bool supported(const char* name, Packing packing) {
   return std::strcmp(name, "portable") == 0;
 }
 
-// Of the packings that every target has kernels for.
-const PackedKernels* of_all_targets(Packing packing, const PackedKernels& int8, const PackedKernels& widened) {
-  return packing == Packing::int8 ? &int8 : packing == Packing::widened ? &widened : nullptr;
+// Of a target without an instruction for pairs of bfloat16.
+const PackedKernels* without_pairs(Packing packing, const PackedKernels& f32, const PackedKernels& int8,
+                                   const PackedKernels& widened) {
+  const PackedKernels* found[] = {&f32, nullptr, &int8, &widened};
+  return found[static_cast<int>(packing)];
+}
+
+}  // namespace
+
+namespace {
+
+// Outputs [first, last) of a packed weight; `weight` is the first one's row.
+template <class Value>
+void pack_outputs(const Value* weight, int64_t stride, int64_t first, int64_t last, int64_t inputs, Packing packing,
+                  uint32_t* words) {
+  const PackedKernels& kernels = *best_packed_kernels(Packing::widened);
+  const int64_t of_group = group_words(inputs, packing);
+  // A float of a word stays as it is, as does a pair of bfloat16: these are turned by vectors.
+  constexpr bool kPairs = sizeof(Value) == 2;
+  const bool turned = packing != Packing::int8 && (packing == Packing::f32) != kPairs;
+  for (int64_t output = first; output < last;) {
+    uint32_t* to = words + output / kGroup * of_group + output % kGroup;
+    if (turned && output % kernels.lanes == 0 && output + kernels.lanes <= last) {
+      if constexpr (kPairs)
+        kernels.pack_pairs(weight, stride, inputs, to);
+      else
+        kernels.pack_floats(weight, stride, inputs, to);
+      output += kernels.lanes, weight += kernels.lanes * stride;
+      continue;
+    }
+    if (packing == Packing::int8)
+      pack_int8(weight, inputs, output, words);
+    else if (packing == Packing::f32)
+      packed_portable::copy_values(weight, inputs, to, kGroup);
+    else
+      packed_portable::copy_pairs(weight, inputs, to, kGroup);
+    ++output, weight += stride;
+  }
+}
+
+template <class Value>
+void pack_all(const Value* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing, uint32_t* words,
+              int64_t first, Fork fork, int threads) {
+  const int64_t last = first + outputs, of_group = group_words(inputs, packing);
+  const int64_t begin = first / kGroup, groups = padded_outputs(last) / kGroup - begin;
+  const int64_t each = std::max<int64_t>(1, kPieceValues / (std::max<int64_t>(1, inputs) * kGroup));
+  const int64_t pieces = (groups + each - 1) / each;
+  run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int) {
+    const int64_t from = std::max(first, (begin + i * each) * kGroup);
+    const int64_t to = std::min(last, (begin + (i + 1) * each) * kGroup);
+    pack_outputs(weight + (from - first) * stride, stride, from, to, inputs, packing, words);
+  });
+  for (int64_t output = last; output < padded_outputs(last); ++output) {
+    if (packing == Packing::int8) {
+      pack_nothing(inputs, output, words);
+      continue;
+    }
+    uint32_t* to = words + output / kGroup * of_group + output % kGroup;
+    for (int64_t i = 0; i < of_group; i += kGroup) to[i] = 0;
+  }
 }
 
 }  // namespace
 
 void pack_weight(const float* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
-                 uint32_t* words, int64_t first) {
-  pack_all(weight, stride, outputs, inputs, packing, words, first);
+                 uint32_t* words, int64_t first, Fork fork, int threads) {
+  pack_all(weight, stride, outputs, inputs, packing, words, first, fork, threads);
 }
 void pack_weight(const uint16_t* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
-                 uint32_t* words, int64_t first) {
-  pack_all(weight, stride, outputs, inputs, packing, words, first);
+                 uint32_t* words, int64_t first, Fork fork, int threads) {
+  pack_all(weight, stride, outputs, inputs, packing, words, first, fork, threads);
+}
+
+void prefer_large_pages(void* memory, size_t count) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t kLarge = 2u << 20;
+  const auto at = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t first = (at + kLarge - 1) / kLarge * kLarge, last = (at + count) / kLarge * kLarge;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)memory, (void)count;
+#endif
 }
 
 void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* words) {
@@ -253,9 +312,10 @@ const PackedKernels* packed_kernels_named(const char* name, Packing packing) {
                                     &packed_avx512::kWidened};
     return found[static_cast<int>(packing)];
   }
-  if (std::strcmp(name, "avx2") == 0) return of_all_targets(packing, packed_avx2::kInt8, packed_avx2::kWidened);
+  if (std::strcmp(name, "avx2") == 0)
+    return without_pairs(packing, packed_avx2::kF32, packed_avx2::kInt8, packed_avx2::kWidened);
 #endif
-  return of_all_targets(packing, packed_portable::kInt8, packed_portable::kWidened);
+  return without_pairs(packing, packed_portable::kF32, packed_portable::kInt8, packed_portable::kWidened);
 }
 
 const PackedKernels* best_packed_kernels(Packing packing) {
@@ -280,7 +340,11 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, Fork fork,
   const auto room_words = static_cast<size_t>(blocks * together * words);
   const std::unique_ptr<uint32_t[]> room(new (std::nothrow) uint32_t[room_words]);
   if (room == nullptr) return false;
-  const PackedRows rows{room.get(), together};
+  // Several blocks that are more than the cache holds are cut, so that a piece reads the weights once for all of
+  // them.
+  const bool large = blocks * together * words * 4 > kPieceInputs || together * words * 4 > kBlockInputs;
+  const bool cut = kernels.packing != Packing::int8 && blocks > 1 && large;
+  const PackedRows rows{room.get(), together, cut ? (words + kPartWords - 1) / kPartWords : 1};
 
   threads = fork == nullptr ? 1 : std::max(threads, 1);
   const int64_t each = std::max<int64_t>(
@@ -290,19 +354,28 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, Fork fork,
              [&](int64_t i, int) { kernels.prepare(a, rows, i * each, std::min(blocks, (i + 1) * each)); });
 
   const int64_t groups = (a.weight.outputs + kGroup - 1) / kGroup;
-  const int64_t together_blocks = std::max<int64_t>(1, kPieceInputs / (together * words * 4));
+  const int64_t part_words = (words + rows.parts - 1) / rows.parts;
+  const int64_t together_blocks = std::max<int64_t>(1, kPieceInputs / (together * part_words * 4));
   const int64_t row_pieces = (blocks + together_blocks - 1) / together_blocks;
   const int64_t row_step = (blocks + row_pieces - 1) / row_pieces;
   // Groups of a piece: enough work, and an even number, so that kernels of few rows take two at a time.
   const int64_t group_work = row_step * together * a.weight.inputs * kGroup;
   const int64_t enough = (kPieceWork + group_work - 1) / group_work;
   const int64_t share = (groups + 4 * threads - 1) / (4 * threads);
-  const int64_t step = threads == 1 ? groups : (std::max(enough, share) + 1) / 2 * 2;
+  int64_t step = threads == 1 ? groups : (std::max(enough, share) + 1) / 2 * 2;
+  std::unique_ptr<float[]> sums;
+  const int64_t of_group = row_step * together * kGroup;
+  if (rows.parts > 1) {
+    step = std::min(step, std::max<int64_t>(2, kPieceSums / of_group / 2 * 2));
+    sums.reset(new (std::nothrow) float[static_cast<size_t>(threads * step * of_group)]);
+    if (sums == nullptr) return false;
+  }
   const int64_t group_pieces = (groups + step - 1) / step, pieces = group_pieces * row_pieces;
   const auto multiply = kernels.multiply[together - 1];
-  run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int) {
+  run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int thread) {
     const int64_t row = i / group_pieces * row_step, group = i % group_pieces * step;
-    multiply(a, rows, row, std::min(blocks, row + row_step), group, std::min(groups, group + step));
+    float* room_of_sums = sums == nullptr ? nullptr : sums.get() + thread * step * of_group;
+    multiply(a, rows, row, std::min(blocks, row + row_step), group, std::min(groups, group + step), room_of_sums);
   });
   return true;
 }

@@ -1,6 +1,6 @@
-// Products with packed weights: int8 against plain integer loops, and weights of bfloat16 with rows of float32
-// against plain loops of fma, bit for bit on every target; bfloat16 and float32 against float64; and the promise that
-// a row's bits do not depend on other rows, its cut or the threads.
+// Products with packed weights: int8 against plain integer loops, and weights of float32 and of bfloat16 with rows of
+// float32 against plain loops of fma, bit for bit on every target; bfloat16 against float64; and the promise that a
+// row's bits do not depend on other rows, its cut or the threads.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -214,7 +214,7 @@ void check_q8() {
 // Any bytes are blocks of each kind; none is read beyond the last.
 void check_blocks() {
   Random random{7};
-  for (const BlockKind kind : {BlockKind::q8_0, BlockKind::q4_k, BlockKind::q6_k}) {
+  for (const BlockKind kind : {BlockKind::q8_0, BlockKind::q4_k, BlockKind::q6_k, BlockKind::q5_k}) {
     const int64_t values = 3 * values_of_block(kind);
     std::vector<uint8_t> blocks(static_cast<size_t>(3 * bytes_of_block(kind)));
     for (uint8_t& byte : blocks) byte = static_cast<uint8_t>(random.below(256));
@@ -234,21 +234,16 @@ void check_blocks() {
   }
 }
 
-void check_floats(Packing packing, int64_t inputs, int64_t outputs, int64_t rows) {
+void check_bf16(int64_t inputs, int64_t outputs, int64_t rows) {
   Random random{static_cast<uint64_t>(inputs + outputs + rows)};
   const auto x = floats(random, rows * inputs), weight = floats(random, outputs * inputs);
   const auto x_half = halves(x), weight_half = halves(weight);
-  const bool half = packing == Packing::bf16;
-  const Packed packed = half ? Packed(weight_half, inputs, outputs, inputs, packing, nullptr)
-                             : Packed(weight, inputs, outputs, inputs, packing, nullptr);
+  const Packed packed(weight_half, inputs, outputs, inputs, Packing::bf16, nullptr);
   std::vector<float> back(static_cast<size_t>(inputs));
   unpack_output(packed.weight, outputs - 1, back.data());
-  for (int64_t i = 0; i < inputs; ++i) {
-    const float value = weight[(outputs - 1) * inputs + i];
-    CHECK(back[i] == (half ? from_bf16(to_bf16(value)) : value));
-  }
+  for (int64_t i = 0; i < inputs; ++i) CHECK(back[i] == from_bf16(weight_half[(outputs - 1) * inputs + i]));
   for (const char* name : kNames) {
-    const PackedKernels* kernels = packed_kernels_named(name, packing);
+    const PackedKernels* kernels = packed_kernels_named(name, Packing::bf16);
     if (kernels == nullptr) continue;
     std::vector<float> out(static_cast<size_t>(rows * outputs)), from_half(out.size()), alone(out.size());
     PackedArgs a{packed.weight, x.data(), out.data(), inputs, outputs, rows, Type::f32, Type::f32, false};
@@ -263,38 +258,44 @@ void check_floats(Packing packing, int64_t inputs, int64_t outputs, int64_t rows
       for (int64_t o = 0; o < outputs; ++o) {
         double exact = 0, size = 0;
         for (int64_t i = 0; i < inputs; ++i) {
-          const float input = half ? from_bf16(x_half[r * inputs + i]) : x[r * inputs + i];
-          const float by = half ? from_bf16(weight_half[o * inputs + i]) : weight[o * inputs + i];
-          exact += static_cast<double>(input) * by, size += std::fabs(static_cast<double>(input) * by);
+          const double product = static_cast<double>(from_bf16(x_half[r * inputs + i])) *
+                                 static_cast<double>(from_bf16(weight_half[o * inputs + i]));
+          exact += product, size += std::fabs(product);
         }
         CHECK(std::fabs(out[r * outputs + o] - exact) <= 2e-6 * size + 1e-12);
-        if (half) CHECK(from_half[r * outputs + o] == out[r * outputs + o]);
+        CHECK(from_half[r * outputs + o] == out[r * outputs + o]);
       }
     }
     CHECK(std::memcmp(alone.data(), out.data(), sizeof(float) * out.size()) == 0);
   }
 }
 
-void check_widened(int64_t inputs, int64_t outputs, int64_t rows) {
+// Weights of bfloat16 values, which both packings keep; rows of float32.
+void check_fused(Packing packing, int64_t inputs, int64_t outputs, int64_t rows) {
   Random random{static_cast<uint64_t>(inputs * 7 + outputs * 3 + rows)};
   const int64_t stride = inputs + 3, out_stride = outputs + 2;
   const auto x = floats(random, rows * stride, 3.0f), bias = floats(random, outputs);
-  const auto weight = halves(floats(random, outputs * stride));
-  const Packed packed(weight, stride, outputs, inputs, Packing::widened, bias.data());
+  auto values = floats(random, outputs * stride);
+  const auto weight_half = halves(values);
+  if (packing == Packing::widened)
+    for (size_t i = 0; i < values.size(); ++i) values[i] = from_bf16(weight_half[i]);
+  const Packed packed = packing == Packing::widened
+                            ? Packed(weight_half, stride, outputs, inputs, packing, bias.data())
+                            : Packed(values, stride, outputs, inputs, packing, bias.data());
   std::vector<float> back(static_cast<size_t>(inputs));
   for (int64_t o = 0; o < outputs; ++o) {
     unpack_output(packed.weight, o, back.data());
-    for (int64_t i = 0; i < inputs; ++i) CHECK(back[i] == from_bf16(weight[o * stride + i]));
+    for (int64_t i = 0; i < inputs; ++i) CHECK(back[i] == values[o * stride + i]);
   }
   std::vector<float> wanted;
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t o = 0; o < outputs; ++o) {
       float sum = 0;
-      for (int64_t i = 0; i < inputs; ++i) sum = std::fma(from_bf16(weight[o * stride + i]), x[r * stride + i], sum);
+      for (int64_t i = 0; i < inputs; ++i) sum = std::fma(values[o * stride + i], x[r * stride + i], sum);
       wanted.push_back(sum);
     }
   for (const char* name : kNames) {
-    const PackedKernels* kernels = packed_kernels_named(name, Packing::widened);
+    const PackedKernels* kernels = packed_kernels_named(name, packing);
     if (kernels == nullptr) continue;
     const auto size = static_cast<size_t>(rows * out_stride);
     std::vector<float> out(size, 7.0f), added(size, 2.0f), alone(static_cast<size_t>(outputs));
@@ -322,7 +323,7 @@ void check_widened(int64_t inputs, int64_t outputs, int64_t rows) {
   const auto x_half = halves(x);
   std::vector<float> x_wide, from_half(static_cast<size_t>(rows * outputs)), from_wide(from_half.size());
   for (uint16_t v : x_half) x_wide.push_back(from_bf16(v));
-  const PackedKernels& best = *best_packed_kernels(Packing::widened);
+  const PackedKernels& best = *best_packed_kernels(packing);
   PackedArgs a{packed.weight, x_half.data(), from_half.data(), stride, outputs, rows, Type::bf16, Type::f32, false};
   CHECK(packed_matmul(best, a, nullptr, 1));
   a.x = x_wide.data(), a.x_type = Type::f32, a.out = from_wide.data();
@@ -338,16 +339,21 @@ int main() {
       for (int64_t rows : {1, 2, 5, 12, 13, 29}) check_int8(inputs, outputs, rows);
   for (int64_t inputs : {1, 2, 3, 16, 47, 192})
     for (int64_t outputs : {1, 31, 32, 70})
-      for (int64_t rows : {1, 2, 5, 6, 7, 12, 13, 29}) check_widened(inputs, outputs, rows);
-  check_widened(1030, 100, 81);
+      for (int64_t rows : {1, 2, 5, 6, 7, 12, 13, 29})
+        for (const Packing packing : {Packing::f32, Packing::widened}) check_fused(packing, inputs, outputs, rows);
+  // So many rows of so many inputs that the inputs are cut into parts, an odd number of them too.
+  for (const Packing packing : {Packing::f32, Packing::widened}) {
+    check_fused(packing, 1030, 100, 81);
+    check_fused(packing, 1501, 100, 81);
+  }
   check_int8(1024, 300, 81);
   check_int8_limits();
   check_q8();
   check_blocks();
-  for (const Packing packing : {Packing::f32, Packing::bf16})
-    for (int64_t inputs : {1, 2, 7, 48, 193})
-      for (int64_t outputs : {1, 32, 70})
-        for (int64_t rows : {1, 6, 7, 13, 40}) check_floats(packing, inputs, outputs, rows);
+  for (int64_t inputs : {1, 2, 7, 48, 193})
+    for (int64_t outputs : {1, 32, 70})
+      for (int64_t rows : {1, 6, 7, 13, 40}) check_bf16(inputs, outputs, rows);
+  check_bf16(1201, 70, 200);
   std::printf("packed products: ok\n");
   return 0;
 }

@@ -1,23 +1,27 @@
 """Products of the CPU executor on the shapes of real models: torch's in float32 and bfloat16, and packed ones.
 
 One thread and processor time. The answers are compared first. A row's value is the median over repeats, the variants
-in turn. The floor of each type, the rate of its vector instruction, is in docs/CPU.md.
+in turn. The floor of each type, the rate of its vector instruction (``_native/bench/peaks.cpp``), is measured first,
+where there is a C++ compiler; a row's note says how much of it the product reaches.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from prelude._native import cpu
 from torch import Tensor
 
 from bench.common import Report, add_outputs, machine_facts, rounds, three
-from prelude.models.packed import PackedLinear, Packing
+from prelude.models.packed import HALVES, PackedLinear, Packing
 
 SHAPES = {
     "MiniLM up": (1536, 384),
@@ -31,6 +35,26 @@ SHAPES = {
 ROWS = (1, 16, 81, 256, 512)
 LEAST_WORK = 2e8
 """Operations of one measurement."""
+PEAKS = Path(__file__).parents[2] / "_native" / "bench" / "peaks.cpp"
+FLOORS = {"float32": "vfmadd231ps", "widened": "vfmadd231ps", "bfloat16": "vdpbf16ps", "int8": "vpdpbusd"}
+"""The instruction of each packing on a processor with AVX-512."""
+
+
+def peaks(report: Report) -> dict[str, float]:
+    """1e9 operations a second of each instruction; empty without a compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = str(Path(folder) / "peaks")
+        try:
+            compiler = os.environ.get("CXX", "c++").split()
+            subprocess.run([*compiler, "-O2", "-o", made, str(PEAKS)], check=True, capture_output=True)
+            lines = subprocess.run([made], check=True, capture_output=True, text=True).stdout.splitlines()
+        except (OSError, subprocess.CalledProcessError):
+            report.facts["left out"] = "the rates of instructions: no C++ compiler"
+            return {}
+    found = {name: float(rate) for name, rate in map(str.split, lines)}
+    for name, rate in found.items():
+        report.add("from registers alone", name, (rate, rate, rate), "Gop/s")
+    return found
 
 
 def variants(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
@@ -39,10 +63,11 @@ def variants(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
         "torch float32": lambda: torch.mm(x, weight.t()),
         "torch bfloat16": lambda: torch.mm(half, half_weight.t()),
     }
-    packings: tuple[Packing, ...] = ("float32", "bfloat16", "int8")
+    packings: tuple[Packing, ...] = ("float32", "widened", "bfloat16", "int8")
     for packing in packings:
         if packing in cpu.PACKED_KERNELS:
-            found[f"packed {packing}"] = partial(PackedLinear(weight, None, packing), x)
+            kept = half_weight if packing in HALVES else weight
+            found[f"packed {packing}"] = partial(PackedLinear(kept, None, packing), x)
     return found
 
 
@@ -55,7 +80,9 @@ def check_equal(found: dict[str, Callable[[], Tensor]]) -> None:
             raise SystemExit(f"{name} differs from float32 by {error:.3f} of the largest value")
 
 
-def measure(report: Report, load: str, shape: tuple[int, int], rows: int, repeats: int) -> None:
+def measure(
+    report: Report, load: str, shape: tuple[int, int], rows: int, repeats: int, floors: dict[str, float]
+) -> None:
     outputs, inputs = shape
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, inputs, generator=generator)
@@ -73,13 +100,16 @@ def measure(report: Report, load: str, shape: tuple[int, int], rows: int, repeat
             seconds[name].append((time.process_time() - began) / times)
     for name, taken in seconds.items():
         median, low, high = three([work / one * 1e-9 for one in taken])
-        report.add(f"{load}, {rows} rows", name, (median, low, high), "Gop/s")
+        floor = floors.get(FLOORS.get(name.removeprefix("packed "), ""))
+        note = "" if floor is None else f"{median / floor:.2f} of the instruction's rate"
+        report.add(f"{load}, {rows} rows", name, (median, low, high), "Gop/s", note=note)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), help="some of the shapes")
     add_outputs(parser, plot=False)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -87,10 +117,13 @@ def main() -> None:
     load = f"{os.getloadavg()[0]:.1f}"  # an idle machine is near 0
     facts = machine_facts([("torch threads", 1), ("kernels", kernels), ("load average", load)])
     report = Report("Products of the CPU executor", facts=facts)
+    floors = peaks(report)
     with torch.inference_mode():
         for load, shape in SHAPES.items():
+            if args.shapes and load not in args.shapes:
+                continue
             for rows in args.rows:
-                measure(report, load, shape, rows, args.repeats)
+                measure(report, load, shape, rows, args.repeats, floors)
     report.finish(args)
 
 

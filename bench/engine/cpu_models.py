@@ -1,30 +1,38 @@
 """Models of real shapes on a CPU, against transformers, sentence-transformers, ONNX Runtime and llama.cpp.
 
-    python -m bench cpu_models [--minilm DIR] [--qwen3 DIR] [--only MODEL] [--tokens 16 81 256 512] [--rounds 3]
+    python -m bench cpu_models [--rows FILE] [--only MODEL ...] [--loads TEXT ...] [--minilm DIR] [--qwen3 DIR]
 
-MiniLM-L6 and Qwen3-0.6B take weights of a directory, else random ones; ModernBERT-base has its shape and random
-weights, Qwen3's are of bfloat16. Answers come first: sides of float32 must agree, the others get a
-row with their difference. Times are processor seconds of this process, all its threads, in alternating rounds. A
-decoder reads a prompt and says one token. Peers that are not installed are left out, and the facts name them.
+MiniLM-L6 and Qwen3-0.6B take weights of a directory, else random ones; the others have their shapes and random
+weights, Qwen3's are of bfloat16. Answers come first: sides of float32 must agree, the others get a row with their
+difference. Times are processor seconds of this process, all its threads, in alternating rounds, or with
+``--clock wall`` those of the clock. A decoder reads a prompt and says one token. Peers that are not installed are
+left out, and the facts name them.
+
+``--rows FILE`` makes a run that can be cut at any time: each load's rows are appended there when they are measured,
+one JSON object a line, and a load that is there is not measured again. ``--list`` says what is left. ``--seconds``
+ends the run before the first load that would begin after so many.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.blocks import Run, blocks
-from bench.common import Report, add_outputs, machine_facts, three
+from bench.common import Report, Row, add_outputs, machine_facts, three
 from bench.engine import llama_cpp
 from bench.engine.encoders import (
     Side,
@@ -44,7 +52,7 @@ EXACT = 1e-3
 """Of a component of a vector of length 1, or of a logprob: sides that compute in float32 may differ by it."""
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, logprobs=1)
 STATE = 512
-QUESTION = 16
+QUESTION, QUESTIONS = 16, 16
 QWEN3 = {
     "vocab_size": 151936,
     "hidden_size": 1024,
@@ -56,8 +64,16 @@ QWEN3 = {
     "max_position_embeddings": 40960,
     "tie_word_embeddings": True,
 }
-ENCODERS = {"MiniLM-L6": 256, "ModernBERT-base": 8192}
+DECODER = "Qwen3-0.6B"
+ENCODERS = {
+    "MiniLM-L6": 256,
+    "ModernBERT-base": 8192,
+    "mmBERT-base": 8192,
+    "ModernBERT-large": 8192,
+    "XLM-R-base": 512,
+}
 """The longest text of each, in tokens."""
+MODELS = (*ENCODERS, DECODER)
 OURS = {
     "prelude auto": ("auto", None),
     "prelude float32": ("float32", None),
@@ -66,21 +82,27 @@ OURS = {
 }
 START = """
 import re, sys, time
-if sys.argv[1] == "transformers":
+side, path, verb, began = sys.argv[1:]
+ids = list(range(1005, 1021))
+if side == "transformers":
     import torch, transformers
     torch.set_num_threads(1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[2], dtype=torch.bfloat16)
+    kind = transformers.AutoModelForCausalLM if verb == "complete" else transformers.AutoModel
+    model = kind.from_pretrained(path, dtype=torch.bfloat16 if verb == "complete" else torch.float32)
     with torch.inference_mode():
-        model(torch.arange(5, 21)[None], logits_to_keep=1)
+        model(torch.tensor([ids]), **({"logits_to_keep": 1} if verb == "complete" else {}))
 else:
-    from prelude import Engine, EngineConfig, SamplingParams
-    config = EngineConfig(quantization="int8" if sys.argv[1] == "int8" else None, kv_bytes=64 << 20)
-    dtype = "auto" if sys.argv[1] == "int8" else sys.argv[1]
-    engine = Engine.from_pretrained(sys.argv[2], dtype=dtype, config=config)
-    engine.complete(list(range(5, 21)), params=SamplingParams(max_tokens=1, temperature=0.0))
+    from prelude import Embed, Engine, EngineConfig, SamplingParams
+    config = EngineConfig(quantization="int8" if side == "int8" else None, kv_bytes=64 << 20)
+    engine = Engine.from_pretrained(path, dtype="auto" if side == "int8" else side, config=config)
+    if verb == "complete":
+        engine.complete(ids, params=SamplingParams(max_tokens=1, temperature=0.0))
+    else:
+        engine.run(Embed(ids, pooling="mean"))
+seconds = time.time() - float(began)
 status = open("/proc/self/status").read()
 kept, peak = (int(re.search(key + r":\\s+(\\d+)", status)[1]) / 1e6 for key in ("VmRSS", "VmHWM"))
-print(time.process_time(), kept, peak)
+print(seconds, time.process_time(), kept, peak)
 """
 
 
@@ -99,20 +121,126 @@ def random_decoder(folder: Path) -> Path:
     return folder / "Qwen3-0.6B"
 
 
-def processor(run: Callable[[], Any]) -> Run:
-    def timed(times: int) -> float:
-        began = time.process_time()
-        for _ in range(times):
-            run()
-        return time.process_time() - began
-
-    return timed
+CLOCKS = {"processor": time.process_time, "wall": time.perf_counter}
 
 
-def measure(report: Report, load: str, runs: dict[str, Callable[[], Any]], rounds: int) -> None:
-    times = blocks({name: processor(run) for name, run in runs.items()}, rounds, seconds=0.05)
+@dataclass
+class Session:
+    """The rows of this run and of those before it that wrote to the same file."""
+
+    options: argparse.Namespace
+    report: Report
+    began: float = field(default_factory=time.monotonic)
+    made: dict[str, list[Row]] = field(default_factory=dict)
+    """By load, in the order of measuring."""
+
+    def read(self) -> None:
+        """The rows of the file; of a load that was measured twice the later ones. A last line that was cut is left
+        out, with its load."""
+        path: Path | None = self.options.rows
+        if path is None or not path.exists():
+            return
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                given = json.loads(line)
+                self.made[given["load"]] = [Row(**row) for row in given["rows"]]
+
+    def keep(self, load: str, rows: list[Row]) -> None:
+        self.made[load] = rows
+        path: Path | None = self.options.rows
+        if path is not None:
+            line = {"load": load, "facts": self.report.facts | {"load average": load_average()}}
+            with path.open("a") as file:
+                file.write(json.dumps(line | {"rows": [asdict(row) for row in rows]}) + "\n")
+
+    def wanted(self, load: str) -> bool:
+        """Whether a load is chosen and not there yet."""
+        chosen = self.options.loads
+        return load not in self.made and (not chosen or any(text in load for text in chosen))
+
+    def late(self) -> bool:
+        seconds = self.options.seconds
+        return seconds is not None and time.monotonic() - self.began > seconds
+
+    @contextlib.contextmanager
+    def rows_of(self, load: str) -> Iterator[Report]:
+        """A report for the rows of one load, which are kept when all of them are there."""
+        first = len(self.report.rows)
+        yield self.report
+        self.keep(load, self.report.rows[first:])
+
+    def finish(self) -> None:
+        self.report.rows = [row for rows in self.made.values() for row in rows]
+        left = [load for model in self.options.only for load in loads_of(model, self.options) if self.wanted(load)]
+        print(f"left: {len(left)}" + "".join(f"\n  {load}" for load in left), file=sys.stderr)
+        if self.report.rows:
+            self.report.finish(self.options, unit="ms")
+
+
+def load_average() -> str:
+    return f"{os.getloadavg()[0]:.1f}"  # an idle machine is near 0
+
+
+def measure(session: Session, load: str, runs: dict[str, Callable[[], Any]]) -> None:
+    clock = CLOCKS[session.options.clock]
+
+    def timed(run: Callable[[], Any]) -> Run:
+        def times(count: int) -> float:
+            began = clock()
+            for _ in range(count):
+                run()
+            return clock() - began
+
+        return times
+
+    times = blocks({name: timed(run) for name, run in runs.items()}, session.options.rounds, seconds=0.05)
     for name in runs:
-        report.add(load, name, three(times.of[name], 1e3), "ms")
+        session.report.add(load, name, three(times.of[name], 1e3), "ms")
+
+
+def ratio(session: Session, load: str, side: str, many: Callable[[], Any], one: Callable[[], Any]) -> None:
+    """``many`` / ``one`` of a side, in turns."""
+    clock, taken = CLOCKS[session.options.clock], []
+    for turn in range(session.options.rounds + 1):
+        seconds = []
+        for run in (many, one):
+            began = clock()
+            run()
+            seconds.append(clock() - began)
+        if turn:  # the first one is not counted
+            taken.append(seconds[0] / seconds[1])
+    session.report.add(load, f"{side}: {QUESTIONS} questions / one", three(taken), "x", "<= 1.3")
+
+
+def texts_of(model: str, options: argparse.Namespace) -> dict[str, list[int]]:
+    """The lengths of each load's texts."""
+    if model == DECODER:
+        found = {f"{model}, one prompt of {count} tokens": [count] for count in options.tokens}
+        return found | {f"{model}, 16 prompts of mixed length": lengths(16, 40, 150)}
+    longest = ENCODERS[model]
+    found = {f"{model}, one text of {count} tokens": [count] for count in options.tokens if count <= longest}
+    return found | {f"{model}, 16 texts of mixed length": lengths(16, 80, min(300, longest))}
+
+
+def questions_of(model: str) -> str:
+    state = STATE if model == DECODER else min(STATE, ENCODERS[model] - QUESTION)
+    return f"{model}, {QUESTIONS} questions on a state of {state} tokens"
+
+
+def start_of(model: str) -> str:
+    return f"{model}, from the start to one answer"
+
+
+def loads_of(model: str, options: argparse.Namespace) -> list[str]:
+    first = [start_of(model)] if model in (DECODER, "MiniLM-L6") else []
+    return [*first, *texts_of(model, options), questions_of(model)]
+
+
+def asked(model: str) -> list[list[int]]:
+    """Questions behind one state."""
+    room = STATE if model == DECODER else min(STATE, ENCODERS[model] - QUESTION)
+    state, *questions = random_ids([room, *[QUESTION] * QUESTIONS])
+    return [state + question for question in questions]
 
 
 # ------------------------------------------------------------------ encoders
@@ -152,45 +280,59 @@ def onnx_int8_side(path: Path, threads: int) -> Side:
     return side
 
 
-def encoder_sides(report: Report, name: str, path: Path, threads: int) -> tuple[dict[str, Side], list[Engine]]:
+def encoder_sides(session: Session, name: str, path: Path) -> tuple[dict[str, Side], list[Engine]]:
+    threads = session.options.threads
     engines = {
         side: Engine.from_pretrained(path, config=EngineConfig(default_cache="never", quantization=quantization))
         for side, quantization in (("prelude float32", None), ("prelude int8", "int8"))
     }
     found = {side: our_side(engine) for side, engine in engines.items()}
-    found["transformers"] = transformers_side(path)
     peers: dict[str, tuple[tuple[str, ...], Callable[[], Side]]] = {
+        "transformers": (("transformers",), lambda: transformers_side(path)),
         "ONNX Runtime": (("onnxruntime", "onnx"), lambda: onnx_side(path, threads)),
         "ONNX Runtime int8": (("onnxruntime", "onnx"), lambda: onnx_int8_side(path, threads)),
     }
     if (path / "modules.json").exists():
         peers["sentence-transformers"] = (("sentence_transformers",), lambda: sentence_transformers_side(path))
     for peer, (needed, make) in peers.items():
+        if not session.options.peers:
+            continue
         try:
             if not all(map(installed, needed)):
                 raise ImportError("not installed")
             found[peer] = make()
         except Exception as failure:  # a peer that is not there, or a network that it does not take
-            report.facts[f"left out of {name}"] = f"{peer}: {type(failure).__name__}"
+            session.report.facts[f"left out of {name}"] = f"{peer}: {type(failure).__name__}"
     return found, list(engines.values())
 
 
-def encoder(report: Report, name: str, path: Path, options: argparse.Namespace) -> None:
-    sides, engines = encoder_sides(report, name, path, options.threads)
-    longest = ENCODERS[name]
-    loads = {f"{name}, one text of {count} tokens": [count] for count in options.tokens if count <= longest}
-    loads[f"{name}, 16 texts of mixed length"] = lengths(16, 80, min(300, longest))
-    for load, counts in loads.items():
-        texts = random_ids(counts)
-        wanted = sides["prelude float32"](texts)
-        for side, run in sides.items():
-            found = run(texts)
-            if "int8" in side:
-                report.add(load, f"{side}: cosine", three((found * wanted).sum(axis=1).tolist()), "of 1")
-            elif not (error := float(np.abs(found - wanted).max())) <= EXACT:
-                raise SystemExit(f"{load}: vectors of {side} differ by {error}; no time is reported")
-        runs = {side: lambda run=run, texts=texts: run(texts) for side, run in sides.items()}
-        measure(report, load, runs, options.rounds)
+def encoder(session: Session, name: str, path: Path) -> None:
+    if session.wanted(start_of(name)) and start_of(name) in loads_of(name, session.options):
+        with session.rows_of(start_of(name)):
+            start(session.report, name, path, ("auto", "int8", "transformers"))
+    options, report = session.options, session.report
+    if not any(map(session.wanted, loads_of(name, options))) or session.late():
+        return
+    sides, engines = encoder_sides(session, name, path)
+    for load, counts in texts_of(name, options).items():
+        if not session.wanted(load) or session.late():
+            continue
+        with session.rows_of(load):
+            texts = random_ids(counts)
+            wanted = sides["prelude float32"](texts)
+            for side, run in sides.items():
+                found = run(texts)
+                if "int8" in side:
+                    report.add(load, f"{side}: cosine", three((found * wanted).sum(axis=1).tolist()), "of 1")
+                elif not (error := float(np.abs(found - wanted).max())) <= EXACT:
+                    raise SystemExit(f"{load}: vectors of {side} differ by {error}; no time is reported")
+            measure(session, load, {side: lambda run=run, texts=texts: run(texts) for side, run in sides.items()})
+    load, prompts = questions_of(name), asked(name)
+    if session.wanted(load) and not session.late():
+        with session.rows_of(load):
+            for side, run in sides.items():
+                if side.startswith("prelude"):
+                    ratio(session, load, side, lambda run=run: run(prompts), lambda run=run: run(prompts[:1]))
     for engine in engines:
         engine.close()
 
@@ -237,55 +379,64 @@ def transformers_decoder(path: Path) -> llama_cpp.Said:
     return say
 
 
-def start(report: Report, path: Path) -> None:
-    """A process of its own each: processor seconds until the first answer, resident memory then and at its peak."""
-    for side in ("auto", "float32", "bfloat16", "int8", "transformers"):
-        ran = subprocess.run(
-            [sys.executable, "-c", START, side, str(path)], capture_output=True, text=True, check=True
-        )
-        seconds, kept, peak = map(float, ran.stdout.split()[-3:])
+def start(report: Report, model: str, path: Path, sides: tuple[str, ...]) -> None:
+    """A process of its own each: seconds until the first answer, resident memory then and at its peak. The pages of
+    the files are in the system's cache: each side runs once before."""
+    for side in sides:
+        verb = "complete" if model == DECODER else "embed"
+        command = [sys.executable, "-c", START, side, str(path), verb]
+        for _ in range(2):
+            ran = subprocess.run([*command, str(time.time())], capture_output=True, text=True, check=True)
+        found = map(float, ran.stdout.split()[-4:])
         name = side if side == "transformers" else f"prelude {side}"
-        for what, value, unit in (
-            ("processor time", seconds, "s"),
-            ("resident memory", kept, "GB"),
-            ("its peak", peak, "GB"),
+        for what, value, unit in zip(
+            ("seconds", "processor time", "resident memory", "its peak"), found, ("s", "s", "GB", "GB")
         ):
-            report.add("Qwen3-0.6B, from the start to one answer", f"{name}: {what}", (value, value, value), unit)
+            report.add(start_of(model), f"{name}: {what}", (value, value, value), unit)
 
 
-def decoder(report: Report, path: Path, options: argparse.Namespace) -> None:
-    start(report, path)
+def decoder_sides(session: Session, path: Path) -> tuple[dict[str, llama_cpp.Said], list[Engine]]:
     engines = {}
     for side, (dtype, quantization) in OURS.items():
         config = EngineConfig(default_cache="never", kv_bytes=512 << 20, quantization=quantization)
         engines[side] = Engine.from_pretrained(path, dtype=dtype, config=config)
     sides = {side: our_decoder(engine) for side, engine in engines.items()}
-    sides["transformers bfloat16"] = transformers_decoder(path)
-    if installed("xllamacpp") and installed("gguf"):
-        sides |= llama_decoders(path, options.threads)
-    else:
-        report.facts["left out of Qwen3-0.6B"] = "llama.cpp: xllamacpp or gguf is not installed"
-    loads: dict[str, list[int]] = {f"Qwen3-0.6B, one prompt of {count} tokens": [count] for count in options.tokens}
-    loads["Qwen3-0.6B, 16 prompts of mixed length"] = lengths(16, 40, 150)
-    for load, counts in loads.items():
-        prompts = random_ids(counts)
-        wanted = np.array(sides["prelude float32"](prompts))
-        for side, say in sides.items():
-            error = float(np.abs(np.array(say(prompts)) - wanted).max())
-            if side == "prelude auto" and not error <= EXACT:
-                raise SystemExit(f"{load}: logprobs of {side} differ by {error}; no time is reported")
-            report.add(load, f"{side}: difference of logprobs", (error, error, error), "nats")
-        runs = {side: lambda say=say, prompts=prompts: say(prompts) for side, say in sides.items()}
-        measure(report, load, runs, options.rounds)
-    state, *questions = random_ids([STATE, *[QUESTION] * 16])
-    asked = [state + question for question in questions]
-    for side, say in sides.items():
-        if side.startswith("prelude"):
-            runs = {"16 questions": lambda say=say: say(asked), "one question": lambda say=say: say(asked[:1])}
-            times = blocks({name: processor(run) for name, run in runs.items()}, options.rounds, seconds=0.05)
-            ratios = three(times.ratios("16 questions", "one question"))
-            report.add(f"Qwen3-0.6B, a state of {STATE} tokens", f"{side}: 16 questions / one", ratios, "x", "<= 1.3")
-    for engine in engines.values():
+    if session.options.peers:
+        sides["transformers bfloat16"] = transformers_decoder(path)
+        if installed("xllamacpp") and installed("gguf"):
+            sides |= llama_decoders(path, session.options.threads)
+        else:
+            session.report.facts[f"left out of {DECODER}"] = "llama.cpp: xllamacpp or gguf is not installed"
+    return sides, list(engines.values())
+
+
+def decoder(session: Session, path: Path) -> None:
+    options, report = session.options, session.report
+    if session.wanted(start_of(DECODER)):
+        with session.rows_of(start_of(DECODER)):
+            start(report, DECODER, path, ("auto", "float32", "bfloat16", "int8", "transformers"))
+    if not any(map(session.wanted, loads_of(DECODER, options))) or session.late():
+        return
+    sides, engines = decoder_sides(session, path)
+    for load, counts in texts_of(DECODER, options).items():
+        if not session.wanted(load) or session.late():
+            continue
+        with session.rows_of(load):
+            prompts = random_ids(counts)
+            wanted = np.array(sides["prelude float32"](prompts))
+            for side, say in sides.items():
+                error = float(np.abs(np.array(say(prompts)) - wanted).max())
+                if side == "prelude auto" and not error <= EXACT:
+                    raise SystemExit(f"{load}: logprobs of {side} differ by {error}; no time is reported")
+                report.add(load, f"{side}: difference of logprobs", (error, error, error), "nats")
+            measure(session, load, {side: lambda say=say, ids=prompts: say(ids) for side, say in sides.items()})
+    load, many = questions_of(DECODER), asked(DECODER)
+    if session.wanted(load) and not session.late():
+        with session.rows_of(load):
+            for side, say in sides.items():
+                if side.startswith("prelude"):
+                    ratio(session, load, side, lambda say=say: say(many), lambda say=say: say(many[:1]))
+    for engine in engines:
         engine.close()
 
 
@@ -293,29 +444,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minilm", type=Path, metavar="DIR", help="a directory of all-MiniLM-L6-v2")
     parser.add_argument("--qwen3", type=Path, metavar="DIR", help="a directory of Qwen3-0.6B or of its shape")
-    parser.add_argument("--only", choices=[*ENCODERS, "Qwen3-0.6B"], help="one of the models")
+    parser.add_argument("--only", choices=MODELS, nargs="+", default=list(MODELS), help="some of the models")
+    parser.add_argument("--loads", nargs="+", metavar="TEXT", help="loads whose name has one of these texts in it")
     parser.add_argument("--tokens", type=int, nargs="+", default=[16, 81, 256, 512])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="processor")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="rows of this run and of those before it")
+    parser.add_argument("--seconds", type=float, help="begin no load after so many")
+    parser.add_argument("--no-peers", dest="peers", action="store_false", help="our sides alone")
+    parser.add_argument("--list", action="store_true", help="say what is left, and measure nothing")
     add_outputs(parser)
     options = parser.parse_args()
     import torch
 
     torch.set_num_threads(options.threads)
     versions = [("torch", torch.__version__), ("threads", options.threads)]
-    facts = machine_facts([*versions, ("load average", f"{os.getloadavg()[0]:.1f}")])  # an idle machine is near 0
-    report = Report("Models of real shapes on a CPU, processor time", facts=facts)
-    for name in (*ENCODERS, "Qwen3-0.6B") if options.only is None else (options.only,):
+    facts = machine_facts([*versions, ("load average", load_average())])
+    report = Report(f"Models of real shapes on a CPU, {options.clock} time", facts=facts)
+    session = Session(options, report)
+    session.read()
+    for name in () if options.list else options.only:
+        if session.late() or not any(map(session.wanted, loads_of(name, options))):
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            if name == "Qwen3-0.6B":
-                decoder(report, options.qwen3 or random_decoder(Path(folder)), options)
+            if name == DECODER:
+                decoder(session, options.qwen3 or random_decoder(Path(folder)))
                 continue
             if name == "MiniLM-L6" and options.minilm is not None:
                 path = Path(shutil.copytree(options.minilm, Path(folder) / name))
             else:
                 path = random_model(Path(folder), name)
-            encoder(report, name, path, options)
-    report.finish(options, unit="ms")
+            encoder(session, name, path)
+    session.finish()
 
 
 if __name__ == "__main__":

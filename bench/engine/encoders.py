@@ -34,6 +34,33 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "ModernBert",
         {**_BASE, "num_hidden_layers": 22, "intermediate_size": 1152, "vocab_size": 50368},
     ),
+    "mmBERT-base": (
+        "ModernBert",
+        {**_BASE, "num_hidden_layers": 22, "intermediate_size": 1152, "vocab_size": 256000},
+    ),
+    "ModernBERT-large": (
+        "ModernBert",
+        {
+            "hidden_size": 1024,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "intermediate_size": 2624,
+            "vocab_size": 50368,
+        },
+    ),
+    "XLM-R-base": (
+        "XLMRoberta",
+        {
+            **_BASE,
+            "num_hidden_layers": 12,
+            "intermediate_size": 3072,
+            "vocab_size": 250002,
+            "max_position_embeddings": 514,
+            "type_vocab_size": 1,
+            "pad_token_id": 1,
+            "layer_norm_eps": 1e-5,
+        },
+    ),
     "DeBERTa-v3-base": (
         "DebertaV2",
         {
@@ -249,12 +276,13 @@ LOADS: tuple[tuple[str, str, list[int], dict[str, str]], ...] = (
     ("ModernBERT-base", "16 texts of mixed length", lengths(16, 80, 300), {"ONNX Runtime": ">= 1.6"}),
     ("DeBERTa-v3-base", "one text of 256 tokens", [256], {"transformers": ">= 1.5"}),
 )
+MODELS = tuple(dict.fromkeys(model for model, *_ in LOADS))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minilm", type=Path, metavar="DIR", help="a directory of all-MiniLM-L6-v2")
-    parser.add_argument("--only", choices=list(SHAPES), help="one of the models")
+    parser.add_argument("--only", choices=MODELS, help="one of the models")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="two repeats")
@@ -267,7 +295,7 @@ def main() -> None:
     versions = [("torch", torch.__version__), ("threads", options.threads)]
     report = Report("Encoders in float32", facts=machine_facts(versions))
     with tempfile.TemporaryDirectory() as folder:
-        for name in SHAPES if options.only is None else (options.only,):
+        for name in MODELS if options.only is None else (options.only,):
             trained = options.minilm if name == "MiniLM-L6" else None
             path = random_model(Path(folder), name) if trained is None else trained
             with Engine.from_pretrained(path, config=EngineConfig(default_cache="never")) as engine:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ from prelude.models.gguf.reader import BLOCK_TYPES, TYPES
 from prelude.models.gguf.weights import GgufWeights
 from prelude.models.mapped_file import TensorInfo
 from prelude.models.memory import available_memory, require_memory
+from prelude.models.packed_file import PACKED, PACKED_FILE, Converted, Kept, PackedWeights
 from prelude.models.safetensors_file import SafetensorsFile
 from prelude.models.shards import WeightFiles, find_weight_files
 from prelude.models.spec import LM_HEAD, ModelSpec
@@ -55,7 +56,7 @@ Q8_VALUES, Q8_BYTES = TYPES[8][1:]
 """Of a block of Q8_0, which all blocks are computed in."""
 
 
-WeightFile: TypeAlias = "SafetensorsFile | GgufWeights"
+WeightFile: TypeAlias = "SafetensorsFile | GgufWeights | PackedWeights"
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class Checkpoint:
         else:
             files = dict(_open_files(find_weight_files(found)))
         try:
+            if not isinstance(found, GgufDirectory) and found.has(PACKED_FILE):
+                files[PACKED_FILE] = PackedWeights(found.file(PACKED_FILE, CheckpointError))
             places = _places(directory, config.spec, files)
             for name, begins in config.beside:
                 files[name] = other = SafetensorsFile(found.file(name, CheckpointError))
@@ -161,6 +164,22 @@ class Checkpoint:
         """Whether a weight is stored in blocks of a few bits."""
         return self._place(name).blocks
 
+    @property
+    def converted(self) -> Converted | None:
+        """What packed weights were made for; None where there are none."""
+        found = self._packed_weights()
+        return None if found is None else found.converted
+
+    def packed(self, names: Sequence[str]) -> tuple[torch.Tensor, Kept] | None:
+        """The words of the weight that was packed of ``names``, and their description; None where they are stored as
+        weights."""
+        found = self._packed_weights()
+        kept = None if found is None else found.find(names)
+        return None if found is None or kept is None else (found.words(kept), kept)
+
+    def _packed_weights(self) -> PackedWeights | None:
+        return next((file for file in self._files if isinstance(file, PackedWeights)), None)
+
     def blocks(self, name: str) -> Blocks:
         """A weight that is ``in_blocks``; ``CheckpointError`` where it holds a NaN or an infinity."""
         place = self._place(name)
@@ -217,9 +236,12 @@ class Checkpoint:
         require_memory(self.nbytes(dtype), f"{self.directory}: loading the weights on {target}", available)
 
     def scan(self) -> None:
-        """Read every weight; raise if one holds a NaN or an infinity."""
-        for name in self._places:
-            self.finite(name)
+        """Read every weight; raise if one holds a NaN or an infinity, or is not what was packed."""
+        for name, place in self._places.items():
+            if not isinstance(place.file, PackedWeights):
+                self.finite(name)
+        if (packed := self._packed_weights()) is not None:
+            packed.check()
 
     def close(self) -> None:
         """Let go of the files; views that are still in use stay valid."""
@@ -236,7 +258,7 @@ class Checkpoint:
 def _bytes_in(info: TensorInfo, dtype: torch.dtype, keep: str) -> int:
     if info.dtype in BLOCK_TYPES:
         return -(-math.prod(info.shape) // Q8_VALUES) * Q8_BYTES
-    return info.nbytes if info.dtype == keep else math.prod(info.shape) * dtype.itemsize
+    return info.nbytes if info.dtype in (keep, PACKED) else math.prod(info.shape) * dtype.itemsize
 
 
 def _open_files(found: WeightFiles) -> dict[str, SafetensorsFile]:
@@ -342,7 +364,7 @@ def _check_tensor(name: str, place: _Place, shape: tuple[int, ...]) -> None:
         raise CheckpointError(
             f"{place.file.path}: tensor {name} has shape {list(info.shape)}, config.json implies {list(shape)}"
         )
-    if info.dtype not in FLOATS and not place.blocks:
+    if info.dtype not in (*FLOATS, PACKED) and not place.blocks:
         raise UnsupportedModel(
             f"{place.file.path}: unsupported: tensor {name} is stored as {info.dtype}; supported: {', '.join(FLOATS)}"
         )

@@ -1,4 +1,5 @@
-"""Projections whose weights are packed for the CPU's vector units: int8 with exact sums, bfloat16 with float32 sums.
+"""Projections whose weights are packed for the CPU's vector units: int8 with exact sums, float32 and bfloat16 with
+float32 sums.
 
 A weight of int8 has a float16 scale for each block of 32 inputs of an output, as GGUF's Q8_0 has it. A row of the
 input is quantized when it is used: blocks of 32 integers from -127 to 127, nearest, the largest absolute value at
@@ -6,20 +7,24 @@ input is quantized when it is used: blocks of 32 integers from -127 to 127, near
 product has the same bits on every processor, with any number of threads, and with any other rows of the step
 (``_native/include/prelude/cpu/packed_matmul.hpp``).
 
-"widened" keeps the two bytes of a bfloat16 weight. A row of the input stays float32, a weight becomes float32 in a
-register, and a sum of products runs from the first input to the last, so it too has the same bits everywhere.
+In "float32" a sum of products runs from the first input to the last, and each product is rounded once with its sum.
+So it too has the same bits everywhere. "widened" keeps the two bytes of a bfloat16 weight. A row of the input stays
+float32, a weight becomes float32 in a register, and the sums are those of "float32".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from prelude._native import cpu
 from prelude.models.kernels import address, is_half
+
+if TYPE_CHECKING:
+    from prelude.models.packed_file import Kept
 
 Packing: TypeAlias = Literal["float32", "bfloat16", "int8", "widened"]
 HALVES = ("bfloat16", "widened")
@@ -35,7 +40,7 @@ class PackedLinear:
 
     ``weight`` has values side by side in a row. Whether int8 holds its values: ``fits``."""
 
-    __slots__ = ("_packing", "_words", "bias", "inputs", "outputs", "packing")
+    __slots__ = ("_at", "_bias_at", "_packing", "_words", "bias", "inputs", "outputs", "packing")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, packing: Packing = "int8") -> None:
         outputs, inputs = weight.shape
@@ -71,8 +76,9 @@ class PackedLinear:
             outputs,
             inputs,
             self._packing,
-            self._words.data_ptr(),
+            self._at,
             first,
+            torch.get_num_threads(),
         )
 
     @classmethod
@@ -83,21 +89,44 @@ class PackedLinear:
             raise ValueError(f"rows of Q8_0 are whole blocks of {cpu.Q8_BYTES} bytes, not {width} of {rows.dtype}")
         made = object.__new__(cls)
         made._reserve(outputs, width // cpu.Q8_BYTES * cpu.INT8_BLOCK, bias, "int8")
-        cpu.pack_q8_rows(rows.data_ptr(), outputs, made.inputs, made._words.data_ptr())
+        cpu.pack_q8_rows(rows.data_ptr(), outputs, made.inputs, made._at)
         return made
 
-    def _reserve(self, outputs: int, inputs: int, bias: Tensor | None, packing: Packing) -> None:
+    @classmethod
+    def of_words(cls, words: Tensor, kept: Kept, bias: Tensor | None) -> PackedLinear:
+        """A weight that was packed before, of the size that ``PackedWeights`` has compared; its words are used where
+        they lie."""
+        made = object.__new__(cls)
+        made._shape(kept.outputs, kept.inputs, bias, kept.packing)
+        made._hold(words)
+        return made
+
+    @property
+    def words(self) -> Tensor:
+        """The packed weight, int32, without the bias."""
+        return self._words
+
+    def _shape(self, outputs: int, inputs: int, bias: Tensor | None, packing: Packing) -> None:
         self.outputs, self.inputs = outputs, inputs
         self.bias = None if bias is None else bias.to(torch.float32)
         self.packing: Packing = packing
         self._packing = cpu.PACKINGS[packing]
-        self._words = torch.empty(cpu.packed_words(outputs, inputs, self._packing), dtype=torch.int32)
+
+    def _reserve(self, outputs: int, inputs: int, bias: Tensor | None, packing: Packing) -> None:
+        self._shape(outputs, inputs, bias, packing)
+        words = torch.empty(cpu.packed_words(outputs, inputs, self._packing), dtype=torch.int32)
+        cpu.large_pages(words.data_ptr(), words.nbytes)
+        self._hold(words)
+
+    def _hold(self, words: Tensor) -> None:
+        """The addresses are asked once, not for each product."""
+        self._words, self._at, self._bias_at = words, words.data_ptr(), address(self.bias)
 
     @staticmethod
     def fits(weight: Tensor) -> bool:
         """Whether float16 holds the scales of int8: the largest value of ``weight`` is not too large, nor so small
         that the loss of scales below the range of float16 would be seen."""
-        most = float(weight.abs().amax()) if weight.numel() else 0.0
+        most = max(abs(float(end)) for end in weight.aminmax()) if weight.numel() else 0.0
         return most == 0.0 or LEAST_WEIGHT <= most <= cpu.MOST_INT8_WEIGHT
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -121,7 +150,7 @@ class PackedLinear:
         made = object.__new__(PackedLinear)
         made.outputs, made.inputs, made.bias = stop - start, self.inputs, bias
         made.packing, made._packing = self.packing, self._packing
-        made._words = self._words[cpu.packed_words(start, self.inputs, self._packing) :]
+        made._hold(self._words[cpu.packed_words(start, self.inputs, self._packing) :])
         return made
 
     def gather(self, outputs: Tensor) -> Tensor:
@@ -129,7 +158,7 @@ class PackedLinear:
         chosen = outputs.to(torch.int64).contiguous()
         found = torch.empty(len(chosen), self.inputs)
         cpu.unpack_rows(
-            self._words.data_ptr(),
+            self._at,
             self.outputs,
             self.inputs,
             self._packing,
@@ -150,7 +179,7 @@ class PackedLinear:
         room = torch.empty(cpu.int8_row_words(self.inputs), dtype=torch.int32)
         found = torch.empty(len(chosen))
         cpu.int8_pairs(
-            self._words.data_ptr(),
+            self._at,
             self.outputs,
             self.inputs,
             x.data_ptr(),
@@ -166,23 +195,24 @@ class PackedLinear:
         return [self._words] if self.bias is None else [self._words, self.bias]
 
     def _multiply(self, x: Tensor, out: Tensor, adds: bool) -> None:
-        rows = x.shape[0]
-        if x.shape[1] != self.inputs or out.shape != (rows, self.outputs):
-            raise ValueError(f"{list(x.shape)} by [{self.outputs}, {self.inputs}] into {list(out.shape)}")
-        if x.stride(1) != 1 or out.stride(1) != 1:
+        (rows, inputs), outputs = x.shape, self.outputs
+        if inputs != self.inputs or out.shape != (rows, outputs):
+            raise ValueError(f"{list(x.shape)} by [{outputs}, {self.inputs}] into {list(out.shape)}")
+        (stride, step), (out_stride, out_step) = x.stride(), out.stride()
+        if step != 1 or out_step != 1:
             raise ValueError(f"values of a row are not side by side: strides {x.stride()}, {out.stride()}")
         cpu.packed_matmul(
             x.data_ptr(),
-            x.stride(0),
+            stride,
             is_half(x),
-            self._words.data_ptr(),
-            address(self.bias),
+            self._at,
+            self._bias_at,
             out.data_ptr(),
-            out.stride(0),
+            out_stride,
             is_half(out),
             rows,
-            self.inputs,
-            self.outputs,
+            inputs,
+            outputs,
             self._packing,
             adds,
             torch.get_num_threads(),

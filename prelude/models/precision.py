@@ -9,8 +9,10 @@ import torch
 
 from prelude._native import cpu
 from prelude.config import Quantization
+from prelude.errors import ModelError
 from prelude.models.kernels import wide
 from prelude.models.packed import Packing
+from prelude.models.packed_file import Converted
 from prelude.models.spec import ModelSpec
 from prelude.models.weights import WeightSource
 
@@ -22,7 +24,7 @@ class Precision:
     dtype: torch.dtype
     """Of rows, keys and values, and of weights without a packing."""
     packing: Packing | None
-    """Of the weights of the layers and of the LM head: "int8", "bfloat16", "widened", or ``None``."""
+    """Of the weights of the layers and of the LM head; ``None``: they are not packed."""
     reason: str
 
     @property
@@ -37,24 +39,48 @@ def choose(
     dtype: str | torch.dtype, source: WeightSource, spec: ModelSpec, quantization: Quantization | None = None
 ) -> Precision:
     """``auto`` keeps weights of bfloat16 as they are and computes in float32, which loses nothing; other weights
-    become float32. ``ValueError`` for a ``dtype`` that a CPU does not have."""
+    become float32. ``ValueError`` for a ``dtype`` that a CPU does not have, ``ModelError`` where ``source`` was
+    converted for another choice."""
+    if source.converted is not None:
+        return _of_converted(source.converted, dtype, quantization)
     if quantization is not None:
         chosen = resolved("float32" if dtype == "auto" else dtype)
         return Precision(chosen, quantization, f"quantization={quantization!r}")
     if dtype != "auto":
         chosen = resolved(dtype)
-        pairs = chosen == torch.bfloat16 and wide() and "bfloat16" in cpu.PACKED_KERNELS
-        return Precision(chosen, "bfloat16" if pairs else None, f"dtype={_name(chosen)!r}")
+        pairs = wide() and "bfloat16" in cpu.PACKED_KERNELS
+        packing = _float32() if chosen == torch.float32 else "bfloat16" if pairs else None
+        return Precision(chosen, packing, f"dtype={_name(chosen)!r}")
     numbers = [name for name in _matrices(source, spec) if not source.in_blocks(name)]
     stored = sorted({_name(source.tensor(name).dtype) for name in numbers}) or ["blocks of a few bits"]
     files = f"the files have {' and '.join(stored)}"
     if "bfloat16" not in stored:
-        return Precision(torch.float32, None, f"dtype='auto': {files}, rows are computed in float32")
-    if not wide() or cpu.PACKED_KERNELS["widened"] == "portable":
+        return Precision(torch.float32, _float32(), f"dtype='auto': {files}, rows are computed in float32")
+    if _float32() is None:
         reason = f"dtype='auto': {files}, but this machine has no vector kernels for weights of bfloat16"
         return Precision(torch.float32, None, reason)
     reason = f"dtype='auto': {files}; weights of bfloat16 are kept and rows computed in float32, which loses nothing"
     return Precision(torch.float32, "widened", reason)
+
+
+def _of_converted(made: Converted, dtype: str | torch.dtype, quantization: Quantization | None) -> Precision:
+    chosen = resolved(made.dtype)
+    if (dtype != "auto" and resolved(dtype) != chosen) or quantization not in (None, made.quantization):
+        raise ModelError(
+            f"this directory was converted for dtype={made.dtype!r} and quantization={made.quantization!r}, not for "
+            f"dtype={_name(dtype)!r} and quantization={quantization!r}; load the one that it was converted from"
+        )
+    if made.packing not in cpu.PACKED_KERNELS:
+        raise ModelError(
+            f"this directory was converted for {made.packing} products, for which this processor has no "
+            "instruction; load the one that it was converted from"
+        )
+    return Precision(chosen, made.packing, f"converted for dtype={made.dtype!r}, quantization={made.quantization!r}")
+
+
+def _float32() -> Packing | None:
+    """The packing of weights of float32. Without vectors torch's products are faster than ours."""
+    return "float32" if wide() and cpu.PACKED_KERNELS["float32"] != "portable" else None
 
 
 def resolved(dtype: str | torch.dtype) -> torch.dtype:
@@ -71,5 +97,5 @@ def _matrices(source: WeightSource, spec: ModelSpec) -> Iterator[str]:
         yield from (name for name, shape in layer.tensors() if len(shape) == 2 and name in there)
 
 
-def _name(dtype: torch.dtype) -> str:
+def _name(dtype: str | torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

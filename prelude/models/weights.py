@@ -3,12 +3,14 @@
 stacked   the weights of one projection one under the other; rows of q and k that are rotated are permuted so that the
           two halves of a head lie interleaved (a rotation is then one complex product; scores do not see the order)
 float32   the gain of a norm before a projection is inside its weight, where the norm has no bias: one pass over the
-          tokens less
+          tokens less. Weights are packed where the processor has vectors
 bfloat16  gains stay apart, in float32: rounding their product again would double the weights' noise. Weights are
           packed where the processor has an instruction for products of bfloat16
 int8      gains stay apart: without them the values of a row differ more in size, and the small ones lose bits
 widened   weights that the files have in bfloat16 keep their two bytes, and everything else is float32. Gains stay
-          apart, since a weight times its gain is no bfloat16. Tied embeddings are rows of the packed LM head
+          apart, since a weight times its gain is no bfloat16
+
+Tied embeddings are rows of the packed LM head.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from prelude.models.gguf.blocks import Blocks
 from prelude.models.ops import Linear, RowNorm, activate
 from prelude.models.option_heads import ChoiceLayerWeights, ChoiceWeights, OptionWeights, PointerWeights
 from prelude.models.packed import HALVES, PackedLinear, Packing
+from prelude.models.packed_file import Converted, Kept
 from prelude.models.recurrent import ConvWeights, DeltaWeights, read_recurrent
 from prelude.models.relative import RelativeWeights, relative_weights, rows_of_distances
 from prelude.models.spec import (
@@ -48,6 +51,9 @@ from prelude.models.spec import (
 from prelude.models.summed import AnyLinear, OutLinear, own
 from prelude.progress import watched
 
+HEAD_ROWS = 4096
+"""Rows of an LM head that are of the working type at a time while it is packed; whole groups of outputs."""
+
 
 class WeightSource(Protocol):
     """The used methods of a checkpoint."""
@@ -63,6 +69,14 @@ class WeightSource(Protocol):
 
     def blocks(self, name: str) -> Blocks:
         """A weight that is ``in_blocks``."""
+
+    @property
+    def converted(self) -> Converted | None:
+        """What packed weights were made for; None where there are none."""
+
+    def packed(self, names: Sequence[str]) -> tuple[Tensor, Kept] | None:
+        """The words of the weight that was packed of ``names``, and their description; None where they are stored as
+        weights."""
 
 
 class SizedSource(Protocol):
@@ -164,7 +178,7 @@ class ModelWeights:
     embeddings: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
     final_norm: RowNorm | None
-    lm_head: AnyLinear | None  # shares the embeddings' memory where it is tied and not of int8
+    lm_head: AnyLinear | None  # shares the embeddings' memory where it is tied
     classifier: ClassifierWeights | None
     dtype: torch.dtype
     """The dtype of the inputs and outputs of projections."""
@@ -195,9 +209,16 @@ class _Reader:
     """Reads weights of one layer after another into merged tensors of the working dtype."""
 
     def __init__(
-        self, source: WeightSource, dtype: torch.dtype, span: int = 1, packing: Packing | None = None
+        self,
+        source: WeightSource,
+        dtype: torch.dtype,
+        span: int = 1,
+        packing: Packing | None = None,
+        made: dict[tuple[str, ...], PackedLinear] | None = None,
     ) -> None:
-        """``span``: more than any distance of two tokens. ``packing``: "int8", "bfloat16" or "widened"."""
+        """``span``: more than any distance of two tokens. ``packing``: of projections; ``None``: none is packed.
+        ``made``: takes what is packed, by the names of the weights in it."""
+        self.made = {} if made is None else made
         self.span = span
         self.packing = packing
         self.source = source
@@ -219,7 +240,7 @@ class _Reader:
 
     def folded(self, norm: Norm) -> tuple[RowNorm, Tensor | None]:
         """The norm before a projection, and the gain that goes into the projection's weight."""
-        if self.dtype != torch.float32 or norm.bias or self.packing is not None or self.stored_in_blocks:
+        if self.packing not in (None, "float32") or self.dtype != torch.float32 or norm.bias or self.stored_in_blocks:
             return self.norm(norm), None
         return RowNorm(norm.kind, norm.eps, None), self.gain(norm)
 
@@ -249,11 +270,23 @@ class _Reader:
     def projection(
         self, projection: Projection, gain: Tensor | None = None, rotated: RotatedOutputs | None = None
     ) -> AnyLinear:
-        """``linear``, packed where it is asked for, out of the files without a copy of the whole between where that
-        is possible; in 8 bits where the file has blocks."""
+        """``linear``, packed where it is asked for, or used as it was packed before."""
+        names = tuple(f"{name}.weight" for name in projection.names)
+        kept = self.source.packed(names)
+        if kept is not None:
+            return PackedLinear.of_words(*kept, self._bias(projection, rotated))
+        found = self._projection(projection, gain, rotated)
+        if isinstance(found, PackedLinear):
+            self.made[names] = found
+        return found
+
+    def _projection(self, projection: Projection, gain: Tensor | None, rotated: RotatedOutputs | None) -> AnyLinear:
+        """Out of the files without a copy of the whole between where that is possible; in 8 bits where the file has
+        blocks."""
         if not any(self.source.in_blocks(f"{name}.weight") for name in projection.names):
-            if self.packing is not None and self.packing in HALVES and self._is_half(projection):
-                return self._of_parts(projection, rotated, self.packing)
+            packing = self.packing
+            if packing is not None and (packing == "float32" or (packing in HALVES and self._is_half(projection))):
+                return self._of_parts(projection, gain, rotated, packing)
             return self.packed(self.linear(projection, gain, rotated))
         width = projection.columns // cpu.INT8_BLOCK * cpu.Q8_BYTES
         stacked = torch.empty(projection.outputs, width, dtype=torch.uint8)
@@ -270,16 +303,29 @@ class _Reader:
             at += rows
         return PackedLinear.of_blocks(stacked, bias)
 
-    def _of_parts(self, projection: Projection, rotated: RotatedOutputs | None, packing: Packing) -> PackedLinear:
-        def parts(kind: str) -> Iterator[Tensor]:
-            at = 0
-            for name, rows in zip(projection.names, projection.rows):
-                part = self.source.finite(f"{name}.{kind}")
-                yield part if rotated is None else rotated.interleaved(part, at)
-                at += rows
+    def _of_parts(
+        self, projection: Projection, gain: Tensor | None, rotated: RotatedOutputs | None, packing: Packing
+    ) -> PackedLinear:
+        def weights() -> Iterator[Tensor]:
+            for part in self._parts(projection, rotated, "weight"):
+                wide = part.to(torch.float32) if packing == "float32" else part
+                yield wide if gain is None else wide * gain
 
-        bias = torch.cat([part.to(torch.float32) for part in parts("bias")]) if projection.bias else None
-        return PackedLinear.of_parts(parts("weight"), projection.outputs, projection.columns, bias, packing)
+        bias = self._bias(projection, rotated)
+        return PackedLinear.of_parts(weights(), projection.outputs, projection.columns, bias, packing)
+
+    def _parts(self, projection: Projection, rotated: RotatedOutputs | None, kind: str) -> Iterator[Tensor]:
+        at = 0
+        for name, rows in zip(projection.names, projection.rows):
+            part = self.source.finite(f"{name}.{kind}")
+            yield part if rotated is None else rotated.interleaved(part, at)
+            at += rows
+
+    def _bias(self, projection: Projection, rotated: RotatedOutputs | None) -> Tensor | None:
+        """[outputs] float32."""
+        if not projection.bias:
+            return None
+        return torch.cat([part.to(torch.float32) for part in self._parts(projection, rotated, "bias")])
 
     def _blocks(self, name: str) -> Blocks:
         """A weight in blocks; in those of 8 bits where it is stored as numbers."""
@@ -292,7 +338,10 @@ class _Reader:
         weight, packing = linear.weight, self.packing
         if packing is None:
             return linear
-        kept = weight.dtype == torch.bfloat16 if packing in HALVES else PackedLinear.fits(weight)
+        if packing == "widened" and weight.dtype == torch.float32:
+            packing = "float32"
+        of_type = {"float32": torch.float32, "bfloat16": torch.bfloat16, "widened": torch.bfloat16}.get(packing)
+        kept = PackedLinear.fits(weight) if of_type is None else weight.dtype == of_type
         return PackedLinear(weight, linear.bias, packing) if kept else linear
 
     def layer(self, spec: Layer) -> LayerWeights:
@@ -342,25 +391,38 @@ class _Reader:
         return Linear(linear.weight[order], None if linear.bias is None else linear.bias[order])
 
     def head(self, name: str) -> AnyLinear:
-        """The weight of an LM head; no copy lives beside a packed one."""
+        """The weight of an LM head, packed where it is asked for, or used as it was packed before."""
+        kept = self.source.packed((name,))
+        if kept is not None:
+            return PackedLinear.of_words(*kept, None)
+        found = self._head(name)
+        if isinstance(found, PackedLinear):
+            self.made[(name,)] = found
+        return found
+
+    def _head(self, name: str) -> AnyLinear:
+        """No copy lives beside a packed one, and none of all its rows on the way."""
         if self.source.in_blocks(name):
             return PackedLinear.of_blocks(self.source.blocks(name).eight_bits().contiguous())
-        stored = self.source.finite(name)
-        if self.packing in HALVES and stored.dtype == torch.bfloat16:
+        stored, packing = self.source.finite(name), self.packing
+        if packing in HALVES and stored.dtype == torch.bfloat16:
             return self.packed(Linear(stored))
+        if packing == "float32" or (packing == "int8" and PackedLinear.fits(stored)):
+            outputs, inputs = stored.shape
+            parts = (part.to(self.dtype) for part in stored.split(HEAD_ROWS))
+            return PackedLinear.of_parts(parts, outputs, inputs, None, packing)
         return self.packed(Linear(stored.to(self.dtype, copy=True)))
 
     def embeddings(self, spec: Embeddings, count: int, head: AnyLinear | None) -> EmbeddingWeights:
         """``head``: the LM head's weight where it is this one too."""
         tokens: Tensor | PackedLinear
-        in_blocks = self.source.in_blocks(f"{spec.name}.weight")
-        if in_blocks and head is None:
+        if head is None and self.source.in_blocks(f"{spec.name}.weight"):
             head = self.head(f"{spec.name}.weight")
-        if isinstance(head, PackedLinear) and (head.packing in HALVES or in_blocks):
-            tokens = head
+        if head is not None:
+            tokens = head if isinstance(head, PackedLinear) else head.weight
         else:
             stored = self.source.finite(f"{spec.name}.weight")
-            kept = self.packing is not None and stored.dtype in (torch.bfloat16, torch.float16)
+            kept = self.packing not in (None, "float32") and stored.dtype in (torch.bfloat16, torch.float16)
             tokens = stored.to(stored.dtype if kept else self.dtype, copy=True)
         table: Tensor | None = None
         if spec.positions is not None:
@@ -470,32 +532,36 @@ def interleave(rows: Tensor, head_dim: int, width: int) -> Tensor:
 
 def weight_bytes(source: SizedSource, spec: ModelSpec, dtype: torch.dtype, packing: Packing | None) -> int:
     """About the bytes that ``load_weights`` will hold: a byte for each weight of the layers and of the LM head where
-    they are of int8, beside the embeddings in ``dtype``."""
+    they are of int8, beside the others in ``dtype``."""
     if packing != "int8":
         return source.nbytes(dtype, keep="BF16" if packing == "widened" else "")
     matrices = [shape for layer in spec.layers for _, shape in layer.tensors() if len(shape) == 2]
     if spec.lm_head is not None:
         matrices.append((spec.embeddings.vocab, spec.hidden))
     quantized = sum(math.prod(shape) for shape in matrices)
-    rest = max(0, spec.num_parameters() - quantized) + spec.embeddings.vocab * spec.embeddings.width
-    return quantized + rest * dtype.itemsize
+    return quantized + max(0, spec.num_parameters() - quantized) * dtype.itemsize
 
 
 def load_weights(
-    source: WeightSource, spec: ModelSpec, dtype: torch.dtype, packing: Packing | None = None
+    source: WeightSource,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    packing: Packing | None = None,
+    made: dict[tuple[str, ...], PackedLinear] | None = None,
 ) -> ModelWeights:
     """Read everything ``spec`` needs out of ``source``, which may be closed afterwards. ``packing``: of the
-    projections of layers and of the LM head; embeddings, norms and the heads of classifiers are not packed."""
-    reader = _Reader(source, dtype, spec.max_positions, packing)
+    projections of layers and of the LM head; embeddings, norms and the heads of classifiers are not packed. ``made``:
+    takes the packed weights, by the names of the weights in each."""
+    reader = _Reader(source, dtype, spec.max_positions, packing, made)
     lm_head: AnyLinear | None = None
     own, name = f"{LM_HEAD}.weight" in reader.names, f"{spec.embeddings.name}.weight"
     masked = spec.masked if all(each in reader.names for each in spec.masked_tensors()) else None
     tied = (spec.lm_head == "tied" or masked is not None) and not own
-    if own or (tied and (packing in HALVES or source.in_blocks(name))):
+    if own or (tied and (packing is not None or source.in_blocks(name))):
         lm_head = reader.head(f"{LM_HEAD}.weight" if own else name)
     embeddings = reader.embeddings(spec.embeddings, spec.max_positions, lm_head if tied else None)
     if tied and lm_head is None and isinstance(embeddings.tokens, Tensor):
-        lm_head = reader.packed(Linear(embeddings.tokens))
+        lm_head = Linear(embeddings.tokens)
     # Heads read a handful of rows: float32 costs nothing and spares the answer one rounding.
     exact = _Reader(source, torch.float32)
     return ModelWeights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.ops import Linear
+from prelude.models.packed import PackedLinear
 from tests.checkpoints import save_model
 from tests.execution.helpers import (
     Model,
@@ -145,12 +147,22 @@ def test_extreme_logits() -> None:
     assert ours[2, 2] == pytest.approx(-1000 - np.log(2))  # far below the range of exp, finite as a logprob
 
 
+def change_head(executor: CpuExecutor, change: Callable[[torch.Tensor], object]) -> None:
+    """Applies ``change`` to the values of the LM head's weight, packed or not."""
+    head = executor.weights.lm_head
+    assert head is not None
+    if isinstance(head, Linear):
+        change(head.weight)
+        return
+    weight = head.gather(torch.arange(head.outputs))
+    change(weight)
+    head.words.copy_(PackedLinear(weight, None, head.packing).words)
+
+
 @pytest.mark.fault(75)
 def test_probabilities_of_a_sharp_model(model: Model) -> None:
     executor = model.executor()
-    head = executor.weights.lm_head
-    assert head is not None
-    head.weight.mul_(1e4)
+    change_head(executor, lambda weight: weight.mul_(1e4))
     result = run(executor, OneShotBatch(prompts(random_ids(0, 12)), all_logprobs(np.arange(12), top=211)))
     logprobs = result.outputs[0].logprobs.reshape(12, -1)
     assert logprobs.max() == 0.0 and logprobs.min() < -1e4 and np.isfinite(logprobs).all()
@@ -170,9 +182,7 @@ def test_ties_go_to_the_smaller_id() -> None:
 @pytest.mark.fault(75)
 def test_ranks_and_greedy_under_ties(model: Model) -> None:
     executor = model.executor()
-    head = executor.weights.lm_head
-    assert head is not None
-    head.weight[100:110] = head.weight[100]
+    change_head(executor, lambda weight: weight[100:110].copy_(weight[100].clone()))
     result = run(executor, OneShotBatch(prompts(random_ids(0, 5)), all_logprobs(np.array([4]), ranks=True, top=211)))
     ranks = result.outputs[0].ranks
     assert np.array_equal(ranks[100:110], ranks[100] + np.arange(10))
@@ -242,6 +252,11 @@ class WithScore:
 
     def blocks(self, name: str) -> Blocks:
         raise TypeError(name)
+
+    converted: None = None
+
+    def packed(self, names: Sequence[str]) -> None:
+        return None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

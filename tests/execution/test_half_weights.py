@@ -82,8 +82,8 @@ def test_files_of_several_types(tmp_path: Path) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
     mixed = Model(tmp_path)
     executor = mixed.executor()
-    packed = [isinstance(layer.down, PackedLinear) for layer in executor.weights.layers]
-    assert packed == [True, False, True]
+    packings = [getattr(layer.down, "packing", None) for layer in executor.weights.layers]
+    assert packings == ["widened", "float32", "widened"]
     ids = random_ids(1, 40)
     assert np.abs(last_logprobs(executor, prompts(ids), np.arange(40)) - model.logprobs(ids)).max() < 1e-4
 
@@ -91,14 +91,14 @@ def test_files_of_several_types(tmp_path: Path) -> None:
 def test_what_auto_chooses(tmp_path: Path) -> None:
     for stored, dtype, packing, told in (
         ("bfloat16", torch.float32, "widened", LOADED),
-        ("float32", torch.float32, None, "the files have float32"),
-        ("float16", torch.float32, None, "the files have float16"),
+        ("float32", torch.float32, "float32", "the files have float32"),
+        ("float16", torch.float32, "float32", "the files have float16"),
     ):
         model = Model(save_model(tmp_path / stored, dtype=stored))
         with Checkpoint.open(model.path, model.config) as checkpoint:
             chosen = choose("auto", checkpoint, model.config.spec)
             assert (chosen.dtype, chosen.packing) == (dtype, packing) and told in chosen.reason
-            assert choose("float32", checkpoint, model.config.spec).packing is None
+            assert choose("float32", checkpoint, model.config.spec).packing == "float32"
             assert choose("auto", checkpoint, model.config.spec, "int8").packing == "int8"
 
 

@@ -23,7 +23,7 @@ from prelude.models.gguf.reader import GgufFile
 from prelude.models.packed import PackedLinear
 from tests.checkpoints import PLAIN, SMALL, write_checkpoint
 from tests.execution.helpers import Model, all_logprobs, prompts, random_ids, run
-from tests.gguf_files import TYPE, dequantized, gguf, quantized, write_model
+from tests.gguf_files import BYTES, SCALES, TYPE, dequantized, gguf, quantized, write_model
 
 SIZES = {**SMALL, "intermediate_size": 128, "tie_word_embeddings": True}
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
@@ -32,6 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {"tie_word_embeddings": False},
+    "phi3": {**PLAIN["phi3"], "sliding_window": 24},
     "gemma": {},
     "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 32},
     "gemma3_text": {"sliding_window": 24, "query_pre_attn_scalar": 32},
@@ -86,7 +87,12 @@ def test_eight_bits_are_computed_as_they_are_stored(family: str, tmp_path: Path)
 def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
     """Weights in 8 bits take no more than they do in the file; those of 4 and 6 bits are repacked into 8."""
     model = source(tmp_path / "model", "llama", **WIDE)
-    for kind, more in (("Q8_0", 1.01), ("Q6_K", 34 / 26.25 * 1.01), ("Q4_K", 34 / 18 * 1.01)):
+    for kind, more in (
+        ("Q8_0", 1.01),
+        ("Q6_K", 34 / 26.25 * 1.01),
+        ("Q5_K", 34 / 22 * 1.01),
+        ("Q4_K", 34 / 18 * 1.01),
+    ):
         path = write_model(model, tmp_path / f"{kind}.gguf", kind)
         kept = opened(path).weights.nbytes
         assert kept <= path.stat().st_size * more
@@ -94,16 +100,15 @@ def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
             assert abs(checkpoint.nbytes(torch.float32) - kept) < 0.05 * kept
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 def test_blocks_have_the_values_of_the_packages_dequantizer(kind: str) -> None:
     generator = np.random.default_rng(3)
     values = generator.standard_normal((40, 512)).astype(np.float32)
     stored = quantized(values, kind)
     if kind != "Q8_0":  # every bit of scales and values
         stored = generator.integers(0, 256, stored.shape, np.uint8)
-        size = {"Q4_K": 144, "Q6_K": 210}[kind]
-        halves = stored.reshape(-1, size)
-        for at in (0, 2) if kind == "Q4_K" else (208,):
+        halves = stored.reshape(-1, BYTES[kind])
+        for at, _ in SCALES[kind]:
             halves[:, at + 1] &= 0xBF  # no infinities
     blocks = Blocks(kind, (40, 512), torch.from_numpy(stored.view(np.uint8)))
     wanted = gguf.quants.dequantize(stored, TYPE[kind])
@@ -140,6 +145,21 @@ def test_rotary_factors_are_those_of_llama_3(tmp_path: Path) -> None:
     assert own is not None
     factors = (turns / own.frequencies()[0]).numpy()
     path = write_model(model, tmp_path / "model.gguf", "F32", lambda w: w.add_tensor("rope_freqs.weight", factors))
+    ids = random_ids(5, 200)
+    assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
+
+
+@pytest.mark.parametrize("turning", [1.0, 0.75])
+def test_rotary_factors_are_those_of_phi_3(turning: float, tmp_path: Path) -> None:
+    pairs = range(int(8 * turning))
+    rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": turning}
+    rope |= {"short_factor": [1 + 0.5 * pair for pair in pairs], "long_factor": [1 + 0.75 * pair for pair in pairs]}
+    rope["original_max_position_embeddings"] = 256
+    model = source(
+        tmp_path / "model", "phi3", rope_parameters=rope, original_max_position_embeddings=256, head_dim=16
+    )
+    path = write_model(model, tmp_path / "model.gguf", "F32")
+    assert ModelConfig.from_dir(open_directory(path)).spec == ModelConfig.from_dir(model).spec
     ids = random_ids(5, 200)
     assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
 

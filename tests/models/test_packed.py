@@ -1,5 +1,5 @@
-"""Packed projections: int8 against integers, weights of bfloat16 against float64, and the same bits on every machine,
-in any company, at any threads."""
+"""Packed projections: int8 against integers, float32 and weights of bfloat16 against float64, and the same bits on
+every machine, in any company, at any threads."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from prelude.models.packed import PackedLinear, Packing
 
 ROWS, INPUTS, OUTPUTS = 29, 90, 200
 BLOCK = cpu.INT8_BLOCK
+SAME_BITS: tuple[Packing, ...] = ("int8", "float32", "widened")
+"""Packings whose products have the same bits on every machine."""
 SHAPES = [(1, 1, 1), (7, 48, 33), (81, 192, 576), (256, 100, 40)]
 
 
@@ -99,20 +101,21 @@ def test_weights_beyond_float16_are_not_packed() -> None:
         assert PackedLinear.fits(torch.full((2, 3), size)) is fits
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, (3, 3072, 65)])
-def test_weights_of_bfloat16_meet_rows_of_float32(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("packing", ["float32", "widened"])
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 3072, 65), (81, 3000, 33)])
+def test_rows_of_float32_meet_weights_of_float32_and_bfloat16(shape: tuple[int, int, int], packing: Packing) -> None:
     x, weight, bias = given(*shape)
-    half = weight.to(torch.bfloat16)
-    linear = PackedLinear(half, bias, "widened")
-    wanted = x.double() @ half.double().t() + bias
-    size = x.double().abs() @ half.double().abs().t() + bias.abs()  # of the terms of each sum
+    kept = weight.to(torch.bfloat16) if packing == "widened" else weight
+    linear = PackedLinear(kept, bias, packing)
+    wanted = x.double() @ kept.double().t() + bias
+    size = x.double().abs() @ kept.double().abs().t() + bias.abs()  # of the terms of each sum
     assert ((linear(x) - wanted).abs() <= 5e-7 * size).all()
     residual = torch.ones(len(x), len(weight))
     linear.add_to(residual, x)
     assert ((residual - 1 - wanted).abs() <= 5e-7 * (size + 1)).all()
-    assert torch.equal(linear.gather(torch.arange(len(weight))), half.float())
+    assert torch.equal(linear.gather(torch.arange(len(weight))), kept.float())
     pairs = torch.arange(len(x)) % len(weight)
-    found = PackedLinear(half, None, "widened").of_pairs(x, pairs)
+    found = PackedLinear(kept, None, packing).of_pairs(x, pairs)
     assert torch.allclose(found, (wanted - bias)[torch.arange(len(x)), pairs], rtol=1e-12, atol=1e-12)
 
 
@@ -132,7 +135,7 @@ def test_a_row_has_its_bits_in_any_company(packing: Packing) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("packing", ["int8", "widened"])
+@pytest.mark.parametrize("packing", ["int8", "float32", "widened"])
 def test_some_outputs_of_a_weight(packing: Packing) -> None:
     x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
     linear = PackedLinear(weight, bias, packing)
@@ -142,7 +145,7 @@ def test_some_outputs_of_a_weight(packing: Packing) -> None:
     assert torch.allclose(linear.rows(33, 90)(x), whole[:, 33:90], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("packing", ["int8", "widened"])
+@pytest.mark.parametrize("packing", ["int8", "float32", "widened"])
 def test_bfloat16_goes_in_and_comes_out(packing: Packing) -> None:
     x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
     linear = PackedLinear(weight, bias, packing)
@@ -187,7 +190,7 @@ def digest(packing: Packing) -> str:
 @pytest.mark.parametrize("kernels", ["portable", "avx2", "avx512"])
 def test_every_instruction_set_gives_the_same_bits(kernels: str) -> None:
     code = "from tests.models import test_packed as t; from prelude._native import cpu; "
-    code += "print(cpu.PACKED_KERNELS['int8'], cpu.PACKED_KERNELS['widened'], t.digest('int8'), t.digest('widened'))"
+    code += "print(*map(cpu.PACKED_KERNELS.get, t.SAME_BITS), *map(t.digest, t.SAME_BITS))"
     ran = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PRELUDE_CPU_KERNELS": kernels},
@@ -195,7 +198,8 @@ def test_every_instruction_set_gives_the_same_bits(kernels: str) -> None:
         text=True,
         check=True,
     )
-    name, other, *found = ran.stdout.split()
-    if name != kernels:
+    found = ran.stdout.split()
+    names, digests = found[: len(SAME_BITS)], found[len(SAME_BITS) :]
+    if names[0] != kernels:
         pytest.skip(f"this machine has no {kernels} kernels")
-    assert other == kernels and found == [digest("int8"), digest("widened")]
+    assert names == [kernels] * len(SAME_BITS) and digests == list(map(digest, SAME_BITS))

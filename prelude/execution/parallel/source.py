@@ -36,6 +36,12 @@ class ShardSource:
     def in_blocks(self, name: str) -> bool:
         return self._checkpoint.in_blocks(name)
 
+    converted: None = None
+
+    def packed(self, names: Sequence[str]) -> None:
+        """Weights are cut before they are packed; those of a converted directory are refused by ``tensor``."""
+        return None
+
     def blocks(self, name: str) -> Blocks:
         raise TypeError(f"{name}: weights in blocks are not read in parts")
 

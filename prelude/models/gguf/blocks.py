@@ -2,10 +2,11 @@
 
     Q8_0   32 integers of 8 bits and a float16 scale: the packed form that products are computed in
     Q4_K   256 values of 4 bits, eight scales and minima of 6 bits, two float16
+    Q5_K   the same with values of 5 bits
     Q6_K   256 values of 6 bits, sixteen scales of 8 bits, a float16
 
-Q4_K and Q6_K are repacked once, some rows at a time, into Q8_0, which adds a rounding of at most half of a 127th of
-the largest value of 32. No weight is expanded whole to float32 for it.
+Q4_K, Q5_K and Q6_K are repacked once, some rows at a time, into Q8_0, which adds a rounding of at most half of a
+127th of the largest value of 32. No weight is expanded whole to float32 for it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from prelude.errors import UnsupportedModel
 _CHUNK = 1 << 22
 """Values that are float32 at a time."""
 
-_SCALES = {"Q8_0": (0, 34, 1), "Q4_K": (0, 144, 2), "Q6_K": (208, 210, 1)}
+_SCALES = {"Q8_0": (0, 34, 1), "Q4_K": (0, 144, 2), "Q5_K": (0, 176, 2), "Q6_K": (208, 210, 1)}
 """Where the float16 of a block lie: the first byte, the bytes of a block, how many."""
 
 

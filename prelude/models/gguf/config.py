@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
-from prelude.models.gguf.names import ARCHITECTURES, GEMMAS, ROPE_FACTORS
+from prelude.models.gguf.names import ARCHITECTURES, GEMMAS, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from prelude.models.gguf.reader import GgufFile
 
 _CLASSES = {
@@ -19,6 +19,7 @@ _CLASSES = {
     "mistral": ("mistral", "MistralForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "phi3": ("phi3", "Phi3ForCausalLM"),
     "gemma": ("gemma", "GemmaForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
@@ -42,6 +43,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Keys whose value is already the default."""
 _LOCAL_BASE = 10000.0
+_ORIGINAL = "rope.scaling.original_context_length"
 _GEMMA2_27B, _GEMMA3_27B = 46, 62
 """Layers of the sizes whose scores are scaled by another number than the width of a head."""
 
@@ -140,7 +142,7 @@ def config_of(file: GgufFile, architecture: str) -> dict[str, Any]:
     else:
         window = keys.get("attention.sliding_window")
         config["sliding_window"] = window or None
-        if window and architecture != "mistral":
+        if window and architecture not in ("mistral", "phi3"):
             raise UnsupportedModel(
                 f"{file.path}: unsupported: {architecture}.attention.sliding_window = {shown(window)}"
             )
@@ -164,7 +166,9 @@ def _head_dim(keys: _Keys, config: dict[str, Any]) -> Any:
         if type(width) is not int or type(heads) is not int or heads < 1 or width % heads:
             raise keys.wrong("attention.head_count", f"it must divide embedding_length = {shown(width)}")
         length = width // heads
-    for key in ("attention.value_length", "rope.dimension_count"):
+    # Of Phi-3 a part of each head may turn: ``_rope``.
+    same = ("attention.value_length", *(("rope.dimension_count",) if keys.architecture != "phi3" else ()))
+    for key in same:
         if keys.get(key) not in (None, length):
             raise UnsupportedModel(
                 f"{keys.file.path}: unsupported: {keys.architecture}.{key} = {shown(keys.get(key))}, heads have "
@@ -213,8 +217,16 @@ def _rope(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", default)}
     kind, old = keys.get("rope.scaling.type"), keys.number("rope.scale_linear")
     factor = keys.number("rope.scaling.factor", old)
-    original = keys.get("rope.scaling.original_context_length")
+    original = keys.get(_ORIGINAL)
     attention = keys.number("rope.scaling.attn_factor")
+    turning = keys.get("rope.dimension_count")
+    if keys.architecture == "phi3" and turning is not None:
+        width = config["head_dim"]
+        if type(turning) is not int or type(width) is not int or not 0 < turning <= width:
+            raise keys.wrong("rope.dimension_count", f"heads have {shown(width)} values")
+        found["partial_rotary_factor"] = turning / width
+    if keys.architecture == "phi3" and (SHORT_FACTORS in keys.file or LONG_FACTORS in keys.file):
+        return {**found, **_phi3_factors(keys, attention)}
     if ROPE_FACTORS in keys.file:
         if kind not in (None, "none") or keys.file.tensors[ROPE_FACTORS].dtype != "F32":
             raise UnsupportedModel(
@@ -234,6 +246,22 @@ def _rope(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
     else:
         raise UnsupportedModel(f"{keys.file.path}: unsupported: rope.scaling.type {shown(kind)}")
     return {**found, "rope_scaling": scaling}
+
+
+def _phi3_factors(keys: _Keys, attention: float | None) -> dict[str, Any]:
+    """Of longrope, as the config of a Phi-3 has them; the factor of attention follows from the two lengths where the
+    file does not say."""
+    kind, file = keys.get("rope.scaling.type"), keys.file
+    if kind not in (None, "none", "longrope"):
+        raise UnsupportedModel(f"{file.path}: unsupported: {SHORT_FACTORS} with rope.scaling.type {shown(kind)}")
+    scaling: dict[str, Any] = {"rope_type": "longrope"}
+    for ours, theirs in (("short_factor", SHORT_FACTORS), ("long_factor", LONG_FACTORS)):
+        if theirs not in file or file.tensors[theirs].dtype != "F32":
+            raise ModelError(f"{file.path}: tensor {theirs} of F32 is needed beside the other factors")
+        scaling[ours] = file.tensor(theirs).flatten().tolist()
+    if attention is not None:
+        scaling["attention_factor"] = attention
+    return {"rope_scaling": scaling, "original_max_position_embeddings": keys.needed(_ORIGINAL)}
 
 
 def _tokens(file: GgufFile) -> dict[str, Any]:

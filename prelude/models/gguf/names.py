@@ -27,20 +27,28 @@ _NORMED_AFTER = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 """Gemma 2 and 3."""
+_PHI3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 ROPE_FACTORS = "rope_freqs.weight"
 """The divisor of each inverse frequency: rotary scaling of Llama 3.1 and later."""
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+"""The same of Phi-3, for contexts up to the original length and beyond it."""
 _PART = re.compile(r"(?:blk\.(\d{1,6})\.)?([a-z_]+)\.(weight|bias)")
 
 GEMMAS = ("gemma", "gemma2", "gemma3")
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", *GEMMAS)
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "phi3", *GEMMAS)
 
 
 def model_names(names: Iterable[str], architecture: str, where: str) -> dict[str, str]:
     """For each tensor the name that transformers gives it. Those that are no weights are left out."""
     layer = {**_LAYER, **(_NORMED_AFTER if architecture in ("gemma2", "gemma3") else {})}
+    others = {ROPE_FACTORS}
+    if architecture == "phi3":
+        joined = ("attn_q", "attn_k", "attn_v", "ffn_gate")
+        layer = {name: mapped for name, mapped in layer.items() if name not in joined} | _PHI3
+        others |= {SHORT_FACTORS, LONG_FACTORS}
     found: dict[str, str] = {}
     for name in names:
-        if name == ROPE_FACTORS:
+        if name in others:
             continue
         match = _PART.fullmatch(name)
         index, part, kind = match.groups() if match else (None, name, "")

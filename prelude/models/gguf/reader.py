@@ -54,15 +54,16 @@ TYPES: dict[int, tuple[str, int, int]] = {
     1: ("F16", 1, 2),
     8: ("Q8_0", 32, 34),
     12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
     30: ("BF16", 1, 2),
 }
 """By number: name, values of a block, bytes of a block."""
-_OTHERS = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K"}
+_OTHERS = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K"}
 _OTHERS |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
 _OTHERS |= {23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0"}
 _OTHERS |= {35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"}
-BLOCK_TYPES = ("Q8_0", "Q4_K", "Q6_K")
+BLOCK_TYPES = ("Q8_0", "Q4_K", "Q5_K", "Q6_K")
 _TORCH = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 

@@ -6,11 +6,12 @@
 
 namespace prelude::cpu {
 
-enum class BlockKind : int32_t { q8_0 = 0, q4_k = 1, q6_k = 2 };
+enum class BlockKind : int32_t { q8_0 = 0, q4_k = 1, q6_k = 2, q5_k = 3 };
 
 constexpr int64_t values_of_block(BlockKind kind) { return kind == BlockKind::q8_0 ? 32 : 256; }
 constexpr int64_t bytes_of_block(BlockKind kind) {
-  return kind == BlockKind::q8_0 ? 34 : kind == BlockKind::q4_k ? 144 : 210;
+  constexpr int64_t kBytes[] = {34, 144, 210, 176};
+  return kBytes[static_cast<int>(kind)];
 }
 
 // `values` are whole blocks.

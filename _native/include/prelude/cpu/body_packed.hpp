@@ -6,11 +6,13 @@
 //   kParts                    but for int8: words of a row that meet a word of a weight, one after the other
 //   Input, input(word)        a word of a row, for every output
 //   step(sums, weight, input) adds their products
+//   sums(values)              but for int8: the sums that `floats` has given
 //   floats(sums, part)        outputs [part * kLanes, (part + 1) * kLanes) as floats
 //   scales(words)             of int8: kLanes numbers of float16 as floats
 // and
 //   fused(a, b, c)            a * b + c, rounded once on every target
 //   bytes(v, to)              the lowest byte of each lane
+//   narrow_lanes(x, to)       kLanes floats as bfloat16, ties to even
 
 inline constexpr int64_t kHalves = kGroup / kHalf;  // of a group
 inline constexpr float kToInteger = 12582912.0f;    // 1.5 * 2^23: adding it rounds to an integer
@@ -52,32 +54,94 @@ inline void copy_pairs(const Value* x, int64_t inputs, uint32_t* words, int64_t 
   if (i < inputs) words[i / 2 * apart] = half(x[i]);
 }
 
+// Words [word, word + kLanes) of a row, bits in the place of floats: the row's own memory, or `room`.
+template <bool kPairs, class Value>
+inline const float* lanes_of(const Value* row, int64_t word, float* room) {
+  if constexpr (!kPairs && sizeof(Value) == 4) {
+    return row + word;
+  } else if constexpr (!kPairs) {
+    store(room, load(row + word));
+  } else if constexpr (sizeof(Value) == 2) {
+    std::memcpy(room, row + 2 * word, kLanes * 4);
+  } else {
+    uint16_t pairs[2 * kLanes];
+    narrow_lanes(row + 2 * word, pairs);
+    narrow_lanes(row + 2 * word + kLanes, pairs + kLanes);
+    std::memcpy(room, pairs, kLanes * 4);
+  }
+  return room;
+}
+
+// `count` rows side by side, a value or a pair of values a word, word after word `apart` words apart: kLanes words of
+// all rows at a time are turned in registers. Rows that are not there have the first row's address; their lanes are
+// written over by the next words, and none from `end` words on is written.
+template <bool kPairs, class Value>
+inline void turn(const Value* const* rows, int count, int64_t inputs, uint32_t* to, int64_t apart, int64_t end) {
+  const int64_t whole = kPairs ? inputs / 2 : inputs;
+  alignas(64) float room[kLanes][kLanes], square[kLanes * kLanes];
+  const float* lanes[kLanes];
+  int64_t word = 0;
+  for (; word + kLanes <= whole; word += kLanes) {
+    for (int r = 0; r < kLanes; ++r) lanes[r] = r < count ? lanes_of<kPairs>(rows[r], word, room[r]) : lanes[0];
+    if (apart == 1) {
+      std::memcpy(to + word, lanes[0], kLanes * 4);
+      continue;
+    }
+    transpose(lanes, 0, square);
+    for (int w = 0; w < kLanes; ++w) {
+      const int64_t at = (word + w) * apart;
+      if (at + kLanes <= end)
+        store(reinterpret_cast<float*>(to + at), load(square + w * kLanes));
+      else
+        std::memcpy(to + at, square + w * kLanes, static_cast<size_t>(count) * 4);
+    }
+  }
+  const int64_t done = kPairs ? 2 * word : word;
+  for (int r = 0; r < count; ++r) {
+    if constexpr (kPairs)
+      copy_pairs(rows[r] + done, inputs - done, to + word * apart + r, apart);
+    else
+      copy_values(rows[r] + done, inputs - done, to + word * apart + r, apart);
+  }
+}
+
+// kLanes outputs of a weight, `stride` values apart, to a packed weight of pairs of bfloat16 or of float32; `to` is
+// the first word of the first of them.
 template <class Value>
-inline void prepare_row(const PackedArgs& a, int64_t row, uint32_t* words, int64_t apart) {
-  const PackedWeight& w = a.weight;
-  if (w.packing == Packing::int8)
-    quantize_row(row_of<Value>(a, row), w.inputs, words, apart);
-  else if (w.packing == Packing::bf16)
-    copy_pairs(row_of<Value>(a, row), w.inputs, words, apart);
-  else
-    copy_values(row_of<Value>(a, row), w.inputs, words, apart);
-  if (w.packing == Packing::widened && w.inputs % 2) words[w.inputs * apart] = 0;
+inline void pack(const Value* weight, int64_t stride, int64_t inputs, uint32_t* to) {
+  const Value* rows[kLanes];
+  for (int r = 0; r < kLanes; ++r) rows[r] = weight + r * stride;
+  turn<sizeof(Value) == 2, Value>(rows, kLanes, inputs, to, kGroup, std::numeric_limits<int64_t>::max());
+}
+
+// The rows of one block. Those behind the last one of x repeat it, and no sum of theirs is written.
+template <bool kPairs, class Value>
+inline void interleave(const PackedArgs& a, int64_t first, int together, uint32_t* to) {
+  const int64_t inputs = a.weight.inputs;
+  const Value* rows[kLanes];
+  for (int r = 0; r < kLanes; ++r)
+    rows[r] = row_of<Value>(a, std::min(first + std::min(r, together - 1), a.rows - 1));
+  turn<kPairs, Value>(rows, together, inputs, to, together, row_words(inputs, a.weight.packing) * together);
+  if (a.weight.packing == Packing::widened && inputs % 2)
+    for (int r = 0; r < together; ++r) to[inputs * together + r] = 0;
+}
+
+template <class Value>
+inline void prepare_block(const PackedArgs& a, int64_t first, int together, uint32_t* to) {
+  if (a.weight.packing == Packing::bf16) return interleave<true, Value>(a, first, together, to);
+  if (a.weight.packing != Packing::int8) return interleave<false, Value>(a, first, together, to);
+  for (int r = 0; r < together; ++r)
+    quantize_row(row_of<Value>(a, std::min(first + r, a.rows - 1)), a.weight.inputs, to + r, together);
 }
 
 inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, int64_t last) {
-  const int64_t words = row_words(a.weight.inputs, a.weight.packing);
+  const int64_t words = row_words(a.weight.inputs, a.weight.packing) * rows.together;
   for (int64_t block = first; block < last; ++block) {
-    uint32_t* at = rows.words + block * words * rows.together;
-    for (int r = 0; r < rows.together; ++r) {
-      const int64_t row = block * rows.together + r;
-      if (row >= a.rows) {
-        for (int64_t i = 0; i < words; ++i) at[i * rows.together + r] = 0;
-      } else if (a.x_type == Type::f32) {
-        prepare_row<float>(a, row, at + r, rows.together);
-      } else {
-        prepare_row<uint16_t>(a, row, at + r, rows.together);
-      }
-    }
+    uint32_t* to = rows.words + block * words;
+    if (a.x_type == Type::f32)
+      prepare_block<float>(a, block * rows.together, rows.together, to);
+    else
+      prepare_block<uint16_t>(a, block * rows.together, rows.together, to);
   }
 }
 
@@ -106,14 +170,16 @@ inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, 
   }
 }
 
+// `steps` words of the weights at `w` by those of R rows at `x`, onto the sums of the words before where it
+// `continues`.
 template <class Dot, int R, int P>
-inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t inputs, float (*made)[P * kHalf]) {
-  const int64_t words = row_words(inputs, Dot::kPacking) / Dot::kParts;
+inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t steps, bool continues,
+                       float (*made)[P * kHalf]) {
   typename Dot::Sums sums[R][P];
   PRELUDE_SPELL_OUT
   for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
-  for (int p = 0; p < P; ++p) sums[r][p] = Dot::start();
-  for (int64_t i = 0; i < words; ++i) {
+  for (int p = 0; p < P; ++p) sums[r][p] = continues ? Dot::sums(&made[r][p * kHalf]) : Dot::start();
+  for (int64_t i = 0; i < steps; ++i) {
     PRELUDE_SPELL_OUT
     for (int part = 0; part < Dot::kParts; ++part) {
       typename Dot::Weight weight[P];
@@ -134,47 +200,70 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t inpu
       store(&made[r][p * kHalf + part * kLanes], Dot::floats(sums[r][p], part));
 }
 
-// One block of R rows and P halves of groups from `half` on.
+// One block of R rows and P halves of groups from `half` on: steps [first, last) of all of them, of int8 always all.
+// The sums are in `made`, and are finished where the steps are the last ones.
 template <class Dot, int R, int P>
-inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t block, int64_t half) {
+inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t block, int64_t half, int64_t first,
+                           int64_t last, float (*made)[P * kHalf]) {
   const int64_t of_group = group_words(a.weight.inputs, Dot::kPacking);
+  const int64_t of_row = row_words(a.weight.inputs, Dot::kPacking);
   const uint32_t* w[P];
   for (int p = 0; p < P; ++p) w[p] = a.weight.words + (half + p) / kHalves * of_group + (half + p) % kHalves * kHalf;
-  const uint32_t* x = rows.words + block * row_words(a.weight.inputs, Dot::kPacking) * R;
-  alignas(64) float made[R][P * kHalf];
+  const uint32_t* x = rows.words + block * of_row * R;
   if constexpr (Dot::kPacking == Packing::int8) {
     const uint32_t* scales[P];  // of an output half a word
     for (int p = 0; p < P; ++p) scales[p] = w[p] + kBlockWords * kGroup - (half + p) % kHalves * (kHalf / 2);
     sum_int8<Dot, R, P>(w, scales, x, a.weight.inputs, made);
   } else {
-    sum_floats<Dot, R, P>(w, x, a.weight.inputs, made);
+    for (int p = 0; p < P; ++p) w[p] += first * kGroup;
+    sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, made);
+    if (last * Dot::kParts < of_row) return;
   }
-  const int64_t last = std::min<int64_t>(a.rows, (block + 1) * R);
-  for (int64_t row = block * R; row < last; ++row) finish(a, row, half * kHalf, made[row - block * R], P * kHalf);
+  const int64_t end = std::min<int64_t>(a.rows, (block + 1) * R);
+  for (int64_t row = block * R; row < end; ++row) finish(a, row, half * kHalf, made[row - block * R], P * kHalf);
 }
 
-// P halves at a time, then fewer.
+// P halves at a time, then fewer. Where `rows` cuts the steps, the sums of all rows and outputs wait in `room`, so
+// that the part of the rows that meets the weights stays in the cache.
 template <class Dot, int R, int P>
 inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t first_block, int64_t last_block,
-                            int64_t half, int64_t last) {
-  for (; half + P <= last; half += P)
-    for (int64_t block = first_block; block < last_block; ++block) multiply_block<Dot, R, P>(a, rows, block, half);
+                            int64_t half, int64_t last, float* room) {
+  int64_t steps = 0, each = 0;
+  if constexpr (Dot::kPacking != Packing::int8) {
+    steps = row_words(a.weight.inputs, Dot::kPacking) / Dot::kParts;
+    each = (steps + rows.parts - 1) / rows.parts;
+  }
+  const int64_t whole = half + (last - half) / P * P;
+  alignas(64) float once[R][P * kHalf];
+  for (int64_t first = 0;; first += each) {
+    const int64_t end = std::min(steps, first + each);
+    for (int64_t at = half; at < whole; at += P)
+      for (int64_t block = first_block; block < last_block; ++block) {
+        float (*made)[P * kHalf] = once;
+        if (rows.parts > 1)
+          made = reinterpret_cast<float (*)[P * kHalf]>(
+              room + ((at - half) * (last_block - first_block) + (block - first_block) * P) * R * kHalf);
+        multiply_block<Dot, R, P>(a, rows, block, at, first, end, made);
+      }
+    if (end == steps) break;
+  }
   if constexpr (P > 1) {
-    if (half < last) multiply_halves<Dot, R, P / 2>(a, rows, first_block, last_block, half, last);
+    if (whole < last) multiply_halves<Dot, R, P / 2>(a, rows, first_block, last_block, whole, last, room);
   }
 }
 
 template <class Dot, int R>
 inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_block, int64_t last_block,
-                     int64_t first, int64_t last) {
+                     int64_t first, int64_t last, float* room) {
   constexpr int P = 2 * R <= Dot::kRows ? 2 * Dot::kWide : Dot::kWide;
-  multiply_halves<Dot, R, P>(a, rows, first_block, last_block, first * kHalves, last * kHalves);
+  multiply_halves<Dot, R, P>(a, rows, first_block, last_block, first * kHalves, last * kHalves, room);
 }
 #undef PRELUDE_SPELL_OUT
 
 template <class Dot, int... R>
 constexpr PackedKernels packed_table(const char* name, std::integer_sequence<int, R...>) {
-  return {name, Dot::kPacking, Dot::kRows, prepare, {multiply<Dot, R + 1>...}};
+  static_assert(Dot::kRows <= kLanes);  // see interleave
+  return {name, Dot::kPacking, Dot::kRows, kLanes, pack<float>, pack<uint16_t>, prepare, {multiply<Dot, R + 1>...}};
 }
 template <class Dot>
 constexpr PackedKernels packed_table(const char* name) {

@@ -12,6 +12,7 @@ inline void bytes(Vec v, uint32_t* to) {
   }
   std::memcpy(to, made, sizeof made);
 }
+inline void narrow_lanes(const float* x, uint16_t* to) { narrow(x, kLanes, to); }
 
 // Three rows by 16 outputs: twelve vectors of sums, each of four outputs and two sums an output.
 struct Int8Dot {
@@ -50,17 +51,32 @@ struct Int8Dot {
   }
 };
 
-// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened. Six rows by 16
-// outputs: twelve vectors of sums, two of weights and an input.
-struct WidenedDot {
-  static constexpr Packing kPacking = Packing::widened;
-  static constexpr int kRows = 6, kWide = 1, kParts = 2;
+// Six rows by 16 outputs: twelve vectors of sums, two of weights and an input.
+struct F32Dot {
+  static constexpr Packing kPacking = Packing::f32;
+  static constexpr int kRows = 6, kWide = 1, kParts = 1;
   struct Sums {
     Vec eights[2];
   };
   using Weight = Sums;
   using Input = Vec;
   static Sums start() { return {{zero(), zero()}}; }
+  static Sums sums(const float* values) { return {{load(values), load(values + kLanes)}}; }
+  static Weight weight(const uint32_t* words, int) {
+    const auto* values = reinterpret_cast<const float*>(words);
+    return {{load(values), load(values + kLanes)}};
+  }
+  static Input input(uint32_t word) { return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(word))); }
+  static void step(Sums& sums, const Weight& weight, Input input) {
+    for (int i = 0; i < 2; ++i) sums.eights[i] = fma(weight.eights[i], input, sums.eights[i]);
+  }
+  static Vec floats(const Sums& sums, int part) { return sums.eights[part]; }
+};
+
+// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened. The same sums.
+struct WidenedDot : F32Dot {
+  static constexpr Packing kPacking = Packing::widened;
+  static constexpr int kParts = 2;
   static Weight weight(const uint32_t* words, int part) {
     Weight w;
     for (int i = 0; i < 2; ++i) {
@@ -70,9 +86,4 @@ struct WidenedDot {
     }
     return w;
   }
-  static Input input(uint32_t word) { return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(word))); }
-  static void step(Sums& sums, const Weight& weight, Input input) {
-    for (int i = 0; i < 2; ++i) sums.eights[i] = fma(weight.eights[i], input, sums.eights[i]);
-  }
-  static Vec floats(const Sums& sums, int part) { return sums.eights[part]; }
 };

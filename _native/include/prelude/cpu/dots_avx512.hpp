@@ -4,6 +4,10 @@ inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 inline void bytes(Vec v, uint32_t* to) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_castps_si512(v)));
 }
+inline void narrow_lanes(const float* x, uint16_t* to) {
+  const __m256bh made = _mm512_cvtneps_pbh(_mm512_loadu_ps(x));
+  std::memcpy(to, &made, sizeof made);
+}
 
 // Seven rows by 32 outputs: 14 sums of a block, as many of the blocks before it, two weights and an input fit in the
 // 32 registers. Twelve rows, with half of the sums in memory, reach 0.85 of it.
@@ -34,6 +38,7 @@ struct Bf16Dot {
   using Weight = __m512i;
   using Input = __m512i;
   static Sums start() { return zero(); }
+  static Sums sums(const float* values) { return load(values); }
   static Weight weight(const uint32_t* words, int) { return _mm512_loadu_si512(words); }
   static Input input(uint32_t word) { return _mm512_set1_epi32(static_cast<int>(word)); }
   static void step(Sums& sums, Weight weight, Input input) {
@@ -49,6 +54,7 @@ struct F32Dot {
   using Weight = __m512;
   using Input = __m512;
   static Sums start() { return zero(); }
+  static Sums sums(const float* values) { return load(values); }
   static Weight weight(const uint32_t* words, int) { return _mm512_loadu_ps(words); }
   static Input input(uint32_t word) { return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(word))); }
   static void step(Sums& sums, Weight weight, Input input) { sums = fma(weight, input, sums); }
@@ -63,6 +69,7 @@ struct WidenedDot {
   using Weight = __m512;
   using Input = __m512;
   static Sums start() { return zero(); }
+  static Sums sums(const float* values) { return load(values); }
   static Weight weight(const uint32_t* words, int part) {
     const __m512i pairs = _mm512_loadu_si512(words);
     return _mm512_castsi512_ps(part == 0 ? _mm512_slli_epi32(pairs, 16)

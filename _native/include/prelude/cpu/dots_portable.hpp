@@ -13,6 +13,7 @@ inline void bytes(Vec v, uint32_t* to) {
   }
   std::memcpy(to, made, sizeof made);
 }
+inline void narrow_lanes(const float* x, uint16_t* to) { narrow(x, kLanes, to); }
 
 struct Int8Dot {
   static constexpr Packing kPacking = Packing::int8;
@@ -63,22 +64,23 @@ struct Int8Dot {
   }
 };
 
-// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened.
-struct WidenedDot {
-  static constexpr Packing kPacking = Packing::widened;
-  static constexpr int kRows = 2, kWide = 1, kParts = 2;
+struct F32Dot {
+  static constexpr Packing kPacking = Packing::f32;
+  static constexpr int kRows = 2, kWide = 1, kParts = 1;
   struct Sums {
     float lane[kHalf];
   };
   using Weight = Sums;
   using Input = float;
   static Sums start() { return {}; }
-  static Weight weight(const uint32_t* words, int part) {
+  static Sums sums(const float* values) {
+    Sums made;
+    std::memcpy(made.lane, values, sizeof made);
+    return made;
+  }
+  static Weight weight(const uint32_t* words, int) {
     Weight w;
-    for (int l = 0; l < kHalf; ++l) {
-      const uint32_t bits = part == 0 ? words[l] << 16 : words[l] & 0xFFFF0000u;
-      std::memcpy(w.lane + l, &bits, 4);
-    }
+    std::memcpy(w.lane, words, sizeof w);
     return w;
   }
   static Input input(uint32_t word) {
@@ -90,4 +92,18 @@ struct WidenedDot {
     for (int l = 0; l < kHalf; ++l) sums.lane[l] = std::fma(weight.lane[l], input, sums.lane[l]);
   }
   static Vec floats(const Sums& sums, int part) { return load(sums.lane + part * kLanes); }
+};
+
+// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened.
+struct WidenedDot : F32Dot {
+  static constexpr Packing kPacking = Packing::widened;
+  static constexpr int kParts = 2;
+  static Weight weight(const uint32_t* words, int part) {
+    Weight w;
+    for (int l = 0; l < kHalf; ++l) {
+      const uint32_t bits = part == 0 ? words[l] << 16 : words[l] & 0xFFFF0000u;
+      std::memcpy(w.lane + l, &bits, 4);
+    }
+    return w;
+  }
 };

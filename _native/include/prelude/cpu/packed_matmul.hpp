@@ -4,11 +4,11 @@
 //
 //     words[group][word][lane]      output = group * kGroup + lane,  input = word * values of a word + its place
 //
-//   f32    one input a word.   The sum of products in float32, from the first input to the last.
-//   bf16   two inputs a word.  The same, by the processor's instruction for pairs of bfloat16.
-//   widened   the words of bf16. A row of x stays float32 and a weight is widened in a register; a product and the
-//   sum
-//          are rounded once together, from the first input to the last. So the bits are the same on every machine.
+//   f32    one input a word. A product and the sum are rounded once together, from the first input to the last. So
+//   the
+//          bits are the same on every machine.
+//   bf16   two inputs a word. The same order, by the processor's instruction for pairs of bfloat16.
+//   widened   the words of bf16. A row of x stays float32 and a weight is widened in a register; sums as in f32.
 //   int8   four inputs a word, in blocks of 32 inputs, that is eight words of each output and behind them the block's
 //          scales in float16, one for each output. A weight is (byte - 128) * scale, the values of GGUF's Q8_0. A row
 //          of x is quantized when it is used: blocks of 32 integers from -127 to 127 with a float32 scale each. The
@@ -84,18 +84,22 @@ struct PackedArgs {
 struct PackedRows {
   uint32_t* words;
   int together;
+  int64_t parts;  // of the words of a row, that are met one after the other
 };
 
 struct PackedKernels {
   const char* name;
   Packing packing;
   int most_rows;  // that are taken at a time
+  int lanes;      // outputs that are packed at a time; `to` is the first word of the first of them
+  void (*pack_floats)(const float* weight, int64_t stride, int64_t inputs, uint32_t* to);  // one a word
+  void (*pack_pairs)(const uint16_t* weight, int64_t stride, int64_t inputs, uint32_t* to);
   // Blocks [first, last) of the rows of x.
   void (*prepare)(const PackedArgs&, const PackedRows&, int64_t first, int64_t last);
   // Outputs of groups [first, last) of the rows of blocks [first_block, last_block), one function for each
-  // `together`.
+  // `together`. `room` has a float for each of these outputs and rows, where there are several `parts`.
   void (*multiply[kMostPackedRows])(const PackedArgs&, const PackedRows&, int64_t first_block, int64_t last_block,
-                                    int64_t first, int64_t last);
+                                    int64_t first, int64_t last, float* room);
 };
 
 // The kernels of that name (avx512, avx2, portable), or null where this machine cannot run them or there are none.
@@ -108,9 +112,13 @@ const PackedKernels* best_packed_kernels(Packing packing);
 // absolute value over 127 in float16. They are the outputs of a larger weight from `first` on; its parts are packed
 // in their order.
 void pack_weight(const float* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
-                 uint32_t* words, int64_t first = 0);
+                 uint32_t* words, int64_t first = 0, Fork fork = nullptr, int threads = 1);
 void pack_weight(const uint16_t* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
-                 uint32_t* words, int64_t first = 0);
+                 uint32_t* words, int64_t first = 0, Fork fork = nullptr, int threads = 1);
+
+// Asks for large pages for the whole ones of `count` bytes at `memory`, which is not written yet. Where the system
+// has none nothing happens.
+void prefer_large_pages(void* memory, size_t count);
 
 // Rows of Q8_0 [outputs, blocks_of(inputs), kQ8Bytes] to packed words of int8, value for value. `inputs` is a
 // multiple of kBlock.

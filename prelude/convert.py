@@ -1,0 +1,117 @@
+"""``prelude convert MODEL FOLDER``: a model directory whose projections are packed already, and loaded by mapping.
+
+The new directory has the files of the old one but for its weights. ``packed.safetensors`` has those of projections
+(``prelude/models/packed_file.py``), ``model.safetensors`` the others as they were stored. It is written beside
+``FOLDER`` and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prelude.errors import ModelError
+
+if TYPE_CHECKING:
+    from prelude.models.files import ModelDirectory
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".onnx", ".onnx_data", ".gguf")
+"""How files end that hold weights."""
+_INDEX = ".safetensors.index.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a directory or a hub name")
+    parser.add_argument("folder", type=Path, help="the new directory, which is not there yet")
+    parser.add_argument("--revision", default=None, help="commit, tag or branch of a hub name")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--quantization", default=None, choices=("int8",))
+
+
+def main(chosen: argparse.Namespace) -> int:
+    from prelude.loading import model_path
+
+    told = convert(model_path(chosen.model, chosen.revision), chosen.folder, chosen.dtype, chosen.quantization)
+    print(told)
+    return 0
+
+
+def convert(model: Path, folder: Path, dtype: str = "auto", quantization: str | None = None) -> str:
+    """What was written, in a sentence."""
+    import torch
+
+    from prelude.models.checkpoint import Checkpoint
+    from prelude.models.config import ModelConfig
+    from prelude.models.gguf.directory import GgufDirectory, open_directory
+    from prelude.models.packed import PackedLinear
+    from prelude.models.packed_file import FORMAT, LAYOUT, PACKED_FILE, VERSION, digest, write_safetensors
+    from prelude.models.precision import choose
+    from prelude.models.weights import load_weights
+
+    if os.path.lexists(folder):
+        raise ModelError(f"{folder}: is there already; give a folder that is not there")
+    directory = open_directory(model, False)
+    if isinstance(directory, GgufDirectory):
+        raise ModelError(f"{model}: a GGUF file is computed in its own packed form; it is not converted")
+    config = ModelConfig.from_dir(directory)
+    with Checkpoint.open(directory, config) as checkpoint, torch.inference_mode():
+        if checkpoint.converted is not None:
+            raise ModelError(f"{model}: is converted already")
+        precision = choose(dtype, checkpoint, config.spec, "int8" if quantization == "int8" else None)
+        if precision.packing is None:
+            raise ModelError(f"{model}: nothing of it is packed on this machine ({precision.reason})")
+        made: dict[tuple[str, ...], PackedLinear] = {}
+        load_weights(checkpoint, config.spec, precision.dtype, precision.packing, made)
+        packed = {name for names in made for name in names}
+        beside = tuple(begins for _, begins in config.beside)
+        whole = Path(f"{folder}.part")
+        whole.mkdir(parents=True)
+        try:
+            _copy_others(directory, whole, {name for name, _ in config.beside})
+            packed_words = {names[0]: made[names].words for names in sorted(made)}
+            listed = {
+                names[0]: {
+                    "packing": linear.packing,
+                    "inputs": linear.inputs,
+                    "parts": [[name, checkpoint.shape(name)[0]] for name in names],
+                }
+                for names, linear in made.items()
+            }
+            metadata = {
+                "format": FORMAT,
+                "version": VERSION,
+                "layout": LAYOUT,
+                "dtype": str(precision.dtype).removeprefix("torch."),
+                "quantization": quantization or "",
+                "packing": precision.packing,
+                "sha256": digest(packed_words.values()),
+                "weights": json.dumps(listed),
+            }
+            write_safetensors(whole / PACKED_FILE, packed_words, metadata)
+            others = [name for name in checkpoint.names() if name not in packed and not name.startswith(beside)]
+            stored = {name: checkpoint.tensor(name).clone() for name in others}
+            write_safetensors(whole / "model.safetensors", stored, {"format": "pt"})
+            checkpoint.check_unchanged()
+            whole.rename(folder)
+        except BaseException:
+            shutil.rmtree(whole, ignore_errors=True)
+            raise
+    size = sum(tensor.nbytes for tensor in packed_words.values())
+    return f"{folder}: {len(made)} packed weights, {size / 1e6:,.0f} MB; {precision.reason}"
+
+
+def _copy_others(directory: ModelDirectory, target: Path, beside: set[str]) -> None:
+    """The files that hold no weights, those of ``beside``, and the folders of sentence-transformers' modules."""
+    for root, folders, names in os.walk(directory.path):
+        inside = Path(root).relative_to(directory.path)
+        folders[:] = [name for name in folders if inside == Path() and name[:1].isdigit()]
+        for name in names:
+            own = inside == Path() and (name.endswith((*_WEIGHTS, _INDEX)) and name not in beside)
+            if own or name.startswith("."):
+                continue
+            (target / inside).mkdir(exist_ok=True)
+            shutil.copyfile(directory.file(str(inside / name)), target / inside / name)

@@ -1,0 +1,220 @@
+"""The projections of a converted directory in the packed form, mapped and used where they lie (``prelude convert``).
+
+``packed.safetensors`` has a tensor of int32 for each packed weight: the words of ``PackedLinear``. Its metadata:
+
+    format, version     "prelude-packed" and the version of this layout and of the values that go into it
+    layout              outputs of a group and inputs of a block of int8, as the kernels have them
+    dtype, quantization  of ``Precision``: what ``prelude convert`` was asked for, resolved
+    packing             the packing that ``auto`` chose
+    sha256              of the words, in the order of their names
+    weights             JSON: for each tensor its packing, its inputs, and the weights that are its outputs, in order
+
+The file is untrusted: every number is compared with the size of its tensor, and words are numbers of any value. Its
+pages are used in place where no other user can write them, so that processes share them and nothing is read before it
+is needed; else they are copied. The digest is compared by ``check`` alone: to read all words would cost the start
+that the file is made for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from prelude.errors import CheckpointError, UnsupportedModel, shown
+from prelude.models.mapped_file import TensorInfo
+from prelude.models.safetensors_file import DTYPES, SafetensorsFile
+from prelude.models.strict_json import parse
+
+if TYPE_CHECKING:
+    import torch
+
+    from prelude.models.packed import Packing
+
+PACKED_FILE = "packed.safetensors"
+PACKED = "PACKED"
+"""The type of a weight that is there in packed form alone."""
+FORMAT, VERSION, LAYOUT = "prelude-packed", "1", "32x32"
+_PACKINGS = ("float32", "bfloat16", "int8", "widened")
+ALIGNMENT = 64
+"""Bytes: vectors are loaded whole from one line of the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The choice that a directory was converted with."""
+
+    dtype: str
+    quantization: str | None
+    packing: Packing
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A packed weight."""
+
+    tensor: str
+    packing: Packing
+    inputs: int
+    parts: tuple[tuple[str, int], ...]
+    """The weights that lie one under the other in it, and their rows."""
+
+    @property
+    def outputs(self) -> int:
+        return sum(rows for _, rows in self.parts)
+
+
+class PackedWeights:
+    """One open file of packed weights."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = SafetensorsFile(path)
+        try:
+            self.converted = self._converted()
+            self._kept = {kept.parts[0][0]: kept for kept in self._weights()}
+            self.tensors: dict[str, TensorInfo] = {}
+            for kept in self._kept.values():
+                for name, rows in kept.parts:
+                    if name in self.tensors:
+                        raise CheckpointError(f"{path}: weight {shown(name)} is there twice")
+                    share = self.file.tensors[kept.tensor].nbytes * rows // kept.outputs
+                    self.tensors[name] = TensorInfo(PACKED, (rows, kept.inputs), 0, share)
+        except BaseException:
+            self.file.close()
+            raise
+        self._in_place = _only_ours(path)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def tensor(self, name: str) -> torch.Tensor:
+        made = self.converted
+        raise CheckpointError(
+            f"{self.path}: weight {shown(name)} is there in packed form, for dtype={made.dtype!r} and "
+            f"quantization={made.quantization!r} on a CPU; load the directory that this one was converted from"
+        )
+
+    def find(self, names: Sequence[str]) -> Kept | None:
+        """The packed weight whose outputs are those of ``names``; None where they are no packed weight."""
+        if not any(name in self.tensors for name in names):
+            return None
+        kept = self._kept.get(names[0])
+        if kept is None or [name for name, _ in kept.parts] != list(names):
+            raise CheckpointError(f"{self.path}: weights {shown(list(names))} are not packed together")
+        return kept
+
+    def words(self, kept: Kept) -> torch.Tensor:
+        """The words of ``kept``, int32: a view of the file where no other user can write it."""
+        found = self.file.tensor(kept.tensor)
+        return found if self._in_place and found.data_ptr() % ALIGNMENT == 0 else found.clone()
+
+    def check(self) -> None:
+        """Read all words; ``CheckpointError`` where their digest is not that of the metadata."""
+        if digest(self.file.tensor(name) for name in sorted(self.file.tensors)) != self.file.metadata.get("sha256"):
+            raise CheckpointError(f"{self.path}: the words are not those that were written; convert the model again")
+
+    def release(self, name: str) -> None:
+        """Nothing: the words stay in use."""
+
+    def changed(self) -> bool:
+        return self.file.changed()
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _converted(self) -> Converted:
+        metadata = self.file.metadata
+        for key, wanted in (("format", FORMAT), ("version", VERSION), ("layout", LAYOUT)):
+            if metadata.get(key) != wanted:
+                raise UnsupportedModel(
+                    f"{self.path}: unsupported: {key} {shown(metadata.get(key))}, this version of prelude has "
+                    f"{wanted!r}; convert the model again"
+                )
+        dtype, quantization, packing = (metadata.get(key) for key in ("dtype", "quantization", "packing"))
+        if dtype not in ("float32", "bfloat16") or quantization not in ("", "int8") or packing not in _PACKINGS:
+            raise CheckpointError(
+                f"{self.path}: dtype {shown(dtype)}, quantization {shown(quantization)}, packing {shown(packing)}"
+            )
+        return Converted(dtype, quantization or None, cast("Packing", packing))
+
+    def _weights(self) -> Iterator[Kept]:
+        from prelude._native import cpu
+
+        listed = parse(self.file.metadata.get("weights", ""), f"{self.path}: weights", CheckpointError, naturals=True)
+        if not isinstance(listed, dict) or listed.keys() != self.file.tensors.keys():
+            raise CheckpointError(f"{self.path}: the list of weights is not that of the tensors")
+        for name, entry in listed.items():
+            kept = _kept(name, entry)
+            if kept is None:
+                raise CheckpointError(f"{self.path}: weight {shown(name)} is described by {shown(entry)}")
+            info = self.file.tensors[name]
+            words = cpu.packed_words(kept.outputs, kept.inputs, cpu.PACKINGS[kept.packing])
+            if info.dtype != "I32" or info.shape != (words,):
+                raise CheckpointError(
+                    f"{self.path}: tensor {shown(name)} is {info.dtype} {list(info.shape)}; "
+                    f"{kept.outputs:,} outputs of {kept.inputs:,} inputs in {kept.packing} are {words:,} words"
+                )
+            yield kept
+
+
+def _kept(name: str, entry: Any) -> Kept | None:
+    """None where the description is none. Sizes are such that the native count of words does not overflow."""
+    if not isinstance(entry, dict) or entry.keys() != {"packing", "inputs", "parts"}:
+        return None
+    packing, inputs, parts = entry["packing"], entry["inputs"], entry["parts"]
+    if packing not in _PACKINGS or type(inputs) is not int or not 1 <= inputs < 1 << 31:
+        return None
+    if not isinstance(parts, list) or not parts:
+        return None
+    for part in parts:
+        if not isinstance(part, list) or len(part) != 2 or not isinstance(part[0], str):
+            return None
+        if type(part[1]) is not int or not 1 <= part[1] < 1 << 31:
+            return None
+    if sum(rows for _, rows in parts) * inputs >= 1 << 56:
+        return None
+    return Kept(name, cast("Packing", packing), inputs, tuple((part, rows) for part, rows in parts))
+
+
+def _only_ours(path: Path) -> bool:
+    """Whether this user or root alone may write the file, which then nobody else changes while it is mapped."""
+    if not hasattr(os, "geteuid"):
+        return False
+    status = os.stat(path)
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.numpy())
+    return found.hexdigest()
+
+
+def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """``tensors`` in their order. Those whose sizes are multiples of ``ALIGNMENT`` bytes lie at such addresses of a
+    mapping when they come first."""
+    import torch
+
+    names = {torch_name: name for name, (_, torch_name) in DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, tensor in tensors.items():
+        dtype = names[str(tensor.dtype).removeprefix("torch.")]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes]}
+        at += tensor.nbytes
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for tensor in tensors.values():
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())

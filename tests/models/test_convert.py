@@ -1,0 +1,199 @@
+"""Converted directories: the answers of the model that they were made of, and files that are not what was written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prelude._native import cpu
+
+from prelude import Engine, EngineConfig, SamplingParams
+from prelude.cli import main
+from prelude.convert import convert
+from prelude.errors import CheckpointError, ModelError, UnsupportedModel
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+from prelude.models.kernels import wide
+from prelude.models.packed import PackedLinear
+from prelude.models.packed_file import LAYOUT, PACKED_FILE, PackedWeights
+from tests.checkpoints import save_model
+from tests.encoders import CLASSES, Encoder, write_encoder
+from tests.execution.conftest import RECURRENT, VARIANTS
+from tests.execution.helpers import Model, hidden, i32, last_logprobs, prompts, random_ids
+
+pytestmark = pytest.mark.skipif(
+    not wide() or cpu.PACKED_KERNELS["float32"] == "portable", reason="this machine does not pack float32"
+)
+DECODERS = {**VARIANTS, **RECURRENT}
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+IDS = [random_ids(n, n) for n in (1, 17, 90)]
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", sorted(DECODERS))
+def test_decoders_answer_as_before(variant: str, stored: str, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", **{**DECODERS[variant], "dtype": stored})
+    folder = tmp_path / "converted"
+    convert(source, folder)
+    model = Model(source)
+    before, after = model.executor(), converted(folder).executor()
+    s = prompts(*IDS)
+    rows = np.arange(108)
+    assert np.array_equal(last_logprobs(before, s, rows), last_logprobs(after, s, rows))
+    assert after.limits().weights == before.limits().weights
+    packed = [linear for linear in after.weights.linears() if isinstance(linear, PackedLinear)]
+    assert len(packed) == sum(isinstance(linear, PackedLinear) for linear in before.weights.linears())
+
+
+def converted(folder: Path) -> Any:
+    """As ``Model``, without transformers, which does not read such a directory."""
+    model = object.__new__(Model)
+    model.path, model.config = folder, ModelConfig.from_dir(folder)
+    return model
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("family", sorted(CLASSES))
+def test_encoders_answer_as_before(family: str, quantization: str | None, tmp_path: Path) -> None:
+    encoder = Encoder(write_encoder(tmp_path / "source", family=family))
+    convert(encoder.path, tmp_path / "converted", quantization=quantization)
+    other = object.__new__(Encoder)
+    other.path, other.config = tmp_path / "converted", ModelConfig.from_dir(tmp_path / "converted")
+    s, rows = prompts(*(i32(5 + random_ids(n, n, 200)) for n in (1, 17, 90))), np.arange(108)
+    before = hidden(encoder.executor(quantization=quantization), s, rows)
+    assert np.array_equal(before, hidden(other.executor(), s, rows))
+
+
+def test_weights_are_used_where_they_lie(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", dtype="bfloat16", tie_word_embeddings=True)
+    folder = tmp_path / "converted"
+    convert(source, folder)
+    executor = converted(folder).executor()
+    down = executor.weights.layers[0].down
+    assert isinstance(down, PackedLinear)
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        spans = [line.split()[0] for line in maps.read_text().splitlines() if line.endswith(PACKED_FILE)]
+        at = down.words.data_ptr()
+        assert any(int(first, 16) <= at < int(last, 16) for first, last in (span.split("-") for span in spans))
+    assert executor.weights.embeddings.tokens is executor.weights.lm_head
+    os.chmod(folder / PACKED_FILE, 0o666)  # others may write it while it is mapped
+    copied = converted(folder).executor()
+    s = prompts(*IDS)
+    assert np.array_equal(last_logprobs(executor, s, np.arange(108)), last_logprobs(copied, s, np.arange(108)))
+    if maps.exists():
+        at = copied.weights.layers[0].down.words.data_ptr()
+        spans = [line.split()[0] for line in maps.read_text().splitlines() if line.endswith(PACKED_FILE)]
+        assert not any(int(first, 16) <= at < int(last, 16) for first, last in (span.split("-") for span in spans))
+
+
+def test_the_command_and_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from prelude.default_model import path as packaged
+
+    folder = tmp_path / "converted"
+    assert main(["convert", str(packaged()), str(folder)]) == 0
+    assert "packed weights" in capsys.readouterr().out
+    texts = ["The bridge is closed.", "Who signed it?"]
+    found = []
+    for where in (str(packaged()), str(folder)):
+        with Engine.from_pretrained(where, config=EngineConfig(kv_blocks=64)) as engine:
+            found.append([engine.complete(text, params=GREEDY).token_ids for text in texts])
+    assert found[0] == found[1]
+    assert main(["convert", str(packaged()), str(folder)]) == 2  # there already
+    assert "is there already" in capsys.readouterr().err
+    with pytest.raises(ModelError, match="is converted already"):
+        convert(folder, tmp_path / "again")
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_another_choice_is_refused(tmp_path: Path) -> None:
+    source, folder = save_model(tmp_path / "source", dtype="bfloat16"), tmp_path / "converted"
+    convert(source, folder)
+    model = converted(folder)
+    assert model.executor(dtype="float32").limits().weights == "bfloat16"
+    with pytest.raises(ModelError, match="was converted for dtype='float32' and quantization=None"):
+        model.executor(quantization="int8")
+    with pytest.raises(ModelError, match="load the one that it was converted from"):
+        model.executor(dtype="bfloat16")
+    with Checkpoint.open(folder, model.config) as checkpoint, pytest.raises(CheckpointError, match="in packed form"):
+        checkpoint.load(torch.float32)
+
+
+def test_the_digest_tells_of_changed_words(tmp_path: Path) -> None:
+    source, folder = save_model(tmp_path / "source"), tmp_path / "converted"
+    convert(source, folder)
+    config = ModelConfig.from_dir(folder)
+    Checkpoint.open(folder, config, scan=True).close()
+    path = folder / PACKED_FILE
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    Checkpoint.open(folder, config).close()
+    with pytest.raises(CheckpointError, match="not those that were written"):
+        Checkpoint.open(folder, config, scan=True)
+
+
+def _first(weights: dict[str, Any]) -> Any:
+    return weights[next(iter(weights))]
+
+
+EDITS: dict[str, tuple[Callable[[dict[str, str], dict[str, Any]], Any], type[ModelError], str]] = {
+    "version": (lambda m, w: m.update(version="2"), UnsupportedModel, "version '2'"),
+    "format": (lambda m, w: m.pop("format"), UnsupportedModel, "format None"),
+    "layout": (lambda m, w: m.update(layout="16x32"), UnsupportedModel, "layout"),
+    "dtype": (lambda m, w: m.update(dtype="float16"), CheckpointError, "dtype 'float16'"),
+    "packing": (lambda m, w: m.update(packing="int4"), CheckpointError, "packing 'int4'"),
+    "rows": (lambda m, w: _first(w)["parts"][0].__setitem__(1, 10**6), CheckpointError, "outputs of"),
+    "negative": (lambda m, w: _first(w)["parts"][0].__setitem__(1, -32), CheckpointError, "is described by"),
+    "inputs": (lambda m, w: _first(w).update(inputs=1 << 40), CheckpointError, "is described by"),
+    "overflow": (
+        lambda m, w: (_first(w).update(inputs=(1 << 31) - 1), _first(w)["parts"][0].__setitem__(1, (1 << 31) - 1)),
+        CheckpointError,
+        "is described by",
+    ),
+    "text": (lambda m, w: _first(w).update(inputs="48"), CheckpointError, "is described by"),
+    "twice": (lambda m, w: _first(w)["parts"].append(_first(w)["parts"][0]), CheckpointError, "outputs of"),
+    "unlisted": (lambda m, w: w.pop(next(iter(w))), CheckpointError, "list of weights"),
+    "another packing": (lambda m, w: _first(w).update(packing="int8"), CheckpointError, "words"),
+    "another name": (lambda m, w: _first(w)["parts"][0].__setitem__(0, "x"), CheckpointError, "missing"),
+}
+
+
+@pytest.mark.parametrize("edit", sorted(EDITS))
+def test_changed_headers_are_refused(edit: str, tmp_path: Path) -> None:
+    source, folder = save_model(tmp_path / "source"), tmp_path / "converted"
+    convert(source, folder)
+    change, error, told = EDITS[edit]
+    path = folder / PACKED_FILE
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    metadata = header["__metadata__"]
+    weights = json.loads(metadata["weights"])
+    change(metadata, weights)
+    metadata["weights"] = json.dumps(weights)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    with pytest.raises(error, match=told):
+        Checkpoint.open(folder, ModelConfig.from_dir(folder)).close()
+
+
+def test_the_layout_is_that_of_the_kernels() -> None:
+    assert f"{cpu.PACKED_GROUP}x{cpu.INT8_BLOCK}" == LAYOUT
+
+
+def test_cut_files_are_refused(tmp_path: Path) -> None:
+    source, folder = save_model(tmp_path / "source"), tmp_path / "converted"
+    convert(source, folder)
+    path = folder / PACKED_FILE
+    data = path.read_bytes()
+    for length in (0, 7, 100, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(CheckpointError):
+            PackedWeights(path)
