@@ -195,7 +195,7 @@ def _only_ours(path: Path) -> bool:
 def digest(tensors: Iterable[torch.Tensor]) -> str:
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.numpy())
+        found.update(tensor.numpy().data)
     return found.hexdigest()
 
 
@@ -217,4 +217,4 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for tensor in tensors.values():
-            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)

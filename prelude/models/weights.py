@@ -409,7 +409,7 @@ class _Reader:
             return self.packed(Linear(stored))
         if packing == "float32" or (packing == "int8" and PackedLinear.fits(stored)):
             outputs, inputs = stored.shape
-            parts = (part.to(self.dtype) for part in stored.split(HEAD_ROWS))
+            parts = (stored[at : at + HEAD_ROWS].to(self.dtype) for at in range(0, outputs, HEAD_ROWS))
             return PackedLinear.of_parts(parts, outputs, inputs, None, packing)
         return self.packed(Linear(stored.to(self.dtype, copy=True)))
 
