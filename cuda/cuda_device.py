@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from prelude.cuda.staging import Area
     from torch import Tensor
 
+    from prelude.execution.parallel.group import RankGroup
+
 from prelude.cuda.device import FIXED_ROWS
 
 _WARM_UPS = 2
@@ -78,15 +80,19 @@ class CudaDevice:
         pdl: bool = True,
         tune: bool = True,
         own_matmuls: bool = True,
+        ranks: RankGroup | None = None,
     ) -> None:
         """``tune``: matmuls of recorded steps run by the algorithms that ``matmul_search.py`` finds fastest;
-        ``own_matmuls``: this project's kernel is among them."""
+        ``own_matmuls``: this project's kernel is among them; ``ranks``: of a tensor-parallel model."""
         self.driver = Driver(ordinal)
         import torch
 
         self.element = element
         self.deterministic = deterministic
         self.ordinal = ordinal
+        self._ranks = ranks
+        self.divided = ranks is not None
+        self.leads = ranks is None or ranks.rank == 0
         self.handle = self.driver.stream()
         self.stream = torch.cuda.ExternalStream(self.handle)  # type: ignore[no-untyped-call]
         self.device = torch.device("cuda", ordinal)
@@ -264,6 +270,10 @@ class CudaDevice:
             torch.mm(x, across, out_dtype=torch.float32, out=out)
         else:
             out.copy_(torch.mm(x, across))
+
+    def all_reduce(self, x: Tensor) -> None:
+        if self._ranks is not None:
+            self._ranks.sum_on_device(x)
 
     def _search(self, on: bool) -> None:
         self._searching = on

@@ -46,6 +46,10 @@ class Device(Protocol):
     deterministic: bool
     own_matmuls: OwnMatmuls | None
     """None: all products are the library's."""
+    divided: bool
+    """Whether the device computes one rank's part of each layer; ``all_reduce`` adds the parts."""
+    leads: bool
+    """False on the ranks of a divided model whose residual sum another one has."""
 
     @property
     def processors(self) -> int:
@@ -76,6 +80,10 @@ class Device(Protocol):
 
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
         """``out = x @ weight.T + bias``; with ``add`` ``out += ...`` for a float32 ``out``."""
+        ...
+
+    def all_reduce(self, x: Tensor) -> None:
+        """``x`` becomes the sum of the ranks' tensors; nothing happens where the model is not divided."""
         ...
 
     def mark(self) -> Mark: ...

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from prelude.cuda import kernels
 from prelude.cuda.device import Device
-from prelude.cuda.layer_products import add_and_norm, matmul_gated, matmul_heads, takes_factors
+from prelude.cuda.layer_products import add_and_norm, add_over_ranks, matmul_gated, matmul_heads, takes_factors
 from prelude.cuda.levels import StepAttention
 from prelude.cuda.own_matmul import GATE, HEADS, NormAfter, RowFactors
 from prelude.cuda.shapes import Shape
@@ -235,7 +235,7 @@ class Forward:
             gate_up, gated = work.gate_up[: stop - start], work.gated[: stop - start]
             matmul_gated(device, normed[start:stop], layer.gate_up, layer.gate_up_bias, gate_up, gated, factors)
             if next_gain is None:
-                device.matmul(gated, layer.down, x[start:stop], layer.down_bias, add=True)
+                add_over_ranks(device, gated, layer.down, layer.down_bias, x[start:stop])
                 continue
             norm = NormAfter(next_gain, eps, normed[start:stop], work.squares)
             left = add_and_norm(device, gated, layer.down, layer.down_bias, x[start:stop], norm, leave_factors)

@@ -83,6 +83,13 @@ def takes_factors(
     return own is not None and bias is None and own.chosen(mode, x, weight, out, head_dim)
 
 
+def add_over_ranks(device: Device, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """``out += x @ weight.T + bias``. Of a divided model one rank's product goes on with the residual sum, so that
+    the sum over the ranks has it once."""
+    device.matmul(x, weight, out, bias, add=device.leads)
+    device.all_reduce(out)
+
+
 def add_and_norm(
     device: Device,
     x: Tensor,
@@ -96,11 +103,11 @@ def add_and_norm(
     to the product that reads them; they are returned then."""
 
     def otherwise(x: Tensor, out: Tensor) -> None:
-        device.matmul(x, weight, out, bias, add=True)
+        add_over_ranks(device, x, weight, bias, out)
         kernels.rms_norm(device, out, norm.gain, norm.eps, norm.normed)
 
     own = device.own_matmuls
-    if leave_factors and own is not None and bias is None:
+    if leave_factors and own is not None and bias is None and not device.divided:
         left = own.run_norm(x, weight, out, otherwise, norm)
         if left is not None:
             return left

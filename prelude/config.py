@@ -64,8 +64,8 @@ class EngineConfig:
     ``attention``             a backend by name: runs or cascade on a CPU, flashinfer or keys on CUDA. auto: the
                               environment's PRELUDE_ATTENTION, else the fastest backend that serves the model
     ``deterministic``         the bits of a row do not depend on the other rows
-    ``tensor_parallel``       processes that share one model on a CPU, each with a part of every layer. The caller
-                              starts them, and all but one call ``prelude.serve_rank``; see docs/PARALLEL.md
+    ``tensor_parallel``       processes that share one model, each with a part of every layer. The caller starts them,
+                              and all but one call ``prelude.serve_rank``; see docs/PARALLEL.md
     ``quantization``          "int8": the weights of the layers and of the LM head in 8 bits, on a CPU; see
                               docs/CPU.md. ``None``: in ``dtype``
 

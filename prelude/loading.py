@@ -65,12 +65,12 @@ def load(
     if config.tensor_parallel > 1:
         from prelude.loading_parallel import Ranks
 
-        ranks = Ranks.join(directory, model_config, config, lead=True)
+        ranks = Ranks.join(directory, model_config, config, lead=True, gpus=device == "cuda")
     with ranks as joined:
         tokenizer, host = _weighed_tokenizer(directory)
         executor: Executor
         if device == "cuda":
-            executor, config = _cuda_executor(directory, model_config, config, dtype)
+            executor, config = _cuda_executor(directory, model_config, config, dtype, joined)
         else:
             executor, config = _cpu_executor(directory, model_config, config, dtype, host, joined)
         preparer = _preparer(directory, model_config, executor.limits(), config, tokenizer)
@@ -101,8 +101,11 @@ def serve_rank(
     directory, model_config = _checked_model(model, device, config, revision, follow_links)
     from prelude.loading_parallel import Ranks
 
-    with Ranks.join(directory, model_config, config, lead=False) as ranks:
-        _cpu_executor(directory, model_config, config, dtype, 0, ranks)
+    with Ranks.join(directory, model_config, config, lead=False, gpus=device == "cuda") as ranks:
+        if device == "cuda":
+            _cuda_executor(directory, model_config, config, dtype, ranks)
+        else:
+            _cpu_executor(directory, model_config, config, dtype, 0, ranks)
         return ranks.serve()
 
 
@@ -120,8 +123,6 @@ def _checked_model(
     if device == "cuda":
         if config.quantization is not None:
             raise ConfigError(f"quantization={config.quantization!r} is of CPUs; leave it out for device='cuda'")
-        if config.tensor_parallel > 1:
-            raise ConfigError(f"tensor_parallel={config.tensor_parallel} is of CPUs; leave it out for device='cuda'")
         from prelude.cuda import driver
 
         driver.require()
@@ -313,12 +314,16 @@ def _cpu_executor(
 
 
 def _cuda_executor(
-    directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str
+    directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str, ranks: Ranks | None = None
 ) -> tuple[Executor, EngineConfig]:
     from prelude.execution.cuda import open_executor
 
     rows = _logits_rows(model.vocab_size, config.logits_bytes) or _CHUNK_ROWS
-    return open_executor(directory, model, config, dtype, logits_rows=rows)
+    made, config = open_executor(directory, model, config, dtype, logits_rows=rows, ranks=ranks)
+    if ranks is None:
+        return made, config
+    ranks.on_gpu(made)
+    return (ranks.lead() if ranks.is_lead else made), config
 
 
 def _preparer(

@@ -8,12 +8,13 @@ import os
 import weakref
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import prelude
 from prelude.config import EngineConfig
 from prelude.errors import ConfigError, WrongUse
 from prelude.execution.executor import Executor
+from prelude.execution.parallel.device import DeviceRank
 from prelude.execution.parallel.executor import RankExecutor
 from prelude.execution.parallel.group import RankGroup
 from prelude.execution.parallel.lead import LeadExecutor, serve
@@ -27,6 +28,9 @@ from prelude.models.gguf.directory import GgufDirectory
 from prelude.models.precision import Precision
 from prelude.models.weights import ModelWeights
 
+if TYPE_CHECKING:
+    from prelude.cuda.executor import CudaExecutor
+
 log = logging.getLogger("prelude.engine")
 
 
@@ -38,24 +42,27 @@ class Ranks:
     here: int  # ranks of this machine
     shard: Shard
     _source: ShardSource | None = None
-    _made: RankExecutor | None = None
+    _made: RankExecutor | DeviceRank | None = None
     _opened: Executor | None = None
 
     @classmethod
-    def join(cls, directory: ModelDirectory, model: ModelConfig, config: EngineConfig, *, lead: bool) -> Ranks:
-        """Waits for the other ranks. ``ConfigError`` or ``UnsupportedModel`` where the model cannot be divided, which
-        is found out before; ``ConfigError`` where this process has the other side."""
+    def join(
+        cls, directory: ModelDirectory, model: ModelConfig, config: EngineConfig, *, lead: bool, gpus: bool = False
+    ) -> Ranks:
+        """Waits for the other ranks. ``gpus``: each rank computes on one. ``ConfigError`` or ``UnsupportedModel``
+        where the model cannot be divided, which is found out before; ``ConfigError`` where this process has the
+        other side."""
         size = config.tensor_parallel
         if isinstance(directory, GgufDirectory):
             raise ConfigError(f"tensor_parallel={size}: {directory} is GGUF, and ranks read safetensors")
         check(model.spec, size, int8=config.quantization == "int8")
-        group = RankGroup.join(size, steady=config.deterministic, limit=config.hang_seconds)
+        group = RankGroup.join(size, steady=config.deterministic, limit=config.hang_seconds, gpus=gpus)
         if (group.rank == 0) != lead:
             rank = group.rank
             group.leave()
             right = "make the engine there" if rank == 0 else "call prelude.serve_rank there, with the same arguments"
             raise ConfigError(f"tensor_parallel={size}: this process is rank {rank}; {right}")
-        return cls(group, group.on_this_host(), shard(model.spec, group.rank, size))
+        return cls(group, group.on_this_host(), shard(model.spec, group.rank, size, whole_vocabulary=gpus))
 
     def __enter__(self) -> Ranks:
         return self
@@ -90,14 +97,38 @@ class Ranks:
         """After the ranks have agreed; with as many blocks as every rank has memory for."""
         precision: Precision = options["dtype"]
         facts: dict[str, Any] = {name: options[name] for name in _SAME}
-        facts["dtype"], facts["the type of the weights"] = str(precision.dtype), precision.weights
-        facts["the version of prelude"] = prelude.__version__
-        facts["hang_seconds"] = self.group.limit
-        facts["the checksum of the model"] = None if self._source is None else self._source.checksum()
-        self.group.agree(facts)
+        facts["the type of the weights"] = precision.weights
+        self._agree(str(precision.dtype), facts)
         blocks = self.group.least(num_blocks)
         self._made = RankExecutor(model, weights, self.shard, self.group, num_blocks=blocks, **options)
         return self._made
+
+    def agree(self, config: EngineConfig, dtype: str, **options: Any) -> None:
+        """Of ranks with GPUs, which have to be of one kind: else the ranks might draw different tokens."""
+        import torch
+
+        facts = {"the GPU": torch.cuda.get_device_name(), "deterministic": config.deterministic, **options}
+        facts |= {name: getattr(config, name) for name in _SAME_ON_GPUS}
+        self._agree(dtype, facts)
+
+    def _agree(self, dtype: str, facts: dict[str, Any]) -> None:
+        facts = {"dtype": dtype, **facts, "the version of prelude": prelude.__version__}
+        facts["hang_seconds"] = self.group.limit
+        facts["the checksum of the model"] = None if self._source is None else self._source.checksum()
+        self.group.agree(facts)
+
+    def own_gpu(self) -> int:
+        """Chooses this rank's GPU: torchrun's LOCAL_RANK, else the rank's number among the machine's GPUs."""
+        import torch
+
+        number = int(os.environ.get("LOCAL_RANK", self.group.rank % max(1, torch.cuda.device_count())))
+        torch.cuda.set_device(number)
+        return number
+
+    def on_gpu(self, inner: CudaExecutor) -> None:
+        """The rank's executor; it records the shapes that every engine meets before any request."""
+        inner.warm_up()
+        self._made = DeviceRank(inner, self.group)
 
     def lead(self) -> Executor:
         """Rank 0's executor for the engine. Its steps run in a thread of their own: an interrupt of the caller's
@@ -118,7 +149,7 @@ class Ranks:
         return self.group.rank == 0
 
     @property
-    def _executor(self) -> RankExecutor:
+    def _executor(self) -> RankExecutor | DeviceRank:
         if self._made is None:
             raise WrongUse("the rank's executor is not made")
         return self._made
@@ -132,5 +163,7 @@ def _close(opened: weakref.ref[ThreadedExecutor], process: int) -> None:
         executor.close()
 
 
+_SAME_ON_GPUS = ("block_size", "attention", "max_length", "max_step_tokens", "max_step_requests")
+"""Settings that decide which steps and recordings there are."""
 _SAME = ("deterministic", "block_size", "logits_chunk_rows", "quantization", "attention")
 """Options of the executor in which the ranks must agree."""

@@ -3,7 +3,7 @@
 python -m bench fleet [--part data,kill,serve] [--rows 6000] [--repeats 3] [--json FILE]
 
 data    rows a second of two actors with a thread each over those of one, runs in turn on one cluster. The actors are
-        made in each run; the time is from the first row that came out to the last. Each needs a core for itself
+        made in each run; the time is the one in which each of them has batches. Each needs a core for itself
 kill    the same rows on two actors, one of which is killed (SIGKILL) in the middle: rows lost, doubled, different
 serve   50 rubrics on 4 replicas: the share of requests, after the first of each rubric, whose rubric the replica had,
         and the share of prompt tokens from the caches; prefix-affine, power-of-two and round-robin. ``--clients`` ask
@@ -20,6 +20,7 @@ import signal
 import statistics
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ FORM: dict[str, Any] = {
 }
 SENTENCE = "the parcel bill arrived late and was paid twice by a customer who waits for an answer to the letter"
 RUBRICS, REPLICAS, RUBRIC_WORDS = 50, 4, 400
+BATCH_ROWS = 250
 
 
 def words(seed: int, count: int) -> str:
@@ -50,29 +52,61 @@ def table(rows: int) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------ Ray Data
 
 
-def rate(rows: list[dict[str, Any]], replicas: int) -> float:
-    """Rows a second between the first batch that came out and the last."""
+def measured(rows: list[dict[str, Any]], replicas: int) -> tuple[float, float, float]:
+    """Rows a second while every actor has batches, rows of a second of the actors' processor time, and the share of a
+    core that an actor got. The actors note when each batch begins and ends, since batches reach the driver in
+    groups."""
     import ray
 
-    from prelude.ray import score
+    from prelude.ray import Scorer
 
-    dataset = ray.data.from_items(rows, override_num_blocks=max(8, len(rows) // 250))
-    moments: list[tuple[float, int]] = []
-    for batch in score(dataset, FORM, replicas=replicas, batch_rows=250).iter_batches(batch_size=None):
-        moments.append((time.perf_counter(), len(batch["id"])))
-    assert sum(count for _, count in moments) == len(rows)
-    return (len(rows) - moments[0][1]) / (moments[-1][0] - moments[0][0])
+    class Noted(Scorer):
+        def __call__(self, batch: Any) -> Any:
+            began, cpu = time.time(), time.process_time()
+            found = super().__call__(batch)
+            notes = {"actor": float(os.getpid()), "began": began, "ended": time.time()}
+            for name, value in {**notes, "cpu": time.process_time() - cpu}.items():
+                found = found.append_column(name, [[value] * found.num_rows])
+            return found
+
+    dataset = ray.data.from_items(rows, override_num_blocks=max(8, len(rows) // BATCH_ROWS)).map_batches(
+        Noted,
+        fn_constructor_args=[FORM],
+        fn_constructor_kwargs={"threads": 1},
+        compute=ray.data.ActorPoolStrategy(size=replicas),
+        num_cpus=1,
+        batch_format="pyarrow",
+        batch_size=BATCH_ROWS,
+    )
+    batches: Counter[tuple[float, float, float, float]] = Counter()
+    for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+        batches.update(zip(*(batch.column(name).to_pylist() for name in ("actor", "began", "ended", "cpu"))))
+    assert sum(batches.values()) == len(rows)
+    actors = {actor for actor, *_ in batches}
+    assert len(actors) == replicas
+    start = max(min(began for actor, began, *_ in batches if actor == one) for one in actors)
+    stop = min(max(ended for actor, _, ended, _ in batches if actor == one) for one in actors)
+    within = sum(
+        count * max(0.0, min(ended, stop) - max(began, start)) / (ended - began)
+        for (_, began, ended, _), count in batches.items()
+    )
+    cpu = sum(cpu for *_, cpu in batches)
+    return within / (stop - start), len(rows) / cpu, cpu / sum(ended - began for _, began, ended, _ in batches)
 
 
 def data(report: Report, rows: int, repeats: int) -> None:
     given = table(rows)
-    rates: list[tuple[float, float]] = []
+    pairs = []
     for number in range(repeats):
-        pair = {count: rate(given, count) for count in ((1, 2) if number % 2 == 0 else (2, 1))}
-        rates.append((pair[1], pair[2]))
-    report.add("data", "rows a second, one actor with a thread", three([one for one, _ in rates]), "/s")
-    report.add("data", "rows a second, two", three([two for _, two in rates]), "/s")
-    report.add("data", "two actors over one", three([two / one for one, two in rates]), "x", "1.9")
+        pair = {count: measured(given, count) for count in ((1, 2) if number % 2 == 0 else (2, 1))}
+        pairs.append((pair[1], pair[2]))
+    report.add("data", "rows a second, one actor with a thread", three([one[0] for one, _ in pairs]), "/s")
+    report.add("data", "rows a second, two", three([two[0] for _, two in pairs]), "/s")
+    report.add("data", "two actors over one", three([two[0] / one[0] for one, two in pairs]), "x", "1.9")
+    shares = three([two[2] for _, two in pairs])
+    report.add("data", "share of a core that each of two actors got", shares, "x")
+    efforts = three([two[1] / one[1] for one, two in pairs])
+    report.add("data", "rows of a second of processor time, two over one", efforts, "x")
 
 
 def kill(report: Report, rows: int) -> None:
@@ -201,8 +235,10 @@ def main() -> None:
     add_outputs(parser)
     chosen = parser.parse_args()
     report = Report("More than one machine", facts={**machine_facts(), "ray": ray.__version__})
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=300 << 20)
     parts = chosen.part.split(",")
+    # Ray starts a worker for each CPU that it is told of. The actors of the data need three, the replicas eight.
+    cpus = 8 if "serve" in parts else 3
+    ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, object_store_memory=300 << 20)
     if "data" in parts:
         data(report, chosen.rows, chosen.repeats)
     if "kill" in parts:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from prelude.cuda.executor import CudaExecutor
     from prelude.cuda.graphs import GraphPolicy
     from prelude.cuda.weights import DeviceWeights
+    from prelude.execution.parallel.source import ShardSource
+    from prelude.loading_parallel import Ranks
     from prelude.models.files import Where
 
 log = logging.getLogger("prelude.cuda")
@@ -34,9 +36,16 @@ _STAGING_BYTES = 32 << 20  # of a step's arrays and results, beside its workspac
 
 
 def open_executor(
-    where: Where, model: ModelConfig, config: EngineConfig, dtype: str, *, logits_rows: int
+    where: Where,
+    model: ModelConfig,
+    config: EngineConfig,
+    dtype: str,
+    *,
+    logits_rows: int,
+    ranks: Ranks | None = None,
 ) -> tuple[CudaExecutor, EngineConfig]:
-    """Weights, kernels and a KV pool on the current GPU; and the config with the length that its memory holds.
+    """Weights, kernels and a KV pool on the current GPU, of a tensor-parallel model on the GPU of this rank; and the
+    config with the length that its memory holds.
 
     Raises ``DeviceUnavailable`` where something is missing, ``InsufficientMemory`` where it does not fit.
     """
@@ -47,25 +56,42 @@ def open_executor(
 
     from prelude.cuda import weights
     from prelude.cuda.cuda_device import CudaDevice
+    from prelude.cuda.graphs import GraphPolicy
     from prelude.cuda.memory import fits
     from prelude.models.checkpoint import Checkpoint
+    from prelude.models.memory import require_memory
 
-    check_supported(model.spec)
+    check_supported(model.spec if ranks is None else ranks.shard.spec)
+    ordinal = 0 if ranks is None else ranks.own_gpu()
     element = torch.float32 if dtype == "float32" else torch.bfloat16
     attention_for(config.attention, model, element, config.deterministic)  # before the weights are read
     positions = config.resolved_length(model.max_positions)
     before, _ = torch.cuda.mem_get_info()
     with fits(torch.cuda.mem_get_info, "loading the weights, with kernels and workspaces,"):
         with Checkpoint.open(where, model) as checkpoint:
-            checkpoint.require_memory(element, "cuda")
+            source: Checkpoint | ShardSource = checkpoint
+            if ranks is not None:
+                model, source = ranks.part(model, checkpoint)
+                ranks.agree(config, str(element), logits_chunk_rows=logits_rows)
+            require_memory(source.nbytes(element), f"{where}: loading the weights on cuda", before)
             block_bytes = model.spec.kv_bytes_per_token(element.itemsize) * config.block_size
-            MemoryPlan(config, model.spec, before, checkpoint.nbytes(element), 0, block_bytes).require_weights()
-            device = CudaDevice(element, head_dim=model.spec.attention.head_dim, deterministic=config.deterministic)
+            MemoryPlan(config, model.spec, before, source.nbytes(element), 0, block_bytes).require_weights()
+            device = CudaDevice(
+                element,
+                head_dim=model.spec.attention.head_dim,
+                deterministic=config.deterministic,
+                ordinal=ordinal,
+                ranks=None if ranks is None else ranks.group,
+            )
             with device.scope():
-                loaded = weights.load(device, checkpoint, model.spec, positions)
+                loaded = weights.load(device, source, model.spec, positions)
             checkpoint.check_unchanged()
         calls = attention_calls(model, device, config.attention)
-    return make_executor(model, loaded, device, config, before, logits_rows=logits_rows, calls=calls)
+    # Each rank records a shape in the same step: the step adds up over the ranks.
+    policy = None if ranks is None else GraphPolicy(at_once=True)
+    return make_executor(
+        model, loaded, device, config, before, logits_rows=logits_rows, calls=calls, policy=policy, ranks=ranks
+    )
 
 
 def make_executor(
@@ -78,6 +104,7 @@ def make_executor(
     logits_rows: int,
     calls: Calls | None,
     policy: GraphPolicy | None = None,
+    ranks: Ranks | None = None,
 ) -> tuple[CudaExecutor, EngineConfig]:
     """An executor whose largest step and KV pool fit, and the config with its length. ``before``: bytes of the device
     that were free before the weights were loaded."""
@@ -88,6 +115,8 @@ def make_executor(
     block_bytes = model.spec.kv_bytes_per_token(device.element.itemsize) * config.block_size
     held = before - device.memory()[0]
     config = MemoryPlan(config, model.spec, before, held, 0, block_bytes).fitted(step)
+    if ranks is not None:
+        config = ranks.fitted(config, model.max_positions)
     with fits(device.memory, "a workspace for the largest step"):
         executor = CudaExecutor(
             model,
@@ -101,7 +130,7 @@ def make_executor(
             calls=calls,
             policy=policy,
         )
-    give_blocks(executor, config, before)
+    give_blocks(executor, config, before, ranks)
     taken = before - held - device.memory()[0] - executor.pool.nbytes  # by the driver, with what libraries keep
     executor.step_memory = replace(step, fixed=max(0, taken - executor.step_tokens * step.per_token), measured=True)
     return executor, config
@@ -220,9 +249,11 @@ def probe_step(executor: CudaExecutor) -> OneShotBatch:
     return OneShotBatch(blank_prompts(lengths), readout)
 
 
-def give_blocks(executor: CudaExecutor, config: EngineConfig, before: int | None = None) -> None:
-    """Measures the memory of a full step, and makes blocks of the rest. ``before``: bytes that were free before the
-    engine took any; ``max_memory`` is a share of them."""
+def give_blocks(
+    executor: CudaExecutor, config: EngineConfig, before: int | None = None, ranks: Ranks | None = None
+) -> None:
+    """Measures the memory of a full step, and makes blocks of the rest; as many on each of ``ranks``. ``before``:
+    bytes that were free before the engine took any; ``max_memory`` is a share of them."""
     from prelude.cuda.memory import blocks_for, fits, reserve, room
 
     memory, limits = executor.device.memory, executor.limits()
@@ -233,5 +264,7 @@ def give_blocks(executor: CudaExecutor, config: EngineConfig, before: int | None
     free, total = memory()
     free = room(config.max_memory, total if before is None else before, free)
     blocks = blocks_for(free, total, block_bytes, blocks=config.kv_blocks, nbytes=config.kv_bytes)
+    if ranks is not None:
+        blocks = ranks.group.least(blocks)
     with fits(memory, "the KV pool"):
         executor.set_blocks(blocks)

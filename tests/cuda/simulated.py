@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from prelude.cuda.own_matmul import OwnMatmuls
 from prelude.cuda.staging import Area
 from torch import Tensor
 
+from prelude.execution.parallel.group import RankGroup
 from tests.cuda import twins
 
 
@@ -117,8 +119,16 @@ class SimulatedGraph:
 
 class SimulatedDevice:
     def __init__(
-        self, element: torch.dtype = torch.float32, *, deterministic: bool = False, memory: int = 1 << 34
+        self,
+        element: torch.dtype = torch.float32,
+        *,
+        deterministic: bool = False,
+        memory: int = 1 << 34,
+        ranks: RankGroup | None = None,
     ) -> None:
+        self.ranks = ranks
+        self.divided = ranks is not None
+        self.leads = ranks is None or ranks.rank == 0
         self.element = element
         self.own_matmuls: OwnMatmuls | None = None
         self.deterministic = deterministic
@@ -262,6 +272,8 @@ class SimulatedDevice:
         assert shared <= 227 << 10 and kernel.block % 32 == 0 and kernel.block <= 1024
         seen = [self.pointer(a) if isinstance(a, Tensor) else a for a in args]
         twin: Callable[..., None] = getattr(twins, kernel.name)
+        if kernel.name == "attend":
+            twin = partial(twin, together=not self.deterministic)
         self.enqueue(kernel.name, lambda: twin(grid[0], *seen))
 
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
@@ -272,6 +284,21 @@ class SimulatedDevice:
             self._product(
                 *(_tile(x, at), weight, _tile(out, at)) if self.deterministic else (x, weight, out), bias, add
             )
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Through the ranks' own connections: the memory is the host's."""
+        if self.ranks is None:
+            return
+        place, ranks = self.pointer(x), self.ranks
+        shape, stride = x.shape, x.stride()
+
+        def run() -> None:
+            value = place.strided(shape, stride)
+            total = value.contiguous()
+            ranks.sum(total)
+            value.copy_(total)
+
+        self.enqueue("all_reduce", run)
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
         places = [None if t is None else (self.pointer(t), t.shape, t.stride()) for t in (x, weight, out, bias)]

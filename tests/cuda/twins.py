@@ -150,7 +150,9 @@ def attend(
     kv_heads: int,
     scale: float,
     out: Any,
+    together: bool = True,
 ) -> None:
+    """``together``: rows side by side are one call of torch, whose bits depend on how many they are."""
     width = twins_head_dim()
     assert abs(scale - width**-0.5) < 1e-6
     queries = q.strided((n, heads, width), (q_stride, width, 1))
@@ -173,7 +175,7 @@ def attend(
     to, r = out.at(n, heads, width), 0
     while r < n:  # rows side by side whose keys end one behind the other are one causal call
         rows = r + 1
-        while rows < n and starts[rows] == starts[r] and counts[rows] == counts[rows - 1] + 1:
+        while together and rows < n and starts[rows] == starts[r] and counts[rows] == counts[rows - 1] + 1:
             rows += 1
         at = slice(starts[r], starts[r] + counts[rows - 1])
         to[r:rows] = attention(queries[r:rows], ks[at], vs[at], True)[0].to(to.dtype)

@@ -34,7 +34,8 @@ class Failed(Exception):
 
 
 class World:
-    def __init__(self, size: int, meeting: Path) -> None:
+    def __init__(self, size: int, meeting: Path, before: Callable[[], None] | None = None) -> None:
+        """``before``: called in each process before its first job."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
         self.size = size
@@ -42,7 +43,7 @@ class World:
         self.processes = []
         for rank in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=_work, args=(rank, size, str(meeting), there), daemon=True)
+            process = context.Process(target=_work, args=(rank, size, str(meeting), there, before), daemon=True)
             process.start()
             there.close()
             self.pipes.append(here)
@@ -83,7 +84,7 @@ class World:
                 process.join()
 
 
-def _work(rank: int, size: int, meeting: str, jobs: Connection) -> None:
+def _work(rank: int, size: int, meeting: str, jobs: Connection, before: Callable[[], None] | None) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
     import torch.distributed as dist
@@ -92,6 +93,8 @@ def _work(rank: int, size: int, meeting: str, jobs: Connection) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timedelta(seconds=_WAIT)
     )
+    if before is not None:
+        before()
     while True:
         try:
             job = jobs.recv()

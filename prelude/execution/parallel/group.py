@@ -43,6 +43,7 @@ class RankGroup:
     """Seconds that an operation of a step may take."""
     lost: RankLost | None = None
     _group: Any = None
+    _device_group: Any = None  # NCCL's, of the ranks' GPUs
     _own: bool = False  # the default group of torch.distributed was made here
     _sent: int = 0
     _room: dict[str, Tensor] = field(default_factory=dict)
@@ -50,11 +51,13 @@ class RankGroup:
     # -------------------------------------------------------------- begin and end
 
     @classmethod
-    def join(cls, size: int, *, steady: bool, limit: float) -> RankGroup:
-        """Waits for the other ranks. ``ConfigError`` where this process is not one of ``size`` processes of
-        torch.distributed."""
+    def join(cls, size: int, *, steady: bool, limit: float, gpus: bool = False) -> RankGroup:
+        """Waits for the other ranks. ``gpus``: each has a GPU, and NCCL adds what lies there. ``ConfigError`` where
+        this process is not one of ``size`` processes of torch.distributed."""
         limit = min(max(limit, _LIMITS[0]), _LIMITS[1])
         own = not _initialized(size)
+        if gpus and not dist.is_nccl_available():
+            raise ConfigError(f"tensor_parallel={size} on GPUs: this build of torch has no NCCL")
         made = cls(rank_here(), size, steady, limit, _own=own)
         try:
             if own:
@@ -62,6 +65,8 @@ class RankGroup:
             if dist.get_world_size() == size:
                 patience = timedelta(seconds=max(limit, _LOADING))
                 made._group = dist.new_group(list(range(size)), backend="gloo", timeout=patience)
+                if gpus:
+                    made._device_group = dist.new_group(list(range(size)), backend="nccl", timeout=patience)
                 return made
         except Exception as error:
             raise made.lose(error, "joining the others") from error
@@ -80,7 +85,13 @@ class RankGroup:
             raise self.lose(error, "setting the time limit") from error
 
     def leave(self) -> None:
-        """Closes the connections: an operation of another rank that waits for this one fails at once."""
+        """Closes the connections: an operation of another rank that waits for this one fails at once. After a loss
+        the operations of the GPU that wait for other ranks end with nonsense."""
+        device_group, self._device_group = self._device_group, None
+        if device_group is not None:
+            with contextlib.suppress(Exception):
+                end = dist.destroy_process_group if self.lost is None else dist.distributed_c10d._abort_process_group
+                end(device_group)
         group, self._group = self._group, None
         for one in (group, dist.group.WORLD if self._own else None):
             if one is not None:
@@ -114,27 +125,40 @@ class RankGroup:
     def sum(self, tensor: Tensor) -> None:
         """``tensor``, contiguous, becomes the sum of all ranks' tensors. All ranks get the same bits."""
         try:
-            if self.steady and self.size > 2:  # gloo adds parts of a tensor in different orders
-                parts = self._gathered(tensor)
-                torch.add(parts[0], parts[1], out=tensor)
-                for part in parts[2:]:
-                    tensor.add_(part)
-            else:
-                dist.all_reduce(tensor, group=self._open())
+            self._sum(tensor, self._open())
         except Exception as error:
             raise self.lose(error, "adding up") from error
+
+    def sum_on_device(self, tensor: Tensor) -> None:
+        """The same for memory of the GPU: enqueued on torch's current stream, and recorded where that is."""
+        try:
+            if self._device_group is None:
+                raise RuntimeError("this process has left the group")
+            self._sum(tensor, self._device_group)
+        except Exception as error:
+            raise self.lose(error, "adding up on the GPU") from error
+
+    def _sum(self, tensor: Tensor, group: Any) -> None:
+        if not self.steady or self.size == 2:
+            dist.all_reduce(tensor, group=group)
+            return
+        parts = self._gathered(tensor, group)  # gloo and NCCL add parts of a tensor in different orders
+        torch.add(parts[0], parts[1], out=tensor)
+        for part in parts[2:]:
+            tensor.add_(part)
 
     def gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """[size, ...]: the arrays of all ranks, which have one shape and type."""
         try:
-            found: npt.NDArray[Any] = self._gathered(torch.from_numpy(np.ascontiguousarray(values))).numpy()
+            own = torch.from_numpy(np.ascontiguousarray(values))
+            found: npt.NDArray[Any] = self._gathered(own, self._open()).numpy()
         except Exception as error:
             raise self.lose(error, "gathering") from error
         return found
 
-    def _gathered(self, tensor: Tensor) -> Tensor:
-        parts = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
-        dist.all_gather(list(parts.unbind(0)), tensor, group=self._open())
+    def _gathered(self, tensor: Tensor, group: Any) -> Tensor:
+        parts = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        dist.all_gather(list(parts.unbind(0)), tensor, group=group)
         return parts
 
     # -------------------------------------------------------------- agreement

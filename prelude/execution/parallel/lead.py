@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 from prelude.batch import ForwardBatch, StepResult
 from prelude.errors import EngineClosed, RankLost
 from prelude.execution.cpu import Finished
 from prelude.execution.executor import ExecutorLimits
-from prelude.execution.parallel.executor import RankExecutor
 from prelude.execution.parallel.group import RankGroup
 from prelude.execution.parallel.messages import CLOSE, PULSE, decoded, encoded
 
@@ -17,11 +17,33 @@ log = logging.getLogger("prelude.engine")
 PULSE_SECONDS = 2.0
 
 
+class Rank(Protocol):
+    """An executor over one rank's part: ``RankExecutor`` or ``DeviceRank``."""
+
+    def limits(self) -> ExecutorLimits: ...
+
+    def resolved(self, batch: ForwardBatch) -> ForwardBatch:
+        """``batch`` as every rank can compute it."""
+        ...
+
+    def submit(self, batch: ForwardBatch) -> Finished:
+        """Computes it."""
+        ...
+
+    def wait(self, handle: Finished) -> StepResult: ...
+
+    def lose(self, batch: ForwardBatch) -> None:
+        """A step that was not run drew nothing."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class LeadExecutor:
     """Rank 0's. ``lost``: after it no step runs. Any error after a batch was sent is one: the ranks are then at
     different places of the step."""
 
-    def __init__(self, inner: RankExecutor, ranks: RankGroup) -> None:
+    def __init__(self, inner: Rank, ranks: RankGroup) -> None:
         self._inner = inner
         self._ranks = ranks
         self._closed = False
@@ -87,7 +109,7 @@ class LeadExecutor:
         self._ranks.leave()
 
 
-def serve(inner: RankExecutor, ranks: RankGroup) -> int:
+def serve(inner: Rank, ranks: RankGroup) -> int:
     """Computes rank 0's batches until it closes; returns how many. ``RankLost`` where it, or another rank, ends in
     another way."""
     steps = 0

@@ -3,7 +3,7 @@
 query heads, MLP inner width    a rank's share of the outputs of ``qkv`` and ``up``, and the same share of the
                                 inputs of ``out`` and ``down``
 key-value heads                 the same; where there are fewer heads than ranks, each is on several ranks
-rows of the vocabulary          a run of the embeddings and of the LM head
+rows of the vocabulary          a run of the embeddings and of the LM head; on GPUs whole on every rank
 all else                        whole on every rank: norms, classification heads
 """
 
@@ -77,12 +77,15 @@ def check(spec: ModelSpec, size: int, *, int8: bool = False) -> None:
         raise ConfigError(f"{where}: the vocabulary has {spec.embeddings.vocab} rows; a rank needs at least one")
 
 
-def shard(spec: ModelSpec, rank: int, size: int) -> Shard:
-    """The part of rank ``rank`` of ``size``. Raises as ``check`` does."""
+def shard(spec: ModelSpec, rank: int, size: int, *, whole_vocabulary: bool = False) -> Shard:
+    """The part of rank ``rank`` of ``size``. ``whole_vocabulary``: embeddings and LM head are whole on every rank.
+    Raises as ``check`` does."""
     check(spec, size)
     cuts: dict[str, Cut] = {}
     layers = tuple(_layer(layer, rank, size, cuts) for layer in spec.layers)
     vocab = spec.embeddings.vocab
+    if whole_vocabulary:
+        return Shard(rank, size, replace(spec, layers=layers, longer=None), cuts, vocab)
     first, last = share(vocab, rank, size)
     for name in (spec.embeddings.name, LM_HEAD):
         cuts[f"{name}.weight"] = Cut(0, ((first, last),))

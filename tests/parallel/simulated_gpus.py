@@ -1,0 +1,40 @@
+"""A GPU for each process, made of host memory. Sums over the ranks run on gloo where NCCL would run them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def install() -> None:
+    """In a process of its own: loading with ``device="cuda"`` finds a simulated device afterwards."""
+    import torch
+    import torch.distributed as dist
+    from prelude.cuda import cuda_device, driver, recorder
+
+    from prelude.execution import cuda
+    from tests.cuda import twins
+    from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
+
+    def simulated(element: torch.dtype, *, head_dim: int, deterministic: bool, ordinal: int, ranks: Any) -> Any:
+        twins.HEAD_DIM = head_dim
+        return SimulatedDevice(element, deterministic=deterministic, memory=1 << 29, ranks=ranks)
+
+    def calls(model: Any, on: Any, setting: str) -> Any:
+        heads = model.spec.attention
+        if cuda.attention_for(setting, model, on.element, on.deterministic) == "keys":
+            return None
+        return SimulatedCalls(on, heads.heads, heads.kv_heads, heads.head_dim)
+
+    def group(ranks: Any, backend: str, timeout: Any) -> Any:
+        return new_group(ranks, backend="gloo", timeout=timeout)
+
+    new_group: Any = dist.new_group
+    recorder.WARM_TOKENS, recorder.WARM_ROWS = 32, 1  # each of these shapes takes this device a second
+    driver.require = lambda: None
+    torch.cuda.mem_get_info = lambda *_: (1 << 29, 1 << 29)
+    torch.cuda.set_device = lambda _: None
+    torch.cuda.get_device_name = lambda *_: "simulated"
+    cuda_device.CudaDevice = simulated  # type: ignore[assignment,misc]
+    cuda.attention_calls = calls
+    dist.new_group = group
+    dist.is_nccl_available = lambda: True
