@@ -128,6 +128,10 @@ SHAPES = {
     "letters into bytes": [REPLACE | {"pattern": {"String": "l"}, "content": "<0xE4>"}, FALLBACK, FUSE, STRIP],
     "by an expression": [REPLACE | {"pattern": {"Regex": "▁|o+"}}, FALLBACK, FUSE, STRIP],
     "replaced last": [FALLBACK, FUSE, STRIP, REPLACE],
+    "an empty token stays empty": [
+        REPLACE | {"pattern": {"Regex": "[▁a-z]+"}, "content": ""},
+        REPLACE | {"pattern": {"Regex": "H*"}, "content": "x"},
+    ],
 }
 
 

@@ -169,7 +169,9 @@ class Decoder {
     t = std::string(p, q);
   }
 
+  // HF looks for no match in an empty text, not even for a pattern that matches one.
   static std::string replaced(const Step& step, const std::string& text, RegexScratch& scratch, Growth& growth) {
+    if (text.empty()) return text;
     std::string out;
     size_t at = 0;
     step.pattern.each(text, scratch, [&](uint32_t begin, uint32_t end) {
