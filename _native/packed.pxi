@@ -114,7 +114,9 @@ def pack_rows(uintptr_t weight, int64_t stride, bint half, int64_t outputs, int6
     cdef Packing kind = checked_packing(packing)
     with nogil:
         if half:
-            pack_weight(<const uint16_t*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first, fork, threads)
+            pack_weight(
+                <const uint16_t*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first, fork, threads
+            )
         else:
             pack_weight(<const float*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first, fork, threads)
 

@@ -23,8 +23,9 @@ double processor_seconds() {
 #define TWELVE(name, wide)                                                                                 \
   ONE(name, wide, "0")                                                                                     \
   ONE(name, wide, "1")                                                                                     \
-  ONE(name, wide, "2") ONE(name, wide, "3") ONE(name, wide, "4") ONE(name, wide, "5") ONE(name, wide, "6") \
-      ONE(name, wide, "7") ONE(name, wide, "8") ONE(name, wide, "9") ONE(name, wide, "10") ONE(name, wide, "11")
+  ONE(name, wide, "2")                                                                                     \
+  ONE(name, wide, "3") ONE(name, wide, "4") ONE(name, wide, "5") ONE(name, wide, "6") ONE(name, wide, "7") \
+      ONE(name, wide, "8") ONE(name, wide, "9") ONE(name, wide, "10") ONE(name, wide, "11")
 #define CLEAR(sum) "vpxor %%xmm" sum ", %%xmm" sum ", %%xmm" sum "\n"
 #define KERNEL(function, name, wide)                                                                                \
   void function() {                                                                                                 \
