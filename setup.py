@@ -29,6 +29,7 @@ from setuptools.errors import BaseError, CompileError
 HERE = Path(__file__).parent
 SANITIZE = os.environ.get("PRELUDE_SANITIZE")
 SYMBOLS = ["-g", "-fno-omit-frame-pointer"] if os.environ.get("PRELUDE_SYMBOLS") else ["-g0"]
+GLUE = ("build", "cython")
 GLUE_LEVEL = "-O1"
 """The optimisation of Cython's output: it is mostly calls, so that this takes half of the time and costs little
 speed."""
@@ -56,6 +57,11 @@ JOINED = {
     ],
 }
 """Sources that are compiled as one, which reads their headers once. CMakeLists.txt compiles each by itself."""
+FREED_TWICE = b"    int result = PyList_Append(list, x);\n    Py_DECREF(x);\n    return result;\n"
+FREED_ONCE = b"    int result = PyList_Append(list, x);\n    if (result == 0) Py_DECREF(x);\n    return result;\n"
+"""Cython 3.3 appends the items of a list comprehension with a function that drops its reference on an item, and the
+caller drops the same reference again where the list found no memory. With ``FREED_ONCE`` the caller alone drops it
+then. Other versions of Cython have no such function."""
 LEVELS = {
     "build/joined/loading.cpp": ["-O1"],
 }
@@ -122,6 +128,13 @@ def joined(sources: list[str]) -> list[str]:
     return sources
 
 
+def free_once(source: Path) -> None:
+    """Puts ``FREED_ONCE`` into a file that Cython wrote."""
+    text = source.read_bytes()
+    if FREED_TWICE in text:
+        source.write_bytes(text.replace(FREED_TWICE, FREED_ONCE))
+
+
 def heaviest_first(extension: Extension) -> int:
     return -sum((HERE / source).stat().st_size for source in extension.sources)
 
@@ -151,6 +164,10 @@ class ParallelBuildExt(build_ext):
                 # Not "freethreading_compatible": the wrappers measure lists before they copy them, and hold the GIL.
             },
         )
+        for extension in self.distribution.ext_modules:
+            for source in extension.sources:
+                if Path(source).parts[:2] == GLUE:
+                    free_once(Path(source))
         super().finalize_options()
         self.extensions.sort(key=heaviest_first)
         self.parallel = self.parallel or processors
@@ -179,8 +196,7 @@ class ParallelBuildExt(build_ext):
         progress = Progress(sum(len(extension.sources) for extension in self.extensions), self.parallel)
 
         def compile_at_level(obj: str, source: str, ext: str, args: list[str], more: list[str], *rest: Any) -> None:
-            glue = Path(source).parts[:2] == ("build", "cython")
-            wanted = [GLUE_LEVEL] if glue else LEVELS.get(Path(source).as_posix(), ["-O3"])
+            wanted = [GLUE_LEVEL] if Path(source).parts[:2] == GLUE else LEVELS.get(Path(source).as_posix(), ["-O3"])
             wanted = [SANITIZED_LEVEL] if SANITIZE else wanted
             flags = [flag for flag in [*wanted, *HARDENING] if flag in known]
             compile_one(obj, source, ext, args, [*more, *flags], *rest)

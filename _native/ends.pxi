@@ -47,9 +47,9 @@ cdef class Ends:
     cdef int spread(self) except -1:
         cdef list requests = self.requests, outcomes = self.outcomes
         if requests is not None:
-            self.requests = self.outcomes = None
             for i in range(len(requests)):
                 self.found[requests[i].id] = (outcomes[i], None)
+            self.requests = self.outcomes = None  # last: no end is lost where there is no memory for one
         return 0
 
     def __len__(self) -> int:

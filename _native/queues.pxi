@@ -2,28 +2,35 @@
 #
 # The queues hold a reference on their contents, from push to take. Nothing here waits for a lock but WakeEvent.wait.
 
+cdef Py_ssize_t _links(const Link* link) noexcept:
+    cdef Py_ssize_t n = 0
+    while link != NULL:
+        n += 1
+        link = link.next
+    return n
+
+
 cdef list _contents(Handover* queue, Link** left, bint owned):
     """Everything that was pushed until now, the oldest first. ``owned``: its parcels are the queue's own, and end
     here. Where there is no memory for the list, taken items stay in ``left`` and come first the next time."""
-    cdef Py_ssize_t at = 0, n = 0
+    cdef Py_ssize_t at, n
     cdef Link* link = queue.take()
     cdef Link* last = left[0]
+    cdef list out
     if last == NULL:
         left[0] = link
     else:
         while last.next != NULL:
             last = last.next
         last.next = link
-    link = left[0]
-    while link != NULL:
-        n += 1
-        link = link.next
-    cdef list out = [None] * n  # may run a finaliser, which may take from this queue
-    while at < n and left[0] != NULL:
+    while True:
+        n = _links(left[0])
+        out = [None] * n  # may run a finaliser, which may take from this queue
+        if n == _links(left[0]):
+            break
+    for at in range(n):  # nothing here takes memory: an item that leaves the queue is in the list
         out[at] = <object>(<Parcel*>left[0]).content
         _drop_first(left, owned)
-        at += 1
-    del out[at:]
     return out
 
 
@@ -261,13 +268,19 @@ cdef class Places:
         self.give_back()
 
     def give_back(self) -> None:
-        """Those that no posted request took."""
-        if self.unposted:
-            self.inbox.leave_all(self.unposted)
+        """Those that no posted request took. Takes no memory."""
+        cdef Record r
+        if self.unposted is not None:
+            for r in self.unposted:
+                self.inbox.admission.leave(r.queued_tokens)
             self.unposted.clear()
         if self.left:
-            self.inbox.give_back(self.left)
+            self.inbox.admission.requests.give_back(self.left)
             self.left = 0
+
+    def __del__(self):
+        """An error may come between the taking of places and the ``with`` block."""
+        self.give_back()
 
 
 @cython.final

@@ -25,7 +25,10 @@ cdef int64_t _entry(object sizes, Py_ssize_t at) except? -1:
     """A number of a shape or of strides."""
     if not isinstance(sizes, tuple) or at >= PyTuple_GET_SIZE(sizes):
         raise ValueError(f"a tensor of more than {at} dimensions is needed, not one of sizes {sizes}")
-    return <int64_t><object>PyTuple_GET_ITEM(sizes, at)
+    cdef PyObject* number = PyTuple_GET_ITEM(sizes, at)
+    if number == NULL:
+        raise MemoryError()  # torch makes a shape with null pointers in it where its integers find no memory
+    return <int64_t><object>number
 
 
 cdef bint _type_is_half(object dtype) except -1:

@@ -105,6 +105,8 @@ def child(path: Path, verb: str, numbers: list[int], width: int) -> None:
                 after = f"then {got} instead of {want}"
             if not engine._core.inbox.empty or engine._core.live:
                 after = "a request was left"
+            elif engine._core.inbox.requests or engine._core.inbox.tokens:
+                after = f"{engine._core.inbox.requests} places and {engine._core.inbox.tokens} tokens were left"
             engine._core.audit()
         except BaseException as error:
             after = "".join(traceback.format_exception(error))

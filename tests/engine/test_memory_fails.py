@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from prelude._native.core import Inbox, Outlet
+from prelude._native.core import DrawReadout, Ends, Inbox, Outlet
 
 from prelude.batch import OneShotBatch, StepResult
 from prelude.errors import ExecutionError
@@ -170,24 +173,70 @@ def test_the_engine_thread_outlives_a_lack_of_memory() -> None:
     core.close()
 
 
-def test_items_taken_from_a_queue_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list of the taken items is made before any of them leaves the queue."""
+def failing(work: Callable[[], object], least: int = 1) -> Iterator[None]:
+    """Yields after each failure of ``work`` for want of memory: of its first allocation, then of its second one."""
     import _testcapi
 
-    outlet = Outlet()
-    items = [object() for _ in range(100)]
-    for item in items:
-        outlet.put(item)
-    failures = 0
     for n in range(50):
         _testcapi.set_nomemory(n, n + 1)
         try:
-            got = outlet.take()
+            work()
         except MemoryError:
-            failures += 1
-            continue
+            pass
+        else:
+            assert n >= least
+            return
         finally:
             _testcapi.remove_mem_hooks()
-        break
-    assert failures >= 1 and got == items and outlet.take() == []
+        yield
+    raise AssertionError("it never found memory")
+
+
+def test_items_taken_from_a_queue_are_not_lost() -> None:
+    """The list of the taken items is made before any of them leaves the queue. It is longer than the integers that
+    Python keeps."""
+    outlet = Outlet()
+    got: list[list[object]] = [[]]
+    items = [object() for _ in range(300)]
+    for item in items:
+        outlet.put(item)
+
+    def take() -> None:
+        got[0] = outlet.take()
+
+    for _ in failing(take):
+        assert got == [[]]
+    assert got == [items] and outlet.take() == []
     assert Inbox(4, 4).empty
+
+
+def test_places_are_not_lost_where_their_refusal_finds_no_memory() -> None:
+    inbox = Inbox(300, 10)
+    for _ in failing(lambda: inbox.reserve(1000)):
+        assert inbox.requests == 0
+    assert inbox.requests == 0  # without a ``with`` block, when the places are deleted
+
+
+def test_ends_are_not_lost_where_later_ones_find_no_memory() -> None:
+    requests = [SimpleNamespace(id=i) for i in range(20)]
+    outcomes = [object() for _ in requests]
+    ends = Ends()
+    ends.put_all(requests, outcomes)  # type: ignore[arg-type]
+    late = SimpleNamespace(id=1000)
+    for _ in failing(lambda: ends.put(late, None, ValueError())):  # type: ignore[arg-type]
+        assert len(ends) == 20
+    assert len(ends) == 21 and [ends[one.id] for one in requests] == [(outcome, None) for outcome in outcomes]
+
+
+def test_a_list_that_cannot_grow_frees_its_item_once() -> None:
+    """As Cython 3.3 compiles it, a list comprehension freed it twice."""
+    settings = object()
+    readouts = [SimpleNamespace(sampling=settings) for _ in range(100)]
+    references = sys.getrefcount(settings)
+
+    def join() -> None:
+        with suppress(AttributeError):  # of the settings: the list is whole
+            DrawReadout().join(readouts, None, None)
+
+    for _ in failing(join, least=5):
+        assert sys.getrefcount(settings) == references
