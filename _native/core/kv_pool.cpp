@@ -23,8 +23,15 @@ Result KvPool::attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t m
   return r;
 }
 
+// Protected blocks beyond their share go on probation where `n` blocks find room then.
+void KvPool::make_probation(int64_t n) noexcept {
+  const int64_t room = int64_t{pool_.num_free()} + trie_.num_probation();
+  if (room < n && n <= (room + trie_.num_protected()) / 4) trie_.demote(n - room);
+}
+
 Result KvPool::take(Lease& lease, int64_t n, bool spare_protected) {
   if (n <= 0) return {};
+  if (spare_protected) make_probation(n);
   const int32_t cached = pool_.num_cached();
   const size_t had = lease.own.size();
   lease.own.resize(had + static_cast<size_t>(n));

@@ -296,6 +296,17 @@ int64_t PrefixTrie::evict(int64_t n) noexcept {
   return freed;
 }
 
+// The coldest protected node has no protected children, so all of its children are on probation already, and colder.
+int64_t PrefixTrie::demote(int64_t n) noexcept {
+  int64_t done = 0;
+  for (int32_t i; done < n && (i = protected_.coldest()) != kNil; ++done) {
+    protected_.remove(i);
+    nodes_[i].protect = false;
+    probation_.append(i);
+  }
+  return done;
+}
+
 // The next victims are known: has their memory on its way before the next request asks for it. Their nodes were
 // fetched by the look ahead before this one, so following them costs little; those after them are taken to
 // lie in a row, as blocks of one prompt mostly do.

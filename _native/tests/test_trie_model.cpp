@@ -42,7 +42,7 @@ class Model {
     if (what < 12) return postprocess();
     if (what < 13) return lock();
     if (what < 15) return unlock();
-    if (what < 16) return r.chance(5) ? clear() : evict();
+    if (what < 16) return r.chance(5) ? clear() : r.chance(40) ? demote() : evict();
     return use_stale();
   }
 
@@ -374,6 +374,22 @@ class Model {
   void evict() {
     const int64_t n = r.below(5);
     CHECK(trie.evict(n) == evict_model(n));
+  }
+  void demote() {
+    const int64_t n = r.below(5);
+    int64_t done = 0;
+    for (; done < n; ++done) {
+      Entry* coldest = nullptr;
+      for (auto& [k, e] : nodes) {
+        int protected_below = 0;
+        below(k, [&](const Key&, const Entry& other) { protected_below += other.protect; });
+        if (e.protect && protected_below == 1 && !covered(k) && (coldest == nullptr || e.tick < coldest->tick))
+          coldest = &e;
+      }
+      if (coldest == nullptr) break;
+      coldest->protect = false, coldest->tick = ++now;
+    }
+    CHECK(trie.demote(n) == done);
   }
   void clear() { CHECK(trie.clear() == evict_model(1 << 30)); }
   void use_stale() {

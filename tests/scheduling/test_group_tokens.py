@@ -54,14 +54,15 @@ def test_everybody_is_served_once_whatever_the_bound(policy: str) -> None:
 
 @pytest.mark.feature("G4")
 def test_a_prefix_that_others_wait_for_displaces_promoted_blocks_and_a_unique_one_does_not() -> None:
-    """Once old prefixes that were hit fill the pool, a new one is still kept while peers wait for it: it is computed
-    once. A prompt that no request shares computes as much and displaces nothing."""
+    """Once old prefixes that were hit fill three quarters of the pool, a new one that is longer than the rest is kept
+    while peers wait for it: it is computed once. A prompt that no request shares computes as much and displaces
+    nothing."""
 
     def run(second: str | None) -> tuple[int, int]:
         old = [Arrival(float(n), ((f"old-{n % 5}", 400), (None, 4)), id=f"old-{n}") for n in range(10)]
         busy = Arrival(100.0, ((None, 1500),), id="busy")
-        new = [Arrival(100.001, ((second, 400), (None, 8)), id=f"new-{n}") for n in range(4)]
-        settings = {"kv_blocks": 510, "group_tokens": 16, "fold": False, "defer_steps": 0, "block_size": 4}
+        new = [Arrival(100.001, ((second, 800), (None, 8)), id=f"new-{n}") for n in range(4)]
+        settings = {"kv_blocks": 666, "group_tokens": 16, "fold": False, "defer_steps": 0, "block_size": 4}
         fleet = Fleet(machine("cpu-default", **{"max_step_tokens": 2200, **settings}))
         fleet.run([*old, busy, *new])
         core = fleet.replicas[0].core
@@ -71,4 +72,4 @@ def test_a_prefix_that_others_wait_for_displaces_promoted_blocks_and_a_unique_on
     alone, kept_alone = run(None)
     shared, kept_shared = run("new")
     assert kept_alone == 5 and kept_shared == 4
-    assert alone - shared == 3 * 400
+    assert alone - shared == 3 * 800

@@ -292,6 +292,42 @@ def test_unique_suffixes_never_displace_a_prefix_that_was_used_again() -> None:
 
 
 @pytest.mark.feature("G10")
+def test_prefixes_of_new_users_are_kept_when_those_of_earlier_users_fill_the_pool() -> None:
+    """Each user asks alone, so no request that waits shares the prefix."""
+    core = rubric_core(executor=toy.ToyExecutor(num_blocks=64), step_tokens=512)
+    sink = ById()
+    for user in range(12):
+        profile = prompt(48, 500 + user)
+        for tokens in tails(4, 3, profile):
+            request = post(core, last_logprob(tokens), sink)
+            run_steps(core)
+        outcome, error = sink.ends[request.id]
+        assert error is None and outcome.stats.cached_tokens == 48, f"user {user}"
+        core.pool.trie.audit()
+    assert core.pool.trie.stats()["evicted_protected"] == 0, "those that gave way had been demoted before"
+
+
+@pytest.mark.feature("G10")
+def test_no_more_than_a_quarter_of_the_pool_is_taken_from_prefixes_that_were_used_again() -> None:
+    core = rubric_core(executor=toy.ToyExecutor(num_blocks=64), step_tokens=512)
+    sink = ById()
+    rubrics = [prompt(32, 700 + number) for number in range(8)]  # 8 blocks each: all of the pool
+    for rubric in rubrics:
+        for tokens in tails(3, 3, rubric):
+            post(core, last_logprob(tokens), sink)
+            run_steps(core)
+    assert sum(core.pool.trie.would_hit(rubric) for rubric in rubrics) == 64
+    for i in range(60):
+        post(core, last_logprob(prompt(48, 900 + i)), sink)
+        run_steps(core)
+    hits = [core.pool.trie.would_hit(rubric) for rubric in rubrics]
+    assert hits[2:] == [8] * 6 and sum(hits[:2]) < 16, "the two that were asked for first gave way"
+    post(core, last_logprob(prompt(80, 999)), sink)  # more than the quarter: not kept, and nothing gives way for it
+    run_steps(core)
+    assert [core.pool.trie.would_hit(rubric) for rubric in rubrics][2:] == [8] * 6 and core.pool.unkept == 1
+
+
+@pytest.mark.feature("G10")
 @pytest.mark.parametrize(("cache", "kept"), [("never", (0, 0, 0)), ("auto", (9, 15, 21))])
 def test_the_cache_option_chooses_what_is_kept_and_never_changes_an_answer(
     cache: str, kept: tuple[int, int, int]

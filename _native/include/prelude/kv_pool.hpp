@@ -90,7 +90,9 @@ class KvPool {
   // A lease on the longest cached prefix of the tokens that is at most `max_tokens` long.
   Result attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_tokens, Lease* lease);
 
-  // `n` more blocks for the lease itself: all or nothing. `spare_protected`: blocks that were hit before stay.
+  // `n` more blocks for the lease itself: all or nothing. `spare_protected`: blocks that were hit before stay, up to
+  // three quarters of those that no lease holds. Beyond these, the ones whose last hit is the longest ago go back on
+  // probation where that makes room: else a pool that is full of them would keep no other prefix ever again.
   Result take(Lease& lease, int64_t n, bool spare_protected);
 
   // A state entry for the lease, which has none. False: all are taken.
@@ -144,6 +146,7 @@ class KvPool {
   // The entries that the lease keeps go to nodes on the path of `node`, the end of its prompt's.
   void give_states(Lease& lease, NodeId node, bool promoted) noexcept;
   Result give_back(Lease& lease, int32_t from);
+  void make_probation(int64_t n) noexcept;
   // The promised blocks are written. The promise's lock becomes the lease's.
   Result fulfil(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, bool promoted);
   Result move_lock(Lease& lease, NodeId node);

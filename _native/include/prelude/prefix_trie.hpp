@@ -5,7 +5,7 @@
 //                └────▶[X Y]··▶[Z W]          ··▶ promised: a leader is computing it, no row may read it
 //   salt 7 ──▶ [A B]                          another tenant or adapter: no common node, ever
 //
-//   eviction order:   cold │ probation: inserted, not hit yet │ protected: hit since │ hot
+//   eviction order:   cold │ probation: inserted, not hit yet, or demoted │ protected: hit since │ hot
 //
 // A node is *covered* while it, or a node below it, is locked; covered nodes are in no list. All others are in
 // one of the two lists, and in each a parent is hotter than its children: a touch of a node moves its
@@ -246,6 +246,8 @@ class PrefixTrie {
 
   // Frees up to n blocks from the cold end, protected ones last; returns how many.
   int64_t evict(int64_t n) noexcept;
+  // Up to n protected nodes, the coldest first, go back on probation, as its youngest; returns how many.
+  int64_t demote(int64_t n) noexcept;
   // Drops all nodes without a lock.
   int64_t clear() noexcept { return evict(INT32_MAX); }
 
