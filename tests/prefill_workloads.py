@@ -1,7 +1,7 @@
 """PrefillOnly's two workloads on a real engine, for hours of their requests: resident memory does not grow.
 
-    python -m tests.prefill_workloads [--hours 1] [--compress 12] [--posts 3600] [--credit 60] [--megabytes 192]
-                                      [--shrink N] [--seed N] [--json FILE]
+    python -m tests.prefill_workloads [--hours 1] [--compress 10] [--posts 3600] [--credit 60] [--megabytes 256]
+                                      [--users 20] [--shrink N] [--seed N] [--json FILE]
 
 posts    is this post for this user? 20 users at a time with profiles of 11,000 to 17,000 tokens, 50 posts of 150
          tokens for each of them in random order; after 1,000 requests 20 others follow
@@ -12,17 +12,35 @@ process of ``--posts`` and ``--credit`` requests an hour. ``--compress N``: an h
 gaps between arrivals become shorter, while their number, order and lengths stay. ``--shrink N`` divides the lengths
 of texts. The model is a random Qwen3 of two layers, 32 values wide, with 65,536 positions, under ``max_memory``.
 
-Resident memory is read ten times a second. Each twentieth of a workload keeps the least value that it met, which is
-free of the steps in flight. ``growth``: the median of the last five of them less the median of the first five behind
-the first quarter. The status is 1 where a workload grew by more than ``--allow`` megabytes, where the process took
-more than the budget, or where a request failed.
+At most ``--users`` requests are on their way. One that arrives beyond them waits, and its tokens are drawn when it
+starts: a machine that is too slow for the rate runs late (``late_most_s``), and holds no more prompts for it.
+
+Before the first request, prompts of no workload fill the KV pool until it evicts: all pages of the pool and of the
+trie's tables are taken then. Memory is read at the start of each twentieth of a workload and at its end, when every
+request before has ended. ``parts_mb``:
+
+    resident   as the kernel counts it. malloc keeps pages of freed memory, more of them or fewer by chance
+    held       the same when malloc has given these pages back
+    kv         of it, the pages of the KV pool
+    allocated  of it, bytes that malloc has handed out beside the pool: weights, tables, arrays, Python's arenas
+    rest       of it, all others: code, stacks, pages that malloc cannot give back
+
+``requests`` counts the objects of requests that are alive, ``objects`` the containers that Python's collector knows,
+``blocks`` the small objects of Python. ``growth`` is of ``held``: the median of the last five readings less the
+median of the first five behind the first quarter. The status is 1 where a workload grew by more than ``--allow``
+megabytes, where the process took more than the budget, or where a request failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
+import gc
 import json
+import mmap
+import os
+import re
 import statistics
 import sys
 import tempfile
@@ -37,11 +55,15 @@ import numpy as np
 from prelude import AsyncEngine, Engine, EngineConfig, YesNo
 from prelude.batch import I32
 from prelude.execution.peak import peak_bytes, resident_bytes
+from prelude.models.memory import give_back_freed
+from prelude.scheduling.request import Request
 from prelude.simulation.traces import Arrival
 from prelude.simulation.workloads import credit_verification, post_recommendation
 from tests.checkpoints import make_checkpoint
+from tests.soak import allocated_bytes
 
 MB = 1 << 20
+LIBC = ctypes.CDLL(None, use_errno=True)
 PARTS = 20
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -83,32 +105,81 @@ def tokens_of(arrival: Arrival, vocab: int, shrink: int, seed: int) -> I32:
     return np.concatenate(drawn)
 
 
-class _Floors:
-    """The least resident memory of each part of a run."""
+def _pages_there(start: int, length: int) -> int:
+    """Bytes of the mapping around ``start`` whose pages are in memory."""
+    page = mmap.PAGESIZE
+    first = start - start % page
+    pages = -(-(start + length - first) // page)
+    there = (ctypes.c_ubyte * pages)()
+    if LIBC.mincore(ctypes.c_void_p(first), ctypes.c_size_t(pages * page), there) != 0:
+        raise OSError(ctypes.get_errno(), "mincore")
+    return page * sum(one & 1 for one in bytes(there))
 
-    def __init__(self, parts: int) -> None:
-        self.least: list[int | None] = [None] * parts
-        self.part = 0
 
-    def look(self) -> None:
-        now, before = resident_bytes() or 0, self.least[self.part]
-        self.least[self.part] = now if before is None else min(now, before)
+BYTES = ("resident", "held", "kv", "allocated", "rest")
+COUNTS = ("cached_blocks", "requests", "objects", "blocks")
 
-    async def run(self) -> None:
-        while True:
-            self.look()
-            await asyncio.sleep(0.1)
 
-    def found(self) -> list[int]:
-        return [one for one in self.least if one is not None]
+class Readings:
+    """Memory at comparable moments: no request is on its way. Room for all readings is made at once."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.core = engine.engine._core
+        self.taken = 0
+        self._values = np.zeros((len(BYTES) + len(COUNTS), PARTS + 1), dtype=np.int64)
+
+    def take(self) -> None:
+        if self.core.live or self.core.pool.allocator.num_used:
+            raise RuntimeError(f"{len(self.core.live)} requests are on their way")
+        gc.collect()
+        executor: Any = self.core.executor
+        pool = executor.pool.tensor
+        kv = _pages_there(pool.data_ptr(), pool.nbytes)
+        resident, allocated = resident_bytes() or 0, allocated_bytes() - pool.nbytes
+        give_back_freed()
+        held = resident_bytes() or 0
+        known = gc.get_objects()
+        requests = sum(isinstance(one, Request) for one in known)
+        counts = (self.core.pool.allocator.num_cached, requests, len(known), sys.getallocatedblocks())
+        self._values[:, self.taken] = (resident, held, kv, allocated, held - kv - allocated, *counts)
+        self.taken += 1
+
+    def found(self) -> dict[str, Any]:
+        rows = dict(zip(BYTES + COUNTS, self._values[:, : self.taken].tolist(), strict=True))
+        return {
+            "parts_mb": {name: [round(one / MB, 2) for one in rows[name]] for name in BYTES},
+            "counts": {name: rows[name] for name in COUNTS},
+            "growth": growth(rows["held"]),
+            "growth_resident": growth(rows["resident"]),
+            "growth_allocated": growth(rows["allocated"]),
+        }
+
+
+def growth(readings: list[int]) -> int:
+    """The median of the last quarter less that of the second one."""
+    quarter = len(readings) // 4
+    return int(statistics.median(readings[-quarter:]) - statistics.median(readings[quarter : 2 * quarter]))
+
+
+async def fill(engine: AsyncEngine, seed: int) -> int:
+    """Prompts of no workload, until the pool evicts. The number of them."""
+    draw = np.random.default_rng([seed, 0])
+    for number in count():
+        if engine.stats()["evictions"]:
+            return number
+        prompt = draw.integers(8, engine.model_info.vocab_size, 2048, dtype=np.int32)
+        await engine.decide(prompt, QUESTION)
+    raise AssertionError
 
 
 async def drive(engine: AsyncEngine, arrivals: list[Arrival], given: argparse.Namespace) -> dict[str, Any]:
-    """All arrivals at their moments, and what memory did meanwhile."""
+    """All arrivals at their moments, or when a user's place is free, and what memory did meanwhile."""
     vocab = engine.model_info.vocab_size
-    floors, failed, waits, yes, cached = _Floors(PARTS), 0, [], 0, 0
-    sampler = asyncio.ensure_future(floors.run())
-    began = time.perf_counter()
+    readings, failed, late, yes, cached = Readings(engine), 0, 0.0, 0, 0
+    waits = np.zeros(len(arrivals))  # made at once, so that nothing of this script grows
+    places = asyncio.Semaphore(given.users)
+    running: set[asyncio.Future[None]] = set()
+    most = 0
 
     async def one(number: int, arrival: Arrival) -> None:
         nonlocal cached, failed, yes
@@ -117,38 +188,48 @@ async def drive(engine: AsyncEngine, arrivals: list[Arrival], given: argparse.Na
             answers = await engine.decide(prompt, QUESTION)
             yes += answers[0].index == 0
             cached += answers.stats.cached_tokens
-            waits.append(time.perf_counter() - asked)
+            waits[number] = time.perf_counter() - asked
         except Exception as error:
             failed += 1
             print(f"{arrival.id}: {error!r}", file=sys.stderr)
-        floors.part = max(floors.part, min(PARTS - 1, number * PARTS // len(arrivals)))
 
-    running = set()
+    def left(task: asyncio.Future[None]) -> None:
+        running.discard(task)
+        places.release()
+
+    async def read() -> None:
+        while running:
+            await asyncio.wait(set(running))
+        readings.take()
+
+    began, paused = time.perf_counter(), 0.0
     for number, arrival in enumerate(arrivals):
-        late = arrival.at / given.compress - (time.perf_counter() - began)
-        if late > 0:
-            await asyncio.sleep(late)
+        if number * PARTS // len(arrivals) >= readings.taken:
+            now = time.perf_counter()
+            await read()
+            paused += time.perf_counter() - now
+        wait = arrival.at / given.compress - (time.perf_counter() - began - paused)
+        await asyncio.sleep(max(0.0, wait))
+        await places.acquire()
+        late = max(late, time.perf_counter() - began - paused - arrival.at / given.compress)
         task = asyncio.ensure_future(one(number, arrival))
         running.add(task)
-        task.add_done_callback(running.discard)
-    while running:
-        await asyncio.wait(set(running))
-    floors.look()
-    sampler.cancel()
-    seconds, least = time.perf_counter() - began, floors.found()
-    quarter = len(least) // 4
+        most = max(most, len(running))
+        task.add_done_callback(left)
+    await read()
     return {
         "requests": len(arrivals),
         "failed": failed,
         "yes": yes,
-        "seconds": seconds,
+        "seconds": time.perf_counter() - began,
         "seconds_of_the_trace": arrivals[-1].at,
+        "in_flight_most": most,
+        "late_most_s": late,
         "tokens": sum(tokens // given.shrink for arrival in arrivals for _, tokens in arrival.parts),
         "cached_tokens": cached,
-        "latency_median_ms": statistics.median(waits) * 1000,
-        "latency_most_ms": max(waits) * 1000,
-        "floors_mb": [round(one / MB, 2) for one in least],
-        "growth": int(statistics.median(least[-quarter:]) - statistics.median(least[quarter : 2 * quarter])),
+        "latency_median_ms": float(np.median(waits)) * 1000,
+        "latency_most_ms": float(waits.max()) * 1000,
+        **readings.found(),
     }
 
 
@@ -157,12 +238,20 @@ async def both(folder: str, given: argparse.Namespace, found: dict[str, Any]) ->
     async with AsyncEngine.from_pretrained(folder, config=config) as engine:
         await engine.warmup(freeze_gc=True)
         found["max_length"], found["memory"] = engine.max_length, engine.stats()["memory"]
+        found["filled_with_prompts"] = await fill(engine, given.seed)
         for name, made in (("posts", posts), ("credit", credit)):
             arrivals = list(made(getattr(given, name), given.hours, given.seed))
             found[name] = await drive(engine, arrivals, given)
             print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
-        found["evictions"] = engine.stats()["evictions"]
+        stats = engine.stats()
+        found["evictions"], found["prefixes_not_kept"] = stats["evictions"], stats["prefixes_not_kept"]
         found["blocks_used_after"] = engine.engine._core.pool.allocator.num_used
+
+
+def written(found: dict[str, Any]) -> str:
+    """JSON with a list of numbers on one line."""
+    text = json.dumps(found, indent=1)
+    return re.sub(r"\[[^][{}]*\]", lambda numbers: " ".join(numbers[0].split()), text) + "\n"
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:
@@ -177,11 +266,12 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=1.0)
-    parser.add_argument("--compress", type=float, default=12.0)
+    parser.add_argument("--compress", type=float, default=10.0)
     parser.add_argument("--posts", type=float, default=3600.0, help="requests an hour")
     parser.add_argument("--credit", type=float, default=60.0, help="requests an hour")
     parser.add_argument("--megabytes", type=int, default=256, help="max_memory")
     parser.add_argument("--allow", type=float, default=4.0, help="megabytes of growth")
+    parser.add_argument("--users", type=int, default=20, help="requests that are on their way at a time")
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", help="write the result there as well")
@@ -190,10 +280,12 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> int:
     given = arguments().parse_args()
-    found = {"command": "python -m tests.prefill_workloads " + " ".join(sys.argv[1:]), **run(given)}
+    command = "python -m tests.prefill_workloads " + " ".join(sys.argv[1:])
+    load = os.getloadavg()
+    found = {"command": command, **run(given), "load_before": load, "load_after": os.getloadavg()}
     if given.json:
-        Path(given.json).write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+        Path(given.json).write_text(written(found))
+    print(written(found), end="")
     grew = any(found[name]["growth"] > given.allow * MB or found[name]["failed"] for name in ("posts", "credit"))
     return int(grew or (found["most"] is not None and found["most"] > found["budget"]))
 

@@ -46,15 +46,18 @@ KINDS = (
 SHARES = (0.38, 0.25, 0.08, 0.08, 0.08, 0.04, 0.04, 0.03, 0.02)
 
 
+_LIBC = ctypes.CDLL(None)  # once: each object of it makes classes
+
+
 class _Mallinfo(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
     _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
 
 
-def _allocated() -> int:
+def allocated_bytes() -> int:
     """Bytes that malloc has handed out, without those that it keeps for later. 0 without glibc 2.33."""
     try:
-        mallinfo2 = ctypes.CDLL(None).mallinfo2
+        mallinfo2 = _LIBC.mallinfo2
     except AttributeError:
         return 0
     mallinfo2.restype = _Mallinfo
@@ -67,7 +70,7 @@ def _memory() -> dict[str, int]:
         pages = int(file.read().split()[1])
     return {
         "rss": pages * os.sysconf("SC_PAGE_SIZE"),
-        "allocated": _allocated(),
+        "allocated": allocated_bytes(),
         "objects": len(gc.get_objects()),
         "threads": len(os.listdir("/proc/self/task")),
         "fds": len(os.listdir("/proc/self/fd")),

@@ -30,6 +30,14 @@ def test_both_workloads_answer_every_request_and_leave_nothing_behind() -> None:
     # The posts of a user go on from the profile; nothing of a credit file is asked for again.
     assert found["posts"]["cached_tokens"] > found["posts"]["tokens"] // 2
     assert found["credit"]["cached_tokens"] < found["credit"]["tokens"] // 20
+    # Each reading finds the whole pool in memory, which was filled before, and requests of the last step at most.
+    pool = found["memory"]["kv_bytes"] / MB
+    for part in (found["posts"], found["credit"]):
+        assert len(part["parts_mb"]["kv"]) == 21 and part["in_flight_most"] <= 20
+        assert all(pool <= one < pool + 0.1 for one in part["parts_mb"]["kv"])
+        assert max(part["counts"]["requests"]) <= 20
+    objects = found["posts"]["counts"]["blocks"]  # of Python; 420 requests run after the fifth reading
+    assert objects[-1] - objects[5] < 200
 
 
 def test_an_hours_worth_is_what_the_trace_says() -> None:
