@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -111,7 +113,8 @@ def make_executor(
     from prelude.cuda.executor import CudaExecutor
     from prelude.cuda.memory import fits
 
-    step = step_memory(model, device, config, logits_rows)
+    vocab = 0 if loaded.lm_head is None else loaded.lm_head.shape[0]
+    step = DeviceStep.of(model, device, config, logits_rows=logits_rows, vocab=vocab)
     block_bytes = model.spec.kv_bytes_per_token(device.element.itemsize) * config.block_size
     held = before - device.memory()[0]
     config = MemoryPlan(config, model.spec, before, held, 0, block_bytes).fitted(step)
@@ -132,24 +135,50 @@ def make_executor(
         )
     give_blocks(executor, config, before, ranks)
     taken = before - held - device.memory()[0] - executor.pool.nbytes  # by the driver, with what libraries keep
-    executor.step_memory = replace(step, fixed=max(0, taken - executor.step_tokens * step.per_token), measured=True)
+    per_token = step.average(executor.step_tokens)
+    fixed = max(0, taken - executor.step_tokens * per_token)
+    executor.step_memory = StepMemory(fixed, per_token, 0, 0, measured=True)
     return executor, config
 
 
-def step_memory(model: ModelConfig, device: Device, config: EngineConfig, logits_rows: int) -> StepMemory:
-    """A step's workspace by its shapes, and what is left alone for graphs and libraries."""
-    from prelude.cuda.device import FIXED_ROWS
-    from prelude.cuda.memory import reserve
-    from prelude.cuda.workspace import MLP_ROWS, workspace_bytes
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A step's workspace to the byte, and what is left alone for graphs and libraries. The workspace is no linear
+    function of the tokens: buffers of the MLP grow up to ``MLP_ROWS`` rows, and all have whole tiles of rows."""
 
-    spec, vocab = model.spec, model.vocab_size
-    few, many = MLP_ROWS, 2 * MLP_ROWS
-    small, large = (workspace_bytes(spec, device.element, rows, logits_rows, vocab) for rows in (few, many))
-    per_token = -(-(large - small) // (many - few))
-    rows = 2 * config.max_step_requests  # rounded up to a power of two
-    fixed = small - (few - rows - FIXED_ROWS) * per_token  # a workspace has whole tiles of rows
-    _, total = device.memory()
-    return StepMemory(max(0, fixed) + reserve(total) + _STAGING_BYTES, per_token, 0, 0, measured=False)
+    fixed: int
+    longest: int  # tokens of a step of full size
+    workspace: Callable[[int], int]
+    measured: bool = False
+
+    @classmethod
+    def of(
+        cls, model: ModelConfig, device: Device, config: EngineConfig, *, logits_rows: int, vocab: int
+    ) -> DeviceStep:
+        """``vocab`` is 0 without a language-model head."""
+        from prelude.cuda.memory import reserve
+        from prelude.cuda.shapes import power_bucket
+        from prelude.cuda.workspace import workspace_bytes
+
+        rows = power_bucket(config.max_step_requests)  # as the executor has them
+        _, total = device.memory()
+
+        def workspace(tokens: int) -> int:
+            return workspace_bytes(model.spec, device.element, tokens + rows, logits_rows, vocab)
+
+        return cls(reserve(total) + _STAGING_BYTES, config.resolved_step(model.max_positions), workspace)
+
+    def step_bytes(self, tokens: int) -> int:
+        return self.fixed + self.workspace(tokens)
+
+    def most_tokens(self, room: int, beside: int = 0) -> int:
+        """No more than ``longest``."""
+        within = bisect_right(range(self.longest + 1), room, key=lambda n: self.step_bytes(n) + n * beside)
+        return max(0, within - 1)
+
+    def average(self, tokens: int) -> int:
+        """Bytes that a token of a step of so many adds."""
+        return (self.workspace(tokens) - self.workspace(0)) // max(1, tokens)
 
 
 def check_supported(spec: ModelSpec) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from prelude.config import CPU_KV_BYTES, EngineConfig
 from prelude.errors import InsufficientMemory
-from prelude.execution.step_memory import StepMemory
 from prelude.models.memory import MAX_BLOCKS, default_blocks
 from prelude.models.spec import ModelSpec
 
@@ -22,6 +22,21 @@ HOST_BYTES = 16 << 20
 
 SURE_EIGHTHS = 7
 """Of the length that a profile run found, in eighths: another run's peak differs by up to a tenth."""
+
+
+class Step(Protocol):
+    """The memory of a step: ``StepMemory`` on a CPU, ``DeviceStep`` on a GPU."""
+
+    @property
+    def measured(self) -> bool: ...
+
+    def step_bytes(self, tokens: int) -> int:
+        """Of a step of so many tokens whose rows are all read."""
+        ...
+
+    def most_tokens(self, room: int, beside: int = 0) -> int:
+        """Of the largest step that ``room`` bytes hold, with ``beside`` more for each token."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,7 @@ class MemoryPlan:
     def step_tokens(self) -> int:
         return self.config.resolved_step(self.spec.max_positions)
 
-    def is_close(self, step: StepMemory) -> bool:
+    def is_close(self, step: Step) -> bool:
         """Whether a step that was reckoned from shapes has to be measured: the caller set a budget, or the step and
         its likely error come near to the memory there is."""
         return self.config.max_memory is not None or (
@@ -77,7 +92,7 @@ class MemoryPlan:
                 available=self.budget,
             )
 
-    def fitted(self, step: StepMemory) -> EngineConfig:
+    def fitted(self, step: Step) -> EngineConfig:
         """The config with a length whose steps fit beside a block. ``InsufficientMemory`` where the caller asked for
         a length that does not fit; it names the longest one that does, or, of a measured step, one that another
         run's measure does not refuse."""
@@ -107,7 +122,7 @@ class MemoryPlan:
         )
         return replace(config, max_length=length, max_step_tokens=length + config.max_running)
 
-    def blocks(self, step: StepMemory) -> int:
+    def blocks(self, step: Step) -> int:
         """KV blocks beside a step of full size; the config is ``fitted``."""
         if self.spec.bidirectional:
             return 1  # no keys and values are kept, so a block takes no memory
@@ -143,7 +158,7 @@ class MemoryPlan:
             return self.config.kv_blocks
         return 0 if self.config.kv_bytes is None else max(1, self.config.kv_bytes // self.block_bytes)
 
-    def _too_little(self, step: StepMemory, blocks: int, advice: str) -> InsufficientMemory:
+    def _too_little(self, step: Step, blocks: int, advice: str) -> InsufficientMemory:
         available = self.budget or 0
         needed = available - (self.room or 0) + step.step_bytes(self.step_tokens) + blocks
         held = available - (self.room or 0)

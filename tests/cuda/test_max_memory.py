@@ -16,7 +16,7 @@ from prelude.cuda.memory import reserve, room
 from prelude.batch import OneShotBatch
 from prelude.config import EngineConfig
 from prelude.errors import InsufficientMemory
-from prelude.execution.cuda import make_executor, probe_step
+from prelude.execution.cuda import _STAGING_BYTES, make_executor, probe_step
 from prelude.models.checkpoint import Checkpoint
 from tests.checkpoints import save_model
 from tests.cuda import twins
@@ -76,6 +76,21 @@ def test_what_a_measured_step_leaves_of_the_budget_becomes_blocks(long_model: Mo
     assert step is not None and step.measured
     rest = taken - executor.pool.nbytes - limits.weight_bytes
     assert executor.work.nbytes <= step.step_bytes(executor.step_tokens) <= rest
+
+
+@pytest.mark.feature("G1")
+@pytest.mark.parametrize("tokens", [256, 3000, 9000])
+def test_a_step_whose_workspace_just_fits_is_taken(long_model: Model, tokens: int) -> None:
+    """The MLP's buffers are those of the step's own rows, and of ``MLP_ROWS`` at most."""
+    settings: dict[str, int] = {"max_length": 200, "max_step_tokens": tokens}
+    whole, _, _ = made(long_model, **settings)
+    limits = whole.limits()
+    block = limits.kv_bytes_per_token * limits.block_size
+    budget = KEPT + _STAGING_BYTES + limits.weight_bytes + whole.work.nbytes + 4 * block
+    executor, config, _ = made(long_model, max_memory=budget, **settings)
+    assert config.resolved_step(1 << 16) == executor.step_tokens == tokens
+    with pytest.raises(InsufficientMemory, match="the largest max_length that surely fits"):
+        made(long_model, max_memory=budget - 5 * block, **settings)
 
 
 @pytest.mark.feature("G1")
