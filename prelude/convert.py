@@ -2,7 +2,7 @@
 
 The new directory has the files of the old one but for its weights. ``packed.safetensors`` has those of projections
 (``prelude/models/packed_file.py``), ``model.safetensors`` the others as they were stored. It is written beside
-``FOLDER`` and renamed when it is whole.
+``FOLDER``, under a name that no other run has, and renamed when it is whole. A run that is killed leaves that folder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,9 +71,7 @@ def convert(model: Path, folder: Path, dtype: str = "auto", quantization: str | 
         load_weights(checkpoint, config.spec, precision.dtype, precision.packing, made)
         packed = {name for names in made for name in names}
         beside = tuple(begins for _, begins in config.beside)
-        whole = Path(f"{folder}.part")
-        whole.mkdir(parents=True)
-        try:
+        with _written_beside(folder) as whole:
             _copy_others(directory, whole, {name for name, _ in config.beside})
             packed_words = {names[0]: made[names].words for names in sorted(made)}
             listed = {
@@ -96,12 +97,28 @@ def convert(model: Path, folder: Path, dtype: str = "auto", quantization: str | 
             stored = {name: checkpoint.tensor(name).clone() for name in others}
             write_safetensors(whole / "model.safetensors", stored, {"format": "pt"})
             checkpoint.check_unchanged()
+    size = sum(tensor.nbytes for tensor in packed_words.values())
+    return f"{folder}: {len(made)} packed weights, {size / 1e6:,.0f} MB; {precision.reason}"
+
+
+@contextmanager
+def _written_beside(folder: Path) -> Iterator[Path]:
+    """A new folder, which becomes ``folder`` when the caller has written it, and is deleted when the caller fails."""
+    whole = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.part")
+    try:
+        whole.mkdir(parents=True)
+        try:
+            yield whole
             whole.rename(folder)
         except BaseException:
             shutil.rmtree(whole, ignore_errors=True)
             raise
-    size = sum(tensor.nbytes for tensor in packed_words.values())
-    return f"{folder}: {len(made)} packed weights, {size / 1e6:,.0f} MB; {precision.reason}"
+    except OSError as failure:
+        at = "" if failure.filename is None else f"{failure.filename}: "
+        raise ModelError(
+            f"{folder}: cannot be written: {at}{failure.strerror or failure}; give a folder that is not there, where "
+            "this user may write and where the model has room"
+        ) from failure
 
 
 def _copy_others(directory: ModelDirectory, target: Path, beside: set[str]) -> None:

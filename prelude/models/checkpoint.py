@@ -2,8 +2,8 @@
 
 ``Checkpoint.open`` maps the files and checks names, shapes and types; ``load`` copies the weights
 out in the type they will be used in, after asking whether there is memory for them. After that the
-directory may be deleted or overwritten: nothing of it is in use any more. Overwritten *while* being
-loaded, it is an error.
+directory may be deleted or overwritten: nothing of it is in use any more, but for the packed weights of
+a converted directory (``packed_file.py``). Overwritten *while* being loaded, it is an error.
 
 Names: transformers writes ``model.layers.…`` for a model with its head and ``layers.…`` for a body
 that was saved alone. Here a weight always has the name with the prefix, as in ``ModelSpec``.

@@ -1,8 +1,10 @@
 """An untrusted file of weights, mapped: its tensors are views, which keep the mapping alive as long as they live.
 
 The mapping is private and read through numpy; ``close`` only lets go of it. A file that is *truncated* while views of
-it are in use ends the process with a bus error, as any mapping would; so weights are copied out when a model is
-loaded, and ``changed`` tells whether it changed until then.
+it are in use ends the process with a bus error, as any mapping would. So weights are copied out when a model is
+loaded, and ``changed`` tells whether it changed until then. The packed weights of a converted directory are not
+copied: they are used where they lie as long as the model is in use (``prelude/models/packed_file.py``). Such a file
+is replaced by renaming another one over it, and never overwritten.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class MappedFile:
         try:
             status = os.fstat(self._file.fileno())
             self._written = _written(status)
+            self.only_ours = _only_ours(status)
             self._parse(status.st_size)
             self._mapping = _map(self._file.fileno(), status.st_size)
         except (OSError, ValueError) as failure:
@@ -117,6 +120,13 @@ class MappedFile:
             return
         first -= first % mmap.PAGESIZE
         advise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _only_ours(status: os.stat_result) -> bool:
+    """Whether this user or root alone may write the file, which then no other user changes while it is mapped."""
+    if not hasattr(os, "geteuid"):
+        return False
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
 def _written(status: os.stat_result) -> tuple[int, int]:

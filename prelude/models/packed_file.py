@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,13 @@ PACKED_FILE = "packed.safetensors"
 PACKED = "PACKED"
 """The type of a weight that is there in packed form alone."""
 FORMAT, VERSION, LAYOUT = "prelude-packed", "1", "32x32"
-_PACKINGS = ("float32", "bfloat16", "int8", "widened")
+PRODUCED: dict[Packing, tuple[Packing, ...]] = {
+    "float32": ("float32",),
+    "bfloat16": ("bfloat16",),
+    "int8": ("int8",),
+    "widened": ("widened", "float32"),
+}
+"""By the packing that was chosen: the packings that its weights may have."""
 ALIGNMENT = 64
 """Bytes: vectors are loaded whole from one line of the cache."""
 
@@ -87,7 +92,6 @@ class PackedWeights:
         except BaseException:
             self.file.close()
             raise
-        self._in_place = _only_ours(path)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
@@ -114,7 +118,7 @@ class PackedWeights:
     def words(self, kept: Kept) -> torch.Tensor:
         """The words of ``kept``, int32: a view of the file where no other user can write it."""
         found = self.file.tensor(kept.tensor)
-        return found if self._in_place and found.data_ptr() % ALIGNMENT == 0 else found.clone()
+        return found if self.file.only_ours and found.data_ptr() % ALIGNMENT == 0 else found.clone()
 
     def check(self) -> None:
         """Read all words; ``CheckpointError`` where their digest is not that of the metadata."""
@@ -139,11 +143,16 @@ class PackedWeights:
                     f"{wanted!r}; convert the model again"
                 )
         dtype, quantization, packing = (metadata.get(key) for key in ("dtype", "quantization", "packing"))
-        if dtype not in ("float32", "bfloat16") or quantization not in ("", "int8") or packing not in _PACKINGS:
+        known = dtype in ("float32", "bfloat16") and quantization in ("", "int8") and packing in PRODUCED
+        if quantization == "int8":
+            agree = packing == "int8"
+        else:
+            agree = packing == "bfloat16" if dtype == "bfloat16" else packing in ("float32", "widened")
+        if not known or not agree:
             raise CheckpointError(
                 f"{self.path}: dtype {shown(dtype)}, quantization {shown(quantization)}, packing {shown(packing)}"
             )
-        return Converted(dtype, quantization or None, cast("Packing", packing))
+        return Converted(cast("str", dtype), quantization or None, cast("Packing", packing))
 
     def _weights(self) -> Iterator[Kept]:
         from prelude._native import cpu
@@ -155,6 +164,11 @@ class PackedWeights:
             kept = _kept(name, entry)
             if kept is None:
                 raise CheckpointError(f"{self.path}: weight {shown(name)} is described by {shown(entry)}")
+            if kept.packing not in PRODUCED[self.converted.packing]:
+                raise CheckpointError(
+                    f"{self.path}: weight {shown(name)} is in {kept.packing}, which the packing "
+                    f"{self.converted.packing!r} of the file never gives"
+                )
             info = self.file.tensors[name]
             words = cpu.packed_words(kept.outputs, kept.inputs, cpu.PACKINGS[kept.packing])
             if info.dtype != "I32" or info.shape != (words,):
@@ -170,7 +184,12 @@ def _kept(name: str, entry: Any) -> Kept | None:
     if not isinstance(entry, dict) or entry.keys() != {"packing", "inputs", "parts"}:
         return None
     packing, inputs, parts = entry["packing"], entry["inputs"], entry["parts"]
-    if packing not in _PACKINGS or type(inputs) is not int or not 1 <= inputs < 1 << 31:
+    if (
+        not isinstance(packing, str)
+        or packing not in PRODUCED
+        or type(inputs) is not int
+        or not 1 <= inputs < 1 << 31
+    ):
         return None
     if not isinstance(parts, list) or not parts:
         return None
@@ -181,15 +200,7 @@ def _kept(name: str, entry: Any) -> Kept | None:
             return None
     if sum(rows for _, rows in parts) * inputs >= 1 << 56:
         return None
-    return Kept(name, cast("Packing", packing), inputs, tuple((part, rows) for part, rows in parts))
-
-
-def _only_ours(path: Path) -> bool:
-    """Whether this user or root alone may write the file, which then nobody else changes while it is mapped."""
-    if not hasattr(os, "geteuid"):
-        return False
-    status = os.stat(path)
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+    return Kept(name, packing, inputs, tuple((part, rows) for part, rows in parts))
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:

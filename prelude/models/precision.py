@@ -12,7 +12,7 @@ from prelude.config import Quantization
 from prelude.errors import ModelError
 from prelude.models.kernels import wide
 from prelude.models.packed import Packing
-from prelude.models.packed_file import Converted
+from prelude.models.packed_file import PRODUCED, Converted
 from prelude.models.spec import ModelSpec
 from prelude.models.weights import WeightSource
 
@@ -70,7 +70,7 @@ def _of_converted(made: Converted, dtype: str | torch.dtype, quantization: Quant
             f"this directory was converted for dtype={made.dtype!r} and quantization={made.quantization!r}, not for "
             f"dtype={_name(dtype)!r} and quantization={quantization!r}; load the one that it was converted from"
         )
-    if made.packing not in cpu.PACKED_KERNELS:
+    if any(packing not in cpu.PACKED_KERNELS for packing in PRODUCED[made.packing]):
         raise ModelError(
             f"this directory was converted for {made.packing} products, for which this processor has no "
             "instruction; load the one that it was converted from"

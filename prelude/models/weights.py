@@ -287,7 +287,7 @@ class _Reader:
             packing = self.packing
             if packing is not None and (packing == "float32" or (packing in HALVES and self._is_half(projection))):
                 return self._of_parts(projection, gain, rotated, packing)
-            return self.packed(self.linear(projection, gain, rotated))
+            return self.packed(self.linear(projection, gain, rotated), self._bias(projection, rotated))
         width = projection.columns // cpu.INT8_BLOCK * cpu.Q8_BYTES
         stacked = torch.empty(projection.outputs, width, dtype=torch.uint8)
         bias = torch.empty(projection.outputs) if projection.bias else None
@@ -333,8 +333,9 @@ class _Reader:
             return self.source.blocks(name)
         return Blocks.of(self.source.finite(name).to(torch.float32))
 
-    def packed(self, linear: Linear) -> AnyLinear:
-        """``linear`` in the type that the weights of layers and of the LM head are asked for in."""
+    def packed(self, linear: Linear, bias: Tensor | None = None) -> AnyLinear:
+        """``linear`` in the type that the weights of layers and of the LM head are asked for in. ``bias``: the one of
+        ``linear``, not rounded to the working type, for a packed weight, as a converted directory gives it."""
         weight, packing = linear.weight, self.packing
         if packing is None:
             return linear
@@ -342,7 +343,7 @@ class _Reader:
             packing = "float32"
         of_type = {"float32": torch.float32, "bfloat16": torch.bfloat16, "widened": torch.bfloat16}.get(packing)
         kept = PackedLinear.fits(weight) if of_type is None else weight.dtype == of_type
-        return PackedLinear(weight, linear.bias, packing) if kept else linear
+        return PackedLinear(weight, linear.bias if bias is None else bias, packing) if kept else linear
 
     def layer(self, spec: Layer) -> LayerWeights:
         mixer, mlp = spec.mixer, spec.mlp
@@ -550,8 +551,8 @@ def load_weights(
     made: dict[tuple[str, ...], PackedLinear] | None = None,
 ) -> ModelWeights:
     """Read everything ``spec`` needs out of ``source``, which may be closed afterwards. ``packing``: of the
-    projections of layers and of the LM head; embeddings, norms and the heads of classifiers are not packed. ``made``:
-    takes the packed weights, by the names of the weights in each."""
+    projections of layers and of the LM head, which tied embeddings are rows of; other embeddings, norms and the heads
+    of classifiers are not packed. ``made``: takes the packed weights, by the names of the weights in each."""
     reader = _Reader(source, dtype, spec.max_positions, packing, made)
     lm_head: AnyLinear | None = None
     own, name = f"{LM_HEAD}.weight" in reader.names, f"{spec.embeddings.name}.weight"

@@ -22,6 +22,7 @@ from prelude.models.config import ModelConfig
 from prelude.models.kernels import wide
 from prelude.models.packed import PackedLinear
 from prelude.models.packed_file import LAYOUT, PACKED_FILE, PackedWeights
+from prelude.models.safetensors_file import SafetensorsFile
 from tests.checkpoints import save_model
 from tests.encoders import CLASSES, Encoder, write_encoder
 from tests.execution.conftest import RECURRENT, VARIANTS
@@ -70,6 +71,22 @@ def test_encoders_answer_as_before(family: str, quantization: str | None, tmp_pa
     assert np.array_equal(before, hidden(other.executor(), s, rows))
 
 
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {}], ids=str)
+@pytest.mark.parametrize("variant", ["biases", "qwen2"])
+def test_a_bias_wider_than_the_working_type_stays_wide(variant: str, options: dict[str, Any], tmp_path: Path) -> None:
+    if not options and "bfloat16" not in cpu.PACKED_KERNELS:
+        pytest.skip("this processor has no products of bfloat16")
+    source = save_model(tmp_path / "source", **VARIANTS[variant])
+    folder = tmp_path / "converted"
+    convert(source, folder, "bfloat16", **options)
+    before, after = Model(source).executor(dtype="bfloat16", **options), converted(folder).executor()
+    for one, other in zip(before.weights.linears(), after.weights.linears()):
+        assert (one.bias is None) == (other.bias is None)
+        assert one.bias is None or other.bias is None or torch.equal(one.bias, other.bias)
+    s, rows = prompts(*IDS), np.arange(108)
+    assert np.array_equal(last_logprobs(before, s, rows), last_logprobs(after, s, rows))
+
+
 def test_weights_are_used_where_they_lie(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", dtype="bfloat16", tie_word_embeddings=True)
     folder = tmp_path / "converted"
@@ -91,6 +108,39 @@ def test_weights_are_used_where_they_lie(tmp_path: Path) -> None:
         at = copied.weights.layers[0].down.words.data_ptr()
         spans = [line.split()[0] for line in maps.read_text().splitlines() if line.endswith(PACKED_FILE)]
         assert not any(int(first, 16) <= at < int(last, 16) for first, last in (span.split("-") for span in spans))
+
+
+def test_the_owner_is_that_of_the_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another file of this name, which only this user may write, says nothing of the one that is mapped."""
+    folder = tmp_path / "converted"
+    convert(save_model(tmp_path / "source"), folder)
+    path = folder / PACKED_FILE
+    data = path.read_bytes()
+    os.chmod(path, 0o666)
+
+    def replaced(found: Path) -> SafetensorsFile:
+        opened = SafetensorsFile(found)
+        found.unlink()
+        found.write_bytes(data)
+        found.chmod(0o600)
+        return opened
+
+    monkeypatch.setattr("prelude.models.packed_file.SafetensorsFile", replaced)
+    weights = PackedWeights(path)
+    kept = weights.find(["model.layers.0.mlp.down_proj.weight"])
+    assert kept is not None
+    assert weights.words(kept).data_ptr() != weights.file.tensor(kept.tensor).data_ptr()
+    weights.close()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    source, folder = save_model(tmp_path / "source"), tmp_path / "converted"
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ModelError, match=r"converted: cannot be written: .*; give a folder"):
+        convert(source, tmp_path / "file" / "converted")
+    (tmp_path / "converted.part").mkdir()  # as a run of another version left it
+    convert(source, folder)
+    assert [path.name for path in tmp_path.glob("*.part")] == ["converted.part"]
 
 
 def test_the_command_and_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +210,11 @@ EDITS: dict[str, tuple[Callable[[dict[str, str], dict[str, Any]], Any], type[Mod
     "text": (lambda m, w: _first(w).update(inputs="48"), CheckpointError, "is described by"),
     "twice": (lambda m, w: _first(w)["parts"].append(_first(w)["parts"][0]), CheckpointError, "outputs of"),
     "unlisted": (lambda m, w: w.pop(next(iter(w))), CheckpointError, "list of weights"),
-    "another packing": (lambda m, w: _first(w).update(packing="int8"), CheckpointError, "words"),
+    "another packing": (lambda m, w: _first(w).update(packing="int8"), CheckpointError, "never gives"),
+    "never given": (lambda m, w: _first(w).update(packing="widened"), CheckpointError, "never gives"),
+    "list": (lambda m, w: _first(w).update(packing=[]), CheckpointError, "is described by"),
+    "another type": (lambda m, w: m.update(dtype="bfloat16"), CheckpointError, "dtype 'bfloat16'"),
+    "not quantized": (lambda m, w: m.update(quantization="int8"), CheckpointError, "quantization 'int8'"),
     "another name": (lambda m, w: _first(w)["parts"][0].__setitem__(0, "x"), CheckpointError, "missing"),
 }
 
