@@ -34,7 +34,7 @@ from prelude.errors import EngineClosed
 from prelude.execution.attention import AttentionPlan, CascadePlan
 from prelude.execution.attention_runs import RunsPlan
 from prelude.execution.backends import Wanted, choose
-from prelude.execution.determinism import require_parts, rows_needed
+from prelude.execution.determinism import parts_agree, rows_needed
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.hidden_rows import HiddenRows
 from prelude.execution.layer_kinds import LayerKinds
@@ -146,7 +146,8 @@ class CpuExecutor:
         if deterministic:
             with torch.inference_mode():
                 self.decoder.pad_matmuls(rows_needed(self.decoder.linears()))
-                require_parts(self.decoder.taken_apart())
+                if not parts_agree(self.decoder.taken_apart()):
+                    self.decoder.take_whole()
         self.pool = KvTensors.empty(config.spec, num_blocks * block_size, self.dtype)
         self._states = StatePool(config.spec, running_states, prefix_states) if config.spec.recurrent else None
         self._windows = Counter(heads.window for heads in config.spec.attentions)

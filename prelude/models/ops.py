@@ -43,6 +43,10 @@ class Linear:
         self.min_rows = 1
 
     @property
+    def outputs(self) -> int:
+        return self.weight.shape[0]
+
+    @property
     def min_rows(self) -> int:
         return self._min_rows
 

@@ -143,10 +143,10 @@ class PackedLinear:
         self._multiply(x, residual, adds=True)
 
     def rows(self, start: int, stop: int) -> PackedLinear:
-        """Some of the outputs. They share this one's memory where they begin with a group of outputs."""
-        bias = None if self.bias is None else self.bias[start:stop]
+        """Some of the outputs, in this one's memory; they begin with a group of outputs."""
         if start % cpu.PACKED_GROUP:
-            return PackedLinear(self.gather(torch.arange(start, stop)), bias, self.packing)
+            raise ValueError(f"output {start} begins within a group of {cpu.PACKED_GROUP} outputs")
+        bias = None if self.bias is None else self.bias[start:stop]
         made = object.__new__(PackedLinear)
         made.outputs, made.inputs, made.bias = stop - start, self.inputs, bias
         made.packing, made._packing = self.packing, self._packing

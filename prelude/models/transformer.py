@@ -28,8 +28,10 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from prelude._native import cpu
 from prelude.models.kernels import rotate
 from prelude.models.ops import Linear, RotaryTable, RowNorm, activate
+from prelude.models.packed import PackedLinear
 from prelude.models.recurrent import StepStates, gate_heads, room_of
 from prelude.models.spec import Attention, ModelSpec, Rope
 from prelude.models.summed import AnyLinear, OutLinear
@@ -76,9 +78,16 @@ class Transformer:
         recurrent = (index for index, layer in enumerate(spec.layers) if not isinstance(layer.mixer, Attention))
         self._places = {index: place for place, index in enumerate(recurrent)}
 
+    def take_whole(self) -> None:
+        """Make queries, and keys and values, by the product of all of them where torch computes it."""
+        for index, layer in enumerate(self.weights.layers):
+            mixer, whole = layer.spec.mixer, layer.in_proj
+            if isinstance(mixer, Attention) and isinstance(whole, Linear):
+                self._apart[index] = _Outputs(whole, 0), _Outputs(whole, _query_width(mixer))
+
     def linears(self) -> list[Linear]:
         """Every projection that torch may compute, those of queries and of keys and values among them."""
-        apart = (linear for both in self._apart if both is not None for linear in both)
+        apart = (part for both in self._apart if both is not None for part in both)
         return [linear for linear in (*apart, *self.weights.linears()) if isinstance(linear, Linear)]
 
     def taken_apart(self) -> list[tuple[Linear, Linear, Linear]]:
@@ -277,7 +286,7 @@ class Transformer:
         gates, q = _parted(found, layer)
         return q, gates
 
-    def _parts_of(self, index: int) -> tuple[AnyLinear, AnyLinear]:
+    def _parts_of(self, index: int) -> tuple[_InProj, _InProj]:
         both = self._apart[index]
         if both is None:
             raise TypeError(f"layer {index} has no attention")
@@ -297,7 +306,7 @@ class Transformer:
     def _heads(
         self,
         which: Which,
-        linear: AnyLinear,
+        linear: _InProj,
         layer: LayerWeights,
         x: Tensor,
         positions: Tensor,
@@ -390,14 +399,35 @@ def _query_width(mixer: Attention) -> int:
     return mixer.query_width * (2 if mixer.gate else 1)
 
 
-def _apart(layer: LayerWeights) -> tuple[AnyLinear, AnyLinear] | None:
-    """The projection of queries and gates, and that of keys and values; None for a layer without attention. They
-    share the layer's memory, but for packed weights whose queries do not end with a group of outputs."""
+class _Outputs:
+    """Some outputs of a projection, made by a product of more of them: with the bits that all outputs have."""
+
+    __slots__ = ("_first", "_of")
+
+    def __init__(self, of: AnyLinear, first: int) -> None:
+        """The outputs from ``first`` on, as many as the memory that they go to has."""
+        self._of = of
+        self._first = first
+
+    def into(self, x: Tensor, out: Tensor) -> Tensor:
+        made = self._of.into(x, out.new_empty(x.shape[0], self._of.outputs))
+        return out.copy_(made[:, self._first : self._first + out.shape[1]])
+
+
+_InProj: TypeAlias = AnyLinear | _Outputs
+
+
+def _apart(layer: LayerWeights) -> tuple[_InProj, _InProj] | None:
+    """The projection of queries and gates, and that of keys and values, in the layer's memory; None for a layer
+    without attention."""
     mixer = layer.spec.mixer
     if not isinstance(mixer, Attention):
         return None
-    width = _query_width(mixer)
-    return layer.in_proj.rows(0, width), layer.in_proj.rows(width, mixer.in_proj.outputs)
+    whole, width, outputs = layer.in_proj, _query_width(mixer), mixer.in_proj.outputs
+    behind = width % cpu.PACKED_GROUP if isinstance(whole, PackedLinear) else 0
+    # Where packed keys begin within a group of outputs, the queries before them in it are made once more.
+    keys = whole.rows(width - behind, outputs)
+    return whole.rows(0, width), _Outputs(keys, behind) if behind else keys
 
 
 def _part(x: Tensor, rows: slice) -> Tensor:

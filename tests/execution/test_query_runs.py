@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from prelude.execution.cpu import CpuExecutor
-from prelude.execution.determinism import require_parts
+from prelude.execution.determinism import parts_agree
 from prelude.execution.step_memory import query_run
 from prelude.models.ops import Linear
+from prelude.models.packed import PackedLinear
+from prelude.models.precision import Precision
 from tests.checkpoints import save_model
 from tests.cuda.plans import BLOCKS, random_batch
 from tests.cuda.test_parity import same
@@ -129,11 +131,43 @@ def test_a_run_has_work_for_all_threads(model: Model, monkeypatch: pytest.Monkey
     assert all(run % 256 == 0 for run in found)
 
 
-def test_deterministic_mode_is_refused_where_parts_of_a_product_differ() -> None:
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
+def test_queries_that_end_within_a_group_of_packed_outputs(options: dict[str, Any], tmp_path: Path) -> None:
+    """Their keys are made in the layer's own memory, and of the values that it has."""
+    sizes = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 24}
+    model = Model(save_model(tmp_path, **sizes))
+    executor = model.executor(deterministic=True, **options)
+    layer = executor.weights.layers[0].in_proj
+    s = prompts(random_ids(0, 90), random_ids(1, 45))
+    expected = hidden(cut(executor, WHOLE, 1), s, np.arange(135))
+    assert np.array_equal(hidden(cut(executor, 16, 2), s, np.arange(135)), expected)
+    both = executor.decoder._apart[0]
+    if isinstance(layer, PackedLinear) and both is not None:
+        layer.words.zero_()
+        x = torch.randn(20, model.config.spec.hidden).to(executor.dtype)
+        for linear, outputs in zip(both, (72, 48)):
+            assert not linear.into(x, torch.ones(20, outputs)).any()
+
+
+def test_where_parts_of_a_product_differ_all_outputs_are_made(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Linear.rows
+
+    def others(linear: Linear, start: int, stop: int) -> Linear:
+        made = parts(linear, start, stop)
+        return Linear(made.weight * (1 + 1e-6), made.bias)
+
+    monkeypatch.setattr(Linear, "rows", others)
+    executor = model.executor(deterministic=True, dtype=Precision(torch.float32, None, "torch's products"))
+    s = prompts(random_ids(0, 90), random_ids(1, 45))
+    for rows in (np.arange(135), np.array([3, 89, 134])):
+        expected = hidden(cut(executor, WHOLE, 1), s, rows)
+        assert np.array_equal(hidden(cut(executor, 16, 2), s, rows), expected)
+
+
+def test_parts_of_a_product_that_differ_are_seen() -> None:
     weight = torch.randn(96, 64)
     whole, first, last = Linear(weight), Linear(weight[:64]), Linear(weight[64:])
     for linear in (whole, first, last):
         linear.min_rows = 16
-    require_parts([(whole, first, last)])
-    with pytest.raises(RuntimeError, match="deterministic mode is not available"):
-        require_parts([(whole, first, Linear(weight[64:] * (1 + 1e-6)))])
+    assert parts_agree([(whole, first, last)])
+    assert not parts_agree([(whole, first, Linear(weight[64:] * (1 + 1e-6)))])
