@@ -66,8 +66,8 @@ class EngineConfig:
     ``deterministic``         the bits of a row do not depend on the other rows
     ``tensor_parallel``       processes that share one model, each with a part of every layer. The caller starts them,
                               and all but one call ``prelude.serve_rank``; see docs/PARALLEL.md
-    ``quantization``          "int8": the weights of the layers and of the LM head in 8 bits, on a CPU; see
-                              docs/CPU.md. ``None``: in ``dtype``
+    ``quantization``          "int8": the weights of the layers and of the LM head in 8 bits, embeddings
+                              that are the head too among them, on a CPU; see docs/CPU.md. ``None``: in ``dtype``
 
     Requests
 
