@@ -23,9 +23,12 @@ cdef class Memo:
         self.capacity, self.weight, self.young, self.old = capacity, weight, {}, {}
 
     cpdef get(self, key):
-        cdef object found = self.young.get(key)
+        # A key's own __hash__ and __eq__ may run: they, or another thread then, may replace both generations.
+        cdef dict generation = self.young
+        cdef object found = generation.get(key)
         if found is None:
-            found = self.old.get(key)
+            generation = self.old
+            found = generation.get(key)
             if found is not None:
                 self.put(key, found)
         return found
@@ -37,7 +40,8 @@ cdef class Memo:
         if self.held + weight > self.capacity:
             self.old, self.young, self.held = self.young, {}, 0
         self.held += weight
-        self.young[key] = value
+        cdef dict generation = self.young  # a reference of this call's own, as in get()
+        generation[key] = value
 
     def __len__(self) -> int:
         return len(self.young) + len(self.old)

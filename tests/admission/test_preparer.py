@@ -213,6 +213,26 @@ def test_a_memo_holds_at_most_twice_its_capacity() -> None:
     assert memo.get(1000) is None and memo.get(50) is None
 
 
+def test_a_key_that_replaces_a_memos_generations_harms_no_other_dict() -> None:
+    """The key's ``__hash__`` runs inside ``get`` and ``put``; both generations are new when it returns."""
+    memo: Memo[Any, Any] = Memo(1)
+    others: list[dict[Any, Any]] = []
+
+    class Key:
+        def __hash__(self) -> int:
+            for i in range(2):
+                memo.put(i, i)
+            others.extend({} for _ in range(200))  # they take the memory of generations that were freed
+            return 0
+
+    for _ in range(20):
+        key = Key()
+        memo.put(key, "its value")
+        assert memo.get(Key()) is None
+        assert not any(others)
+        others.clear()
+
+
 def test_one_decision_is_prepared_in_microseconds(preparer: Preparer) -> None:
     """About 25 us of the thread's own time."""
     task = Decide(list(range(5, 85)), [Choice("Which language is it?", ("English", "French"))])
