@@ -381,6 +381,26 @@ def test_places_of_another_shape_are_refused(model: Model, on_device: Callable[.
         step.fill(known.places, room.ctypes.data)
 
 
+def test_a_step_without_prompts_is_not_filled_into_places_of_prompts(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    """Its segments would be those of the step before."""
+    executor, step = on_device(model), packer()
+    rows = decode_rows([5], [3], [[1]])
+    both = MixedBatch(prompts(i32(range(20))), (sampling([19]),), rows, sampling([0]))
+    asked = asked_of(((sampling([19]), sampling([0])),))
+    assert asked is not None
+    shape = shape_of(measured(step, both), asked)
+    operations = executor.readouts_of(shape.readouts)
+    fields = Fields([*shape.sizes(), *operations.inputs()])
+    known = KnownStep(Program(shape, fields, operations.output_fields()), BLOCKS, 64, asked)
+    room = np.zeros(fields.nbytes, np.uint8)
+    step.fill(known.places, room.ctypes.data)
+    assert measured(step, DecodeBatch(rows, sampling([0]))) is not None
+    with pytest.raises(ValueError, match="no room"):
+        step.fill(known.places, room.ctypes.data)
+
+
 def test_a_step_of_the_lane_names_tokens_that_the_general_path_drew(
     model: Model, on_device: Callable[..., CudaExecutor]
 ) -> None:

@@ -165,7 +165,10 @@ class Step {
     bool room = n.prompts <= to.prompts && n.decoding <= to.decoding && n.read_prompts <= to.read_prompts &&
                 n.read_decoding <= to.read_decoding && static_cast<size_t>(level_count_) == to.more.size() &&
                 to.lengths <= to.lengths_end;
-    if (n.prompts > 0) room = room && to.qo >= 0 && to.kv >= 0 && n.own <= to.own && (to.last_qo < 0 || n.cut);
+    // The arrays of prompts are there for a step with prompts and for no other: fill() takes them from its segments.
+    const bool prompts = n.prompts > 0;
+    room = room && prompts == (to.qo >= 0) && prompts == (to.kv >= 0) && (prompts || to.last_qo < 0);
+    if (prompts) room = room && n.own <= to.own && (to.last_qo < 0 || n.cut);
     if (to.decoding > 0)
       room = room && to.indptr >= 0 && to.last >= 0 && to.pages >= 0 &&
              n.pages + (to.decoding - n.decoding) <= to.entries;
