@@ -14,6 +14,7 @@ from ._growth import Growth
 from .errors import TokenizerFileError
 
 MOST_HOLES = 1 << 24  # how far ids may go past four times the number of tokens, as in the native core
+MOST_NODES = 1 << 23  # of a Unigram's trie, as in the native core; HF takes some 350 bytes for each
 MOST_ADDED = 1 << 22  # bytes of all added tokens, as in the native core
 
 
@@ -32,6 +33,7 @@ def checked(data: bytes) -> tuple[str, Growth]:
         raise TokenizerFileError("$", "expected an object")
     _check_ids(whole.get("model"))
     _check_merges(whole.get("model"))
+    _check_pieces(whole.get("model"))
     _check_added(whole.get("added_tokens"))
     return text, Growth(whole)
 
@@ -68,6 +70,40 @@ def _check_merges(model: Any) -> None:
                 f"the continuing_subword_prefix {prefix[:60]!r} has {size} bytes, and no character of "
                 f"{second[:60]!r} starts there",
             )
+
+
+def _check_pieces(model: Any) -> None:
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocab, list):
+        return
+    tokens = [entry[0].encode(errors="replace") for entry in vocab if _names_a_token(entry)]
+    if sum(map(len, tokens)) <= MOST_NODES:
+        return
+    nodes, before = 0, b""
+    for token in sorted(tokens):
+        nodes += len(token) - _common_length(before, token)
+        before = token
+    if nodes > MOST_NODES:
+        raise TokenizerFileError(
+            "model.vocab",
+            f"the tokens make a trie of more than {MOST_NODES} nodes, one for each beginning of a token",
+        )
+
+
+def _names_a_token(entry: Any) -> bool:
+    return isinstance(entry, list) and len(entry) > 0 and isinstance(entry[0], str)
+
+
+def _common_length(a: bytes, b: bytes) -> int:
+    """How many bytes both begin with, by halving: a comparison of slices is faster than one of bytes in turn."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _check_added(tokens: Any) -> None:

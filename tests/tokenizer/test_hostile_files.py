@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import random
 import subprocess
 import sys
 import time
@@ -16,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prelude.tokenizer import BackendUnavailable, ChatTemplateError, Tokenizer, TokenizerError, TokenizerFileError
+from prelude.tokenizer import (
+    BackendUnavailable,
+    ChatTemplateError,
+    Tokenizer,
+    TokenizerError,
+    TokenizerFileError,
+    _bounds,
+)
 
 from prelude.errors import PreludeError
 from tests.patience import PATIENCE
@@ -248,6 +256,40 @@ def test_the_time_of_a_pattern_is_the_batchs_not_a_texts(call: str) -> None:
     encode()
     assert len(left) >= 12
     assert all(b <= a - burnt + 1e-3 for a, b in pairwise(left)), left
+
+
+@pytest.fixture(scope="module")
+def deep_tokens() -> list[str]:
+    """Tokens that share no beginning of more than a few bytes: 8.7 million nodes of a trie."""
+    rng = random.Random(7)
+    return [f"{rng.getrandbits(2040):0512x}" for _ in range(17_000)]
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize("more", [{}, {"alpha": 0.1}], ids=["native", "reference"])
+def test_the_nodes_of_a_unigrams_trie_are_bounded(deep_tokens: list[str], more: dict[str, float]) -> None:
+    vocab = [["<unk>", 0.0], *([token, -1.0] for token in deep_tokens)]
+    with pytest.raises(TokenizerFileError, match="more than 8388608 nodes"):
+        Tokenizer.from_str(file(model={"type": "Unigram", "unk_id": 0, "vocab": vocab, **more}))
+
+
+@pytest.mark.fault(30)
+def test_a_word_piece_of_too_many_nodes_is_the_references(deep_tokens: list[str]) -> None:
+    """HF makes no trie of these."""
+    vocab = {"?": 0} | {token: i + 1 for i, token in enumerate(deep_tokens)}
+    model = {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##", "vocab": vocab}
+    ours = Tokenizer.from_str(file(model={**model, "max_input_chars_per_word": 600}))
+    assert ours.backend == "reference"
+    assert ours.encode(deep_tokens[5]).ids == [6]
+
+
+def test_the_nodes_of_a_trie_are_counted_where_tokens_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"type": "Unigram", "unk_id": 0, "vocab": [[t, 0.0] for t in ("<unk>", "abcd", "abce", "ab", "abcd")]}
+    monkeypatch.setattr(_bounds, "MOST_NODES", 10)  # 5 of <unk>, 5 of abcd and abce; 19 bytes
+    _bounds.checked(file(model=model).encode())
+    monkeypatch.setattr(_bounds, "MOST_NODES", 9)
+    with pytest.raises(TokenizerFileError, match="more than 9 nodes"):
+        _bounds.checked(file(model=model).encode())
 
 
 @pytest.mark.fault(30)

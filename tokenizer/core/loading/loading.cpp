@@ -72,9 +72,8 @@ void Tokenizer::load(const Json& root) {
   if (!tables_known_) {
     if (model_.kind == ModelKind::bpe)
       model_.bpe.finish_loading(model_.vocab, pre_.bytes_ready());
-    else if (model_.kind == ModelKind::word_piece)
-      model_.word_piece.finish_loading(model_.vocab);
-    else if (!model_.unigram.finish_loading(model_.vocab))
+    else if (!(model_.kind == ModelKind::word_piece ? model_.word_piece.finish_loading(model_.vocab)
+                                                    : model_.unigram.finish_loading(model_.vocab)))
       throw Unsupported("a vocabulary whose trie is too large", "model.vocab");
   }
   if (auto apart = decoder_.apart()) leading_ = apart->leading;

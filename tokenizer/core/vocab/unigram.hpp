@@ -45,6 +45,8 @@ class Unigram {
  public:
   static constexpr uint32_t none = UINT32_MAX;
   static constexpr size_t longest = 512, most_tokens = (size_t{1} << 23) - 1;
+  // Of the trie: its units and the lists beside them take at most 100 bytes a node. _bounds.py has the same number.
+  static constexpr size_t most_nodes = size_t{1} << 23;
 
   uint32_t unknown = none;
   bool byte_fallback = false;
@@ -53,7 +55,7 @@ class Unigram {
   void add_score(double score) { scores_.push_back(std::bit_cast<uint64_t>(score)); }
   double score(uint32_t id) const { return std::bit_cast<double>(scores_[id]); }
 
-  // False: the vocabulary does not fit into a trie of bounded size.
+  // False: the vocabulary does not fit into a trie of so many units a node. FileError: it has more than `most_nodes`.
   bool finish_loading(const Vocab& vocab) {
     double least = std::numeric_limits<double>::infinity();
     for (uint32_t id = 0; id < vocab.end(); ++id) least = std::min(least, score(id));
@@ -225,6 +227,9 @@ class Unigram {
         if (children_.empty() || children_.back().byte != byte) children_.push_back({byte, i});
       }
       nodes_ += children_.size();
+      if (nodes_ > most_nodes)
+        throw FileError("model.vocab", "the tokens make a trie of more than " + std::to_string(most_nodes) +
+                                           " nodes, one for each beginning of a token");
       const uint32_t base = base_of_children();
       if (units_.size() > most_units_a_node * nodes_ + 64 * block) return false;
       units_[range.unit].base = base;

@@ -20,10 +20,12 @@ class WordPiece {
   std::string unknown, prefix;
   uint64_t max_characters = 100;
   bool whole_words = false;  // WordLevel
+  static constexpr size_t most_nodes = size_t{1} << 23;
 
-  void finish_loading(const Vocab& vocab) {
+  // False: the trie might have more than `most_nodes`.
+  bool finish_loading(const Vocab& vocab) {
     unknown_ = vocab.find(unknown).value_or(none);
-    if (whole_words) return;
+    if (whole_words) return true;
     tokens_.assign(2, none);
     entries_.assign(1 << 16, {empty, 0});
     words_.reserve(vocab.size(), vocab.end());
@@ -31,10 +33,12 @@ class WordPiece {
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       if (!vocab.has(id)) continue;
       std::string_view t = vocab.text(id);
+      if (tokens_.size() + 2 * t.size() > most_nodes) return false;  // it is inserted below one root or both
       if (!t.empty()) insert(0, t, id);
       if (!t.empty() && t.size() <= WordTable::longest && utf8_count(t) <= max_characters) words.add(t, id);
       if (t.size() > prefix.size() && t.starts_with(prefix)) insert(1, t.substr(prefix.size()), id);
     }
+    return true;
   }
 
   size_t bytes() const { return words_.bytes() + tokens_.bytes() + entries_.bytes(); }
