@@ -4,6 +4,8 @@
 //   where_   id -> (offset, length)     length `hole` where the id is not defined
 //   entries_   hash -> (tag, id)          open addressing, a power of two, at most 5/8 full
 //
+//   seed        of the hash: a secret of this process, or of the one that wrote the tables. Without it no file can be
+//               made whose tokens share their hash. Where a token's place is far from its hash, the file is refused
 //   invariants  ids < 4 * tokens + 2^20 (a sparser file is refused); immutable once loaded
 #pragma once
 
@@ -12,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,10 +24,27 @@
 
 namespace fasttoken {
 
-inline uint64_t hash_bytes(const char* p, size_t n) {
+struct HashSeed {
+  uint64_t of_words, of_state;
+
+  static HashSeed random() {
+    std::random_device device;
+    const auto number = [&] { return uint64_t{device()} << 32 | device(); };
+    const uint64_t first = number();
+    return {first, number()};
+  }
+  static const HashSeed& of_process() {
+    static const HashSeed seed = random();
+    return seed;
+  }
+};
+
+// A word that equals seed.of_words makes 0 of any state, and the words whose products have one fold depend on both
+// numbers: strings of equal hash are found by those alone who know the seed.
+inline uint64_t hash_bytes(const char* p, size_t n, const HashSeed& seed) {
   uint64_t h = n * 0x9E3779B97F4A7C15u;
   auto mix = [&](uint64_t word) {
-    __uint128_t m = static_cast<__uint128_t>(h ^ word) * 0xD6E8FEB86659FD93u;
+    __uint128_t m = static_cast<__uint128_t>(word ^ seed.of_words) * ((h ^ seed.of_state) | 1);
     h = static_cast<uint64_t>(m) ^ static_cast<uint64_t>(m >> 64);
   };
   uint64_t word;
@@ -34,14 +54,18 @@ inline uint64_t hash_bytes(const char* p, size_t n) {
   }
   word = 0;
   std::memcpy(&word, p, n);
-  mix(word ^ 0x2545F4914F6CDD1Du);
+  mix(word);
   return h;
 }
-inline uint64_t hash_bytes(std::string_view s) { return hash_bytes(s.data(), s.size()); }
 
 class Vocab {
  public:
   static constexpr uint32_t hole = UINT32_MAX;
+  // Entries that add() looks at. Of strings that have hashes by chance none has a hundred before its own.
+  static constexpr size_t most_probes = 1024;
+
+  Vocab() : Vocab(HashSeed::of_process()) {}
+  explicit Vocab(const HashSeed& seed) : seed_(seed) {}
 
   void reserve(size_t tokens, size_t bytes) {
     arena_.reserve(bytes);
@@ -49,11 +73,11 @@ class Vocab {
     if (entries > entries_.size()) rehash(entries);
   }
 
-  // The id a string had before, if any. The same string again takes the new id.
+  // The id a string had before, if any. The same string again takes the new id. FileError past `most_probes`.
   std::optional<uint32_t> add(std::string_view token, uint32_t id) {
     if ((count_ + 1) * 8 > entries_.size() * 5) rehash(std::max<size_t>(16, entries_.size() * 2));
     if (id >= where_.size()) where_.resize(size_t{id} + 1, {0, hole});
-    Entry* entry = probe(token);
+    Entry* entry = probe<true>(token);
     std::optional<uint32_t> old;
     if (entry->id != hole) {
       old = entry->id;
@@ -63,13 +87,13 @@ class Vocab {
     }
     where_[id] = {static_cast<uint32_t>(arena_.size()), static_cast<uint32_t>(token.size())};
     arena_.append(token.data(), token.size());
-    *entry = {tag(hash_bytes(token)), id};
+    *entry = {tag(hash(token)), id};
     return old;
   }
 
   // Prefetches the memory that add() or find() will read first.
   void prefetch(std::string_view token) const {
-    if (!entries_.empty()) __builtin_prefetch(&entries_[hash_bytes(token) & (entries_.size() - 1)], 1);
+    if (!entries_.empty()) __builtin_prefetch(&entries_[hash(token) & (entries_.size() - 1)], 1);
   }
   // The ids of n strings, `hole` for one that is no token. Each string is looked for in three places far apart, and
   // all are asked for before the first is needed.
@@ -78,7 +102,7 @@ class Vocab {
     if (entries_.empty()) return ids.fill(hole);
     std::array<size_t, N> at;
     for (size_t i = 0; i < n; ++i) {
-      at[i] = hash_bytes(tokens[i]) & (entries_.size() - 1);
+      at[i] = hash(tokens[i]) & (entries_.size() - 1);
       __builtin_prefetch(&entries_[at[i]]);
     }
     for (size_t i = 0; i < n; ++i)
@@ -90,7 +114,7 @@ class Vocab {
 
   std::optional<uint32_t> find(std::string_view token) const {
     if (entries_.empty()) return std::nullopt;
-    const Entry* entry = const_cast<Vocab*>(this)->probe(token);
+    const Entry* entry = const_cast<Vocab*>(this)->probe<false>(token);
     return entry->id == hole ? std::nullopt : std::optional<uint32_t>(entry->id);
   }
   bool has(uint32_t id) const { return id < where_.size() && where_[id].length != hole; }
@@ -104,6 +128,7 @@ class Vocab {
     io.array(self.where_);
     io.array(self.entries_);
     io.value(self.count_);
+    io.value(self.seed_);
   }
   size_t bytes() const { return arena_.bytes() + where_.bytes() + entries_.bytes(); }
 
@@ -116,10 +141,15 @@ class Vocab {
   };
   static uint32_t tag(uint64_t h) { return static_cast<uint32_t>(h >> 32); }
 
+  uint64_t hash(std::string_view s) const { return hash_bytes(s.data(), s.size(), seed_); }
+
+  template <bool bounded>
   Entry* probe(std::string_view token) {
-    uint64_t h = hash_bytes(token);
-    size_t mask = entries_.size() - 1;
-    for (size_t i = h & mask;; i = (i + 1) & mask) {
+    uint64_t h = hash(token);
+    size_t mask = entries_.size() - 1, first = h & mask;
+    for (size_t i = first;; i = (i + 1) & mask) {
+      if (bounded && ((i - first) & mask) == most_probes)
+        throw FileError("model.vocab", "more than " + std::to_string(most_probes) + " tokens share a hash");
       Entry& entry = entries_[i];
       if (entry.id == hole || (entry.tag == tag(h) && text(entry.id) == token)) return &entry;
     }
@@ -129,8 +159,7 @@ class Vocab {
     entries_.swap(old);
     for (const Entry& entry : old) {
       if (entry.id == hole) continue;
-      uint64_t h = hash_bytes(text(entry.id));
-      size_t i = h & (size - 1);
+      size_t i = hash(text(entry.id)) & (size - 1);
       while (entries_[i].id != hole) i = (i + 1) & (size - 1);
       entries_[i] = entry;
     }
@@ -140,6 +169,7 @@ class Vocab {
   TableArray<Where> where_;
   TableArray<Entry> entries_;
   size_t count_ = 0;
+  HashSeed seed_;
 };
 
 }  // namespace fasttoken
