@@ -157,7 +157,7 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         optional[uint32_t] id(const string&)
         size_t size(cbool)
         uint32_t id_limit()
-        string_view unknown()
+        optional[uint32_t] unknown_id()
         cbool shows_unknown()
         string model_json() except +raise_core
         void vocab(cbool, vector[string_view]&, vector[uint32_t]&) except +raise_core
@@ -637,10 +637,7 @@ cdef class CoreTokenizer:
         return None if found == NULL else to_str(found[0])
 
     def unknown_id(self):
-        cdef string name = string(self.core.unknown())
-        if name.empty():
-            return -1
-        cdef optional[uint32_t] found = self.core.id(name)
+        cdef optional[uint32_t] found = self.core.unknown_id()
         return found.value() if found.has_value() else -1
 
     def shown_id(self):

@@ -229,6 +229,18 @@ def test_unknown_tokens_have_their_own_texts() -> None:
     assert [e.tokens for e in ours.encode_batch(many)] == [e.tokens for e in theirs.encode_batch(many)]
 
 
+@pytest.mark.parametrize("name", ["", "<unk>"])
+def test_the_unknown_token_may_have_no_text(name: str) -> None:
+    vocab = [[name, 0.0], ["a", -1.0], ["b", -1.5]]
+    given = {"model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}, "version": "1.0", "added_tokens": []}
+    text = json.dumps(given)
+    ours, theirs = Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
+    assert ours.backend == "native"
+    for one in ("xay", "ωω", "ab", "é a"):
+        a, b = ours.encode(one), theirs.encode(one)
+        assert (a.ids, a.tokens, a.offsets) == (b.ids, b.tokens, b.offsets)
+
+
 @pytest.mark.fault(25)
 def test_untrusted_text_gives_no_control_token() -> None:
     """The vocabulary has the control token's text with the best score, and the model alone would take it."""

@@ -195,7 +195,7 @@ std::string_view Core::model_token(uint32_t id) const { return tokenizer_->model
 std::optional<uint32_t> Core::id(const std::string& token) const { return tokenizer_->id(token); }
 size_t Core::size(bool with_added) const { return tokenizer_->size(with_added); }
 uint32_t Core::id_limit() const { return tokenizer_->id_limit(); }
-std::string_view Core::unknown() const { return tokenizer_->unknown(); }
+std::optional<uint32_t> Core::unknown_id() const { return tokenizer_->unknown_id(); }
 bool Core::shows_unknown() const { return tokenizer_->shows_unknown(); }
 std::string Core::model_json() const { return tokenizer_->model_json(); }
 void Core::vocab(bool with_added, std::vector<std::string_view>& tokens, std::vector<uint32_t>& ids) const {

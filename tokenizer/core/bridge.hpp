@@ -107,7 +107,7 @@ class Core {
   std::optional<uint32_t> id(const std::string& token) const;
   size_t size(bool with_added) const;
   uint32_t id_limit() const;
-  std::string_view unknown() const;
+  std::optional<uint32_t> unknown_id() const;
   bool shows_unknown() const;
   std::string model_json() const;
   void vocab(bool with_added, std::vector<std::string_view>& tokens, std::vector<uint32_t>& ids) const;

@@ -252,11 +252,12 @@ class Tokenizer {
     for (const AddedToken& t : added_.tokens) end = std::max(end, t.id + 1);
     return end;
   }
-  // The unknown token that the file names, in the vocabulary or not; empty: none.
-  std::string_view unknown() const {
-    if (model_.kind == ModelKind::unigram) return model_.vocab.text(model_.unigram.unknown);
-    return model_.kind == ModelKind::bpe ? std::string_view(model_.bpe.config.unknown_text)
-                                         : std::string_view(model_.word_piece.unknown);
+  // Of the unknown token, which a Unigram names by its id and other models by its text, in the vocabulary or not.
+  std::optional<uint32_t> unknown_id() const {
+    if (model_.kind == ModelKind::unigram) return model_.unigram.unknown;
+    const std::string& text =
+        model_.kind == ModelKind::bpe ? model_.bpe.config.unknown_text : model_.word_piece.unknown;
+    return text.empty() ? std::nullopt : id(text);
   }
   // Whether a token that is unknown is shown as the text it stands for.
   bool shows_unknown() const { return model_.kind == ModelKind::unigram; }
