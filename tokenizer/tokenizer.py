@@ -262,11 +262,34 @@ class Tokenizer(ArrayMethods):
         """Encode and post-process; the settings are read here, once."""
         truncation, padding, parse_special = self._truncation, self._padding, not self._encode_special
         if truncation is not None or padding is not None:  # else the entry has made the quick columns
-            whole = self._uncut(inputs, add_special_tokens, fast, truncation)
+            whole = self._framed_inputs(inputs, add_special_tokens, fast, truncation)
             if whole is not None:
+                most = None if truncation is None else truncation.max_length
+                long = [] if most is None else [i for i, one in enumerate(whole) if len(one) > most]
+                cut = self._finished_all(
+                    [inputs[i] for i in long], add_special_tokens, fast, truncation, parse_special
+                )
+                for i, one in zip(long, cut):
+                    whole[i] = one
                 if padding is not None:
-                    padding.apply(whole, have_parts=False)
+                    padding.apply(whole, have_parts=bool(long))
                 return whole
+        encodings = self._finished_all(inputs, add_special_tokens, fast, truncation, parse_special)
+        if padding is not None:
+            padding.apply(encodings)
+        return encodings
+
+    def _finished_all(
+        self,
+        inputs: list[EncodeInput],
+        add_special_tokens: bool,
+        fast: bool,
+        truncation: Truncation | None,
+        parse_special: bool,
+    ) -> list[Encoding]:
+        """Encoded, truncated and post-processed, without padding."""
+        if not inputs:
+            return []
         sequences = self._sequences
         # Trimming belongs after truncation and over whole sequences; where neither cuts in, the core does it.
         trim = truncation is None and sequences.may_trim and not any(given.has_words for given in inputs)
@@ -281,28 +304,23 @@ class Tokenizer(ArrayMethods):
             made = sequences.encode_many(given, type_ids, parse_special, trim)
         pairs = iter(made[len(inputs) :])
         processor = self._untrimmed if trim else self._processor
-        encodings = [
+        return [
             _finished(first, None if g.second is None else next(pairs), add_special_tokens, truncation, processor)
             for g, first in zip(inputs, made)
         ]
-        if padding is not None:
-            padding.apply(encodings)
-        return encodings
 
-    def _uncut(
+    def _framed_inputs(
         self, inputs: list[EncodeInput], special: bool, fast: bool, truncation: Truncation | None
     ) -> list[Encoding] | None:
-        """The encodings of single texts of which truncation leaves all; None where there is another input."""
+        """The encodings of single texts before truncation, which does not change those of at most ``max_length``
+        tokens; None, and nothing encoded, where there is another input or truncation may change any."""
         if any(one.second is not None or one.has_words for one in inputs):
             return None
         if truncation is not None:
             added = self.num_special_tokens_to_add(False) if special else 0
             if truncation.max_length - added <= truncation.stride:
                 return None
-        made = self._framed_texts([one.first for one in inputs], special, fast)
-        if made is not None and truncation is not None and any(len(one) > truncation.max_length for one in made):
-            return None
-        return made
+        return self._framed_texts([one.first for one in inputs], special, fast)
 
     # ---- decoding
 
