@@ -20,12 +20,15 @@ double processor_seconds() {
 
 // Twelve sums, each of which waits for itself alone. The registers hold zeros.
 #define ONE(name, wide, sum) name " %%" wide "14, %%" wide "15, %%" wide sum "\n"
-#define TWELVE(name, wide)                                                                                 \
-  ONE(name, wide, "0")                                                                                     \
-  ONE(name, wide, "1")                                                                                     \
-  ONE(name, wide, "2")                                                                                     \
-  ONE(name, wide, "3") ONE(name, wide, "4") ONE(name, wide, "5") ONE(name, wide, "6") ONE(name, wide, "7") \
-      ONE(name, wide, "8") ONE(name, wide, "9") ONE(name, wide, "10") ONE(name, wide, "11")
+#define TWELVE(name, wide) \
+  ONE(name, wide, "0")     \
+  ONE(name, wide, "1")     \
+  ONE(name, wide, "2")     \
+  ONE(name, wide, "3")     \
+  ONE(name, wide, "4")     \
+  ONE(name, wide, "5")     \
+  ONE(name, wide, "6")     \
+  ONE(name, wide, "7") ONE(name, wide, "8") ONE(name, wide, "9") ONE(name, wide, "10") ONE(name, wide, "11")
 #define CLEAR(sum) "vpxor %%xmm" sum ", %%xmm" sum ", %%xmm" sum "\n"
 #define KERNEL(function, name, wide)                                                                                \
   void function() {                                                                                                 \
