@@ -79,7 +79,7 @@ class CudaExecutor:
         self.step_tokens = step_tokens
         self.calls = None if device.deterministic else calls
         self.cut_last_layer = cut_last_layer
-        self.graphs = Graphs(policy or GraphPolicy())
+        self.graphs = Graphs(policy or GraphPolicy(), device.divided)
         self.num_blocks = num_blocks
         self.step_memory: StepMemory | None = None  # what was measured of a full step
         step_rows = power_bucket(step_rows)  # as sampled rows are rounded up

@@ -19,6 +19,8 @@ from prelude.cuda.levels import StepAttention
 from prelude.cuda.shapes import Shape
 from prelude.cuda.staging import Fields
 
+from prelude.errors import ExecutionError
+
 log = logging.getLogger("prelude.cuda")
 
 
@@ -43,12 +45,17 @@ class Program:
     used: int = 0  # when it was used last, as a count of uses
 
 
+class DoesNotFit(ValueError):
+    """The arrays of a shape are larger than the standing areas. On all ranks of a divided model, as shapes are."""
+
+
 class Graphs:
     """The table. ``replays`` and ``eager`` count steps, ``captures`` recordings, ``failures`` shapes that could not
-    be recorded, ``reasons`` the eager steps by their reason."""
+    be recorded, ``reasons`` the eager steps by their reason. ``divided``: the steps add up over ranks."""
 
-    def __init__(self, policy: GraphPolicy) -> None:
+    def __init__(self, policy: GraphPolicy, divided: bool = False) -> None:
         self.policy = policy
+        self._divided = divided
         self.replays = 0
         self.eager = 0
         self.captures = 0
@@ -85,11 +92,14 @@ class Graphs:
         return next((shape for shape in reversed(self._wanted) if self.wants(shape)), None)
 
     def record(self, shape: Shape, make: Callable[[Shape], Program]) -> Program | None:
-        """Makes the program of ``shape``; where that fails, the shape is refused from then on."""
+        """Makes the program of ``shape``; where that fails, the shape is refused from then on. Of a divided model
+        ``ExecutionError``: recording adds up over the ranks, and the others may have recorded it."""
         self._wanted.pop(shape, None)
         try:
             program = make(shape)
         except (RuntimeError, ValueError) as error:
+            if self._divided and not isinstance(error, DoesNotFit):
+                raise ExecutionError(f"a step of {shape.rows} rows could not be recorded: {error}") from error
             self.failures += 1
             self._refused[shape] = type(error).__name__
             log.warning("a step of %d rows could not be recorded and stays eager: %s", shape.rows, error)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prelude.cuda.forward import Inputs
-from prelude.cuda.graphs import Program
+from prelude.cuda.graphs import DoesNotFit, Program
 from prelude.cuda.levels import KeysAttention, RecordedLevels, StepAttention, plan_room
 from prelude.cuda.matmul_search import LARGE_ROWS
 from prelude.cuda.readout_operation import RecordedReadout
@@ -180,5 +180,5 @@ class Recorder:
     def _write_idle(self, shape: Shape, fields: Fields, area: Area) -> None:
         executor = self.executor
         if fields.nbytes > len(area.array):
-            raise ValueError("its arrays do not fit the standing areas")
+            raise DoesNotFit("its arrays do not fit the standing areas")
         Writer(shape, fields, executor.num_blocks, executor.block_size).write_idle(area.array)

@@ -6,15 +6,17 @@ import atexit
 import logging
 import os
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import prelude
 from prelude.config import EngineConfig
-from prelude.errors import ConfigError, WrongUse
+from prelude.errors import ConfigError, RankLost, WrongUse
 from prelude.execution.executor import Executor
-from prelude.execution.parallel.device import DeviceRank
+from prelude.execution.parallel.device import DeviceRank, TimeLimit
 from prelude.execution.parallel.executor import RankExecutor
 from prelude.execution.parallel.group import RankGroup
 from prelude.execution.parallel.lead import LeadExecutor, serve
@@ -42,6 +44,7 @@ class Ranks:
     here: int  # ranks of this machine
     shard: Shard
     _source: ShardSource | None = None
+    _limit: TimeLimit | None = None  # of a rank with a GPU, from its first sum over the ranks on
     _made: RankExecutor | DeviceRank | None = None
     _opened: Executor | None = None
 
@@ -70,10 +73,16 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            if self._opened is not None:
-                self._opened.close()
-            self.group.leave()
+        if error is None:
+            return
+        if self._opened is not None:
+            self._opened.close()
+        self.group.leave(abort=True)  # before the executor closes, which waits for its GPU
+        if self._limit is not None:
+            self._limit.end()
+        if self._made is not None and self._opened is None:
+            with suppress(Exception):  # of a GPU that failed; ``error`` is the one to raise
+                self._made.close()
 
     def part(self, model: ModelConfig, checkpoint: Checkpoint) -> tuple[ModelConfig, ShardSource]:
         """This rank's part of the model and of its weights."""
@@ -118,17 +127,44 @@ class Ranks:
         self.group.agree(facts)
 
     def own_gpu(self) -> int:
-        """Chooses this rank's GPU: torchrun's LOCAL_RANK, else the rank's number among the machine's GPUs."""
+        """Chooses this rank's GPU: the only one that the process sees, else that of torchrun's LOCAL_RANK, else that
+        of the rank's number among them. ``ConfigError`` where LOCAL_RANK names none."""
         import torch
 
-        number = int(os.environ.get("LOCAL_RANK", self.group.rank % max(1, torch.cuda.device_count())))
+        there = torch.cuda.device_count()
+        said = os.environ.get("LOCAL_RANK", str(self.group.rank % max(1, there)))
+        number = 0 if there == 1 else int(said) if said.isdecimal() else -1
+        if not 0 <= number < there:
+            raise ConfigError(
+                f"LOCAL_RANK={said!r} names none of the {there} GPUs that this process sees; give a number from 0 to "
+                f"{there - 1}, or show each process one GPU by CUDA_VISIBLE_DEVICES"
+            )
         torch.cuda.set_device(number)
         return number
 
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """Around work ``doing`` that adds up over the ranks' GPUs. It begins when all ranks have come here, and has
+        the time limit of loading: ``RankLost`` where a rank failed before, or where the limit passes."""
+        self.group.least(0)
+        if self._limit is None:
+            self._limit = TimeLimit(self.group)
+        try:
+            with self._limit.of(doing, self.group.loading_limit):
+                yield
+        except Exception:
+            if self.group.lost is None:
+                raise
+        if self.group.lost is not None:
+            raise RankLost(str(self.group.lost))  # numbers of sums that were ended are nonsense
+
     def on_gpu(self, inner: CudaExecutor) -> None:
         """The rank's executor; it records the shapes that every engine meets before any request."""
-        inner.warm_up()
-        self._made = DeviceRank(inner, self.group)
+        with self.together("recording"):
+            inner.warm_up()
+        if self._limit is None:
+            raise WrongUse("the time limit is not made")
+        self._made = DeviceRank(inner, self.group, self._limit)
 
     def lead(self) -> Executor:
         """Rank 0's executor for the engine. Its steps run in a thread of their own: an interrupt of the caller's

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -288,7 +289,8 @@ def give_blocks(
     memory, limits = executor.device.memory, executor.limits()
     block_bytes = limits.kv_bytes_per_token * limits.block_size
     _, total = memory()
-    with fits(memory, "a full step", behind=reserve(total) + 2 * block_bytes):
+    together = nullcontext() if ranks is None else ranks.together("the first full step")
+    with fits(memory, "a full step", behind=reserve(total) + 2 * block_bytes), together:
         executor.wait(executor.submit(probe_step(executor)))
     free, total = memory()
     free = room(config.max_memory, total if before is None else before, free)

@@ -7,10 +7,12 @@ the other rows of their step do not fail with them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
-from prelude.batch import ForwardBatch, MixedBatch, Output
+from prelude.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, Output
 
 
 def num_sampled(batch: ForwardBatch) -> int:
@@ -37,6 +39,17 @@ class PendingTokens:
         found: npt.NDArray[np.int64] = token_ids.copy()
         found[named] = self._tokens[places]
         return found
+
+    def resolved(self, batch: ForwardBatch) -> ForwardBatch:
+        """``batch`` with tokens for those that its decode rows name. ``ValueError`` where fewer were drawn."""
+        if isinstance(batch, DecodeBatch):
+            return replace(batch, rows=self._known(batch.rows))
+        return replace(batch, decode=self._known(batch.decode)) if isinstance(batch, MixedBatch) else batch
+
+    def _known(self, rows: DecodeRows) -> DecodeRows:
+        if not (rows.token_ids < 0).any():
+            return rows
+        return replace(rows, token_ids=self.resolve(rows.token_ids.astype("int64")).astype("int32"))
 
     def keep(self, outputs: tuple[Output, ...]) -> None:
         tokens = [output.sampled_ids for output in outputs if output.sampled_ids is not None]

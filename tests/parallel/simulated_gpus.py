@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 
@@ -32,9 +33,44 @@ def install() -> None:
     recorder.WARM_TOKENS, recorder.WARM_ROWS = 32, 1  # each of these shapes takes this device a second
     driver.require = lambda: None
     torch.cuda.mem_get_info = lambda *_: (1 << 29, 1 << 29)
+    torch.cuda.device_count = lambda: 1
     torch.cuda.set_device = lambda _: None
     torch.cuda.get_device_name = lambda *_: "simulated"
     cuda_device.CudaDevice = simulated  # type: ignore[assignment,misc]
     cuda.attention_calls = calls
     dist.new_group = group
     dist.is_nccl_available = lambda: True
+
+
+def install_with_another_head() -> None:
+    """Rank 1 draws other tokens than rank 0."""
+    install()
+    import torch.distributed as dist
+    from prelude.cuda import weights
+
+    whole = weights.load
+
+    def load(device: Any, *rest: Any) -> Any:
+        loaded = whole(device, *rest)
+        if dist.get_rank() == 0 or loaded.lm_head is None:
+            return loaded
+        head = device.empty(loaded.lm_head.shape, loaded.lm_head.dtype)
+        head.copy_(-loaded.lm_head)
+        return replace(loaded, lm_head=head)
+
+    weights.load = load
+
+
+def install_with_a_failure(kind: str, method: str) -> None:
+    """``method`` of the class ``kind`` fails on rank 1."""
+    install()
+    import torch.distributed as dist
+    from prelude.cuda import executor
+
+    from prelude.errors import InsufficientMemory
+
+    def fail(*_: Any, **options: Any) -> Any:
+        raise InsufficientMemory("there is no room", needed=2, available=1)
+
+    if dist.get_rank() == 1:
+        setattr(getattr(executor, kind), method, fail)

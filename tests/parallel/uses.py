@@ -96,6 +96,12 @@ def bits(engine: Any) -> dict[str, Any]:
     }
 
 
+def texts(engine: Any) -> list[list[int]]:
+    """Steps overlap: a decode row names its token before the host has it."""
+    params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+    return [text.token_ids for text in engine.run_many([Generate([*IDS, i], params) for i in range(3)])]
+
+
 def own_bytes(engine: Any) -> tuple[int, int]:
     return engine.model_info.weight_bytes, engine.model_info.kv_tokens
 

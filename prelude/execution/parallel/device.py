@@ -12,37 +12,46 @@ from prelude.errors import RankLost
 from prelude.execution.cpu import Finished
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.parallel.group import RankGroup
+from prelude.execution.pending import PendingTokens
 
 if TYPE_CHECKING:
     from prelude.cuda.executor import CudaExecutor
 
 
 class DeviceRank:
-    """A step has ended by the time ``submit`` returns, so the ranks' steps do not overlap on the host. All ranks
-    compute the same logits and draw the same tokens, because NCCL gives each the same bits and the vocabulary is
-    whole on each."""
+    """A step has ended by the time ``submit`` returns, so the ranks' steps do not overlap on the host. NCCL gives
+    each rank the same bits of the hidden states, and the vocabulary is whole on each. Each GPU searches its own
+    products, so the ranks' LM heads may round differently and draw different tokens where two are nearly equal.
+    Decode rows therefore get the tokens of rank 0."""
 
-    def __init__(self, inner: CudaExecutor, ranks: RankGroup) -> None:
+    def __init__(self, inner: CudaExecutor, ranks: RankGroup, limit: TimeLimit) -> None:
+        """``limit`` becomes the executor's own."""
         self._inner = inner
         self._ranks = ranks
-        self._limit = TimeLimit(ranks)
+        self._limit = limit
+        self._drawn = PendingTokens()
 
     def limits(self) -> ExecutorLimits:
         """Bytes are those of this rank."""
         return self._inner.limits()
 
     def resolved(self, batch: ForwardBatch) -> ForwardBatch:
-        """Each rank's GPU has the tokens that the step before drew."""
-        return batch
+        """``batch`` with the tokens that its decode rows name and this rank drew in the step before. ``ValueError``
+        where fewer were drawn."""
+        return self._drawn.resolved(batch)
 
     def lose(self, batch: ForwardBatch) -> None:
-        """A step that was not run drew nothing: the next step may not name its tokens."""
+        """A step that was not run drew nothing."""
+        self._drawn.lose(batch)
 
     def submit(self, batch: ForwardBatch) -> Finished:
-        with self._limit.of_a_step():
+        with self._limit.of("a step", self._ranks.limit):
             try:
-                done = Finished(self._inner.wait(self._inner.submit(batch)), None)
+                result = self._inner.wait(self._inner.submit(batch))
+                self._drawn.keep(result.outputs)
+                done = Finished(result, None)
             except Exception as error:
+                self._drawn.lose(batch)
                 done = Finished(None, error)
         if self._ranks.lost is None:
             return done
@@ -61,18 +70,22 @@ class DeviceRank:
 
 
 class TimeLimit:
-    """A thread that ends the group where a step takes longer than the group's limit. A kernel of NCCL waits for the
-    other ranks without a limit of its own; leaving the group ends it."""
+    """A thread that ends the group where work of the GPU takes longer than its limit. A kernel of NCCL waits for the
+    other ranks without a limit of its own; leaving the group ends it. ``end`` ends the thread."""
 
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
         self._changed = threading.Condition()
-        self._steps = 0  # begun and ended ones: odd while a step runs
+        self._works = 0  # begun and ended ones: odd while one runs
+        self._doing = ""
+        self._seconds = 0.0
         self._ended = False
         threading.Thread(target=self._watch, name="prelude-rank-limit", daemon=True).start()
 
     @contextmanager
-    def of_a_step(self) -> Iterator[None]:
+    def of(self, doing: str, seconds: float) -> Iterator[None]:
+        """Around the work ``doing``, which is no part of another one."""
+        self._doing, self._seconds = doing, seconds  # nothing runs: the thread does not read them
         self._count()
         try:
             yield
@@ -81,7 +94,7 @@ class TimeLimit:
 
     def _count(self) -> None:
         with self._changed:
-            self._steps += 1
+            self._works += 1
             self._changed.notify()
 
     def end(self) -> None:
@@ -94,12 +107,12 @@ class TimeLimit:
             seen = -1
 
             def changed() -> bool:
-                return self._ended or self._steps != seen
+                return self._ended or self._works != seen
 
             while not self._ended:
-                seen = self._steps
-                if not self._changed.wait_for(changed, self._ranks.limit if seen % 2 else None):
-                    reason = TimeoutError(f"a step did not end within {self._ranks.limit:g} s")
+                seen = self._works
+                if not self._changed.wait_for(changed, self._seconds if seen % 2 else None):
+                    reason = TimeoutError(f"{self._doing} did not end within {self._seconds:g} s")
                     self._ranks.lose(reason, "waiting for the GPU")
                     return
 

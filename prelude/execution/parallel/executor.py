@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from prelude.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch
+from prelude.batch import ForwardBatch
 from prelude.execution.cpu import CpuExecutor
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.parallel.group import RankGroup
@@ -37,14 +37,7 @@ class RankExecutor(CpuExecutor):
     def resolved(self, batch: ForwardBatch) -> ForwardBatch:
         """``batch`` with the tokens that its decode rows name and the step before drew. ``ValueError`` where fewer
         were drawn."""
-        if isinstance(batch, DecodeBatch):
-            return replace(batch, rows=self._known(batch.rows))
-        return replace(batch, decode=self._known(batch.decode)) if isinstance(batch, MixedBatch) else batch
-
-    def _known(self, rows: DecodeRows) -> DecodeRows:
-        if not (rows.token_ids < 0).any():
-            return rows
-        return replace(rows, token_ids=self._pending.resolve(rows.token_ids.astype("int64")).astype("int32"))
+        return self._pending.resolved(batch)
 
     def lose(self, batch: ForwardBatch) -> None:
         """A step that was not run drew nothing."""

@@ -63,7 +63,7 @@ class RankGroup:
             if own:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=_LOADING))
             if dist.get_world_size() == size:
-                patience = timedelta(seconds=max(limit, _LOADING))
+                patience = timedelta(seconds=made.loading_limit)
                 made._group = dist.new_group(list(range(size)), backend="gloo", timeout=patience)
                 if gpus:
                     made._device_group = dist.new_group(list(range(size)), backend="nccl", timeout=patience)
@@ -76,6 +76,11 @@ class RankGroup:
             f"tensor_parallel={size}: torch.distributed has {there} processes; start as many as tensor_parallel says"
         )
 
+    @property
+    def loading_limit(self) -> float:
+        """Seconds that an operation may take until ``loaded``."""
+        return max(self.limit, _LOADING)
+
     def loaded(self) -> None:
         """Waits for the others; from here on operations are those of steps, with their time limit."""
         self.gather(np.zeros(1, np.int64))
@@ -84,14 +89,16 @@ class RankGroup:
         except Exception as error:
             raise self.lose(error, "setting the time limit") from error
 
-    def leave(self) -> None:
-        """Closes the connections: an operation of another rank that waits for this one fails at once. After a loss
-        the operations of the GPU that wait for other ranks end with nonsense."""
+    def leave(self, *, abort: bool = False) -> None:
+        """Closes the connections: an operation of another rank that waits for this one fails at once. After a loss,
+        or with ``abort``, this rank's operations of the GPU that wait for other ranks end with nonsense."""
         device_group, self._device_group = self._device_group, None
         if device_group is not None:
             with contextlib.suppress(Exception):
-                end = dist.destroy_process_group if self.lost is None else dist.distributed_c10d._abort_process_group
-                end(device_group)
+                if abort or self.lost is not None:
+                    dist.distributed_c10d._abort_process_group(device_group)
+                else:
+                    dist.destroy_process_group(device_group)
         group, self._group = self._group, None
         for one in (group, dist.group.WORLD if self._own else None):
             if one is not None:
