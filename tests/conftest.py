@@ -63,7 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if wanted:
         kept = [item for item in items if wanted & {name for _, name in marks_of(item)}]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+        # Slow ones last: where one failure ends the run, a quick test is to decide.
+        items[:] = sorted(kept, key=lambda item: item.get_closest_marker("slow") is not None)
 
 
 def marks_of(item: pytest.Item) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.mutations.__main__ import chosen, files_with, out_of_time
 from tests.mutations.edit import TableError, edit
+from tests.mutations.runs import WarmTests
 from tests.mutations.table import EDITS
 
 
@@ -49,10 +50,11 @@ def test_a_test_that_does_not_end_is_told_from_a_slow_machine(tmp_path: Path) ->
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_it.py").write_text("def test_quick(): ...\ndef test_wrong(): assert False\n")
     passed = "tests/test_it.py::test_first PASSED                [ 20%]\n"
-    said = out_of_time(tmp_path, passed + "tests/test_it.py::test_quick \n+++ Timeout +++\n", limit=6000)
-    assert said[0] == "killed" and said[1].startswith("tests/test_it.py::test_quick: more than 6000 s, and ")
-    assert out_of_time(tmp_path, passed + "tests/test_it.py::test_wrong \n")[0] == "unclear"
-    assert out_of_time(tmp_path, passed) == ("unclear", "a test ran out of time")
+    with WarmTests(tmp_path) as tests:
+        said = out_of_time(tests, passed + "tests/test_it.py::test_quick \n+++ Timeout +++\n", 6000)
+        assert said[0] == "killed" and said[1].startswith("tests/test_it.py::test_quick: more than 6000 s, and ")
+        assert out_of_time(tests, passed + "tests/test_it.py::test_wrong \n", 6000)[0] == "unclear"
+        assert out_of_time(tests, passed, 6000) == ("unclear", "a test ran out of time")
 
 
 def test_every_edit_has_a_name_of_its_own_and_marks() -> None:

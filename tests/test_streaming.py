@@ -56,6 +56,7 @@ def stream(texts: Texts, ids: list[int], *words: str, **options: Any) -> list[st
 
 @pytest.mark.feature("I2")
 @pytest.mark.feature("I3")
+@pytest.mark.feature("I5")
 @pytest.mark.feature("I6")
 @pytest.mark.fault(32)
 def test_random_ids_of_the_packaged_tokenizer() -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -30,8 +29,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import ROOT, shared_dir
+from tests.conftest import ROOT
 from tests.mutations.edit import Edit, TableError
+from tests.mutations.runs import WarmTests
 from tests.mutations.table import EDITS
 
 SECONDS = 300
@@ -61,10 +61,19 @@ def files_with(root: Path, marks: Sequence[str]) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in found)
 
 
-def nearest_first(files: Sequence[str], edit: Edit) -> list[str]:
-    """The tests of the edited packages before the others: they are the quickest to notice."""
-    packages = {Path(change.file).parent.name.strip("_") for change in edit.changes}
-    return sorted(files, key=lambda file: packages.isdisjoint(Path(file).parts))
+def nearest_first(root: Path, files: Sequence[str], edit: Edit) -> list[str]:
+    """The tests that import an edited module or have its name, then those of its package: the quickest to notice."""
+    edited = [Path(change.file).with_suffix("") for change in edit.changes]
+    imports = re.compile("|".join(rf"{re.escape('.'.join(path.parts))}\b" for path in edited))
+    names = {path.name.strip("_") for path in edited}
+    packages = {path.parent.name.strip("_") for path in edited}
+
+    def distance(file: str) -> int:
+        if imports.search((root / file).read_text()) or any(name in Path(file).name for name in names):
+            return 0
+        return 2 if packages.isdisjoint(Path(file).parts) else 1
+
+    return sorted(files, key=distance)
 
 
 def forget_bytecode(paths: Sequence[Path]) -> None:
@@ -74,22 +83,10 @@ def forget_bytecode(paths: Sequence[Path]) -> None:
             Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def run(root: Path, arguments: Sequence[str], seconds: float) -> tuple[int, str]:
-    """pytest's exit status and output; status -1 where it took too long."""
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    if (shared := shared_dir()) is not None:
-        environment["PRELUDE_SHARED"] = str(shared)
-    command = [sys.executable, "-m", "pytest", "-rfE", "-p", "no:cacheprovider", *arguments]
-    try:
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return -1, ""
-    return done.returncode, done.stdout + done.stderr
-
-
-def verdict(root: Path, edit: Edit) -> tuple[str, str]:
+def verdict(tests: WarmTests, edit: Edit, patience: float) -> tuple[str, str]:
     """The verdict of the tests with the edit's marks, and the first of them that failed."""
-    files = nearest_first(files_with(root, edit.marks), edit)
+    root = tests.root
+    files = nearest_first(root, files_with(root, edit.marks), edit)
     if not files:
         return "not shown", "no test has the mark"
     before = edit.apply(root)
@@ -98,8 +95,9 @@ def verdict(root: Path, edit: Edit) -> tuple[str, str]:
     try:
         if edit.native and (wrong := build(root)):
             return "unclear", wrong
-        options = ["-x", "-v", f"--timeout={TEST_SECONDS}", "--timeout-method=thread"]
-        status, output = run(root, [*options, "--shows", ",".join(edit.marks), *files], SECONDS)
+        options = ["-x", "-v", f"--timeout={TEST_SECONDS * patience}", "--timeout-method=thread"]
+        shown = ["--shows", ",".join(edit.marks)]
+        status, output = tests.run([*options, *shown, *files], SECONDS * patience)
     finally:
         for path, text in before.items():
             path.write_text(text)
@@ -116,18 +114,20 @@ def verdict(root: Path, edit: Edit) -> tuple[str, str]:
     if status == 1 and failed:
         return "killed", failed[1]
     if status == 1:  # the edit's doing, or the machine's
-        return out_of_time(root, output)
-    return "unclear", last or f"the tests took more than {SECONDS} s"
+        return out_of_time(tests, output, TEST_SECONDS * patience)
+    if status == -1:
+        return "unclear", f"the tests took more than {SECONDS * patience:.0f} s"
+    return "unclear", last
 
 
-def out_of_time(root: Path, output: str, limit: float = TEST_SECONDS) -> tuple[str, str]:
+def out_of_time(tests: WarmTests, output: str, limit: float) -> tuple[str, str]:
     """Of a test that was ended, by itself and without the edit."""
     begun = re.findall(r"^(tests/\S+\.py::\S.*?) *$", output, re.MULTILINE)  # a line without a verdict behind it
     ended = [name for name in begun if not re.search(r" (PASSED|SKIPPED|XFAIL|FAILED|ERROR)\b", name)]
     if not ended:
         return "unclear", "a test ran out of time"
     began = time.monotonic()
-    status, _ = run(root, [ended[-1]], limit)
+    status, _ = tests.run([ended[-1]], limit)
     seconds = time.monotonic() - began
     if status == 0 and seconds < limit / 10:
         return "killed", f"{ended[-1]}: more than {limit:.0f} s, and {seconds:.0f} s without the edit"
@@ -180,15 +180,15 @@ def keep(path: Path, verdicts: dict[str, dict[str, object]]) -> None:
     path.write_text(json.dumps(whole, indent=1) + "\n")
 
 
-def confirm(root: Path, verdicts: dict[str, dict[str, object]]) -> None:
+def confirm(tests: WarmTests, verdicts: dict[str, dict[str, object]], patience: float) -> None:
     """``SystemExit`` where a test that failed with an edit fails without one: its verdict is then not known."""
     failed = {str(entry["by"]).split(": ")[0] for entry in verdicts.values() if entry["verdict"] == "killed"}
-    tests = sorted({test.split("[")[0] for test in failed if "::" in test})  # with all of its parameters
-    if not tests:
+    names = sorted({test.split("[")[0] for test in failed if "::" in test})  # with all of its parameters
+    if not names:
         return
-    status, output = run(root, tests, SECONDS * 4)
+    status, output = tests.run(names, SECONDS * 4 * patience)
     last = output.strip().splitlines()[-1] if output else f"status {status}"
-    print(f"the {len(tests)} tests that failed, unedited: {last}")
+    print(f"the {len(names)} tests that failed, unedited: {last}")
     if status:
         raise SystemExit("a test fails without an edit: which edits it notices is not known\n" + output[-3000:])
 
@@ -199,6 +199,7 @@ def main() -> None:
     parser.add_argument("--marks", help="edits with one of these marks, separated by commas")
     parser.add_argument("--check", action="store_true", help="only look whether the tables fit the source")
     parser.add_argument("--json", type=Path, help="where to keep the verdicts")
+    parser.add_argument("--patience", type=float, default=1.0, help="times as long for the tests: a loaded machine")
     arguments = parser.parse_args()
     edits = chosen(arguments.names, arguments.marks)
     check(edits)
@@ -209,18 +210,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="prelude-mutations-") as folder:
         root = Path(folder)
         copy_of_tree(root)
-        for edit in edits:
-            began = time.monotonic()
-            try:
-                said, why = verdict(root, edit)
-            except TableError as error:
-                raise SystemExit(str(error)) from None
-            verdicts[edit.name] = {"marks": list(edit.marks), "verdict": said, "by": why}
-            print(f"{said:>9}  {edit.name:<32} {' '.join(edit.marks):<16} {why}  {time.monotonic() - began:.0f} s")
-            sys.stdout.flush()
-            if arguments.json:
-                keep(arguments.json, verdicts)
-        confirm(root, verdicts)
+        with WarmTests(root) as tests:
+            for edit in edits:
+                began = time.monotonic()
+                try:
+                    said, why = verdict(tests, edit, arguments.patience)
+                except TableError as error:
+                    raise SystemExit(str(error)) from None
+                verdicts[edit.name] = {"marks": list(edit.marks), "verdict": said, "by": why}
+                seconds = time.monotonic() - began
+                print(f"{said:>9}  {edit.name:<32} {' '.join(edit.marks):<16} {why}  {seconds:.0f} s", flush=True)
+                if arguments.json:
+                    keep(arguments.json, verdicts)
+            confirm(tests, verdicts, arguments.patience)
     if any(entry["verdict"] != "killed" for entry in verdicts.values()):
         raise SystemExit(1)
 

@@ -40,8 +40,8 @@ EDITS = (
         "D1 D4",
         (
             "prelude/scheduling/planner.py",
-            "while lease.num_blocks * size < tokens and",
-            "while lease.num_blocks * size < tokens + size and",
+            "    return pool.grow(lease, -(-tokens // pool.block_size) - lease.num_blocks)",
+            "    return pool.grow(lease, -(-tokens // pool.block_size) + 1 - lease.num_blocks)",
         ),
     ),
     edit(

@@ -234,15 +234,6 @@ EDITS = (
         ("tokenizer/_backends.py", '        _log.info("backend %s: %s", backend, reason)\n', "        pass\n"),
     ),
     edit(
-        "classes_of_other_kinds_are_built",
-        "J3",
-        (
-            "tokenizer/_building.py",
-            "    if name not in FIELDS.get(kind, {}):\n        raise TokenizersMutationError(",
-            "    if name not in FIELDS.get(kind, {}):\n        raise ValueError(",
-        ),
-    ),
-    edit(
         "cores_are_not_said",
         "L2",
         ("bench/common.py", '"cores": os.cpu_count(), "python"', '"python"'),

@@ -104,22 +104,19 @@ EDITS = (
         "wide_intermediates_are_of_all_tokens",
         "G8",
         (TRANSFORMER, "        if tokens <= self.token_chunk:\n", "        if True:\n"),
-        (TRANSFORMER, "min(tokens, self.token_chunk), self.dtype)", "tokens, self.dtype)"),
+        (TRANSFORMER, "longest = x.shape[0], min(x.shape[0], self.token_chunk)", "longest = x.shape[0], x.shape[0]"),
     ),
     edit(
         "every_layer_keeps_its_projections",
         "G9",
         (
             TRANSFORMER,
-            "                q, k, v, gates = self._project(layer, x, positions, rope_tables, workspace)\n",
-            "                workspace = _Workspace(self.spec, tokens, min(tokens, self.token_chunk), self.dtype)\n"
-            "                q, k, v, gates = self._project(layer, x, positions, rope_tables, workspace)\n"
-            "                kept.append(workspace)\n",
-        ),
-        (
-            TRANSFORMER,
-            "        for index, layer in enumerate(layers[:-1]):\n            _enter",
-            "        kept: list[object] = []\n        for index, layer in enumerate(layers[:-1]):\n            _enter",
+            "        for index, layer in enumerate(layers):\n            _enter",
+            "        kept: list[object] = []\n"
+            "        for index, layer in enumerate(layers):\n"
+            "            workspace = _Workspace(self.spec, tokens, longest, most, self.dtype)\n"
+            "            kept.append(workspace)\n"
+            "            _enter",
         ),
     ),
     # ---- memory

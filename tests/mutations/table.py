@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations import audited, files, native, requests, rows, scheduling, surface, surroundings
+from tests.mutations import audited, files, native, requests, rows, scheduling, surface, surroundings, tokenizer
 from tests.mutations.edit import Edit
 
 EDITS: tuple[Edit, ...] = (
@@ -14,4 +14,5 @@ EDITS: tuple[Edit, ...] = (
     *rows.EDITS,
     *native.EDITS,
     *surroundings.EDITS,
+    *tokenizer.EDITS,
 )
