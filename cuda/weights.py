@@ -16,7 +16,7 @@ from prelude.cuda.staging import Area, Ring
 from torch import Tensor
 
 from prelude.models.spec import LM_HEAD, Layer, ModelSpec, Norm, Projection, Rope
-from prelude.models.weights import WeightSource
+from prelude.models.weight_source import WeightSource
 from prelude.progress import watched
 
 _CHUNK = 64 << 20

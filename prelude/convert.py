@@ -53,7 +53,7 @@ def convert(model: Path, folder: Path, dtype: str = "auto", quantization: str | 
     from prelude.models.packed import PackedLinear
     from prelude.models.packed_file import FORMAT, LAYOUT, PACKED_FILE, VERSION, digest, write_safetensors
     from prelude.models.precision import choose
-    from prelude.models.weights import load_weights
+    from prelude.models.read_weights import load_weights
 
     if os.path.lexists(folder):
         raise ModelError(f"{folder}: is there already; give a folder that is not there")

@@ -224,8 +224,9 @@ def _cpu_executor(
         require_memory,
     )
     from prelude.models.precision import choose
+    from prelude.models.read_weights import load_weights
     from prelude.models.recurrent import state_bytes
-    from prelude.models.weights import load_weights, weight_bytes
+    from prelude.models.weight_source import weight_bytes
 
     rows = _logits_rows(model.vocab_size, config.logits_bytes)
     chunk_rows = logits_rows(model.vocab_size) if rows is None else rows

@@ -40,7 +40,7 @@ def table(chosen: argparse.Namespace) -> list[str]:
     from prelude.models.gguf.directory import open_directory
     from prelude.models.memory import available_memory
     from prelude.models.precision import choose
-    from prelude.models.weights import weight_bytes
+    from prelude.models.weight_source import weight_bytes
 
     config = EngineConfig(max_memory=chosen.max_memory, quantization=chosen.quantization)
     top = config.max_top if chosen.max_top is None else EngineConfig(max_top=chosen.max_top).max_top

@@ -50,11 +50,13 @@ from prelude.models.kernels import wide
 from prelude.models.packed import PackedLinear
 from prelude.models.precision import Precision
 from prelude.models.precision import choose as choose_precision
+from prelude.models.read_weights import load_weights
 from prelude.models.recurrent import StepStates, room_of
 from prelude.models.spec import Attention as Heads
 from prelude.models.spec import ChoiceHead, ModelSpec
 from prelude.models.transformer import Run, Transformer, kept_width
-from prelude.models.weights import ModelWeights, WeightSource, load_weights
+from prelude.models.weight_source import WeightSource
+from prelude.models.weights import ModelWeights
 
 _LOGITS_BYTES = 64 << 20
 """Default bytes of one chunk of logits."""

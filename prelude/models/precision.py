@@ -14,7 +14,7 @@ from prelude.models.kernels import wide
 from prelude.models.packed import Packing
 from prelude.models.packed_file import PRODUCED, Converted
 from prelude.models.spec import ModelSpec
-from prelude.models.weights import WeightSource
+from prelude.models.weight_source import WeightSource
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -13,7 +13,7 @@ import torch
 from prelude.batch import OneShotBatch
 from prelude.models.kernels import Product, activate, layer_norm, rms_norm, rotate, wide, write_pool
 from prelude.models.ops import FEW_ROWS, Linear, RotaryTable
-from prelude.models.weights import interleave
+from prelude.models.read_weights import interleave
 from tests.checkpoints import save_model
 from tests.execution.helpers import Model, all_logprobs, hidden, prompts, random_ids, run
 

@@ -18,11 +18,11 @@ import torch
 from prelude import Engine, EngineConfig, default_model
 from prelude.errors import CheckpointError, InsufficientMemory, ModelError
 from prelude.models import checkpoint as checkpoint_module
-from prelude.models import weights
+from prelude.models import read_weights
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
+from prelude.models.read_weights import load_weights
 from prelude.models.safetensors_file import SafetensorsFile
-from prelude.models.weights import load_weights
 from tests.checkpoints import TINY, make_checkpoint, write_checkpoint
 from tests.patience import shown
 
@@ -206,8 +206,7 @@ PEAK = """
 import re, sys, torch
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
-from prelude.models import weights
-from prelude.models.weights import load_weights
+from prelude.models.read_weights import load_weights
 def now(key):
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
 torch.ones(1 << 20, dtype=torch.bfloat16).to(torch.float32).sum()  # torch's own buffers are not the loader's
@@ -263,7 +262,7 @@ def test_memory_that_ends_while_loading(failure: Exception, tmp_path: Path, monk
         raise failure
 
     make_checkpoint(tmp_path)
-    monkeypatch.setattr(weights, "load_weights", fail)
+    monkeypatch.setattr(read_weights, "load_weights", fail)
     with pytest.raises(InsufficientMemory, match=r"ended while loading; weights and states need \d+ bytes"):
         Engine.from_pretrained(tmp_path, config=EngineConfig(kv_blocks=8))
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from prelude.errors import CheckpointError, ModelError, UnsupportedModel
 from prelude.models.config import ModelConfig
-from prelude.models.weights import load_weights
+from prelude.models.read_weights import load_weights
 from tests.encoders import VARIANTS, write_encoder
 from tests.models.configs import HOSTILE, refusals
 from tests.models.conftest import open_checkpoint, refused

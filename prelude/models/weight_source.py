@@ -1,0 +1,59 @@
+"""The methods of a checkpoint that readers of weights use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from prelude.models.gguf.blocks import Blocks
+from prelude.models.packed import Packing
+from prelude.models.packed_file import Converted, Kept
+from prelude.models.spec import (
+    ModelSpec,
+)
+
+
+class WeightSource(Protocol):
+    """The used methods of a checkpoint."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def tensor(self, name: str) -> Tensor: ...
+
+    def finite(self, name: str) -> Tensor: ...
+
+    def in_blocks(self, name: str) -> bool:
+        """Whether a weight is stored in blocks of a few bits."""
+
+    def blocks(self, name: str) -> Blocks:
+        """A weight that is ``in_blocks``."""
+
+    @property
+    def converted(self) -> Converted | None:
+        """What packed weights were made for; None where there are none."""
+
+    def packed(self, names: Sequence[str]) -> tuple[Tensor, Kept] | None:
+        """The words of the weight that was packed of ``names``, and their description; None where they are stored as
+        weights."""
+
+
+class SizedSource(Protocol):
+    """The used methods of a checkpoint for the number of bytes of its weights."""
+
+    def nbytes(self, dtype: torch.dtype, keep: str = "") -> int: ...
+
+
+def weight_bytes(source: SizedSource, spec: ModelSpec, dtype: torch.dtype, packing: Packing | None) -> int:
+    """About the bytes that ``load_weights`` will hold: a byte for each weight of the layers and of the LM head where
+    they are of int8, beside the others in ``dtype``."""
+    if packing != "int8":
+        return source.nbytes(dtype, keep="BF16" if packing == "widened" else "")
+    matrices = [shape for layer in spec.layers for _, shape in layer.tensors() if len(shape) == 2]
+    if spec.lm_head is not None:
+        matrices.append((spec.embeddings.vocab, spec.hidden))
+    quantized = sum(math.prod(shape) for shape in matrices)
+    return quantized + max(0, spec.num_parameters() - quantized) * dtype.itemsize
