@@ -21,7 +21,7 @@ from prelude.readouts.base import (
     means,
 )
 
-_ONE_ROW = {"cls": 0, "last": -1}
+_ONE_ROW = ("cls", "last")
 _RUN = 256  # rows of an item that are in memory at a time
 _SEVERAL = ("mean", "max", "mean_sqrt_len_tokens", "weightedmean")
 

@@ -181,6 +181,8 @@ def test_embeddings(make_engine: Make, oracle: Oracle) -> None:
         assert np.asarray(unit) == pytest.approx(want / np.linalg.norm(want), abs=1e-4)
         cut = engine.embed(STATE, pooling=pooling, dimensions=10)
         assert np.asarray(cut) == pytest.approx(want[:10] / np.linalg.norm(want[:10]), abs=1e-4)
+    several = engine.embed(STATE, pooling=["last", "mean"], normalize=False)
+    assert np.asarray(several) == pytest.approx(np.concatenate([hidden[-1], hidden.mean(0)]), abs=1e-4)
     assert engine.stats()["lm_head_rows"] == 0, "an embedding never meets the vocabulary"
 
 

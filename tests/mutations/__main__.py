@@ -6,9 +6,9 @@
     python -m tests.mutations --check               only looks whether each edit's old text stands in its file once
     python -m tests.mutations --json results.json   keeps the verdicts; verdicts of other edits stay in the file
 
-An edit is *killed* where a test with one of its marks fails, or takes ten times as long as without the edit and is
-ended for it; *survived* where all pass, *not shown* where none ran, *unclear* where the tests ran out of time, as
-they also do on a loaded machine.
+An edit is *killed* where a test with one of its marks fails, ends the process, or takes ten times as long as without
+the edit and is ended for it; *survived* where all pass, *not shown* where none ran, *unclear* where the tests ran out
+of time, as they also do on a loaded machine.
 At the end the tests that failed run in the unedited copy, where they have to pass.
 
 The edits are made in a copy of the tree with the built extensions, below the temporary directory. An edit of a file
@@ -95,7 +95,7 @@ def verdict(tests: WarmTests, edit: Edit, patience: float) -> tuple[str, str]:
     try:
         if edit.native and (wrong := build(root)):
             return "unclear", wrong
-        options = ["-x", "-v", f"--timeout={TEST_SECONDS * patience}", "--timeout-method=thread"]
+        options = ["-x", "-vv", f"--timeout={TEST_SECONDS * patience}", "--timeout-method=thread"]
         shown = ["--shows", ",".join(edit.marks)]
         status, output = tests.run([*options, *shown, *files], SECONDS * patience)
     finally:
@@ -117,21 +117,29 @@ def verdict(tests: WarmTests, edit: Edit, patience: float) -> tuple[str, str]:
         return out_of_time(tests, output, TEST_SECONDS * patience)
     if status == -1:
         return "unclear", f"the tests took more than {SECONDS * patience:.0f} s"
+    if status < -1 and (test := not_ended(output)):
+        return "killed", f"{test}: ended by signal {-status}"
     return "unclear", last
+
+
+def not_ended(output: str) -> str | None:
+    """The test that had begun when the process ended."""
+    begun = re.findall(r"^(tests/\S+\.py::\S.*?) *$", output, re.MULTILINE)  # a line without a verdict behind it
+    left = [name for name in begun if not re.search(r" (PASSED|SKIPPED|XFAIL|FAILED|ERROR)\b", name)]
+    return left[-1] if left else None
 
 
 def out_of_time(tests: WarmTests, output: str, limit: float) -> tuple[str, str]:
     """Of a test that was ended, by itself and without the edit."""
-    begun = re.findall(r"^(tests/\S+\.py::\S.*?) *$", output, re.MULTILINE)  # a line without a verdict behind it
-    ended = [name for name in begun if not re.search(r" (PASSED|SKIPPED|XFAIL|FAILED|ERROR)\b", name)]
-    if not ended:
+    test = not_ended(output)
+    if test is None:
         return "unclear", "a test ran out of time"
     began = time.monotonic()
-    status, _ = tests.run([ended[-1]], limit)
+    status, _ = tests.run([test], limit)
     seconds = time.monotonic() - began
     if status == 0 and seconds < limit / 10:
-        return "killed", f"{ended[-1]}: more than {limit:.0f} s, and {seconds:.0f} s without the edit"
-    return "unclear", f"{ended[-1]} ran out of time, and took {seconds:.0f} s without the edit"
+        return "killed", f"{test}: more than {limit:.0f} s, and {seconds:.0f} s without the edit"
+    return "unclear", f"{test} ran out of time, and took {seconds:.0f} s without the edit"
 
 
 def build(root: Path) -> str:

@@ -29,15 +29,19 @@ EDITS = (
         "the_last_token_is_the_one_before",
         "26 A19",
         (
-            POOLED,
-            "            return rows.vectors(self.rows[self.indptr[1:] - 1])",
-            "            return rows.vectors(self.rows[self.indptr[1:] - 1] - 1)",
+            "prelude/admission/pooled.py",
+            "    rows = np.array([n - 1] if pooling",
+            "    rows = np.array([n - 2] if pooling",
         ),
     ),
     edit(
         "last_rows_are_the_first",
-        "26",
-        ("prelude/readouts/pooled.py", '_ONE_ROW = {"cls": 0, "last": -1}', '_ONE_ROW = {"cls": 0, "last": -2}'),
+        "26 A19",
+        (
+            POOLED,
+            "            return rows.vectors(self.rows[self.indptr[1:] - 1])",
+            "            return rows.vectors(self.rows[self.indptr[:-1]])",
+        ),
     ),
     edit(
         "a_label_that_begins_another_counts_twice",

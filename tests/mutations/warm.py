@@ -33,17 +33,17 @@ def in_fork(arguments: list[str], seconds: float, output: str) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-    ends = time.monotonic() + seconds
-    pause = 0.01
+    slept, pause = 0.0, 0.01  # the time is counted in sleeps: while both processes are stopped it stands still
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             break
-        if time.monotonic() > ends:
+        if slept > seconds:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return -1
         time.sleep(pause)
+        slept += pause
         pause = min(0.25, pause * 1.5)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # processes that a test left
