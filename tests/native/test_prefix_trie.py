@@ -24,7 +24,21 @@ def test_a_shared_prefix_is_stored_once(options: dict[str, int]) -> None:
     assert [len(n["children"]) for n in dump if n["depth"] == 10] == [3]
     shared = [trie.match(ids(*SHARED, *b)).blocks[:10].tolist() for b in BRANCHES]
     assert shared[0] == shared[1] == shared[2]
+    again = ids(*SHARED, *BRANCHES[0])
+    made = trie.insert(again, trie.allocate(12))
+    assert (made.num_taken, len(made.duplicates), trie.num_nodes) == (0, 12, 10 + 2 + 2 + 4)
     trie.audit()
+
+
+@pytest.mark.feature("E2")
+def test_a_path_that_grows_is_younger_than_the_others() -> None:
+    _, trie = make()
+    for tokens in (ids(1), ids(2)):
+        trie.insert(tokens, trie.allocate(1))
+    trie.insert(ids(1, 3), trie.allocate(1), 0, 1)
+    trie.audit()
+    assert trie.evict(1) == 1
+    assert trie.match(ids(2)).num_blocks == 0 and trie.match(ids(1, 3)).num_blocks == 2
 
 
 @pytest.mark.feature("B3")
