@@ -59,6 +59,12 @@ def test_same_bits_through_either_class_and_either_path(make_engine: Make) -> No
     assert {r.stats.execution_class for r in direct + queued} == {"oneshot"}
     assert {r.stats.execution_class for r in decoded} == {"decode"}
     assert [r.token_ids for r in direct] == [r.token_ids for r in queued] == [r.token_ids for r in decoded]
+    drawn = [
+        Generate(p, SamplingParams(max_tokens=1, temperature=2.0, seed=i, ignore_eos=True))
+        for p in prompts
+        for i in range(3)
+    ]
+    assert [engine.run(one).token_ids for one in drawn] == [forced.run(one).token_ids for one in drawn]
     state = engine.run(task(3))
     again = asyncio.run(AsyncEngine(engine).run(task(3)))
     assert bits(state) == bits(again)

@@ -132,11 +132,20 @@ EDITS = (
     ),
     edit(
         "a_step_with_a_fold_computes_it_for_each",
-        "N9",
+        "B6",
         (
             POOL,
             "    const int32_t borrowed = std::min(lease.ahead, leader.lease->promised);",
             "    const int32_t borrowed = 0;",
+        ),
+    ),
+    edit(
+        "blocks_are_taken_for_tokens_to_come",
+        "N9",
+        (
+            "prelude/scheduling/planner.py",
+            "    if not _grow_to(pool, request.held, request.cached_len + count):",
+            "    if not _grow_to(pool, request.held, request.cached_len + count + 50):",
         ),
     ),
 )
