@@ -6,8 +6,9 @@ slower than one, and by far. So while steps run, the time that each of their thr
 from Linux (``/proc/self/task/ID/schedstat``, which counts it):
 
     a thread waited for more than ``_SHARED`` of a window  ->  the next operations run without so many threads
-    none waited for ``pause`` seconds                      ->  all threads are tried again; each time that this was
-                                                               too early, ``pause`` is twice as long
+    none waited for ``pause`` seconds                      ->  all threads are tried again; each time that a thread
+                                                               waits before ``_SETTLED`` windows without waiting,
+                                                               ``pause`` is twice as long
 
 The count never passes torch's own (``torch.set_num_threads``, ``OMP_NUM_THREADS``), the processors that the process
 may run on, nor the quota of its control groups. Where the system counts no waiting, those bounds are all there is.
@@ -31,6 +32,7 @@ _WINDOW = 0.02  # seconds over which waiting is summed up
 _SHARED = 0.25  # of a window; a thread that wakes for a moment, as a caller's own does, takes far less
 _PAUSE = (0.25, 30.0)  # seconds until all threads are tried again: at first, and at most
 
+_SETTLED = 10  # windows; a process that works for a moment each second does not keep steps from their threads
 _STALE = 1.0  # seconds after which waiting that was read before a step says nothing of it
 _ALL = 1 << 30
 
@@ -140,7 +142,8 @@ class Governor:
         self._waited = waited or (lambda size: self._own.team.waited(size))
         self._clock = clock
         self._bound = processors()
-        self._pause, self._until, self._raised = _PAUSE[0], 0.0, 0.0
+        self._pause, self._until = _PAUSE[0], 0.0
+        self._free = _SETTLED  # windows without waiting since all threads were tried
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
 
@@ -177,12 +180,14 @@ class Governor:
     def _learn(self, held_up: int, size: int, now: float) -> None:
         if held_up:
             if size > 1:
-                early = now - self._raised < max(1.0, self._pause)
+                early = self._free < _SETTLED
                 self._pause = min(2 * self._pause, _PAUSE[1]) if early else _PAUSE[0]
                 self.allowed = max(1, size - held_up)
             self._until = now + self._pause
-        elif size == self.allowed and now >= self._until:
-            self.allowed, self._raised = _ALL, now
+            return
+        self._free += 1
+        if size == self.allowed and now >= self._until:
+            self.allowed, self._free = _ALL, 0
 
 
 GOVERNOR = Governor()

@@ -98,6 +98,16 @@ def test_attempts_that_fail_grow_rare(machine: Machine) -> None:
 
 
 @governed
+def test_moments_of_other_work_take_the_threads_for_moments(machine: Machine) -> None:
+    """Another process works for 30 ms of each second: all four threads run most of the time."""
+    counts = []
+    for _ in range(60):
+        machine.step(0.03, 0.6, 0.6, 0.6, 0.6)
+        counts += [machine.step(0.01) for _ in range(97)]
+    assert counts.count(4) > 0.6 * len(counts)
+
+
+@governed
 def test_what_the_caller_has_set_is_the_most(machine: Machine) -> None:
     torch.set_num_threads(2)
     assert machine.step(1.0) == 2
