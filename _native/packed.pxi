@@ -191,9 +191,9 @@ def int8_row_words(int64_t inputs):
     return row_words(inputs, Packing.int8)
 
 
-def packed_matmul(uintptr_t x, int64_t x_stride, bint half, uintptr_t words, uintptr_t bias, uintptr_t out,
-                  int64_t out_stride, bint out_half, int64_t rows, int64_t inputs, int64_t outputs,
-                  int packing, bint adds, int threads):
+cpdef packed_matmul(uintptr_t x, int64_t x_stride, bint half, uintptr_t words, uintptr_t bias, uintptr_t out,
+                    int64_t out_stride, bint out_half, int64_t rows, int64_t inputs, int64_t outputs,
+                    int packing, bint adds, int threads):
     """``out = x @ weight.T + bias``, or ``out += ...`` where it ``adds``. ``bias`` is float32 [outputs], or 0."""
     cdef PackedArgs args
     cdef cbool done

@@ -48,10 +48,7 @@ def is_half(x) -> bool:
     return _type_is_half(x.dtype)
 
 
-def norm_tensor(x, float eps, gain, dtype, out=None):
-    """RMSNorm over the rows of float32 ``x`` [T, width]. ``gain`` [width] is None where the next weight has it inside.
-    ``out`` [T or more, width] of ``dtype`` takes the result; its first T rows are returned. The values of a row lie
-    side by side."""
+cdef _normed(str name, x, float eps, gain, dtype, out, bint centred, bias):
     cdef object size = x.shape, of_out
     cdef int64_t rows = _entry(size, 0), width = _entry(size, 1)
     if out is None:
@@ -61,10 +58,23 @@ def norm_tensor(x, float eps, gain, dtype, out=None):
     of_out = out.shape
     if (of_out != size or x.dtype is not _float32 or out.dtype is not dtype
             or (dtype is not _float32 and dtype is not _bfloat16)):
-        raise ValueError(f"RMSNorm of {x.dtype} {list(size)} into {out.dtype} {list(of_out)}")
+        raise ValueError(f"{name} of {x.dtype} {list(size)} into {out.dtype} {list(of_out)}")
     norm_rows(<uintptr_t>x.data_ptr(), _entry(x.stride(), 0), _address_of(gain), <uintptr_t>out.data_ptr(),
-              _entry(out.stride(), 0), dtype is _bfloat16, rows, width, eps, _num_threads())
+              _entry(out.stride(), 0), dtype is _bfloat16, rows, width, eps, _num_threads(), centred,
+              _address_of(bias))
     return out
+
+
+def norm_tensor(x, float eps, gain, dtype, out=None):
+    """RMSNorm over the rows of float32 ``x`` [T, width]. ``gain`` [width] is None where the next weight has it inside.
+    ``out`` [T or more, width] of ``dtype`` takes the result; its first T rows are returned. The values of a row lie
+    side by side."""
+    return _normed("RMSNorm", x, eps, gain, dtype, out, False, None)
+
+
+def layer_norm_tensor(x, float eps, gain, bias, dtype, out=None):
+    """LayerNorm; see ``norm_tensor`` for the arguments. ``bias`` [width] or None; ``out`` may be ``x``."""
+    return _normed("LayerNorm", x, eps, gain, dtype, out, True, bias)
 
 
 def rotate_tensor(heads, gain, float eps, table, positions) -> None:
@@ -116,6 +126,20 @@ cdef class Product:
         matmul_rows(<uintptr_t>x.data_ptr(), _entry(strides, 0), self.address, <uintptr_t>out.data_ptr(),
                     _entry(out_strides, 0), rows, self.inputs, self.outputs, self.half, of_type is _bfloat16, adds,
                     _num_threads())
+
+
+def multiply_packed(x, out, uintptr_t words, uintptr_t bias, int64_t inputs, int64_t outputs, int packing,
+                    bint adds) -> None:
+    """``packed_matmul`` of the rows of ``x`` [T, inputs] into ``out`` [T, outputs]."""
+    cdef object size = x.shape, of_out = out.shape, strides = x.stride(), out_strides = out.stride()
+    cdef int64_t rows = _entry(size, 0)
+    if _entry(size, 1) != inputs or _entry(of_out, 0) != rows or _entry(of_out, 1) != outputs:
+        raise ValueError(f"{list(size)} by [{outputs}, {inputs}] into {list(of_out)}")
+    if _entry(strides, 1) != 1 or _entry(out_strides, 1) != 1:
+        raise ValueError(f"values of a row are not side by side: strides {strides}, {out_strides}")
+    packed_matmul(<uintptr_t>x.data_ptr(), _entry(strides, 0), _type_is_half(x.dtype), words, bias,
+                  <uintptr_t>out.data_ptr(), _entry(out_strides, 0), _type_is_half(out.dtype), rows, inputs, outputs,
+                  packing, adds, _num_threads())
 
 
 def activate_tensor(x, int64_t inner, kind, bint gated):

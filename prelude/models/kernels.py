@@ -22,6 +22,7 @@ from prelude._native import cpu
 from prelude._native.cpu import Product as Product
 from prelude._native.cpu import activate_tensor as activate
 from prelude._native.cpu import is_half as is_half
+from prelude._native.cpu import layer_norm_tensor as layer_norm
 from prelude._native.cpu import norm_tensor as rms_norm
 from prelude._native.cpu import rotate_tensor as rotate
 from prelude._native.cpu import write_pool_tensors as write_pool
@@ -73,36 +74,6 @@ def thread_ids(threads: int) -> list[int]:
 
 def address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
-
-
-def layer_norm(
-    x: Tensor,
-    eps: float,
-    gain: Tensor | None,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-    out: Tensor | None = None,
-) -> Tensor:
-    """LayerNorm; see ``rms_norm`` for the arguments. ``bias`` [width] or None; ``out`` may be ``x``."""
-    rows, width = x.shape
-    out = torch.empty(rows, width, dtype=dtype) if out is None else out[:rows]
-    if out.shape != x.shape or x.dtype != torch.float32 or out.dtype != dtype:
-        raise ValueError(f"LayerNorm of {x.dtype} {list(x.shape)} into {out.dtype} {list(out.shape)}")
-    cpu.norm_rows(
-        x.data_ptr(),
-        x.stride(0),
-        address(gain),
-        out.data_ptr(),
-        out.stride(0),
-        is_half(out),
-        rows,
-        width,
-        eps,
-        torch.get_num_threads(),
-        True,
-        address(bias),
-    )
-    return out
 
 
 __all__ = [

@@ -195,25 +195,4 @@ class PackedLinear:
         return [self._words] if self.bias is None else [self._words, self.bias]
 
     def _multiply(self, x: Tensor, out: Tensor, adds: bool) -> None:
-        (rows, inputs), outputs = x.shape, self.outputs
-        if inputs != self.inputs or out.shape != (rows, outputs):
-            raise ValueError(f"{list(x.shape)} by [{outputs}, {self.inputs}] into {list(out.shape)}")
-        (stride, step), (out_stride, out_step) = x.stride(), out.stride()
-        if step != 1 or out_step != 1:
-            raise ValueError(f"values of a row are not side by side: strides {x.stride()}, {out.stride()}")
-        cpu.packed_matmul(
-            x.data_ptr(),
-            stride,
-            is_half(x),
-            self._at,
-            self._bias_at,
-            out.data_ptr(),
-            out_stride,
-            is_half(out),
-            rows,
-            inputs,
-            outputs,
-            self._packing,
-            adds,
-            torch.get_num_threads(),
-        )
+        cpu.multiply_packed(x, out, self._at, self._bias_at, self.inputs, self.outputs, self._packing, adds)
