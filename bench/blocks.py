@@ -42,14 +42,21 @@ class Times:
         return [b / s for b, s in zip(self.of[base], self.of[side])]
 
 
-def blocks(runs: Mapping[str, Run], rounds: int, seconds: float = 0.004) -> Times:
+def blocks(
+    runs: Mapping[str, Run], rounds: int, seconds: float = 0.004, warm: bool = True, rest: float = 0.0
+) -> Times:
+    """``warm``: each side is called once more before the call that says how many make a block. ``rest``: seconds
+    before each side's turn, for libraries whose threads go on spinning after one."""
     counts = {}
     for name, run in runs.items():
-        run(1)
+        if warm:
+            run(1)
         counts[name] = max(1, round(seconds / max(run(1), 1e-7)))
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in watched(range(rounds), "measuring", "rounds", rounds):
         for name, run in runs.items():
+            if rest:
+                time.sleep(rest)
             if counts[name] > 1:
                 run(1)
             taken[name].append(max(run(counts[name]), 1e-9) / counts[name])

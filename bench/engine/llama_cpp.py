@@ -6,11 +6,18 @@ goes over a socket.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from pathlib import Path
+from typing import Protocol
 
-Said = Callable[[list[list[int]]], list[float]]
-"""Prompts to the logprob of the next token's best candidate."""
+
+class Said(Protocol):
+    """A decoder that says ``tokens`` tokens after each prompt, the best candidates."""
+
+    def __call__(self, prompts: list[list[int]], tokens: int = 1) -> list[float]:
+        """The logprob of each first token."""
+
+
 CONTEXT = 1024  # tokens of a sequence
 TYPES = ("BF16", "Q8_0")
 
@@ -20,7 +27,10 @@ def write_gguf(source: Path, path: Path, kind: str) -> Path:
     from tests.engine.test_gguf import add_tokenizer
     from tests.gguf_files import write_model
 
-    return write_model(source, path, kind, add_tokenizer)
+    vocab = json.loads((source / "config.json").read_text())["vocab_size"]
+    part = path.with_suffix(".part")
+    write_model(source, part, kind, lambda writer: add_tokenizer(writer, vocab))
+    return part.rename(path)
 
 
 class LlamaCpp:
@@ -43,13 +53,20 @@ class LlamaCpp:
         wanted.verbosity = 0
         self._server = xllamacpp.Server(wanted)
 
-    def top(self, prompts: list[list[int]], count: int) -> list[list[tuple[int, float]]]:
-        """For each prompt the next token's ``count`` best candidates, their ids and logprobs."""
-        body = {"prompt": prompts, "max_tokens": 1, "logprobs": count, "temperature": 0.0, "cache_prompt": False}
+    def top(self, prompts: list[list[int]], count: int, tokens: int = 1) -> list[list[tuple[int, float]]]:
+        """For each prompt the next token's ``count`` best candidates, their ids and logprobs. ``tokens`` are said."""
+        body = {
+            "prompt": prompts,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "logprobs": count,
+            "temperature": 0.0,
+            "cache_prompt": False,
+        }
         found = self._server.handle_completions(body)
         by_prompt = sorted(found["choices"], key=lambda choice: int(choice["index"]))
         tokens = [choice["logprobs"]["content"][0]["top_logprobs"] for choice in by_prompt]
         return [[(int(one["id"]), float(one["logprob"])) for one in best] for best in tokens]
 
-    def say(self, prompts: list[list[int]]) -> list[float]:
-        return [best[0][1] for best in self.top(prompts, 1)]
+    def say(self, prompts: list[list[int]], tokens: int = 1) -> list[float]:
+        return [best[0][1] for best in self.top(prompts, 1, tokens)]

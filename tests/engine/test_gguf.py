@@ -20,16 +20,17 @@ PROMPTS = ["The committee shall publish", "1, 2, 3,", "Once upon a time there wa
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}{{ eos_token }}"
 
 
-def add_tokenizer(writer: Any) -> None:
-    """The packaged tokenizer's tokens, cut into words as GPT-2 does."""
+def add_tokenizer(writer: Any, vocab: int = 0) -> None:
+    """The packaged tokenizer's tokens, cut into words as GPT-2 does, and unused ones up to ``vocab``."""
     file = json.loads((packaged() / "tokenizer.json").read_text(encoding="utf-8"))
     added = {token["id"]: token["content"] for token in file["added_tokens"]}
     tokens = {**{token: text for text, token in file["model"]["vocab"].items()}, **added}
     count = max(tokens) + 1
+    unused = [f"<unused {token}>" for token in range(count, vocab)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([tokens[token] for token in range(count)])
-    writer.add_token_types([3 if token in added else 1 for token in range(count)])
+    writer.add_token_list([*(tokens[token] for token in range(count)), *unused])
+    writer.add_token_types([*(3 if token in added else 1 for token in range(count)), *(5 for _ in unused)])
     writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in file["model"]["merges"]])
     writer.add_eos_token_id(0)
     writer.add_chat_template(TEMPLATE)
