@@ -32,10 +32,12 @@ cdef cnp.ndarray _int32_sequence(object x, str name):
 
 
 cdef Py_ssize_t _length_of_ids(object x) except? -2:
-    """Of a list or tuple, or of a flat int32 array; -1 for anything else."""
+    """Of a list or tuple, or of a flat array of int32 or int64; -1 for anything else."""
+    cdef cnp.ndarray a
     if cnp.PyArray_Check(x):
         a = <cnp.ndarray>x
-        if cnp.PyArray_TYPE(a) == cnp.NPY_INT32 and cnp.PyArray_NDIM(a) == 1 and cnp.PyArray_ISCARRAY_RO(a):
+        if (cnp.PyArray_NDIM(a) == 1 and cnp.PyArray_ISCARRAY_RO(a)
+                and cnp.PyArray_TYPE(a) in (cnp.NPY_INT32, cnp.NPY_INT64)):
             return _len(a)
         return -1
     return PySequence_Fast_GET_SIZE(x) if isinstance(x, (list, tuple)) else -1
@@ -43,13 +45,15 @@ cdef Py_ssize_t _length_of_ids(object x) except? -2:
 
 cdef cbool _copy_ids(object x, Py_ssize_t n, int64_t limit, int32_t* out) noexcept:
     if cnp.PyArray_Check(x):
+        if cnp.PyArray_TYPE(<cnp.ndarray>x) == cnp.NPY_INT64:
+            return c_copy_long_below(<const int64_t*>cnp.PyArray_DATA(<cnp.ndarray>x), n, limit, out)
         return c_copy_below(_data(<cnp.ndarray>x), n, limit, out)
     return copy_numbers_below(PySequence_Fast_ITEMS(x), n, limit, out)
 
 
 def ids_below(object x, int64_t limit):
-    """A new int32 array of a list or tuple of plain ints, or of a flat int32 array, all in [0, limit); None where
-    anything else is in it."""
+    """A new int32 array of a list or tuple of plain ints, or of a flat array of int32 or int64, all in [0, limit);
+    None where anything else is in it."""
     cdef Py_ssize_t n = _length_of_ids(x)
     if n < 0:
         return None
@@ -67,6 +71,84 @@ def ids_once(object x, int64_t limit):
         return None
     cdef int64_t left = c_sort_once(_data(ids), _len(ids), limit)
     return ids if left == _len(ids) else ids[:left]
+
+
+cdef class SameIds:
+    """``ids_once`` for one caller, whose lists are often the same as the time before.
+
+    A list that holds the very integers of the list before is not read again: integers cannot change, and since they
+    are held here, no other object has their address. They are held from the second of two lists on that begin and
+    end alike, so that lists which differ each time cost nothing more. The array of such lists is one array, which is
+    not to be written."""
+    cdef int64_t _limit
+    cdef tuple _held
+    cdef object _ids
+    cdef PyObject* _first  # of the list before: compared, never followed
+    cdef PyObject* _last
+    cdef Py_ssize_t _count
+
+    def __cinit__(self, int64_t limit):
+        self._limit = limit
+        self._held = ()
+        self._count = -1
+
+    def of(self, object x):
+        cdef Py_ssize_t n
+        cdef PyObject** items
+        cdef tuple held
+        if not isinstance(x, (list, tuple)):
+            return ids_once(x, self._limit)
+        n, items = PySequence_Fast_GET_SIZE(x), PySequence_Fast_ITEMS(x)
+        if n == 0:
+            return ids_once(x, self._limit)
+        if n == len(self._held) and memcmp(items, PySequence_Fast_ITEMS(self._held), n * sizeof(PyObject*)) == 0:
+            return self._ids
+        if n != self._count or items[0] != self._first or items[n - 1] != self._last:
+            self._count, self._first, self._last = n, items[0], items[n - 1]
+            return ids_once(x, self._limit)
+        held = PyList_AsTuple(x) if isinstance(x, list) else PyTuple_GetSlice(x, 0, n)  # what a finaliser makes of the list meanwhile is not in it
+        ids = ids_once(held, self._limit)
+        if ids is not None:
+            self._held, self._ids = held, ids
+        return ids
+
+
+def best_of(object row, cnp.ndarray ids not None):
+    """The smallest id among those of ``ids`` whose entries of a float32 ``row`` without NaN are the largest."""
+    cdef cnp.ndarray a = <cnp.ndarray?>row
+    if cnp.PyArray_TYPE(a) != cnp.NPY_FLOAT32 or cnp.PyArray_NDIM(a) != 1 or not cnp.PyArray_ISCARRAY_RO(a):
+        raise TypeError("row is not a flat float32 array")
+    ids = _int32(ids, "ids")
+    if _len(ids) == 0:
+        raise ValueError("no ids")
+    if not c_all_below(_data(ids), _len(ids), _len(a)):
+        raise IndexError(f"an id is outside a row of {_len(a)}")
+    return c_best_of(<const float*>cnp.PyArray_DATA(a), _data(ids), _len(ids))
+
+
+def worked_rows(cnp.ndarray temperature not None, tables):
+    """The rows that take more than an argmax: those with a ``temperature`` above 0, and those with entries in one of
+    ``tables``, of which each is where every row's entries begin and end. And whether there is one of the former."""
+    cdef int64_t i, n = _len(temperature)
+    cdef cnp.ndarray indptr
+    cdef const float* t = <const float*>cnp.PyArray_DATA(temperature)
+    cdef const int32_t* p
+    cdef vector[char] worked
+    cdef bint drawn = False
+    if cnp.PyArray_TYPE(temperature) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISCARRAY_RO(temperature):
+        raise TypeError("temperature is not a flat float32 array")
+    worked.resize(n)
+    for i in range(n):
+        worked[i] = t[i] > 0
+        drawn |= t[i] > 0
+    for one in tables:
+        indptr = _int32(one, "indptr")
+        if _len(indptr) != n + 1:
+            raise ValueError(f"{_len(indptr)} places of entries for {n} rows")
+        p = _data(indptr)
+        for i in range(n):
+            worked[i] |= p[i + 1] > p[i]
+    return [i for i in range(n) if worked[i]], drawn
 
 
 cpdef bint any_nan(values) except -1:

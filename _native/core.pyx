@@ -14,12 +14,14 @@ from time import perf_counter as _perf_counter
 
 cimport cython
 cimport ndarray as cnp
+from cpython.list cimport PyList_AsTuple
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.tuple cimport PyTuple_GetSlice
 from libc.math cimport INFINITY, NAN, exp, log
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 

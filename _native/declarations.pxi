@@ -392,6 +392,9 @@ cdef extern from "prelude/chunks.hpp" namespace "prelude" nogil:
 
 cdef extern from "prelude/token_ids.hpp" namespace "prelude" nogil:
     cbool c_copy_below "prelude::copy_below"(const int32_t* ids, int64_t n, int64_t limit, int32_t* out)
+    cbool c_copy_long_below "prelude::copy_below"(const int64_t* ids, int64_t n, int64_t limit, int32_t* out)
+    cbool c_all_below "prelude::all_below"(const int32_t* ids, int64_t n, int64_t limit)
+    int32_t c_best_of "prelude::best_of"(const float* row, const int32_t* ids, int64_t n)
     int64_t c_sort_once "prelude::sort_once"(int32_t* ids, int64_t n, int64_t limit) except +
 
 

@@ -6,8 +6,31 @@
 
 namespace prelude {
 
+namespace {
+
+// The number that no id reaches: at most the first that is no int32.
+uint32_t bounded(int64_t limit) {
+  return static_cast<uint32_t>(limit < 0 ? 0 : limit > INT32_MAX ? int64_t{INT32_MAX} + 1 : limit);
+}
+
+// All of them are looked at, since a loop without an early end runs in vectors.
+bool ascending(const int32_t* ids, int64_t n) {
+  uint32_t wrong = 0;
+  for (int64_t i = 1; i < n; ++i) wrong |= ids[i - 1] >= ids[i] ? 1u : 0u;
+  return wrong == 0;
+}
+
+}  // namespace
+
+bool all_below(const int32_t* ids, int64_t n, int64_t limit) {
+  const uint32_t most = bounded(limit);
+  uint32_t outside = 0;
+  for (int64_t i = 0; i < n; ++i) outside |= static_cast<uint32_t>(ids[i]) >= most ? 1u : 0u;
+  return outside == 0;
+}
+
 bool copy_below(const int32_t* in, int64_t n, int64_t limit, int32_t* out) {
-  const auto most = static_cast<uint32_t>(limit < 0 ? 0 : limit > INT32_MAX ? int64_t{INT32_MAX} + 1 : limit);
+  const uint32_t most = bounded(limit);
   uint32_t outside = 0;
   for (int64_t i = 0; i < n; ++i) {
     out[i] = in[i];
@@ -16,9 +39,19 @@ bool copy_below(const int32_t* in, int64_t n, int64_t limit, int32_t* out) {
   return outside == 0;
 }
 
+bool copy_below(const int64_t* in, int64_t n, int64_t limit, int32_t* out) {
+  const uint64_t most = bounded(limit);
+  uint64_t outside = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = static_cast<int32_t>(in[i]);
+    outside |= static_cast<uint64_t>(in[i]) >= most ? 1u : 0u;
+  }
+  return outside == 0;
+}
+
 int64_t sort_once(int32_t* ids, int64_t n, int64_t limit) {
   constexpr int64_t kFew = 64;
-  if (std::adjacent_find(ids, ids + n, [](int32_t a, int32_t b) { return a >= b; }) == ids + n) return n;
+  if (ascending(ids, n)) return n;
   if (n < kFew) {
     std::sort(ids, ids + n);
     return std::unique(ids, ids + n) - ids;
@@ -30,6 +63,20 @@ int64_t sort_once(int32_t* ids, int64_t n, int64_t limit) {
     for (uint64_t left = present[word]; left != 0; left &= left - 1)
       ids[kept++] = static_cast<int32_t>(word * 64 + static_cast<size_t>(std::countr_zero(left)));
   return kept;
+}
+
+int32_t best_of(const float* row, const int32_t* ids, int64_t n) {
+  constexpr int64_t kLanes = 4;  // a comparison waits for the one before it in its lane alone
+  float lanes[kLanes] = {row[ids[0]], row[ids[0]], row[ids[0]], row[ids[0]]};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = std::max(lanes[lane], row[ids[i + lane]]);
+  for (; i < n; ++i) lanes[0] = std::max(lanes[0], row[ids[i]]);
+  const float largest = *std::max_element(lanes, lanes + kLanes);
+  int32_t best = INT32_MAX;
+  for (i = 0; i < n; ++i)
+    if (row[ids[i]] == largest) best = std::min(best, ids[i]);
+  return best;
 }
 
 }  // namespace prelude

@@ -4,7 +4,7 @@ from libc.stdint cimport uint8_t
 
 cdef extern from "prelude/ndarray.hpp" namespace "prelude::ndarray":
     ctypedef Py_ssize_t npy_intp
-    const int NPY_INT32, NPY_INT64, NPY_FLOAT64
+    const int NPY_INT32, NPY_INT64, NPY_FLOAT32, NPY_FLOAT64
 
 cdef extern from "prelude/ndarray.hpp":
     ctypedef class numpy.ndarray [object PyArrayObject, check_size ignore]:

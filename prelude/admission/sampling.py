@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude._native.core import ids_once
+from prelude._native.core import SameIds, ids_once
 from prelude.admission import validation
 from prelude.admission.context import AdmissionContext
 from prelude.admission.logprobs import top_limit
@@ -131,13 +131,17 @@ def resolve_choose(given: Any, rows: int, static: I32 | None, banned: I32, early
         return None
     if not callable(given):
         raise InvalidRequest(f"{shown(given)} cannot be called", field=field)
-    within, barred_early, barred_later = (_mask(ids, rows) for ids in (static, early, banned))
+    within = None if static is None else _mask(static, rows)
+    barred_early, barred_later = (_mask(ids, rows) if len(ids) else None for ids in (early, banned))
+    lists = SameIds(rows)
 
     def choose(output: list[int], waits: bool) -> I32:
         answer = given(list(output))
         if answer is None:
             return _NO_IDS if static is None else static
-        ids = token_ids(answer, field, rows, rows)
+        ids = lists.of(answer)
+        if ids is None:
+            ids = _checked_ids(answer, field, rows, rows)
         if within is not None:
             ids = ids[within[ids]]
         barred = barred_early if waits else barred_later
@@ -152,10 +156,8 @@ def resolve_choose(given: Any, rows: int, static: I32 | None, banned: I32, early
     return choose
 
 
-def _mask(ids: I32 | None, rows: int) -> Mask | None:
-    """[rows]: which of them are ``ids``; None where there is no list."""
-    if ids is None:
-        return None
+def _mask(ids: I32, rows: int) -> Mask:
+    """[rows]: which of them are ``ids``."""
     mask = np.zeros(rows, dtype=np.bool_)
     mask[ids] = True
     return mask

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from prelude._native.core import best_of
 from prelude.arrays import F32, F64, U64
 
 if TYPE_CHECKING:
@@ -86,10 +87,7 @@ def best(logits: npt.NDArray[np.float32], edits: LogitEdits, n: int) -> int:
     if first == last or seen[n] < seen[n + 1] or bias[n] < bias[n + 1] or ban[n] < ban[n + 1]:
         return int(edited(logits, edits, n).argmax())
     allowed = edits.allowed_ids[first:last]  # masked alone: the other ids are not looked at
-    if len(allowed) == 1:
-        return int(allowed[0])
-    values = logits.take(allowed)
-    return int(allowed[values == values.max()].min())
+    return best_of(logits, allowed)
 
 
 def distribution(logits: Logits, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> F64:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from prelude._native.core import TokenReadout
+from prelude._native.core import TokenReadout, worked_rows
 from prelude.arrays import F32, I32, U64
 from prelude.readouts.base import Output, Readout, Rows, bad_rows
 from prelude.readouts.draw import sample_token, uniforms
@@ -37,18 +37,9 @@ class LogitEdits:
     banned_indptr: I32
     banned_ids: I32
 
-    def touched(self) -> npt.NDArray[np.bool_]:
-        """[N]: the rows to which anything is done."""
-        touched = np.zeros(len(self.repetition), dtype=np.bool_)
-        for indptr, ids in (
-            (self.seen_indptr, self.seen_ids),
-            (self.bias_indptr, self.bias_ids),
-            (self.allowed_indptr, self.allowed_ids),
-            (self.banned_indptr, self.banned_ids),
-        ):
-            if len(ids):  # most steps have entries in one table
-                touched |= indptr[1:] > indptr[:-1]
-        return touched
+    def tables(self) -> tuple[I32, I32, I32, I32]:
+        """Where each row's entries begin and end, of every sparse part."""
+        return self.seen_indptr, self.bias_indptr, self.allowed_indptr, self.banned_indptr
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +101,16 @@ class SampleRows(TokenReadout, Readout):
         logprobs = np.zeros(count, np.float32) if self.logprobs or top else None
         top_ids = np.zeros((count, top), np.int32) if top else None
         top_logprobs = np.zeros((count, top), np.float32) if top else None
-        worked = self.temperature > 0  # rows that take more than an argmax
-        uniform = uniforms(self.seeds, self.steps) if worked.any() else np.zeros(count)
-        if self.edits is not None:
-            worked |= self.edits.touched()
-        any_worked = bool(worked.any())
+        worked, drawn = worked_rows(self.temperature, () if self.edits is None else self.edits.tables())
+        uniform = uniforms(self.seeds, self.steps) if drawn else np.zeros(count)
         for start, stop, some in rows.chunks(self.rows):
             finite[start:stop] = some.finite()
-            if not any_worked or not worked[start:stop].all():
+            these = worked[bisect_left(worked, start) : bisect_left(worked, stop)]
+            if len(these) < stop - start:
                 token_ids[start:stop] = some.argmax()
-            for n in (worked[start:stop] & finite[start:stop]).nonzero()[0].tolist() if any_worked else ():
-                token_ids[start + n] = sample_token(some.row(n), self, start + n, float(uniform[start + n]))
+            for n in these:
+                if finite[n]:
+                    token_ids[n] = sample_token(some.row(n - start), self, n, float(uniform[n]))
             if logprobs is not None:
                 index = np.arange(stop - start, dtype=np.int32)
                 logprobs[start:stop] = some.logprobs(index, token_ids[start:stop])

@@ -160,6 +160,21 @@ def test_an_array_that_is_written_later_is_not_looked_at_again(make_engine: Call
     assert engine.stats()["failed_steps"] == 0
 
 
+def test_a_list_that_is_written_in_place_is_looked_at_each_time(make_engine: Callable[..., Engine]) -> None:
+    chosen = [20, 21, 22]
+
+    def moves(output: list[int]) -> list[int]:
+        if len(output) >= 4:
+            chosen[1] = 100 + len(output)
+            return chosen[1:2] if len(output) % 2 else chosen
+        return chosen
+
+    text = make_engine().complete(PROMPT, params(moves)).token_ids
+    assert all(token in (20, 21, 22) for token in text[:4])
+    for at, token in enumerate(text[4:], 4):
+        assert token in ([100 + at] if at % 2 else [20, 100 + at, 22]), text
+
+
 def test_it_must_not_wait_for_the_engine(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
 

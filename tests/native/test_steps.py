@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass, replace
 
 import numpy as np
 import pytest
-from prelude._native.core import Maker, ids_below, ids_once
+from prelude._native.core import Maker, SameIds, best_of, ids_below, ids_once, worked_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,11 @@ def test_a_maker_makes_what_the_class_itself_makes() -> None:
             make(*wrong)
 
 
+KINDS = [list, tuple, lambda ids: np.array(ids, np.int32), lambda ids: np.array(ids, np.int64)]
 IDS = [0, 1, 255, 256, 99_999, 5, 6, 7] * 3
 
 
-@pytest.mark.parametrize("kind", [list, tuple, lambda ids: np.array(ids, np.int32)])
+@pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_copied_and_every_one_of_them_is_checked(kind: object) -> None:
     given = kind(IDS)  # type: ignore[operator]
     found = ids_below(given, 100_000)
@@ -53,7 +54,7 @@ def test_what_is_no_plain_int_or_too_large_is_not_taken(wrong: object) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 500, 3_000])
-@pytest.mark.parametrize("kind", [list, tuple, lambda ids: np.array(ids, np.int32)])
+@pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_sorted_and_each_is_there_once(kind: object, count: int) -> None:
     limit = 4_003  # no multiple of 64
     rng = np.random.default_rng(count)
@@ -66,6 +67,86 @@ def test_ids_are_sorted_and_each_is_there_once(kind: object, count: int) -> None
         for wrong in (-1, limit):
             assert ids_once(kind([*ids[:-1], wrong]), limit) is None  # type: ignore[operator]
     assert ids_once([1] * limit, limit) is not None and ids_once([1] * (limit + 1), limit) is None
+
+
+@pytest.mark.parametrize("wrong", [1 << 31, 1 << 32, (1 << 32) + 5, -1, -(1 << 63), (1 << 63) - 1])
+def test_a_wide_integer_of_an_array_is_not_cut_to_an_id(wrong: int) -> None:
+    assert ids_below(np.array([1, 2, wrong, 3]), 1 << 40) is None
+    assert ids_once(np.array([1, 2, wrong, 3]), 1 << 40) is None
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_that_comes_again_is_read_once_and_a_changed_one_anew(kind: object) -> None:
+    reader, rng, limit = SameIds(5_000), np.random.default_rng(0), 5_000
+    values = rng.permutation(limit)[:900].tolist()
+    found = [reader.of(kind(values)) for _ in range(4)]  # type: ignore[operator]
+    assert all(one is not None and one.tolist() == sorted(values) for one in found)
+    assert found[2] is found[1] and found[3] is found[1]  # the second was held
+    for at in (0, 450, 899):
+        for wrong in (True, -1, limit, "1", 1.0, 1 << 80):
+            assert reader.of(kind([*values[:at], wrong, *values[at + 1 :]])) is None  # type: ignore[operator]
+    for _ in range(60):  # the same list object, changed in one place or in its length
+        values[int(rng.integers(len(values)))] = int(rng.integers(limit))
+        if rng.random() < 0.1:
+            values.pop()
+        for _ in range(int(rng.integers(1, 4))):
+            again = reader.of(kind(values))  # type: ignore[operator]
+            assert again is not None and again.tolist() == sorted(set(values))
+    assert reader.of(kind([])).tolist() == []  # type: ignore[operator,union-attr]
+
+
+def test_an_address_that_another_integer_takes_is_not_the_integer_before() -> None:
+    """Integers of freed lists are made again at the same addresses, with other values."""
+    reader = SameIds(1 << 30)
+    for round in range(300):
+        values = [1_000_000 + (round * 7 + i) * 3 for i in range(40)]
+        for _ in range(3):
+            found = reader.of(values)
+            assert found is not None and found.tolist() == values
+        del values
+
+
+class Twofold(list):  # type: ignore[type-arg]
+    """Iterates over other items than it has."""
+
+    def __iter__(self) -> object:  # type: ignore[override]
+        return iter([1, 2, 3])
+
+
+def test_the_items_of_a_list_are_read_whatever_its_iterator_gives() -> None:
+    reader = SameIds(100)
+    for _ in range(4):
+        found = reader.of(Twofold([9, 8, 7]))
+        assert found is not None and found.tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 100, 1_001])
+def test_the_best_of_some_ids_is_the_smallest_of_the_largest(count: int) -> None:
+    rng = np.random.default_rng(count)
+    for levels in (2, 5, 1 << 20):  # many equal logits, few, none
+        row = rng.integers(-levels, levels, 2_000).astype(np.float32)
+        ids = rng.permutation(2_000)[:count].astype(np.int32)
+        assert best_of(row, ids) == min(ids[row[ids] == row[ids].max()])
+    row[:] = -np.inf
+    assert best_of(row, ids) == ids.min()
+    for wrong in (-1, 2_000):
+        with pytest.raises(IndexError, match="outside a row of 2000"):
+            best_of(row, np.array([*ids, wrong], np.int32))
+    with pytest.raises(ValueError, match="no ids"):
+        best_of(row, ids[:0])
+    with pytest.raises(TypeError, match="float32"):
+        best_of(row.astype(np.float64), ids)
+
+
+def test_rows_that_take_more_than_an_argmax() -> None:
+    cold, some = np.zeros(4, np.float32), np.array([0, 0, 2, 2, 2], np.int32)
+    assert worked_rows(cold, ()) == ([], False)
+    assert worked_rows(cold, (some, np.array([0, 0, 0, 0, 1], np.int32))) == ([1, 3], False)
+    assert worked_rows(np.array([0, 0, 0.5, 0], np.float32), (some,)) == ([1, 2], True)
+    with pytest.raises(ValueError, match="4 places of entries for 4 rows"):
+        worked_rows(cold, (some[:4],))
+    with pytest.raises(TypeError, match="float32"):
+        worked_rows(np.zeros(4), ())
 
 
 def test_large_arrays_are_their_holders_until_the_last_view_is_gone() -> None:

@@ -30,7 +30,7 @@ using npy_intp = Py_ssize_t;
 
 // The number of a type of so many bits: numpy names the C types, of which `long` is one or the other.
 inline constexpr int NPY_INT32 = sizeof(long) == 4 ? 7 : 5, NPY_INT64 = sizeof(long) == 8 ? 7 : 9;
-inline constexpr int NPY_FLOAT64 = 12;
+inline constexpr int NPY_FLOAT32 = 11, NPY_FLOAT64 = 12;
 
 struct DescrHead {
   PyObject_HEAD PyTypeObject* type;
