@@ -25,6 +25,7 @@ import linecache
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from prelude import default_model
+from tests.checkpoints import make_checkpoint
 
 SECONDS = 60  # a call; a loaded machine takes a fraction of one
 ENDS = {"MemoryError", "ExecutionError"}  # the errors of a call, beside its result
@@ -57,6 +61,8 @@ def verbs(engine: Any) -> dict[str, Callable[[], Any]]:
         "chat": lambda: engine.complete([{"role": "user", "content": "Hello there"}], params).token_ids,
         "loglikelihood": lambda: engine.loglikelihood("Two boats", " lay").total,
         "run_many": lambda: [one.token_ids for one in engine.run_many(same_words(params))],
+        "embed": lambda: engine.embed("Two boats lay at the quay.", pooling="mean").tolist(),
+        "classify": lambda: engine.classify("Two boats lay at the quay.").scores.tolist(),
     }
 
 
@@ -64,6 +70,14 @@ def same_words(params: Any) -> list[Any]:
     from prelude import Generate
 
     return [Generate([1 + i, 2, 3, 4 + i], params) for i in range(4)]
+
+
+def write_model(path: Path, verb: str) -> Path:
+    """A random checkpoint that serves ``verb``, with the packaged model's tokenizer and chat template."""
+    kind = "ForSequenceClassification" if verb == "classify" else "ForCausalLM"
+    make_checkpoint(path, kind=kind)
+    shutil.copy(default_model.path() / "tokenizer_config.json", path / "tokenizer_config.json")
+    return path
 
 
 def child(path: Path, verb: str, numbers: list[int], width: int) -> None:
@@ -193,7 +207,9 @@ def takes_from_a_shape(frame: str) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=["complete", "decide", "chat", "loglikelihood", "run_many"])
+    parser.add_argument(
+        "verb", choices=["complete", "decide", "chat", "loglikelihood", "run_many", "embed", "classify"]
+    )
     parser.add_argument("--from", dest="begin", type=int, default=0)
     parser.add_argument("--to", type=int, default=3000)
     parser.add_argument("--step", type=int, default=1)
@@ -204,10 +220,8 @@ def main() -> None:
     if given.child is not None:
         child(given.path, given.verb, given.child, given.width)
         return
-    from tests.checkpoints import make_checkpoint
-
     with tempfile.TemporaryDirectory() as folder:
-        path = given.path or make_checkpoint(Path(folder) / "model")
+        path = given.path or write_model(Path(folder) / "model", given.verb)
         numbers = list(range(given.begin, given.to, given.step))
         report = run(path, given.verb, numbers, given.width, lambda line: print(line, flush=True))
     print(dict(report.ends), f"; crashes inside torch at {report.torch_crashes}" if report.torch_crashes else "")

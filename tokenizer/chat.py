@@ -198,16 +198,22 @@ def _rendered(
 
 
 def _checked(prefix: str, run: Callable[..., Any], *args: Any) -> Any:
-    """``run(*args)``, with ``ChatTemplateError`` for its errors. The error is made outside of the handler: the
-    traceback of the first would keep the template's values alive."""
+    """``run(*args)``, with ``ChatTemplateError`` for its errors but ``MemoryError``: messages are not refused where
+    this process has no memory. The error is made outside of the handler: the traceback of the first would keep the
+    template's values alive."""
+    failure: str | None = None
     try:
         return run(*args)
     except ChatTemplateError as error:
         failure = str(error)
+    except MemoryError:
+        pass
     except RecursionError:
         failure = "the chat template is nested or recurses too deeply"
     except Exception as error:
         failure = prefix + _described(error)
+    if failure is None:
+        raise MemoryError("no memory is left for rendering a chat template")
     raise ChatTemplateError(failure)
 
 

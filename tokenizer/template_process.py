@@ -216,7 +216,7 @@ def _rendered(job: bytes) -> dict[str, Any]:
         bounds = Bounds(**given.pop("bounds"))
         return {"pieces": render_segments(given.pop("messages"), given.pop("chat_template"), bounds=bounds, **given)}
     except MemoryError:
-        return {"error": "the chat template's messages do not fit into the memory of its process"}
+        return {"error": "MemoryError: the chat template does not fit into the memory of its process"}
     except Exception as error:
         return {"error": str(error)[:2000]}
 

@@ -343,3 +343,22 @@ def test_an_error_keeps_no_value_of_the_template_alive() -> None:
             tracemalloc.stop()
 
     assert shown(lambda: kept() < 1_000_000, 5)
+
+
+@pytest.mark.fault(59)
+def test_messages_are_not_refused_where_this_process_has_no_memory() -> None:
+    """One allocation fails, then the next one: the text, or a ``MemoryError``."""
+    testcapi = pytest.importorskip("_testcapi", reason="this Python was built without its test module")
+    want, failed = render(CHATML), 0
+    for n in range(0, 600, 7):
+        got = ""
+        testcapi.set_nomemory(n, n + 1)
+        try:
+            got = render(CHATML)
+        except MemoryError:
+            failed += 1
+        finally:
+            testcapi.remove_mem_hooks()
+        assert got in ("", want), n
+        assert render(CHATML) == want
+    assert failed > 3
