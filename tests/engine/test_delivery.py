@@ -16,6 +16,7 @@ from prelude._native.core import Group
 from prelude import AsyncEngine, Engine
 from prelude.admission.prepared import Admitted, Outcome, Prepared
 from prelude.runtime.delivery import Outbox
+from prelude.scheduling.request import Request
 from prelude.text_streams import watching
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
@@ -138,10 +139,16 @@ class Result:
     """The result of a caller."""
 
 
+def requests_alive() -> int:
+    return sum(type(one) is Request for one in gc.get_objects())
+
+
 @pytest.mark.feature("Q10")
 def test_results_that_nobody_reads_are_let_go() -> None:
     """Fifty calls end and none of their results is looked at: nothing keeps a request, an end or a result."""
     made: list[weakref.ref[Result]] = []
+    gc.collect()
+    before = requests_alive()
 
     class Remembering(ToyPreparer):
         def prepare(self, task: Prepared) -> Admitted:
@@ -165,5 +172,6 @@ def test_results_that_nobody_reads_are_let_go() -> None:
             tasks.clear()
             gc.collect()
             assert not [one for one in made if one() is not None]
+            assert requests_alive() <= before
 
     asyncio.run(main())

@@ -118,6 +118,8 @@ async def main():
         results = await engine.run_many(tasks * 20)
         chunks = [chunk async for chunk in engine.generate("Once", params)]
         long = await engine.embed("a quiet harbour " * 400, pooling="last", truncation="tail")
+        requests = engine.stats()["requests"]
+        assert sum(requests.values()) > 60, requests
         print(len(results), chunks[-1].finish_reason, len(long))
 
 asyncio.run(main())

@@ -97,6 +97,8 @@ def test_cache_off_gives_the_same_numbers_and_keeps_nothing() -> None:
     core = make_core()
     tokens = prompt(40, 1)
     [never] = run(core, [last_logprob(tokens, cache="never")])
+    [text] = run(core, [chat(tokens, 3, cache="never")])
+    assert list(text.token_ids) == list(toy.generate(tokens.tolist(), 3))
     assert core.pool.allocator.num_free == core.pool.num_blocks
     run(core, [last_logprob(tokens)])
     [still] = run(core, [last_logprob(tokens, cache="never")])

@@ -47,12 +47,14 @@ def test_every_stage_takes_up_what_the_one_before_it_left() -> None:
     assert chunk_of(executor.batches[0]) == first_own[:16].tolist()
     core.step()
     assert chunk_of(executor.batches[1]) == first_own[16:].tolist() and first.state is State.DECODE
+    # The trie has its prompt now, for others to read while its text goes on.
+    assert trie.would_hit(np.concatenate([known, first_own])) == 5
     # Decode: a token a step, each batch one row, until the last.
     for _ in range(3):
         core.step()
     assert [type(batch) for batch in executor.batches[2:5]] == [DecodeBatch] * 3
     assert first.state is State.FINISHED and text(sink, first) == toy.generate([*known, *first_own], 4)
-    # The trie has its prompt now, and its place is the second one's, which reads the same two blocks.
+    # Its place is the second one's, which reads the same two blocks.
     assert trie.would_hit(np.concatenate([known, first_own])) == 5
     assert second.id not in sink.ends
     core.step()
