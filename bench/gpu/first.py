@@ -125,7 +125,8 @@ class FirstRun:
     # ------------------------------------------------------------------ kept results
 
     def _tell(self, end: End) -> None:
-        line = {"stage": end.stage, "key": "end", "how": end.how, "seconds": round(end.seconds, 1), "code": end.code}
+        line = {"stage": end.stage, "key": "end", "at": round(time.time(), 3), "how": end.how}
+        line |= {"seconds": round(end.seconds, 1), "code": end.code}
         with open(self.results, "a", encoding="utf-8") as file:
             file.write(("" if ends_with_a_line(self.results) else "\n") + json.dumps(line) + "\n")
 

@@ -13,19 +13,24 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from prelude.cuda import weights
+from prelude.cuda import own_trial, weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
+from prelude.cuda.own_matmul import OwnMatmuls
 
 from bench.gpu import clients, exactness, loads, models, stages
 from bench.gpu.models import RandomSource, qwen3
 from prelude import AsyncEngine
 from tests.cuda import twins
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
+from tests.parallel import simulated_gpus
 
 SMALL = qwen3(64, 1, 8, 512, head_dim=16, vocab=4096, positions=4096)
 
@@ -57,7 +62,31 @@ def shortened(times: Any) -> Any:
     return run
 
 
+class AtOnce(SimulatedDevice):
+    """Nothing waits: the trial compares behind each launch."""
+
+    def enqueue(self, name: str, operation: Callable[[], None]) -> None:
+        super().enqueue(name, operation)
+        self.close()
+
+
+def trial() -> None:
+    """The trial of the kernels for 16 rows, by their twins."""
+    passes = own_trial.passes
+
+    def passes_at(device: Any, rows: int, groups: int) -> bool:
+        twins.HEAD_DIM = 64 * groups
+        return passes(device, rows, groups)
+
+    own_trial.passes = passes_at
+    with tempfile.TemporaryDirectory() as folder:
+        own_trial.note(OwnMatmuls(AtOnce(torch.bfloat16), lambda work: 0.0, Path(folder) / "choices.json"), 16)
+
+
 def patch() -> None:
+    simulated_gpus.install()  # for ``from_pretrained``
+    loads.save_checkpoint = lambda config, folder, device: models.save_checkpoint(SMALL, folder)
+    torch.cuda.empty_cache = lambda: None
     loads.MODELS = {name: SMALL for name in models.MODELS}  # type: ignore[assignment]
     loads.VARIED = (12, 16)
     loads.Bench.executor = executor  # type: ignore[assignment, method-assign]
@@ -75,6 +104,7 @@ def patch() -> None:
     loads.chats = shortened(clients.chats)
     loads.chat_beside_decisions = lambda engine, repeats: clients.chat_beside_decisions(engine, 1)
     torch.cuda.synchronize = lambda *given: None  # type: ignore[assignment]
+    stages.TRIAL = ("tests.cuda.dry_run", "trial")
     stages.GPU_TESTS = "tests/cuda/test_padding.py"  # tests that run here stand for those that need a GPU
 
 
@@ -110,6 +140,9 @@ def break_at(kind: str, stage: stages.Stage) -> None:
 
 def main() -> int:
     torch.set_num_threads(1)
+    if sys.argv[1] == "trial":
+        trial()
+        return 0
     patch()
     for fault in os.environ.get("PRELUDE_DRY_FAULT", "").split(","):
         name, _, kind = fault.partition(":")
