@@ -130,7 +130,7 @@ class Forward:
             heads,
             self.counts,
             inputs.positions,
-            self.weights.rope_table,
+            layer.rope_table,
             (layer.q_gain, layer.k_gain),
             self.eps,
             inputs.slots,
@@ -181,7 +181,7 @@ class Forward:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """K and V of all rows, Q of the read ones."""
         queries, keys, values = self.counts
-        split, table = queries * self.head_dim, self.weights.rope_table
+        split, table = queries * self.head_dim, layer.rope_table
         kv = self._heads(normed.shape[0], keys + values)
         counts, gains = (0, keys, values), (None, layer.k_gain)
         pool, slots = self._pool(index), inputs.slots

@@ -36,6 +36,8 @@ class DeviceLayer:
     mlp_gain: Tensor
     q_gain: Tensor | None
     k_gain: Tensor | None
+    rope_table: Tensor
+    """[positions, D] cosines and sines; of angles of 0 in a layer that does not rotate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class DeviceWeights:
     final_gain: Tensor
     lm_head: Tensor | None  # the embeddings themselves where it is tied
     score: Tensor | None  # float32
-    rope_table: Tensor  # [positions, D] cosines and sines
+    rope_table: Tensor
+    """Of the first layer that rotates: as many rows as there are positions."""
 
     def tensors(self) -> Iterator[Tensor]:
         owners: tuple[Any, ...] = (self, *self.layers)
@@ -67,6 +70,20 @@ def rope_table(rope: Rope, positions: int) -> Tensor:
     frequencies, factor = rope.frequencies()
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies.to(torch.float32)
     return torch.cat([angles.cos() * factor, angles.sin() * factor], dim=1).contiguous()
+
+
+def rope_tables(device: Device, loader: Loader, spec: ModelSpec, positions: int) -> dict[Rope | None, Tensor]:
+    """One for each kind of rotation in ``spec``, that of a layer which rotates first."""
+    tables: dict[Rope | None, Tensor] = {}
+    for rope in sorted(dict.fromkeys(heads.rope for heads in spec.attentions), key=lambda rope: rope is None):
+        if rope is None:
+            half = spec.attention.head_dim // 2
+            table = torch.cat([torch.ones(positions, half), torch.zeros(positions, half)], dim=1)
+        else:
+            table = rope_table(rope, positions)
+        tables[rope] = device.empty(tuple(table.shape), torch.float32)
+        loader.to(table, tables[rope])
+    return tables
 
 
 class Loader:
@@ -115,7 +132,7 @@ class Loader:
             at += shape[0]
         return place
 
-    def layer(self, spec: Layer) -> DeviceLayer:
+    def layer(self, spec: Layer, tables: dict[Rope | None, Tensor]) -> DeviceLayer:
         f32 = torch.float32
         if spec.mixer_norm is None:
             raise ValueError("a layer without a norm before attention")
@@ -128,15 +145,15 @@ class Loader:
             mlp_gain=self.whole(f"{spec.mlp_norm.name}.weight", f32),
             q_gain=self.gain(spec.attention.q_norm),
             k_gain=self.gain(spec.attention.k_norm),
+            rope_table=tables[spec.attention.rope],
         )
 
 
 def load(device: Device, source: WeightSource, spec: ModelSpec, positions: int) -> DeviceWeights:
     """Everything ``spec`` needs out of ``source``, which may be closed when this returns. ``positions`` bounds the
-    rotary table. ``spec`` is one that ``check_supported`` lets pass."""
-    rope = spec.attention.rope
-    if rope is None or spec.final_norm is None:
-        raise ValueError("a model without rotary positions or without a final norm")
+    rotary tables. ``spec`` is one that ``check_supported`` lets pass."""
+    if spec.final_norm is None:
+        raise ValueError("a model without a final norm")
     loader = Loader(device, source)
     embeddings = loader.whole(f"{spec.embeddings.name}.weight", device.element)
     lm_head: Tensor | None = None
@@ -144,17 +161,15 @@ def load(device: Device, source: WeightSource, spec: ModelSpec, positions: int) 
         lm_head = loader.whole(f"{LM_HEAD}.weight", device.element)
     elif spec.lm_head == "tied":
         lm_head = embeddings
-    table = rope_table(rope, positions)
-    place = device.empty(tuple(table.shape), torch.float32)
-    loader.to(table, place)
+    tables = rope_tables(device, loader, spec, positions)
     classifier = spec.classifier
     loaded = DeviceWeights(
         embeddings,
-        tuple(map(loader.layer, watched(spec.layers, "loading", "layers", len(spec.layers)))),
+        tuple(loader.layer(layer, tables) for layer in watched(spec.layers, "loading", "layers", len(spec.layers))),
         loader.whole(f"{spec.final_norm.name}.weight", torch.float32),
         lm_head,
         None if classifier is None else loader.whole(f"{classifier.out.names[0]}.weight", torch.float32),
-        place,
+        next(iter(tables.values())),
     )
     device.mark().wait()
     return loaded

@@ -45,6 +45,22 @@ __device__ __forceinline__ void store_normed(const float4* x, float scale, const
     }
 }
 
+// A row of the table in float32: eight values a thread, or four where the width is a multiple of 4 only.
+__device__ __forceinline__ void widen_row(const element* from, int width, float4* to) {
+    if (width % 8 == 0) {
+        for (int i = threadIdx.x; i < width / 8; i += blockDim.x) {
+            const Eight v = ((const Eight*)from)[i];
+            to[2 * i] = make_float4(widen(v.v[0]), widen(v.v[1]), widen(v.v[2]), widen(v.v[3]));
+            to[2 * i + 1] = make_float4(widen(v.v[4]), widen(v.v[5]), widen(v.v[6]), widen(v.v[7]));
+        }
+        return;
+    }
+    for (int i = threadIdx.x; i < width / 4; i += blockDim.x) {
+        const element4 v = ((const element4*)from)[i];
+        to[i] = make_float4(widen(v.x), widen(v.y), widen(v.z), widen(v.w));
+    }
+}
+
 // ids[row] >= 0: a token. Below: token -1 - ids[row] of those that the step before has drawn on the device.
 extern "C" __global__ void embed_norm(const int* ids, const int* pending_tokens, const element* table, const float* gain,
                                       float eps, int width, float* x, element* normed) {
@@ -52,15 +68,10 @@ extern "C" __global__ void embed_norm(const int* ids, const int* pending_tokens,
     const long long row = blockIdx.x;
     int id = ids[row];
     if (id < 0) id = pending_tokens[-1 - id];
-    const int quads = width / 4;
-    const element4* from = (const element4*)(table + (long long)id * width);
     float4* to = (float4*)(x + row * width);
-    for (int i = threadIdx.x; i < quads; i += blockDim.x) {
-        const element4 v = from[i];
-        to[i] = make_float4(widen(v.x), widen(v.y), widen(v.z), widen(v.w));
-    }
+    widen_row(table + (long long)id * width, width, to);
     __syncthreads();
-    const float scale = scale_of(to, quads, eps, width);
+    const float scale = scale_of(to, width / 4, eps, width);
     store_normed(to, scale, gain, width, normed + row * width);
 }
 

@@ -189,23 +189,29 @@ def check_supported(spec: ModelSpec) -> None:
         mixer = layer.mixer
         if not isinstance(mixer, Attention):
             raise UnsupportedModel(
-                f"device='cuda': layers with a recurrent state ({type(mixer).__name__}) are not implemented; use "
+                f"device='cuda' does not implement layers with a recurrent state ({type(mixer).__name__}); use "
                 "device='cpu'"
             )
         lacks = {
             "attention with gates": mixer.gate,
             "attention over the whole prompt (an encoder)": not mixer.causal,
-            "attention without rotary positions": mixer.rope is None,
+            "attention without rotary positions in any layer": all(heads.rope is None for heads in spec.attentions),
             "attention with a soft cap or a scale of its own": bool(mixer.cap) or mixer.scale is not None,
             "rotation of a part of a head": mixer.rope is not None and mixer.rope.width != mixer.head_dim,
-            "rotary tables that differ between layers": mixer.rope != spec.attention.rope,
             "norms other than RMSNorm": any(norm.kind != "rms" for norm in layer.norms()),
             "norms with different eps": any(norm.eps != layer.mlp_norm.eps for norm in layer.norms()),
             "a model without a final RMSNorm of the same eps": (
                 final is None or final.kind != "rms" or final.eps != layer.mlp_norm.eps
             ),
-            "embeddings other than those of tokens": (
-                spec.embeddings.positions is not None or spec.embeddings.norm is not None
+            "embeddings other than those of tokens": any(
+                part is not None
+                for part in (
+                    spec.embeddings.positions,
+                    spec.embeddings.types,
+                    spec.embeddings.norm,
+                    spec.embeddings.projection,
+                    layer.entry,
+                )
             ),
             "a classification head other than one projection of the last token": (
                 head is not None and (head.dense is not None or head.pooling != "last")
@@ -220,7 +226,7 @@ def check_supported(spec: ModelSpec) -> None:
         }
         for part, needed in lacks.items():
             if needed:
-                raise UnsupportedModel(f"device='cuda': {part} is not implemented; use device='cpu'")
+                raise UnsupportedModel(f"device='cuda' does not implement {part}; use device='cpu'")
     _check_widths(spec)
 
 

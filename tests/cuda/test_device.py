@@ -319,7 +319,11 @@ def test_models_the_kernels_cannot_take_are_named(model: Model) -> None:
         (replace(spec, logit_cap=30.0), "soft caps of logits"),
         (replace(spec, embeddings=replace(spec.embeddings, scale=8.0)), "scaled embeddings"),
         (_changed(spec, {"causal": False}), "attention over the whole prompt"),
-        (_changed(spec, {"rope": None}), "without rotary positions"),
+        (_changed(spec, {"rope": None}), "without rotary positions in any layer"),
+        (
+            replace(spec, embeddings=replace(spec.embeddings, types="types", num_types=2)),
+            "other than those of tokens",
+        ),
         (_changed(spec, mixer_norm=None), "without a norm before attention"),
         (_changed(spec, norm_first=False), "norms behind the residual sum"),
         (_changed(spec, mlp_norm=replace(last.mlp_norm, kind="layer")), "norms other than RMSNorm"),

@@ -4,6 +4,7 @@ numbers."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,22 @@ def test_windows(windowed: Model, on_device: Callable[..., CudaExecutor], levels
     shapes = list(executor.graphs._programs)
     assert any(shape.windows == (23,) for shape in shapes)
     assert any(not shape.keys for shape in shapes) == levels
+
+
+@pytest.mark.parametrize("levels", [True, False], ids=["levels", "keys"])
+def test_layers_that_do_not_rotate(tmp_path: Path, on_device: Callable[..., CudaExecutor], levels: bool) -> None:
+    """Every other layer of SmolLM3's form; first and last are of either kind."""
+    for every in (2, 3):
+        model = Model(save_model(tmp_path / str(every), family="smollm3", head_dim=16, no_rope_layer_interval=every))
+        check_supported(model.config.spec)
+        kinds = {heads.rope is None for heads in model.config.spec.attentions}
+        assert kinds == {True, False}
+        executor = on_device(model, levels=levels, policy=GraphPolicy(at_once=True))
+        reference = model.executor(num_blocks=BLOCKS)
+        rng = np.random.default_rng(11)
+        for _ in range(8):
+            batch = random_batch(rng, VOCAB)
+            same(run(executor, batch), run(reference, batch), 2e-4)  # type: ignore[arg-type]
 
 
 def bits_in_any_company(executor: CudaExecutor) -> None:

@@ -180,7 +180,9 @@ def test_the_text_model_of_a_larger_one(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_cuda_refuses_such_a_model_by_name(hybrid: Oracle) -> None:
-    with pytest.raises(UnsupportedModel, match=r"device='cuda': layers with a recurrent state \([GS]"):
+    with pytest.raises(
+        UnsupportedModel, match=r"device='cuda' does not implement layers with a recurrent state \([GS]"
+    ):
         check_supported(ModelConfig.from_dir(hybrid.path).spec)
 
 
