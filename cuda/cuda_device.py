@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from prelude.cuda import compiler, matmul_search, own_matmul
+from prelude.cuda import compiler, matmul_search, own_attention, own_matmul
 from prelude.cuda.driver import CudaError, Driver
 from prelude.cuda.kernels import FILES, Argument, Kernel, check
 from prelude.cuda.matmul_search import MatmulSearch
+from prelude.cuda.own_attention import OwnAttention
 from prelude.cuda.own_matmul import OwnMatmuls
 
 if TYPE_CHECKING:
@@ -80,10 +81,12 @@ class CudaDevice:
         pdl: bool = True,
         tune: bool = True,
         own_matmuls: bool = True,
+        own_attention: bool = True,
         ranks: RankGroup | None = None,
     ) -> None:
         """``tune``: matmuls of recorded steps run by the algorithms that ``matmul_search.py`` finds fastest;
-        ``own_matmuls``: this project's kernel is among them; ``ranks``: of a tensor-parallel model."""
+        ``own_matmuls``: this project's kernel is among them; ``own_attention``: it is tried for short prompts;
+        ``ranks``: of a tensor-parallel model."""
         self.driver = Driver(ordinal)
         import torch
 
@@ -111,6 +114,7 @@ class CudaDevice:
             self.sums_in_float32 = self._adds_in_place()
             self.matmul_search = self._make_matmul_search() if tune and not deterministic else None
             self.own_matmuls = self._make_own_matmuls() if own_matmuls and (major, minor) == (9, 0) else None
+            self.own_attention = self._make_own_attention() if own_attention else None
 
     def _load_kernel(self, name: str, flags: tuple[str, ...] = ()) -> int:
         return self.driver.load(compiler.cubin(name, (*self._flags, *flags), version=compiler.nvrtc_version()))
@@ -134,6 +138,12 @@ class CudaDevice:
         if search is None:
             return None
         return OwnMatmuls(self, search.seconds, own_matmul.path_beside(search.path))
+
+    def _make_own_attention(self) -> OwnAttention | None:
+        search = self.matmul_search
+        if search is None:
+            return None
+        return OwnAttention(self, search.seconds, own_attention.path_beside(search.path))
 
     def _adds_in_place(self) -> bool:
         """Whether this torch multiplies bfloat16 straight into a float32 sum. Asked, not assumed."""
@@ -279,6 +289,8 @@ class CudaDevice:
         self._searching = on
         if self.own_matmuls is not None:
             self.own_matmuls.searching = on
+        if self.own_attention is not None:
+            self.own_attention.searching = on
 
     def mark(self) -> CudaMark:
         return CudaMark(self.driver, self.handle)

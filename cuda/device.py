@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prelude.cuda.kernels import Argument, Kernel
+from prelude.cuda.own_attention import OwnAttention
 from prelude.cuda.own_matmul import OwnMatmuls
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Device(Protocol):
     deterministic: bool
     own_matmuls: OwnMatmuls | None
     """None: all products are the library's."""
+    own_attention: OwnAttention | None
+    """None: attention of prompts is FlashInfer's."""
     divided: bool
     """Whether the device computes one rank's part of each layer; ``all_reduce`` adds the parts."""
     leads: bool

@@ -204,7 +204,7 @@ class LevelsAttention:
         tokens = self.shape.prompts
         k, v = k[:tokens], v[:tokens]
         if not more:
-            own.run(q, k, v, out, None)
+            self._lone(own, q, k, v, out, last)
             return
         lse, part, part_lse = self.work.partial(rows, q.shape[1:])
         own.run(q, k, v, out, lse)
@@ -212,6 +212,10 @@ class LevelsAttention:
             keys, values = self.work.pages(pool) if level.pool else (k.unsqueeze(1), v.unsqueeze(1))
             call.run(q, keys, values, part, part_lse)
             self.calls.merge(out, lse, part, part_lse)
+
+    def _lone(self, call: LevelCall, q: Tensor, k: Tensor, v: Tensor, out: Tensor, last: bool) -> None:
+        """Prompts that attend to nothing else."""
+        call.run(q, k, v, out, None)
 
 
 class RecordedLevels(LevelsAttention):
@@ -227,6 +231,12 @@ class RecordedLevels(LevelsAttention):
         self.place = fields.places.get("plans")
         self._kept: OrderedDict[bytes, npt.NDArray[np.uint8]] = OrderedDict()
         self._parts: list[tuple[int, int]] = []  # where each call's plan lies in the field
+
+    def _lone(self, call: LevelCall, q: Tensor, k: Tensor, v: Tensor, out: Tensor, last: bool) -> None:
+        own = None if last else self.device.own_attention  # rows of a cut layer are not the tokens' rows
+        starts = self.fields.on(self.area, "own.qo")
+        if own is None or not own.run(q, k, v, out, starts, lambda q, k, v, out: call.run(q, k, v, out, None)):
+            call.run(q, k, v, out, None)
 
     def sizes(self, area: Area) -> list[int]:
         """Bytes of each call's plan, by planning ``area``: the first plan fixes the most rows there will be."""

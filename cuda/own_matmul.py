@@ -14,20 +14,15 @@ that follow it. Choices are kept on disk. Only kernels that passed ``own_trial.p
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import json
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from prelude.cuda import compiler
+from prelude.cuda import kept_choices
 from prelude.cuda.kernels import Argument, Kernel
 from torch import Tensor
 
@@ -203,12 +198,12 @@ class OwnMatmuls:
     def __init__(self, device: Device, seconds: Callable[[Callable[[], object]], float], path: Path) -> None:
         self.device = device
         self.path = path
-        self.trial_path = path.with_name(f"{path.stem}-trial.json")
-        self.passed = {key for key, entry in _read(self.trial_path, _tried).items() if entry["passed"]}
+        self.trial_path = kept_choices.trial_path(path)
+        self.passed = kept_choices.passed(self.trial_path)
         self.searching = False
         """Whether shapes without a choice are searched; outside of it they are the library's."""
         self._seconds = seconds
-        self._kept = _read(path, _sound)
+        self._kept = kept_choices.read(path, _sound)
         self._chosen: dict[Job, Variant | None] = {}
 
     def run(
@@ -264,7 +259,7 @@ class OwnMatmuls:
     def keep_trial(self, rows: int, groups: int, passed: bool) -> None:
         key = f"{rows}x{groups}"
         (self.passed.add if passed else self.passed.discard)(key)
-        _write(self.trial_path, {**_read(self.trial_path, _tried), key: {"passed": passed}})
+        kept_choices.keep_trial(self.trial_path, key, passed)
 
     def _offered(self, job: Job, variant: Variant) -> bool:
         return f"{_rows_of(job)}x{variant.groups}" in self.passed
@@ -331,7 +326,7 @@ class OwnMatmuls:
             entry["variant"] = None
         self._kept[job.key] = entry
         self._chosen.pop(job, None)
-        _write(self.path, {**_read(self.path, _sound), **self._kept})
+        kept_choices.write(self.path, {**kept_choices.read(self.path, _sound), **self._kept})
 
 
 def scaled(rows: Tensor, factors: RowFactors) -> Tensor:
@@ -341,9 +336,8 @@ def scaled(rows: Tensor, factors: RowFactors) -> Tensor:
 
 
 def path_beside(choices: Path) -> Path:
-    """Where choices lie for the GPU and library that ``choices`` names: by this kernel's source and compiler."""
-    text = compiler.source(PRODUCT.file) + compiler.nvrtc_version()
-    return choices.with_name(f"{choices.stem}-own-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json")
+    """Where choices lie for the GPU and library that ``choices`` names."""
+    return kept_choices.path_beside(choices, "own", PRODUCT.file)
 
 
 def same(ours: Tensor, theirs: Tensor) -> bool:
@@ -355,28 +349,6 @@ def same(ours: Tensor, theirs: Tensor) -> bool:
 def _like(device: Device, rows: Tensor) -> Tensor:
     """Other memory, laid out alike."""
     return device.empty((rows.shape[0], rows.stride(0)), rows.dtype)[:, : rows.shape[1]]
-
-
-def _write(path: Path, entries: dict[str, dict[str, Any]]) -> None:
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w") as file:
-            json.dump(entries, file, indent=1)
-        os.replace(temporary, path)
-
-
-def _read(path: Path, sound: Callable[[Any], bool]) -> dict[str, dict[str, Any]]:
-    """The sound entries of a file; all others are searched again."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return {key: entry for key, entry in found.items() if sound(entry)} if isinstance(found, dict) else {}
-
-
-def _tried(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("passed"), bool)
 
 
 def _sound(entry: Any) -> bool:

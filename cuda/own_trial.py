@@ -1,10 +1,11 @@
-"""Tries this project's products on the GPU before any engine uses them:
+"""Tries this project's products and its attention on the GPU before any engine uses them:
 
     python -m prelude.cuda.own_trial
 
-Each kernel of ``own_matmul.ROWS`` runs in a process of its own with a time limit, in every mode, and is compared with
-float32 products of torch. The names of passed kernels are stored by GPU, kernel source and compiler. ``OwnMatmuls``
-offers only kernels that passed: a kernel that hangs or ends its process does so here, and not in an engine.
+Each kernel of ``own_matmul.ROWS``, in every mode, and the attention of each width of heads run in a process of their
+own with a time limit, and are compared with float32 results of torch. The names of passed kernels are stored by GPU,
+kernel source and compiler. ``OwnMatmuls`` and ``OwnAttention`` offer only kernels that passed: a kernel that hangs or
+ends its process does so here, and not in an engine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from prelude.cuda import own_matmul
+from prelude.cuda import own_attention, own_matmul
+from prelude.cuda.own_attention import OwnAttention
 from prelude.cuda.own_matmul import (
     ADD,
     GATE,
@@ -119,6 +121,58 @@ def _heads(device: Device, sums: Tensor, width: int, table: Tensor, gains: Tenso
     return rest, heads.view(rows, -1)
 
 
+_PROMPTS = ((128,), (1,), (256,), (17, 0, 1, 94), (5, 16, 33, 64, 130), (0, 77, 0, 100, 0))
+"""Lengths of the prompts of a step. Some steps have three rows more, which belong to no prompt."""
+
+
+def attends(device: Device, head_dim: int) -> bool:
+    """Whether the attention of heads of ``head_dim`` is that of float32, for several heads that share keys."""
+    return all(
+        _attends(device, lengths, heads, kv_heads, head_dim, spare)
+        for lengths in _PROMPTS
+        for heads, kv_heads in ((2, 2), (4, 2), (8, 1))
+        for spare in (0, 3)
+        if sum(lengths) + spare <= own_attention.ROWS
+    )
+
+
+def _attends(device: Device, lengths: tuple[int, ...], heads: int, kv_heads: int, head_dim: int, spare: int) -> bool:
+    rows = sum(lengths) + spare
+    both = device.empty((rows, (heads + 2 * kv_heads) * head_dim), torch.bfloat16)
+    both.normal_()
+    values = both.view(rows, -1, head_dim)
+    q, k, v = values[:, :heads], values[:, heads : heads + kv_heads], values[:, heads + kv_heads :]
+    out = device.empty((rows, heads, head_dim), torch.bfloat16)
+    out.fill_(7.0)
+    starts = device.empty((len(lengths) + 1,), torch.int32)
+    starts.copy_(torch.tensor([sum(lengths[:i]) for i in range(len(lengths) + 1)]))
+    own_attention.run(device, q, k, v, out, starts)
+    device.mark().wait()
+    wanted = torch.full_like(out, 7.0, dtype=torch.float32)
+    at, group = 0, heads // kv_heads
+    for length in lengths:
+        part = slice(at, at + length)
+        keys, held = (x[part].float().repeat_interleave(group, 1) for x in (k, v))
+        scores = torch.einsum("nhd,mhd->hnm", q[part].float(), keys) * head_dim**-0.5
+        later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        wanted[part] = torch.einsum("hnm,mhd->nhd", weights, held)
+        at += length
+    return own_matmul.same(out[:at], wanted[:at]) and bool((out[at:] == 7.0).all())
+
+
+def note_attention(own: OwnAttention, head_dim: int) -> bool:
+    """Tries the attention of heads of ``head_dim`` and keeps the outcome, which it returns."""
+    try:
+        passed = attends(own.device, head_dim)
+    except RuntimeError as error:  # of the compiler or the driver
+        print(f"attention, heads of {head_dim}: {error}", flush=True)
+        passed = False
+    own.keep_trial(head_dim, passed)
+    print(f"attention, heads of {head_dim}: {'passed' if passed else 'FAILED'}", flush=True)
+    return passed
+
+
 def note(own: OwnMatmuls, rows: int) -> bool:
     """Tries the kernels for ``rows`` rows and keeps the outcome; whether both passed."""
     passed = True
@@ -134,23 +188,33 @@ def note(own: OwnMatmuls, rows: int) -> bool:
     return passed
 
 
+def one(part: str, size: int) -> int:
+    """In a process of its own."""
+    from prelude.cuda.cuda_device import CudaDevice
+
+    device = CudaDevice(torch.bfloat16, head_dim=size if part == "attention" else 128)
+    own = device.own_attention if part == "attention" else device.own_matmuls
+    if own is None:
+        print(f"this GPU, or this build of torch, has no place for this project's {part}")
+        return 1
+    with device.scope():
+        passed = note_attention(own, size) if isinstance(own, OwnAttention) else note(own, size)
+        return 0 if passed else 1
+
+
 def main(arguments: list[str]) -> int:
     if arguments:
-        from prelude.cuda.cuda_device import CudaDevice
-
-        device = CudaDevice(torch.bfloat16, head_dim=128)
-        if device.own_matmuls is None:
-            print("this GPU, or this build of torch, has no place for the kernels")
-            return 1
-        with device.scope():
-            return 0 if note(device.own_matmuls, int(arguments[0])) else 1
+        return one(arguments[0], int(arguments[1]))
     failed = 0
-    for rows in sorted(ROWS, key=lambda rows: rows != 128):  # a prompt of 128 tokens first
-        command = [sys.executable, "-m", "prelude.cuda.own_trial", str(rows)]
+    rows = sorted(ROWS, key=lambda rows: rows != 128)  # a prompt of 128 tokens first
+    parts = [("rows", size) for size in rows] + [("attention", size) for size in own_attention.HEAD_DIMS]
+    for part, size in parts:
+        command = [sys.executable, "-m", "prelude.cuda.own_trial", part, str(size)]
         try:
             failed += subprocess.run(command, timeout=LIMIT).returncode != 0
         except subprocess.TimeoutExpired:
-            print(f"{rows} rows: no end after {LIMIT:.0f} s", flush=True)
+            named = f"{size} rows" if part == "rows" else f"attention, heads of {size}"
+            print(f"{named}: no end after {LIMIT:.0f} s", flush=True)
             failed += 1
     return 1 if failed else 0
 

@@ -11,7 +11,9 @@ at NVIDIA's published figures. ``expected`` adds the parts that the floor leaves
     blocks  a multiprocessor takes in 64 bytes a clock, so few blocks do not reach the L2 cache's rate
     edge    between two kernels, with dependent launch
 
-Attention is FlashInfer's, and its time the estimate of a reading of its launch: 16 of 264 blocks have work.
+    chain   attention only: the parts of a block that wait for each other, a guess
+
+Attention of the last layer is FlashInfer's, and its time the estimate of a reading of its launch.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prelude.cuda.kernels import ROW_STATS
+from prelude.cuda.own_attention import TILE
 from prelude.cuda.own_matmul import GATE, HEADS, NORM, Job, Variant, variants
 
 from bench.gpu.models import MODELS
@@ -36,7 +39,11 @@ ONE = 64 * 1.755e9
 """Bytes a second from the L2 cache to one multiprocessor."""
 EDGE = 0.7
 """Microseconds between dependent launches: 1.3 without dependence is published for the H100."""
-ATTENTION = 5.0
+CHAIN = 1.5
+"""Microseconds in which a block of attention reads the lengths, then keys and values, multiplies, and joins the
+results of its warps."""
+FLASHINFER = 5.0
+"""Microseconds of its attention, at 16 of 264 blocks with work: for 128 rows."""
 HEAD_ROWS = 1
 
 
@@ -79,15 +86,28 @@ def rows_of(name: str, blocks: int, moved: float, times: int) -> Row:
     return Row(name, f"{blocks}", 0.0, moved, 0.0, 0.0, moved / (CACHE * used) * 1e6 + EDGE, times)
 
 
+def attention(rows: int, heads: int, head_dim: int, times: int) -> Row:
+    """``own_attention``: a block for each tile of rows of each query head."""
+    tiles = -(-rows // TILE)
+    keys = sum(min(rows, (tile + 1) * TILE) for tile in range(tiles))
+    reads = 2.0 * heads * head_dim * (2 * keys + rows)
+    used = min(1.0, tiles * heads * ONE / CACHE)
+    longest = 2.0 * 2.0 * rows * head_dim / ONE
+    operations = 4.0 * heads * head_dim * rows * rows / 2
+    expected = max(reads / (CACHE * used), longest) * 1e6 + CHAIN + EDGE
+    return Row("attention", f"{tiles} x {heads}", 0.0, reads, operations, operations / TENSOR * 1e6, expected, times)
+
+
 def count(config: ModelConfig, rows: int) -> Iterator[Row]:
     spec, layers = config.spec, len(config.spec.layers)
     heads, inner, hidden = spec.attention, spec.layers[0].mlp.inner, spec.hidden
     queries, width = heads.query_width, heads.qkv.outputs
     yield rows_of("embedding, norm", rows, rows * hidden * (2 + 4 + 4 + 2), 1)
     yield product("qkv, q/k norm, rotation", Job(HEADS, rows, width, hidden, hidden, width, heads.head_dim), layers)
-    scores = 4.0 * heads.heads * heads.head_dim * rows * rows / 2
-    moved = 2.0 * rows * (width + queries)
-    yield Row("attention", "16 of 264", 0.0, moved, scores, scores / TENSOR * 1e6, ATTENTION + EDGE, layers)
+    yield attention(rows, heads.heads, heads.head_dim, layers - 1)
+    scores, moved = 4.0 * HEAD_ROWS * heads.heads * heads.head_dim * rows, 2.0 * rows * (width - queries)
+    floor = scores / TENSOR * 1e6
+    yield Row("attention, last layer", "FlashInfer", 0.0, moved, scores, floor, FLASHINFER + EDGE, 1)
     yield product("out, residual, norm", Job(NORM, rows, hidden, queries, queries, hidden), layers)
     yield product("gate_up, gate", Job(GATE, rows, 2 * inner, hidden, hidden, inner), layers)
     yield product("down, residual, norm", Job(NORM, rows, hidden, inner, inner, hidden), layers)

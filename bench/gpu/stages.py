@@ -26,6 +26,7 @@ from typing import Any
 from bench.gpu.first import LIMITS, ROOT
 
 GPU_TESTS = "tests/cuda/test_gpu.py"
+TRIAL = ("prelude.cuda.own_trial",)
 PACKAGES = ("torch", "flashinfer-python", "cuda-bindings", "cuda-python", "numpy", "transformers", "prelude-engine")
 ROWS = (4, 128)  # of the single operations
 IN_GRAPH = 20  # times an operation stands in the graph that is timed, each with another layer's weights
@@ -101,12 +102,15 @@ def smoke(stage: Stage) -> None:
 
 
 def own_products(stage: Stage) -> None:
-    """The trial of this project's products, in processes of its own. Products that pass are offered to the stages
-    behind."""
-    for line in lines_of([sys.executable, "-m", "prelude.cuda.own_trial"]):
+    """The trial of this project's products and attention, in processes of its own. Those that pass are offered to the
+    stages behind."""
+    for line in lines_of([sys.executable, "-m", *TRIAL]):
         said = re.match(r"(\d+) rows(?:, (\d+) outputs a block)?: (.*)", line)
         if said:
             stage.tell(f"own.{said[1]}x{said[2] or '?'}", ok=said[3] == "passed", value=said[3])
+        said = re.match(r"attention, heads of (\d+): (.*)", line)
+        if said:
+            stage.tell(f"own.attention.{said[1]}", ok=said[2] == "passed", value=said[2])
 
 
 def tests(stage: Stage) -> None:

@@ -34,17 +34,6 @@ static_assert(ROWS % CHUNK == 0 && CHUNK % 16 == 0 && STAGES >= 3 && ROWS * PITC
 enum { NARROW, WIDE, ADD, GATE, HEADS, NORM };
 
 #ifndef PRELUDE_EMULATED
-__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
-
-// 16 bytes to shared memory; zeros where not `there`.
-__device__ __forceinline__ void copy_async(u32 to, const void* from, bool there) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
-}
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> __device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
 // Behind this thread's writes to shared memory, before a barrier: wgmma reads through another proxy.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

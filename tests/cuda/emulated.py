@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from prelude.cuda import compiler, kernels
 from prelude.cuda.kernels import Argument, Kernel, check
+from prelude.cuda.own_attention import ATTEND_PROMPTS
 from prelude.cuda.own_matmul import PRODUCT
 from torch import Tensor
 
@@ -45,7 +46,7 @@ def library(file: str, float32: bool, head_dim: int, flags: tuple[str, ...] = ()
     text = compiler.source(file).replace(
         "extern __shared__ float shared[];", "float* shared = (float*)the_room->shared;"
     )
-    text += "".join(_wrapper(kernel) for kernel in (*kernels.ALL, PRODUCT) if kernel.file == file)
+    text += "".join(_wrapper(kernel) for kernel in (*kernels.ALL, PRODUCT, ATTEND_PROMPTS) if kernel.file == file)
     folder = Path(tempfile.mkdtemp(prefix="emulated"))
     source, built = folder / f"{file}.cpp", folder / f"{file}.so"
     source.write_text(f'#include "{Path(__file__).parent / "emulator.hpp"}"\n' + text)
@@ -77,7 +78,7 @@ class EmulatedDevice(SimulatedDevice):
         columns, rows = (*grid, 1)[:2]
         cluster = min(kernel.cluster, CLUSTER) if kernel.file in ("sample", "logits") else kernel.cluster
         # Where a block's work depends on its size, the grid counts on it.
-        block = kernel.block if kernel.name in ("silu_gate", "attend", "product") else BLOCK
+        block = kernel.block if kernel.name in ("silu_gate", "attend", "product", "attend_prompts") else BLOCK
 
         def execute() -> None:
             raw = [a.everything().data_ptr() if isinstance(a, Pointer) else (None if a is None else a) for a in seen]

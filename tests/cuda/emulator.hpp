@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -46,6 +47,7 @@ struct Room {
   Barrier block;
   std::vector<Barrier> warps;
   unsigned long long exchanged[2][1024];  // in turn, so that an exchange has one barrier
+  unsigned fragments[2][1024][6];         // likewise, of the lanes' parts of one instruction
   std::vector<char> memory;
   char* shared;
   Room(int threads, int bytes) : block(threads), memory(bytes + 2048) {
@@ -188,6 +190,57 @@ inline void wgmma_wait() {
   the_fiber->products.clear();
 }
 
+// Instructions of a warp. Each gathers the lanes' registers, and then does its lane's part.
+using Fragments = const unsigned (*)[6];
+inline Fragments gathered(std::initializer_list<unsigned> own) {
+  unsigned(*all)[6] = the_room->fragments[the_fiber->turn ^= 1] + threadIdx.x / 32 * 32;
+  std::copy(own.begin(), own.end(), all[threadIdx.x % 32]);
+  __syncwarp();
+  return all;
+}
+inline float half_of(unsigned two, int which) {
+  const unsigned wide = which ? two & 0xffff0000u : two << 16;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+// m16n8k16: lane l has rows l / 4 and 8 below it of a and d, column l / 4 of b; of every eight columns of a and d, and
+// rows of b, 2 (l % 4) and the next. The registers of a: both rows of the first eight columns, then of the others.
+inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  Fragments all = gathered({a[0], a[1], a[2], a[3], b0, b1});
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; i++) {
+    const int row = lane / 4, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; k++) {
+      const unsigned left = all[row * 4 + k % 8 / 2][k / 8 * 2 + i / 2];
+      const unsigned right = all[column * 4 + k % 8 / 2][4 + k / 8];
+      d[i] += half_of(left, k % 2) * half_of(right, k % 2);
+    }
+  }
+}
+inline unsigned short at_matrix(unsigned address, int column) {
+  if (address % 16) die("ldmatrix of rows that are not aligned");
+  unsigned short bits;
+  std::memcpy(&bits, the_room->shared + (address - SHARED_BASE) + column * 2, 2);
+  return bits;
+}
+inline void load_matrices(unsigned (&r)[4], unsigned address) {
+  Fragments all = gathered({address});
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; i++) {
+    const unsigned row = all[i * 8 + lane / 4][0];
+    r[i] = at_matrix(row, lane % 4 * 2) | (unsigned)at_matrix(row, lane % 4 * 2 + 1) << 16;
+  }
+}
+inline void load_transposed(unsigned (&r)[4], unsigned address) {
+  Fragments all = gathered({address});
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; i++) {
+    const int row = i * 8 + lane % 4 * 2;
+    r[i] = at_matrix(all[row][0], lane / 4) | (unsigned)at_matrix(all[row + 1][0], lane / 4) << 16;
+  }
+}
+
 template <class T, class U>
 T atomicMin(T* at, U value) {
   T old = __atomic_load_n(at, __ATOMIC_RELAXED);
@@ -221,6 +274,10 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct alignas(8) float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
 using std::max;
 using std::min;
 

@@ -279,6 +279,32 @@ def sample(
         tokens.at(n)[row] = drawn
 
 
+def attend_prompts(
+    n: int,
+    q: Any,
+    q_stride: int,
+    k: Any,
+    v: Any,
+    stride: int,
+    starts: Any,
+    prompts: int,
+    rows: int,
+    group: int,
+    scale: float,
+    out: Any,
+    out_stride: int,
+) -> None:
+    """``scale`` is of scores in base 2. A grid of ``n`` tiles covers the rows; the heads are those of ``out``."""
+    assert (n - 1) * 16 < rows <= n * 16 and abs(scale - HEAD_DIM**-0.5 / np.log(2)) < 1e-6
+    heads = out_stride // HEAD_DIM
+    shape, kept = (rows, heads, HEAD_DIM), (rows, heads // group, HEAD_DIM)
+    queries, result = q.strided(shape, (q_stride, HEAD_DIM, 1)), out.strided(shape, (out_stride, HEAD_DIM, 1))
+    keys, values = (x.strided(kept, (stride, HEAD_DIM, 1)) for x in (k, v))
+    edges = starts.at(prompts + 1).tolist()
+    for part in map(slice, edges, edges[1:]):
+        result[part] = attention(queries[part], keys[part], values[part], causal=True)[0].to(result.dtype)
+
+
 def product(
     n: int,
     mode: int,

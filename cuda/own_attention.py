@@ -1,0 +1,182 @@
+"""Attention of whole prompts by this project's own kernel (``kernels/prompts.cu``), where FlashInfer's is slower.
+
+FlashInfer gives a lone prompt of 128 tokens 16 blocks at 16 query heads; this kernel has a block for each 16 rows of
+each query head. It serves recorded steps of at most ``ROWS`` rows of prompts that read nothing but themselves, in
+bfloat16, for heads of 64 or 128 values. ``OwnAttention`` compares it with FlashInfer on the step's own lengths and
+times both, behind the search of matmuls; the choice is kept on disk. Only a kernel that passed ``own_trial.py`` on
+this GPU is tried.
+
+    {"128x16x8x128:1": {"own": true, "us": ..., "library_us": ...}}
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from prelude.cuda import kept_choices
+from prelude.cuda.kernels import Kernel
+from prelude.cuda.own_matmul import same
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from prelude.cuda.device import Device
+
+log = logging.getLogger("prelude.cuda")
+
+ROWS = 256
+"""Of all prompts of a step. Longer ones fill the device by FlashInfer's tiles too."""
+HEAD_DIMS = (64, 128)
+TILE = 16
+"""Rows of a block."""
+_KEYS = 32
+_WARPS = 4
+
+
+def _extents(tiles: int, *args: Any) -> tuple[int, ...]:
+    q_stride, stride, prompts, rows, out_stride = args[1], args[4], args[6], args[7], args[11]
+    before = rows - 1
+    return (before * q_stride + 1, before * stride + 1, before * stride + 1, prompts + 1, before * out_stride + 1)
+
+
+_KINDS = "element int element element int i32 int int int float element int"
+ATTEND_PROMPTS = Kernel(
+    "attend_prompts",
+    "prompts",
+    32 * _WARPS,
+    (*_KINDS.split(),),
+    _extents,
+    flags=(f"-DWARPS={_WARPS}",),
+)
+
+
+@functools.cache
+def shared_bytes(head_dim: int) -> int:
+    """Keys and values of each warp, the queries, the first key of each row, and each warp's sums of the rows."""
+    row = 2 * (head_dim + 8)
+    return _WARPS * 2 * _KEYS * row + TILE * row + 4 * TILE + 2 * 4 * _WARPS * TILE
+
+
+def fits(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> bool:
+    """Whether the kernel takes these operands, [rows, heads, D] each."""
+    rows, heads, width = q.shape
+    if not 0 < rows <= ROWS or width not in HEAD_DIMS or k.shape[0] < rows or heads % k.shape[1]:
+        return False
+    if any(tensor.dtype != torch.bfloat16 for tensor in (q, k, v, out)) or k.stride() != v.stride():
+        return False
+    if any(tensor.stride(2) != 1 or tensor.stride(1) != width for tensor in (q, k, v, out)):
+        return False
+    # 16 bytes are read at a time
+    return not any(tensor.data_ptr() % 16 or tensor.stride(0) % 8 for tensor in (q, k, v, out))
+
+
+def run(device: Device, q: Tensor, k: Tensor, v: Tensor, out: Tensor, starts: Tensor) -> None:
+    """Enqueues it. Prompt p's rows are ``starts[p]`` to ``starts[p + 1]``; other rows of ``out`` stay."""
+    rows, heads, width = q.shape
+    scale = width**-0.5 * math.log2(math.e)
+    sizes = (starts.shape[0] - 1, rows, heads // k.shape[1], scale)
+    args = (q, q.stride(0), k, v, k.stride(0), starts, *sizes, out, out.stride(0))
+    device.launch(ATTEND_PROMPTS, (-(-rows // TILE), heads), args, shared=shared_bytes(width))
+
+
+class OwnAttention:
+    """The choices of one device. ``seconds(work)``: device time of the kernels that ``work`` enqueues, cache cold.
+    ``path``: of the choices; the outcome of the trial lies beside it."""
+
+    def __init__(self, device: Device, seconds: Callable[[Callable[[], object]], float], path: Path) -> None:
+        self.device = device
+        self.path = path
+        self.trial_path = kept_choices.trial_path(path)
+        self.passed = {int(width) for width in kept_choices.passed(self.trial_path)}
+        """Widths of heads."""
+        self.searching = False
+        """Whether shapes without a choice are searched; outside of it they are FlashInfer's."""
+        self._seconds = seconds
+        self._kept = kept_choices.read(path, _sound)
+
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        starts: Tensor,
+        otherwise: Callable[[Tensor, Tensor, Tensor, Tensor], None],
+    ) -> bool:
+        """Enqueues the attention where this kernel was chosen. ``otherwise(q, k, v, out)``: FlashInfer's call."""
+        if q.shape[2] not in self.passed or not fits(q, k, v, out):
+            return False
+        key = f"{q.shape[0]}x{q.shape[1]}x{k.shape[1]}x{q.shape[2]}:{starts.shape[0] - 1}"
+        if self.searching and key not in self._kept:
+            self._search(key, q, k, v, out, starts, otherwise)
+        if not self._kept.get(key, {}).get("own"):
+            return False
+        run(self.device, q, k, v, out, starts)
+        return True
+
+    def keep_trial(self, head_dim: int, passed: bool) -> None:
+        (self.passed.add if passed else self.passed.discard)(head_dim)
+        kept_choices.keep_trial(self.trial_path, str(head_dim), passed)
+
+    def _search(
+        self,
+        key: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        starts: Tensor,
+        otherwise: Callable[[Tensor, Tensor, Tensor, Tensor], None],
+    ) -> None:
+        """On random values: those of the idle step that is recorded are alike in every row."""
+        entry: dict[str, Any] = {"own": False}
+        try:
+            some_q, some_k, some_v = (_like(self.device, rows) for rows in (q, k, v))
+            for rows in (some_q, some_k, some_v):
+                rows.normal_()
+            ours, theirs = _like(self.device, out), _like(self.device, out)
+            for rows in (ours, theirs):
+                rows.zero_()  # rows behind the last prompt stay
+
+            def library() -> None:
+                otherwise(some_q, some_k, some_v, theirs)
+
+            def own() -> None:
+                run(self.device, some_q, some_k, some_v, ours, starts)
+
+            library()
+            own()
+            if same(ours, theirs):
+                library_seconds, own_seconds = self._seconds(library), self._seconds(own)
+                entry = {
+                    "own": own_seconds < library_seconds,
+                    "us": own_seconds * 1e6,
+                    "library_us": library_seconds * 1e6,
+                }
+            else:
+                log.warning("attention %s: this project's kernel gives other numbers than FlashInfer", key)
+        except RuntimeError as error:  # no memory, no compiler: FlashInfer serves this shape
+            log.warning("attention %s is left to FlashInfer: %s", key, error)
+        self._kept[key] = entry
+        kept_choices.write(self.path, {**kept_choices.read(self.path, _sound), **self._kept})
+
+
+def path_beside(choices: Path) -> Path:
+    """Where choices lie for the GPU and library that ``choices`` names."""
+    return kept_choices.path_beside(choices, "attention", ATTEND_PROMPTS.file)
+
+
+def _like(device: Device, rows: Tensor) -> Tensor:
+    """Other memory, laid out alike."""
+    count, heads, width = rows.shape
+    flat = device.empty((count, rows.stride(0)), rows.dtype)
+    return flat[:, : heads * width].view(count, heads, width)
+
+
+def _sound(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("own"), bool)

@@ -1,0 +1,232 @@
+"""The project's own attention of short prompts: the kernel by the emulator, the choice between it and FlashInfer, and
+the compiled code."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prelude.cuda import compiler, kernels, own_attention, own_trial
+from prelude.cuda.executor import CudaExecutor
+from prelude.cuda.graphs import GraphPolicy
+from prelude.cuda.own_attention import ATTEND_PROMPTS, OwnAttention
+from torch import Tensor
+
+from prelude.batch import OneShotBatch, PooledRows
+from tests.checkpoints import save_model
+from tests.cuda import twins
+from tests.cuda.conftest import simulated
+from tests.cuda.emulated import COMPILER, EmulatedDevice
+from tests.cuda.simulated import SimulatedDevice
+from tests.execution.helpers import Model, Segment, i32, random_ids, run, slices
+
+emulated = pytest.mark.skipif(COMPILER is None, reason="no g++ to run kernels on the host")
+NVCC = shutil.which("nvcc")
+BF16 = torch.bfloat16
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("lengths", "heads", "kv_heads", "head_dim", "spare"),
+    [
+        ((16,), 1, 1, 64, 0),
+        ((1,), 2, 1, 128, 0),
+        ((40,), 2, 2, 128, 3),  # a tile with rows that belong to no prompt
+        ((15,), 1, 1, 64, 20),  # a tile of such rows alone
+        ((130,), 2, 1, 64, 0),  # every warp has a second turn, the last of two keys
+        ((5, 0, 16, 33, 1), 4, 2, 64, 1),  # tiles with several prompts, and prompts with several tiles
+        ((0, 97, 0), 2, 1, 128, 0),
+    ],
+)
+def test_the_kernel_is_causal_attention_of_each_prompt(
+    lengths: tuple[int, ...], heads: int, kv_heads: int, head_dim: int, spare: int
+) -> None:
+    torch.manual_seed(1)
+    assert own_trial._attends(EmulatedDevice(BF16, head_dim), lengths, heads, kv_heads, head_dim, spare)
+
+
+@emulated
+def test_random_prompts() -> None:
+    rng = random.Random(7)
+    torch.manual_seed(2)
+    for _ in range(12):
+        left, lengths = rng.randint(1, 200), list[int]()
+        while left > 0:
+            lengths.append(min(left, rng.choice((0, 1, 3, 16, 31, 70, 200))))
+            left -= lengths[-1]
+        kv_heads = rng.choice((1, 2))
+        given = (tuple(lengths), kv_heads * rng.choice((1, 2, 4)), kv_heads, 64, rng.randint(0, 17))
+        assert own_trial._attends(EmulatedDevice(BF16, 64), *given), given
+
+
+@emulated
+def test_scores_of_any_size_leave_no_nan() -> None:
+    """Scores far above and below those that exponentials hold: the largest alone counts."""
+    device = EmulatedDevice(BF16, 64)
+    q, k, v = (device.empty((20, 1, 64), BF16) for _ in range(3))
+    q.fill_(60.0)
+    k.normal_().mul_(50)
+    v.normal_()
+    out, starts = device.zeros((20, 1, 64), BF16), device.empty((2,), torch.int32)
+    starts.copy_(torch.tensor([0, 20]))
+    own_attention.run(device, q, k, v, out, starts)
+    device.close()
+    wanted, _ = twins.attention(q, k, v, causal=True)
+    assert own_attention.same(out, wanted) and bool(out.isfinite().all())
+
+
+# ------------------------------------------------------------------ the choice
+
+
+class Device(SimulatedDevice):
+    """Each kernel takes ``cost(name)``; nothing waits. With ``wrong`` this project's attention writes nothing."""
+
+    def __init__(self, cost: Callable[[str], float], wrong: bool = False) -> None:
+        super().__init__(BF16)
+        self.cost, self.wrong, self.elapsed = cost, wrong, 0.0
+
+    def enqueue(self, name: str, operation: Callable[[], None]) -> None:
+        super().enqueue(name, operation)
+        self.elapsed += self.cost(name)
+        self.close()
+
+    def launch(self, kernel: kernels.Kernel, grid: Any, args: Any, shared: int = 0) -> None:
+        if kernel is ATTEND_PROMPTS and self.wrong:
+            self.enqueue("wrong", lambda: None)
+            return
+        super().launch(kernel, grid, args, shared)
+
+    def capture(self, work: Callable[[], None], *, search: bool = True) -> Any:
+        own = self.own_attention
+        assert own is not None
+        own.searching = search
+        try:
+            return super().capture(work, search=search)
+        finally:
+            own.searching = False
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        before = self.elapsed
+        work()
+        return self.elapsed - before
+
+
+def own_on(device: Device, folder: Path, tried: bool = True) -> OwnAttention:
+    own = device.own_attention = OwnAttention(device, device.seconds, folder / "choices.json")
+    if tried:
+        own.keep_trial(64, True)
+    return own
+
+
+def cheap(name: str) -> float:
+    return 1.0 if name == "attend_prompts" else 2.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    sizes = {"hidden_size": 64, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return Model(save_model(tmp_path_factory.mktemp("heads-of-64"), **sizes))
+
+
+def recorded(model: Model, device: Device) -> CudaExecutor:
+    return simulated(model, device=device, policy=GraphPolicy(at_once=True))
+
+
+def two_prompts() -> OneShotBatch:
+    s = slices([Segment(random_ids(1, 20), write=[2, 3]), Segment(random_ids(2, 9))])
+    return OneShotBatch(s, PooledRows(i32([19, 28]), i32([0, 1, 2]), "last"))
+
+
+def names_of(executor: CudaExecutor) -> list[str]:
+    (program,) = executor.graphs._programs.values()
+    return [name for name, _ in program.graph.operations]
+
+
+def test_a_faster_kernel_with_the_librarys_numbers_is_taken_and_kept(model: Model, tmp_path: Path) -> None:
+    """In every layer but the last, whose rows are the read ones; in a step with fewer tokens than its shape has."""
+    own = own_on(device := Device(cheap), tmp_path)
+    executor = recorded(model, device)
+    ours, theirs = (run(e, two_prompts()).outputs for e in (executor, simulated(model, element=BF16)))
+    for a, b in zip(ours, theirs):
+        assert np.abs(a.vectors - b.vectors).max() < 0.06 * np.abs(b.vectors).max()
+    names = names_of(executor)
+    layers = len(model.config.spec.layers)
+    assert names.count("attend_prompts") == layers - 1 and names.count("ragged") == 1
+    (key,) = own._kept
+    assert key == "32x2x1x64:2"
+    later = Device(lambda name: 9.0)
+    own_on(later, tmp_path, tried=False)
+    executor = recorded(model, later)
+    run(executor, two_prompts())
+    assert names_of(executor).count("attend_prompts") == layers - 1, "kept for the next process"
+
+
+@pytest.mark.parametrize(
+    ("cost", "wrong", "tried"),
+    [(lambda name: 1.0, False, True), (cheap, True, True), (cheap, False, False)],
+    ids=["as fast", "other numbers", "not tried"],
+)
+def test_flashinfer_stays_otherwise(model: Model, tmp_path: Path, cost: Any, wrong: bool, tried: bool) -> None:
+    device = Device(cost, wrong)
+    own_on(device, tmp_path, tried)
+    executor = recorded(model, device)
+    run(executor, two_prompts())
+    assert "attend_prompts" not in names_of(executor)
+
+
+def test_other_operands_are_flashinfers() -> None:
+    device = SimulatedDevice(BF16)
+
+    def rows(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+        return device.empty(shape, dtype)
+
+    q, k = rows(32, 4, 64), rows(32, 2, 64)
+    assert own_attention.fits(q, k, rows(32, 2, 64), rows(32, 4, 64))
+    wide = rows(32, 2, 72)[..., :64]
+    for given in (
+        (rows(257, 4, 64), rows(257, 2, 64), rows(257, 2, 64), rows(257, 4, 64)),
+        (rows(32, 4, 96), rows(32, 2, 96), rows(32, 2, 96), rows(32, 4, 96)),
+        (rows(32, 4, 64, dtype=torch.float32), k, k, q),
+        (rows(32, 3, 64), k, k, rows(32, 3, 64)),  # heads that share no keys evenly
+        (q, wide, wide, q),
+        (q, k, rows(32, 4, 64)[:, :2], q),  # keys and values strided apart
+        (q[:0], k, k, q[:0]),
+    ):
+        assert not own_attention.fits(*given)
+
+
+def test_the_trial_finds_a_wrong_kernel(tmp_path: Path) -> None:
+    twins.HEAD_DIM = 64
+    for wrong in (False, True):
+        device = Device(cheap, wrong)
+        own = own_on(device, tmp_path, tried=False)
+        assert own_trial.note_attention(own, 64) is not wrong
+        assert OwnAttention(device, device.seconds, own.path).passed == (set() if wrong else {64})
+
+
+# ------------------------------------------------------------------ the compiled code
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc")
+@pytest.mark.parametrize("arch", ["80", "90a"])
+@pytest.mark.parametrize("head_dim", own_attention.HEAD_DIMS)
+def test_it_compiles_without_spills(tmp_path: Path, arch: str, head_dim: int) -> None:
+    source = tmp_path / "prompts.cu"
+    source.write_text(compiler.source(ATTEND_PROMPTS.file))
+    command = [str(NVCC), f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17", "-cubin", "-Xptxas", "-v"]
+    options = [*ATTEND_PROMPTS.flags, f"-DHEAD_DIM={head_dim}", "-o", str(tmp_path / "out"), str(source)]
+    done = subprocess.run([*command, "-Werror", "all-warnings", *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in done.stderr
+    used = re.search(r"Used (\d+) registers", done.stderr)
+    assert used is not None
+    shared = own_attention.shared_bytes(head_dim)
+    assert int(used[1]) * ATTEND_PROMPTS.block * 2 <= 65536 and shared * 2 <= 227 << 10, "two blocks a multiprocessor"
