@@ -36,6 +36,7 @@ speed."""
 JOINED = {
     "build/joined/planning.cpp": [
         "_native/core/block_allocator.cpp",
+        "_native/core/host_blocks.cpp",
         "_native/core/kv_pool.cpp",
         "_native/core/oneshot_group.cpp",
         "_native/core/packer.cpp",

@@ -218,6 +218,16 @@ class KvPool:
     def live_leases(self) -> int: ...
     @property
     def evictions(self) -> int: ...
+    def keep_on_host(
+        self,
+        entries: int,
+        least_tokens: int,
+        copy_out: Callable[[Int32s, Int32s], bool],
+        copy_in: Callable[[Int32s, Int32s], bool],
+        *,
+        seed: int | None = None,
+    ) -> None: ...
+    def host_counts(self) -> dict[str, int]: ...
     @property
     def num_running_states(self) -> int: ...
     @property

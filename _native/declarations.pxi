@@ -203,6 +203,25 @@ cdef extern from "prelude/packer.hpp" namespace "prelude" nogil:
                                      const DecodeArrays& out)
 
 
+cdef extern from "prelude/host_blocks.hpp" namespace "prelude" nogil:
+    cdef struct HostCopies:
+        cbool (*out)(void* owner, const int32_t* blocks, const int32_t* entries, int64_t n) noexcept
+        cbool (*in_ "in")(void* owner, const int32_t* entries, const int32_t* blocks, int64_t n) noexcept
+        void* owner
+
+    cdef struct HostCounters:
+        int64_t hits, copied_out, copied_in, failed
+
+    cdef cppclass CHostBlocks "prelude::HostBlocks":
+        CHostBlocks(CPrefixTrie& trie, int32_t entries, int64_t least, uint64_t seed, HostCopies copies) except +
+        int32_t size()
+        int32_t num_kept()
+        int32_t num_locked()
+        int64_t num_evicted()
+        const HostCounters& counters()
+        TrieAudit audit() except +
+
+
 cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
     cdef struct CKept "prelude::Lease::Kept":
         int32_t entry, blocks
@@ -217,6 +236,7 @@ cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
 
     cdef cppclass CKvPool "prelude::KvPool":
         CKvPool(CPrefixTrie& trie, cbool caching, int32_t running_states, int32_t prefix_states) except +
+        void keep_on_host(CHostBlocks& host)
         cbool caching()
         int32_t block_size()
         int64_t live_leases()

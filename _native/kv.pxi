@@ -85,12 +85,32 @@ cdef class Lease:
         return out
 
 
+cdef cbool _copy_out(void* owner, const int32_t* blocks, const int32_t* entries, int64_t n) noexcept with gil:
+    return _ask_for_copies((<KvPool>owner).copies_out, blocks, entries, n)
+
+
+cdef cbool _copy_in(void* owner, const int32_t* entries, const int32_t* blocks, int64_t n) noexcept with gil:
+    return _ask_for_copies((<KvPool>owner).copies_in, entries, blocks, n)
+
+
+cdef cbool _ask_for_copies(object copies, const int32_t* first, const int32_t* second, int64_t n) noexcept:
+    cdef cnp.ndarray a, b
+    try:
+        a, b = _new_int32(n), _new_int32(n)
+        memcpy(_data(a), first, n * sizeof(int32_t))
+        memcpy(_data(b), second, n * sizeof(int32_t))
+        return bool(copies(a, b))
+    except BaseException:  # there is no caller that it could be raised to
+        return False
+
+
 cdef class KvPool:
     """The leases of one engine on one pool. One writer at a time: the holder of the step lock. ``running_states``:
     how many sequences a recurrent model keeps a state of. ``prefix_states``: of how many cached prefixes, in the
     entries behind these; without any, such a pool does not cache."""
 
     cdef CKvPool* c  # owned; refers to memory that `trie` and `allocator` keep alive
+    cdef object copies_out, copies_in
     cdef COneShotGroup* group  # owned: the OneShot rows of the step being planned
     cdef readonly BlockAllocator allocator
     cdef readonly PrefixTrie trie
@@ -129,6 +149,42 @@ cdef class KvPool:
     def evictions(self) -> int:
         """Cached blocks that were evicted for others."""
         return self.c.evictions()
+
+    def keep_on_host(self, int64_t entries, int64_t least_tokens, copy_out, copy_in, *,
+                     seed: int | None = None) -> None:
+        """Blocks that are evicted go to ``entries`` blocks of host memory from here on, and come back where a prompt
+        goes on with at least ``least_tokens`` of them. ``copy_out(blocks, entries)`` and ``copy_in(entries, blocks)``
+        request the copies of an executor and return whether they were made; they are called while a step is planned,
+        before it is submitted."""
+        if self.trie.host != NULL:
+            raise ValueError("keep_on_host: this pool has host memory already")
+        if not self.c.caching() or self.num_running_states:
+            raise ValueError("keep_on_host: this pool caches no prefixes, or they need recurrent states")
+        if not 1 <= entries <= MAX_BLOCKS:
+            raise ValueError(f"entries: {entries} is not between 1 and {MAX_BLOCKS}")
+        _count(least_tokens, "least_tokens")
+        cdef int64_t size = self.c.block_size()
+        cdef uint64_t key = int.from_bytes(os.urandom(8), "little") if seed is None else seed
+        cdef HostCopies copies
+        copies.out, copies.in_, copies.owner = _copy_out, _copy_in, <void*>self
+        self.copies_out, self.copies_in = copy_out, copy_in
+        cdef int64_t least = max(1, (least_tokens + size - 1) // size)
+        self.trie.host = new CHostBlocks(self.trie.c[0], entries, least, key, copies)
+        self.c.keep_on_host(self.trie.host[0])
+
+    def host_counts(self) -> dict[str, int]:
+        """Of blocks in host memory; empty where there is none. ``hits`` counts prompts for which blocks came back,
+        ``failed`` requests of copies."""
+        if self.trie.host == NULL:
+            return {}
+        return {
+            "blocks": self.trie.host.num_kept(),
+            "hits": self.trie.host.counters().hits,
+            "copied_out": self.trie.host.counters().copied_out,
+            "copied_in": self.trie.host.counters().copied_in,
+            "evictions": self.trie.host.num_evicted(),
+            "failed": self.trie.host.counters().failed,
+        }
 
     @property
     def num_running_states(self) -> int:
@@ -258,6 +314,7 @@ cdef class KvPool:
         are state entries, each Decode lease has one of its own and OneShot leases have none."""
         self.allocator.audit()
         self.trie.audit()
+        self.audit_host()
         if self.c.live_leases() != len(leases):
             raise RuntimeError(f"{self.c.live_leases()} leases are out, {len(leases)} are known")
         held = set()
@@ -273,6 +330,17 @@ cdef class KvPool:
         self.audit_states(leases)
         if self.num_running_states and any([lease.growable != (lease.state_index >= 0) for lease in leases]):
             raise RuntimeError("a Decode lease has no state entry, or a OneShot lease has one")
+
+    cdef int audit_host(self) except -1:
+        """Entries of host memory: each is free or kept, none is locked."""
+        if self.trie.host == NULL:
+            return 0
+        cdef TrieAudit a = self.trie.host.audit()
+        if a.broken != NULL:
+            raise AuditError(f"host memory: {_where(a.broken, a.at)}", _pool_counts(a.pool))
+        if self.trie.host.num_locked():
+            raise RuntimeError(f"{self.trie.host.num_locked()} blocks in host memory are locked between two calls")
+        return 0
 
     cdef int audit_states(self, leases) except -1:
         """States of prefixes: each entry is free, kept at a node, or on a lease."""

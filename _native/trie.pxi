@@ -51,6 +51,7 @@ cdef class PrefixTrie:
     """
 
     cdef CPrefixTrie* c  # owned: made here, freed in __dealloc__; refers to alloc.c, which `alloc` keeps alive
+    cdef CHostBlocks* host  # owned: made by the KvPool, which alone lets it copy; null where evicted blocks are dropped
     cdef readonly BlockAllocator alloc
 
     def __cinit__(self, BlockAllocator allocator not None, *, seed: int | None = None, hash_bits: int = 32):
@@ -64,6 +65,7 @@ cdef class PrefixTrie:
         self.alloc = allocator
 
     def __dealloc__(self):
+        del self.host
         del self.c
 
     @property
@@ -208,8 +210,15 @@ cdef class PrefixTrie:
         return freed
 
     def clear(self) -> int:
-        """Frees every block without a lock; returns their number."""
-        return self.evict(self.alloc.c.num_blocks())
+        """Frees every block without a lock; returns their number. None of them goes to host memory, and what lies
+        there is dropped."""
+        cdef int64_t freed
+        self.alloc.enter()
+        cdef PyThreadState* state = _let_go(self.alloc.c.num_blocks())
+        freed = self.c.clear()
+        _take_back(state)
+        self.alloc.writer.leave()
+        return freed
 
     def insert(self, tokens, blocks, uint64_t salt=0, int64_t first_block=0, cbool promoted=False):
         """Extends the prompt's path by the blocks of ``tokens[first_block * block_size:]``.

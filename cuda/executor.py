@@ -24,6 +24,7 @@ from prelude.cuda.attention import Calls
 from prelude.cuda.device import Device
 from prelude.cuda.forward import Forward, Inputs, windows_of
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
+from prelude.cuda.host_blocks import CudaHostBlocks
 from prelude.cuda.key_lists import key_lists
 from prelude.cuda.lane import Lane
 from prelude.cuda.layout import StepLayout, lay_out
@@ -86,6 +87,7 @@ class CudaExecutor:
         self.step_rows = step_rows
         self.num_pending = 0
         self._closed = False
+        self._host: CudaHostBlocks | None = None
         self._in_flight: deque[SubmittedStep] = deque()
         self._lock = threading.Lock()  # of the list of submitted steps; submitting itself is one thread's affair
         self._clock = StepClock()
@@ -125,13 +127,20 @@ class CudaExecutor:
         return self.device.zeros(shape, self.device.element)
 
     def set_blocks(self, num_blocks: int) -> None:
-        """Another, empty pool; before anything was recorded, for graphs know where the pool lies."""
-        if len(self.graphs):
-            raise RuntimeError("the pool cannot move once graphs have been recorded")
+        """Another, empty pool; before anything was recorded, for graphs know where the pool lies, and before
+        ``host_blocks``."""
+        if len(self.graphs) or self._host is not None:
+            raise RuntimeError(
+                "the pool cannot move once graphs have been recorded, or its blocks are kept on the host"
+            )
         with self.device.scope():
             self.num_blocks = num_blocks
             self.pool = self.forward.pool = self.device.zeros((0,), self.device.element)
             self.pool = self.forward.pool = self._make_pool()
+
+    def host_blocks(self, entries: int) -> CudaHostBlocks:
+        self._host = CudaHostBlocks(self.device, self.pool, entries, self.block_size)
+        return self._host
 
     def limits(self) -> ExecutorLimits:
         config, score = self.config, self.weights.score
@@ -188,6 +197,8 @@ class CudaExecutor:
         with self.device.scope():
             self.device.close()
             self.graphs.close()
+            if self._host is not None:
+                self._host.close()
             self.pool = self.device.zeros((0,), self.device.element)
 
     # ------------------------------------------------------------------ submitting

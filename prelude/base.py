@@ -168,13 +168,14 @@ class EngineBase(ModelProperties):
 
     def _memory(self) -> dict[str, int | bool]:
         """Bytes: of the weights, of the KV pool when all of it has been written to, of the blocks in use, of the
-        states of recurrent layers, and of a step of full size with all rows read."""
+        states of recurrent layers, of blocks in host memory, and of a step of full size with all rows read."""
         limits, allocator = self._core.executor.limits(), self._core.pool.allocator
         block = limits.kv_bytes_per_token * limits.block_size
         found: dict[str, int | bool] = {
             "weight_bytes": limits.weight_bytes,
             "kv_bytes": block * limits.num_blocks,
             "kv_used_bytes": block * (limits.num_blocks - allocator.num_free),
+            "host_kv_bytes": block * self._core.pool.host_counts().get("blocks", 0),
             "state_bytes": limits.bytes_per_state * (limits.running_states + limits.prefix_states),
         }
         step = limits.step_memory

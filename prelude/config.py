@@ -47,6 +47,11 @@ class EngineConfig:
                               where the free memory is not known). A page takes memory from its first write on. The
                               default on a GPU is the memory that the weights and a step of full size leave
 
+    ``host_kv_bytes``         host memory for KV blocks that the prefix cache evicts, which come back where a later
+                              prompt needs them; 0: they are dropped. Pinned memory on a GPU. On a CPU it is part of
+                              ``max_memory``, and a larger pool does the same at less cost; see docs/MEMORY.md
+    ``host_kv_tokens``        the shortest run of a prompt that comes back; a shorter one is computed again
+
     Prefixes
 
     ``prefix_cache``, ``fold``  switches for reuse across steps and within a step
@@ -105,6 +110,8 @@ class EngineConfig:
     block_size: int = 16
     kv_blocks: int | None = None
     kv_bytes: int | None = None
+    host_kv_bytes: int = 0
+    host_kv_tokens: int = 64
     prefix_cache: bool = True
     prefix_states: int | None = None
     fold: bool = True
@@ -169,6 +176,17 @@ class EngineConfig:
                 "request has a row in each step; lower it or raise that"
             )
 
+        if self.host_kv_bytes and not self.prefix_cache:
+            raise ConfigError(
+                f"host_kv_bytes={self.host_kv_bytes} is for blocks of the prefix cache, and prefix_cache=False; set "
+                "one of them otherwise"
+            )
+        if self.host_kv_bytes and self.tensor_parallel > 1:
+            raise ConfigError(
+                f"host_kv_bytes={self.host_kv_bytes} is for models in one process, and tensor_parallel="
+                f"{self.tensor_parallel}; set it to 0"
+            )
+
     # Presets; any field can be given as well.
 
     @classmethod
@@ -206,12 +224,22 @@ class EngineConfig:
         longest = self.resolved_length(max_positions)
         return max(8192, longest + self.max_running) if self.max_step_tokens is None else self.max_step_tokens
 
+    def check_host_kv(self, *, recurrent: bool, encoder: bool) -> None:
+        """``ConfigError`` where a model of this kind keeps no prefixes in host memory."""
+        if self.host_kv_bytes and (recurrent or encoder):
+            why = (
+                "a prefix of a model with recurrent layers needs its state as well, which is not copied"
+                if recurrent
+                else "an encoder keeps no keys and values"
+            )
+            raise ConfigError(f"host_kv_bytes={self.host_kv_bytes}: {why}; set it to 0")
+
     def oneshot_tokens(self, max_positions: int) -> int:
         """The most tokens of a OneShot request: a step less a full set of running rows."""
         return self.resolved_step(max_positions) - self.max_running
 
 
-_FROM_ZERO = ("defer_steps", "question_plan_bytes", "prefix_states")
+_FROM_ZERO = ("defer_steps", "question_plan_bytes", "prefix_states", "host_kv_bytes")
 _SECONDS_AND_SHARES = {"oneshot_share": (0.001, 1.0), "hang_seconds": (0.01, 1e9)}
 
 

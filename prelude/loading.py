@@ -136,6 +136,7 @@ def _checked_model(
     if device == "cuda" and isinstance(directory, GgufDirectory):
         raise ConfigError(f"{directory}: GGUF is read on CPUs; leave out device='cuda', or give safetensors")
     model_config = ModelConfig.from_dir(directory).reaching(config.max_length)
+    config.check_host_kv(recurrent=bool(model_config.spec.recurrent), encoder=model_config.spec.bidirectional)
     longest = config.resolved_length(model_config.max_positions)  # contradictions are found before weights are read
     if longest < (config.max_length or model_config.max_positions):
         log.log(
@@ -250,7 +251,7 @@ def _cpu_executor(
             prefixes = (
                 default_prefixes(left, bytes_per_state) if config.prefix_states is None else config.prefix_states
             )
-        held = weights + (running + prefixes) * bytes_per_state
+        held = weights + (running + prefixes) * bytes_per_state + config.host_kv_bytes
         plan = MemoryPlan(config, model.spec, available, held, host + HOST_BYTES, per_block)
         step = StepMemory.of_shapes(
             model.spec,

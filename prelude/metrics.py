@@ -35,6 +35,11 @@ _COUNTERS = {
     "lm_head_rows": "rows that met the vocabulary",
     "preemptions": "chats that gave their blocks back to be computed again",
     "evictions": "cached blocks that were evicted",
+    "host_kv_hits": "prompts for which KV blocks came back from host memory",
+    "host_kv_copied_out": "KV blocks copied to host memory",
+    "host_kv_copied_in": "KV blocks copied back from host memory",
+    "host_kv_evictions": "KV blocks that were evicted in host memory",
+    "host_kv_failed": "copies between KV pool and host memory that failed",
     "forward_seconds": "seconds in forwards",
     "host_seconds": "seconds of steps outside forwards",
     "tokenizer_calls": "encode calls",
@@ -54,6 +59,7 @@ _GAUGES = {
     "states_free": "free entries for recurrent states",
     "states_used": "recurrent states that requests hold",
     "prefix_states": "cached prefixes with a recurrent state",
+    "host_kv_blocks": "KV blocks in host memory",
     "peak_activation_bytes": "most activation bytes of one step",
 }
 _LABELLED = {"requests": "execution_class", "rejected": "reason", "steps": "kind", "eager_reasons": "reason"}

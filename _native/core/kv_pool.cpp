@@ -1,12 +1,15 @@
 // Bodies of kv_pool.hpp, which has the drawing, the invariants and the contracts.
 #include "prelude/kv_pool.hpp"
 
+#include <new>
+
 namespace prelude {
 
 Result KvPool::attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_tokens, Lease* lease) {
   const int64_t limit = max_tokens / size_;
   if (!caching_ || limit <= 0) return ++live_, Result{};
-  const TrieMatch match = trie_.match(tokens, n, salt, limit);
+  TrieMatch match = trie_.match(tokens, n, salt, limit);
+  if (host_ != nullptr && match.promised == 0) match = bring_back(tokens, n, salt, limit, match);
   const NodeId node = states_ != nullptr ? trie_.with_state(match.node) : match.node;
   lease->shared.resize(states_ != nullptr ? static_cast<size_t>(trie_.depth(node))
                                           : static_cast<size_t>(match.blocks));
@@ -21,6 +24,37 @@ Result KvPool::attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t m
   lease->base = static_cast<int32_t>(lease->shared.size()), lease->branch = match.blocks;
   if (node != kNoNode) states_->pin(lease->state_from = states_->state_at(trie_.index_of(node)));
   return r;
+}
+
+TrieMatch KvPool::bring_back(const int32_t* tokens, int64_t n, uint64_t salt, int64_t limit, const TrieMatch& match) {
+  const TrieMatch found = host_->find(tokens, n, salt, limit);
+  int64_t count = found.blocks - match.blocks;
+  if (count < host_->least()) return match;
+  std::vector<int32_t> blocks(static_cast<size_t>(count));  // before anything is held: it may throw
+  TrieMatch made = match;
+  bool filled = true;
+  host_->hold(found.node);  // blocks that leave for these ones do not take their entries
+  trie_.lock(match.node);
+  const int32_t cached = pool_.num_cached();
+  count = std::min<int64_t>(count, int64_t{pool_.num_free()} + cached);
+  if (count >= host_->least() && trie_.allocate(count, blocks.data()).ok()) {
+    evictions_ += cached - pool_.num_cached();
+    try {
+      filled = host_->fill(found.node, match.blocks, blocks.data(), count);
+    } catch (const std::bad_alloc&) {
+      filled = false;
+    }
+    TrieInsert in;
+    const int64_t end = match.blocks + count;
+    if (filled && trie_.insert(tokens, end * size_, blocks.data(), count, salt, match.blocks, true, &in).ok()) {
+      made = {in.node, match.blocks + in.taken, 0};
+    }
+    pool_.release(blocks.data() + in.taken, count - in.taken);
+  }
+  trie_.unlock(match.node);
+  host_->let_go(found.node);
+  if (!filled) host_->drop();
+  return made;
 }
 
 // Protected blocks beyond their share go on probation where `n` blocks find room then.
@@ -38,6 +72,7 @@ Result KvPool::take(Lease& lease, int64_t n, bool spare_protected) {
   const Result taken = trie_.allocate(n, lease.own.data() + had, spare_protected);
   if (!taken.ok()) lease.own.resize(had);
   evictions_ += cached - pool_.num_cached();
+  if (host_ != nullptr && !host_->copy_out()) host_->drop();
   return taken;
 }
 

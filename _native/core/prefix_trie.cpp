@@ -286,6 +286,7 @@ int64_t PrefixTrie::evict(int64_t n) noexcept {
     const int32_t k = (cold ? probation_ : protected_).take_coldest(most, victims);
     if (k == 0) break;
     for (int32_t j = 0; j < k; ++j) table_.prefetch_entry(nodes_[victims[j]].entry);
+    if (leaver_ != nullptr) leaver_->leaves(victims, k);
     remove(victims, k);
     pool_.free_cached(victims, k);
     freed += k;

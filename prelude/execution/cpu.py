@@ -37,6 +37,7 @@ from prelude.execution.backends import Wanted, choose
 from prelude.execution.determinism import parts_agree, rows_needed
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.hidden_rows import HiddenRows
+from prelude.execution.host_blocks import CpuHostBlocks
 from prelude.execution.layer_kinds import LayerKinds
 from prelude.execution.layout import I64, StepTokens
 from prelude.execution.pending import PendingTokens
@@ -164,6 +165,7 @@ class CpuExecutor:
         self._pending = PendingTokens()
         self._rows_of: Callable[[Transformer, Tensor, I64 | None, int], HiddenRows] = HiddenRows
         self._closed = False
+        self._host: CpuHostBlocks | None = None
 
     def limits(self) -> ExecutorLimits:
         config, head = self.config, self.weights.classifier
@@ -210,9 +212,15 @@ class CpuExecutor:
             raise TypeError("this handle did not come from submit")
         return handle.result
 
+    def host_blocks(self, entries: int) -> CpuHostBlocks:
+        self._host = CpuHostBlocks(self.pool.tensor, entries, self.block_size)
+        return self._host
+
     def close(self) -> None:
         """Refuse further steps and let go of the pool."""
         self._closed = True
+        if self._host is not None:
+            self._host.close()
         self.pool = KvTensors.empty(self.config.spec, 0, self.dtype)
         self._states = None
 

@@ -62,7 +62,7 @@ def open_executor(
     from prelude.cuda.graphs import GraphPolicy
     from prelude.cuda.memory import fits
     from prelude.models.checkpoint import Checkpoint
-    from prelude.models.memory import require_memory
+    from prelude.models.memory import available_memory, require_memory
 
     check_supported(model.spec if ranks is None else ranks.shard.spec)
     ordinal = 0 if ranks is None else ranks.own_gpu()
@@ -77,6 +77,7 @@ def open_executor(
                 model, source = ranks.part(model, checkpoint)
                 ranks.agree(config, str(element), logits_chunk_rows=logits_rows)
             require_memory(source.nbytes(element), f"{where}: loading the weights on cuda", before)
+            require_memory(config.host_kv_bytes, "host_kv_bytes", available_memory())
             block_bytes = model.spec.kv_bytes_per_token(element.itemsize) * config.block_size
             MemoryPlan(config, model.spec, before, source.nbytes(element), 0, block_bytes).require_weights()
             device = CudaDevice(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from prelude.batch import ForwardBatch, StepResult
 
 if TYPE_CHECKING:
+    from prelude.execution.host_blocks import HostBlocks
     from prelude.execution.step_memory import StepMemory
 
 
@@ -39,6 +40,14 @@ class ExecutorLimits:
     )
     step_memory: StepMemory | None = None  # of a step, beside weights, states and blocks; None: not known
     bidirectional: bool = False  # an encoder: every prompt is computed whole, in one step, and shares nothing
+
+
+class KeepsOnHost(Protocol):
+    """An executor that can keep KV blocks in host memory has one method more."""
+
+    def host_blocks(self, entries: int) -> HostBlocks:
+        """Host memory for so many blocks, until the executor is closed. Once."""
+        ...
 
 
 @runtime_checkable

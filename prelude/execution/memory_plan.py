@@ -41,9 +41,9 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """``available``: bytes that the machine has left; None where it does not say. ``held``: bytes of the weights and
-    of the states of recurrent layers. ``host``: bytes of the tokenizer and the control plane, which count in the
-    caller's own budget. ``block_bytes``: of a KV block over all layers."""
+    """``available``: bytes that the machine has left; None where it does not say. ``held``: bytes of the weights, of
+    the states of recurrent layers and, on a CPU, of ``host_kv_bytes``. ``host``: bytes of the tokenizer and the
+    control plane, which count in the caller's own budget. ``block_bytes``: of a KV block over all layers."""
 
     config: EngineConfig
     spec: ModelSpec

@@ -14,24 +14,79 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
-from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, StepResult
+from prelude.batch import I32, DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, StepResult
 from prelude.errors import EngineClosed, RankLost
 from prelude.execution.executor import Executor, ExecutorLimits
 
+if TYPE_CHECKING:
+    from prelude.execution.host_blocks import HostBlocks
 
-class _Step:
-    """``lock`` is held until the step has run."""
 
-    __slots__ = ("batch", "error", "lock", "result")
+class _Job:
+    """``lock`` is held until it has run."""
 
-    def __init__(self, batch: ForwardBatch) -> None:
-        self.batch = batch
-        self.result: StepResult | None = None
+    __slots__ = ("error", "lock")
+
+    def __init__(self) -> None:
         self.error: BaseException | None = None
         self.lock = threading.Lock()
         self.lock.acquire()
+
+    def run(self, inner: Executor) -> None:
+        raise NotImplementedError
+
+
+class _Step(_Job):
+    __slots__ = ("batch", "result")
+
+    def __init__(self, batch: ForwardBatch) -> None:
+        super().__init__()
+        self.batch = batch
+        self.result: StepResult | None = None
+
+    def run(self, inner: Executor) -> None:
+        self.result = inner.wait(inner.submit(self.batch))
+
+
+class _Copy(_Job):
+    __slots__ = ("copy",)
+
+    def __init__(self, copy: Callable[[], None]) -> None:
+        super().__init__()
+        self.copy = copy
+
+    def run(self, inner: Executor) -> None:
+        self.copy()
+
+
+class ThreadedHostBlocks:
+    """Copies run among the steps, in order. Each is waited for, and with it the step before it."""
+
+    def __init__(self, inner: HostBlocks, ask: Callable[[_Job], None]) -> None:
+        self._inner = inner
+        self._ask = ask
+
+    @property
+    def nbytes(self) -> int:
+        return self._inner.nbytes
+
+    def copy_out(self, blocks: I32, entries: I32) -> None:
+        self._run(partial(self._inner.copy_out, blocks, entries))
+
+    def copy_in(self, entries: I32, blocks: I32) -> None:
+        self._run(partial(self._inner.copy_in, entries, blocks))
+
+    def _run(self, copy: Callable[[], None]) -> None:
+        job = _Copy(copy)
+        self._ask(job)
+        with job.lock:
+            pass
+        if job.error is not None:
+            raise job.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +102,7 @@ class ThreadedExecutor:
 
     def __init__(self, inner: Executor, pulse: Pulse | None = None) -> None:
         self.inner = inner
-        self._steps: SimpleQueue[_Step | None] = SimpleQueue()
+        self._steps: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pulse = pulse
         self._closed = False
@@ -63,16 +118,25 @@ class ThreadedExecutor:
     def limits(self) -> ExecutorLimits:
         return self.inner.limits()
 
+    @property
+    def host_blocks(self) -> Callable[[int], ThreadedHostBlocks] | None:
+        """As ``inner`` has it; None where it has none."""
+        make = getattr(self.inner, "host_blocks", None)
+        return None if make is None else lambda entries: ThreadedHostBlocks(make(entries), self._ask)
+
     def submit(self, batch: ForwardBatch) -> _Step:
         if not isinstance(batch, (OneShotBatch, DecodeBatch, MixedBatch)):
             raise TypeError(f"an executor runs OneShotBatch, DecodeBatch and MixedBatch, not {type(batch).__name__}")
+        step = _Step(batch)
+        self._ask(step)
+        return step
+
+    def _ask(self, job: _Job) -> None:
         if self._closed:
             raise EngineClosed("the executor is closed")
         if self._thread is None:
             self._start()
-        step = _Step(batch)
-        self._steps.put(step)
-        return step
+        self._steps.put(job)
 
     def _start(self) -> None:
         self._thread = threading.Thread(
@@ -103,11 +167,11 @@ class ThreadedExecutor:
         self.inner.close()
 
 
-def _run(inner: Executor, steps: SimpleQueue[_Step | None], pulse: Pulse | None) -> None:
+def _run(inner: Executor, steps: SimpleQueue[_Job | None], pulse: Pulse | None) -> None:
     """The function of the thread. It has no reference to the executor, which can therefore be collected."""
     while (step := steps.get() if pulse is None else _next(steps, pulse)) is not None:
         try:
-            step.result = inner.wait(inner.submit(step.batch))
+            step.run(inner)
         except BaseException as error:  # ``wait`` raises it
             step.error = error
         step.lock.release()
@@ -116,7 +180,7 @@ def _run(inner: Executor, steps: SimpleQueue[_Step | None], pulse: Pulse | None)
         inner.close()  # of an engine that was dropped and not closed: other processes wait for the end
 
 
-def _next(steps: SimpleQueue[_Step | None], pulse: Pulse) -> _Step | None:
+def _next(steps: SimpleQueue[_Job | None], pulse: Pulse) -> _Job | None:
     while True:
         try:
             return steps.get(timeout=pulse.seconds)

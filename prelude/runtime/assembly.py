@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from prelude.config import EngineConfig
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.runtime.core import EngineCore
+from prelude.runtime.host_copies import keep_on_host
 from prelude.scheduling.cost import CostModel
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
@@ -26,18 +27,22 @@ def make_core(
     if cost is None:
         cost = CostModel() if config.cost_model is None else CostModel.load(config.cost_model)
     overlap = limits.device.startswith("cuda") if config.overlap is None else config.overlap
+    pool = KvPool(
+        limits.num_blocks,
+        limits.block_size,
+        # A cached prefix needs its recurrent state; in an encoder a prefix depends on the tokens after it.
+        prefix_cache=config.prefix_cache
+        and not limits.bidirectional
+        and (limits.prefix_states > 0 or not limits.bytes_per_state),
+        running_states=limits.running_states,
+        prefix_states=limits.prefix_states,
+    )
+    if config.host_kv_bytes:
+        config.check_host_kv(recurrent=limits.bytes_per_state > 0, encoder=limits.bidirectional)
+        keep_on_host(pool, executor, config)
     return kind(
         executor,
-        KvPool(
-            limits.num_blocks,
-            limits.block_size,
-            # A cached prefix needs its recurrent state; in an encoder a prefix depends on the tokens after it.
-            prefix_cache=config.prefix_cache
-            and not limits.bidirectional
-            and (limits.prefix_states > 0 or not limits.bytes_per_state),
-            running_states=limits.running_states,
-            prefix_states=limits.prefix_states,
-        ),
+        pool,
         Budgets(
             step_tokens=config.resolved_step(limits.max_positions),
             step_requests=config.max_step_requests,

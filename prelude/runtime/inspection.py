@@ -30,6 +30,8 @@ def snapshot(core: EngineCore) -> dict[str, Any]:
         core.pool.num_running_states - core.pool.free_running_states,
     )
     stats.prefix_states = core.pool.prefix_states
+    for name, value in core.pool.host_counts().items():
+        setattr(stats, f"host_kv_{name}", value)
     stats.blocks_locked = len({block for lease in leases for block in lease.shared.tolist()})
     return {**stats.numbers(), "gc_pauses": core.gc_pauses.numbers()}
 

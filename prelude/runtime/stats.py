@@ -57,6 +57,12 @@ class EngineStats(StepCounts):
     states_free: int = 0  # for states of a recurrent model
     states_used: int = 0
     prefix_states: int = 0  # cached prefixes that have a state
+    host_kv_blocks: int = 0  # kept in host memory
+    host_kv_hits: int = 0  # prompts for which blocks came back from there
+    host_kv_copied_out: int = 0  # blocks
+    host_kv_copied_in: int = 0
+    host_kv_evictions: int = 0  # blocks that gave way to others there
+    host_kv_failed: int = 0  # copies that failed, each of any number of blocks
 
     def numbers(self) -> dict[str, Any]:
         return {**asdict(self), **self.counted()}

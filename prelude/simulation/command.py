@@ -73,6 +73,8 @@ _UNSEEN = frozenset(
     [
         "max_length",
         "kv_bytes",
+        "host_kv_bytes",
+        "host_kv_tokens",
         "attention",
         "default_cache",
         "deterministic",

@@ -29,6 +29,11 @@
 // Owner: leases are the callers', the pool keeps pointers to leaders only, and only while they are promised. One
 // writer at a time.
 //
+// Host memory. Where the pool has a HostBlocks, attach() goes on there behind the last block of the trie: it takes
+// blocks, has them filled, and inserts them, so that the lease and all later ones find them in the trie. A prefix
+// that comes back was asked for before, so blocks that were hit longer ago are evicted for it, and go to the host in
+// turn. Where no room is left, or the copy fails, these tokens are computed.
+//
 // Memory. Functions that are not noexcept may throw std::bad_alloc. A lease that was to be attached then holds
 // nothing and is not counted; one that holds something is whole, and release(), which allocates nothing, takes all of
 // it back.
@@ -39,6 +44,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "prelude/host_blocks.hpp"
 #include "prelude/prefix_trie.hpp"
 
 namespace prelude {
@@ -75,6 +81,12 @@ class KvPool {
         states_(caching_ && prefix_states > 0 ? &trie.states() : nullptr) {
     if (states_ != nullptr) states_->open(running_states, prefix_states);
     for (int32_t entry = running_states; entry-- > 0;) free_running_states_.push_back(entry);
+  }
+
+  // Blocks that leave the pool are kept in `host`, which outlives this object's last call, and come back from there.
+  void keep_on_host(HostBlocks& host) {
+    host_ = &host;
+    trie_.set_leaver(host);
   }
 
   bool caching() const { return caching_; }
@@ -147,6 +159,8 @@ class KvPool {
   void give_states(Lease& lease, NodeId node, bool promoted) noexcept;
   Result give_back(Lease& lease, int32_t from);
   void make_probation(int64_t n) noexcept;
+  // The match with the blocks behind it that came back from host memory.
+  TrieMatch bring_back(const int32_t* tokens, int64_t n, uint64_t salt, int64_t limit, const TrieMatch& match);
   // The promised blocks are written. The promise's lock becomes the lease's.
   Result fulfil(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, bool promoted);
   Result move_lock(Lease& lease, NodeId node);
@@ -162,6 +176,7 @@ class KvPool {
   const bool caching_;
   const int32_t running_states_;
   PrefixStates* const states_;  // the trie's; null where prefixes have none
+  HostBlocks* host_ = nullptr;
   int64_t live_ = 0, evictions_ = 0;
   std::vector<Leader> leaders_;
   std::vector<int32_t> free_running_states_;  // the one given back last is taken next

@@ -36,6 +36,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "prelude/block_allocator.hpp"
@@ -95,6 +96,18 @@ struct TrieNodeView {  // one row of dump()
   uint32_t own_locks, cover;
   int64_t rank;  // place in eviction order, 0 the coldest; -1 while covered
   uint64_t salt;
+};
+
+// Hears of nodes that eviction takes out of the trie, while their blocks still hold their keys and values.
+class Leaver {
+ public:
+  // Children before their parents; all of them are in the trie until the call is over.
+  virtual void leaves(const int32_t* nodes, int32_t count) noexcept = 0;
+  // clear() has dropped all nodes without a lock: none of them is to come back.
+  virtual void cleared() noexcept = 0;
+
+ protected:
+  ~Leaver() = default;
 };
 
 class PrefixTrie {
@@ -249,7 +262,29 @@ class PrefixTrie {
   // Up to n protected nodes, the coldest first, go back on probation, as its youngest; returns how many.
   int64_t demote(int64_t n) noexcept;
   // Drops all nodes without a lock.
-  int64_t clear() noexcept { return evict(INT32_MAX); }
+  int64_t clear() noexcept {
+    Leaver* const leaver = std::exchange(leaver_, nullptr);
+    const int64_t freed = evict(INT32_MAX);
+    leaver_ = leaver;
+    if (leaver_ != nullptr) leaver_->cleared();
+    return freed;
+  }
+  // `leaver` outlives the trie's last eviction.
+  void set_leaver(Leaver& leaver) { leaver_ = &leaver; }
+
+  // Of a node that exists, by its index.
+  int32_t parent_of(int32_t i) const { return up(i); }
+  int32_t depth_of(int32_t i) const { return nodes_[i].depth; }
+  bool is_protected(int32_t i) const { return nodes_[i].protect; }
+  NodeId node_at(int32_t i) const { return id_of(i); }
+  uint64_t salt_of(int32_t i) const {
+    while (up(i) != kNil) i = up(i);
+    return salts_[i];
+  }
+  // A hit of every node on the path of `node`, if it is there.
+  void touch(NodeId node) noexcept {
+    if (const int32_t i = index_of(node); i != kNil) hit(i);
+  }
 
   // Extends the path of the prompt by `count` blocks that hold the KV of tokens[first * size ..]. The trie
   // takes over the caller's reference on each block it has no node for yet; earlier ones are duplicates, which
@@ -328,11 +363,6 @@ class PrefixTrie {
   static void write_tokens(uint64_t* words, const int32_t* tokens, int32_t size);
   // Reader side of the same: every load an acquire, so that the generation read after them is not older.
   bool same_tokens_shared(int32_t i, const int32_t* tokens) const;
-  uint64_t salt_of(int32_t i) const {
-    while (up(i) != kNil) i = up(i);
-    return salts_[i];
-  }
-
   bool is_child(int32_t i, int32_t parent, const int32_t* tokens, uint64_t salt) const {
     return up(i) == parent && (parent != kNil || salts_[i] == salt) && same_tokens(i, tokens);
   }
@@ -373,6 +403,7 @@ class PrefixTrie {
   LruList probation_, protected_;
   PrefixStates states_;
   Watches watches_;
+  Leaver* leaver_ = nullptr;
   std::atomic<int32_t> count_{0}, promised_{0};
   struct {
     std::atomic<uint64_t> lookups, looked_up, hit, collisions, inserted, duplicates, evicted, evicted_hit, promoted,

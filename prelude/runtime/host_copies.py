@@ -1,0 +1,76 @@
+"""Host memory for blocks that leave the KV pool: whether an engine may have it, and its copies.
+
+KvPool ── copy_out, copy_in: whether the copy was made ──▶ HostCopies ──▶ the executor's HostBlocks
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from prelude.arrays import I32
+from prelude.config import EngineConfig
+from prelude.errors import ConfigError, InsufficientMemory
+from prelude.runtime.events import is_interrupt
+from prelude.scheduling.lease import KvPool
+
+if TYPE_CHECKING:
+    from prelude.execution.executor import Executor
+    from prelude.execution.host_blocks import HostBlocks
+
+log = logging.getLogger("prelude.engine")
+
+
+class HostCopies:
+    """Copies of one engine. A failure is logged once; the tokens concerned are computed again."""
+
+    def __init__(self, blocks: HostBlocks) -> None:
+        self.blocks = blocks
+        self._said = False
+
+    def copy_out(self, blocks: I32, entries: I32) -> bool:
+        return self._made(self.blocks.copy_out, blocks, entries)
+
+    def copy_in(self, entries: I32, blocks: I32) -> bool:
+        return self._made(self.blocks.copy_in, entries, blocks)
+
+    def _made(self, copy: Callable[[I32, I32], None], first: I32, second: I32) -> bool:
+        try:
+            copy(first, second)
+        except BaseException as error:
+            if is_interrupt(error):  # Ctrl-C belongs to the caller of the step
+                _thread.interrupt_main()
+            elif not self._said:
+                self._said = True
+                log.warning(
+                    "copying %d KV blocks between the pool and host memory failed; their tokens are computed again "
+                    "(said once; stats()['host_kv_failed'] goes on counting)",
+                    len(first),
+                    exc_info=error,
+                )
+            return False
+        return True
+
+
+def keep_on_host(pool: KvPool, executor: Executor, config: EngineConfig) -> None:
+    """Gives ``pool`` the host memory of ``config.host_kv_bytes``. ``ConfigError`` where this executor cannot have it,
+    or the bytes do not hold a block."""
+    limits = executor.limits()
+    make = getattr(executor, "host_blocks", None)
+    if make is None or not limits.kv_bytes_per_token:
+        raise ConfigError(f"host_kv_bytes: this executor ({limits.device}) keeps no KV blocks in host memory")
+    block_bytes = limits.kv_bytes_per_token * limits.block_size
+    entries = config.host_kv_bytes // block_bytes
+    if entries < 1:
+        raise ConfigError(f"host_kv_bytes={config.host_kv_bytes} does not hold a KV block of {block_bytes} bytes")
+    try:
+        copies = HostCopies(make(entries))
+    except (MemoryError, RuntimeError) as error:  # a CUDA build of torch raises RuntimeError for pinned memory
+        raise InsufficientMemory(
+            f"host_kv_bytes={config.host_kv_bytes}: the system does not give so much host memory; lower it",
+            needed=config.host_kv_bytes,
+            available=0,
+        ) from error
+    pool.keep_on_host(entries, config.host_kv_tokens, copies.copy_out, copies.copy_in)
