@@ -4,13 +4,14 @@
 //           |version|      key: 31 bytes, length      |    six ids     |      64 bytes, one cache line
 //           |version|      key: 127 bytes, length     |    30 ids      |      256 bytes: clauses without spaces
 //   set     two lines, hash(key) says which; the one written less often is written over
+//   order   lines of clauses are written one behind the other instead, and an index says where a word is
 //   ids     each plus one, 0 behind the last
 //
 //   threads  any number, none waits. A writer takes a line by making its version odd, and does nothing if it
 //            was odd or changed meanwhile; a reader that finds the version odd, or not the same before and
 //            after, has found nothing. Versions have 64 bits and never come again.
-//   bound    `bytes` in all, for ever. At first only a part of them is used, which doubles when about half as many
-//            words have come in as it has lines: memory costs most when it is touched first, and few words lie
+//   bound    `bytes` in all, for ever. Of the sets only a part is used at first, which doubles when about half as
+//            many words have come in as it has lines: memory costs most when it is touched first, and few words lie
 //            close together. A word that now belongs elsewhere is merged once more
 //   exact    the key is the whole word, so an entry is a fact about the model and cannot go stale
 #pragma once
@@ -26,19 +27,16 @@
 
 namespace fasttoken {
 
-// id_bits: of an id; larger ones are not kept.
+// Lines, and how threads read and write one. id_bits: of an id; larger ones are not kept.
 template <size_t key_words, size_t id_words, int id_bits = 32>
-class CacheOfWords {
-  struct Line {
-    uint64_t version, key[key_words], ids[id_words];
-  };
-  static_assert(std::has_single_bit(sizeof(Line)));
-
+class WordLines {
  public:
   static constexpr size_t ids_in_word = 64 / id_bits;
   static constexpr size_t longest = key_words * 8 - 1, most_ids = id_words * ids_in_word;
   static constexpr uint32_t ids_end = static_cast<uint32_t>((uint64_t{1} << id_bits) - 1);  // past the largest
   static constexpr size_t usual_bytes = size_t{8} << 20;
+
+  size_t bytes() const { return memory_.size() * sizeof(Line); }
 
   struct Key {
     uint64_t part[key_words];
@@ -61,9 +59,84 @@ class CacheOfWords {
     }
   };
 
+ protected:
+  struct Line {
+    uint64_t version, key[key_words], ids[id_words];
+  };
+  static_assert(std::has_single_bit(sizeof(Line)));
+
+  // How many ids the line has for the word, 0 if it is another's.
+  size_t read(Line& line, const Key& key, int32_t* out) const {
+    // Words of one length differ in these, or not at all; most others in those beside the version.
+    const size_t used =
+        key_words <= 4 ? key_words - 1 : (size_t{reinterpret_cast<const unsigned char*>(key.part)[longest]} + 7) / 8;
+    constexpr size_t beside = 7;
+    uint64_t version = std::atomic_ref(line.version).load(std::memory_order_acquire);
+    if (version == 0 || (version & 1)) return 0;
+    uint64_t differ = 0;
+    auto compare = [&](size_t from, size_t to) {
+      for (size_t i = from; i < to; ++i)
+        differ |= std::atomic_ref(line.key[i]).load(std::memory_order_relaxed) ^ key.part[i];
+    };
+    compare(0, std::min(used, beside));
+    if (key_words > beside) {
+      if (differ) return 0;
+      compare(beside, used);
+    }
+    differ |= std::atomic_ref(line.key[key_words - 1]).load(std::memory_order_relaxed) ^ key.part[key_words - 1];
+    if (differ) return 0;
+    // Acquire: the version is looked at again after these, not before. Few words have as many ids as there is room.
+    size_t n = 0;
+    for (size_t i = 0; i < id_words && n == i * ids_in_word; ++i) {
+      uint64_t some = std::atomic_ref(line.ids[i]).load(std::memory_order_acquire);
+      for (size_t k = 0; k < ids_in_word; ++k, some = shifted(some)) {
+        uint32_t id = static_cast<uint32_t>(some) & ids_end;
+        out[i * ids_in_word + k] = static_cast<int32_t>(id - 1);
+        n += id != 0;
+      }
+    }
+    return std::atomic_ref(line.version).load(std::memory_order_relaxed) == version ? n : 0;
+  }
+  // False: an id is too large, or another thread writes the line.
+  bool write(Line& line, const Key& key, const int32_t* ids, size_t n) const {
+    uint64_t words[id_words] = {};
+    for (size_t i = 0; i < n; ++i) {
+      uint32_t id = static_cast<uint32_t>(ids[i]);
+      if (id >= ids_end) return false;
+      words[i / ids_in_word] |= uint64_t{id + 1} << (i % ids_in_word * id_bits);
+    }
+    std::atomic_ref state(line.version);
+    uint64_t version = state.load(std::memory_order_relaxed);
+    if ((version & 1) ||
+        !state.compare_exchange_strong(version, version + 1, std::memory_order_acquire, std::memory_order_relaxed))
+      return false;
+    // Release: a thread that sees one of these sees that the version was odd.
+    for (size_t i = 0; i < key_words; ++i) std::atomic_ref(line.key[i]).store(key.part[i], std::memory_order_release);
+    for (size_t i = 0; i < id_words; ++i) std::atomic_ref(line.ids[i]).store(words[i], std::memory_order_release);
+    state.store(version + 2, std::memory_order_release);
+    return true;
+  }
+
+  BigArray<Line> memory_;
+
+ private:
+  static uint64_t shifted(uint64_t ids) { return id_bits < 64 ? ids >> id_bits : 0; }
+};
+
+// Lines in sets.
+template <size_t key_words, size_t id_words, int id_bits = 32>
+class CacheOfWords : public WordLines<key_words, id_words, id_bits> {
+  using Lines = WordLines<key_words, id_words, id_bits>;
+  using Lines::memory_;
+  using typename Lines::Line;
+
+ public:
+  using Lines::usual_bytes;
+  using typename Lines::Key;
+
   // bytes: a power of two, at least that of two lines.
-  void reserve(size_t bytes = usual_bytes, size_t at_first = size_t{1} << 21, bool huge_pages = true) {
-    memory_ = BigArray<Line>(bytes / sizeof(Line), huge_pages);
+  void reserve(size_t bytes = usual_bytes, size_t at_first = size_t{1} << 21) {
+    memory_ = BigArray<Line>(bytes / sizeof(Line));
     lines_ = memory_.data();
     most_ = memory_.size() - 2;
     mask_ = std::min(most_, at_first / sizeof(Line) - 2);
@@ -73,77 +146,26 @@ class CacheOfWords {
   // How many lines are in use.
   size_t used_lines() const { return mask() + 2; }
   bool ready() const { return lines_ != nullptr; }
-  size_t bytes() const { return memory_.size() * sizeof(Line); }
 
   void fetch(uint64_t hash) const { __builtin_prefetch(lines_ + (hash & mask())); }
 
   // How many ids the word has, written to out, which has room for most_ids; 0 when it is not known.
   size_t find(const Key& key, uint64_t hash, int32_t* out) const {
     Line* set = lines_ + (hash & mask());
-    // Words of one length differ in these, or not at all; most others in those beside the version.
-    const size_t used =
-        key_words <= 4 ? key_words - 1 : (size_t{reinterpret_cast<const unsigned char*>(key.part)[longest]} + 7) / 8;
-    constexpr size_t beside = 7;
-    for (size_t way = 0; way < 2; ++way) {
-      Line& line = set[way];
-      uint64_t version = std::atomic_ref(line.version).load(std::memory_order_acquire);
-      if (version == 0 || (version & 1)) continue;
-      uint64_t differ = 0;
-      auto compare = [&](size_t from, size_t to) {
-        for (size_t i = from; i < to; ++i)
-          differ |= std::atomic_ref(line.key[i]).load(std::memory_order_relaxed) ^ key.part[i];
-      };
-      compare(0, std::min(used, beside));
-      if (key_words > beside) {
-        if (differ) continue;
-        compare(beside, used);
-      }
-      differ |= std::atomic_ref(line.key[key_words - 1]).load(std::memory_order_relaxed) ^ key.part[key_words - 1];
-      if (differ) continue;
-      // Acquire: the version is looked at again after these, not before. Few words have as many ids as there is room.
-      size_t n = 0;
-      for (size_t i = 0; i < id_words && n == i * ids_in_word; ++i) {
-        uint64_t some = std::atomic_ref(line.ids[i]).load(std::memory_order_acquire);
-        for (size_t k = 0; k < ids_in_word; ++k, some = shifted(some)) {
-          uint32_t id = static_cast<uint32_t>(some) & ids_end;
-          out[i * ids_in_word + k] = static_cast<int32_t>(id - 1);
-          n += id != 0;
-        }
-      }
-      if (std::atomic_ref(line.version).load(std::memory_order_relaxed) != version) continue;
-      return n;
-    }
+    for (size_t way = 0; way < 2; ++way)
+      if (size_t n = this->read(set[way], key, out)) return n;
     return 0;
   }
 
   // n: 1 to most_ids.
   void put(const Key& key, uint64_t hash, const int32_t* ids, size_t n) const {
-    uint64_t words[id_words] = {};
-    for (size_t i = 0; i < n; ++i) {
-      uint32_t id = static_cast<uint32_t>(ids[i]);
-      if (id >= ids_end) return;
-      words[i / ids_in_word] |= uint64_t{id + 1} << (i % ids_in_word * id_bits);
-    }
     Line* set = lines_ + (hash & mask());
-    uint64_t versions[2];
-    for (size_t way = 0; way < 2; ++way)
-      versions[way] = std::atomic_ref(set[way].version).load(std::memory_order_relaxed);
-    size_t way = versions[1] < versions[0];
-    uint64_t version = versions[way];
-    std::atomic_ref state(set[way].version);
-    if ((version & 1) ||
-        !state.compare_exchange_strong(version, version + 1, std::memory_order_acquire, std::memory_order_relaxed))
-      return;
-    // Release: a thread that sees one of these sees that the version was odd.
-    for (size_t i = 0; i < key_words; ++i)
-      std::atomic_ref(set[way].key[i]).store(key.part[i], std::memory_order_release);
-    for (size_t i = 0; i < id_words; ++i) std::atomic_ref(set[way].ids[i]).store(words[i], std::memory_order_release);
-    state.store(version + 2, std::memory_order_release);
-    if ((hash >> 58) == 0) came_in();
+    const size_t way = std::atomic_ref(set[1].version).load(std::memory_order_relaxed) <
+                       std::atomic_ref(set[0].version).load(std::memory_order_relaxed);
+    if (this->write(set[way], key, ids, n) && (hash >> 58) == 0) came_in();
   }
 
  private:
-  static uint64_t shifted(uint64_t ids) { return id_bits < 64 ? ids >> id_bits : 0; }
   static constexpr size_t counted_of = 64;  // one word in so many is counted, by its hash
 
   size_t mask() const { return std::atomic_ref(mask_).load(std::memory_order_relaxed); }
@@ -153,11 +175,78 @@ class CacheOfWords {
     if (std::atomic_ref(mask_).compare_exchange_strong(mask, mask * 2 + 2, std::memory_order_relaxed))
       std::atomic_ref(count_).store(0, std::memory_order_relaxed);
   }
-  BigArray<Line> memory_;
   Line* lines_ = nullptr;
   size_t most_ = 0;
   mutable size_t mask_ = 0;   // of the number of a line, even: the first of its set
   mutable size_t count_ = 0;  // of the words that came in since it changed
+};
+
+// Lines that are used in the order in which words come in, from the first on again when all are taken. A line at a
+// place of its own for each word would cost a page fault a word.
+//
+//   rows_    hash says which: two words, the one that came in last lowest, each as 16 bits of the hash and the number
+//            of its line plus one; 0: none. The line may be another word's by now, as its key tells
+template <size_t key_words, size_t id_words>
+class CacheInOrder : public WordLines<key_words, id_words> {
+  using Lines = WordLines<key_words, id_words>;
+  using Lines::memory_;
+  using typename Lines::Line;
+
+ public:
+  using typename Lines::Key;
+
+  // bytes: of the lines, a power of two, at least that of two and less than that of 65,536.
+  void reserve(size_t bytes = Lines::usual_bytes) {
+    memory_ = BigArray<Line>(bytes / sizeof(Line), false);
+    lines_ = memory_.data();
+    row_memory_ = BigArray<uint64_t>(memory_.size());
+    row_memory_.touch(row_memory_.size() * sizeof(uint64_t));
+    rows_ = row_memory_.data();
+    row_bits_ = std::countr_zero(memory_.size());
+  }
+  size_t bytes() const { return Lines::bytes() + row_memory_.size() * sizeof(uint64_t); }
+
+  // Has the row near; once it is, fetch() has the line near that the word may be in.
+  void fetch_row(uint64_t hash) const { __builtin_prefetch(rows_ + place_of(hash)); }
+  void fetch(uint64_t hash) const {
+    for (uint64_t row = this->row(hash).load(std::memory_order_relaxed); row; row >>= 32)
+      if (marked(row, hash)) {
+        const char* line = reinterpret_cast<const char*>(lines_ + line_of(row));
+        for (size_t i = 0; i < sizeof(Line); i += 64) __builtin_prefetch(line + i);
+        return;
+      }
+  }
+
+  // How many ids the word has, written to out, which has room for most_ids; 0 when it is not known.
+  size_t find(const Key& key, uint64_t hash, int32_t* out) const {
+    for (uint64_t row = this->row(hash).load(std::memory_order_relaxed); row; row >>= 32) {
+      if (!marked(row, hash)) continue;
+      if (size_t n = this->read(lines_[line_of(row)], key, out)) return n;
+    }
+    return 0;
+  }
+
+  // n: 1 to most_ids.
+  void put(const Key& key, uint64_t hash, const int32_t* ids, size_t n) const {
+    const size_t at = std::atomic_ref(came_in_).fetch_add(1, std::memory_order_relaxed) & (memory_.size() - 1);
+    if (!this->write(lines_[at], key, ids, n)) return;
+    auto row = this->row(hash);
+    row.store(row.load(std::memory_order_relaxed) << 32 | mark_of(hash) << 16 | (at + 1), std::memory_order_relaxed);
+  }
+
+ private:
+  size_t place_of(uint64_t hash) const { return hash >> (64 - row_bits_); }
+  std::atomic_ref<uint64_t> row(uint64_t hash) const { return std::atomic_ref(rows_[place_of(hash)]); }
+  static uint64_t mark_of(uint64_t hash) { return hash >> 8 & 0xFFFF; }
+  // Of the row's lowest word.
+  static bool marked(uint64_t row, uint64_t hash) { return (row >> 16 & 0xFFFF) == mark_of(hash); }
+  static size_t line_of(uint64_t row) { return (row & 0xFFFF) - 1; }
+
+  BigArray<uint64_t> row_memory_;
+  Line* lines_ = nullptr;
+  uint64_t* rows_ = nullptr;
+  int row_bits_ = 0;
+  mutable uint64_t came_in_ = 0;  // how many words did
 };
 
 // Which words were met before, as far as 16 bits of their hashes tell: a word that is met once only is then neither
@@ -194,7 +283,7 @@ class MetBefore {
 
 using ShortWordCache = CacheOfWords<2, 1, 21>;
 using WordCache = CacheOfWords<4, 3>;
-using ClauseCache = CacheOfWords<16, 15>;
+using ClauseCache = CacheInOrder<16, 15>;
 
 struct WordCaches {
   ShortWordCache short_words;  // a set is one cache line
@@ -210,9 +299,7 @@ struct WordCaches {
     words.reserve(size_t{4} << 20, size_t{1} << 20);
     short_words.touch();
     words.touch();
-    // All of it at once: fewer of them come in, and merging the ones that growing loses costs more than the memory.
-    // Small pages: the first 40 KB of Chinese touch a few lines of each part of it.
-    clauses.reserve(ClauseCache::usual_bytes, ClauseCache::usual_bytes, false);
+    clauses.reserve();
     roles.reserve(size_t{1} << 16, size_t{1} << 16);
     segments.reserve(size_t{1} << 21);
     met.reserve();

@@ -67,10 +67,12 @@ class WordWriter {
   void fetch(const char* p, size_t n) const {
     if (n > ClauseCache::longest) return;
     const uint64_t hash = hash_of_text(p, n);
-    if (counts_once(p, n))
+    if (counts_once(p, n)) {
       caches_.met.fetch(hash);
-    else
+      if (!in_words(p, n)) caches_.clauses.fetch_row(hash);
+    } else {
       caches_.words.fetch(hash);
+    }
   }
 
   // Words of which nothing is known, many at a time: later() says of each how it will be done, and takes it up;
