@@ -12,6 +12,7 @@ The default file is the packaged model's; the default texts are made of the file
 | columns | ids with offsets, ``.offsets``, decoding, ``DecodeStream`` |
 | service | batches, eight threads |
 | families | the geometric mean of the fixed inputs over other files |
+| first | the first 40 KB of each text after a load, to a list, over the other files; each round loads the side |
 | load | from the tokenizer.json and from the kept tables; the first call; memory (``bench tokenizer_load``) |
 
 Before any time is taken, every input is encoded (to a list with special tokens and without, to an array, in a batch,
@@ -38,7 +39,7 @@ from bench.blocks import Run, Times, blocks, means, statement
 from bench.common import Panels, Report, Row, add_outputs, machine_facts
 from bench.tokenizer import loading as tokenizer_load
 from bench.tokenizer.sides import HF, KINDS, LOADERS, OURS, SEGMENTS, Side, Sides, version_of
-from bench.tokenizer.streams import Unequal, grown_chats, in_turn, mixed, streamed, unseen_chats
+from bench.tokenizer.streams import Unequal, first_after_load, grown_chats, in_turn, mixed, streamed, unseen_chats
 from bench.tokenizer.table import Table
 from bench.tokenizer.texts import EXTRA, inputs, texts_of, texts_of_this_machine
 
@@ -284,6 +285,10 @@ class Bench:
             self.table.row(load, "to a list, times HF", found[HF])
             self.table.row(load, "to a list, times the best exact peer", found[best], least=1.25, note=best)
 
+    def first(self) -> None:
+        for path in self.families:
+            first_after_load(self.table, Sides(path, self.sides.fault), self.natural, 3 if self.quick else 7)
+
     def load(self) -> None:
         tokenizer_load.measured(self.table, self.sides, list(self.natural.values()), self.quick)
 
@@ -294,6 +299,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "columns": Bench.columns,
     "service": Bench.service,
     "families": Bench.of_families,
+    "first": Bench.first,
     "load": Bench.load,
 }
 

@@ -18,6 +18,7 @@ from bench.tokenizer.table import Table
 from bench.tokenizer.texts import chat, unseen
 
 PIECE = 8_192  # characters
+FIRST = 40_960  # bytes
 # Aims by text: MB/s with warm and with empty caches, times fastokens.
 FAST, HARD = (140.0, 120.0, 1.5), (70.0, 70.0, 1.7)
 AIMS = {"en": FAST, "code_py": FAST}
@@ -90,6 +91,32 @@ def streamed(table: Table, sides: Sides, texts: dict[str, str], quick: bool) -> 
             table.row(name, measure, [rates[OURS]], "MB/s", least=aims[1 - phase], note=note)
             if "fastokens" in rates:
                 table.row(name, measure + ", times fastokens", [rates[OURS] / rates["fastokens"]], least=aims[2])
+
+
+def first_after_load(table: Table, sides: Sides, texts: dict[str, str], rounds: int) -> None:
+    """The first 40 KB that a side reads after it was loaded; a value a round."""
+    for name, text in texts.items():
+        pieces = cut_up(text.encode()[:FIRST].decode(errors="ignore"))
+        expected = [sides[HF].result("list", s=piece) for piece in pieces]
+        taken: dict[str, list[float]] = {}
+        for round in range(rounds):
+            for side in sides.loaded:
+                if side in (HF, SEGMENTS) or (round and side not in taken):
+                    continue
+                found = once(sides.new(side), pieces, None if round else expected)
+                if isinstance(found, list):
+                    taken.setdefault(side, []).append(sum(found))
+                elif side == OURS:
+                    raise Unequal(f"{sides.path.parent.name}, {found} of {len(pieces)} pieces of {name}: list")
+                else:
+                    print(f"  {side} differs from HF on {found} of {len(pieces)} pieces: no figure")
+        times, size_mb = Times(taken), sum(len(piece.encode()) for piece in pieces) / 1e6
+        note = ", ".join(f"{side} {size_mb / times.median(side):.1f}" for side in taken if side != OURS)
+        load = f"{sides.path.parent.name}, {name}, the first {size_mb * 1000:.0f} KB after a load"
+        table.row(load, "to a list", [size_mb / seconds for seconds in taken[OURS]], "MB/s", note=note)
+        for peer in ("fastokens", "gigatoken"):
+            if peer in taken:
+                table.row(load, f"to a list, times {peer}", times.ratios(peer, OURS))
 
 
 def mixed(table: Table, sides: Sides, texts: dict[str, str], quick: bool) -> None:

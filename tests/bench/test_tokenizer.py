@@ -60,15 +60,19 @@ def test_a_planted_fault_of_ours_stops_it(tokenizer_file: str, kind: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.feature("J6")
-def test_a_fault_in_another_family_stops_it_before_that_is_timed(tokenizer_file: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["families", "first"])
+def test_a_fault_in_another_family_stops_it_before_that_is_timed(
+    tokenizer_file: str, tmp_path: Path, part: str
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
+    (tmp_path / "en.txt").write_text((ROOT / "README.md").read_text())
     whole = json.loads(Path(tokenizer_file).read_text())
     whole["model"]["dropout"] = 0.5  # HF leaves merges out at random, ours never does
     (other / "tokenizer.json").write_text(json.dumps(whole))
     done = bench(
-        "--tokenizer", tokenizer_file, "--family", str(other / "tokenizer.json"), "--only", "families",
-        "--json", str(tmp_path / "table.json"),
+        "--tokenizer", tokenizer_file, "--family", str(other / "tokenizer.json"), "--only", part,
+        "--texts", str(tmp_path), "--json", str(tmp_path / "table.json"),
     )  # fmt: skip
     assert done.returncode == 1 and "nothing is timed: other" in done.stderr, done.stderr
     assert not (tmp_path / "table.json").exists()
