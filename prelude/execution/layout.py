@@ -67,6 +67,8 @@ class Forest:
     def trees(self) -> I64:
         """[roots + 1]: where the tokens of each tree begin, and the end. ``ValueError`` where a tree's segments do
         not lie side by side, or continue a context, which an encoder cannot."""
+        if self.apart:
+            return np.asarray(self.starts, np.int64)  # each segment is a tree
         if (np.diff(self.roots) < 0).any() or self.slices.context_lens.any():
             raise ValueError("a prompt of an encoder has a context, or another prompt lies inside it")
         return np.append(np.asarray(self.starts, np.int64)[np.unique(self.roots)], self.starts[-1])
