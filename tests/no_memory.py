@@ -12,9 +12,11 @@ has to end, in a result or in an error, within seconds; the call after it has to
 engine's accounts have to be whole. Allocations of torch's tensors and of C++ are not Python's, and do not fail here.
 
 A crash ends the process, so each range runs in a child. Failures that are not the engine's are counted apart: a
-crash inside torch 2.13, and a ``SystemError`` that numpy raises where it forgets to set the error. Two crashes of
-torch are known: ``torch.inference_mode`` dereferences a null pointer; and a ``tensor.shape`` whose integers found no
-memory has null pointers in it, so that taking an item of it, or unpacking it, crashes in the line that does so.
+crash inside torch 2.13 or numpy 2.4, and a ``SystemError`` that numpy raises where it forgets to set the error. Two
+crashes of torch are known: ``torch.inference_mode`` dereferences a null pointer; and a ``tensor.shape`` whose
+integers found no memory has null pointers in it, so that taking an item of it, or unpacking it, crashes in the line
+that does so. One crash of numpy is known: in a line that indexes an array by an int32 array, whose cast found no
+memory.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ NUMPY_FORGOT = ("error return without exception set", "returned NULL without set
 class Report:
     ends: Counter[str] = field(default_factory=Counter)
     torch_crashes: list[int] = field(default_factory=list)
+    numpy_crashes: list[int] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+
+    def said(self) -> str:
+        return f"{dict(self.ends)}, crashes inside torch at {self.torch_crashes}, numpy at {self.numpy_crashes}"
 
 
 def verbs(engine: Any) -> dict[str, Callable[[], Any]]:
@@ -148,7 +154,7 @@ def run(
         if line["end"] not in {"result", "numpy", *ENDS}:
             found(f"{verb} {line['n']}: {line['where']}")
         if line["n"] % 100 == 99:
-            say(f"{verb} to {line['n'] + 1}: {dict(report.ends)}, crashes inside torch at {report.torch_crashes}")
+            say(f"{verb} to {line['n'] + 1}: {report.said()}")
 
     again: set[int] = set()
     while left:
@@ -166,6 +172,8 @@ def run(
         frames = [line for line in errors.split("Current thread")[-1].splitlines() if line.startswith("  File")]
         if frames and (f"{os.sep}torch{os.sep}" in frames[0] or takes_from_a_shape(frames[0])):
             report.torch_crashes.append(at)
+        elif status < 0 and frames and indexes_by_an_array(frames[0]):
+            report.numpy_crashes.append(at)
         else:
             found(f"{verb} {at}: ended with {status}: " + "\n".join(frames[:6] if status < 0 else [errors[-3000:]]))
         left = left[left.index(at) + 1 :]
@@ -199,10 +207,20 @@ def one_child(
         return last, status, errors.read()
 
 
-def takes_from_a_shape(frame: str) -> bool:
-    """Whether the line that faulthandler names takes an item of a ``torch.Size``, or all of them."""
+def line_of(frame: str) -> str:
+    """The line that faulthandler names."""
     file, number = re.fullmatch(r'  File "(.+)", line (\d+) in .*', frame).groups()  # type: ignore[union-attr]
-    return re.search(r"\.shape(\[|$)", linecache.getline(file, int(number)).rstrip()) is not None
+    return linecache.getline(file, int(number)).rstrip()
+
+
+def takes_from_a_shape(frame: str) -> bool:
+    """Whether the frame's line takes an item of a ``torch.Size``, or all of them."""
+    return re.search(r"\.shape(\[|$)", line_of(frame)) is not None
+
+
+def indexes_by_an_array(frame: str) -> bool:
+    """Whether the frame's line has an index that may be an array: neither a number nor a slice."""
+    return re.search(r"\w\[[A-Za-z_][\w.]*\]", line_of(frame)) is not None
 
 
 def main() -> None:
@@ -224,7 +242,7 @@ def main() -> None:
         path = given.path or write_model(Path(folder) / "model", given.verb)
         numbers = list(range(given.begin, given.to, given.step))
         report = run(path, given.verb, numbers, given.width, lambda line: print(line, flush=True))
-    print(dict(report.ends), f"; crashes inside torch at {report.torch_crashes}" if report.torch_crashes else "")
+    print(report.said())
     print(f"{len(report.faults)} faults")
     sys.exit(bool(report.faults))
 

@@ -65,6 +65,32 @@ def test_a_crash_on_an_item_of_torchs_shapes_is_not_the_engines(taken: str, tmp_
     assert not no_memory.takes_from_a_shape(f'  File "{script}", line 5 in <module>')
 
 
+INDEXED = """
+import faulthandler, sys
+import _testcapi, numpy as np
+faulthandler.enable()
+numbers, places, n = np.arange(100), np.array([3, 4], np.int32), int(sys.argv[1])
+_testcapi.set_nomemory(n, n + 1)
+found = numbers[places]
+_testcapi.remove_mem_hooks()
+"""
+
+
+def test_a_crash_on_numpys_index_by_an_array_is_not_the_engines(tmp_path: Path) -> None:
+    script = tmp_path / "indexed.py"
+    script.write_text(INDEXED)
+    for n in range(12):
+        done = subprocess.run([sys.executable, script, str(n)], capture_output=True, text=True)
+        if done.returncode < 0:
+            break
+    else:
+        pytest.skip("this numpy raises where the cast of an index finds no memory")
+    frames = [line for line in done.stderr.splitlines() if line.startswith("  File")]
+    assert no_memory.indexes_by_an_array(frames[0])
+    for line in (5, 6, 8):  # calls, an item of a list by a number
+        assert not no_memory.indexes_by_an_array(f'  File "{script}", line {line} in <module>')
+
+
 class Forgetful(ById):
     """A sink that finds no memory the first ``times`` times it is told an end."""
 

@@ -119,8 +119,8 @@ EDITS = (
         "H3",
         (
             SAMPLING,
-            "    return int(allowed[values == values.max()].min())",
-            "    return int(allowed[values == values.max()].max())",
+            "    return best_of(logits, allowed)",
+            "    return int(allowed[logits[allowed] == logits[allowed].max()].max())",
         ),
     ),
     edit("top_k_is_ignored", "H3", (SAMPLING, "    if 0 < top_k < len(weights):", "    if False:")),
