@@ -310,6 +310,19 @@ def test_a_machine_without_row_stable_products_is_refused() -> None:
         rows_needed([linear])
 
 
+@pytest.mark.fault(74)
+def test_products_have_as_many_rows_as_this_machine_needs_for_stable_ones() -> None:
+    class Small(torch.Tensor):
+        """A weight whose products of fewer than 20 rows are others."""
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = super().__torch_function__(func, types, args, kwargs or {})
+            return out.add_(int(len(out) < 20)) if func is torch.mm else out
+
+    assert rows_needed([Linear(torch.randn(8, 8).as_subclass(Small))]) == 32
+
+
 def test_logprob_pairs_in_any_order(model: Model) -> None:
     """Pairs need not be sorted, rows may repeat, and a row may have no pair."""
     executor, s = model.executor(logits_chunk_rows=2), prompts(random_ids(0, 20))

@@ -302,8 +302,8 @@ EDITS = (
         "N5",
         (
             "prelude/scheduling/postprocess.py",
-            "            prompt = max(adopted, min(request.cached_len, request.prompt_tokens))\n",
-            "            prompt = adopted\n",
+            '            pool.publish(request.lease, request.known[:prompt], request.salt, promoted=request.cache == "always")\n',
+            "            pass\n",
         ),
     ),
     edit(

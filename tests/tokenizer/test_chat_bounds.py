@@ -146,6 +146,13 @@ def test_bombs_end_in_an_error(template: str) -> None:
 
 
 @pytest.mark.fault(37)
+def test_a_range_is_refused_by_its_length() -> None:
+    assert render("{% set x = range(7) %}{{ x|length }}", bounds=Bounds(max_range=7)) == "7"
+    with pytest.raises(ChatTemplateError, match="a range of 8; the limit is 7"):
+        render("{% set x = range(8) %}{{ x|length }}", bounds=Bounds(max_range=7))
+
+
+@pytest.mark.fault(37)
 def test_a_bomb_leaves_other_renderings_alone() -> None:
     done: list[str] = []
 
