@@ -168,8 +168,8 @@ class SamplingParams(Brief):
     of these is looked for before ``min_tokens`` tokens, and the ids cannot be drawn before.
 
     ``allowed_tokens_fn(output)`` is called before each token with the ids drawn so far, a list of int. It returns the
-    ids that may come next, or ``None`` for all; an array of int32, and a list of the very integers of the list before,
-    are taken fastest. The first call comes while the task is prepared, and its errors are raised there. Later calls
+    ids that may come next, or ``None`` for all. An array of int32 is taken fastest, and a list of the same objects as
+    the list before. The first call comes while the task is prepared, and its errors are raised there. Later calls
     are made in the thread that runs the engine's steps: every request waits for them. An error of a later call fails
     its own request with ``ExecutionError``, and so does a choice that leaves no token.
 
