@@ -106,7 +106,8 @@ cdef class SameIds:
         if n != self._count or items[0] != self._first or items[n - 1] != self._last:
             self._count, self._first, self._last = n, items[0], items[n - 1]
             return ids_once(x, self._limit)
-        held = PyList_AsTuple(x) if isinstance(x, list) else PyTuple_GetSlice(x, 0, n)  # what a finaliser makes of the list meanwhile is not in it
+        # A copy: a finaliser may change the list while its items are read.
+        held = PyList_AsTuple(x) if isinstance(x, list) else PyTuple_GetSlice(x, 0, n)
         ids = ids_once(held, self._limit)
         if ids is not None:
             self._held, self._ids = held, ids
