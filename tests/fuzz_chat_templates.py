@@ -313,7 +313,7 @@ def fault(found: dict[str, Any]) -> str | None:
 
 
 def run(
-    seed: int, seconds: float, most: int = 10, count: int | None = None
+    seed: int, seconds: float = 0.0, most: int = 10, count: int | None = None
 ) -> tuple[Counter[str], list[tuple[str, str, dict[str, Any]]]]:
     """Fuzz for ``seconds``, or over ``count`` templates where it is given; ends early after ``most`` failures.
     Returns counts of events and the failures."""

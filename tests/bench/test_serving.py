@@ -150,6 +150,8 @@ def test_it_runs_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixt
         "collector",
         "naive",
     }
+    baseline = {row["measure"] for row in kept["rows"] if row["load"].startswith("naive")}
+    assert baseline == {"naive / together", "naive", "together"}
     assert all(row["value"] > 0 for row in kept["rows"]) and (tmp_path / "plot.png").stat().st_size > 1000
 
 

@@ -12,6 +12,7 @@ TRIE_CLASS = "_native/include/prelude/prefix_trie.hpp"
 AUDIT = "_native/core/prefix_trie_audit.cpp"
 PACKER = "_native/core/packer.cpp"
 POOL = "_native/core/kv_pool.cpp"
+HOST = "_native/core/host_blocks.cpp"
 
 EDITS = (
     edit(
@@ -147,5 +148,31 @@ EDITS = (
             "    if not _grow_to(pool, request.held, request.cached_len + count):",
             "    if not _grow_to(pool, request.held, request.cached_len + count + 50):",
         ),
+    ),
+    # ---- blocks in host memory
+    edit(
+        "blocks_come_back_without_their_content",
+        "G10 E12",
+        (
+            "prelude/execution/host_blocks.py",
+            "            self._pool[:, :, block * size : (block + count) * size] = source\n",
+            "            assert source is not None\n",
+        ),
+    ),
+    edit(
+        "failed_copies_count_as_made",
+        "G10",
+        ("prelude/runtime/host_copies.py", "            return False\n        return True\n", "        return True\n"),
+    ),
+    edit(
+        "blocks_in_host_memory_are_not_looked_for",
+        "G10",
+        (POOL, "  if (host_ != nullptr && match.promised == 0) match =", "  if (host_ != nullptr && n < 0) match ="),
+    ),
+    edit(
+        "host_memory_knows_no_salts",
+        "65",
+        (HOST, "  const uint64_t salt = trie_.salt_of(i);\n", "  const uint64_t salt = 0;\n"),
+        (POOL, "host_->find(tokens, n, salt, limit);", "host_->find(tokens, n, 0, limit);"),
     ),
 )

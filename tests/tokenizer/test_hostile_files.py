@@ -343,6 +343,9 @@ def charsmap(size: int, rest: bytes) -> str:
 
 BOMBS = {
     "id": file(model={"type": "WordLevel", "vocab": {"a": 0, "b": (1 << 31) - 1}, "unk_token": "a"}),
+    "id of a file for the reference": file(
+        model={"type": "WordLevel", "vocab": {"a": 0, "c": 0, "b": 1 << 27}, "unk_token": "a"}  # two have one id
+    ),
     "id of 2^40": file(model={"type": "BPE", "vocab": {"a": 0, "b": 1 << 40}, "merges": []}),
     "charsmap": left_to_reference(
         normalizer={"type": "Precompiled", "precompiled_charsmap": charsmap((1 << 32) - 4, b"")}

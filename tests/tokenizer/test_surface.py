@@ -177,6 +177,27 @@ def test_many_threads_share_one_tokenizer(pair_of: Pair, texts: list[str]) -> No
         assert all(pool.map(work, range(64)))
 
 
+@pytest.mark.feature("J4")
+@pytest.mark.fault(34)
+@pytest.mark.parametrize("flavour", ["byte-level", "template", "sentence pieces"])
+def test_threads_encode_long_texts_at_once(pair_of: Pair, flavour: str) -> None:
+    """Each thread has a text of its own, of more bytes than are encoded under the interpreter's lock, and special
+    tokens are text in it: no thread finds its ids in the memory of whole texts."""
+    ours, theirs = pair_of(flavour)
+    theirs.encode_special_tokens = True
+    texts = [f"{k} two Words {k}, Straße 你好 e\u0301 {k * 7919} <mask>\n" * 300 for k in range(8)]
+    expected = [theirs.encode(text, add_special_tokens=False).ids for text in texts]
+    start = threading.Barrier(len(texts))
+
+    def work(k: int) -> bool:
+        start.wait()
+        rounds = (ours.encode_array(texts[k], add_special_tokens=False, parse_special=False) for _ in range(20))
+        return all(ids.tolist() == expected[k] for ids in rounds)
+
+    with ThreadPoolExecutor(len(texts)) as pool:
+        assert all(pool.map(work, range(len(texts))))
+
+
 @pytest.mark.fault(34)
 def test_setters_race_with_encoders(pair_of: Pair) -> None:
     """Every encoding is one that some setting explains: never an error, never a mixture."""
