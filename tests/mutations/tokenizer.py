@@ -110,13 +110,10 @@ EDITS = (
         ),
     ),
     edit(
-        "windows_of_a_long_word_join_where_tokens_differ",
+        "windows_of_a_long_word_are_put_side_by_side",
         "23",
-        (
-            MERGING,
-            "left != right || chain[i].length != window[j].length;) {",
-            "left != right || left == 0;) {",
-        ),
+        (MERGING, "    if (at > 0) {\n      for (size_t left", "    if (at > chain.size()) {\n      for (size_t left"),
+        (MERGING, "overlap = 2;  // tokens", "overlap = 0;  // tokens"),
     ),
     edit(
         "long_runs_of_marks_are_not_ordered",

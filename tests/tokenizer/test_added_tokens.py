@@ -17,6 +17,8 @@ TEXTS = [
     "  <x>  <x>",
     "<x><x>",
     "word<x>word",
+    " <x>word",
+    "word<x> ",
     "<x>,",
     "a <xx> b",
     "<xxx>",
