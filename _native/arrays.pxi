@@ -130,14 +130,16 @@ def best_of(object row, cnp.ndarray ids not None):
 def worked_rows(cnp.ndarray temperature not None, tables):
     """The rows that take more than an argmax: those with a ``temperature`` above 0, and those with entries in one of
     ``tables``, of which each is where every row's entries begin and end. And whether there is one of the former."""
-    cdef int64_t i, n = _len(temperature)
-    cdef cnp.ndarray indptr
-    cdef const float* t = <const float*>cnp.PyArray_DATA(temperature)
+    cdef int64_t i, n
+    cdef cnp.ndarray indptr, a = temperature
+    cdef const float* t
     cdef const int32_t* p
     cdef vector[char] worked
     cdef bint drawn = False
-    if cnp.PyArray_TYPE(temperature) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISCARRAY_RO(temperature):
+    # An array without dimensions has no length to read.
+    if cnp.PyArray_TYPE(a) != cnp.NPY_FLOAT32 or cnp.PyArray_NDIM(a) != 1 or not cnp.PyArray_ISCARRAY_RO(a):
         raise TypeError("temperature is not a flat float32 array")
+    n, t = _len(a), <const float*>cnp.PyArray_DATA(a)
     worked.resize(n)
     for i in range(n):
         worked[i] = t[i] > 0

@@ -145,8 +145,9 @@ def test_rows_that_take_more_than_an_argmax() -> None:
     assert worked_rows(np.array([0, 0, 0.5, 0], np.float32), (some,)) == ([1, 2], True)
     with pytest.raises(ValueError, match="4 places of entries for 4 rows"):
         worked_rows(cold, (some[:4],))
-    with pytest.raises(TypeError, match="float32"):
-        worked_rows(np.zeros(4), ())
+    for wrong in (np.zeros(4), np.array(0.0, np.float32), np.zeros((2, 2), np.float32)):
+        with pytest.raises(TypeError, match="flat float32"):
+            worked_rows(wrong, ())
 
 
 def test_large_arrays_are_their_holders_until_the_last_view_is_gone() -> None:
