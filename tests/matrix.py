@@ -40,10 +40,7 @@ TESTS += [
         "test_kernels_ask_for_each_instruction_that_they_are_compiled_for",
     )
 ]
-WITHOUT_TORCH = [
-    "--ignore=tests/native/test_paged.py",
-    "--deselect=tests/native/test_decisions.py::test_a_request_alone_leaves_no_reference_cycle",
-]
+WITHOUT_TORCH = ["--ignore=tests/native/test_paged.py"]
 QUICK_TESTS = ["tests/tokenizer/test_surface.py", "tests/tokenizer/test_encode.py", "tests/test_tables.py"]
 ENGINE_TESTS = ["tests/engine/test_limits.py"]
 TOOLS = ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "tokenizers==0.23.3", "regex", "jinja2>=3.1.6"]
