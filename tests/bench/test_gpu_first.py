@@ -17,6 +17,7 @@ from prelude.tokenizer import Tokenizer
 from bench.gpu import first
 from bench.gpu.clients import texts_of
 from prelude import default_model
+from tests.cuda import dry_faults
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = """
@@ -148,3 +149,21 @@ def test_the_real_stages_over_a_simulated_device(tmp_path: Path) -> None:
     keys = {line["key"] for line in found}
     assert {"version.torch", "decode_06b_128in_32out_c4_sampled.tpot_ms", "operations.gate_up.128"} <= keys
     assert any("an error of 9" in str(line.get("error")) for line in found)
+
+
+def test_the_limits_of_a_dry_run_do_without_a_stages_first_result(tmp_path: Path) -> None:
+    lines = [
+        {"stage": "versions", "key": "version", "at": 10.0},
+        {"stage": "versions", "key": "end", "at": 12.0},
+        {"stage": "smoke", "key": "end", "at": 30.0},
+        {"stage": "tests", "key": "tests.collected", "at": 34.0},
+    ]
+    results = tmp_path / "results.jsonl"
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seconds = dry_faults.first_results(results)
+    assert seconds == {"versions": 60.0, "tests": 4.0}
+    limits = dry_faults.limits_of({"smoke": "hang", "tests": "child", "decode": "segv"}, seconds)
+    assert set(limits) == set(first.LIMITS)
+    assert (limits["smoke"], limits["tests"], limits["decode"]) == (dry_faults.MOST, 18.0, 600.0)
+    found, known = {"smoke": ["end: out of time"]}, {"smoke": ["end: done"]}
+    assert list(dry_faults.wrongs(found, known, {"smoke": "hang"})), "a stage without a result is told"

@@ -66,13 +66,21 @@ def first_results(path: Path) -> dict[str, float]:
     return found
 
 
+def limits_of(faults: dict[str, str], seconds: dict[str, float]) -> dict[str, float]:
+    """Seconds of each stage. ``seconds``: see ``first_results``; a stage without a result is not in it."""
+    hanging = {stage for stage, kind in faults.items() if kind in ("hang", "child")}
+    return {
+        stage: min(MOST, 10.0 + 2 * seconds.get(stage, 60.0)) if stage in hanging else 600.0 for stage in first.LIMITS
+    }
+
+
 def wrongs(found: dict[str, list[str]], known: dict[str, list[str]], faults: dict[str, str]) -> Iterable[str]:
     for stage, keys in found.items():
         kind = faults.get(stage)
         if kind is None:
             if keys != known[stage]:
                 yield f"{stage}, without a fault, left {keys} in place of {known[stage]}"
-        elif not keys or keys[0] != known[stage][0] or keys[-1] != f"end: {ENDS[kind]}":
+        elif not keys or keys[:1] != known[stage][:1] or keys[-1] != f"end: {ENDS[kind]}":
             yield f"{stage}, with {kind}, left {keys}"
 
 
@@ -89,9 +97,7 @@ def main() -> int:
     bad = 0
     for turn in range(RUNS):
         faults = faults_of(turn)
-        for stage in first.LIMITS:
-            hangs = faults.get(stage) in ("hang", "child")
-            first.LIMITS[stage] = min(MOST, 10.0 + 2 * seconds[stage]) if hangs else 600.0
+        first.LIMITS.update(limits_of(faults, seconds))
         said = list(wrongs(one_run(out / str(turn), faults), known, faults))
         print(f"run {turn}: {len(faults)} stages broken, {len(said)} lost or other", *said, sep="\n", flush=True)
         bad += len(said)
