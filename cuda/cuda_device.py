@@ -143,7 +143,7 @@ class CudaDevice:
         search = self.matmul_search
         if search is None:
             return None
-        return OwnAttention(self, search.seconds, own_attention.path_beside(search.path))
+        return OwnAttention(self, search.seconds, own_attention.path_beside(search.path), own_attention.library())
 
     def _adds_in_place(self) -> bool:
         """Whether this torch multiplies bfloat16 straight into a float32 sum. Asked, not assumed."""
@@ -285,12 +285,13 @@ class CudaDevice:
         if self._ranks is not None:
             self._ranks.sum_on_device(x)
 
-    def _search(self, on: bool) -> None:
+    def _search(self, on: bool, attention: bool = False) -> None:
+        """``on``: of matmuls, which takes half a second and more each. The search of attention takes milliseconds."""
         self._searching = on
         if self.own_matmuls is not None:
             self.own_matmuls.searching = on
         if self.own_attention is not None:
-            self.own_attention.searching = on
+            self.own_attention.searching = attention
 
     def mark(self) -> CudaMark:
         return CudaMark(self.driver, self.handle)
@@ -304,7 +305,7 @@ class CudaDevice:
     def capture(self, work: Callable[[], None], *, search: bool = True) -> CudaGraph:
         import torch
 
-        self._search(search)
+        self._search(search, attention=True)
         try:
             for _ in range(_WARM_UPS):  # lazy loading and library workspaces, outside the recording
                 work()

@@ -101,8 +101,8 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], None], *, search: bool = True) -> Graph:
-        """``work`` only enqueues, on fixed addresses. It is run to warm up, then recorded. ``search``: its matmuls'
-        algorithms are searched first, where they are not known."""
+        """``work`` only enqueues, on fixed addresses. It is run to warm up, then recorded. The kernel of its
+        attention is searched first, where it is not known, and with ``search`` its matmuls' algorithms."""
         ...
 
     def search(self, work: Callable[[], object]) -> None:

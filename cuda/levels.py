@@ -235,7 +235,11 @@ class RecordedLevels(LevelsAttention):
     def _lone(self, call: LevelCall, q: Tensor, k: Tensor, v: Tensor, out: Tensor, last: bool) -> None:
         own = None if last else self.device.own_attention  # rows of a cut layer are not the tokens' rows
         starts = self.fields.on(self.area, "own.qo")
-        if own is None or not own.run(q, k, v, out, starts, lambda q, k, v, out: call.run(q, k, v, out, None)):
+
+        def library(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+            call.run(q, k, v, out, None)
+
+        if own is None or not own.run(q, k, v, out, starts, library, long=self.shape.long_query):
             call.run(q, k, v, out, None)
 
     def sizes(self, area: Area) -> list[int]:

@@ -1,12 +1,13 @@
 """Attention of whole prompts by this project's own kernel (``kernels/prompts.cu``), where FlashInfer's is slower.
 
-FlashInfer gives a lone prompt of 128 tokens 16 blocks at 16 query heads; this kernel has a block for each 16 rows of
-each query head. It serves recorded steps of at most ``ROWS`` rows of prompts that read nothing but themselves, in
-bfloat16, for heads of 64 or 128 values. ``OwnAttention`` compares it with FlashInfer on the step's own lengths and
-times both, behind the search of matmuls; the choice is kept on disk. Only a kernel that passed ``own_trial.py`` on
-this GPU is tried.
+FlashInfer gives a lone prompt of 128 tokens 16 blocks at 16 query heads; this kernel has a block for each query head
+and each 16 rows of a prompt. It serves recorded steps of at most ``ROWS`` rows of prompts that read nothing but
+themselves, in bfloat16, for heads of 64 or 128 values. ``OwnAttention`` compares it with FlashInfer when a shape is
+recorded, on the lengths of that recording, and times both; the choice is kept on disk. Only a kernel that passed
+``own_trial.py`` on this GPU is tried.
 
     {"128x16x8x128:1": {"own": true, "us": ..., "library_us": ...}}
+    {"256x16x8x128:1:long": ...}   against FlashInfer's kernel of long queries
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ ROWS = 256
 """Of all prompts of a step. Longer ones fill the device by FlashInfer's tiles too."""
 HEAD_DIMS = (64, 128)
 TILE = 16
-"""Rows of a block."""
+"""Rows of a block, at most; all of one prompt."""
 _KEYS = 32
 _WARPS = 4
 
@@ -57,9 +59,9 @@ ATTEND_PROMPTS = Kernel(
 
 @functools.cache
 def shared_bytes(head_dim: int) -> int:
-    """Keys and values of each warp, the queries, the first key of each row, and each warp's sums of the rows."""
+    """Keys and values of each warp, the queries, the tile's place, and each warp's sums of the rows."""
     row = 2 * (head_dim + 8)
-    return _WARPS * 2 * _KEYS * row + TILE * row + 4 * TILE + 2 * 4 * _WARPS * TILE
+    return _WARPS * 2 * _KEYS * row + TILE * row + 4 * 4 + 2 * 4 * _WARPS * TILE
 
 
 def fits(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> bool:
@@ -81,23 +83,31 @@ def run(device: Device, q: Tensor, k: Tensor, v: Tensor, out: Tensor, starts: Te
     scale = width**-0.5 * math.log2(math.e)
     sizes = (starts.shape[0] - 1, rows, heads // k.shape[1], scale)
     args = (q, q.stride(0), k, v, k.stride(0), starts, *sizes, out, out.stride(0))
-    device.launch(ATTEND_PROMPTS, (-(-rows // TILE), heads), args, shared=shared_bytes(width))
+    device.launch(ATTEND_PROMPTS, (tiles(rows, starts.shape[0] - 1), heads), args, shared=shared_bytes(width))
+
+
+def tiles(rows: int, prompts: int) -> int:
+    """Blocks of a head. Each prompt begins a tile, so its last tile may lack up to 15 rows."""
+    return (rows + (TILE - 1) * prompts) // TILE
 
 
 class OwnAttention:
     """The choices of one device. ``seconds(work)``: device time of the kernels that ``work`` enqueues, cache cold.
-    ``path``: of the choices; the outcome of the trial lies beside it."""
+    ``path``: beside it lie the trial's outcome, and the choices of each release ``library`` of FlashInfer."""
 
-    def __init__(self, device: Device, seconds: Callable[[Callable[[], object]], float], path: Path) -> None:
+    def __init__(
+        self, device: Device, seconds: Callable[[Callable[[], object]], float], path: Path, library: str
+    ) -> None:
         self.device = device
-        self.path = path
+        self.path = path.with_name(f"{path.stem}-{library}.json")
         self.trial_path = kept_choices.trial_path(path)
         self.passed = {int(width) for width in kept_choices.passed(self.trial_path)}
         """Widths of heads."""
         self.searching = False
         """Whether shapes without a choice are searched; outside of it they are FlashInfer's."""
         self._seconds = seconds
-        self._kept = kept_choices.read(path, _sound)
+        self._kept = kept_choices.read(self.path, _sound)
+        self._failed = set[str]()  # searches of this process, which the next one tries again
 
     def run(
         self,
@@ -107,12 +117,16 @@ class OwnAttention:
         out: Tensor,
         starts: Tensor,
         otherwise: Callable[[Tensor, Tensor, Tensor, Tensor], None],
+        *,
+        long: bool,
     ) -> bool:
-        """Enqueues the attention where this kernel was chosen. ``otherwise(q, k, v, out)``: FlashInfer's call."""
+        """Enqueues the attention where this kernel was chosen. ``otherwise(q, k, v, out)``: FlashInfer's call, which
+        is another kernel for ``long`` queries."""
         if q.shape[2] not in self.passed or not fits(q, k, v, out):
             return False
         key = f"{q.shape[0]}x{q.shape[1]}x{k.shape[1]}x{q.shape[2]}:{starts.shape[0] - 1}"
-        if self.searching and key not in self._kept:
+        key += ":long" if long else ""
+        if self.searching and key not in self._kept and key not in self._failed:
             self._search(key, q, k, v, out, starts, otherwise)
         if not self._kept.get(key, {}).get("own"):
             return False
@@ -160,14 +174,24 @@ class OwnAttention:
                 }
             else:
                 log.warning("attention %s: this project's kernel gives other numbers than FlashInfer", key)
-        except RuntimeError as error:  # no memory, no compiler: FlashInfer serves this shape
+        except RuntimeError as error:  # no memory, no compiler: FlashInfer serves this shape in this process
             log.warning("attention %s is left to FlashInfer: %s", key, error)
+            self._failed.add(key)
+            return
         self._kept[key] = entry
         kept_choices.write(self.path, {**kept_choices.read(self.path, _sound), **self._kept})
 
 
+def library() -> str:
+    """The release of FlashInfer that is installed."""
+    try:
+        return metadata.version("flashinfer-python")
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
 def path_beside(choices: Path) -> Path:
-    """Where choices lie for the GPU and library that ``choices`` names."""
+    """The place of choices for the GPU and cuBLASLt that ``choices`` names."""
     return kept_choices.path_beside(choices, "attention", ATTEND_PROMPTS.file)
 
 

@@ -204,6 +204,7 @@ class OwnMatmuls:
         """Whether shapes without a choice are searched; outside of it they are the library's."""
         self._seconds = seconds
         self._kept = kept_choices.read(path, _sound)
+        self._failed = set[str]()  # searches of this process, which the next one tries again
         self._chosen: dict[Job, Variant | None] = {}
 
     def run(
@@ -252,7 +253,7 @@ class OwnMatmuls:
         rest: Rest,
         norm: NormAfter | None = None,
     ) -> Variant | None:
-        if self.searching and job.key not in self._kept:
+        if self.searching and job.key not in self._kept and job.key not in self._failed:
             self._search(job, x, weight, out, otherwise, rest, norm)
         return self._choice(job)
 
@@ -321,9 +322,10 @@ class OwnMatmuls:
                 if taken < best:
                     best, entry["variant"] = taken, [variant.groups, variant.blocks]
             entry |= {"us": best * 1e6, "library_us": library * 1e6}
-        except RuntimeError as error:  # no memory, no compiler: the library serves this shape
+        except RuntimeError as error:  # no memory, no compiler: the library serves this shape in this process
             log.warning("%s is left to the library: %s", job.key, error)
-            entry["variant"] = None
+            self._failed.add(job.key)
+            return
         self._kept[job.key] = entry
         self._chosen.pop(job, None)
         kept_choices.write(self.path, {**kept_choices.read(self.path, _sound), **self._kept})

@@ -37,8 +37,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from prelude.cuda.device import Device
 
-LIMIT = 90.0
-"""Seconds of one process: two compilations among them."""
+LIMIT = 60.0
+"""Seconds of one process: two compilations among them. ``bench gpu_first`` has time for two that hang and a third."""
 _SIZES = ((256, 1024), (128, 448))
 """Rows of the weights and columns of x: whole parts for every cluster, and parts of unequal length."""
 
@@ -122,47 +122,66 @@ def _heads(device: Device, sums: Tensor, width: int, table: Tensor, gains: Tenso
 
 
 _PROMPTS = ((128,), (1,), (256,), (17, 0, 1, 94), (5, 16, 33, 64, 130), (0, 77, 0, 100, 0))
-"""Lengths of the prompts of a step. Some steps have three rows more, which belong to no prompt."""
+"""Lengths of the prompts of a step. Some steps have three rows more, which belong to no prompt, and some have NaN in
+every other prompt and in those rows: the prompts beside it must not see it."""
 
 
 def attends(device: Device, head_dim: int) -> bool:
     """Whether the attention of heads of ``head_dim`` is that of float32, for several heads that share keys."""
     return all(
-        _attends(device, lengths, heads, kv_heads, head_dim, spare)
+        _attends(device, lengths, heads, kv_heads, head_dim, spare, broken)
         for lengths in _PROMPTS
+        for broken in ((None, 0, 1) if len(lengths) > 1 else (None,))
         for heads, kv_heads in ((2, 2), (4, 2), (8, 1))
         for spare in (0, 3)
         if sum(lengths) + spare <= own_attention.ROWS
     )
 
 
-def _attends(device: Device, lengths: tuple[int, ...], heads: int, kv_heads: int, head_dim: int, spare: int) -> bool:
+def _attends(
+    device: Device,
+    lengths: tuple[int, ...],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    spare: int,
+    broken: int | None = None,
+) -> bool:
+    """``broken``: the first prompt, or the second, of those whose rows are NaN; every other prompt with rows is."""
     rows = sum(lengths) + spare
     both = device.empty((rows, (heads + 2 * kv_heads) * head_dim), torch.bfloat16)
     both.normal_()
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    prompts = [slice(end - length, end) for length, end in zip(lengths, ends) if length]
+    whole = prompts if broken is None else prompts[1 - broken :: 2]
+    if broken is not None:
+        for part in (*prompts[broken::2], slice(ends[-1], rows)):
+            both[part] = float("nan")
     values = both.view(rows, -1, head_dim)
     q, k, v = values[:, :heads], values[:, heads : heads + kv_heads], values[:, heads + kv_heads :]
     out = device.empty((rows, heads, head_dim), torch.bfloat16)
     out.fill_(7.0)
     starts = device.empty((len(lengths) + 1,), torch.int32)
-    starts.copy_(torch.tensor([sum(lengths[:i]) for i in range(len(lengths) + 1)]))
+    starts.copy_(torch.tensor([0, *ends]))
     own_attention.run(device, q, k, v, out, starts)
     device.mark().wait()
     wanted = torch.full_like(out, 7.0, dtype=torch.float32)
-    at, group = 0, heads // kv_heads
-    for length in lengths:
-        part = slice(at, at + length)
+    group = heads // kv_heads
+    for part in whole:
+        length = part.stop - part.start
         keys, held = (x[part].float().repeat_interleave(group, 1) for x in (k, v))
         scores = torch.einsum("nhd,mhd->hnm", q[part].float(), keys) * head_dim**-0.5
         later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
         weights = scores.masked_fill(later, float("-inf")).softmax(-1)
         wanted[part] = torch.einsum("hnm,mhd->nhd", weights, held)
-        at += length
-    return own_matmul.same(out[:at], wanted[:at]) and bool((out[at:] == 7.0).all())
+    right = all(own_matmul.same(out[part], wanted[part]) for part in whole)
+    return right and bool((out[ends[-1] :] == 7.0).all())
 
 
 def note_attention(own: OwnAttention, head_dim: int) -> bool:
-    """Tries the attention of heads of ``head_dim`` and keeps the outcome, which it returns."""
+    """Tries the attention of heads of ``head_dim`` and keeps the outcome, which it returns. A process that does not
+    come back from the trial leaves it failed."""
+    own.keep_trial(head_dim, False)
     try:
         passed = attends(own.device, head_dim)
     except RuntimeError as error:  # of the compiler or the driver
@@ -174,8 +193,11 @@ def note_attention(own: OwnAttention, head_dim: int) -> bool:
 
 
 def note(own: OwnMatmuls, rows: int) -> bool:
-    """Tries the kernels for ``rows`` rows and keeps the outcome; whether both passed."""
+    """Tries the kernels for ``rows`` rows and keeps the outcome; whether both passed. A process that does not come
+    back from a trial leaves it failed, and those behind it."""
     passed = True
+    for groups in (1, 2):
+        own.keep_trial(rows, groups, False)
     for groups in (1, 2):
         try:
             well = passes(own.device, rows, groups)
@@ -202,13 +224,17 @@ def one(part: str, size: int) -> int:
         return 0 if passed else 1
 
 
+def parts() -> list[tuple[str, int]]:
+    """What is tried, in this order: a prompt of 128 tokens first, and attention before other numbers of rows."""
+    rows = [("rows", size) for size in sorted(ROWS, key=lambda rows: rows != 128)]
+    return [rows[0], *(("attention", size) for size in reversed(own_attention.HEAD_DIMS)), *rows[1:]]
+
+
 def main(arguments: list[str]) -> int:
     if arguments:
         return one(arguments[0], int(arguments[1]))
     failed = 0
-    rows = sorted(ROWS, key=lambda rows: rows != 128)  # a prompt of 128 tokens first
-    parts = [("rows", size) for size in rows] + [("attention", size) for size in own_attention.HEAD_DIMS]
-    for part, size in parts:
+    for part, size in parts():
         command = [sys.executable, "-m", "prelude.cuda.own_trial", part, str(size)]
         try:
             failed += subprocess.run(command, timeout=LIMIT).returncode != 0

@@ -1,7 +1,8 @@
 """Recording shapes: in a step that wants it at once, when the engine is idle, and before it serves.
 
-Recording runs the step twice and captures it, on arrays of padding. Matmul algorithms are searched only by
-``warm_up`` and in steps that record at once: a search takes half a second and more.
+Recording runs the step twice and captures it, on arrays of padding. The kernel of its attention is searched then, in
+milliseconds. Matmul algorithms are searched only by ``warm_up`` and in steps that record at once: a search takes half
+a second and more.
 """
 
 from __future__ import annotations
@@ -104,8 +105,9 @@ class Recorder:
             kinds = [(RecordedReadout("greedy", 1, 0),)]
             kinds += [(RecordedReadout(kind, 1, n),) for n in WARM_PAIRS for kind in ("logprobs", "labels")]
         longest = min(WARM_TOKENS, executor.step_tokens, executor.graphs.policy.max_rows)
-        for tokens in sorted({token_bucket(n) for n in range(1, longest + 1)}):
-            long = tokens >= executor.choices.long_query
+        # A bucket may have prompts on both sides of the length from which on another kernel attends.
+        least = executor.choices.long_query
+        for tokens, long in sorted({(token_bucket(n), n >= least) for n in range(1, longest + 1)}):
             for readouts in kinds:
                 yield Shape(tokens, 1, (), 0, 0, 1, 0, executor.cut_last_layer, 0, readouts, long)
         if executor.weights.lm_head is None:

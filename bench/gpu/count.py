@@ -22,6 +22,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from prelude.cuda import own_attention
 from prelude.cuda.kernels import ROW_STATS
 from prelude.cuda.own_attention import TILE
 from prelude.cuda.own_matmul import GATE, HEADS, NORM, Job, Variant, variants
@@ -40,8 +41,8 @@ ONE = 64 * 1.755e9
 EDGE = 0.7
 """Microseconds between dependent launches: 1.3 without dependence is published for the H100."""
 CHAIN = 1.5
-"""Microseconds in which a block of attention reads the lengths, then keys and values, multiplies, and joins the
-results of its warps."""
+"""Microseconds in which a block of attention reads the lengths, then queries, keys and values, multiplies, and joins
+the results of its warps."""
 FLASHINFER = 5.0
 """Microseconds of its attention, at 16 of 264 blocks with work: for 128 rows."""
 HEAD_ROWS = 1
@@ -87,8 +88,8 @@ def rows_of(name: str, blocks: int, moved: float, times: int) -> Row:
 
 
 def attention(rows: int, heads: int, head_dim: int, times: int) -> Row:
-    """``own_attention``: a block for each tile of rows of each query head."""
-    tiles = -(-rows // TILE)
+    """``own_attention`` of a lone prompt: a block for each tile of rows of each query head."""
+    tiles = own_attention.tiles(rows, 1)
     keys = sum(min(rows, (tile + 1) * TILE) for tile in range(tiles))
     reads = 2.0 * heads * head_dim * (2 * keys + rows)
     used = min(1.0, tiles * heads * ONE / CACHE)

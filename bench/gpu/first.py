@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS: dict[str, float] = {
     "versions": 40,
     "smoke": 100,
-    "own_products": 120,
+    "own_products": 180,
     "correctness": 120,
     "tests": 180,
     "oneshot": 90,

@@ -3,10 +3,14 @@
 //
 //     row r of prompt p, starts[p] <= r < starts[p + 1], reads tokens starts[p] .. r
 //
-// A block has 16 rows and one query head, so 128 rows of 16 heads are 128 blocks. Its WARPS warps share the keys: of
-// every WARPS * 32 keys a warp takes 32, copies them to a place of its own in shared memory, and keeps its own largest
-// score, sum and output. The warps' results are joined in their order at the end. So the bits of a row depend on
-// its prompt and on its place in the tile, not on the other prompts' values. Rows behind the last prompt are not written.
+// A block has 16 rows of one prompt and one query head, so a prompt of 128 rows and 16 heads has 128 blocks. Its WARPS
+// warps share the keys: of every WARPS * 32 keys a warp takes 32, copies them to a place of its own in shared memory,
+// and keeps its own largest score, sum and output. The warps' results are joined in their order at the end. A block
+// reads no row of another prompt: the weight of a masked key is 0, and 0 times a value that is not finite is NaN. So
+// the bits of a row depend on its prompt alone. Rows behind the last prompt are not written.
+//
+// Tile t of prompt p is block (starts[p] + 15 p) / 16 + t. A prompt of n rows has (n + 15) / 16 tiles, and the next
+// prompt begins as many blocks later or more: no two tiles share a block. Of a lone prompt every block has a tile.
 
 constexpr int ROWS = 16, KEYS = 32;  // of a tile; of a warp's turn
 constexpr int STEPS = HEAD_DIM / 16, TILES = HEAD_DIM / 8;
@@ -61,42 +65,53 @@ __device__ __forceinline__ void copy_rows(u32 to, const element* from, int strid
 }
 
 // q [rows][heads][HEAD_DIM], rows `q_stride` values apart; k and v [rows][kv heads][HEAD_DIM], `stride` apart; `scale`
-// with log2(e) in it. Grid: tiles of rows, query heads. Dynamic shared memory: SHARED bytes.
+// with log2(e) in it. Grid: (rows + 15 prompts) / 16, query heads. Dynamic shared memory: SHARED bytes.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attend_prompts(const element* q, int q_stride, const element* k, const element* v, int stride, const int* starts,
                    int prompts, int rows, int group, float scale, element* out, int out_stride) {
     extern __shared__ float shared[];
     const u32 base = shared_address(shared);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int first = blockIdx.x * ROWS, head = blockIdx.y, kv = head / group;
-    // A warp's keys and values, one place behind the other; behind all of them the queries, and the rows' first keys.
+    const int head = blockIdx.y, kv = head / group;
+    // A warp's keys and values, one place behind the other; behind all of them the queries, and the tile's place.
     const u32 own = base + warp * 2 * KEYS * PITCH * 2, queries = base + WARPS * 2 * KEYS * PITCH * 2;
-    int* begins = (int*)((char*)shared + WARPS * 2 * KEYS * PITCH * 2 + ROWS * PITCH * 2);
-    float* most_of = (float*)(begins + ROWS);  // [warp][row]
+    int* place = (int*)((char*)shared + WARPS * 2 * KEYS * PITCH * 2 + ROWS * PITCH * 2);
+    float* most_of = (float*)(place + 4);  // [warp][row]
     float* sum_of = most_of + WARPS * ROWS;
 
-    if (threadIdx.x < ROWS) begins[threadIdx.x] = -1;
+    if (threadIdx.x == 0) place[0] = -1;
     begin();
     __syncthreads();
-    if (warp == 0) copy_rows(queries, q + (long long)first * q_stride + head * HEAD_DIM, q_stride, ROWS, rows - first);
-    copy_commit();
-    const int end = min(first + ROWS, rows);
     for (int p = threadIdx.x; p < prompts; p += WARPS * 32) {
-        const int from = starts[p], to = min(starts[p + 1], end);
-        for (int row = max(from, first); row < to; row++) begins[row - first] = from;
-    }
-    copy_wait<0>();
-    __syncthreads();
-    int lowest = -1, last = -1;  // of the keys of this tile; rows with prompts stand in front of those without
-    for (int i = 0; i < ROWS; i++)
-        if (begins[i] >= 0) {
-            if (lowest < 0) lowest = begins[i];
-            last = first + i;
+        const int from = starts[p], to = min(starts[p + 1], rows);
+        const int tile = (int)blockIdx.x - (from + (ROWS - 1) * p) / ROWS;
+        if (tile >= 0 && from + tile * ROWS < to) {
+            place[0] = from;
+            place[1] = from + tile * ROWS;
+            place[2] = to;
         }
-    if (last < 0) return;  // the whole block
+    }
+    __syncthreads();
+    if (place[0] < 0) return;  // the whole block
+    const int lowest = place[0], first = place[1];
+    const int filled = min(ROWS, place[2] - first), last = first + filled - 1;  // of the tile's rows
+
+    const auto request = [&](int from) {  // a turn's keys, then its values
+        const long long at = (long long)from * stride + kv * HEAD_DIM;
+        const int there = min(KEYS, last + 1 - from);
+        copy_rows(own, k + at, stride, KEYS, there);
+        copy_commit();
+        copy_rows(own + KEYS * PITCH * 2, v + at, stride, KEYS, there);
+        copy_commit();
+    };
+    if (warp == 0) copy_rows(queries, q + (long long)first * q_stride + head * HEAD_DIM, q_stride, ROWS, filled);
+    copy_commit();
+    int from = lowest + warp * KEYS;
+    if (from <= last) request(from);  // the first warp always has keys: its queries are two commits behind
+    copy_wait<2>();
+    __syncthreads();
 
     const int upper = lane >> 2, lower = upper + 8, column = (lane & 3) * 2;
-    const int upper_begin = begins[upper], lower_begin = begins[lower];
     u32 asked[STEPS][4];
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
@@ -108,14 +123,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[t][i] = 0.0f;
 
-    for (int from = lowest + warp * KEYS; from <= last; from += WARPS * KEYS) {
-        const int there = min(KEYS, last + 1 - from);
-        __syncwarp();  // every lane has read the keys and values before
-        const long long at = (long long)from * stride + kv * HEAD_DIM;
-        copy_rows(own, k + at, stride, KEYS, there);
-        copy_commit();
-        copy_rows(own + KEYS * PITCH * 2, v + at, stride, KEYS, there);
-        copy_commit();
+    while (from <= last) {
         copy_wait<1>();
         __syncwarp();
 
@@ -138,9 +146,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int key = from + t * 8 + column + (i & 1), row = i < 2 ? upper : lower;
-                const int begins_at = i < 2 ? upper_begin : lower_begin;
-                const bool seen = begins_at >= 0 && key >= begins_at && key <= first + row;
-                scores[t][i] = seen ? scores[t][i] * scale : -INFINITY_F;
+                scores[t][i] = key <= first + row ? scores[t][i] * scale : -INFINITY_F;
                 if (i < 2)
                     upper_high = fmaxf(upper_high, scores[t][i]);
                 else
@@ -188,6 +194,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 mma(acc[t + 1], weights, values[2], values[3]);
             }
         }
+        from += WARPS * KEYS;
+        __syncwarp();  // every lane has read the keys and values
+        if (from <= last) request(from);
     }
     upper_sum = quad_sum(upper_sum);
     lower_sum = quad_sum(lower_sum);
@@ -208,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 
     for (int i = threadIdx.x; i < ROWS * HEAD_DIM / 4; i += WARPS * 32) {
         const int row = i / (HEAD_DIM / 4), from = i % (HEAD_DIM / 4) * 4;
-        if (begins[row] < 0) continue;
+        if (row >= filled) continue;
         float most = most_of[row], sum = 0.0f;
         for (int w = 1; w < WARPS; w++) most = fmaxf(most, most_of[w * ROWS + row]);
         float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

@@ -8,18 +8,21 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from prelude.cuda import compiler, kernels, own_attention, own_trial
+from prelude.cuda import compiler, kernels, own_attention, own_matmul, own_trial
+from prelude.cuda.cuda_device import CudaDevice
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 from prelude.cuda.own_attention import ATTEND_PROMPTS, OwnAttention
 from torch import Tensor
 
+from bench.gpu import first
 from prelude.batch import OneShotBatch, PooledRows
 from tests.checkpoints import save_model
 from tests.cuda import twins
@@ -68,6 +71,59 @@ def test_random_prompts() -> None:
 
 
 @emulated
+@pytest.mark.parametrize("broken", [0, 1])
+def test_values_that_are_not_finite_stay_in_their_prompt(broken: int) -> None:
+    """Of prompts whose ends lie between those of tiles, every other one is NaN, and so are the rows of no prompt."""
+    torch.manual_seed(3)
+    assert own_trial._attends(EmulatedDevice(BF16, 64), (5, 0, 16, 33, 1, 40), 2, 1, 64, 5, broken)
+
+
+@emulated
+def test_a_rows_bits_are_its_prompts_alone() -> None:
+    """Behind prompts of any length, and in the place of any prompt."""
+    torch.manual_seed(4)
+    device = EmulatedDevice(BF16, 64)
+    own = [device.empty((37, 1, 64), BF16) for _ in range(3)]
+    for rows in own:
+        rows.normal_()
+
+    def attended(before: tuple[int, ...]) -> Tensor:
+        at = sum(before)
+        q, k, v, out = (device.zeros((at + 37, 1, 64), BF16) for _ in range(4))
+        for all_rows, rows in zip((q, k, v), own):
+            all_rows.normal_()
+            all_rows[at:] = rows
+        ends = [sum(before[:i]) for i in range(len(before) + 1)]
+        starts = device.empty((len(ends) + 1,), torch.int32)
+        starts.copy_(torch.tensor([*ends, at + 37]))
+        own_attention.run(device, q, k, v, out, starts)
+        device.close()
+        return out[at:]
+
+    alone = attended(())
+    for before in ((1,), (16,), (3, 0, 40), (0, 31)):
+        assert torch.equal(attended(before), alone), before
+
+
+def test_each_tile_of_each_prompt_has_a_block_of_its_own() -> None:
+    """By the formula in the kernel's head: no block twice, none behind the grid, for a lone prompt none without a
+    tile."""
+    rng = random.Random(5)
+    for _ in range(300):
+        lengths = [rng.choice((0, 1, 15, 16, 17, rng.randint(0, 99))) for _ in range(rng.randint(1, 12))]
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        blocks = [
+            (start + 15 * p) // 16 + tile
+            for p, (start, length) in enumerate(zip(starts, lengths))
+            for tile in range(-(-length // 16))
+        ]
+        grid = own_attention.tiles(sum(lengths) + rng.randint(0, 20), len(lengths))
+        assert len(set(blocks)) == len(blocks) and all(block < grid for block in blocks)
+        if len(lengths) == 1:
+            assert len(blocks) == own_attention.tiles(lengths[0], 1)
+
+
+@emulated
 def test_scores_of_any_size_leave_no_nan() -> None:
     """Scores far above and below those that exponentials hold: the largest alone counts."""
     device = EmulatedDevice(BF16, 64)
@@ -105,9 +161,10 @@ class Device(SimulatedDevice):
         super().launch(kernel, grid, args, shared)
 
     def capture(self, work: Callable[[], None], *, search: bool = True) -> Any:
+        """Attention is searched whether matmuls are or not, as on the real device."""
         own = self.own_attention
         assert own is not None
-        own.searching = search
+        own.searching = True
         try:
             return super().capture(work, search=search)
         finally:
@@ -119,8 +176,8 @@ class Device(SimulatedDevice):
         return self.elapsed - before
 
 
-def own_on(device: Device, folder: Path, tried: bool = True) -> OwnAttention:
-    own = device.own_attention = OwnAttention(device, device.seconds, folder / "choices.json")
+def own_on(device: Device, folder: Path, tried: bool = True, library: str = "1") -> OwnAttention:
+    own = device.own_attention = OwnAttention(device, device.seconds, folder / "choices.json", library)
     if tried:
         own.keep_trial(64, True)
     return own
@@ -182,6 +239,79 @@ def test_flashinfer_stays_otherwise(model: Model, tmp_path: Path, cost: Any, wro
     assert "attend_prompts" not in names_of(executor)
 
 
+def test_a_choice_is_of_one_of_flashinfers_kernels(model: Model, tmp_path: Path) -> None:
+    """A prompt of 255 tokens has the shape of one of 256 but for the kernel that attends."""
+    own = own_on(device := Device(cheap), tmp_path)
+    executor = recorded(model, device)
+    executor.choices = replace(executor.choices, long_query=256)
+    for tokens in (255, 256):
+        s = slices([Segment(random_ids(1, tokens))])
+        run(executor, OneShotBatch(s, PooledRows(i32([tokens - 1]), i32([0, 1]), "last")))
+    assert set(own._kept) == {"256x2x1x64:1", "256x2x1x64:1:long"}
+
+
+def test_a_bucket_with_both_kernels_is_recorded_with_both(model: Model) -> None:
+    executor = simulated(model, policy=GraphPolicy())
+    executor.choices = replace(executor.choices, long_query=250)
+    found = {(shape.prompts, shape.long_query) for shape in executor.recorder._expected() if shape.prompts >= 224}
+    assert {(224, False), (256, False), (256, True), (320, True)} <= found
+    assert not {(224, True), (320, False)} & found
+
+
+def test_a_shape_that_is_recorded_when_idle_is_searched_too(model: Model, tmp_path: Path) -> None:
+    own = own_on(device := Device(cheap), tmp_path)
+    executor = simulated(model, device=device, policy=GraphPolicy())
+    run(executor, two_prompts())
+    assert not own._kept
+    executor.recorder.idle()
+    assert set(own._kept) == {"32x2x1x64:2"} and "attend_prompts" in names_of(executor)
+
+
+def test_recording_searches_attention_without_matmuls(tmp_path: Path) -> None:
+    """The real device, up to the end of its first run of the work."""
+    device = object.__new__(CudaDevice)
+    device.own_matmuls = None
+    own = device.own_attention = OwnAttention(device, lambda work: 0.0, tmp_path / "choices.json", "1")
+    seen = []
+
+    def work() -> None:
+        seen.append((device._searching, own.searching))
+        raise KeyError
+
+    for search in (False, True):
+        with pytest.raises(KeyError):
+            device.capture(work, search=search)
+        assert not own.searching and not device._searching
+    assert seen == [(False, True), (True, True)]
+
+
+def test_an_error_is_no_choice_of_the_next_process(model: Model, tmp_path: Path) -> None:
+    own = own_on(device := Device(cheap), tmp_path)
+    asked = []
+
+    def no_memory(work: Callable[[], object]) -> float:
+        asked.append(work)
+        raise torch.cuda.OutOfMemoryError
+
+    own._seconds = no_memory
+    executor = recorded(model, device)
+    run(executor, two_prompts())
+    assert len(asked) == 1 and "attend_prompts" not in names_of(executor), "FlashInfer's, without a second search"
+    assert not own.path.exists()
+    own_on(device := Device(cheap), tmp_path, tried=False)
+    executor = recorded(model, device)
+    run(executor, two_prompts())
+    assert "attend_prompts" in names_of(executor)
+
+
+def test_another_release_of_flashinfer_has_choices_of_its_own(model: Model, tmp_path: Path) -> None:
+    own_on(device := Device(cheap), tmp_path)
+    run(recorded(model, device), two_prompts())
+    assert own_on(Device(cheap), tmp_path, tried=False)._kept
+    other = own_on(Device(cheap), tmp_path, tried=False, library="2")
+    assert not other._kept and other.passed == {64}, "the trial's outcome does not depend on it"
+
+
 def test_other_operands_are_flashinfers() -> None:
     device = SimulatedDevice(BF16)
 
@@ -209,7 +339,25 @@ def test_the_trial_finds_a_wrong_kernel(tmp_path: Path) -> None:
         device = Device(cheap, wrong)
         own = own_on(device, tmp_path, tried=False)
         assert own_trial.note_attention(own, 64) is not wrong
-        assert OwnAttention(device, device.seconds, own.path).passed == (set() if wrong else {64})
+        assert own_on(device, tmp_path, tried=False).passed == (set() if wrong else {64})
+
+
+def test_a_trial_that_does_not_end_leaves_no_older_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = own_on(Device(cheap), tmp_path)
+
+    def killed(device: Any, head_dim: int) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(own_trial, "attends", killed)
+    with pytest.raises(KeyboardInterrupt):
+        own_trial.note_attention(own, 64)
+    assert own_on(Device(cheap), tmp_path, tried=False).passed == set()
+
+
+def test_attention_is_tried_before_most_products_and_two_that_hang_leave_it_time() -> None:
+    assert [part for part, _ in own_trial.parts()[:3]] == ["rows", "attention", "attention"]
+    assert {size for part, size in own_trial.parts() if part == "rows"} == set(own_matmul.ROWS)
+    assert first.LIMITS["own_products"] >= 3 * own_trial.LIMIT
 
 
 # ------------------------------------------------------------------ the compiled code

@@ -378,6 +378,38 @@ def test_the_trial_finds_wrong_kernels(tmp_path: Path) -> None:
     assert OwnMatmuls(device, device.seconds, own.path).passed == {"64x1"}
 
 
+def test_a_trial_that_does_not_end_leaves_no_older_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(cheap)
+    own = own_on(device, tmp_path, tried=("16x1", "16x2", "32x1"))
+
+    def killed(device: Any, rows: int, groups: int) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(own_trial, "passes", killed)
+    with pytest.raises(KeyboardInterrupt):
+        own_trial.note(own, 16)
+    assert OwnMatmuls(device, device.seconds, own.path).passed == {"32x1"}
+
+
+def test_an_error_is_no_choice_of_the_next_process(tmp_path: Path) -> None:
+    device = Device(cheap)
+    own = own_on(device, tmp_path)
+    asked = []
+
+    def no_memory(work: Callable[[], object]) -> float:
+        asked.append(work)
+        raise torch.cuda.OutOfMemoryError
+
+    own._seconds = no_memory
+    for _ in range(2):
+        gate(device)
+        assert device.calls == ["matmul", "silu_gate"]
+    assert len(asked) == 1 and not own.path.exists(), "asked once in a process, and not kept"
+    own_on(device := Device(cheap), tmp_path, tried=())
+    gate(device)
+    assert device.calls == ["product"]
+
+
 def test_launches_fit_the_device_whatever_the_sizes() -> None:
     """Every variant of random products: tiles cover the outputs once, blocks have a part each, limits of a GPU."""
     rng, seen = random.Random(12), 0

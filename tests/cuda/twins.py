@@ -294,8 +294,8 @@ def attend_prompts(
     out: Any,
     out_stride: int,
 ) -> None:
-    """``scale`` is of scores in base 2. A grid of ``n`` tiles covers the rows; the heads are those of ``out``."""
-    assert (n - 1) * 16 < rows <= n * 16 and abs(scale - HEAD_DIM**-0.5 / np.log(2)) < 1e-6
+    """``scale`` is of scores in base 2. The heads are those of ``out``."""
+    assert n == (rows + 15 * prompts) // 16 and abs(scale - HEAD_DIM**-0.5 / np.log(2)) < 1e-6
     heads = out_stride // HEAD_DIM
     shape, kept = (rows, heads, HEAD_DIM), (rows, heads // group, HEAD_DIM)
     queries, result = q.strided(shape, (q_stride, HEAD_DIM, 1)), out.strided(shape, (out_stride, HEAD_DIM, 1))
