@@ -43,13 +43,33 @@ cdef uintptr_t _address_of(object x) except? 0:
     return 0 if x is None else <uintptr_t>x.data_ptr()
 
 
+cdef int _are_rows(object size, object strides) except -1:
+    """Checks that a tensor has two dimensions and that the values of each row lie side by side."""
+    if _entry(strides, 1) != 1 or PyTuple_GET_SIZE(strides) != 2:
+        raise ValueError(f"rows of values side by side are needed, not sizes {list(size)} of strides {strides}")
+    return 0
+
+
+cdef uintptr_t _factors_at(object x, int64_t width) except? 0:
+    """The address of ``width`` float32 values side by side, or 0 for None."""
+    cdef object size
+    if x is None:
+        return 0
+    size = x.shape
+    if (_entry(size, 0) != width or PyTuple_GET_SIZE(size) != 1 or x.dtype is not _float32
+            or _entry(x.stride(), 0) != 1):
+        raise ValueError(f"{width} float32 values side by side are needed, not {x.dtype} {list(size)} of strides "
+                         f"{x.stride()}")
+    return x.data_ptr()
+
+
 def is_half(x) -> bool:
     """Whether ``x`` is bfloat16; else it is float32, or ``TypeError``."""
     return _type_is_half(x.dtype)
 
 
 cdef _normed(str name, x, float eps, gain, dtype, out, bint centred, bias):
-    cdef object size = x.shape, of_out
+    cdef object size = x.shape, strides = x.stride(), of_out, out_strides
     cdef int64_t rows = _entry(size, 0), width = _entry(size, 1)
     if out is None:
         out = _empty(rows, width, dtype=dtype)
@@ -59,9 +79,12 @@ cdef _normed(str name, x, float eps, gain, dtype, out, bint centred, bias):
     if (of_out != size or x.dtype is not _float32 or out.dtype is not dtype
             or (dtype is not _float32 and dtype is not _bfloat16)):
         raise ValueError(f"{name} of {x.dtype} {list(size)} into {out.dtype} {list(of_out)}")
-    norm_rows(<uintptr_t>x.data_ptr(), _entry(x.stride(), 0), _address_of(gain), <uintptr_t>out.data_ptr(),
-              _entry(out.stride(), 0), dtype is _bfloat16, rows, width, eps, _num_threads(), centred,
-              _address_of(bias))
+    out_strides = out.stride()
+    _are_rows(size, strides)
+    _are_rows(of_out, out_strides)
+    norm_rows(<uintptr_t>x.data_ptr(), _entry(strides, 0), _factors_at(gain, width), <uintptr_t>out.data_ptr(),
+              _entry(out_strides, 0), dtype is _bfloat16, rows, width, eps, _num_threads(), centred,
+              _factors_at(bias, width))
     return out
 
 
@@ -108,6 +131,8 @@ cdef class Product:
         if not weight.is_contiguous():
             raise ValueError(f"a weight with gaps: strides {weight.stride()}")
         self.outputs, self.inputs = _entry(size, 0), _entry(size, 1)
+        if PyTuple_GET_SIZE(size) != 2:
+            raise ValueError(f"a weight [out, in] is needed, not {list(size)}")
         self.weight, self.dtype, self.half = weight, weight.dtype, _type_is_half(weight.dtype)
         self.address = weight.data_ptr()
 
@@ -121,8 +146,8 @@ cdef class Product:
                 or _entry(of_out, 1) != self.outputs or (of_type is not _float32 and of_type is not _bfloat16)):
             raise ValueError(f"{x.dtype} {list(size)} by {self.dtype} {[self.outputs, self.inputs]} into "
                              f"{of_type} {list(of_out)}")
-        if _entry(strides, 1) != 1 or _entry(out_strides, 1) != 1:
-            raise ValueError(f"values of a row are not side by side: strides {strides}, {out_strides}")
+        _are_rows(size, strides)
+        _are_rows(of_out, out_strides)
         matmul_rows(<uintptr_t>x.data_ptr(), _entry(strides, 0), self.address, <uintptr_t>out.data_ptr(),
                     _entry(out_strides, 0), rows, self.inputs, self.outputs, self.half, of_type is _bfloat16, adds,
                     _num_threads())
@@ -135,8 +160,8 @@ def multiply_packed(x, out, uintptr_t words, uintptr_t bias, int64_t inputs, int
     cdef int64_t rows = _entry(size, 0)
     if _entry(size, 1) != inputs or _entry(of_out, 0) != rows or _entry(of_out, 1) != outputs:
         raise ValueError(f"{list(size)} by [{outputs}, {inputs}] into {list(of_out)}")
-    if _entry(strides, 1) != 1 or _entry(out_strides, 1) != 1:
-        raise ValueError(f"values of a row are not side by side: strides {strides}, {out_strides}")
+    _are_rows(size, strides)
+    _are_rows(of_out, out_strides)
     packed_matmul(<uintptr_t>x.data_ptr(), _entry(strides, 0), _type_is_half(x.dtype), words, bias,
                   <uintptr_t>out.data_ptr(), _entry(out_strides, 0), _type_is_half(out.dtype), rows, inputs, outputs,
                   packing, adds, _num_threads())
@@ -147,8 +172,9 @@ def activate_tensor(x, int64_t inner, kind, bint gated):
     other half of ``x`` [T, 2 * inner]. A view of those columns is returned."""
     cdef object size = x.shape, strides = x.stride()
     cdef int64_t rows = _entry(size, 0)
-    if _entry(size, 1) != (2 if gated else 1) * inner or _entry(strides, 1) != 1:
+    if _entry(size, 1) != (2 if gated else 1) * inner:
         raise ValueError(f"an activation of {inner} values in {list(size)}")
+    _are_rows(size, strides)
     activate_rows(<uintptr_t>x.data_ptr(), _entry(strides, 0), _type_is_half(x.dtype), rows, inner, ACTIVATIONS[kind],
                   gated, _num_threads())
     return x.narrow(1, 0, inner) if gated else x

@@ -13,6 +13,7 @@ import torch
 from prelude.batch import OneShotBatch
 from prelude.models.kernels import Product, activate, layer_norm, rms_norm, rotate, wide, write_pool
 from prelude.models.ops import FEW_ROWS, Linear, RotaryTable
+from prelude.models.packed import PackedLinear
 from prelude.models.read_weights import interleave
 from tests.checkpoints import save_model
 from tests.execution.helpers import Model, all_logprobs, hidden, prompts, random_ids, run
@@ -175,12 +176,45 @@ def test_a_product_refuses_what_it_would_misread() -> None:
         (x, weight, out[:2]),
         (x, torch.randn(4, 6).t(), out),
         (x, weight, torch.empty(6, 3).t()),
+        (torch.empty(3, 4, 0), weight, out),
+        (x, weight, torch.empty(3, 6, 0)),
+        (x, torch.empty(6, 4, 0), out),
     ):
         rows, matrix, into = wrong
         with pytest.raises(ValueError):
             Product(matrix)(rows, into)
     with pytest.raises(ValueError, match="float32"):
         Product(weight)(x, out.bfloat16(), adds=True)
+
+
+def test_a_packed_product_refuses_what_it_would_misread() -> None:
+    weight, x, out = torch.randn(6, 4), torch.randn(3, 4), torch.empty(3, 6)
+    linear = PackedLinear(weight, None, "float32")
+    assert torch.allclose(linear.into(x, out), x @ weight.t(), atol=1e-5)
+    for wrong, into in (
+        (torch.empty(3, 4, 0), out),
+        (x, torch.empty(3, 6, 0)),
+        (torch.randn(4, 3).t(), out),
+        (x, torch.empty(6, 3).t()),
+    ):
+        with pytest.raises(ValueError):
+            linear.into(wrong, into)
+
+
+def test_norms_and_activations_refuse_what_they_would_misread() -> None:
+    x, gain = torch.randn(3, 8), torch.randn(8)
+    for wrong in (torch.empty(3, 8, 0), torch.randn(8, 3).t()):
+        with pytest.raises(ValueError):
+            rms_norm(wrong, 1e-6, gain, torch.float32)
+        with pytest.raises(ValueError):
+            activate(wrong, 8, "silu", False)
+    with pytest.raises(ValueError):
+        rms_norm(x, 1e-6, gain, torch.float32, torch.empty(8, 3).t())
+    for wrong in (gain[:7], gain.double(), gain.bfloat16(), gain.view(8, 1), torch.randn(16)[::2]):
+        with pytest.raises(ValueError):
+            rms_norm(x, 1e-6, wrong, torch.float32)
+        with pytest.raises(ValueError):
+            layer_norm(x, 1e-6, gain, wrong, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
