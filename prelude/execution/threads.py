@@ -6,9 +6,12 @@ slower than one, and by far. So while steps run, the time that each of their thr
 from Linux (``/proc/self/task/ID/schedstat``, which counts it):
 
     a thread waited for more than ``_SHARED`` of a window  ->  the next operations run without so many threads
-    none waited for ``pause`` seconds                      ->  all threads are tried again; each time that a thread
-                                                               waits before ``_SETTLED`` windows without waiting,
-                                                               ``pause`` is twice as long
+    none waited for the first of ``_PAUSE``                ->  as many run as the last attempt with all threads left
+    nor is that attempt less than ``pause`` seconds ago    ->  all threads are tried again; each time that a thread
+                                                               waits before ``_SETTLED`` windows of all threads
+                                                               without waiting, ``pause`` is twice as long
+
+Waiting with fewer than all threads leaves ``pause`` as it is: it says nothing of whether all would run.
 
 The count never passes torch's own (``torch.set_num_threads``, ``OMP_NUM_THREADS``), the processors that the process
 may run on, nor the quota of its control groups. Where the system counts no waiting, those bounds are all there is.
@@ -142,8 +145,11 @@ class Governor:
         self._waited = waited or (lambda size: self._own.team.waited(size))
         self._clock = clock
         self._bound = processors()
-        self._pause, self._until = _PAUSE[0], 0.0
-        self._free = _SETTLED  # windows without waiting since all threads were tried
+        self._pause = _PAUSE[0]  # from an attempt with all threads that failed to the next one
+        self._free = _SETTLED  # windows of all threads without waiting since they were tried
+        self._left = _ALL  # threads that did not wait when that attempt failed
+        self._retry = 0.0  # when all are tried next
+        self._quiet = 0.0  # when the last waiting was long enough ago to run more threads
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
 
@@ -179,15 +185,22 @@ class Governor:
 
     def _learn(self, held_up: int, size: int, now: float) -> None:
         if held_up:
-            if size > 1:
+            self._quiet = now + _PAUSE[0]
+            if size == 1:
+                return
+            left = max(1, size - held_up)
+            if self.allowed == _ALL:
                 early = self._free < _SETTLED
                 self._pause = min(2 * self._pause, _PAUSE[1]) if early else _PAUSE[0]
-                self.allowed = max(1, size - held_up)
-            self._until = now + self._pause
-            return
-        self._free += 1
-        if size == self.allowed and now >= self._until:
-            self.allowed, self._free = _ALL, 0
+                self._left, self._retry = left, now + self._pause
+            self.allowed = left
+        elif self.allowed == _ALL:
+            self._free += 1
+        elif size == self.allowed and now >= self._quiet:
+            if now >= self._retry:
+                self.allowed, self._free = _ALL, 0
+            else:
+                self.allowed = self._left
 
 
 GOVERNOR = Governor()

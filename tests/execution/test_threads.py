@@ -98,6 +98,20 @@ def test_attempts_that_fail_grow_rare(machine: Machine) -> None:
 
 
 @governed
+def test_moments_of_other_work_do_not_make_attempts_frequent(machine: Machine) -> None:
+    """One of four processors is another's for ever, and a moment of each second takes one more from the steps: all
+    four threads are tried no more often than without those moments, and three run most of the time."""
+    tries, counts = 0, [4]
+    for _ in range(120):
+        machine.step(0.03, 0.6, 0.0, 0.0, 0.6)
+        for _ in range(32):
+            counts.append(machine.step(0.03, 0.0, 0.0, 0.0, 0.6))
+            tries += counts[-1] == 4 and counts[-2] != 4
+    assert 3 <= tries <= 20
+    assert counts.count(3) > 0.6 * len(counts)
+
+
+@governed
 def test_moments_of_other_work_take_the_threads_for_moments(machine: Machine) -> None:
     """Another process works for 30 ms of each second: all four threads run most of the time."""
     counts = []
