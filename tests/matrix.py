@@ -177,7 +177,8 @@ def run(leg: Leg, torch: str | None) -> int:
                 print(f"{head} ok      {'; '.join(done)}", flush=True)
             except subprocess.CalledProcessError as error:
                 failed += 1
-                print(f"{head} FAILED  {' '.join(error.cmd[-6:])}\n{(error.stdout or '')[-3000:]}", flush=True)
+                output = (error.stdout or "") + (error.stderr or "")
+                print(f"{head} FAILED  {' '.join(map(str, error.cmd[-6:]))}\n{output[-3000:]}", flush=True)
     return failed
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import Leg, run
 from tools.wheels import TOKENIZER_FILES, tokenizer_metadata
 
 ROOT = Path(__file__).parent.parent
@@ -97,6 +98,12 @@ def test_metadata_of_the_tokenizers_own_wheel() -> None:
         'Requires-Dist: regex; extra == "tokenizer"',
     ]
     assert text.startswith("# prelude-tokenizer")
+
+
+def test_a_python_that_makes_no_environment_fails_its_legs_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """The matrix counts and names them, and goes on."""
+    assert run(Leg(10, "false", "g++", ("numpy", "numpy==1.26.*")), None) == 2
+    assert capsys.readouterr().out.count("FAILED  false -m venv") == 2
 
 
 def test_pre_commit_has_the_versions_of_the_lint_extra() -> None:

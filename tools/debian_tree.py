@@ -78,6 +78,16 @@ def own_loader(tree: Path, architecture: str, minor: int) -> None:
     link.symlink_to(python)
 
 
+def own_pip(tree: Path, minor: int) -> None:
+    """``ensurepip`` of the tree installs the tree's pip: the machine's own may be too old for this Python."""
+    module = tree / "usr" / "lib" / f"python3.{minor}" / "ensurepip" / "__init__.py"
+    asks = "sysconfig.get_config_var('WHEEL_PKG_DIR')"
+    source = module.read_text()
+    if asks not in source:
+        raise SystemExit(f"{module} does not say where it finds pip")
+    module.write_text(source.replace(asks, repr(str(tree / "usr" / "share" / "python-wheels"))))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -96,6 +106,7 @@ def main() -> None:
     native = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout
     if native.strip() == chosen.architecture:
         own_loader(tree, chosen.architecture, chosen.minor)
+        own_pip(tree, chosen.minor)
         print(tree / "bin.own" / name)
 
 
