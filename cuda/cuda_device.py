@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -183,6 +185,16 @@ class CudaDevice:
 
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
 
+    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Not torch's: its allocator rounds up to a power of two, and keeps what is given back."""
+        import torch
+
+        nbytes = math.prod(shape) * dtype.itemsize
+        address = self.driver.pin(nbytes)
+        memory = (ctypes.c_byte * nbytes).from_address(address)
+        weakref.finalize(memory, _unpin, self.driver, address).atexit = False  # the process's end frees it too
+        return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(*shape)  # it keeps `memory` alive
+
     def mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         found = self.pinned(shape, dtype)
         if self.driver.mapped(found.data_ptr()) != found.data_ptr():
@@ -333,6 +345,11 @@ class CudaDevice:
     def close(self) -> None:
         self.driver.synchronize(self.handle)
         self.driver.destroy_events()
+
+
+def _unpin(driver: Driver, address: int) -> None:
+    with suppress(Exception):  # the interpreter may be going down
+        driver.unpin(address)
 
 
 def _tile(rows: Tensor, at: int) -> Tensor:

@@ -71,6 +71,11 @@ class Device(Protocol):
         """Host memory that copies may run from and to behind the host's back."""
         ...
 
+    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Pinned memory of exactly these bytes, whose content is undefined. The system has them back when the last
+        tensor over them is gone; by then the stream has run."""
+        ...
+
     def mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Pinned memory that kernels may also write, at the address that the host has for it."""
         ...

@@ -156,6 +156,19 @@ class Driver:
         """Host or device either way; the driver tells by the address. Asynchronous for pinned memory."""
         _checked(self._driver.cuMemcpyAsync(target, source, nbytes, stream), "cuMemcpyAsync")
 
+    def pin(self, nbytes: int) -> int:
+        """The address of new pinned memory, which the caller frees by ``unpin``."""
+        flags = self._driver.CU_MEMHOSTALLOC_PORTABLE
+        return int(_checked(self._driver.cuMemHostAlloc(nbytes, flags), "cuMemHostAlloc"))
+
+    def unpin(self, address: int) -> None:
+        """From any thread; its own context stays current."""
+        _checked(self._driver.cuCtxPushCurrent(self._context), "cuCtxPushCurrent")
+        try:
+            _checked(self._driver.cuMemFreeHost(address), "cuMemFreeHost")
+        finally:
+            _checked(self._driver.cuCtxPopCurrent(), "cuCtxPopCurrent")
+
     def memory(self) -> tuple[int, int]:
         """``(free, total)`` bytes."""
         free, total = _checked(self._driver.cuMemGetInfo(), "cuMemGetInfo")

@@ -18,7 +18,7 @@ class CudaHostBlocks:
         self._device = device
         self._size = block_size
         with device.scope():
-            self._host: Tensor = device.pinned((layers, two, entries * block_size, *heads), pool.dtype)
+            self._host: Tensor = device.host_memory((layers, two, entries * block_size, *heads), pool.dtype)
             self._pairs = [(pool[i, j], self._host[i, j]) for i in range(layers) for j in range(two)]
 
     @property

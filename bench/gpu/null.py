@@ -57,6 +57,7 @@ def load(folder: Path | None = None) -> Any:
         ("stub_reply", None, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]),
         ("stub_launched_ns", ctypes.c_int64, []),
         ("stub_context", ctypes.c_uint64, []),
+        ("stub_pinned", ctypes.c_uint64, []),
         ("stub_last_launch", None, [ctypes.c_void_p]),
         ("stub_parameter", ctypes.c_uint64, [ctypes.c_int, ctypes.c_int]),
     ):

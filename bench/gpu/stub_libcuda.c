@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -26,7 +27,10 @@ static unsigned char kinds[MOST];  // of a handle: its index times 16 is its val
 static uint64_t next_handle = 1;
 static uint64_t current;
 static struct { uintptr_t first, end; } memory[4096];
+static struct { char* first; size_t bytes; } pinned[256];
 static int num_memory, checks = 1;
+static uint64_t pushed[16];  // contexts below the current one
+static int num_pushed;
 static volatile int busy;  // streams are at work
 static struct { char* areas; size_t stride; const uint32_t* ticket; } reply;  // a launched graph publishes at once
 static int64_t launched_ns;
@@ -64,6 +68,10 @@ static int is(uint64_t handle, int kind) { return handle % 16 == 0 && handle / 1
 static int inside(uintptr_t at, size_t bytes) {
   for (int i = 0; i < num_memory; ++i)
     if (at >= memory[i].first && at + bytes <= memory[i].end) return 1;
+  for (int i = 0; i < 256; ++i) {
+    const uintptr_t first = (uintptr_t)pinned[i].first;
+    if (first && at >= first && at + bytes <= first + pinned[i].bytes) return 1;
+  }
   return num_memory == 0;
 }
 
@@ -92,6 +100,11 @@ PUBLIC int stub_live(int kind) {
   for (int i = 0; i < MOST; ++i) count += kinds[i] == kind;
   return count;
 }
+PUBLIC uint64_t stub_pinned(void) {
+  uint64_t bytes = 0;
+  for (int i = 0; i < 256; ++i) bytes += pinned[i].bytes;
+  return bytes;
+}
 PUBLIC void stub_last_launch(uint64_t* out) {
   for (int i = 0; i < 3; ++i) { out[i] = last.grid[i]; out[3 + i] = last.block[i]; }
   out[6] = last.shared; out[7] = last.stream; out[8] = last.function; out[9] = last.dependent; out[10] = last.cluster;
@@ -112,6 +125,20 @@ PUBLIC CUresult cuCtxSetCurrent(uint64_t context) {
   ENTER(0)
   NEED(is(context, CONTEXT), INVALID_CONTEXT, "no such context")
   current = context;
+  return OK;
+}
+PUBLIC CUresult cuCtxPushCurrent(uint64_t context) {
+  ENTER(0)
+  NEED(is(context, CONTEXT) && num_pushed < 16, INVALID_CONTEXT, "no such context")
+  pushed[num_pushed++] = current;
+  current = context;
+  return OK;
+}
+PUBLIC CUresult cuCtxPopCurrent(uint64_t* context) {
+  ENTER(1)
+  NEED(num_pushed, INVALID_CONTEXT, "no context was pushed")
+  if (context) *context = current;
+  current = pushed[--num_pushed];
   return OK;
 }
 PUBLIC uint64_t stub_context(void) { return current = make(CONTEXT); }
@@ -160,6 +187,29 @@ PUBLIC CUresult cuMemcpyAsync(uintptr_t target, uintptr_t source, size_t bytes, 
   NEED(bytes && inside(target, bytes) && inside(source, bytes), INVALID_VALUE, "memory out of bounds")
   memcpy((void*)target, (const void*)source, bytes);
   return OK;
+}
+PUBLIC CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
+  ENTER(1)
+  NEED(bytes && flags <= 7, INVALID_VALUE, "bytes or flags")
+  for (int i = 0; i < 256; ++i)
+    if (!pinned[i].first) {
+      if (!(pinned[i].first = malloc(bytes))) break;
+      pinned[i].bytes = bytes;
+      *address = pinned[i].first;
+      return OK;
+    }
+  return OUT_OF_MEMORY;
+}
+PUBLIC CUresult cuMemFreeHost(void* address) {
+  ENTER(1)
+  for (int i = 0; i < 256; ++i)
+    if (address && pinned[i].first == address) {
+      free(address);
+      pinned[i].first = 0;
+      pinned[i].bytes = 0;
+      return OK;
+    }
+  return complain(INVALID_VALUE, __func__, "no such memory");
 }
 PUBLIC CUresult cuMemGetInfo(size_t* free_bytes, size_t* total) {
   ENTER(1) *total = (size_t)80 << 30; *free_bytes = *total - ((size_t)1 << 30); return OK;

@@ -184,6 +184,9 @@ class SimulatedDevice:
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self._allocate(shape, dtype, True, 0)
 
+    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self._allocate(shape, dtype, True, 0xA5)
+
     def mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self._allocate(shape, dtype, True, 0, mapped=True)
 

@@ -239,6 +239,29 @@ def test_decode_steps_of_known_shapes_need_no_plan(stub: Any, executor: CudaExec
     assert len(set(planned)) == 1
 
 
+@pytest.mark.feature("G10")
+def test_host_memory_has_the_bytes_that_are_asked_for_and_goes_back_to_the_system(
+    stub: Any, device: null.NullDevice
+) -> None:
+    """3,000 bytes, of which torch's allocator would take 4,096 and keep them. A view is enough to hold them."""
+    before = stub.stub_pinned()
+    memory = device.host_memory((5, 300), torch.bfloat16)
+    assert memory.shape == (5, 300) and stub.stub_pinned() == before + 3000
+    memory.fill_(1)
+    row = memory[4]
+    del memory
+    gc.collect()
+    assert stub.stub_pinned() == before + 3000 and (row == 1).all()
+    pushed = stub.stub_calls(b"cuCtxPushCurrent")
+    del row
+    gc.collect()
+    assert stub.stub_pinned() == before
+    assert stub.stub_calls(b"cuCtxPushCurrent") == pushed + 1, "the context of the thread stays its own"
+    stub.stub_fail(b"cuMemHostAlloc", 1, OUT_OF_MEMORY)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="cuMemHostAlloc"):
+        device.host_memory((8,), torch.uint8)
+
+
 def test_pinned_memory_has_one_address(stub: Any, device: null.NullDevice) -> None:
     memory = np.zeros(64, np.uint8)
     assert device.driver.mapped(memory.ctypes.data) == memory.ctypes.data
