@@ -228,7 +228,7 @@ cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
 
     cdef cppclass CLease "prelude::Lease":
         cbool growable, released
-        int32_t node, promise, promised, borrowed, ahead, state_index, state_from, base, branch, num_kept
+        int32_t node, promise, promised, borrowed, ahead, on_host, state_index, state_from, base, branch, num_kept
         CKept kept[2]
         vector[int32_t] shared, own
         int64_t num_blocks()
@@ -247,6 +247,7 @@ cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
         cbool take_running_state(CLease&)
         void keep_states(CLease&, int64_t, int64_t, int64_t, cbool)
         Result attach(const int32_t*, int64_t, uint64_t, int64_t, CLease*) except +
+        Result bring_back(CLease&, const int32_t*, int64_t, uint64_t, int64_t) except +
         Result take(CLease&, int64_t, cbool) except +
         void begin_plan()
         Result promise(CLease&, const int32_t*, int64_t, uint64_t) except +

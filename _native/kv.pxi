@@ -6,10 +6,11 @@ cdef class Lease:
     """The blocks that a request holds of a pool. ``shared`` are the blocks of the locked path of the trie, and after
     them ``borrowed`` ones that a leader of the same step writes; ``own`` those the lease holds itself, in sequence
     order, the first ``promised`` under ``promise``. ``ahead`` counts blocks of the prompt after the shared ones that
-    a leader is filling. A lease that is not ``growable`` is a OneShot row's: its own blocks are those that the step
-    publishes. ``state_index``: where a recurrent model keeps the sequence's state; -1 where it keeps none.
-    ``state_from``: the entry of the state at the end of the first ``base`` blocks; -1 where there is none. ``kept``:
-    (entry, blocks) of states that the step being planned leaves behind so many blocks.
+    a leader is filling, ``on_host`` those that ``bring_back`` would bring from host memory. A lease that is not
+    ``growable`` is a OneShot row's: its own blocks are those that the step publishes. ``state_index``: where a
+    recurrent model keeps the sequence's state; -1 where it keeps none. ``state_from``: the entry of the state at the
+    end of the first ``base`` blocks; -1 where there is none. ``kept``: (entry, blocks) of states that the step being
+    planned leaves behind so many blocks.
     """
 
     cdef CLease c
@@ -41,6 +42,10 @@ cdef class Lease:
     @property
     def ahead(self) -> int:
         return self.c.ahead
+
+    @property
+    def on_host(self) -> int:
+        return self.c.on_host
 
     @property
     def state_index(self) -> int:
@@ -86,31 +91,36 @@ cdef class Lease:
 
 
 cdef cbool _copy_out(void* owner, const int32_t* blocks, const int32_t* entries, int64_t n) noexcept with gil:
-    return _ask_for_copies((<KvPool>owner).copies_out, blocks, entries, n)
+    return _ask_for_copies(<KvPool>owner, (<KvPool>owner).copies_out, blocks, entries, n)
 
 
 cdef cbool _copy_in(void* owner, const int32_t* entries, const int32_t* blocks, int64_t n) noexcept with gil:
-    return _ask_for_copies((<KvPool>owner).copies_in, entries, blocks, n)
+    return _ask_for_copies(<KvPool>owner, (<KvPool>owner).copies_in, entries, blocks, n)
 
 
-cdef cbool _ask_for_copies(object copies, const int32_t* first, const int32_t* second, int64_t n) noexcept:
+cdef cbool _ask_for_copies(KvPool pool, object copies, const int32_t* first, const int32_t* second,
+                           int64_t n) noexcept:
     cdef cnp.ndarray a, b
     try:
         a, b = _new_int32(n), _new_int32(n)
         memcpy(_data(a), first, n * sizeof(int32_t))
         memcpy(_data(b), second, n * sizeof(int32_t))
         return bool(copies(a, b))
-    except BaseException:  # there is no caller that it could be raised to
+    except BaseException as error:  # there is no caller that it could be raised to
+        if pool.interrupts is not None and not isinstance(error, Exception):
+            pool.interrupts.interrupt = error
         return False
 
 
 cdef class KvPool:
     """The leases of one engine on one pool. One writer at a time: the holder of the step lock. ``running_states``:
     how many sequences a recurrent model keeps a state of. ``prefix_states``: of how many cached prefixes, in the
-    entries behind these; without any, such a pool does not cache."""
+    entries behind these; without any, such a pool does not cache. ``interrupts``: the object whose ``interrupt``
+    becomes the Ctrl-C, or the exit, that ended a copy."""
 
     cdef CKvPool* c  # owned; refers to memory that `trie` and `allocator` keep alive
     cdef object copies_out, copies_in
+    cdef public object interrupts
     cdef COneShotGroup* group  # owned: the OneShot rows of the step being planned
     cdef readonly BlockAllocator allocator
     cdef readonly PrefixTrie trie
@@ -235,6 +245,20 @@ cdef class KvPool:
             self.allocator.writer.leave()
         _check(r)
         return lease
+
+    def bring_back(self, Lease lease not None, tokens, uint64_t salt, int64_t max_tokens) -> None:
+        """Blocks behind the lease's shared ones come from host memory, ``on_host`` of them where their copy is made.
+        The arguments are those of ``attach``, and the lease has had nothing else since."""
+        cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef Result r
+        if lease.c.released or lease.c.own.size():
+            raise RuntimeError("a lease that is released, or has blocks of its own, brings none back")
+        self.allocator.enter()
+        try:
+            r = self.c.bring_back(lease.c, _data(t), _len(t), salt, max_tokens)
+        finally:
+            self.allocator.writer.leave()
+        _check(r)
 
     def grow(self, Lease lease not None, int64_t num_blocks) -> bool:
         """Takes ``num_blocks`` more for a Decode lease; False, and nothing changed, when the pool cannot."""

@@ -224,6 +224,12 @@ class EngineConfig:
         longest = self.resolved_length(max_positions)
         return max(8192, longest + self.max_running) if self.max_step_tokens is None else self.max_step_tokens
 
+    def host_entries(self, block_bytes: int) -> int:
+        """KV blocks that ``host_kv_bytes`` holds. ``ConfigError`` where it is given and holds none."""
+        if self.host_kv_bytes and self.host_kv_bytes < block_bytes:
+            raise ConfigError(f"host_kv_bytes={self.host_kv_bytes} does not hold a KV block of {block_bytes} bytes")
+        return self.host_kv_bytes // block_bytes if self.host_kv_bytes else 0
+
     def check_host_kv(self, *, recurrent: bool, encoder: bool) -> None:
         """``ConfigError`` where a model of this kind keeps no prefixes in host memory."""
         if self.host_kv_bytes and (recurrent or encoder):

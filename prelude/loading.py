@@ -242,6 +242,7 @@ def _cpu_executor(
         weights = weight_bytes(source, model.spec, precision.dtype, precision.packing)
         require_memory(weights, f"{directory}: loading the weights on cpu", available)
         per_block = model.spec.kv_bytes_per_token(precision.dtype.itemsize) * config.block_size
+        config.host_entries(per_block)
         running, bytes_per_state = config.max_running, state_bytes(model.spec)
         if available is not None and bytes_per_state:
             running = default_running_states(max(0, available - weights), bytes_per_state, running=config.max_running)
@@ -251,8 +252,8 @@ def _cpu_executor(
             prefixes = (
                 default_prefixes(left, bytes_per_state) if config.prefix_states is None else config.prefix_states
             )
-        held = weights + (running + prefixes) * bytes_per_state + config.host_kv_bytes
-        plan = MemoryPlan(config, model.spec, available, held, host + HOST_BYTES, per_block)
+        held = weights + (running + prefixes) * bytes_per_state
+        plan = MemoryPlan(config, model.spec, available, held, host + HOST_BYTES, per_block, config.host_kv_bytes)
         step = StepMemory.of_shapes(
             model.spec,
             precision.dtype.itemsize,

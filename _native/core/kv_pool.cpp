@@ -8,8 +8,7 @@ namespace prelude {
 Result KvPool::attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_tokens, Lease* lease) {
   const int64_t limit = max_tokens / size_;
   if (!caching_ || limit <= 0) return ++live_, Result{};
-  TrieMatch match = trie_.match(tokens, n, salt, limit);
-  if (host_ != nullptr && match.promised == 0) match = bring_back(tokens, n, salt, limit, match);
+  const TrieMatch match = trie_.match(tokens, n, salt, limit);
   const NodeId node = states_ != nullptr ? trie_.with_state(match.node) : match.node;
   lease->shared.resize(states_ != nullptr ? static_cast<size_t>(trie_.depth(node))
                                           : static_cast<size_t>(match.blocks));
@@ -19,6 +18,9 @@ Result KvPool::attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t m
   ++live_, lease->node = node;
   if (states_ == nullptr) {
     lease->ahead = match.promised;
+    if (host_ != nullptr && match.promised == 0) {
+      lease->on_host = static_cast<int32_t>(comes_back(*lease, host_->find(tokens, n, salt, limit).blocks));
+    }
     return r;
   }
   lease->base = static_cast<int32_t>(lease->shared.size()), lease->branch = match.blocks;
@@ -26,35 +28,36 @@ Result KvPool::attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t m
   return r;
 }
 
-TrieMatch KvPool::bring_back(const int32_t* tokens, int64_t n, uint64_t salt, int64_t limit, const TrieMatch& match) {
-  const TrieMatch found = host_->find(tokens, n, salt, limit);
-  int64_t count = found.blocks - match.blocks;
-  if (count < host_->least()) return match;
-  std::vector<int32_t> blocks(static_cast<size_t>(count));  // before anything is held: it may throw
-  TrieMatch made = match;
-  bool filled = true;
+Result KvPool::bring_back(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_tokens) {
+  if (lease.on_host == 0) return {};
+  lease.on_host = 0;
+  const auto first = static_cast<int64_t>(lease.shared.size());
+  const TrieMatch found = host_->find(tokens, n, salt, max_tokens / size_);
+  const int64_t count = comes_back(lease, found.blocks);
+  if (count == 0) return {};
+  // Before anything is held: it may throw.
+  std::vector<int32_t> blocks(static_cast<size_t>(count));
+  lease.shared.reserve(static_cast<size_t>(first + count));
   host_->hold(found.node);  // blocks that leave for these ones do not take their entries
-  trie_.lock(match.node);
   const int32_t cached = pool_.num_cached();
-  count = std::min<int64_t>(count, int64_t{pool_.num_free()} + cached);
-  if (count >= host_->least() && trie_.allocate(count, blocks.data()).ok()) {
+  bool filled = true;
+  Result r;
+  if (trie_.allocate(count, blocks.data()).ok()) {
     evictions_ += cached - pool_.num_cached();
     try {
-      filled = host_->fill(found.node, match.blocks, blocks.data(), count);
+      filled = host_->fill(found.node, first, blocks.data(), count);
     } catch (const std::bad_alloc&) {
       filled = false;
     }
     TrieInsert in;
-    const int64_t end = match.blocks + count;
-    if (filled && trie_.insert(tokens, end * size_, blocks.data(), count, salt, match.blocks, true, &in).ok()) {
-      made = {in.node, match.blocks + in.taken, 0};
+    if (filled && trie_.insert(tokens, (first + count) * size_, blocks.data(), count, salt, first, true, &in).ok()) {
+      r = move_lock(lease, in.node);
     }
     pool_.release(blocks.data() + in.taken, count - in.taken);
   }
-  trie_.unlock(match.node);
   host_->let_go(found.node);
   if (!filled) host_->drop();
-  return made;
+  return r;
 }
 
 // Protected blocks beyond their share go on probation where `n` blocks find room then.

@@ -9,6 +9,14 @@ OneShotGroup::Verdict OneShotGroup::admit(const RequestRow& r, int64_t deferred,
   *wrong = pool_.attach(r.tokens, r.trunk, r.salt, reusable, &lease);
   if (!wrong->ok()) return Verdict::full;
   try {
+    if (lease.on_host > 0) {
+      if (!holds(r, r.num_tokens -
+                        (int64_t{lease.on_host} + static_cast<int64_t>(lease.shared.size())) * pool_.block_size())) {
+        *wrong = pool_.release(lease);
+        return Verdict::full;
+      }
+      *wrong = pool_.bring_back(lease, r.tokens, r.trunk, r.salt, reusable);
+    }
     return admit_attached(r, deferred, lease, skip, publish, wrong);
   } catch (...) {  // no memory: the caller knows of no lease
     *wrong = pool_.release(lease);
@@ -32,12 +40,11 @@ OneShotGroup::Verdict OneShotGroup::admit_attached(const RequestRow& r, int64_t 
                         borrows ? static_cast<int64_t>(lease.shared.size()) : 0};
   FoldOffer offer{uncached, -1, 0};
   if (folds) offer = folds_.offer(place, r.tokens + *skip, r.trunk - *skip, uncached);
-  const int64_t bytes = std::min(r.logits_rows, left_.logits_chunk_rows) * left_.logits_row_bytes;
-  if (offer.tokens > left_.tokens || left_.rows < 1 || bytes > left_.logits_bytes) {
+  if (!holds(r, offer.tokens)) {
     *wrong = pool_.release(lease);
     return Verdict::full;
   }
-  left_.tokens -= offer.tokens, left_.logits_bytes -= bytes, --left_.rows;
+  left_.tokens -= offer.tokens, left_.logits_bytes -= logits_bytes(r), --left_.rows;
   if (folds) folds_.admit(offer, static_cast<int32_t>(count_), place, r.tokens + *skip, r.trunk - *skip);
   if (count_++ == 0) {
     withheld_ = std::max<int64_t>(0, left_.tokens - left_.group_tokens);

@@ -79,6 +79,7 @@ def open_executor(
             require_memory(source.nbytes(element), f"{where}: loading the weights on cuda", before)
             require_memory(config.host_kv_bytes, "host_kv_bytes", available_memory())
             block_bytes = model.spec.kv_bytes_per_token(element.itemsize) * config.block_size
+            config.host_entries(block_bytes)
             MemoryPlan(config, model.spec, before, source.nbytes(element), 0, block_bytes).require_weights()
             device = CudaDevice(
                 element,

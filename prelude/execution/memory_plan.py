@@ -41,9 +41,10 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """``available``: bytes that the machine has left; None where it does not say. ``held``: bytes of the weights, of
-    the states of recurrent layers and, on a CPU, of ``host_kv_bytes``. ``host``: bytes of the tokenizer and the
-    control plane, which count in the caller's own budget. ``block_bytes``: of a KV block over all layers."""
+    """``available``: bytes that the machine has left; None where it does not say. ``held``: bytes of the weights and
+    of the states of recurrent layers. ``host``: bytes of the tokenizer and the control plane, which count in the
+    caller's own budget. ``block_bytes``: of a KV block over all layers. ``host_kv``: the config's ``host_kv_bytes``
+    where they are of the same memory, as on a CPU."""
 
     config: EngineConfig
     spec: ModelSpec
@@ -51,6 +52,7 @@ class MemoryPlan:
     held: int
     host: int
     block_bytes: int
+    host_kv: int = 0
 
     @property
     def budget(self) -> int | None:
@@ -64,10 +66,10 @@ class MemoryPlan:
 
     @property
     def room(self) -> int | None:
-        """The memory less weights and states; of the caller's own budget, less ``host`` as well."""
+        """The memory less weights, states and ``host_kv``; of the caller's own budget, less ``host`` as well."""
         if self.budget is None:
             return None
-        return max(0, self.budget - self.held - (0 if self.config.max_memory is None else self.host))
+        return max(0, self.budget - self.held - self.host_kv - (0 if self.config.max_memory is None else self.host))
 
     @property
     def step_tokens(self) -> int:
@@ -83,11 +85,12 @@ class MemoryPlan:
     def require_weights(self) -> None:
         """``InsufficientMemory`` where the weights alone leave no room for a block: said before they are read."""
         blocks = max(1, self._asked())
-        needed = self.held + blocks * self.block_bytes
+        needed = self.held + self.host_kv + blocks * self.block_bytes
         if self.budget is not None and needed > self.budget:
             raise InsufficientMemory(
-                f"weights and states ({self.held:,} bytes) and {blocks} KV blocks need {needed:,} bytes, of which "
-                f"{self.budget:,} are there ({self._limit}); lower kv_bytes or kv_blocks, or choose a smaller dtype",
+                f"weights and states ({self.held:,} bytes){self._host_kv} and {blocks} KV blocks need {needed:,} "
+                f"bytes, of which {self.budget:,} are there ({self._limit}); lower {self._lower}kv_bytes or "
+                "kv_blocks, or choose a smaller dtype",
                 needed=needed,
                 available=self.budget,
             )
@@ -106,19 +109,22 @@ class MemoryPlan:
         length = min(tokens - config.max_running, config.resolved_length(self.spec.max_positions))
         wanted = config.resolved_length(self.spec.max_positions)
         if length < 1:
-            raise self._too_little(step, least, "lower max_running, logits_bytes or kv_bytes, or free memory")
+            advice = f"lower {self._lower}max_running, logits_bytes or kv_bytes, or free memory"
+            raise self._too_little(step, least, advice)
         if config.max_length is not None or config.max_step_tokens is not None:
             if length >= wanted and config.max_step_tokens is None:  # a step may hold fewer prompts than by default
                 return replace(config, max_step_tokens=length + config.max_running)
             if step.measured:
                 length = max(1, length * SURE_EIGHTHS // 8)
-            raise self._too_little(step, least, f"the largest max_length that surely fits is {length}")
+            also = f", beside host_kv_bytes={self.host_kv}" if self.host_kv else ""
+            raise self._too_little(step, least, f"the largest max_length that surely fits is {length}{also}")
         log.warning(
             "max_length is lowered from %d to %d: a step of more tokens does not fit into the %d bytes that the "
-            "weights leave",
+            "weights%s leave",
             wanted,
             length,
             room,
+            f" and host_kv_bytes={self.host_kv}" if self.host_kv else "",
         )
         return replace(config, max_length=length, max_step_tokens=length + config.max_running)
 
@@ -150,6 +156,15 @@ class MemoryPlan:
     def _limit(self) -> str:
         return "free" if self.config.max_memory is None else f"max_memory={self.config.max_memory}"
 
+    @property
+    def _host_kv(self) -> str:
+        return f", host_kv_bytes ({self.host_kv:,})" if self.host_kv else ""
+
+    @property
+    def _lower(self) -> str:
+        """What to lower before all else."""
+        return "host_kv_bytes, " if self.host_kv else ""
+
     def _asked(self) -> int:
         """Blocks that the caller asks for; 0 where the engine chooses."""
         if self.spec.bidirectional:
@@ -161,9 +176,9 @@ class MemoryPlan:
     def _too_little(self, step: Step, blocks: int, advice: str) -> InsufficientMemory:
         available = self.budget or 0
         needed = available - (self.room or 0) + step.step_bytes(self.step_tokens) + blocks
-        held = available - (self.room or 0)
+        held = available - (self.room or 0) - self.host_kv
         return InsufficientMemory(
-            f"weights, states and tokenizer ({held:,} bytes), a step of {self.step_tokens} tokens "
+            f"weights, states and tokenizer ({held:,} bytes){self._host_kv}, a step of {self.step_tokens} tokens "
             f"({step.step_bytes(self.step_tokens):,}) and KV blocks ({blocks:,}) need {needed:,} bytes, of which "
             f"{available:,} are there ({self._limit}): {advice}",
             needed=needed,

@@ -64,7 +64,8 @@ class _Copy(_Job):
 
 
 class ThreadedHostBlocks:
-    """Copies run among the steps, in order. Each is waited for, and with it the step before it."""
+    """Copies run among the steps, in order. Each is waited for, and with it the step before it. Where Ctrl-C ends the
+    wait, the copy is made all the same, before all later ones."""
 
     def __init__(self, inner: HostBlocks, ask: Callable[[_Job], None]) -> None:
         self._inner = inner

@@ -22,7 +22,16 @@ CoreT = TypeVar("CoreT", bound=EngineCore)
 def make_core(
     kind: type[CoreT], executor: Executor, config: EngineConfig, cost: CostModel | None = None, **more: Any
 ) -> CoreT:
-    """``cost``: the cost model to start from; by default that of ``config.cost_model``. ``more``: for ``kind``."""
+    """The core owns the executor, which is closed where none is made. ``cost``: the cost model to start from; by
+    default that of ``config.cost_model``. ``more``: for ``kind``."""
+    try:
+        return _core(kind, executor, config, cost, **more)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _core(kind: type[CoreT], executor: Executor, config: EngineConfig, cost: CostModel | None, **more: Any) -> CoreT:
     limits = executor.limits()
     if cost is None:
         cost = CostModel() if config.cost_model is None else CostModel.load(config.cost_model)
@@ -37,10 +46,11 @@ def make_core(
         running_states=limits.running_states,
         prefix_states=limits.prefix_states,
     )
+    copies = None
     if config.host_kv_bytes:
         config.check_host_kv(recurrent=limits.bytes_per_state > 0, encoder=limits.bidirectional)
-        keep_on_host(pool, executor, config)
-    return kind(
+        copies = keep_on_host(pool, executor, config)
+    core = kind(
         executor,
         pool,
         Budgets(
@@ -67,6 +77,9 @@ def make_core(
         cost=cost,
         **more,
     )
+    if copies is not None:
+        copies.report_to(core)
+    return core
 
 
 def _policy(chosen: str | Policy, cost: CostModel, limits: ExecutorLimits) -> Policy:

@@ -5,8 +5,8 @@ KvPool ── copy_out, copy_in: whether the copy was made ──▶ HostCopies 
 
 from __future__ import annotations
 
-import _thread
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,16 +19,25 @@ from prelude.scheduling.lease import KvPool
 if TYPE_CHECKING:
     from prelude.execution.executor import Executor
     from prelude.execution.host_blocks import HostBlocks
+    from prelude.runtime.core import EngineCore
 
 log = logging.getLogger("prelude.engine")
 
 
 class HostCopies:
-    """Copies of one engine. A failure is logged once; the tokens concerned are computed again."""
+    """Copies of one engine. A failure is logged once; the tokens concerned are computed again. Ctrl-C is raised, and
+    the pool keeps it for the step's end. ``blocked`` is told the seconds of each copy."""
 
     def __init__(self, blocks: HostBlocks) -> None:
         self.blocks = blocks
+        self.blocked: Callable[[float], None] | None = None
         self._said = False
+
+    def report_to(self, core: EngineCore) -> None:
+        """The copies are those of ``core``: their seconds are the executor's, and Ctrl-C in one of them ends the step
+        that it is made for."""
+        self.blocked = core.stepper.blocked
+        core.pool.interrupts = core.events
 
     def copy_out(self, blocks: I32, entries: I32) -> bool:
         return self._made(self.blocks.copy_out, blocks, entries)
@@ -37,12 +46,13 @@ class HostCopies:
         return self._made(self.blocks.copy_in, entries, blocks)
 
     def _made(self, copy: Callable[[I32, I32], None], first: I32, second: I32) -> bool:
+        began = time.perf_counter()
         try:
             copy(first, second)
         except BaseException as error:
             if is_interrupt(error):  # Ctrl-C belongs to the caller of the step
-                _thread.interrupt_main()
-            elif not self._said:
+                raise
+            if not self._said:
                 self._said = True
                 log.warning(
                     "copying %d KV blocks between the pool and host memory failed; their tokens are computed again "
@@ -51,20 +61,20 @@ class HostCopies:
                     exc_info=error,
                 )
             return False
+        finally:
+            if self.blocked is not None:
+                self.blocked(time.perf_counter() - began)
         return True
 
 
-def keep_on_host(pool: KvPool, executor: Executor, config: EngineConfig) -> None:
+def keep_on_host(pool: KvPool, executor: Executor, config: EngineConfig) -> HostCopies:
     """Gives ``pool`` the host memory of ``config.host_kv_bytes``. ``ConfigError`` where this executor cannot have it,
     or the bytes do not hold a block."""
     limits = executor.limits()
     make = getattr(executor, "host_blocks", None)
     if make is None or not limits.kv_bytes_per_token:
         raise ConfigError(f"host_kv_bytes: this executor ({limits.device}) keeps no KV blocks in host memory")
-    block_bytes = limits.kv_bytes_per_token * limits.block_size
-    entries = config.host_kv_bytes // block_bytes
-    if entries < 1:
-        raise ConfigError(f"host_kv_bytes={config.host_kv_bytes} does not hold a KV block of {block_bytes} bytes")
+    entries = config.host_entries(limits.kv_bytes_per_token * limits.block_size)
     try:
         copies = HostCopies(make(entries))
     except (MemoryError, RuntimeError) as error:  # a CUDA build of torch raises RuntimeError for pinned memory
@@ -74,3 +84,4 @@ def keep_on_host(pool: KvPool, executor: Executor, config: EngineConfig) -> None
             available=0,
         ) from error
     pool.keep_on_host(entries, config.host_kv_tokens, copies.copy_out, copies.copy_in)
+    return copies

@@ -61,7 +61,7 @@ class EngineStats(StepCounts):
     host_kv_hits: int = 0  # prompts for which blocks came back from there
     host_kv_copied_out: int = 0  # blocks
     host_kv_copied_in: int = 0
-    host_kv_evictions: int = 0  # blocks that gave way to others there
+    host_kv_evictions: int = 0  # blocks that gave way to others there; those that were dropped do not count
     host_kv_failed: int = 0  # copies that failed, each of any number of blocks
 
     def numbers(self) -> dict[str, Any]:

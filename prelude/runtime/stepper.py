@@ -156,6 +156,10 @@ class Stepper:
         failures.stuck(plan)
         return True
 
+    def blocked(self, seconds: float) -> None:
+        """So many seconds of planning were the executor's: copies of blocks, and the step before that they follow."""
+        self._blocked += seconds
+
     def plan(self) -> Plan:
         in_flight, limit = bool(self._steps), self._failures.limit
         plan: Plan = plan_step(self._queues, self._pool, self._budgets, self._pacer, limit, in_flight=in_flight)

@@ -198,16 +198,32 @@ def _plan_prefill(
 
 
 def _room_beside_first(request: Request, lease: Lease, queues: Queues, pool: KvPool, count: int) -> bool:
-    """Whether the oldest running row can still grow to its end of the prompt when another prompt starts, whose cached
-    blocks are locked by now. Where turns put that one first, prompts would else start and be preempted for each other
-    for ever."""
+    """Whether the oldest running row can still grow to its end of the prompt when another prompt starts, whose blocks
+    in the pool's cache are locked by now. Where turns put that one first, prompts would else start and be preempted
+    for each other for ever."""
     if not queues.running:
         return True
     first = queues.running[0]
     lacking = -(-first.num_known // pool.block_size) - first.held.num_blocks
-    known = min(request.num_known, len(lease.shared) * pool.block_size + count)
-    taken = -(-known // pool.block_size) - len(lease.shared)
-    return pool.allocator.num_free + pool.allocator.num_cached >= lacking + taken
+    return pool.allocator.num_free + pool.allocator.num_cached >= lacking + _taken(request, lease, pool, count)
+
+
+def _taken(request: Request, lease: Lease, pool: KvPool, count: int) -> int:
+    """Blocks that a prompt takes when it starts with ``count`` tokens: those that come back from host memory, and
+    those of its tokens."""
+    known = min(request.num_known, (lease.num_shared + lease.on_host) * pool.block_size + count)
+    return -(-known // pool.block_size) - lease.num_shared
+
+
+def _bring_back(request: Request, lease: Lease, known: I32, pool: KvPool, ledger: Ledger, left: int) -> bool:
+    """Brings the prompt's blocks back from host memory where it then starts for sure. False, and nothing is copied,
+    where it would find no room: it may be asked again each step."""
+    count = min(left, request.num_known - (lease.num_shared + lease.on_host) * pool.block_size)
+    room = pool.allocator.num_free + pool.allocator.num_cached
+    if not ledger.fits(count) or room < _taken(request, lease, pool, count):
+        return False
+    pool.bring_back(lease, known, request.salt, request.reusable)
+    return True
 
 
 def _in_turn(under_way: list[Request], waiting: Iterator[Request]) -> Iterator[Request]:
@@ -237,6 +253,9 @@ def _start(
         deferred.append(_defer(request, pool))
         return 0
     if queues.decode.policy.takes_turns and not _room_beside_first(request, lease, queues, pool, left):
+        request.give_back(pool)
+        return 0
+    if lease.on_host and not _bring_back(request, lease, known, pool, ledger, left):
         request.give_back(pool)
         return 0
     if pool.num_running_states:

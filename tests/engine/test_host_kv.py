@@ -9,7 +9,13 @@ import pytest
 
 from prelude import Embed, Engine, EngineConfig, Generate, Loglikelihood, SamplingParams
 from prelude.errors import ConfigError, InsufficientMemory
+from prelude.execution.memory_plan import MemoryPlan
+from prelude.execution.step_memory import StepMemory
 from prelude.metrics import PrometheusMetrics
+from prelude.models import read_weights
+from prelude.runtime.assembly import make_core
+from prelude.runtime.core import EngineCore
+from tests import toy
 from tests.checkpoints import make_checkpoint
 from tests.encoders import write_encoder
 from tests.execution.conftest import RECURRENT
@@ -109,10 +115,46 @@ def test_values_that_contradict_each_other_are_refused(path: Path) -> None:
             EngineConfig(host_kv_bytes=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="host_kv_tokens"):
         EngineConfig(host_kv_tokens=0)
-    with pytest.raises(ConfigError, match="does not hold a KV block"):
+
+
+def test_less_than_a_block_is_refused_before_the_weights_are_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*args: Any) -> Any:
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr(read_weights, "load_weights", read)
+    with pytest.raises(ConfigError, match="host_kv_bytes=100 does not hold a KV block of"):
         engine_of(path, host_kv_bytes=100)
 
 
-def test_on_a_cpu_host_memory_counts_in_the_budget(path: Path) -> None:
-    with pytest.raises(InsufficientMemory):
+def test_an_executor_that_gets_no_core_is_closed() -> None:
+    executor = toy.ToyExecutor()
+    with pytest.raises(ConfigError, match="keeps no KV blocks in host memory"):
+        make_core(EngineCore, executor, EngineConfig(host_kv_bytes=1 << 20))
+    assert executor.closed
+
+
+def test_on_a_cpu_host_memory_counts_in_the_budget_and_a_refusal_names_it(path: Path) -> None:
+    with pytest.raises(InsufficientMemory, match=r"host_kv_bytes \(2,147,483,648\).*; lower host_kv_bytes"):
         engine_of(path, max_memory=1 << 30, host_kv_bytes=1 << 31)
+
+
+def test_refusals_of_a_length_name_the_host_memory_beside_it(path: Path) -> None:
+    with engine_of(path, kv_blocks=8) as engine:
+        spec = engine._core.executor.config.spec
+    step = StepMemory(fixed=2 << 20, per_token=400_000, readout=0, row_bytes=0, measured=True)
+
+    def refusal(host_kv: int) -> str:
+        config = EngineConfig(max_running=8, max_memory=100 << 20, max_length=512)
+        plan = MemoryPlan(config, spec, 1 << 40, held=4 << 20, host=8 << 20, block_bytes=32_768, host_kv=host_kv)
+        with pytest.raises(InsufficientMemory) as refused:
+            plan.fitted(step)
+        return str(refused.value)
+
+    assert "weights, states and tokenizer (12,582,912 bytes), a step of" in refusal(0)
+    assert "host_kv" not in refusal(0)
+    some = refusal(10 << 20)
+    assert "tokenizer (12,582,912 bytes), host_kv_bytes (10,485,760), a step" in some
+    assert "beside host_kv_bytes=10485760" in some
+    assert ": lower host_kv_bytes, max_running" in refusal(87 << 20)

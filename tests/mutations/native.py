@@ -162,17 +162,22 @@ EDITS = (
     edit(
         "failed_copies_count_as_made",
         "G10",
-        ("prelude/runtime/host_copies.py", "            return False\n        return True\n", "        return True\n"),
+        (
+            "prelude/runtime/host_copies.py",
+            "            return False\n        finally:",
+            "            return True\n        finally:",
+        ),
     ),
     edit(
         "blocks_in_host_memory_are_not_looked_for",
         "G10",
-        (POOL, "  if (host_ != nullptr && match.promised == 0) match =", "  if (host_ != nullptr && n < 0) match ="),
+        (POOL, "    if (host_ != nullptr && match.promised == 0) {", "    if (host_ != nullptr && n < 0) {"),
     ),
     edit(
         "host_memory_knows_no_salts",
         "65",
         (HOST, "  const uint64_t salt = trie_.salt_of(i);\n", "  const uint64_t salt = 0;\n"),
-        (POOL, "host_->find(tokens, n, salt, limit);", "host_->find(tokens, n, 0, limit);"),
+        (POOL, "host_->find(tokens, n, salt, limit)", "host_->find(tokens, n, 0, limit)"),
+        (POOL, "host_->find(tokens, n, salt, max_tokens / size_)", "host_->find(tokens, n, 0, max_tokens / size_)"),
     ),
 )

@@ -54,6 +54,7 @@ class Machine:
     def attach(self, tokens: np.ndarray, salt: int = 0) -> Lease:
         """A lease whose cached blocks have been read: each has the content of its prefix."""
         lease = self.pool.attach(tokens, salt, len(tokens) - 1, growable=True)
+        self.pool.bring_back(lease, tokens, salt, len(tokens) - 1)
         shared = lease.shared
         assert self.kv[shared].tolist() == content(tokens, salt, len(shared))
         return lease
@@ -102,11 +103,39 @@ def test_a_prompt_goes_on_where_the_pool_ends_and_the_host_has_more() -> None:
     for tokens in tails:
         machine.ask(tokens)
     machine.ask(prompt(99, 4))
-    lease = machine.pool.attach(tails[0], 0, len(tails[0]) - 1, growable=True)
+    lease = machine.attach(tails[0])
     assert lease.num_shared == 8 and machine.counts("hits") == (1,)
     assert machine.counts("copied_in")[0] < 8, "the shared part was in the pool"
     assert machine.kv[lease.shared].tolist() == content(tails[0], 0, 8)
     machine.pool.release(lease)
+    machine.pool.audit([])
+
+
+@pytest.mark.feature("G10")
+def test_a_lease_that_is_given_back_at_once_has_moved_nothing() -> None:
+    machine = Machine(6, 32)
+    first, second = prompt(1, 6), prompt(2, 6)
+    machine.ask(first)
+    machine.ask(second)
+    for _ in range(3):
+        lease = machine.pool.attach(first, 0, len(first) - 1, growable=True)
+        assert (lease.num_shared, lease.on_host) == (0, 6)
+        machine.pool.release(lease)
+    assert machine.counts("copied_out", "copied_in", "hits") == (6, 0, 0)
+    lease = machine.attach(first)
+    assert (lease.num_shared, lease.on_host) == (6, 0) and machine.counts("copied_in", "hits") == (6, 1)
+    machine.pool.bring_back(lease, first, 0, len(first) - 1)
+    assert machine.counts("hits") == (1,)
+    machine.pool.release(lease)
+    with pytest.raises(RuntimeError, match="released"):
+        machine.pool.bring_back(lease, first, 0, len(first) - 1)
+    lease = machine.pool.attach(second, 0, len(second) - 1, growable=True)
+    assert (lease.num_shared, lease.on_host) == (0, 6), "nothing holds the first prompt's blocks"
+    held = machine.pool.attach(first, 0, len(first) - 1, growable=True)
+    machine.pool.bring_back(lease, second, 0, len(second) - 1)
+    assert lease.num_shared == 0, "and now a lease holds them"
+    for one in (lease, held):
+        machine.pool.release(one)
     machine.pool.audit([])
 
 
@@ -178,7 +207,7 @@ def test_clearing_the_cache_drops_the_blocks_in_host_memory_as_well() -> None:
     machine.ask(prompt(2, 6))
     assert machine.counts("blocks") == (6,)
     machine.pool.trie.clear()
-    assert machine.counts("blocks") == (0,)
+    assert machine.counts("blocks", "evictions") == (0, 0), "none gave way to another"
     assert machine.ask(tokens) == 0
     machine.pool.audit([])
 
@@ -206,6 +235,28 @@ def test_a_copy_that_raises_is_one_that_fails() -> None:
         pool.publish(lease, prompt(seed, 2), 0)
         pool.release(lease)
     assert pool.host_counts()["failed"] == 1 and pool.host_counts()["blocks"] == 0
+    assert pool.host_counts()["evictions"] == 0
+    pool.audit([])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(2), KeyError("of the test")])
+def test_ctrl_c_in_a_copy_is_kept_and_other_errors_are_not(error: BaseException) -> None:
+    class Kept:
+        interrupt: BaseException | None = None
+
+    def copy(first: Any, second: Any) -> bool:
+        raise error
+
+    pool, kept = KvPool(2, SIZE), Kept()
+    pool.interrupts = kept
+    pool.keep_on_host(4, SIZE, copy, copy)
+    for seed in (1, 2):
+        lease = pool.attach(prompt(seed, 2), 0, 8, growable=True)
+        assert pool.grow(lease, 2)
+        pool.publish(lease, prompt(seed, 2), 0)
+        pool.release(lease)
+    assert kept.interrupt is (None if isinstance(error, KeyError) else error)
+    assert pool.host_counts()["failed"] == 1
     pool.audit([])
 
 

@@ -3,6 +3,7 @@ and steps in the order in which it was asked for them, as late as it may."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any
 
@@ -13,6 +14,8 @@ from prelude.errors import RequestCancelled
 from prelude.execution.host_blocks import runs
 from prelude.runtime.core import EngineCore
 from prelude.runtime.host_copies import HostCopies
+from prelude.scheduling.policies import RoundRobin
+from prelude.scheduling.queues import Policies
 from tests import toy
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
@@ -22,14 +25,20 @@ from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_co
 
 
 class HostExecutor(FaultyExecutor):
-    """``failing``: the numbers of the copies that raise, and leave nonsense behind."""
+    """``failing``: the numbers of the copies that raise ``error``, and leave nonsense behind."""
 
     def __init__(
-        self, *faults: Fault, entries: int = 64, failing: frozenset[int] = frozenset(), **sizes: Any
+        self,
+        *faults: Fault,
+        entries: int = 64,
+        failing: frozenset[int] = frozenset(),
+        error: BaseException | None = None,
+        **sizes: Any,
     ) -> None:
         super().__init__(*faults, **sizes)
         self.host = np.full(entries * self.block_size, toy.UNWRITTEN, np.int64)
         self.failing = failing
+        self.error = error or RuntimeError("injected")
         self.copies = 0
         self.asked: deque[Any] = deque()  # batches, and copies as calls
 
@@ -64,7 +73,7 @@ class HostExecutor(FaultyExecutor):
 
         self.asked.append(copy)
         if fails:
-            raise RuntimeError("injected")
+            raise self.error
 
     def _slots(self, blocks: np.ndarray) -> list[np.ndarray]:
         return [np.arange(self.block_size) + block * self.block_size for block in blocks.tolist()]
@@ -74,6 +83,7 @@ def host_core(executor: HostExecutor, least: int = 4, **options: Any) -> EngineC
     core = service_core(executor, **{"step_tokens": 512, "running": 8, "chunk": 64, **options})
     copies = HostCopies(executor)
     core.pool.keep_on_host(len(executor.host) // executor.block_size, least, copies.copy_out, copies.copy_in)
+    copies.report_to(core)
     return core
 
 
@@ -150,6 +160,90 @@ def test_a_copy_that_fails_is_computed_again_and_fails_no_request() -> None:
         check(sink, requests)
         assert core.snapshot()["host_kv_failed"] == 1 and core.stats.failed_steps == 0
         assert is_empty(core)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("failing", range(4))
+def test_ctrl_c_in_a_copy_ends_the_step_and_no_request(failing: int, overlap: bool) -> None:
+    executor = HostExecutor(num_blocks=16, entries=64, failing=frozenset([failing]), error=KeyboardInterrupt())
+    core = host_core(executor, overlap=overlap)
+    sink = ById()
+    requests, raised = [], 0
+    for turn in range(3):
+        for user, profile in enumerate(users(3)):
+            tokens = np.concatenate([profile, prompt(3, 10 * turn + user)])
+            requests.append(post(core, last_logprob(tokens), sink))
+            try:
+                run_steps(core)
+            except KeyboardInterrupt:
+                raised += 1
+                core.audit()
+                run_steps(core)
+    assert raised == 1
+    check(sink, requests)
+    assert core.stats.failed_steps == 0 and core.events.interrupt is None and is_empty(core)
+
+
+def test_the_seconds_of_copies_are_the_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on in copies alone. Each of them may wait for the step in flight."""
+    now = [0.0]
+
+    class Slow(HostExecutor):
+        def _ask(self, *places: Any) -> None:
+            now[0] += 1.0
+            super()._ask(*places)
+
+    executor = Slow(num_blocks=16, entries=64)
+    core = host_core(executor, overlap=True)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    sink = ById()
+    for turn in range(2):
+        for user, profile in enumerate(users(3)):
+            post(core, last_logprob(np.concatenate([profile, prompt(3, 10 * turn + user)])), sink)
+            run_steps(core)
+    assert executor.copies > 4 and core.snapshot()["host_seconds"] == 0.0
+
+
+@pytest.mark.feature("G10")
+def test_chats_that_wait_for_room_copy_nothing() -> None:
+    """A long prompt holds most of the pool, and six chats with blocks in host memory take turns with it."""
+    policies = Policies(decode=RoundRobin())
+    core = host_core(HostExecutor(num_blocks=30, entries=400), chunk=8, step_tokens=64, policies=policies)
+    sink, profiles = ById(), users(6, 72)
+    for profile in profiles:
+        post(core, chat(profile, 2), sink)
+        run_steps(core)
+    requests = [post(core, chat(prompt(100, 9), 4), sink)]
+    core.step()
+    before = core.snapshot()
+    for user, profile in enumerate(profiles):
+        requests.append(post(core, chat(np.concatenate([profile, prompt(8, 50 + user)]), 2), sink))
+    while len(core.queues.running) == 1:
+        core.step()
+        if len(core.queues.running) == 1:
+            assert core.snapshot()["host_kv_copied_in"] == before["host_kv_copied_in"]
+    run_steps(core)
+    check(sink, requests)
+    after = core.snapshot()
+    started = 6 + after["preemptions"] - before["preemptions"]
+    assert 0 < after["host_kv_hits"] - before["host_kv_hits"] <= started
+
+
+@pytest.mark.feature("G10")
+def test_a_decision_that_a_step_has_no_room_for_copies_nothing() -> None:
+    """Two of 52 tokens behind a profile of 40, in steps of 100 tokens."""
+    core = host_core(HostExecutor(num_blocks=24, entries=128), step_tokens=100)
+    sink, profiles = ById(), users(6)
+    for profile in profiles:
+        post(core, last_logprob(np.concatenate([profile, prompt(3, 1)])), sink)
+        run_steps(core)
+    requests = [post(core, last_logprob(np.concatenate([profile, prompt(52, 2)])), sink) for profile in profiles[:2]]
+    core.step()
+    assert core.snapshot()["host_kv_hits"] == 1
+    run_steps(core)
+    assert core.snapshot()["host_kv_hits"] == 2
+    check(sink, requests)
+    assert [sink.ends[request.id][0].stats.cached_tokens for request in requests] == [40, 40]
 
 
 @pytest.mark.feature("G10")

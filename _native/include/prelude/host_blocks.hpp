@@ -62,7 +62,8 @@ class HostBlocks final : public Leaver {
   int32_t size() const { return entries_.num_blocks(); }
   int32_t num_kept() const { return host_.num_nodes(); }
   int32_t num_locked() const { return entries_.num_used(); }
-  int64_t num_evicted() const { return static_cast<int64_t>(host_.counters().evicted); }
+  // Blocks that gave way to others; drop() is another thing.
+  int64_t num_evicted() const { return static_cast<int64_t>(host_.counters().evicted) - dropped_; }
   int64_t least() const { return least_; }
   const HostCounters& counters() const { return counters_; }
   bool waiting() const { return !out_blocks_.empty(); }
@@ -102,6 +103,7 @@ class HostBlocks final : public Leaver {
   std::vector<int32_t> out_blocks_, out_entries_;  // copies out that wait
   std::vector<int32_t> nodes_, tokens_, fresh_, path_;
   HostCounters counters_;
+  int64_t dropped_ = 0;  // of the evictions that the trie counted
 };
 
 }  // namespace prelude

@@ -29,10 +29,11 @@
 // Owner: leases are the callers', the pool keeps pointers to leaders only, and only while they are promised. One
 // writer at a time.
 //
-// Host memory. Where the pool has a HostBlocks, attach() goes on there behind the last block of the trie: it takes
-// blocks, has them filled, and inserts them, so that the lease and all later ones find them in the trie. A prefix
-// that comes back was asked for before, so blocks that were hit longer ago are evicted for it, and go to the host in
-// turn. Where no room is left, or the copy fails, these tokens are computed.
+// Host memory. Where the pool has a HostBlocks, attach() counts the blocks that are there behind the last one of the
+// trie, and changes nothing: many leases are attached, refused and given back. bring_back() is for a row that starts.
+// It takes blocks, has them filled, and inserts them, so that the lease and all later ones find them in the trie. A
+// prefix that comes back was asked for before, so blocks that were hit longer ago are evicted for it, and go to the
+// host in turn. Where no room is left, or the copy fails, these tokens are computed.
 //
 // Memory. Functions that are not noexcept may throw std::bad_alloc. A lease that was to be attached then holds
 // nothing and is not counted; one that holds something is whole, and release(), which allocates nothing, takes all of
@@ -55,6 +56,7 @@ struct Lease {
   bool growable = false, released = false;
   NodeId node = kNoNode, promise = kNoNode;
   int32_t promised = 0, borrowed = 0, ahead = 0;
+  int32_t on_host = 0;       // blocks of the prompt behind the shared ones that bring_back() would bring
   int32_t state_index = -1;  // where the sequence's recurrent state is kept; -1: nowhere
   int32_t state_from = -1;   // the entry of the state at the end of the first `base` blocks, pinned; -1: it has none
   int32_t base = 0, branch = 0;
@@ -101,6 +103,10 @@ class KvPool {
 
   // A lease on the longest cached prefix of the tokens that is at most `max_tokens` long.
   Result attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_tokens, Lease* lease);
+
+  // The blocks behind the lease's shared ones that host memory has, as far as there is room; they are shared then.
+  // The arguments are those of attach(), and the lease has had nothing else since.
+  Result bring_back(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_tokens);
 
   // `n` more blocks for the lease itself: all or nothing. `spare_protected`: blocks that were hit before stay, up to
   // three quarters of those that no lease holds. Beyond these, the ones whose last hit is the longest ago go back on
@@ -159,8 +165,13 @@ class KvPool {
   void give_states(Lease& lease, NodeId node, bool promoted) noexcept;
   Result give_back(Lease& lease, int32_t from);
   void make_probation(int64_t n) noexcept;
-  // The match with the blocks behind it that came back from host memory.
-  TrieMatch bring_back(const int32_t* tokens, int64_t n, uint64_t salt, int64_t limit, const TrieMatch& match);
+  // How many of the `found` blocks in host memory would come back behind the lease's shared ones; 0 where they are
+  // fewer than the least run.
+  int64_t comes_back(const Lease& lease, int64_t found) const noexcept {
+    const int64_t count = std::min<int64_t>(found - static_cast<int64_t>(lease.shared.size()),
+                                            int64_t{pool_.num_free()} + pool_.num_cached());
+    return count < host_->least() ? 0 : count;
+  }
   // The promised blocks are written. The promise's lock becomes the lease's.
   Result fulfil(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, bool promoted);
   Result move_lock(Lease& lease, NodeId node);

@@ -4,6 +4,8 @@
 //   rows in order ──admit()──▶ admitted │ deferred │ full (the group ends)
 //   after the last ──keep()──▶ blocks to publish, promised where others may come to see them
 //
+// Blocks that host memory has behind a row's prefix come back once the step has room for what they leave of it.
+//
 // A pure function of the rows, pool and limits. Rows and leases are the caller's; the group borrows their tokens
 // until the next begin().
 #pragma once
@@ -77,6 +79,13 @@ class OneShotGroup {
             int64_t* publish, Result* wrong);
 
  private:
+  int64_t logits_bytes(const RequestRow& r) const {
+    return std::min(r.logits_rows, left_.logits_chunk_rows) * left_.logits_row_bytes;
+  }
+  // Whether the step has room for the row, of which it computes so many tokens.
+  bool holds(const RequestRow& r, int64_t tokens) const {
+    return tokens <= left_.tokens && left_.rows >= 1 && logits_bytes(r) <= left_.logits_bytes;
+  }
   Verdict admit_attached(const RequestRow& r, int64_t deferred, Lease& lease, int64_t* skip, int64_t* publish,
                          Result* wrong);
   // Whether a leader is filling the next blocks of the prompt, and it is worth a step to wait for it. Rows of the
