@@ -112,7 +112,11 @@ EDITS = (
     edit(
         "windows_of_a_long_word_are_put_side_by_side",
         "23",
-        (MERGING, "    if (at > 0) {\n      for (size_t left", "    if (at > chain.size()) {\n      for (size_t left"),
+        (
+            MERGING,
+            "    if (at > 0) {\n      for (size_t left",
+            "    if (at > chain.size()) {\n      for (size_t left",
+        ),
         (MERGING, "overlap = 2;  // tokens", "overlap = 0;  // tokens"),
     ),
     edit(

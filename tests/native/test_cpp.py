@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -31,7 +32,8 @@ def test_the_core_passes_under_sanitizers() -> None:
     sources = (ROOT / "_native" / "tests").glob("test_*.cpp")
     names = {source.stem for source in sources if not source.stem.startswith("test_cpu_")}
     assert all(f"{name} " in done.stdout for name in names)
-    assert f"100% tests passed, 0 tests failed out of {len(names)}" in done.stdout
+    # Newer versions of ctest leave out the tests that failed where none did.
+    assert re.search(rf"100% tests passed(, 0 tests failed)? out of {len(names)}\b", done.stdout)
 
 
 def test_a_failed_build_shows_its_output(tmp_path: Path) -> None:
