@@ -38,6 +38,7 @@ TESTS += [
     for test in (
         "test_no_extension_says_that_it_runs_without_the_gil",
         "test_kernels_ask_for_each_instruction_that_they_are_compiled_for",
+        "test_clang_knows_the_instructions_that_are_asked_for",
     )
 ]
 WITHOUT_TORCH = ["--ignore=tests/native/test_paged.py"]

@@ -23,6 +23,7 @@
 
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
 #define PRELUDE_X86_TARGETS 1
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -149,9 +150,17 @@ void pack_nothing(int64_t inputs, int64_t output, uint32_t* words) {
 
 int64_t padded_outputs(int64_t outputs) { return (outputs + kGroup - 1) / kGroup * kGroup; }
 
+#ifdef PRELUDE_X86_TARGETS
+// clang 14 has no name for it in __builtin_cpu_supports.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 bool supported(const char* name, Packing packing) {
 #ifdef PRELUDE_X86_TARGETS
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   if (std::strcmp(name, "avx2") == 0) return avx2;
   if (std::strcmp(name, "avx512") == 0) {
     if (!avx2 || !__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||

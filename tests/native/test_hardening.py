@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -103,6 +104,19 @@ def test_kernels_ask_for_each_instruction_that_they_are_compiled_for() -> None:
     assert len(compiled) >= 3
     for needs in compiled:
         assert needs <= asks["both"] | asks["avx512" if "avx512f" in needs else "avx2"]
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="clang++ is not installed")
+def test_clang_knows_the_instructions_that_are_asked_for() -> None:
+    """Each compiler has its own list of names for ``__builtin_cpu_supports``; clang 14 lacks two of gcc's."""
+    root = Path(__file__).resolve().parents[2]
+    files = [file for name in ("_native", "tokenizer") for file in (root / name).rglob("*.[ch]pp")]
+    asking = [str(file) for file in files if "__builtin_cpu_supports" in file.read_text(encoding="utf-8")]
+    assert len(asking) >= 2
+    folders = [f"-I{root}/_native/include", f"-I{root}/tokenizer/core"]
+    command = ["clang++", "-std=c++20", "-fsyntax-only", "-xc++", *folders, *asking]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_build_has_debug_symbols_where_they_are_asked_for() -> None:
