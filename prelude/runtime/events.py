@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prelude._native.core import Maker
 
 if TYPE_CHECKING:
+    from prelude.scheduling.plan import Plan
     from prelude.scheduling.request import Request
 
 log = logging.getLogger("prelude.engine")
@@ -97,6 +98,19 @@ class Listeners:
             for request in requests:
                 data = {"error": None, "stats": request.stats, "output_tokens": len(request.output)}
                 self._tell(_make_event("finished", now, request.options.request_id, data))
+
+    def emit_step(self, plan: Plan, tokens: int, seconds: float) -> None:
+        """Of a step of so many tokens that the executor took ``seconds`` for."""
+        prefill, decode = sum([row.count for row in plan.prefill]), len(plan.decode)
+        self.emit(
+            "step",
+            kind=plan.kind,
+            seconds=seconds,
+            decode_rows=decode,
+            prefill_tokens=prefill,
+            oneshot_rows=len(plan.oneshot),
+            oneshot_tokens=tokens - prefill - decode,
+        )
 
     def _tell(self, event: Event) -> None:
         for listener in self._listeners:

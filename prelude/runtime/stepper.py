@@ -278,25 +278,13 @@ class Stepper:
             self._failures.in_a_row = 0
         tokens = self._stats.count_step(plan, packed.batch, result, self._pacer, self._cost.fit)
         if self._events.heard:
-            self._tell_step(plan, tokens, result)
+            self._events.emit_step(plan, tokens, result.seconds)
         first = [r for r in (row.request for row in valid.prefill) if not r.output] if self._events.heard else ()
         ended = self._lifecycle.ended_well
         postprocess(plan, packed, result, bad_rows, self._queues, self._pool, self._vocab_size, ended, step.void)
         for request in first:
             if request.output:
                 self._events.emit("first_token", request.options.request_id)
-
-    def _tell_step(self, plan: Plan, tokens: int, result: StepResult) -> None:
-        prefill, decode = sum([row.count for row in plan.prefill]), len(plan.decode)
-        self._events.emit(
-            "step",
-            kind=plan.kind,
-            seconds=result.seconds,
-            decode_rows=decode,
-            prefill_tokens=prefill,
-            oneshot_rows=len(plan.oneshot),
-            oneshot_tokens=tokens - prefill - decode,
-        )
 
 
 _NONE: frozenset[int] = frozenset()
