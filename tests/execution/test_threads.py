@@ -64,8 +64,26 @@ def test_a_thread_that_waits_now_and_then_counts_as_free(machine: Machine) -> No
 
 
 @governed
+@pytest.mark.parametrize("begin", [0.0, 0.003, 0.012, 0.019])
+def test_a_moment_on_one_processor_after_a_pause_takes_no_thread(begin: float, machine: Machine) -> None:
+    """Wherever in a window the moment begins."""
+    machine.step(1.0)
+    machine.step(begin or 1e-6)
+    machine.now += 0.5
+    assert machine.step(0.022, 0.9, 0.9) == 4
+    assert machine.step(0.1) == 4
+
+
+@governed
+def test_another_process_takes_a_thread_after_some_windows(machine: Machine) -> None:
+    machine.step(1.0)
+    assert machine.step(0.04, 0.0, 0.0, 0.0, 0.6) == 4
+    assert machine.step(0.06, 0.0, 0.0, 0.0, 0.6) == 3
+
+
+@governed
 def test_short_steps_are_summed_up(machine: Machine) -> None:
-    counts = [machine.step(0.002, 0.8, 0.8, 0.8, 0.8) for _ in range(30)]
+    counts = [machine.step(0.002, 0.8, 0.8, 0.8, 0.8) for _ in range(50)]
     assert counts[0] == 4 and counts[-1] == 1
 
 
