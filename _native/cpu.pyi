@@ -108,22 +108,6 @@ def int8_pairs(
     out: int,
 ) -> None: ...
 def int8_row_words(inputs: int) -> int: ...
-def packed_matmul(
-    x: int,
-    x_stride: int,
-    half: bool,
-    words: int,
-    bias: int,
-    out: int,
-    out_stride: int,
-    out_half: bool,
-    rows: int,
-    inputs: int,
-    outputs: int,
-    packing: int,
-    adds: bool,
-    threads: int,
-) -> None: ...
 
 @final
 class Attention:
@@ -149,26 +133,13 @@ class Attention:
     def pairs(self) -> int: ...
     def run(
         self,
-        q: int,
-        q_stride: int,
-        k: int,
-        k_stride: int,
-        v: int,
-        v_stride: int,
-        pool_k: int,
-        pool_v: int,
-        pool_stride: int,
-        out: int,
-        out_stride: int,
-        queries: int,
-        tokens: int,
-        slots: int,
-        half: bool,
-        threads: int,
-        relative_keys: int = 0,
-        relative_queries: int = 0,
-        relative_rows: int = 0,
-        relative_span: int = 0,
+        q: Any,
+        k: Any,
+        v: Any,
+        pool_k: Any,
+        pool_v: Any,
+        out: Any,
+        relative: tuple[Any, Any, Any, int] | None = None,
         section: int = -1,
     ) -> None: ...
 
@@ -268,15 +239,48 @@ def know_tensors(
 def is_half(x: Any) -> bool: ...
 def norm_tensor(x: Any, eps: float, gain: Any, dtype: Any, out: Any = None) -> Any: ...
 def layer_norm_tensor(x: Any, eps: float, gain: Any, bias: Any, dtype: Any, out: Any = None) -> Any: ...
-def multiply_packed(
-    x: Any, out: Any, words: int, bias: int, inputs: int, outputs: int, packing: int, adds: bool
-) -> None: ...
 def rotate_tensor(heads: Any, gain: Any, eps: float, table: Any, positions: Any) -> None: ...
 
 @final
 class Product:
     def __init__(self, weight: Any) -> None: ...
     def __call__(self, x: Any, out: Any, adds: bool = False) -> None: ...
+
+@final
+class PackedProduct:
+    def __init__(self, words: Any, bias: Any, outputs: int, inputs: int, packing: int) -> None: ...
+    def __call__(self, x: Any, out: Any, adds: bool = False) -> None: ...
+
+_Norm = tuple[str, float, Any, Any]
+
+@final
+class BeforeMixer:
+    def __init__(
+        self,
+        projection: PackedProduct,
+        norm: _Norm | None = None,
+        rotation: tuple[int, int, int, float, Any] | None = None,
+    ) -> None: ...
+    def __call__(
+        self, x: Any, out: Any, chunk: int, normed: Any = None, table: Any = None, positions: Any = None
+    ) -> None: ...
+
+@final
+class BehindMixer:
+    def __init__(
+        self,
+        out: PackedProduct,
+        up: PackedProduct,
+        down: PackedProduct,
+        activation: str,
+        gated: bool,
+        norm_first: bool,
+        mixer_norm: _Norm | None,
+        mlp_norm: _Norm | None,
+        mixer_after: _Norm | None,
+        mlp_after: _Norm | None,
+    ) -> None: ...
+    def __call__(self, x: Any, mixed: Any, chunk: int, normed: Any, up: Any, made: Any = None) -> None: ...
 
 def activate_tensor(x: Any, inner: int, kind: str, gated: bool) -> Any: ...
 def write_pool_tensors(k: Any, v: Any, pool_k: Any, pool_v: Any, slots: Any, tokens: Any) -> None: ...

@@ -397,36 +397,60 @@ cdef class Attention:
         """(query, key) pairs of one layer, all heads."""
         return self.plan.pairs()
 
-    def run(self, uintptr_t q, int64_t q_stride, uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride,
-            uintptr_t pool_k, uintptr_t pool_v, int64_t pool_stride, uintptr_t out, int64_t out_stride,
-            int64_t queries, int64_t tokens, int64_t slots, bint half, int threads, uintptr_t relative_keys=0,
-            uintptr_t relative_queries=0, uintptr_t relative_rows=0, int64_t relative_span=0, int section=-1):
-        """``queries`` rows of q and out, ``tokens`` of k and v, ``slots`` of the pool; strides in values.
-        ``relative_``: see ``RelativeTerm`` in types.hpp; 0 without such a term. ``section``: the rows are its
+    def run(self, q, k, v, pool_k, pool_v, out, relative=None, int section=-1) -> None:
+        """Queries [Q, heads, D] by keys and values [T, kv_heads, D] of the step and of the pool's slots, into ``out``
+        [Q, heads * D], which may have the memory of ``q``; all of one type, heads of a token side by side.
+        ``relative``: (keys, queries, rows, span) of ``RelativeTerm`` in types.hpp. ``section``: the rows are its
         queries; -1: all queries."""
         if section < -1 or section >= self.plan.sections():
             raise ValueError(f"section {section} of {self.plan.sections()}")
-        cdef int64_t planned = self.plan.queries() if section < 0 else self.plan.queries_of(section)
-        if planned > queries or self.plan.step_keys() > tokens or self.plan.pool_keys() > slots:
-            raise ValueError("the tensors are smaller than the planned ones")
         cdef AttentionTensors t
         cdef cbool done
-        t.q, t.k, t.v = <const void*> q, <const void*> k, <const void*> v
-        t.pool_k, t.pool_v, t.out = <const void*> pool_k, <const void*> pool_v, <void*> out
-        t.q_stride, t.k_stride, t.v_stride = q_stride, k_stride, v_stride
-        t.pool_stride, t.out_stride = pool_stride, out_stride
-        t.type = Type.bf16 if half else Type.f32
-        t.relative.keys, t.relative.queries = <const float*> relative_keys, <const float*> relative_queries
-        t.relative.rows, t.relative.span = <const int32_t*> relative_rows, relative_span
-        if relative_keys and (self.plan.longest() > relative_span or not self.plan.has_places()
-                              or self.shape.relative_panels < 1 or self.shape.heads != self.shape.kv_heads):
-            raise ValueError("a relative term for fewer distances than there are, or none was planned")
-        if worth_releasing_gil(self.plan.pairs() * self.shape.width // 4):
+        cdef int threads = _num_threads()
+        cdef int64_t planned = self.plan.queries() if section < 0 else self.plan.queries_of(section)
+        cdef int64_t width = self.shape.width
+        cdef int64_t queries = _heads_of(q, q, self.shape.heads, width, &t.q_stride)
+        cdef int64_t tokens = min(_heads_of(k, q, self.shape.kv_heads, width, &t.k_stride),
+                                  _heads_of(v, q, self.shape.kv_heads, width, &t.v_stride))
+        cdef int64_t slots = min(_heads_of(pool_k, q, self.shape.kv_heads, width, &t.pool_stride),
+                                 _heads_of(pool_v, q, self.shape.kv_heads, width, &t.pool_stride))
+        if planned > queries or self.plan.step_keys() > tokens or self.plan.pool_keys() > slots:
+            raise ValueError("the tensors are smaller than the planned ones")
+        if _rows_of(out, self.shape.heads * width, "out") < queries or out.dtype is not q.dtype:
+            raise ValueError(f"{queries} queries of {q.dtype} into {out.dtype} {list(out.shape)}")
+        t.out_stride = _entry(out.stride(), 0)
+        t.q, t.k, t.v = _memory(q), _memory(k), _memory(v)
+        t.pool_k, t.pool_v, t.out = _memory(pool_k), _memory(pool_v), <void*> _memory(out)
+        t.type = _type_of(q)
+        if relative is not None:
+            keys, by_queries, rows, t.relative.span = relative
+            t.relative.keys, t.relative.queries = <const float*> _memory(keys), <const float*> _memory(by_queries)
+            t.relative.rows = <const int32_t*> _memory(rows)
+            if (self.plan.longest() > t.relative.span or not self.plan.has_places()
+                    or self.shape.relative_panels < 1 or self.shape.heads != self.shape.kv_heads):
+                raise ValueError("a relative term for fewer distances than there are, or none was planned")
+        if worth_releasing_gil(self.plan.pairs() * width // 4):
             with nogil:
                 done = self.plan.run(t, fork, threads, section)
         else:
             done = self.plan.run(t, fork, threads, section)
         check(done)
+
+
+cdef const void* _memory(object x) except? NULL:
+    return <const void*> <uintptr_t> x.data_ptr()
+
+
+cdef int64_t _heads_of(object x, object like, int64_t heads, int64_t width, int64_t* stride) except -1:
+    """The number of tokens of ``x`` [tokens, heads, width], and the values from one to the next."""
+    cdef object size = x.shape, strides = x.stride()
+    cdef int64_t count = _entry(size, 0)
+    stride[0] = _entry(strides, 0)
+    if (_entry(size, 1) != heads or _entry(size, 2) != width or (count and (
+            x.dtype is not like.dtype or _entry(strides, 1) != width or _entry(strides, 2) != 1))):
+        raise ValueError(f"{x.dtype} {list(size)} of strides {strides}, where tokens of {heads} heads of {width} "
+                         f"values of {like.dtype} side by side are needed")
+    return count
 
 
 cdef vector[int32_t] starts(object given, Py_ssize_t end, str name) except *:
@@ -459,4 +483,5 @@ include "paged.pxi"
 
 
 include "packed.pxi"
+include "mixer_sides.pxi"
 include "recurrent.pxi"

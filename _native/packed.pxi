@@ -189,28 +189,3 @@ def int8_pairs(uintptr_t words, int64_t outputs, int64_t inputs, uintptr_t x, in
 def int8_row_words(int64_t inputs):
     """Words of 32 bits that a row of so many inputs takes when it is quantized."""
     return row_words(inputs, Packing.int8)
-
-
-cpdef packed_matmul(uintptr_t x, int64_t x_stride, bint half, uintptr_t words, uintptr_t bias, uintptr_t out,
-                    int64_t out_stride, bint out_half, int64_t rows, int64_t inputs, int64_t outputs,
-                    int packing, bint adds, int threads):
-    """``out = x @ weight.T + bias``, or ``out += ...`` where it ``adds``. ``bias`` is float32 [outputs], or 0."""
-    cdef PackedArgs args
-    cdef cbool done
-    cdef Packing kind = checked_packing(packing)
-    cdef const PackedKernels* chosen = for_packed[<int> kind]
-    if chosen == NULL:
-        raise ValueError(f"this machine has no kernels for packing {packing}")
-    if adds and out_half:
-        raise ValueError("sums are added in float32")
-    args.weight = packed_weight(words, outputs, inputs, kind)
-    args.weight.bias = <const float*> bias
-    args.x, args.x_stride, args.x_type = <const void*> x, x_stride, Type.bf16 if half else Type.f32
-    args.out, args.out_stride, args.out_type = <void*> out, out_stride, Type.bf16 if out_half else Type.f32
-    args.rows, args.adds = rows, adds
-    if packed_worth_releasing_gil(args):
-        with nogil:
-            done = run_packed(chosen[0], args, fork, threads)
-    else:
-        done = run_packed(chosen[0], args, fork, threads)
-    check(done)

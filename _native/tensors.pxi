@@ -130,9 +130,9 @@ cdef class Product:
         cdef object size = weight.shape
         if not weight.is_contiguous():
             raise ValueError(f"a weight with gaps: strides {weight.stride()}")
-        self.outputs, self.inputs = _entry(size, 0), _entry(size, 1)
         if PyTuple_GET_SIZE(size) != 2:
             raise ValueError(f"a weight [out, in] is needed, not {list(size)}")
+        self.outputs, self.inputs = _entry(size, 0), _entry(size, 1)
         self.weight, self.dtype, self.half = weight, weight.dtype, _type_is_half(weight.dtype)
         self.address = weight.data_ptr()
 
@@ -151,20 +151,6 @@ cdef class Product:
         matmul_rows(<uintptr_t>x.data_ptr(), _entry(strides, 0), self.address, <uintptr_t>out.data_ptr(),
                     _entry(out_strides, 0), rows, self.inputs, self.outputs, self.half, of_type is _bfloat16, adds,
                     _num_threads())
-
-
-def multiply_packed(x, out, uintptr_t words, uintptr_t bias, int64_t inputs, int64_t outputs, int packing,
-                    bint adds) -> None:
-    """``packed_matmul`` of the rows of ``x`` [T, inputs] into ``out`` [T, outputs]."""
-    cdef object size = x.shape, of_out = out.shape, strides = x.stride(), out_strides = out.stride()
-    cdef int64_t rows = _entry(size, 0)
-    if _entry(size, 1) != inputs or _entry(of_out, 0) != rows or _entry(of_out, 1) != outputs:
-        raise ValueError(f"{list(size)} by [{outputs}, {inputs}] into {list(of_out)}")
-    _are_rows(size, strides)
-    _are_rows(of_out, out_strides)
-    packed_matmul(<uintptr_t>x.data_ptr(), _entry(strides, 0), _type_is_half(x.dtype), words, bias,
-                  <uintptr_t>out.data_ptr(), _entry(out_strides, 0), _type_is_half(out.dtype), rows, inputs, outputs,
-                  packing, adds, _num_threads())
 
 
 def activate_tensor(x, int64_t inner, kind, bint gated):

@@ -22,7 +22,6 @@ from prelude._native.cpu import Attention
 from prelude.batch import DecodeRows
 from prelude.execution.attention import DecodePart
 from prelude.execution.layout import I64, Forest, StepTokens
-from prelude.models.kernels import is_half
 from prelude.models.relative import RelativeWeights, panels_of
 from prelude.models.spec import Attention as Heads
 
@@ -104,45 +103,15 @@ class RunsPlan:
         ``section``: the one whose queries ``q`` has; None where there is one alone."""
         queries, heads, width = q.shape
         paged = self._paged[section or 0]
-        for x in (q, k, v, pool_k, pool_v):
-            if x.shape[0] and (x.dtype != q.dtype or x.stride(2) != 1 or x.stride(1) != width):
-                raise ValueError(f"heads of a token are not side by side: {x.dtype} with strides {x.stride()}")
         if paged is None:  # a tile of the kernel has read its queries when it writes
             out = q.as_strided((queries, heads * width), (q.stride(0), 1))
         else:
             out = torch.empty(queries, heads * width, dtype=q.dtype)
-        self._attention.run(
-            q.data_ptr(),
-            q.stride(0),
-            k.data_ptr(),
-            k.stride(0),
-            v.data_ptr(),
-            v.stride(0),
-            pool_k.data_ptr(),
-            pool_v.data_ptr(),
-            pool_k.stride(0),
-            out.data_ptr(),
-            out.stride(0),
-            queries,
-            min(k.size(0), v.size(0)),
-            min(pool_k.size(0), pool_v.size(0)),
-            is_half(q),
-            torch.get_num_threads(),
-            section=-1 if section is None else section,
-            **({} if relative is None else _addresses(relative)),
-        )
+        term = None if relative is None else (relative.keys, relative.queries, relative.rows, relative.span)
+        self._attention.run(q, k, v, pool_k, pool_v, out, term, -1 if section is None else section)
         if paged is not None:
             paged.run(q, pool_k, pool_v, out.view(queries, heads, width))
         return out
-
-
-def _addresses(relative: RelativeWeights) -> dict[str, int]:
-    return {
-        "relative_keys": relative.keys.data_ptr(),
-        "relative_queries": relative.queries.data_ptr(),
-        "relative_rows": relative.rows.data_ptr(),
-        "relative_span": relative.span,
-    }
 
 
 def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None, sections: Starts | None) -> Attention:
@@ -162,6 +131,8 @@ def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None, sections:
 def _of_whole_prompts(forest: Forest, heads: Heads, rows: I64 | None, sections: Starts | None) -> Attention:
     """Every token sees its whole tree, or the part of it within the window: one item and one run a tree."""
     trees = forest.trees()
+    if rows is None and len(trees) == 2 and heads.window is None:
+        return _of_one_prompt(int(trees[1]), heads, sections)
     begins, lengths = trees[:-1], np.diff(trees)
     wanted = np.arange(trees[-1]) if rows is None else rows
     items = np.searchsorted(wanted, trees)
@@ -174,6 +145,34 @@ def _of_whole_prompts(forest: Forest, heads: Heads, rows: I64 | None, sections: 
     own = np.stack([begins, lengths, np.zeros_like(begins)], axis=1)
     runs = np.arange(len(trees), dtype=np.int32)
     return _planned(heads, items.astype(np.int32), visible, runs, own, hidden, at, sections)
+
+
+_FIRST = np.zeros(1, np.int64)
+_ONE_RUN = np.array([0, 1], np.int32)
+_OF_THE_STEP = np.zeros(1, np.uint8)
+
+
+def _of_one_prompt(tokens: int, heads: Heads, sections: Starts | None) -> Attention:
+    """A text by itself, which most steps of an encoder are: the plan of ``_of_whole_prompts`` without its arithmetic
+    on arrays."""
+    relative = heads.relative
+    return Attention(
+        heads.heads,
+        heads.kv_heads,
+        heads.head_dim,
+        heads.score_scale,
+        np.array([0, tokens], np.int32),
+        np.full(tokens, tokens, np.int32),
+        _ONE_RUN,
+        _FIRST,
+        np.array([tokens], np.int64),
+        _OF_THE_STEP,
+        None,
+        heads.cap,
+        None if relative is None else np.arange(tokens, dtype=np.int32),
+        0 if relative is None else panels_of(relative),
+        sections,
+    )
 
 
 def _planned(

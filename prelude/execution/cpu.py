@@ -52,10 +52,10 @@ from prelude.models.packed import PackedLinear
 from prelude.models.precision import Precision
 from prelude.models.precision import choose as choose_precision
 from prelude.models.read_weights import load_weights
-from prelude.models.recurrent import StepStates, room_of
+from prelude.models.recurrent import StepStates
 from prelude.models.spec import Attention as Heads
 from prelude.models.spec import ChoiceHead, ModelSpec
-from prelude.models.transformer import Run, Transformer, kept_width
+from prelude.models.transformer import Run, Transformer
 from prelude.models.weight_source import WeightSource
 from prelude.models.weights import ModelWeights
 
@@ -77,16 +77,16 @@ class KvTensors:
     the first write to one of its blocks on."""
 
     tensor: Tensor
+    layers: list[tuple[Tensor, Tensor]]
+    """K and V of each layer with attention, in the same memory."""
 
     @classmethod
     def empty(cls, spec: ModelSpec, slots: int, dtype: torch.dtype) -> KvTensors:
         heads = spec.attention
         slots = 0 if spec.bidirectional else slots
         shape = (len(spec.attentions), 2, slots, heads.kv_heads, heads.head_dim)
-        return cls(lazy_zeros(shape, dtype))
-
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.tensor[index, 0], self.tensor[index, 1]
+        tensor = lazy_zeros(shape, dtype)
+        return cls(tensor, [(layer[0], layer[1]) for layer in tensor])
 
 
 def cuts_queries(attention: str, deterministic: bool) -> bool:
@@ -258,12 +258,11 @@ class CpuExecutor:
         last_runs = runs if rows is None else self.decoder.runs(len(rows), cut)
         whole = {kind: self._plan(step, None, kinds[kind], runs) for kind in set(of_layer[:last])}
         plans = [whole[kind] for kind in of_layer[:last]]
-        if self._ends_with_attention:
-            plans.append(self._plan(step, rows, kinds[of_layer[last]], last_runs))
-        else:
-            plans.append(self._plan(step, None, kinds[of_layer[last]], runs))
+        of_rows = rows if self._ends_with_attention else None
+        same = whole.get(of_layer[last]) if of_rows is None else None
+        plans.append(same or self._plan(step, of_rows, kinds[of_layer[last]], runs if of_rows is None else last_runs))
         layers = self.weights.layers
-        attention = PlannedAttention(plans, self._places, layers, self.pool.layer, step, runs, last_runs)
+        attention = PlannedAttention(plans, self._places, layers, self.pool.layers, step, runs, last_runs)
         token_ids = step.token_ids if step.decode is None else self._pending.resolve(step.token_ids)
         ids, positions = torch.from_numpy(token_ids), torch.from_numpy(step.positions)
         read = None if rows is None else torch.from_numpy(rows)
@@ -304,7 +303,8 @@ class CpuExecutor:
         spec, size, tokens = self.config.spec, self.dtype.itemsize, step.num_tokens
         chunk, run = min(tokens, TOKEN_CHUNK), min(tokens, self._query_run)
         cut = self.cuts_queries and tokens > run
-        per_token = (spec.hidden + room_of(spec)) * 4 + kept_width(spec, cut) * size
+        sizes = self.decoder.sizes
+        per_token = (spec.hidden + sizes.room) * 4 + (sizes.kept_cut if cut else sizes.kept) * size
         queries = (2 * run if cut else tokens) * spec.attention.query_width * size  # with the result of attention
         wide = (spec.layers[0].mlp.up.outputs + spec.hidden) * size
         return {

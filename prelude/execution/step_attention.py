@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class PlannedAttention:
         plans: Sequence[AttentionPlan],
         places: Sequence[int],
         layers: Sequence[LayerWeights],
-        pool: Callable[[int], tuple[Tensor, Tensor]],
+        pool: Sequence[tuple[Tensor, Tensor]],
         step: StepTokens,
         runs: list[Run],
         last_runs: list[Run],
@@ -37,10 +37,10 @@ class PlannedAttention:
     def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
         GOVERNOR.look()
         if self._slots.shape[0]:
-            write_pool(k, v, *self._pool(self._places[layer]), self._slots, self._written)
+            write_pool(k, v, *self._pool[self._places[layer]], self._slots, self._written)
 
     def run(self, layer: int, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         place = self._places[layer]
         runs = self.last_runs if layer == len(self._layers) - 1 else self.runs
         section = None if len(runs) == 1 else number
-        return self._plans[place].run(q, k, v, *self._pool(place), self._layers[layer].relative, section)
+        return self._plans[place].run(q, k, v, *self._pool[place], self._layers[layer].relative, section)

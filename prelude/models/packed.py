@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from prelude._native import cpu
-from prelude.models.kernels import address, is_half
+from prelude.models.kernels import is_half
 
 if TYPE_CHECKING:
     from prelude.models.packed_file import Kept
@@ -40,7 +40,7 @@ class PackedLinear:
 
     ``weight`` has values side by side in a row. Whether int8 holds its values: ``fits``."""
 
-    __slots__ = ("_at", "_bias_at", "_packing", "_words", "bias", "inputs", "outputs", "packing")
+    __slots__ = ("_at", "_packing", "_words", "bias", "inputs", "outputs", "packing", "product")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, packing: Packing = "int8") -> None:
         outputs, inputs = weight.shape
@@ -119,8 +119,8 @@ class PackedLinear:
         self._hold(words)
 
     def _hold(self, words: Tensor) -> None:
-        """The addresses are asked once, not for each product."""
-        self._words, self._at, self._bias_at = words, words.data_ptr(), address(self.bias)
+        self._words, self._at = words, words.data_ptr()
+        self.product = cpu.PackedProduct(words, self.bias, self.outputs, self.inputs, self._packing)
 
     @staticmethod
     def fits(weight: Tensor) -> bool:
@@ -135,12 +135,12 @@ class PackedLinear:
 
     def into(self, x: Tensor, out: Tensor) -> Tensor:
         """``self(x)`` in the memory of ``out`` [rows, outputs], float32 or bfloat16, which is returned."""
-        self._multiply(x, out, adds=False)
+        self.product(x, out)
         return out
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """``residual += self(x)``, in place; ``residual`` [rows, outputs] is float32."""
-        self._multiply(x, residual, adds=True)
+        self.product(x, residual, True)
 
     def rows(self, start: int, stop: int) -> PackedLinear:
         """Some of the outputs, in this one's memory; they begin with a group of outputs."""
@@ -193,6 +193,3 @@ class PackedLinear:
 
     def tensors(self) -> list[Tensor]:
         return [self._words] if self.bias is None else [self._words, self.bias]
-
-    def _multiply(self, x: Tensor, out: Tensor, adds: bool) -> None:
-        cpu.multiply_packed(x, out, self._at, self._bias_at, self.inputs, self.outputs, self._packing, adds)

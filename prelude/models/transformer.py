@@ -23,30 +23,26 @@ with rows of float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from prelude._native import cpu
-from prelude.models.kernels import rotate
-from prelude.models.ops import Linear, RotaryTable, RowNorm, activate
+from prelude.models.mixer_sides import BeforeMixer, BehindMixer, InProj, SomeOutputs, before_attention
+from prelude.models.ops import Linear, RotaryTable, activate
 from prelude.models.packed import PackedLinear
 from prelude.models.recurrent import StepStates, gate_heads, room_of
-from prelude.models.spec import Attention, ModelSpec, Rope
-from prelude.models.summed import AnyLinear, OutLinear
+from prelude.models.spec import Attention, ModelSpec
 from prelude.models.weights import LayerWeights, ModelWeights
-
-Which: TypeAlias = Literal["all", "queries", "keys"]
-"""Outputs of a layer's first projection: queries (with their gates), keys and values, or all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tokens whose queries exist at the same time. ``chunks`` are counted from the run's first token."""
+    """Tokens whose queries exist at the same time, ``chunk`` of them at a time between two attentions."""
 
     tokens: slice
-    chunks: list[slice]
+    chunk: int
 
 
 class StepAttention(Protocol):
@@ -75,7 +71,10 @@ class Transformer:
         pairs = spec.attention.head_dim // 2  # of all layers that rotate
         self._tables = {rope: RotaryTable(*rope.frequencies(), spec.max_positions, pairs) for rope in ropes}
         self._apart = [_apart(layer) for layer in weights.layers]
+        self.before = [self._sides_before(index) for index in range(len(weights.layers))]
+        self.behind = [BehindMixer(layer, self.dtype) for layer in weights.layers]
         recurrent = (index for index, layer in enumerate(spec.layers) if not isinstance(layer.mixer, Attention))
+        self.sizes = Sizes.of(spec, any(behind.makes for behind in self.behind))
         self._places = {index: place for place, index in enumerate(recurrent)}
 
     def take_whole(self) -> None:
@@ -83,7 +82,15 @@ class Transformer:
         for index, layer in enumerate(self.weights.layers):
             mixer, whole = layer.spec.mixer, layer.in_proj
             if isinstance(mixer, Attention) and isinstance(whole, Linear):
-                self._apart[index] = _Outputs(whole, 0), _Outputs(whole, _query_width(mixer))
+                self._apart[index] = SomeOutputs(whole, 0), SomeOutputs(whole, _query_width(mixer))
+                self.before[index] = self._sides_before(index)
+
+    def _sides_before(self, index: int) -> tuple[BeforeMixer, ...]:
+        """Of a layer with attention: see ``before_attention``. Of another one: its projection."""
+        layer, both = self.weights.layers[index], self._apart[index]
+        if both is None:
+            return (BeforeMixer(layer, layer.in_proj, self.dtype, None),)
+        return before_attention(layer, *both, self.dtype)
 
     def linears(self) -> list[Linear]:
         """Every projection that torch may compute, those of queries and of keys and values among them."""
@@ -102,16 +109,11 @@ class Transformer:
 
     def runs(self, tokens: int, cut: bool) -> list[Run]:
         """``tokens`` as runs of whole chunks; one run unless ``cut``."""
-        chunks = self._chunks(tokens)
-        size = max(1, self.run_chunks) if cut else len(chunks)
-        made = []
-        for at in range(0, len(chunks), size):
-            some = chunks[at : at + size]
-            first = some[0].start
-            made.append(
-                Run(slice(first, some[-1].stop), [slice(one.start - first, one.stop - first) for one in some])
-            )
-        return made
+        chunk = self._chunk(tokens)
+        step = chunk * max(1, self.run_chunks) if cut else tokens
+        if step >= tokens:
+            return [Run(slice(0, tokens), chunk)]
+        return [Run(slice(at, min(at + step, tokens)), chunk) for at in range(0, tokens, step)]
 
     def pad_matmuls(self, min_rows: int) -> None:
         """Give every product at least so many rows from now on."""
@@ -136,34 +138,44 @@ class Transformer:
         x = self._embed(ids, positions, highest, types)
         layers, runs = self.weights.layers, attention.runs
         rope_tables = {rope: table.upto(highest) for rope, table in self._tables.items()}
+        tables = [rope_tables[heads.rope] if heads.rope is not None else None for heads in self.spec.attentions]
         tokens, longest = x.shape[0], min(x.shape[0], self.token_chunk)
         most = tokens if len(runs) == 1 else longest * self.run_chunks
-        workspace = _Workspace(self.spec, tokens, longest, most, self.dtype)
-        last = len(layers) - 1
+        workspace = _Workspace(self.sizes, tokens, longest, most, self.dtype)
+        chunk, last, place = self._chunk(tokens), len(layers) - 1, 0
         for index, layer in enumerate(layers):
             _enter(layer, x, types)
+            behind = self.behind[index]
             if layer.recurrent is not None:
-                mixed = self._recur(index, layer, x, states, workspace)
+                mixed = self._recur(index, layer, x, chunk, states, workspace)
                 if index == last and rows is not None:
                     x, mixed, runs = x.index_select(0, rows), mixed.index_select(0, rows), attention.last_runs
                 for run in runs:
-                    self._finish(layer, _part(x, run.tokens), _part(mixed, run.tokens), run.chunks, workspace)
-            elif index < last and len(runs) == 1:
-                q, k, v, gates = self._project(layer, x, positions, rope_tables, workspace)
-                attention.keep(index, k, v)
-                self._finish(layer, x, _gated(attention.run(index, 0, q, k, v), gates), runs[0].chunks, workspace)
-            else:
-                k, v = self._keys(index, x, positions, rope_tables, workspace)
-                attention.keep(index, k, v)
-                if index == last:
-                    if rows is not None:
-                        x, positions = x.index_select(0, rows), positions.index_select(0, rows)
-                    runs = attention.last_runs
-                for number, run in enumerate(runs):
-                    some, at = _part(x, run.tokens), _part(positions, run.tokens)
-                    q, gates = self._queries(index, some, at, rope_tables, run, workspace)
-                    mixed = _gated(attention.run(index, number, q, k, v), gates)
-                    self._finish(layer, some, mixed, run.chunks, workspace)
+                    workspace.finish(behind, _part(x, run.tokens), _part(mixed, run.tokens), run.chunk)
+                continue
+            mixer, table = layer.spec.attention, tables[place]
+            all_heads, query_heads, key_heads = self.before[index]
+            place += 1
+            if index < last and len(runs) == 1:
+                heads = workspace.heads(mixer)
+                all_heads(x, heads.rows, chunk, workspace.normed, table, positions)
+                attention.keep(index, heads.k, heads.v)
+                mixed = _gated(attention.run(index, 0, heads.q, heads.k, heads.v), heads.gates)
+                workspace.finish(behind, x, mixed, chunk)
+                continue
+            out, k, v = workspace.keys(mixer)
+            key_heads(x, out, chunk, workspace.normed, table, positions)
+            attention.keep(index, k, v)
+            if index == last:
+                if rows is not None:
+                    x, positions = x.index_select(0, rows), positions.index_select(0, rows)
+                runs = attention.last_runs
+            for number, run in enumerate(runs):
+                some, at = _part(x, run.tokens), _part(positions, run.tokens)
+                out, gates, q = workspace.queries(mixer, some.size(0))
+                query_heads(some, out, run.chunk, workspace.normed, table, at)
+                mixed = _gated(attention.run(index, number, q, k, v), gates)
+                workspace.finish(behind, some, mixed, run.chunk)
         return x
 
     def final_norm(self, x: Tensor) -> Tensor:
@@ -236,124 +248,63 @@ class Transformer:
             x = weights.projection(x.to(self.dtype)).to(torch.float32)
         return x
 
-    def _chunks(self, tokens: int) -> list[slice]:
-        """Runs of at most ``token_chunk`` tokens, of about one length."""
-        if tokens <= self.token_chunk:
-            return [slice(0, tokens)]
-        runs = -(-tokens // self.token_chunk)
-        step = -(-tokens // runs)
-        return [slice(at, min(at + step, tokens)) for at in range(0, tokens, step)]
-
-    def _project(
-        self,
-        layer: LayerWeights,
-        x: Tensor,
-        positions: Tensor,
-        rope_tables: dict[Rope, Tensor],
-        workspace: _Workspace,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys and values of all tokens, and gates where heads have them; in the workspace's memory."""
-        mixer = layer.spec.attention
-        out, chunks = workspace.kept[:, : mixer.in_proj.outputs], self._chunks(x.size(0))
-        found = self._heads("all", layer.in_proj, layer, x, positions, rope_tables, chunks, workspace, out)
-        gates, found = _parted(found, layer)
-        keys = mixer.heads + mixer.kv_heads
-        return found[:, : mixer.heads], found[:, mixer.heads : keys], found[:, keys:], gates
-
-    def _keys(
-        self, index: int, x: Tensor, positions: Tensor, rope_tables: dict[Rope, Tensor], workspace: _Workspace
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and values of all tokens, in the workspace's memory."""
-        layer, (_, linear) = self.weights.layers[index], self._parts_of(index)
-        mixer = layer.spec.attention
-        out, chunks = workspace.keys(mixer), self._chunks(x.size(0))
-        found = self._heads("keys", linear, layer, x, positions, rope_tables, chunks, workspace, out)
-        return found[:, : mixer.kv_heads], found[:, mixer.kv_heads :]
-
-    def _queries(
-        self,
-        index: int,
-        x: Tensor,
-        positions: Tensor,
-        rope_tables: dict[Rope, Tensor],
-        run: Run,
-        workspace: _Workspace,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Queries of a run's tokens ``x``, and gates where heads have them; in the workspace's memory."""
-        layer, (linear, _) = self.weights.layers[index], self._parts_of(index)
-        out = workspace.queries(layer.spec.attention, x.size(0))
-        found = self._heads("queries", linear, layer, x, positions, rope_tables, run.chunks, workspace, out)
-        gates, q = _parted(found, layer)
-        return q, gates
-
-    def _parts_of(self, index: int) -> tuple[_InProj, _InProj]:
-        both = self._apart[index]
-        if both is None:
-            raise TypeError(f"layer {index} has no attention")
-        return both
+    def _chunk(self, tokens: int) -> int:
+        """Tokens at a time between two attentions: at most ``token_chunk``, in chunks of about one length."""
+        chunks = -(-tokens // self.token_chunk)
+        return -(-tokens // chunks) if chunks > 1 else max(1, tokens)
 
     def _recur(
-        self, index: int, layer: LayerWeights, x: Tensor, states: StepStates | None, workspace: _Workspace
+        self,
+        index: int,
+        layer: LayerWeights,
+        x: Tensor,
+        chunk: int,
+        states: StepStates | None,
+        workspace: _Workspace,
     ) -> Tensor:
         """The output of a layer with a state for all tokens, in the workspace's memory."""
         if states is None or layer.recurrent is None:
             raise ValueError("a model with recurrent layers runs on the states of its sequences")
         projected = workspace.kept[:, : layer.spec.mixer.in_proj.outputs]
-        for chunk in self._chunks(x.size(0)):
-            layer.in_proj.into(self._input(layer, layer.mixer_norm, x[chunk], workspace), projected[chunk])
+        self.before[index][0](x, projected, chunk, workspace.normed)
         return states.mix(self._places[index], layer.recurrent, projected, workspace.made)
 
-    def _heads(
-        self,
-        which: Which,
-        linear: _InProj,
-        layer: LayerWeights,
-        x: Tensor,
-        positions: Tensor,
-        rope_tables: dict[Rope, Tensor],
-        chunks: list[slice],
-        workspace: _Workspace,
-        out: Tensor,
-    ) -> Tensor:
-        """The output of ``linear`` for the normed tokens, as heads [tokens, heads, D] in the memory of ``out``; those
-        of q and k after their norm and rotation."""
-        mixer, gain = layer.spec.attention, layer.qk_gain
-        width, rope = mixer.head_dim, mixer.rope
-        eps = 0.0 if mixer.q_norm is None else mixer.q_norm.eps
-        found = out.view(x.size(0), out.shape[1] // width, width)
-        first = mixer.heads if which == "keys" else 0
-        last = mixer.heads if which == "queries" else mixer.heads + mixer.kv_heads
-        gates = mixer.heads if mixer.gate and which != "keys" else 0  # heads in front of those that turn
-        if gain is not None:
-            gain = gain[first:last]
-        for chunk in chunks:
-            linear.into(self._input(layer, layer.mixer_norm, _part(x, chunk), workspace), _part(out, chunk))
-            if rope is not None:
-                turning = found[chunk, gates : gates + last - first]
-                rotate(turning, gain, eps, rope_tables[rope], _part(positions, chunk))
-        return found
 
-    def _input(self, layer: LayerWeights, norm: RowNorm | None, x: Tensor, workspace: _Workspace) -> Tensor:
-        """Rows of the residual stream as a projection reads them: normed where ``norm`` stands before it."""
-        if norm is not None and layer.spec.norm_first:
-            return norm(x, self.dtype, workspace.normed)
-        return x if x.dtype == self.dtype else workspace.normed[: x.size(0)].copy_(x)
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """A layer's queries, keys and values of all tokens [tokens, heads, D], in the memory of ``rows``; its gates
+    [tokens, query heads * D], or None."""
 
-    def _finish(
-        self, layer: LayerWeights, x: Tensor, attended: Tensor, chunks: list[slice], workspace: _Workspace
-    ) -> None:
-        """Everything behind attention, added to ``x`` in place."""
-        mlp, norm_first = layer.spec.mlp, layer.spec.norm_first
-        for chunk in chunks:
-            part = _part(x, chunk)
-            _add(part, layer.out, _part(attended, chunk), layer.mixer_after)
-            if not norm_first and layer.mixer_norm is not None:
-                layer.mixer_norm(part, torch.float32, part)
-            read = self._input(layer, layer.mlp_norm, part, workspace)
-            up = layer.up.into(read, workspace.up[: part.size(0), : mlp.up.outputs])
-            _add(part, layer.down, activate(up, mlp.inner, mlp.activation, mlp.gated), layer.mlp_after)
-            if not norm_first:
-                layer.mlp_norm(part, torch.float32, part)
+    rows: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Values of a token in the memory that the layers share."""
+
+    hidden: int
+    up: int  # of the widest MLP
+    kept: int  # for a whole layer,
+    kept_cut: int  # and where its queries exist for one run at a time
+    queries: int  # with gates
+    room: int  # for the arithmetic of a state
+    sums: bool  # some layer norms a product before it is added
+
+    @classmethod
+    def of(cls, spec: ModelSpec, sums: bool) -> Sizes:
+        return cls(
+            spec.hidden,
+            max(layer.mlp.up.outputs for layer in spec.layers),
+            kept_width(spec, False),
+            kept_width(spec, True),
+            max(map(_query_width, spec.attentions), default=0),
+            room_of(spec),
+            sums,
+        )
 
 
 class _Workspace:
@@ -362,29 +313,50 @@ class _Workspace:
     ``kept``: of all tokens: what a layer with a state reads, and keys and values; behind queries where there is one
     run. ``apart``: queries of one run where there are several."""
 
-    __slots__ = ("apart", "kept", "made", "normed", "up")
+    __slots__ = ("_heads", "_up", "apart", "kept", "made", "normed", "sums", "up")
 
-    def __init__(self, spec: ModelSpec, tokens: int, longest: int, run: int, dtype: torch.dtype) -> None:
+    def __init__(self, sizes: Sizes, tokens: int, longest: int, run: int, dtype: torch.dtype) -> None:
         """``longest``: tokens of the longest chunk; ``run``: of the longest run, which are all where there is one."""
-        inner = max(layer.mlp.up.outputs for layer in spec.layers)
-        self.kept = torch.empty(tokens, kept_width(spec, run < tokens), dtype=dtype)
-        self.apart: Tensor | None = None
-        if run < tokens:
-            self.apart = torch.empty(run, max(map(_query_width, spec.attentions)), dtype=dtype)
-        self.normed = torch.empty(longest, spec.hidden, dtype=dtype)
-        self.up = torch.empty(longest, inner, dtype=dtype)
-        self.made = torch.empty(tokens, room_of(spec))
+        self.kept = torch.empty(tokens, sizes.kept_cut if run < tokens else sizes.kept, dtype=dtype)
+        self.apart = torch.empty(run, sizes.queries, dtype=dtype) if run < tokens else None
+        self.normed = torch.empty(longest, sizes.hidden, dtype=dtype)
+        self.up = torch.empty(longest, sizes.up, dtype=dtype)
+        self.made = torch.empty(tokens, sizes.room)
+        self.sums = torch.empty(longest, sizes.hidden) if sizes.sums else None
+        self._heads: dict[tuple[int, int, int, bool], _Heads] = {}
+        self._up = {sizes.up: self.up}
 
-    def keys(self, mixer: Attention) -> Tensor:
-        """[tokens, keys and values of a token]"""
+    def heads(self, mixer: Attention) -> _Heads:
+        """Of all tokens; the same memory for all layers, and the same views for those with the same heads."""
+        key = mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.gate
+        found = self._heads.get(key)
+        if found is None:
+            rows = self.kept[:, : mixer.in_proj.outputs]
+            gates, heads = _parted(rows, mixer)
+            keys = mixer.heads + mixer.kv_heads
+            q, k, v = heads[:, : mixer.heads], heads[:, mixer.heads : keys], heads[:, keys:]
+            found = self._heads[key] = _Heads(rows, q, k, v, gates)
+        return found
+
+    def keys(self, mixer: Attention) -> tuple[Tensor, Tensor, Tensor]:
+        """[tokens, keys and values of a token], and its keys and values by heads."""
         width = _query_width(mixer)
         first = 0 if self.apart is not None else width
-        return self.kept[:, first : first + mixer.in_proj.outputs - width]
+        out = self.kept[:, first : first + mixer.in_proj.outputs - width]
+        heads = _by_heads(out, mixer)
+        return out, heads[:, : mixer.kv_heads], heads[:, mixer.kv_heads :]
 
-    def queries(self, mixer: Attention, count: int) -> Tensor:
-        """[count, queries and gates of a token]"""
+    def queries(self, mixer: Attention, count: int) -> tuple[Tensor, Tensor | None, Tensor]:
+        """[count, queries and gates of a token], its gates, and its queries by heads."""
         memory = self.kept if self.apart is None else self.apart
-        return memory[:count, : _query_width(mixer)]
+        out = memory[:count, : _query_width(mixer)]
+        return out, *_parted(out, mixer)
+
+    def finish(self, behind: BehindMixer, x: Tensor, mixed: Tensor, chunk: int) -> None:
+        up = self._up.get(behind.inner)
+        if up is None:
+            up = self._up[behind.inner] = self.up[:, : behind.inner]
+        behind(x, mixed, chunk, self.normed, up, self.sums)
 
 
 def kept_width(spec: ModelSpec, cut: bool) -> int:
@@ -399,25 +371,7 @@ def _query_width(mixer: Attention) -> int:
     return mixer.query_width * (2 if mixer.gate else 1)
 
 
-class _Outputs:
-    """Some outputs of a projection, made by a product of more of them: with the bits that all outputs have."""
-
-    __slots__ = ("_first", "_of")
-
-    def __init__(self, of: AnyLinear, first: int) -> None:
-        """The outputs from ``first`` on, as many as the memory that they go to has."""
-        self._of = of
-        self._first = first
-
-    def into(self, x: Tensor, out: Tensor) -> Tensor:
-        made = self._of.into(x, out.new_empty(x.shape[0], self._of.outputs))
-        return out.copy_(made[:, self._first : self._first + out.shape[1]])
-
-
-_InProj: TypeAlias = AnyLinear | _Outputs
-
-
-def _apart(layer: LayerWeights) -> tuple[_InProj, _InProj] | None:
+def _apart(layer: LayerWeights) -> tuple[InProj, InProj] | None:
     """The projection of queries and gates, and that of keys and values, in the layer's memory; None for a layer
     without attention."""
     mixer = layer.spec.mixer
@@ -427,7 +381,7 @@ def _apart(layer: LayerWeights) -> tuple[_InProj, _InProj] | None:
     behind = width % cpu.PACKED_GROUP if isinstance(whole, PackedLinear) else 0
     # Where packed keys begin within a group of outputs, the queries before them in it are made once more.
     keys = whole.rows(width - behind, outputs)
-    return whole.rows(0, width), _Outputs(keys, behind) if behind else keys
+    return whole.rows(0, width), SomeOutputs(keys, behind) if behind else keys
 
 
 def _part(x: Tensor, rows: slice) -> Tensor:
@@ -443,24 +397,20 @@ def _enter(layer: LayerWeights, x: Tensor, types: Tensor | None) -> None:
         x.add_(entry.types[0] if types is None else entry.types.index_select(0, types))
 
 
-def _parted(heads: Tensor, layer: LayerWeights) -> tuple[Tensor | None, Tensor]:
-    """``heads`` [tokens, heads, D] as gates [tokens, query heads * D], None without, and the heads behind them."""
-    mixer = layer.spec.attention
+def _by_heads(rows: Tensor, mixer: Attention) -> Tensor:
+    """[tokens, heads, D] in the memory of ``rows``."""
+    return rows.view(rows.shape[0], rows.shape[1] // mixer.head_dim, mixer.head_dim)
+
+
+def _parted(rows: Tensor, mixer: Attention) -> tuple[Tensor | None, Tensor]:
+    """Gates [tokens, query heads * D], None without, and the heads behind them, in the memory of ``rows``."""
+    heads = _by_heads(rows, mixer)
     if not mixer.gate:
         return None, heads
-    return heads[:, : mixer.heads].flatten(1), heads[:, mixer.heads :]
+    return rows[:, : mixer.query_width], heads[:, mixer.heads :]
 
 
 def _gated(attended: Tensor, gates: Tensor | None) -> Tensor:
     if gates is not None:
         gate_heads(attended, gates)
     return attended
-
-
-def _add(x: Tensor, linear: OutLinear, read: Tensor, after: RowNorm | None) -> None:
-    """``x += linear(read)``, in place; normed before it is added where there is ``after``."""
-    if after is None:
-        linear.add_to(x, read)
-        return
-    made = linear(read).to(torch.float32)
-    x.add_(after(made, torch.float32, made))

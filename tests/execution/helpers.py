@@ -38,6 +38,22 @@ def i32(values: Any) -> np.ndarray:
 
 
 @dataclass
+class Noted:
+    """One side of a mixer that notes how many rows it is called with."""
+
+    side: Any
+    rows: list[int]
+
+    @property
+    def inner(self) -> int:
+        return int(self.side.inner)
+
+    def __call__(self, x: torch.Tensor, *others: Any) -> None:
+        self.rows.append(len(x))
+        self.side(x, *others)
+
+
+@dataclass
 class Model:
     path: Path
     config: ModelConfig = field(init=False)

@@ -21,7 +21,7 @@ from tests.cuda.test_parity import same
 from tests.encoders import VARIANTS as ENCODERS
 from tests.encoders import Encoder, write_encoder
 from tests.execution.conftest import RECURRENT
-from tests.execution.helpers import VOCAB, Model, Segment, hidden, i32, prompts, random_ids, run, slices
+from tests.execution.helpers import VOCAB, Model, Noted, Segment, hidden, i32, prompts, random_ids, run, slices
 
 WHOLE = 1 << 20
 
@@ -35,13 +35,10 @@ def cut(executor: CpuExecutor, chunk: int, chunks: int) -> CpuExecutor:
 def sections(executor: CpuExecutor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many queries each product of queries apart has, as they are made."""
     made: list[int] = []
-    queries = executor.decoder._queries
-
-    def noted(index: int, x: torch.Tensor, *others: Any) -> Any:
-        made.append(len(x))
-        return queries(index, x, *others)
-
-    monkeypatch.setattr(executor.decoder, "_queries", noted)
+    before: list[Any] = [
+        (all_heads, Noted(queries, made), keys) for all_heads, queries, keys in executor.decoder.before
+    ]
+    monkeypatch.setattr(executor.decoder, "before", before)
     return made
 
 

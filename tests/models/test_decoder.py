@@ -16,7 +16,7 @@ from prelude.models.ops import FEW_ROWS, Linear, RotaryTable
 from prelude.models.packed import PackedLinear
 from prelude.models.read_weights import interleave
 from tests.checkpoints import save_model
-from tests.execution.helpers import Model, all_logprobs, hidden, prompts, random_ids, run
+from tests.execution.helpers import Model, Noted, all_logprobs, hidden, prompts, random_ids, run
 
 
 @pytest.fixture(scope="module")
@@ -232,13 +232,8 @@ def test_runs_of_tokens_change_nothing(model: Model, dtype: str) -> None:
 def test_the_last_layer_sees_only_rows_that_are_read(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = model.executor()
     seen: list[int] = []
-    finish = executor.decoder._finish
-
-    def counting(layer: object, x: torch.Tensor, *others: object) -> None:
-        seen.append(len(x))
-        finish(layer, x, *others)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(executor.decoder, "_finish", counting)
+    noted: list[Any] = [Noted(side, seen) for side in executor.decoder.behind]
+    monkeypatch.setattr(executor.decoder, "behind", noted)
     run(executor, OneShotBatch(prompts(random_ids(0, 50)), all_logprobs(np.array([20, 49]))))
     assert seen == [50, 50, 2]
 

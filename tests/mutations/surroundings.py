@@ -99,15 +99,15 @@ EDITS = (
         "the_residual_is_left_out",
         "H2",
         (
-            TRANSFORMER,
-            "        linear.add_to(x, read)\n        return\n",
-            "        x.zero_()\n        linear.add_to(x, read)\n        return\n",
+            "_native/include/prelude/cpu/mixer_sides.hpp",
+            "from_type, x, a.x_stride, Type::f32, true, rows);",
+            "from_type, x, a.x_stride, Type::f32, false, rows);",
         ),
     ),
     edit(
         "wide_intermediates_are_of_all_tokens",
         "G8",
-        (TRANSFORMER, "        if tokens <= self.token_chunk:\n", "        if True:\n"),
+        (TRANSFORMER, "        chunks = -(-tokens // self.token_chunk)\n", "        chunks = 1\n"),
         (TRANSFORMER, "longest = x.shape[0], min(x.shape[0], self.token_chunk)", "longest = x.shape[0], x.shape[0]"),
     ),
     edit(
@@ -118,7 +118,7 @@ EDITS = (
             "        for index, layer in enumerate(layers):\n            _enter",
             "        kept: list[object] = []\n"
             "        for index, layer in enumerate(layers):\n"
-            "            workspace = _Workspace(self.spec, tokens, longest, most, self.dtype)\n"
+            "            workspace = _Workspace(self.sizes, tokens, longest, most, self.dtype)\n"
             "            kept.append(workspace)\n"
             "            _enter",
         ),

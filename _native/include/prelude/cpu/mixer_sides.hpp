@@ -1,0 +1,199 @@
+// A layer on the two sides of its mixer, each side in one call: norms, products, rotations and activations one after
+// the other, over chunks of tokens, so that the wide intermediates stay in the cache.
+//
+//     before   x ─ norm ─ product ─ norm and rotation of heads ─▶ out
+//     behind   mixed ─ product ─ + ─▶ x ─ norm ─ product ─ activation, gate ─ product ─ + ─▶ x
+//
+// The bits are those of the kernels when they are called one by one.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "prelude/cpu/packed_matmul.hpp"
+#include "prelude/cpu/row_work.hpp"
+
+namespace prelude::cpu {
+
+// The kernels of rows, and the threads that they run in.
+struct Team {
+  const Kernels* kernels;
+  Fork fork;
+  int threads;
+};
+
+enum class NormKind : int32_t { none = 0, rms = 1, layer = 2 };
+
+struct Norm {
+  NormKind kind = NormKind::none;
+  float eps = 0;
+  const float* gain = nullptr;  // [width], or null where the next weight has it inside
+  const float* bias = nullptr;  // [width] or null; of layer norms only
+};
+
+struct Projection {
+  const PackedKernels* kernels = nullptr;
+  PackedWeight weight{};
+};
+
+// Some heads of each row, normed and rotated in place; see RotateArgs. Without heads nothing turns.
+struct Rotation {
+  int64_t first = 0;  // values of a row before the first of these heads
+  int64_t heads = 0;
+  int64_t width = 0;
+  float eps = 0;
+  const float* gain = nullptr;  // [heads, width] or null
+};
+
+struct BeforeMixer {
+  Norm norm;
+  Projection projection;
+  Rotation rotation;
+};
+
+struct BeforeArgs {
+  const float* x;  // rows of the projection's inputs, `x_stride` apart
+  int64_t x_stride;
+  int64_t rows;
+  int64_t chunk;  // rows at a time
+  void* normed;   // room for `chunk` rows, side by side; not used without a norm
+  void* out;      // rows of the projection's outputs, `out_stride` apart
+  int64_t out_stride;
+  Type type;  // of `normed` and `out`
+  const float* rope_table;
+  const int64_t* positions;  // [rows]
+};
+
+struct BehindMixer {
+  Projection out;
+  Projection up;
+  Projection down;
+  Norm mixer_norm;   // of the sum; not where `norm_first`
+  Norm mlp_norm;     // before the MLP where `norm_first`, else of the sum behind it
+  Norm mixer_after;  // of the mixer's output, before it is added,
+  Norm mlp_after;    // and of the MLP's
+  bool norm_first = true;
+  bool gated = false;
+  Activation activation = Activation::silu;
+};
+
+struct BehindArgs {
+  float* x;  // rows of the residual stream, `x_stride` apart; the sums are added in place
+  int64_t x_stride;
+  const void* mixed;  // rows of the mixer's output, `mixed_stride` apart
+  int64_t mixed_stride;
+  Type mixed_type;
+  int64_t rows;
+  int64_t chunk;
+  void* normed;  // room for `chunk` rows of x,
+  void* up;      // of the MLP, `up_stride` apart,
+  int64_t up_stride;
+  float* made;  // and of a product that is normed before it is added; null where none is
+  Type type;    // of `normed` and `up`
+};
+
+namespace sides {
+
+inline void* row_at(void* rows, int64_t row, int64_t stride, Type type) {
+  return static_cast<char*>(rows) + row * stride * size_of(type);
+}
+inline const void* row_at(const void* rows, int64_t row, int64_t stride, Type type) {
+  return static_cast<const char*>(rows) + row * stride * size_of(type);
+}
+
+inline bool norm_rows(const Team& team, const Norm& norm, const float* x, int64_t x_stride, void* out,
+                      int64_t out_stride, Type type, int64_t rows, int64_t width) {
+  const NormArgs args{x, x_stride, norm.gain, norm.bias, out, out_stride, type, width, norm.eps};
+  return norm.kind == NormKind::layer ? layer_norm(*team.kernels, args, rows, team.fork, team.threads)
+                                      : rms_norm(*team.kernels, args, rows, team.fork, team.threads);
+}
+
+inline bool multiply(const Team& team, const Projection& by, const void* x, int64_t x_stride, Type x_type, void* out,
+                     int64_t out_stride, Type out_type, bool adds, int64_t rows) {
+  const PackedArgs args{by.weight, x, out, x_stride, out_stride, rows, x_type, out_type, adds};
+  return packed_matmul(*by.kernels, args, team.fork, team.threads);
+}
+
+// x += a product; normed before it is added where there is a norm.
+inline bool add_product(const Team& team, const Projection& by, const Norm& after, const void* from,
+                        int64_t from_stride, Type from_type, const BehindArgs& a, float* x, int64_t rows) {
+  if (after.kind == NormKind::none)
+    return multiply(team, by, from, from_stride, from_type, x, a.x_stride, Type::f32, true, rows);
+  const int64_t width = by.weight.outputs;
+  if (!multiply(team, by, from, from_stride, from_type, a.made, width, Type::f32, false, rows) ||
+      !norm_rows(team, after, a.made, width, a.made, width, Type::f32, rows, width))
+    return false;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t i = 0; i < width; ++i) x[row * a.x_stride + i] += a.made[row * width + i];
+  return true;
+}
+
+}  // namespace sides
+
+// False: no memory for a row; what was computed by then is written.
+inline bool run_before(const BeforeMixer& part, const BeforeArgs& a, const Team& team) {
+  const int64_t inputs = part.projection.weight.inputs;
+  for (int64_t first = 0; first < a.rows; first += a.chunk) {
+    const int64_t rows = std::min(a.chunk, a.rows - first);
+    const float* x = a.x + first * a.x_stride;
+    const void* read = x;
+    int64_t stride = a.x_stride;
+    Type type = Type::f32;
+    if (part.norm.kind != NormKind::none) {
+      if (!sides::norm_rows(team, part.norm, x, a.x_stride, a.normed, inputs, a.type, rows, inputs)) return false;
+      read = a.normed, stride = inputs, type = a.type;
+    }
+    void* out = sides::row_at(a.out, first, a.out_stride, a.type);
+    if (!sides::multiply(team, part.projection, read, stride, type, out, a.out_stride, a.type, false, rows))
+      return false;
+    const Rotation& turn = part.rotation;
+    if (turn.heads == 0) continue;
+    void* heads = static_cast<char*>(out) + turn.first * size_of(a.type);
+    const RotateArgs args{heads,      a.out_stride, heads,        a.out_stride,       a.type, turn.gain, turn.heads,
+                          turn.width, turn.eps,     a.rope_table, a.positions + first};
+    if (!norm_rotate(*team.kernels, args, rows, team.fork, team.threads)) return false;
+  }
+  return true;
+}
+
+// See run_before.
+inline bool run_behind(const BehindMixer& part, const BehindArgs& a, const Team& team) {
+  const int64_t width = part.up.weight.inputs, made = part.up.weight.outputs;
+  for (int64_t first = 0; first < a.rows; first += a.chunk) {
+    const int64_t rows = std::min(a.chunk, a.rows - first);
+    float* x = a.x + first * a.x_stride;
+    const void* mixed = sides::row_at(a.mixed, first, a.mixed_stride, a.mixed_type);
+    if (!sides::add_product(team, part.out, part.mixer_after, mixed, a.mixed_stride, a.mixed_type, a, x, rows))
+      return false;
+    const void* read = x;
+    int64_t stride = a.x_stride;
+    Type type = Type::f32;
+    if (part.norm_first) {
+      if (!sides::norm_rows(team, part.mlp_norm, x, a.x_stride, a.normed, width, a.type, rows, width)) return false;
+      read = a.normed, stride = width, type = a.type;
+    } else if (part.mixer_norm.kind != NormKind::none) {
+      if (!sides::norm_rows(team, part.mixer_norm, x, a.x_stride, x, a.x_stride, Type::f32, rows, width))
+        return false;
+    }
+    if (!sides::multiply(team, part.up, read, stride, type, a.up, a.up_stride, a.type, false, rows)) return false;
+    const ActivateArgs args{a.up, a.up_stride, a.type, part.gated ? made / 2 : made, part.activation, part.gated};
+    if (!activate(*team.kernels, args, rows, team.fork, team.threads) ||
+        !sides::add_product(team, part.down, part.mlp_after, a.up, a.up_stride, a.type, a, x, rows))
+      return false;
+    if (!part.norm_first &&
+        !sides::norm_rows(team, part.mlp_norm, x, a.x_stride, x, a.x_stride, Type::f32, rows, width))
+      return false;
+  }
+  return true;
+}
+
+// Whether other threads should run meanwhile.
+inline bool worth_releasing_gil(const BeforeMixer& part, const BeforeArgs& a) {
+  return a.rows * part.projection.weight.inputs * part.projection.weight.outputs / 100 > kReleaseGilNs;
+}
+inline bool worth_releasing_gil(const BehindMixer& part, const BehindArgs& a) {
+  const auto products = [](const Projection& by) { return by.weight.inputs * by.weight.outputs; };
+  return a.rows * (products(part.out) + products(part.up) + products(part.down)) / 100 > kReleaseGilNs;
+}
+
+}  // namespace prelude::cpu
