@@ -66,7 +66,8 @@ __device__ __forceinline__ void copy_rows(u32 to, const element* from, int strid
 
 // q [rows][heads][HEAD_DIM], rows `q_stride` values apart; k and v [rows][kv heads][HEAD_DIM], `stride` apart; `scale`
 // with log2(e) in it. Grid: (rows + 15 prompts) / 16, query heads. Dynamic shared memory: SHARED bytes.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+// Two blocks on a multiprocessor: left to itself, the compiler takes registers for three, and spills.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
     attend_prompts(const element* q, int q_stride, const element* k, const element* v, int stride, const int* starts,
                    int prompts, int rows, int group, float scale, element* out, int out_stride) {
     extern __shared__ float shared[];
