@@ -59,7 +59,11 @@ class CudaGraph:
         self._stream = stream
         self._recorded: torch.cuda.CUDAGraph | None = recorded
         self.executable = driver.instantiate(int(recorded.raw_cuda_graph()))
-        driver.upload(self.executable, stream)
+        try:
+            driver.upload(self.executable, stream)
+        except BaseException:
+            self.close()
+            raise
 
     def launch(self) -> None:
         self._driver.launch_graph(self.executable, self._stream)

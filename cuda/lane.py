@@ -261,7 +261,11 @@ class Lane:
         attention.plan(area)
         ended, _ = executor.next_output(program.outputs.nbytes)
         packer.fill_ticket(area.address, ended.number, ended.area.index)
-        executor.device.replay(graph, area, known.nbytes, executor.staging.input_area)
+        try:
+            executor.device.replay(graph, area, known.nbytes, executor.staging.input_area)
+        except Exception:
+            executor.staging.give_back(ended.area)  # else a later step takes the area of one that is not read yet
+            raise
         executor.graphs.replays += 1
         executor.graphs.touch(program)
         draws = vocab_rows = 0

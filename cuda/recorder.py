@@ -148,8 +148,10 @@ class Recorder:
                 readouts.enqueue(inputs, staging.input_area, program.outputs, staging.output_area, hidden)
                 executor.publish(program, staging.input_area, staging.output_area, None)
 
-        program.graph = device.capture(work, search=search)
-        device.copy(kept, pending)
+        try:
+            program.graph = device.capture(work, search=search)
+        finally:  # a recording that fails has run the step too
+            device.copy(kept, pending)
         program.attention = attention
         return program
 

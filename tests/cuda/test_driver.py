@@ -76,6 +76,15 @@ def test_a_graph_is_instantiated_uploaded_once_launched_and_given_back(stub: Any
     assert complaint(stub) == "cuGraphLaunch: no such graph or stream"
 
 
+def test_a_graph_that_is_not_uploaded_is_destroyed(stub: Any, device: null.NullDevice) -> None:
+    recorded: Any = null.Recorded()
+    alive = stub.stub_live(EXEC)
+    stub.stub_fail(b"cuGraphUpload", 1, OUT_OF_MEMORY)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="cuGraphUpload"):
+        CudaGraph(device.driver, device.handle, recorded)
+    assert stub.stub_live(EXEC) == alive
+
+
 def test_codes_become_errors_that_name_the_call(stub: Any, device: null.NullDevice) -> None:
     driver = device.driver
     stub.stub_fail(b"cuGraphUpload", 1, INVALID_VALUE)

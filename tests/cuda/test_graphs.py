@@ -224,6 +224,53 @@ def test_recording_keeps_what_the_next_step_is_fed_with(model: Model, on_device:
     assert ours == theirs and executor.graphs.captures >= 2
 
 
+@pytest.mark.feature("H13")
+def test_a_recording_that_fails_keeps_what_the_next_step_is_fed_with(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    """It fails behind its runs of the step, which drew tokens of padding."""
+    executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
+    s = slices([Segment(random_ids(0, 20), write=[4, 5])])
+    fill = MixedBatch(s, (sampling(ends(s)),), decode_rows([], [], [[]]), None)
+    first = executor.submit(fill)
+    captures = executor.graphs.captures
+
+    def breaks(work: Callable[[], None], **options: Any) -> Any:
+        work()
+        raise torch.cuda.OutOfMemoryError("no memory for the graph")
+
+    executor.device.capture = breaks  # type: ignore[method-assign]
+    second = executor.submit(DecodeBatch(decode_rows([-1], [20], [[4, 5]]), sampling([0])))
+    ours = [int(executor.wait(ticket).outputs[0].token_ids[0]) for ticket in (first, second)]
+    theirs = [int(run(reference, fill).outputs[0].token_ids[0])]
+    batch = DecodeBatch(decode_rows([theirs[0]], [20], [[4, 5]]), sampling([0]))
+    assert ours == [*theirs, int(run(reference, batch).outputs[0].token_ids[0])]
+    assert (executor.graphs.failures, executor.graphs.captures) == (1, captures)
+
+
+def test_a_launch_that_fails_takes_no_results_from_a_step_before(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    """The steps behind it use the host areas in turn, as if it had not been."""
+    executor, reference = on_device(model, policy=ONCE), model.executor()
+    batches = [last_token(random_ids(i, 20)) for i in range(5)]
+    run(executor, batches[4])
+    device, replay = executor.device, executor.device.replay
+
+    def breaks(*args: Any) -> None:
+        raise RuntimeError("the launch failed")
+
+    tickets = [executor.submit(batches[0])]
+    device.replay = breaks  # type: ignore[method-assign]
+    failed = executor.submit(batches[1])
+    device.replay = replay  # type: ignore[method-assign]
+    tickets += [executor.submit(batch) for batch in batches[2:4]]
+    with pytest.raises(RuntimeError, match="the launch failed"):
+        executor.wait(failed)
+    for ticket, batch in reversed(list(zip(tickets, [batches[0], *batches[2:4]]))):
+        same(executor.wait(ticket), run(reference, batch), 1e-4)
+
+
 def test_a_shape_that_cannot_be_recorded_stays_eager(
     model: Model, on_device: Callable[..., CudaExecutor], caplog: pytest.LogCaptureFixture
 ) -> None:
