@@ -1,8 +1,7 @@
 """kernels/*.cu -> cubin: NVRTC through cuda-python, cached on disk by the hash of everything that goes in.
 
-The cache is ``$PRELUDE_CACHE/cuda`` (default ``~/.cache/prelude/cuda``); a cubin is written beside its final name and
-renamed, so that processes that start together do not read halves of each other. A cache that cannot be written is
-done without. ``CompileError`` carries the compiler's log.
+The cache is ``$PRELUDE_CACHE/cuda`` (default ``~/.cache/prelude/cuda``). A cache that cannot be written is done
+without. ``CompileError`` carries the compiler's log.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from prelude.cuda import cache_files
 
 FOLDER = Path(__file__).parent / "kernels"
 _COMMON = "common.cuh"
@@ -78,12 +78,7 @@ def cubin(
     with contextlib.suppress(OSError):
         return path.read_bytes()
     made = compile_(text, flags, name)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(made)
-        os.replace(temporary, path)
+    cache_files.write(path, made)
     return made
 
 

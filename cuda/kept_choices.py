@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from prelude.cuda import compiler
+from prelude.cuda import cache_files, compiler
 
 
-def path_beside(choices: Path, kind: str, kernel_file: str) -> Path:
-    """Where choices lie for the GPU and library that ``choices`` names: by the kernel's source and compiler."""
-    text = compiler.source(kernel_file) + compiler.nvrtc_version()
+def path_beside(choices: Path, kind: str, kernel_file: str, flags: Iterable[tuple[str, ...]]) -> Path:
+    """Where choices lie for the GPU and library that ``choices`` names: by the kernel's source and compiler, and by
+    the ``flags`` of each of its variants."""
+    text = compiler.source(kernel_file) + compiler.nvrtc_version() + str([*flags])
     return choices.with_name(f"{choices.stem}-{kind}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json")
 
 
@@ -26,12 +24,7 @@ def trial_path(path: Path) -> Path:
 
 
 def write(path: Path, entries: dict[str, dict[str, Any]]) -> None:
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w") as file:
-            json.dump(entries, file, indent=1)
-        os.replace(temporary, path)
+    cache_files.write(path, json.dumps(entries, indent=1).encode())
 
 
 def read(path: Path, sound: Callable[[Any], bool]) -> dict[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from prelude.cuda import kernels
 from prelude.cuda.attention import Calls, LevelCall
 from prelude.cuda.device import Device
+from prelude.cuda.own_attention import Prompts
 from prelude.cuda.shapes import Shape, key_range, list_suffixes
 from prelude.cuda.staging import Area, Fields
 from torch import Tensor
@@ -233,14 +234,13 @@ class RecordedLevels(LevelsAttention):
         self._parts: list[tuple[int, int]] = []  # where each call's plan lies in the field
 
     def _lone(self, call: LevelCall, q: Tensor, k: Tensor, v: Tensor, out: Tensor, last: bool) -> None:
+        def library(prompts: Prompts) -> None:
+            call.run(prompts.q, prompts.k, prompts.v, prompts.out, None)
+
         own = None if last else self.device.own_attention  # rows of a cut layer are not the tokens' rows
-        starts = self.fields.on(self.area, "own.qo")
-
-        def library(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-            call.run(q, k, v, out, None)
-
-        if own is None or not own.run(q, k, v, out, starts, library, long=self.shape.long_query):
-            call.run(q, k, v, out, None)
+        prompts = Prompts(q, k, v, out, self.fields.on(self.area, "own.qo"))
+        if own is None or not own.run(prompts, library, long=self.shape.long_query):
+            library(prompts)
 
     def sizes(self, area: Area) -> list[int]:
         """Bytes of each call's plan, by planning ``area``: the first plan fixes the most rows there will be."""

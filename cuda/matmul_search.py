@@ -17,18 +17,16 @@ at a time. A search that fails leaves its matmul to torch, and says so once.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import os
 import re
 import statistics
-import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from prelude.cuda import kept_choices
 from prelude.cuda.compiler import cache_dir
 from prelude.cuda.cublaslt import ALIGNMENT, Algorithm, Matmul
 from prelude.cuda.driver import CudaError
@@ -44,6 +42,9 @@ WORKSPACE = 32 << 20
 """Bytes an algorithm may ask for."""
 SPOIL = 128 << 20
 """Bytes written between two timed runs, so that the weight comes from memory, as it does in a step."""
+_SPOILING = SPOIL / 1e13
+"""Seconds that writing them takes at the least: no GPU that is served has such a memory."""
+_MOST_SPOILS = 64
 ROOM = 512 << 20
 """Bytes that a search may take for its operands and for the reference results."""
 LARGE_ROWS = (4096, 8192)
@@ -84,8 +85,9 @@ class MatmulSearch:
         mark: Callable[[], Mark],
         folder: Path | None = None,
         free: Callable[[], int] = lambda: 1 << 40,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``free``: bytes of device memory that are free."""
+        """``free``: bytes of device memory that are free; ``clock``: the host's, in seconds."""
         self._library = library
         self._stream = stream
         self._workspace = workspace
@@ -93,9 +95,10 @@ class MatmulSearch:
         self._mark = mark
         safe = re.sub(r"[^A-Za-z0-9]+", "-", name)
         self.path = (folder or cache_dir()) / f"matmuls-{safe}-{library.version}.json"
-        self._kept: dict[str, dict[str, Any]] = _read(self.path)
+        self._kept: dict[str, dict[str, Any]] = kept_choices.read(self.path, _sound)
         self._chosen: dict[Matmul, Algorithm | None] = {}
         self._free = free
+        self._clock = clock
         self.failed: dict[str, str] = {}  # why a matmul was not searched, in this process
 
     def run(self, x: Tensor, weight: Tensor, out: Tensor, add: bool) -> bool:
@@ -179,16 +182,24 @@ class MatmulSearch:
         )
 
     def seconds(self, work: Callable[[], object], runs: int = _RUNS) -> float:
-        """Median seconds on the device, from a cold cache."""
-        taken = []
+        """Median seconds on the device, from a cold cache. While the host enqueues ``work`` the device writes
+        ``_spoil``, as often as that takes: a device that waits for the host shows the host's time."""
+        taken: list[float] = []
+        spoils = 1
         work()
-        for _ in range(runs):
-            self._spoil.zero_()
+        while len(taken) < runs:
+            for _ in range(spoils):
+                self._spoil.zero_()
+            began = self._clock()
             begin = self._mark()
             work()
             end = self._mark()
+            enqueued = self._clock() - began
             end.wait()
-            taken.append(end.seconds_since(begin))
+            if enqueued > spoils * _SPOILING and spoils < _MOST_SPOILS:
+                spoils *= 2
+            else:
+                taken.append(end.seconds_since(begin))
         return statistics.median(taken)
 
     # ------------------------------------------------------------------ kept choices
@@ -214,12 +225,7 @@ class MatmulSearch:
         return found
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.path.parent)
-            with os.fdopen(handle, "w") as file:
-                json.dump({**_read(self.path), **self._kept}, file, indent=1)
-            os.replace(temporary, self.path)
+        kept_choices.write(self.path, {**kept_choices.read(self.path, _sound), **self._kept})
 
 
 def _like(rows: Tensor) -> Tensor:
@@ -272,17 +278,6 @@ def matmul_of(x: Tensor, weight: Tensor, out: Tensor, add: bool) -> Matmul | Non
         return None
     rows, inner = x.shape
     return Matmul(rows, out.shape[1], inner, x.stride(0), out.stride(0), out.dtype == torch.float32, add)
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """The entries of a file that have the form of this module; all others are searched again."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {key: entry for key, entry in found.items() if _sound(entry)}
 
 
 def _sound(entry: Any) -> bool:

@@ -16,6 +16,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,26 +65,56 @@ def shared_bytes(head_dim: int) -> int:
     return _WARPS * 2 * _KEYS * row + TILE * row + 4 * 4 + 2 * 4 * _WARPS * TILE
 
 
-def fits(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> bool:
-    """Whether the kernel takes these operands, [rows, heads, D] each."""
-    rows, heads, width = q.shape
-    if not 0 < rows <= ROWS or width not in HEAD_DIMS or k.shape[0] < rows or heads % k.shape[1]:
-        return False
-    if any(tensor.dtype != torch.bfloat16 for tensor in (q, k, v, out)) or k.stride() != v.stride():
-        return False
-    if any(tensor.stride(2) != 1 or tensor.stride(1) != width for tensor in (q, k, v, out)):
-        return False
-    # 16 bytes are read at a time
-    return not any(tensor.data_ptr() % 16 or tensor.stride(0) % 8 for tensor in (q, k, v, out))
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The operands, [rows, heads, D] each. Prompt p's rows are ``starts[p]`` to ``starts[p + 1]``; other rows of
+    ``out`` stay."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    starts: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.starts.shape[0] - 1
+
+    @property
+    def key(self) -> str:
+        """The sizes that a choice depends on."""
+        rows, heads, width = self.q.shape
+        return f"{rows}x{heads}x{self.k.shape[1]}x{width}:{self.count}"
+
+    def fit(self) -> bool:
+        """Whether the kernel takes them."""
+        rows, heads, width = self.q.shape
+        given = (self.q, self.k, self.v, self.out)
+        if not 0 < rows <= ROWS or width not in HEAD_DIMS or self.k.shape[0] < rows or heads % self.k.shape[1]:
+            return False
+        if any(tensor.dtype != torch.bfloat16 for tensor in given) or self.k.stride() != self.v.stride():
+            return False
+        if any(tensor.stride(2) != 1 or tensor.stride(1) != width for tensor in given):
+            return False
+        # 16 bytes are read at a time
+        return not any(tensor.data_ptr() % 16 or tensor.stride(0) % 8 for tensor in given)
+
+    def like(self, device: Device) -> Prompts:
+        """Random values in other memory, laid out alike; the rows of ``out`` are 0."""
+        q, k, v, out = (_like(device, rows) for rows in (self.q, self.k, self.v, self.out))
+        for rows in (q, k, v):
+            rows.normal_()
+        return Prompts(q, k, v, out.zero_(), self.starts)
 
 
-def run(device: Device, q: Tensor, k: Tensor, v: Tensor, out: Tensor, starts: Tensor) -> None:
-    """Enqueues it. Prompt p's rows are ``starts[p]`` to ``starts[p + 1]``; other rows of ``out`` stay."""
+def run(device: Device, prompts: Prompts) -> None:
+    """Enqueues it."""
+    q, k, out = prompts.q, prompts.k, prompts.out
     rows, heads, width = q.shape
     scale = width**-0.5 * math.log2(math.e)
-    sizes = (starts.shape[0] - 1, rows, heads // k.shape[1], scale)
-    args = (q, q.stride(0), k, v, k.stride(0), starts, *sizes, out, out.stride(0))
-    device.launch(ATTEND_PROMPTS, (tiles(rows, starts.shape[0] - 1), heads), args, shared=shared_bytes(width))
+    sizes = (prompts.count, rows, heads // k.shape[1], scale)
+    args = (q, q.stride(0), k, prompts.v, k.stride(0), prompts.starts, *sizes, out, out.stride(0))
+    device.launch(ATTEND_PROMPTS, (tiles(rows, prompts.count), heads), args, shared=shared_bytes(width))
 
 
 def tiles(rows: int, prompts: int) -> int:
@@ -109,64 +140,40 @@ class OwnAttention:
         self._kept = kept_choices.read(self.path, _sound)
         self._failed = set[str]()  # searches of this process, which the next one tries again
 
-    def run(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        starts: Tensor,
-        otherwise: Callable[[Tensor, Tensor, Tensor, Tensor], None],
-        *,
-        long: bool,
-    ) -> bool:
-        """Enqueues the attention where this kernel was chosen. ``otherwise(q, k, v, out)``: FlashInfer's call, which
-        is another kernel for ``long`` queries."""
-        if q.shape[2] not in self.passed or not fits(q, k, v, out):
+    def run(self, prompts: Prompts, library: Callable[[Prompts], None], *, long: bool) -> bool:
+        """Enqueues the attention where this kernel was chosen. ``library``: FlashInfer's call, which is another
+        kernel for ``long`` queries."""
+        if prompts.q.shape[2] not in self.passed or not prompts.fit():
             return False
-        key = f"{q.shape[0]}x{q.shape[1]}x{k.shape[1]}x{q.shape[2]}:{starts.shape[0] - 1}"
-        key += ":long" if long else ""
+        key = prompts.key + (":long" if long else "")
         if self.searching and key not in self._kept and key not in self._failed:
-            self._search(key, q, k, v, out, starts, otherwise)
+            self._search(key, prompts, library)
         if not self._kept.get(key, {}).get("own"):
             return False
-        run(self.device, q, k, v, out, starts)
+        run(self.device, prompts)
         return True
 
     def keep_trial(self, head_dim: int, passed: bool) -> None:
         (self.passed.add if passed else self.passed.discard)(head_dim)
         kept_choices.keep_trial(self.trial_path, str(head_dim), passed)
 
-    def _search(
-        self,
-        key: str,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        starts: Tensor,
-        otherwise: Callable[[Tensor, Tensor, Tensor, Tensor], None],
-    ) -> None:
+    def _search(self, key: str, prompts: Prompts, library: Callable[[Prompts], None]) -> None:
         """On random values: those of the idle step that is recorded are alike in every row."""
         entry: dict[str, Any] = {"own": False}
         try:
-            some_q, some_k, some_v = (_like(self.device, rows) for rows in (q, k, v))
-            for rows in (some_q, some_k, some_v):
-                rows.normal_()
-            ours, theirs = _like(self.device, out), _like(self.device, out)
-            for rows in (ours, theirs):
-                rows.zero_()  # rows behind the last prompt stay
+            some = prompts.like(self.device)
+            beside = replace(some, out=_like(self.device, prompts.out).zero_())  # rows behind the last prompt stay
 
-            def library() -> None:
-                otherwise(some_q, some_k, some_v, theirs)
+            def theirs() -> None:
+                library(beside)
 
-            def own() -> None:
-                run(self.device, some_q, some_k, some_v, ours, starts)
+            def ours() -> None:
+                run(self.device, some)
 
-            library()
-            own()
-            if same(ours, theirs):
-                library_seconds, own_seconds = self._seconds(library), self._seconds(own)
+            theirs()
+            ours()
+            if same(some.out, beside.out):
+                library_seconds, own_seconds = self._seconds(theirs), self._seconds(ours)
                 entry = {
                     "own": own_seconds < library_seconds,
                     "us": own_seconds * 1e6,
@@ -192,7 +199,7 @@ def library() -> str:
 
 def path_beside(choices: Path) -> Path:
     """The place of choices for the GPU and cuBLASLt that ``choices`` names."""
-    return kept_choices.path_beside(choices, "attention", ATTEND_PROMPTS.file)
+    return kept_choices.path_beside(choices, "attention", ATTEND_PROMPTS.file, [ATTEND_PROMPTS.flags])
 
 
 def _like(device: Device, rows: Tensor) -> Tensor:

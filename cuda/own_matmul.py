@@ -339,7 +339,8 @@ def scaled(rows: Tensor, factors: RowFactors) -> Tensor:
 
 def path_beside(choices: Path) -> Path:
     """Where choices lie for the GPU and library that ``choices`` names."""
-    return kept_choices.path_beside(choices, "own", PRODUCT.file)
+    flags = (kernel(rows, Variant(groups, 1))[0].flags for rows in ROWS for groups in (1, 2))
+    return kept_choices.path_beside(choices, "own", PRODUCT.file, flags)
 
 
 def same(ours: Tensor, theirs: Tensor) -> bool:

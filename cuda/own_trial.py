@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from prelude.cuda import own_attention, own_matmul
-from prelude.cuda.own_attention import OwnAttention
+from prelude.cuda.own_attention import OwnAttention, Prompts
 from prelude.cuda.own_matmul import (
     ADD,
     GATE,
@@ -163,7 +163,7 @@ def _attends(
     out.fill_(7.0)
     starts = device.empty((len(lengths) + 1,), torch.int32)
     starts.copy_(torch.tensor([0, *ends]))
-    own_attention.run(device, q, k, v, out, starts)
+    own_attention.run(device, Prompts(q, k, v, out, starts))
     device.mark().wait()
     wanted = torch.full_like(out, 7.0, dtype=torch.float32)
     group = heads // kv_heads

@@ -6,11 +6,13 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from prelude.cuda import cache_files
 from prelude.cuda.cublaslt import Algorithm, CublasLt
 from prelude.cuda.driver import CudaError
 from prelude.cuda.matmul_search import MatmulSearch, matmul_of
@@ -250,6 +252,61 @@ def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None
     x, weight, out = matrices()
     search.search(x, weight, out, False, by_torch(library, weight, 5e-6))
     assert search.run(x, weight, out, False)
+
+
+class Timeline:
+    """A host and a device. ``work`` takes the host 90 us to enqueue and the device 3 us, which writes the memory
+    between two runs in 20 us."""
+
+    nbytes = 1 << 12
+
+    def __init__(self) -> None:
+        self.host = self.device = 0.0
+
+    def zero_(self) -> None:
+        self.host += 5e-6
+        self.device = max(self.host, self.device) + 20e-6
+
+    def work(self) -> None:
+        self.host += 90e-6
+        self.device = max(self.host, self.device) + 3e-6
+
+    def mark(self) -> TimelineMark:
+        self.device = max(self.host, self.device)
+        return TimelineMark(self, self.device)
+
+
+@dataclass
+class TimelineMark:
+    line: Timeline
+    at: float
+
+    def wait(self) -> None:
+        self.line.host = max(self.line.host, self.at)
+
+    def done(self) -> bool:
+        return self.line.host >= self.at
+
+    def seconds_since(self, earlier: TimelineMark) -> float:
+        return self.at - earlier.at
+
+
+def test_the_time_of_a_kernel_is_not_that_of_the_host_which_enqueues_it(tmp_path: Path) -> None:
+    line = Timeline()
+    spoil: Any = line
+    mark: Any = line.mark
+    room = torch.empty(1 << 12, dtype=torch.uint8)
+    library = CublasLt(HostLibrary())
+    search = MatmulSearch(library, 5, "GPU", room, spoil, mark, tmp_path, clock=lambda: line.host)
+    assert search.seconds(line.work) == pytest.approx(3e-6)
+
+
+def test_a_file_that_cannot_be_renamed_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "choices.json" / "in-the-way").mkdir(parents=True)
+    cache_files.write(tmp_path / "choices.json", b"some")
+    assert [path.name for path in tmp_path.iterdir()] == ["choices.json"]
+    cache_files.write(tmp_path / "new" / "choices.json", b"some")
+    assert (tmp_path / "new" / "choices.json").read_bytes() == b"some"
 
 
 def test_what_is_not_searched(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from prelude.cuda import compiler, kernels, own_attention, own_matmul, own_trial
 from prelude.cuda.cuda_device import CudaDevice
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
-from prelude.cuda.own_attention import ATTEND_PROMPTS, OwnAttention
+from prelude.cuda.own_attention import ATTEND_PROMPTS, OwnAttention, Prompts
 from torch import Tensor
 
 from bench.gpu import first
@@ -29,6 +29,7 @@ from tests.cuda import twins
 from tests.cuda.conftest import simulated
 from tests.cuda.emulated import COMPILER, EmulatedDevice
 from tests.cuda.simulated import SimulatedDevice
+from tests.cuda.timed import TimedDevice
 from tests.execution.helpers import Model, Segment, i32, random_ids, run, slices
 
 emulated = pytest.mark.skipif(COMPILER is None, reason="no g++ to run kernels on the host")
@@ -96,7 +97,7 @@ def test_a_rows_bits_are_its_prompts_alone() -> None:
         ends = [sum(before[:i]) for i in range(len(before) + 1)]
         starts = device.empty((len(ends) + 1,), torch.int32)
         starts.copy_(torch.tensor([*ends, at + 37]))
-        own_attention.run(device, q, k, v, out, starts)
+        own_attention.run(device, Prompts(q, k, v, out, starts))
         device.close()
         return out[at:]
 
@@ -133,7 +134,7 @@ def test_scores_of_any_size_leave_no_nan() -> None:
     v.normal_()
     out, starts = device.zeros((20, 1, 64), BF16), device.empty((2,), torch.int32)
     starts.copy_(torch.tensor([0, 20]))
-    own_attention.run(device, q, k, v, out, starts)
+    own_attention.run(device, Prompts(q, k, v, out, starts))
     device.close()
     wanted, _ = twins.attention(q, k, v, causal=True)
     assert own_attention.same(out, wanted) and bool(out.isfinite().all())
@@ -142,38 +143,15 @@ def test_scores_of_any_size_leave_no_nan() -> None:
 # ------------------------------------------------------------------ the choice
 
 
-class Device(SimulatedDevice):
-    """Each kernel takes ``cost(name)``; nothing waits. With ``wrong`` this project's attention writes nothing."""
+class Device(TimedDevice):
+    """With ``wrong`` this project's attention gives other numbers."""
 
     def __init__(self, cost: Callable[[str], float], wrong: bool = False) -> None:
-        super().__init__(BF16)
-        self.cost, self.wrong, self.elapsed = cost, wrong, 0.0
+        super().__init__(cost)
+        self.wrong = wrong
 
-    def enqueue(self, name: str, operation: Callable[[], None]) -> None:
-        super().enqueue(name, operation)
-        self.elapsed += self.cost(name)
-        self.close()
-
-    def launch(self, kernel: kernels.Kernel, grid: Any, args: Any, shared: int = 0) -> None:
-        if kernel is ATTEND_PROMPTS and self.wrong:
-            self.enqueue("wrong", lambda: None)
-            return
-        super().launch(kernel, grid, args, shared)
-
-    def capture(self, work: Callable[[], None], *, search: bool = True) -> Any:
-        """Attention is searched whether matmuls are or not, as on the real device."""
-        own = self.own_attention
-        assert own is not None
-        own.searching = True
-        try:
-            return super().capture(work, search=search)
-        finally:
-            own.searching = False
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        before = self.elapsed
-        work()
-        return self.elapsed - before
+    def is_wrong(self, kernel: kernels.Kernel) -> bool:
+        return kernel is ATTEND_PROMPTS and self.wrong
 
 
 def own_on(device: Device, folder: Path, tried: bool = True, library: str = "1") -> OwnAttention:
@@ -312,6 +290,26 @@ def test_another_release_of_flashinfer_has_choices_of_its_own(model: Model, tmp_
     assert not other._kept and other.passed == {64}, "the trial's outcome does not depend on it"
 
 
+def test_outcomes_and_choices_are_of_one_binary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another compiler, or another flag of any of its variants, makes another kernel: it was not tried yet."""
+    names = set[Path]()
+    attention, ring = ATTEND_PROMPTS, own_matmul.kernel
+
+    def with_flag(rows: int, variant: own_matmul.Variant) -> tuple[kernels.Kernel, int]:
+        made, shared = ring(rows, variant)
+        return (replace(made, flags=(*made.flags, "-DRING=1")) if rows == 256 else made), shared
+
+    for version in ("nvrtc 13.0", "nvrtc 13.5"):
+        monkeypatch.setattr(compiler, "nvrtc_version", lambda version=version: version)
+        for flags in (attention.flags, ("-DWARPS=8",)):
+            monkeypatch.setattr(own_attention, "ATTEND_PROMPTS", replace(attention, flags=flags))
+            names.add(own_attention.path_beside(Path("matmuls.json")))
+        for made in (ring, with_flag):
+            monkeypatch.setattr(own_matmul, "kernel", made)
+            names.add(own_matmul.path_beside(Path("matmuls.json")))
+    assert len(names) == 8
+
+
 def test_other_operands_are_flashinfers() -> None:
     device = SimulatedDevice(BF16)
 
@@ -319,7 +317,8 @@ def test_other_operands_are_flashinfers() -> None:
         return device.empty(shape, dtype)
 
     q, k = rows(32, 4, 64), rows(32, 2, 64)
-    assert own_attention.fits(q, k, rows(32, 2, 64), rows(32, 4, 64))
+    starts = rows(2, dtype=torch.int32)
+    assert Prompts(q, k, rows(32, 2, 64), rows(32, 4, 64), starts).fit()
     wide = rows(32, 2, 72)[..., :64]
     for given in (
         (rows(257, 4, 64), rows(257, 2, 64), rows(257, 2, 64), rows(257, 4, 64)),
@@ -330,7 +329,7 @@ def test_other_operands_are_flashinfers() -> None:
         (q, k, rows(32, 4, 64)[:, :2], q),  # keys and values strided apart
         (q[:0], k, k, q[:0]),
     ):
-        assert not own_attention.fits(*given)
+        assert not Prompts(*given, starts).fit()
 
 
 def test_the_trial_finds_a_wrong_kernel(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from tests.cuda import twins
 from tests.cuda.conftest import simulated
 from tests.cuda.emulated import COMPILER, EmulatedDevice
 from tests.cuda.simulated import SimulatedDevice
+from tests.cuda.timed import TimedDevice
 from tests.execution.helpers import Model, Segment, i32, prompts, random_ids, run, slices
 
 emulated = pytest.mark.skipif(COMPILER is None, reason="no g++ to run kernels on the host")
@@ -188,37 +189,15 @@ def test_a_rows_bits_do_not_depend_on_the_others() -> None:
 # ------------------------------------------------------------------ the trial, and the choice
 
 
-class Device(SimulatedDevice):
-    """Runs each operation at once, in time that ``cost`` states; kernels of ``wrong`` groups give other numbers."""
+class Device(TimedDevice):
+    """Kernels of ``wrong`` groups give other numbers."""
 
     def __init__(self, cost: Callable[[str], float] = lambda name: 1.0, wrong: tuple[int, ...] = ()) -> None:
-        super().__init__(BF16)
-        self.cost, self.wrong, self.elapsed = cost, wrong, 0.0
+        super().__init__(cost)
+        self.wrong = wrong
 
-    def enqueue(self, name: str, operation: Callable[[], None]) -> None:
-        super().enqueue(name, operation)
-        self.elapsed += self.cost(name)
-        self.close()
-
-    def launch(self, kernel: kernels.Kernel, grid: Any, args: Any, shared: int = 0) -> None:
-        if kernel.name == "product" and kernel.block // 128 in self.wrong:
-            self.enqueue("wrong", lambda: None)
-            return
-        super().launch(kernel, grid, args, shared)
-
-    def capture(self, work: Callable[[], None], *, search: bool = True) -> Any:
-        if self.own_matmuls is not None:
-            self.own_matmuls.searching = search
-        try:
-            return super().capture(work, search=search)
-        finally:
-            if self.own_matmuls is not None:
-                self.own_matmuls.searching = False
-
-    def seconds(self, work: Callable[[], None]) -> float:
-        before = self.elapsed
-        work()
-        return self.elapsed - before
+    def is_wrong(self, kernel: kernels.Kernel) -> bool:
+        return kernel.name == "product" and kernel.block // 128 in self.wrong
 
 
 def own_on(device: Device, folder: Path, tried: tuple[str, ...] = ("16x1", "16x2")) -> OwnMatmuls:
