@@ -446,8 +446,9 @@ cdef int64_t _heads_of(object x, object like, int64_t heads, int64_t width, int6
     cdef object size = x.shape, strides = x.stride()
     cdef int64_t count = _entry(size, 0)
     stride[0] = _entry(strides, 0)
-    if (_entry(size, 1) != heads or _entry(size, 2) != width or (count and (
-            x.dtype is not like.dtype or _entry(strides, 1) != width or _entry(strides, 2) != 1))):
+    # The pool of a model that writes none has the heads of its first layer.
+    if count and (_entry(size, 1) != heads or _entry(size, 2) != width or x.dtype is not like.dtype
+                  or _entry(strides, 1) != width or _entry(strides, 2) != 1):
         raise ValueError(f"{x.dtype} {list(size)} of strides {strides}, where tokens of {heads} heads of {width} "
                          f"values of {like.dtype} side by side are needed")
     return count
