@@ -150,6 +150,16 @@ inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, 
 [[gnu::noinline]] inline void finish(const PackedArgs& a, int64_t row, int64_t output, const float* sums,
                                      int64_t count) {
   const int64_t last = std::min(a.weight.outputs, output + count);
+  if (a.out_type == Type::f32 && last == output + count) {
+    float* out = static_cast<float*>(a.out) + row * a.out_stride + output;
+    const float* bias = a.weight.bias ? a.weight.bias + output : nullptr;
+    for (int64_t i = 0; i < count; i += kLanes) {
+      Vec base = bias ? load(bias + i) : zero();
+      if (a.adds) base = add(load(out + i), base);
+      store(out + i, add(load(sums + i), base));
+    }
+    return;
+  }
   for (; output < last; output += kLanes, sums += kLanes) {
     const int left = static_cast<int>(std::min<int64_t>(last - output, kLanes));
     const bool whole = left == kLanes;
