@@ -6,10 +6,10 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
-#include <thread>
 #include <vector>
 
 #include "check.hpp"
+#include "fork_threads.hpp"
 #include "prelude/cpu/attention_plan.hpp"
 #include "prelude/cpu/matmul.hpp"
 #include "prelude/cpu/pool_rows.hpp"
@@ -27,13 +27,6 @@ using namespace prelude::cpu;
 namespace {
 
 float from_bf16(uint16_t x) { return portable::as_float(x); }
-
-void fork_threads(void (*fn)(void*), void* data, unsigned threads, unsigned) {
-  std::vector<std::thread> others;
-  for (unsigned i = 1; i < threads; ++i) others.emplace_back(fn, data);
-  fn(data);
-  for (std::thread& other : others) other.join();
-}
 
 double ulps(float value, double exact) {
   const float near = static_cast<float>(exact);

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "check.hpp"
+#include "fork_threads.hpp"
 #include "prelude/cpu/mixer_sides.hpp"
 #include "random_values.hpp"
 
@@ -16,13 +16,6 @@ using namespace prelude::cpu;
 namespace {
 
 constexpr int64_t kHidden = 40, kWidth = 8, kHeads = 4, kGates = 2, kInner = 50, kRows = 13;
-
-void fork_threads(void (*fn)(void*), void* data, unsigned threads, unsigned) {
-  std::vector<std::thread> others;
-  for (unsigned i = 1; i < threads; ++i) others.emplace_back(fn, data);
-  fn(data);
-  for (std::thread& other : others) other.join();
-}
 
 // Rows of float32 or bfloat16, `stride` values apart.
 struct Rows {

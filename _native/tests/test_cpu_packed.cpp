@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
-#include <thread>
 #include <vector>
 
 #include "check.hpp"
+#include "fork_threads.hpp"
 #include "prelude/cpu/blocks.hpp"
 #include "prelude/cpu/packed_matmul.hpp"
 #include "prelude/cpu/targets.hpp"
@@ -32,13 +32,6 @@ std::vector<uint16_t> halves(const std::vector<float>& x) {
   std::vector<uint16_t> made;
   for (float v : x) made.push_back(to_bf16(v));
   return made;
-}
-
-void fork_threads(void (*fn)(void*), void* data, unsigned threads, unsigned) {
-  std::vector<std::thread> others;
-  for (unsigned i = 1; i < threads; ++i) others.emplace_back(fn, data);
-  fn(data);
-  for (std::thread& other : others) other.join();
 }
 
 struct Packed {

@@ -1,10 +1,10 @@
 // Paged attention against the plain formula in double, over random shapes and every target that runs here.
 #include <cmath>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "check.hpp"
+#include "fork_threads.hpp"
 #include "prelude/cpu/paged_attention.hpp"
 
 namespace {
@@ -18,13 +18,6 @@ uint32_t bits_of(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
   return bits;
-}
-
-void fork_threads(void (*fn)(void*), void* data, unsigned threads, unsigned) {
-  std::vector<std::thread> others;
-  for (unsigned i = 1; i < threads; ++i) others.emplace_back(fn, data);
-  fn(data);
-  for (std::thread& other : others) other.join();
 }
 
 struct Case {

@@ -5,23 +5,16 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "check.hpp"
+#include "fork_threads.hpp"
 #include "prelude/cpu/recurrent.hpp"
 #include "random_values.hpp"
 
 using namespace prelude::cpu;
 
 namespace {
-
-void fork_threads(void (*fn)(void*), void* data, unsigned threads, unsigned) {
-  std::vector<std::thread> others;
-  for (unsigned i = 1; i < threads; ++i) others.emplace_back(fn, data);
-  fn(data);
-  for (std::thread& other : others) other.join();
-}
 
 struct Layer {
   DeltaShape shape;
