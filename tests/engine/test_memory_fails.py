@@ -51,8 +51,8 @@ _testcapi.remove_mem_hooks()
 
 
 def frames_of_a_crash(script: Path, times: int, otherwise: str) -> list[str]:
-    """The frames that Python names when ``script`` crashes at the n-th allocation, with n below ``times``; the test is
-    skipped with ``otherwise`` where it never does."""
+    """The frames that Python names when ``script`` crashes at the n-th allocation, with n below ``times``; the test
+    is skipped with ``otherwise`` where it never does."""
     for n in range(times):
         done = subprocess.run([sys.executable, script, str(n)], capture_output=True, text=True)
         if done.returncode < 0:
