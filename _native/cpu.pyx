@@ -1,8 +1,10 @@
 # distutils: language = c++
-"""Thin wrappers of the CPU kernels: rows of norms, rotations and gates, and attention over runs of keys.
+"""Thin wrappers of the CPU kernels: products, norms, rotations and gates of rows, attention over runs of keys, and
+states of recurrent layers.
 
-Memory is given as addresses and strides in values: ``tensors.pxi`` and ``prelude/models/kernels.py`` read them of
-tensors and are the only callers. The headers under ``include/prelude/cpu`` hold the kernels and their contracts.
+Some take tensors and check their sizes and types: those of ``tensors.pxi`` and ``mixer_sides.pxi``, and
+``Attention.run``. The others take addresses and strides in values, which their callers read of tensors. The headers
+under ``include/prelude/cpu`` hold the kernels and their contracts.
 """
 
 from __future__ import annotations
@@ -446,7 +448,7 @@ cdef int64_t _heads_of(object x, object like, int64_t heads, int64_t width, int6
     cdef object size = x.shape, strides = x.stride()
     cdef int64_t count = _entry(size, 0)
     stride[0] = _entry(strides, 0)
-    # The pool of a model that writes none has the heads of its first layer.
+    # An empty pool has the heads of the model's first layer; the others may have more or fewer.
     if count and (_entry(size, 1) != heads or _entry(size, 2) != width or x.dtype is not like.dtype
                   or _entry(strides, 1) != width or _entry(strides, 2) != 1):
         raise ValueError(f"{x.dtype} {list(size)} of strides {strides}, where tokens of {heads} heads of {width} "

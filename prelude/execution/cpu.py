@@ -306,7 +306,7 @@ class CpuExecutor:
         sizes = self.decoder.sizes
         per_token = (spec.hidden + sizes.room) * 4 + (sizes.kept_cut if cut else sizes.kept) * size
         queries = (2 * run if cut else tokens) * spec.attention.query_width * size  # with the result of attention
-        wide = (spec.layers[0].mlp.up.outputs + spec.hidden) * size
+        wide = (sizes.up + spec.hidden) * size + (spec.hidden * 4 if sizes.sums else 0)
         return {
             "activation_bytes": tokens * per_token + queries + chunk * wide,
             "hidden_bytes": read * spec.hidden * 4,

@@ -1,5 +1,6 @@
-"""The native CPU kernels on tensors, and torch's threads to run them on. ``_native/tensors.pxi`` has most of them.
-For the others, addresses and strides are read here.
+"""The native CPU kernels on tensors, and torch's threads to run them on. ``_native/tensors.pxi`` has the kernels that
+are named here; ``mixer_sides.py`` calls several of them at once. Other kernels take addresses and strides, which
+their callers read.
 
 Every call gives a row the same bits with any other rows and with any number of threads.
 

@@ -27,7 +27,7 @@ def bits(executor: CpuExecutor, ids: list[Any]) -> bytes:
 
 
 def take_apart(executor: CpuExecutor) -> int:
-    """The number of calls of a pass that were native and are none any more."""
+    """From now on a pass runs the operations one by one; the number of native calls that it made before."""
     decoder = executor.decoder
     sides = [*(side for layer in decoder.before for side in layer), *decoder.behind]
     native = sum(side.native is not None for side in sides)
