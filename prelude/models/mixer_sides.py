@@ -101,12 +101,12 @@ class BeforeMixer:
             self.native(x, out, chunk, normed, table, positions)
             return
         for rows in _slices(x.shape[0], chunk):
-            some = out[rows]
-            self._in_proj.into(_read(self._norm, x[rows], normed), some)
+            some = part_of(out, rows)
+            self._in_proj.into(_read(self._norm, part_of(x, rows), normed), some)
             turning = self._turning
             if turning is not None and table is not None and positions is not None:
                 heads = some.view(some.shape[0], -1, turning.width)[:, turning.first : turning.first + turning.heads]
-                rotate(heads, turning.gain, turning.eps, table, positions[rows])
+                rotate(heads, turning.gain, turning.eps, table, part_of(positions, rows))
 
 
 class BehindMixer:
@@ -149,8 +149,8 @@ class BehindMixer:
         layer, mlp = self._layer, self._layer.spec.mlp
         first = layer.spec.norm_first
         for rows in _slices(x.shape[0], chunk):
-            part = x[rows]
-            _add(part, layer.out, mixed[rows], layer.mixer_after)
+            part = part_of(x, rows)
+            _add(part, layer.out, part_of(mixed, rows), layer.mixer_after)
             if not first and layer.mixer_norm is not None:
                 layer.mixer_norm(part, torch.float32, part)
             read = _read(layer.mlp_norm if first else None, part, normed)
@@ -158,6 +158,11 @@ class BehindMixer:
             _add(part, layer.down, activate(wide, mlp.inner, mlp.activation, mlp.gated), layer.mlp_after)
             if not first:
                 layer.mlp_norm(part, torch.float32, part)
+
+
+def part_of(x: Tensor, rows: slice) -> Tensor:
+    """Those rows of ``x``, which is no new view where they are all of them."""
+    return x if rows.start == 0 and rows.stop == x.shape[0] else x[rows]
 
 
 def _slices(rows: int, chunk: int) -> Sequence[slice]:

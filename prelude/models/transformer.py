@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from prelude._native import cpu
-from prelude.models.mixer_sides import BeforeMixer, BehindMixer, InProj, SomeOutputs, before_attention
+from prelude.models.mixer_sides import BeforeMixer, BehindMixer, InProj, SomeOutputs, before_attention, part_of
 from prelude.models.ops import Linear, RotaryTable, activate
 from prelude.models.packed import PackedLinear
 from prelude.models.recurrent import StepStates, gate_heads, room_of
@@ -151,7 +151,7 @@ class Transformer:
                 if index == last and rows is not None:
                     x, mixed, runs = x.index_select(0, rows), mixed.index_select(0, rows), attention.last_runs
                 for run in runs:
-                    workspace.finish(behind, _part(x, run.tokens), _part(mixed, run.tokens), run.chunk)
+                    workspace.finish(behind, part_of(x, run.tokens), part_of(mixed, run.tokens), run.chunk)
                 continue
             mixer, table = layer.spec.attention, tables[place]
             all_heads, query_heads, key_heads = self.before[index]
@@ -171,7 +171,7 @@ class Transformer:
                     x, positions = x.index_select(0, rows), positions.index_select(0, rows)
                 runs = attention.last_runs
             for number, run in enumerate(runs):
-                some, at = _part(x, run.tokens), _part(positions, run.tokens)
+                some, at = part_of(x, run.tokens), part_of(positions, run.tokens)
                 out, gates, q = workspace.queries(mixer, some.size(0))
                 query_heads(some, out, run.chunk, workspace.normed, table, at)
                 mixed = _gated(attention.run(index, number, q, k, v), gates)
@@ -382,11 +382,6 @@ def _apart(layer: LayerWeights) -> tuple[InProj, InProj] | None:
     # Where packed keys begin within a group of outputs, the queries before them in it are made once more.
     keys = whole.rows(width - behind, outputs)
     return whole.rows(0, width), SomeOutputs(keys, behind) if behind else keys
-
-
-def _part(x: Tensor, rows: slice) -> Tensor:
-    """Those rows of ``x``, which is no new view where they are all of them."""
-    return x if rows.start == 0 and rows.stop == x.shape[0] else x[rows]
 
 
 def _enter(layer: LayerWeights, x: Tensor, types: Tensor | None) -> None:

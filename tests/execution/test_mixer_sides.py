@@ -13,6 +13,7 @@ from prelude._native import cpu
 from prelude.execution.cpu import CpuExecutor
 from prelude.models.kernels import wide
 from prelude.models.packed import PackedLinear
+from prelude.models.precision import Precision
 from tests.checkpoints import save_model
 from tests.encoders import CLASSES, Encoder, write_encoder
 from tests.execution.conftest import RECURRENT, VARIANTS
@@ -61,8 +62,9 @@ def test_of_encoders(family: str, dtype: str, tmp_path: Path) -> None:
 
 
 @packed
-def test_several_threads_do_not_change_bits(tmp_path: Path) -> None:
-    executor = Model(save_model(tmp_path)).executor()
+@pytest.mark.parametrize("variant", ["plain", "gemma2"])
+def test_several_threads_do_not_change_bits(variant: str, tmp_path: Path) -> None:
+    executor = Model(save_model(tmp_path, **VARIANTS[variant])).executor()
     ids = [random_ids(n, n) for n in (1, 17, 230)]
     threads, found = torch.get_num_threads(), set()
     try:
@@ -72,6 +74,31 @@ def test_several_threads_do_not_change_bits(tmp_path: Path) -> None:
     finally:
         torch.set_num_threads(threads)
     assert len(found) == 1
+
+
+class Given:
+    """A projection that notes the memory it writes to."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+        self.memory: list[torch.Tensor] = []
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        self.memory.append(out)
+        return self.of.into(x, out)
+
+
+def test_operations_one_by_one_make_no_view_for_a_step_of_one_chunk(tmp_path: Path) -> None:
+    executor = Model(save_model(tmp_path)).executor(dtype=Precision(torch.float32, None, "torch's products"))
+    side, mixer = executor.decoder.before[0][1], executor.config.spec.attention
+    x, normed = torch.randn(9, executor.config.hidden_size), torch.empty(9, executor.config.hidden_size)
+    table, positions = torch.ones(9, mixer.head_dim // 2, dtype=torch.complex64), torch.arange(9)
+    whole, parts = torch.empty(9, mixer.query_width), torch.empty(9, mixer.query_width)
+    given = side._in_proj = Given(side._in_proj)
+    side(x, whole, 9, normed, table, positions)
+    assert given.memory[0] is whole
+    side(x, parts, 4, normed, table, positions)
+    assert [len(memory) for memory in given.memory] == [9, 4, 4, 1]
 
 
 def product(outputs: int, inputs: int) -> cpu.PackedProduct:

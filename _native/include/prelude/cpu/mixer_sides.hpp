@@ -114,6 +114,18 @@ inline bool multiply(const Team& team, const Projection& by, const void* x, int6
   return packed_matmul(*by.kernels, args, team.fork, team.threads);
 }
 
+struct SumArgs {
+  float* x;
+  int64_t x_stride;
+  const float* made;  // rows of `width` values, side by side
+  int64_t width;
+};
+
+inline void add_rows(const SumArgs& a, int64_t first, int64_t last, float*) {
+  for (int64_t row = first; row < last; ++row)
+    for (int64_t i = 0; i < a.width; ++i) a.x[row * a.x_stride + i] += a.made[row * a.width + i];
+}
+
 // x += a product; normed before it is added where there is a norm.
 inline bool add_product(const Team& team, const Projection& by, const Norm& after, const void* from,
                         int64_t from_stride, Type from_type, const BehindArgs& a, float* x, int64_t rows) {
@@ -123,9 +135,8 @@ inline bool add_product(const Team& team, const Projection& by, const Norm& afte
   if (!multiply(team, by, from, from_stride, from_type, a.made, width, Type::f32, false, rows) ||
       !norm_rows(team, after, a.made, width, a.made, width, Type::f32, rows, width))
     return false;
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t i = 0; i < width; ++i) x[row * a.x_stride + i] += a.made[row * width + i];
-  return true;
+  const SumArgs args{x, a.x_stride, a.made, width};
+  return over_rows(add_rows, args, rows, width, false, team.fork, team.threads);
 }
 
 }  // namespace sides
