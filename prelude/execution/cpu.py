@@ -305,7 +305,8 @@ class CpuExecutor:
         cut = self.cuts_queries and tokens > run
         sizes = self.decoder.sizes
         per_token = (spec.hidden + sizes.room) * 4 + (sizes.kept_cut if cut else sizes.kept) * size
-        queries = (2 * run if cut else tokens) * spec.attention.query_width * size  # with the result of attention
+        result = spec.attention.query_width  # of attention
+        queries = (run * (sizes.queries + result) if cut else tokens * result) * size
         wide = (sizes.up + spec.hidden) * size + (spec.hidden * 4 if sizes.sums else 0)
         return {
             "activation_bytes": tokens * per_token + queries + chunk * wide,

@@ -5,7 +5,8 @@ from running, the others wait for as long as the system's scheduler takes, at ev
 slower than one, and by far. So while steps run, the time that each of their threads waited for a processor is read
 from Linux (``/proc/self/task/ID/schedstat``, which counts it):
 
-    a thread waited for more than ``_SHARED`` of a window  ->  the next operations run without so many threads
+    a thread waited for more than ``_SHARED`` of a window  ->  the next operations run without so many threads; where
+                                                               all threads had settled, not before ``_SURE`` windows
     none waited for the first of ``_PAUSE``                ->  as many run as the last attempt with all threads left
     nor is that attempt less than ``pause`` seconds ago    ->  all threads are tried again; each time that a thread
                                                                waits before ``_SETTLED`` windows of all threads
@@ -14,8 +15,8 @@ from Linux (``/proc/self/task/ID/schedstat``, which counts it):
 Waiting with fewer than all threads leaves ``pause`` as it is: it says nothing of whether all would run.
 
 After a pause the system may wake two threads of a step on one processor, though another one is idle, and move one of
-them some milliseconds later (8 to 22 were measured). That is no other process. So while all threads run and have
-settled, ``_SURE`` windows with waiting, one after the other, take threads away, not the first one.
+them some milliseconds later (8 to 22 were measured). That is no other process: hence ``_SURE`` windows, one after the
+other.
 
 The count never passes torch's own (``torch.set_num_threads``, ``OMP_NUM_THREADS``), the processors that the process
 may run on, nor the quota of its control groups. Where the system counts no waiting, those bounds are all there is.

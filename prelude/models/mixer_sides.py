@@ -46,7 +46,7 @@ InProj: TypeAlias = AnyLinear | SomeOutputs
 
 
 @dataclass(frozen=True, slots=True)
-class Turning:
+class Rotation:
     """Heads of a row that are normed and rotated: ``first`` heads of ``width`` values stand before them."""
 
     first: int
@@ -55,8 +55,11 @@ class Turning:
     eps: float
     gain: Tensor | None  # [heads, width] float32
 
+    def native(self) -> tuple[int, int, int, float, Tensor | None]:
+        return self.first * self.width, self.heads, self.width, self.eps, self.gain
+
     @classmethod
-    def of(cls, layer: LayerWeights, first_head: int, last_head: int, before: int) -> Turning | None:
+    def of(cls, layer: LayerWeights, first_head: int, last_head: int, before: int) -> Rotation | None:
         """Heads ``[first_head, last_head)`` of queries and keys, behind ``before`` heads in the rows; None without
         rotation."""
         mixer, gain = layer.spec.attention, layer.qk_gain
@@ -70,20 +73,16 @@ class Turning:
 class BeforeMixer:
     """``in_proj`` of the normed rows of x; see the module."""
 
-    __slots__ = ("_in_proj", "_norm", "_turning", "native")
+    __slots__ = ("_in_proj", "_norm", "_rotation", "native")
 
-    def __init__(self, layer: LayerWeights, in_proj: InProj, dtype: torch.dtype, turning: Turning | None) -> None:
+    def __init__(self, layer: LayerWeights, in_proj: InProj, dtype: torch.dtype, rotation: Rotation | None) -> None:
         """``dtype``: of the rows that go out."""
         self._in_proj = in_proj
         self._norm = layer.mixer_norm if layer.spec.norm_first else None
-        self._turning = turning
+        self._rotation = rotation
         self.native: cpu.BeforeMixer | None = None
         if isinstance(in_proj, PackedLinear) and _reads(in_proj, self._norm, dtype) and _are_native(self._norm):
-            rotation = None
-            if turning is not None:
-                first = turning.first * turning.width
-                rotation = first, turning.heads, turning.width, turning.eps, turning.gain
-            self.native = cpu.BeforeMixer(in_proj.product, _native(self._norm), rotation)
+            self.native = cpu.BeforeMixer(in_proj.product, _native(self._norm), rotation and rotation.native())
 
     def __call__(
         self,
@@ -103,10 +102,13 @@ class BeforeMixer:
         for rows in _slices(x.shape[0], chunk):
             some = part_of(out, rows)
             self._in_proj.into(_read(self._norm, part_of(x, rows), normed), some)
-            turning = self._turning
-            if turning is not None and table is not None and positions is not None:
-                heads = some.view(some.shape[0], -1, turning.width)[:, turning.first : turning.first + turning.heads]
-                rotate(heads, turning.gain, turning.eps, table, part_of(positions, rows))
+            turn = self._rotation
+            if turn is None:
+                continue
+            if table is None or positions is None:
+                raise ValueError("heads that turn need a rope table and positions")
+            heads = some.view(some.shape[0], -1, turn.width)[:, turn.first : turn.first + turn.heads]
+            rotate(heads, turn.gain, turn.eps, table, part_of(positions, rows))
 
 
 class BehindMixer:
@@ -119,8 +121,6 @@ class BehindMixer:
         self._layer = layer
         self.inner = layer.spec.mlp.up.outputs
         """Values of a row of ``up``."""
-        self.makes = layer.mixer_after is not None or layer.mlp_after is not None
-        """Whether a product is normed before it is added, and so needs room."""
         self.native: cpu.BehindMixer | None = None
         mlp, first = layer.spec.mlp, layer.spec.norm_first
         out, up, down = layer.out, layer.up, layer.down
@@ -138,13 +138,16 @@ class BehindMixer:
         ):
             products = out.product, up.product, down.product
             self.native = cpu.BehindMixer(*products, mlp.activation, mlp.gated, first, *map(_native, norms))
+        after = layer.mixer_after is not None or layer.mlp_after is not None
+        self.makes = after and self.native is not None
+        """Whether a product is normed before it is added, and the native call needs room for it."""
 
-    def __call__(self, x: Tensor, mixed: Tensor, chunk: int, normed: Tensor, up: Tensor, made: Tensor | None) -> None:
+    def __call__(self, x: Tensor, mixed: Tensor, chunk: int, normed: Tensor, up: Tensor, sums: Tensor | None) -> None:
         """Adds to ``x`` [T, hidden] float32 in place, for the mixer's output ``mixed`` [T, width]; ``chunk`` rows at
-        a time. ``normed`` and ``up`` [chunk or all rows, hidden; outputs] are room of one type, ``made`` [the same,
+        a time. ``normed`` and ``up`` [chunk or all rows, hidden; outputs] are room of one type, ``sums`` [the same,
         hidden] room of float32 where ``makes``."""
         if self.native is not None:
-            self.native(x, mixed, chunk, normed, up, made)
+            self.native(x, mixed, chunk, normed, up, sums)
             return
         layer, mlp = self._layer, self._layer.spec.mlp
         first = layer.spec.norm_first
@@ -211,7 +214,7 @@ def before_attention(
     gates = mixer.heads if mixer.gate else 0
     both = mixer.heads + mixer.kv_heads
     return (
-        BeforeMixer(layer, layer.in_proj, dtype, Turning.of(layer, 0, both, gates)),
-        BeforeMixer(layer, queries, dtype, Turning.of(layer, 0, mixer.heads, gates)),
-        BeforeMixer(layer, keys, dtype, Turning.of(layer, mixer.heads, both, 0)),
+        BeforeMixer(layer, layer.in_proj, dtype, Rotation.of(layer, 0, both, gates)),
+        BeforeMixer(layer, queries, dtype, Rotation.of(layer, 0, mixer.heads, gates)),
+        BeforeMixer(layer, keys, dtype, Rotation.of(layer, mixer.heads, both, 0)),
     )

@@ -267,7 +267,7 @@ class Transformer:
             raise ValueError("a model with recurrent layers runs on the states of its sequences")
         projected = workspace.kept[:, : layer.spec.mixer.in_proj.outputs]
         self.before[index][0](x, projected, chunk, workspace.normed)
-        return states.mix(self._places[index], layer.recurrent, projected, workspace.made)
+        return states.mix(self._places[index], layer.recurrent, projected, workspace.room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +310,11 @@ class Sizes:
 class _Workspace:
     """Memory of a forward pass, the same in every layer: fresh memory would cost a fault for each page of it.
 
-    ``kept``: of all tokens: what a layer with a state reads, and keys and values; behind queries where there is one
-    run. ``apart``: queries of one run where there are several."""
+    ``room``: for the arithmetic of a state. ``kept``: of all tokens: what a layer with a state reads, and keys and
+    values; behind queries where there is one run. ``apart``: queries of one run where there are several. ``sums``: of
+    products that are normed before they are added."""
 
-    __slots__ = ("_heads", "_up", "apart", "kept", "made", "normed", "sums", "up")
+    __slots__ = ("_heads", "_up", "apart", "kept", "normed", "room", "sums", "up")
 
     def __init__(self, sizes: Sizes, tokens: int, longest: int, run: int, dtype: torch.dtype) -> None:
         """``longest``: tokens of the longest chunk; ``run``: of the longest run, which are all where there is one."""
@@ -321,7 +322,7 @@ class _Workspace:
         self.apart = torch.empty(run, sizes.queries, dtype=dtype) if run < tokens else None
         self.normed = torch.empty(longest, sizes.hidden, dtype=dtype)
         self.up = torch.empty(longest, sizes.up, dtype=dtype)
-        self.made = torch.empty(tokens, sizes.room)
+        self.room = torch.empty(tokens, sizes.room)
         self.sums = torch.empty(longest, sizes.hidden) if sizes.sums else None
         self._heads: dict[tuple[int, int, int, bool], _Heads] = {}
         self._up = {sizes.up: self.up}

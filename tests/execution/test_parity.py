@@ -95,7 +95,7 @@ def test_activation_bytes_count_the_memory_that_the_layers_share(variant: str, t
     tokens, decoder = 90, executor.decoder
     found = run(executor, OneShotBatch(prompts(random_ids(0, tokens)), all_logprobs(np.array([tokens - 1]))))
     shared = _Workspace(decoder.sizes, tokens, tokens, tokens, decoder.dtype)
-    parts = (shared.kept, shared.normed, shared.up, shared.made, shared.sums)
+    parts = (shared.kept, shared.normed, shared.up, shared.room, shared.sums)
     beside = tokens * 4 * (decoder.sizes.hidden + executor.config.spec.attention.query_width)
     assert found.extra["activation_bytes"] == beside + sum(part.nbytes for part in parts if part is not None)
 
