@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prelude.cuda import compiler, matmul_search, own_attention, own_matmul
 from prelude.cuda.driver import CudaError, Driver
-from prelude.cuda.kernels import FILES, Argument, Kernel, check
+from prelude.cuda.kernels import FILES, Argument, Kernel, RowBoxes, check
 from prelude.cuda.matmul_search import MatmulSearch
 from prelude.cuda.own_attention import OwnAttention
 from prelude.cuda.own_matmul import OwnMatmuls
@@ -228,6 +228,9 @@ class CudaDevice:
             elif kind == "float":
                 values.append(value)
                 types.append(ctypes.c_float)
+            elif isinstance(value, RowBoxes):
+                values.append(self.driver.tensor_map(value))
+                types.append(None)
             else:
                 values.append(0 if value is None else value.data_ptr())  # type: ignore[union-attr]
                 types.append(ctypes.c_void_p)

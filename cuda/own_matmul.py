@@ -3,11 +3,12 @@
 A product is one of six modes: bfloat16 out, float32 out, added to float32, gated SiLU of gate and up, heads with
 their norm, rotation and pool, or added to float32 with the RMSNorm that follows. That norm leaves out a factor of
 each row (``RowFactors``), by which the product behind it multiplies its sums. The kernel has variants: outputs of a
-block, blocks of a cluster. Behind the search of cuBLASLt's algorithms, ``OwnMatmuls`` tries each variant on the same
-shape. A variant is used only where it gave the library's numbers and took less time than the library with the kernels
-that follow it. Choices are kept on disk. Only kernels that passed ``own_trial.py`` on this GPU are tried.
+block, blocks of a tile, tiles of a cluster that read the rows together. Behind the search of cuBLASLt's algorithms,
+``OwnMatmuls`` tries each variant on the same shape. A variant is used only where it gave the library's numbers and
+took less time than the library with the kernels that follow it. Choices are kept on disk. Only kernels that passed
+``own_trial.py`` on this GPU are tried.
 
-    {"gate:128x6144x1024:1024,3072": {"variant": [2, 2], "us": ..., "library_us": ...}}
+    {"gate:128x6144x1024:1024,3072": {"variant": [2, 2, 1], "us": ..., "library_us": ...}}
 
 ``"variant": null``: the library was as fast, or no variant gave its numbers.
 """
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from prelude.cuda import kept_choices
-from prelude.cuda.kernels import Argument, Kernel
+from prelude.cuda.kernels import Argument, Kernel, RowBoxes
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ _TAKE_FACTORS = (GATE, HEADS)
 ROWS = (16, 32, 64, 128, 256)
 _STEP = 64  # columns of ``inner`` that a stage has
 BLOCKS = (1, 2, 4, 8)
+SHARES = (1, 2, 4)
+_SHARED_ROWS = 64
+"""Of a kernel, at the least: fewer rows are few bytes beside the weights."""
+_CLUSTER = 8
+"""Blocks that every GPU of compute capability 9.0 puts into a cluster."""
 _MULTIPROCESSORS = 132
 _SCRATCH = 64 << 20
 """Bytes of results that a search may allocate; products with more are left to the library."""
@@ -46,6 +52,8 @@ _TOLERANCE = 2e-2
 
 
 def _extents(tiles: int, mode: int, *args: Any) -> tuple[int, ...]:
+    if isinstance(args[-1], RowBoxes):
+        tiles *= args[-1].blocks
     x_stride, rows, outputs, inner, out_stride = args[1], args[3], args[4], args[5], args[8]
     width = outputs // 2 if mode == GATE else outputs
     result = (rows - 1) * out_stride + width
@@ -101,7 +109,8 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Variant:
     groups: int  # of 64 outputs a block
-    blocks: int  # of a cluster: parts of ``inner``
+    blocks: int  # of a tile: parts of ``inner``
+    share: int = 1  # tiles of a cluster, which read the rows of x together
 
     def tiles(self, job: Job) -> int:
         return -(-job.outputs // (64 * self.groups))
@@ -111,10 +120,26 @@ class Variant:
 def kernel(rows: int, variant: Variant) -> tuple[Kernel, int]:
     """The kernel for up to ``rows`` rows, one of ``ROWS``, and its dynamic shared memory in bytes. Up to 128 rows two
     blocks fit on a multiprocessor: the next product fills its ring while this one ends."""
-    ring = 96 << 10 if rows <= 128 else 196 << 10
-    flags = (f"-DROWS={rows}", f"-DGROUPS={variant.groups}", f"-DRING={ring}")
-    made = replace(PRODUCT, block=128 * variant.groups, cluster=variant.blocks, flags=flags)
-    return made, ring + 1024 + 4 * rows
+    ring = ring_bytes(rows)
+    flags = (f"-DROWS={rows}", f"-DGROUPS={variant.groups}", f"-DRING={ring}", f"-DSHARE={variant.share}")
+    made = replace(PRODUCT, block=128 * variant.groups, cluster=variant.blocks * variant.share, flags=flags)
+    shared = ring + 1024 + 4 * rows
+    if variant.share == 1:
+        return made, shared
+    return replace(made, kinds=(*PRODUCT.kinds, "map")), shared + 16 * stages(rows, variant)
+
+
+def stages(rows: int, variant: Variant) -> int:
+    """Of the ring."""
+    return ring_bytes(rows) // (128 * (64 * variant.groups + rows))
+
+
+def stages_of(job: Job, variant: Variant) -> int:
+    return stages(_rows_of(job), variant)
+
+
+def ring_bytes(rows: int) -> int:
+    return 96 << 10 if rows <= 128 else 196 << 10
 
 
 def job_of(mode: int, x: Tensor, weight: Tensor, out: Tensor, head_dim: int = 0) -> Job | None:
@@ -149,8 +174,20 @@ def variants(job: Job) -> Iterator[Variant]:
         for blocks in BLOCKS:
             variant = Variant(groups, blocks)
             fits = variant.tiles(job) * blocks <= 2 * _MULTIPROCESSORS
-            if blocks == 1 or (fits and job.inner >= 2 * _STEP * blocks):
-                yield variant
+            if blocks > 1 and not (fits and job.inner >= 2 * _STEP * blocks):
+                continue
+            for share in shares(_rows_of(job)):
+                if variant.tiles(job) % share == 0 and fits_cluster(blocks, share):
+                    yield replace(variant, share=share)
+
+
+def fits_cluster(blocks: int, share: int) -> bool:
+    return blocks * share <= _CLUSTER
+
+
+def shares(rows: int) -> tuple[int, ...]:
+    """Of the kernel for ``rows`` rows."""
+    return SHARES if rows >= _SHARED_ROWS else SHARES[:1]
 
 
 def _rows_of(job: Job) -> int:
@@ -186,8 +223,10 @@ def run(
     if factors is not None:
         before = (factors.squares, factors.squares.shape[1], factors.eps)
     sizes = (job.rows, job.outputs, job.inner)
-    args = (job.mode, x, job.x_stride, weight, *sizes, *places, job.out_stride, *after, *before, *rest)
-    device.launch(chosen, (tiles,), args, shared=shared)
+    share = variant.share
+    boxes = (RowBoxes(x, _rows_of(job) // share, share),) if share > 1 else ()
+    args = (job.mode, x, job.x_stride, weight, *sizes, *places, job.out_stride, *after, *before, *rest, *boxes)
+    device.launch(chosen, (tiles // share,), args, shared=shared)
     return left
 
 
@@ -257,13 +296,13 @@ class OwnMatmuls:
             self._search(job, x, weight, out, otherwise, rest, norm)
         return self._choice(job)
 
-    def keep_trial(self, rows: int, groups: int, passed: bool) -> None:
-        key = f"{rows}x{groups}"
+    def keep_trial(self, rows: int, groups: int, passed: bool, share: int = 1) -> None:
+        key = _trial_key(rows, groups, share)
         (self.passed.add if passed else self.passed.discard)(key)
         kept_choices.keep_trial(self.trial_path, key, passed)
 
     def _offered(self, job: Job, variant: Variant) -> bool:
-        return f"{_rows_of(job)}x{variant.groups}" in self.passed
+        return _trial_key(_rows_of(job), variant.groups, variant.share) in self.passed
 
     def _choice(self, job: Job) -> Variant | None:
         if job not in self._chosen:
@@ -320,7 +359,7 @@ class OwnMatmuls:
                     continue
                 taken = self._seconds(work)
                 if taken < best:
-                    best, entry["variant"] = taken, [variant.groups, variant.blocks]
+                    best, entry["variant"] = taken, [variant.groups, variant.blocks, variant.share]
             entry |= {"us": best * 1e6, "library_us": library * 1e6}
         except RuntimeError as error:  # no memory, no compiler: the library serves this shape in this process
             log.warning("%s is left to the library: %s", job.key, error)
@@ -337,9 +376,18 @@ def scaled(rows: Tensor, factors: RowFactors) -> Tensor:
     return rows.float() * torch.rsqrt(mean + factors.eps)
 
 
+def _trial_key(rows: int, groups: int, share: int) -> str:
+    return f"{rows}x{groups}" + (f"x{share}" if share > 1 else "")
+
+
 def path_beside(choices: Path) -> Path:
     """Where choices lie for the GPU and library that ``choices`` names."""
-    flags = (kernel(rows, Variant(groups, 1))[0].flags for rows in ROWS for groups in (1, 2))
+    flags = (
+        kernel(rows, Variant(groups, 1, share))[0].flags
+        for rows in ROWS
+        for groups in (1, 2)
+        for share in shares(rows)
+    )
     return kept_choices.path_beside(choices, "own", PRODUCT.file, flags)
 
 
@@ -360,4 +408,7 @@ def _sound(entry: Any) -> bool:
     chosen = entry["variant"]
     if chosen is None:
         return True
-    return isinstance(chosen, list) and len(chosen) == 2 and chosen[0] in (1, 2) and chosen[1] in BLOCKS
+    if not isinstance(chosen, list) or len(chosen) != 3:
+        return False
+    groups, blocks, share = chosen
+    return groups in (1, 2) and blocks in BLOCKS and share in SHARES and fits_cluster(blocks, share)

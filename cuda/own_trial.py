@@ -38,25 +38,27 @@ if TYPE_CHECKING:
     from prelude.cuda.device import Device
 
 LIMIT = 60.0
-"""Seconds of one process: two compilations among them. ``bench gpu_first`` has time for two that hang and a third."""
+"""Seconds of one process: up to six compilations among them. ``bench gpu_first`` has time for two that hang and a
+third."""
 _SIZES = ((256, 1024), (128, 448))
 """Rows of the weights and columns of x: whole parts for every cluster, and parts of unequal length."""
 
 
-def trials(rows: int, groups: int) -> Iterator[tuple[int, int, int, Variant]]:
+def trials(groups: int, share: int) -> Iterator[tuple[int, int, int, Variant]]:
     """(mode, outputs, inner, variant)"""
     for mode in (NARROW, WIDE, ADD, GATE, HEADS, NORM):
         for outputs, inner in _SIZES:
             for blocks in own_matmul.BLOCKS:
-                if inner >= 64 * blocks:
-                    yield mode, outputs * (2 if mode == GATE else 1), inner, Variant(groups, blocks)
+                if inner >= 64 * blocks and own_matmul.fits_cluster(blocks, share):
+                    # Tiles come in whole clusters, two of them in the first size.
+                    yield mode, outputs * share * (2 if mode == GATE else 1), inner, Variant(groups, blocks, share)
 
 
-def passes(device: Device, rows: int, groups: int) -> bool:
-    """Whether every mode of the kernel for ``rows`` rows and ``groups`` gives the numbers of float32 products, with
-    all of the rows and with some."""
-    for count in (rows, rows - 3):
-        for mode, outputs, inner, variant in trials(rows, groups):
+def passes(device: Device, rows: int, groups: int, share: int) -> bool:
+    """Whether every mode of the kernel for ``rows`` rows, ``groups`` and ``share`` gives the numbers of float32
+    products, with all of the rows and with some; of shared rows with whole parts that no row is in."""
+    for count in (rows, rows - 3, *((rows // 2 + 1,) if share > 1 else ())):
+        for mode, outputs, inner, variant in trials(groups, share):
             if not all(_agree(device, mode, count, outputs, inner, variant)):
                 return False
     return True
@@ -193,19 +195,21 @@ def note_attention(own: OwnAttention, head_dim: int) -> bool:
 
 
 def note(own: OwnMatmuls, rows: int) -> bool:
-    """Tries the kernels for ``rows`` rows and keeps the outcome; whether both passed. A process that does not come
-    back from a trial leaves it failed, and those behind it."""
+    """Tries the kernels for ``rows`` rows and keeps the outcome; whether all passed. A process that does not come
+    back from a trial leaves it failed, and those behind it. Those that share rows come last."""
     passed = True
-    for groups in (1, 2):
-        own.keep_trial(rows, groups, False)
-    for groups in (1, 2):
+    kinds = [(groups, share) for share in own_matmul.shares(rows) for groups in (1, 2)]
+    for groups, share in kinds:
+        own.keep_trial(rows, groups, False, share)
+    for groups, share in kinds:
+        named = f"{rows} rows, {64 * groups} outputs a block" + (f", rows of {share} tiles" if share > 1 else "")
         try:
-            well = passes(own.device, rows, groups)
+            well = passes(own.device, rows, groups, share)
         except RuntimeError as error:  # of the compiler or the driver
-            print(f"{rows} rows, {groups}: {error}", flush=True)
+            print(f"trial of {named}: {error}", flush=True)
             well = False
-        own.keep_trial(rows, groups, well)
-        print(f"{rows} rows, {64 * groups} outputs a block: {'passed' if well else 'FAILED'}", flush=True)
+        own.keep_trial(rows, groups, well, share)
+        print(f"{named}: {'passed' if well else 'FAILED'}", flush=True)
         passed &= well
     return passed
 

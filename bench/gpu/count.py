@@ -1,13 +1,15 @@
 """The bytes and operations of a OneShot pass's kernels, and the time that they allow on an H200.
 
-    python -m bench gpu_count [--model 06b] [--rows 128]
+    python -m bench gpu_count [--model 06b] [--rows 128] [--share 4]
 
 Arithmetic, not a measurement: nothing of this has run. ``floor`` is the weights' way from memory or the operations,
 at NVIDIA's published figures. ``expected`` adds the parts that the floor leaves out:
 
     reads   bytes that the multiprocessors take in through the L2 cache: weights once; rows of x once for each tile of
-            outputs (``cuda/kernels/matmul.cu`` has no multicast); partial sums of a cluster's other blocks; sums of
+            outputs, or for each cluster of tiles that share them; partial sums of a tile's other blocks; sums of
             squares of rows that await their norm's factor, once for each tile
+    ring    a block waits for its stages, of which all but one are on their way; where rows are shared the tiles of a
+            cluster wait for each other
     blocks  a multiprocessor takes in 64 bytes a clock, so few blocks do not reach the L2 cache's rate
     edge    between two kernels, with dependent launch
 
@@ -22,10 +24,10 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prelude.cuda import own_attention
+from prelude.cuda import own_attention, own_matmul
 from prelude.cuda.kernels import ROW_STATS
 from prelude.cuda.own_attention import TILE
-from prelude.cuda.own_matmul import GATE, HEADS, NORM, Job, Variant, variants
+from prelude.cuda.own_matmul import GATE, HEADS, NORM, SHARES, Job, Variant, variants
 
 from bench.gpu.models import MODELS
 from prelude.models.config import ModelConfig
@@ -40,6 +42,10 @@ ONE = 64 * 1.755e9
 """Bytes a second from the L2 cache to one multiprocessor."""
 EDGE = 0.7
 """Microseconds between dependent launches: 1.3 without dependence is published for the H100."""
+LATENCY = 478.8 / 1.755e9
+"""Seconds until a read of memory is answered, by public measurements of the H100: 478.8 clocks."""
+CROSSING = 180 / 1.755e9
+"""Seconds until a block of a cluster sees that another one has written to its shared memory: 180 clocks, likewise."""
 CHAIN = 1.5
 """Microseconds in which a block of attention reads the lengths, then queries, keys and values, multiplies, and joins
 the results of its warps."""
@@ -60,15 +66,17 @@ class Row:
     times: int
 
 
-def product(name: str, job: Job, times: int) -> Row:
-    """The variant of ``own_matmul`` that the count has as the fastest."""
-    return min((_product(name, job, variant, times) for variant in variants(job)), key=lambda row: row.expected)
+def product(name: str, job: Job, times: int, share: int) -> Row:
+    """The variant of ``own_matmul`` that the count has as the fastest, of those whose rows at most ``share`` tiles
+    read together."""
+    offered = (variant for variant in variants(job) if variant.share <= share)
+    return min((_product(name, job, variant, times) for variant in offered), key=lambda row: row.expected)
 
 
 def _product(name: str, job: Job, variant: Variant, times: int) -> Row:
     tiles, tile = variant.tiles(job), 64 * variant.groups
     weights = 2.0 * job.outputs * job.inner
-    rows_read = 2.0 * tiles * job.rows * job.inner
+    rows_read = 2.0 * tiles / variant.share * job.rows * job.inner
     sums = 4.0 * tiles * tile * job.rows * (variant.blocks - 1)
     parts = -(-job.inner // 64) if job.mode in (GATE, HEADS) else 0  # at most: of the product in front
     squares = 4.0 * tiles * job.rows * parts
@@ -76,8 +84,10 @@ def _product(name: str, job: Job, variant: Variant, times: int) -> Row:
     used = min(1.0, tiles * variant.blocks * ONE / CACHE)
     floor = max(weights / MEMORY, operations / TENSOR)
     reads = weights + rows_read + sums + squares
-    expected = max(floor / used, reads / (CACHE * used))
-    launch = f"{tiles} x {variant.blocks} of {tile}"
+    steps = -(-job.inner // 64 // variant.blocks)
+    late = LATENCY + (CROSSING if variant.share > 1 else 0.0)
+    expected = max(floor / used, reads / (CACHE * used), steps * late / (own_matmul.stages_of(job, variant) - 1))
+    launch = f"{tiles} x {variant.blocks} of {tile}" + (f", shared by {variant.share}" if variant.share > 1 else "")
     return Row(name, launch, weights, reads, operations, floor * 1e6, expected * 1e6 + EDGE, times)
 
 
@@ -99,19 +109,20 @@ def attention(rows: int, heads: int, head_dim: int, times: int) -> Row:
     return Row("attention", f"{tiles} x {heads}", 0.0, reads, operations, operations / TENSOR * 1e6, expected, times)
 
 
-def count(config: ModelConfig, rows: int) -> Iterator[Row]:
+def count(config: ModelConfig, rows: int, share: int) -> Iterator[Row]:
     spec, layers = config.spec, len(config.spec.layers)
     heads, inner, hidden = spec.attention, spec.layers[0].mlp.inner, spec.hidden
     queries, width = heads.query_width, heads.qkv.outputs
     yield rows_of("embedding, norm", rows, rows * hidden * (2 + 4 + 4 + 2), 1)
-    yield product("qkv, q/k norm, rotation", Job(HEADS, rows, width, hidden, hidden, width, heads.head_dim), layers)
+    qkv = Job(HEADS, rows, width, hidden, hidden, width, heads.head_dim)
+    yield product("qkv, q/k norm, rotation", qkv, layers, share)
     yield attention(rows, heads.heads, heads.head_dim, layers - 1)
     scores, moved = 4.0 * HEAD_ROWS * heads.heads * heads.head_dim * rows, 2.0 * rows * (width - queries)
     floor = scores / TENSOR * 1e6
     yield Row("attention, last layer", "FlashInfer", 0.0, moved, scores, floor, FLASHINFER + EDGE, 1)
-    yield product("out, residual, norm", Job(NORM, rows, hidden, queries, queries, hidden), layers)
-    yield product("gate_up, gate", Job(GATE, rows, 2 * inner, hidden, hidden, inner), layers)
-    yield product("down, residual, norm", Job(NORM, rows, hidden, inner, inner, hidden), layers)
+    yield product("out, residual, norm", Job(NORM, rows, hidden, queries, queries, hidden), layers, share)
+    yield product("gate_up, gate", Job(GATE, rows, 2 * inner, hidden, hidden, inner), layers, share)
+    yield product("down, residual, norm", Job(NORM, rows, hidden, inner, inner, hidden), layers, share)
     yield rows_of("last norms of the read row", HEAD_ROWS, HEAD_ROWS * hidden * 6.0, 2)
     vocab = config.vocab_size
     head = 2.0 * vocab * hidden
@@ -119,12 +130,12 @@ def count(config: ModelConfig, rows: int) -> Iterator[Row]:
     yield rows_of("statistics", HEAD_ROWS * ROW_STATS.cluster, 2 * 4.0 * vocab, 1)
 
 
-def table(config: ModelConfig, rows: int) -> list[str]:
+def table(config: ModelConfig, rows: int, share: int = SHARES[-1]) -> list[str]:
     lines = [
         "| kernel | blocks | weights, MB | reads, MB | GFLOP | floor, us | expected, us | times |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    found = list(count(config, rows))
+    found = list(count(config, rows, share))
     floor = expected = 0.0
     for row in found:
         one = row.expected or row.floor + EDGE
@@ -142,8 +153,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="06b")
     parser.add_argument("--rows", type=int, default=128)
+    parser.add_argument("--share", type=int, choices=SHARES, default=SHARES[-1], help="most tiles that share rows")
     chosen = parser.parse_args()
-    print("\n".join(table(MODELS[chosen.model], chosen.rows)))
+    print("\n".join(table(MODELS[chosen.model], chosen.rows, chosen.share)))
 
 
 if __name__ == "__main__":

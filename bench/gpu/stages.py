@@ -105,9 +105,10 @@ def own_products(stage: Stage) -> None:
     """The trial of this project's products and attention, in processes of its own. Those that pass are offered to the
     stages behind."""
     for line in lines_of([sys.executable, "-m", *TRIAL]):
-        said = re.match(r"(\d+) rows(?:, (\d+) outputs a block)?: (.*)", line)
+        said = re.match(r"(\d+) rows(?:, (\d+) outputs a block)?(?:, rows of (\d+) tiles)?: (.*)", line)
         if said:
-            stage.tell(f"own.{said[1]}x{said[2] or '?'}", ok=said[3] == "passed", value=said[3])
+            named = f"own.{said[1]}x{said[2] or '?'}" + (f"x{said[3]}" if said[3] else "")
+            stage.tell(named, ok=said[4] == "passed", value=said[4])
         said = re.match(r"attention, heads of (\d+): (.*)", line)
         if said:
             stage.tell(f"own.attention.{said[1]}", ok=said[2] == "passed", value=said[2])

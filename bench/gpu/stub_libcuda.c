@@ -264,6 +264,20 @@ PUBLIC CUresult cuLaunchKernelEx(const LaunchConfig* c, uint64_t function, void*
   last.shared = c->shared; last.stream = c->stream; last.function = function; last.params = params;
   return OK;
 }
+// Matrices of bfloat16 in boxes of rows of 128 bytes, which are swizzled. Kept: address, columns, rows, stride, box.
+PUBLIC CUresult cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned rank, uint64_t address, const uint64_t* sizes,
+                                       const uint64_t* strides, const unsigned* box, const unsigned* steps,
+                                       int interleave, int swizzle, int promotion, int fill) {
+  ENTER(1)
+  NEED(type == 9 && rank == 2 && !interleave && !fill && promotion <= 3, INVALID_VALUE, "the kind of matrix")
+  NEED(address && address % 16 == 0 && strides[0] % 16 == 0 && (uintptr_t)map % 64 == 0, INVALID_VALUE, "alignment")
+  NEED(sizes[0] && sizes[1] && sizes[0] * 2 <= strides[0], INVALID_VALUE, "sizes")
+  NEED(swizzle == 3 && box[0] == 64 && box[1] >= 1 && box[1] <= 256 && steps[0] == 1 && steps[1] == 1, INVALID_VALUE,
+       "boxes")
+  memset(map, 0, 128);
+  map[0] = address; map[1] = sizes[0]; map[2] = sizes[1]; map[3] = strides[0]; map[4] = box[1];
+  return OK;
+}
 PUBLIC CUresult cuGraphInstantiate(uint64_t* exec, uint64_t graph, unsigned long long flags) {
   ENTER(1)
   NEED(graph && !flags, INVALID_VALUE, "the graph")

@@ -17,6 +17,9 @@
 // So few rows are bound by the weights' way from memory. A block has TILE outputs and, with the blocks of its cluster, a
 // part of `inner` each. Its stages of 64 columns run through a ring in shared memory: before the dependent launch's
 // wait it asks for the weights of all stages but one, for no kernel writes weights; behind it for the rows of x.
+// With SHARE above 1, SHARE tiles side by side are in one cluster and read the rows of x once: each of them asks the
+// tensor memory accelerator for a part of a stage's rows, which arrives in all of them. A barrier of each stage, `full`,
+// counts the bytes that have arrived; another one, `empty`, the tiles that have multiplied by the rows before.
 // wgmma multiplies 64 outputs by CHUNK rows from shared memory, weights as its A and x as its B, so any number of rows
 // is one instruction wide. The cluster's partial sums are added in rank order, by each block for its share of rows: a
 // row's bits depend on ROWS, GROUPS and the cluster, not on the other rows.
@@ -28,7 +31,9 @@ constexpr int CHUNKS = ROWS / CHUNK;
 constexpr int STEP = 64;                        // columns of a stage: 128 bytes a row, the period of the swizzle
 constexpr int STAGE = (TILE + ROWS) * STEP * 2;  // bytes
 constexpr int STAGES = RING / STAGE;
-constexpr int PITCH = TILE + 4;  // of a row of sums: a warp's fragment meets every bank once
+constexpr int PART = ROWS / SHARE;  // rows that a tile asks for
+constexpr int PITCH = TILE + 4;     // of a row of sums: a warp's fragment meets every bank once
+static_assert(SHARE == 1 || PART % 8 == 0, "the swizzle has a period of eight rows");
 static_assert(ROWS % CHUNK == 0 && CHUNK % 16 == 0 && STAGES >= 3 && ROWS * PITCH * 4 <= RING, "ROWS, GROUPS, RING");
 
 enum { NARROW, WIDE, ADD, GATE, HEADS, NORM };
@@ -40,6 +45,49 @@ __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// A matrix in memory, as cuTensorMapEncodeTiled describes it: boxes of PART rows of 64 columns, swizzled by 128 bytes.
+struct __align__(64) TensorMap {
+    u64 opaque[16];
+};
+
+// Barriers in shared memory. A phase ends when all have arrived and all expected bytes have landed.
+__device__ __forceinline__ void barrier_init(u32 barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+// Behind the initialization, before a barrier of the cluster.
+__device__ __forceinline__ void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_expect(u32 barrier, int bytes) {  // and arrive
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier, int rank) {  // at that of another block
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile(
+            "{\n.reg .pred done;\n"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, done;\n}"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+// A box to `to` in every block of `mask`; each block's `barrier` counts its bytes. Rows behind the last are zeros.
+__device__ __forceinline__ void load_box(u32 to, const TensorMap& map, u32 barrier, int column, int row, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4}], [%2], %5;" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(column), "r"(row), "h"(mask)
+        : "memory");
+}
 
 #define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SIXTEEN(d, i) FOUR(d, i), FOUR(d, i + 4), FOUR(d, i + 8), FOUR(d, i + 12)
@@ -123,13 +171,50 @@ __device__ __forceinline__ float4 plus(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// Four sums of a row over the cluster, in rank order.
-__device__ __forceinline__ float4 summed(float* sums, int blocks, int row, int column) {
+// Four sums of a row over the blocks of a tile, in rank order; `first` is the rank of the first one.
+__device__ __forceinline__ float4 summed(float* sums, int first, int blocks, int row, int column) {
     float* at = sums + row * PITCH + column;
-    float4 total = *(const float4*)peer(at, 0);
-    for (int rank = 1; rank < blocks; rank++) total = plus(total, *(const float4*)peer(at, rank));
+    float4 total = *(const float4*)peer(at, first);
+    for (int part = 1; part < blocks; part++) total = plus(total, *(const float4*)peer(at, first + part * SHARE));
     return total;
 }
+
+#if SHARE > 1
+// The rows of x of this block's part of `inner`, for the SHARE tiles that have the same part. One thread issues.
+struct SharedRows {
+    const TensorMap& map;
+    u32 ring, full, empty;
+    int first;   // of the tiles' ranks
+    int member;  // this tile among them
+
+    __device__ __forceinline__ void make_barriers() const {
+        if (threadIdx.x == 0) {
+            for (int s = 0; s < STAGES; s++) {
+                barrier_init(full + 8 * s, 1);
+                barrier_init(empty + 8 * s, SHARE);
+            }
+            barrier_fence();
+        }
+        cluster_sync();
+    }
+    // This tile's share of step s, for all tiles.
+    __device__ __forceinline__ void request(int s, int column) const {
+        const int stage = s % STAGES;
+        barrier_expect(full + 8 * stage, ROWS * STEP * 2);
+        load_box(ring + stage * STAGE + (TILE + member * PART) * STEP * 2, map, full + 8 * stage, column, member * PART,
+                 (u16)(((1 << SHARE) - 1) << first));
+    }
+    // Of a step whose stage all tiles have left.
+    __device__ __forceinline__ void request_again(int s, int column) const {
+        barrier_wait(empty + 8 * (s % STAGES), (s / STAGES - 1) & 1);
+        request(s, column);
+    }
+    __device__ __forceinline__ void release(int s) const {
+        for (int other = 0; other < SHARE; other++) barrier_arrive(empty + 8 * (s % STAGES), first + other);
+    }
+    __device__ __forceinline__ void wait(int s) const { barrier_wait(full + 8 * (s % STAGES), s / STAGES & 1); }
+};
+#endif
 
 struct Heads {
     int queries, keys, values;
@@ -216,17 +301,23 @@ __device__ __forceinline__ void store_norm(const Norm& norm, element* out, float
 
 __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
 
-// One cluster a tile: the blocks of a cluster have consecutive parts of `inner`. Dynamic shared memory: the ring, room to
-// align it, and a factor for each row.
+// One cluster for SHARE tiles: of its blocks, each SHARE in a row have the same part of `inner`. Dynamic shared memory:
+// the ring, room to align it, a factor for each row, and two barriers for each stage where rows are shared.
 extern "C" __global__ void __launch_bounds__(THREADS)
     product(int mode, const element* x, int x_stride, const element* weight, int rows, int outputs, int inner,
            element* out, float* wide, int out_stride, const float* gain, float* squares, const float* row_squares,
            int row_parts, float row_eps, int queries, int keys, int values, const int* positions,
            const float* rope_table, const float* q_gain, const float* k_gain, float eps, const int* slots,
-           element* pool_k, element* pool_v) {
+           element* pool_k, element* pool_v
+#if SHARE > 1
+           ,
+           const __grid_constant__ TensorMap map
+#endif
+    ) {
     extern __shared__ float shared[];
     const Operands in = {x, weight, x_stride, rows, outputs, inner, mode == GATE};
-    const int blocks = cluster_size(), rank = cluster_rank(), tile = blockIdx.x / blocks;
+    const int blocks = cluster_size() / SHARE, member = cluster_rank() % SHARE, rank = cluster_rank() / SHARE;
+    const int tile = blockIdx.x / (SHARE * blocks) * SHARE + member;
     const int begins = inner / STEP * rank / blocks, steps = inner / STEP * (rank + 1) / blocks - begins;
     const u32 spare = (1024 - (shared_address(shared) & 1023)) & 1023;
     const u32 ring = shared_address(shared) + spare;
@@ -235,9 +326,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int share = (rows + blocks - 1) / blocks, first = rank * share, last = min(first + share, rows);
 
     for (int s = 0; s < STAGES - 1 && s < steps; s++) load_weights(in, ring + s * STAGE, tile, (begins + s) * STEP);
+#if SHARE > 1
+    const u32 barriers = ring + RING + ROWS * 4;
+    const SharedRows shared_rows = {map, ring, barriers, barriers + 8 * STAGES, rank * SHARE, member};
+    shared_rows.make_barriers();
+#endif
     begin();
     for (int s = 0; s < STAGES - 1; s++) {
+#if SHARE > 1
+        if (s < steps && threadIdx.x == 0) shared_rows.request(s, (begins + s) * STEP);
+#else
         if (s < steps) load_rows(in, ring + s * STAGE, (begins + s) * STEP);
+#endif
         copy_commit();
     }
     for (int row = first + (int)threadIdx.x; row < last; row += THREADS)  // read behind the barriers of the sums
@@ -251,6 +351,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     const int group = threadIdx.x >> 7;
     for (int s = 0; s < steps; s++) {
+#if SHARE > 1
+        shared_rows.wait(s);
+#endif
         copy_wait<STAGES - 2>();
         wgmma_wait();  // of the step before: its stage is free behind the barrier
         fence_async();
@@ -268,7 +371,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (next < steps) {
             const u32 free = ring + next % STAGES * STAGE;
             load_weights(in, free, tile, (begins + next) * STEP);
+#if SHARE > 1
+            if (threadIdx.x == 0) {
+                if (s > 0) shared_rows.release(s - 1);
+                if (s > 0)
+                    shared_rows.request_again(next, (begins + next) * STEP);
+                else
+                    shared_rows.request(next, (begins + next) * STEP);
+            }
+            __syncwarp();  // wgmma wants the warp together
+#else
             load_rows(in, free, (begins + next) * STEP);
+#endif
         }
         copy_commit();  // an empty group too: the wait counts groups
     }
@@ -295,8 +409,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int from = threadIdx.x % pairs * 4, to = tile * (TILE / 2) + from;
         for (int row = first + threadIdx.x / pairs; row < last && to < outputs / 2; row += THREADS / pairs) {
             const float factor = factors[row - first];
-            const float4 g = times(summed(sums, blocks, row, from), factor);
-            const float4 u = times(summed(sums, blocks, row, TILE / 2 + from), factor);
+            const float4 g = times(summed(sums, member, blocks, row, from), factor);
+            const float4 u = times(summed(sums, member, blocks, row, TILE / 2 + from), factor);
             const float4 v = make_float4(gated(g.x, u.x), gated(g.y, u.y), gated(g.z, u.z), gated(g.w, u.w));
             store4(out + (long long)row * out_stride + to, v);
         }
@@ -307,7 +421,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const int row = min(base + (int)threadIdx.x / quads, last - 1);
             const bool row_there = base + (int)threadIdx.x / quads < last;
             const bool own = row_there && tile * TILE + column < outputs;
-            const float4 v = times(summed(sums, blocks, row, column), factors[row - first]);
+            const float4 v = times(summed(sums, member, blocks, row, column), factors[row - first]);
             const long long at = (long long)row * out_stride + tile * TILE + column;
             if (mode == HEADS)
                 store_head(heads, out + (at - column), row, tile, v, own);

@@ -1,5 +1,6 @@
 // Enough of CUDA's language for a host compiler to run our kernels as they are written. Each CUDA thread is a fiber:
-// it runs until a barrier, then another one does, first to last in one round and last to first in the next. Slow, and
+// it runs until a barrier, then another one does, first to last in one round and last to first in the next; of a cluster
+// some rounds run block after block, and others thread after thread of all blocks. Slow, and
 // exact about order and exchange. A barrier that not all threads reach ends the process with a message.
 #pragma once
 #define PRELUDE_EMULATED
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -21,6 +23,7 @@
 #define __shared__ static
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 struct Dim {
   int x, y, z;
@@ -190,6 +193,78 @@ inline void wgmma_wait() {
   the_fiber->products.clear();
 }
 
+// A matrix in memory, and boxes of it that arrive in several blocks at once. A barrier has a phase: it ends when all
+// have arrived and as many bytes have landed as were expected. Boxes of odd rows of a matrix' boxes land when they are
+// asked for, all others when a thread waits for them: a stage that is overwritten too early, or read too early, gives
+// other values.
+struct alignas(64) TensorMap {
+  const char* base;
+  long long stride;  // bytes
+  int rows, columns, box_rows;
+};
+struct Phases {
+  int count = 0, pending = 0, ended = 0;
+  long long expected = 0, landed = 0;
+  std::vector<std::function<void()>> boxes;
+};
+static std::map<std::pair<int, unsigned>, Phases> the_phases;  // by rank and address
+inline Phases& phases_at(int rank, unsigned barrier) {
+  const auto found = the_phases.find({rank, barrier});
+  if (barrier % 8 || found == the_phases.end()) die("a barrier that was not made");
+  return found->second;
+}
+inline void barrier_init(unsigned barrier, int count) {
+  Phases made;
+  made.count = made.pending = count;
+  the_phases[{the_rank, barrier}] = made;
+}
+inline void barrier_fence() {}
+inline void barrier_arrived(Phases& phases) {
+  if (--phases.pending < 0) die("more arrivals at a barrier than it has");
+}
+inline void barrier_expect(unsigned barrier, int bytes) {
+  Phases& phases = phases_at(the_rank, barrier);
+  phases.expected += bytes;
+  barrier_arrived(phases);
+}
+inline void barrier_arrive(unsigned barrier, int rank) { barrier_arrived(phases_at(rank, barrier)); }
+inline void barrier_wait(unsigned barrier, unsigned parity) {
+  Phases& phases = phases_at(the_rank, barrier);
+  for (int turns = 0; (phases.ended & 1) == (int)parity; turns++) {
+    if (phases.pending == 0 && phases.landed == phases.expected) {
+      for (auto& box : phases.boxes) box();
+      const int ended = phases.ended + 1;
+      phases = Phases{phases.count, phases.count, ended, 0, 0, {}};
+      return;
+    }
+    if (turns > 100000) die("waits at a barrier for ever");
+    swapcontext(&the_fiber->context, &the_scheduler);
+  }
+}
+inline void load_box(unsigned to, const TensorMap& map, unsigned barrier, int column, int row, unsigned short mask) {
+  if (to % 1024) die("a box that is not aligned to the swizzle");
+  for (int rank = 0; rank < (int)the_cluster.size(); rank++) {
+    if (!(mask >> rank & 1)) continue;
+    char* place = the_cluster[rank]->shared + (to - SHARED_BASE);
+    const auto land = [=] {
+      for (int r = 0; r < map.box_rows; r++)
+        for (int piece = 0; piece < 8; piece++) {
+          char* at = place + r * 128 + ((piece ^ (r & 7)) << 4);
+          if (row + r < map.rows)
+            std::memcpy(at, map.base + (row + r) * map.stride + column * 2 + piece * 16, 16);
+          else
+            std::memset(at, 0, 16);
+        }
+    };
+    Phases& phases = phases_at(rank, barrier);
+    phases.landed += map.box_rows * 128;
+    if (row / map.box_rows % 2)
+      land();
+    else
+      phases.boxes.push_back(land);
+  }
+}
+
 // Instructions of a warp. Each gathers the lanes' registers, and then does its lane's part.
 using Fragments = const unsigned (*)[6];
 inline Fragments gathered(std::initializer_list<unsigned> own) {
@@ -307,6 +382,7 @@ inline void run_cluster(int cluster, int block, int shared, int x, int y) {
   const size_t count = (size_t)cluster * block;
   cluster_barrier = std::make_unique<Barrier>(cluster * block);
   the_cluster.clear();
+  the_phases.clear();
   for (int rank = 0; rank < cluster; rank++) the_cluster.push_back(std::make_unique<Room>(block, shared));
   while (the_fibers.size() < count) the_fibers.push_back(std::make_unique<Fiber>());
   for (size_t i = 0; i < count; i++) {
@@ -329,7 +405,15 @@ inline void run_cluster(int cluster, int block, int shared, int x, int y) {
   bool ran = true;
   for (int round = 0; ran; round++) {
     ran = false;
-    for (size_t i = 0; i < count; i++) ran |= resume(*the_fibers[round % 2 ? count - 1 - i : i]);
+    if (cluster > 1) {  // one block is ahead of the others, another one every four rounds
+      const int ahead = round / 4 % cluster * block;
+      for (int turn = 0; turn < 4; turn++)
+        for (int i = 0; i < block; i++) ran |= resume(*the_fibers[ahead + i]);
+    }
+    for (size_t i = 0; i < count; i++) {
+      const size_t next = round % 4 < 2 ? i : i % cluster * block + i / cluster;  // blocks one by one, or together
+      ran |= resume(*the_fibers[round % 2 ? count - 1 - next : next]);
+    }
   }
   for (size_t i = 0; i < count; i++)
     if (!the_fibers[i]->done) {

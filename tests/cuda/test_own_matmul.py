@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from prelude.cuda.own_matmul import (
 )
 from torch import Tensor
 
+from bench.gpu import stages
 from bench.gpu.count import table
 from bench.gpu.models import MODELS
 from prelude.batch import DecodeRows, MixedBatch, OneShotBatch, PooledRows
@@ -99,6 +101,10 @@ def product(
         (NORM, 1, 64, 64, Variant(1, 1)),
         (NORM, 13, 136, 448, Variant(1, 4)),  # the last tile has eight outputs
         (NORM, 16, 136, 256, Variant(2, 2)),
+        (NARROW, 64, 128, 64, Variant(1, 1, 2)),  # one step
+        (ADD, 33, 256, 576, Variant(1, 1, 4)),  # rows of four tiles; the ring comes round; a part without a row
+        (GATE, 61, 512, 960, Variant(1, 2, 2)),  # two clusters, parts of seven and eight steps
+        (NORM, 50, 248, 448, Variant(1, 1, 2)),  # the last tile has 56 outputs
     ],
 )
 def test_modes_are_their_twins(mode: int, rows: int, outputs: int, inner: int, variant: Variant) -> None:
@@ -106,6 +112,13 @@ def test_modes_are_their_twins(mode: int, rows: int, outputs: int, inner: int, v
     theirs = product(SimulatedDevice(BF16), mode, rows, outputs, inner, variant)
     tolerance = 1e-5 if mode in (WIDE, ADD) else 2**-7
     assert torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance), (ours - theirs).abs().max()
+
+
+@emulated
+@pytest.mark.parametrize(("blocks", "share"), [(2, 2), (1, 4)])
+def test_heads_of_shared_rows_are_normed_and_turned(blocks: int, share: int) -> None:
+    torch.manual_seed(6)
+    assert all(own_trial._agree(EmulatedDevice(BF16, 64), HEADS, 35, 256, 192, Variant(1, blocks, share)))
 
 
 @emulated
@@ -346,11 +359,65 @@ def test_factors_are_left_only_to_products_that_apply_them(tmp_path: Path, libra
     assert names.count("rms_norm") == {"gate": 3, "heads": 2, "norm": 5}[library]
 
 
+def test_kernels_that_share_rows_are_tried_last_and_pass_apart(tmp_path: Path) -> None:
+    """Of 64 rows and more. One that is wrong takes nothing from those that share none."""
+    twins.HEAD_DIM = 64
+    device = Device(cheap)
+    own = own_on(device, tmp_path, tried=())
+    tried = list[tuple[int, int]]()
+
+    def offered(device: Any, rows: int, groups: int, share: int) -> bool:
+        tried.append((groups, share))
+        return share != 2
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_trial, "passes", offered)
+        assert not own_trial.note(own, 64) and own_trial.note(own, 32)
+    assert tried == [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (2, 4), (1, 1), (2, 1)]
+    assert own.passed == {"64x1", "64x2", "64x1x4", "64x2x4", "32x1", "32x2"}
+    job = own_matmul.Job(GATE, 64, 1024, 128, 128, 512)
+    assert {variant.share for variant in own_matmul.variants(job) if own._offered(job, variant)} == {1, 4}
+    assert all(own_trial._agree(device, GATE, 33, 512, 128, Variant(1, 2, 4)))
+
+
+def test_the_first_run_tells_the_outcome_of_each_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(own_trial, "passes", lambda device, rows, groups, share: share != 4)
+    own_trial.note(own_on(Device(cheap), tmp_path, tried=()), 64)
+    lines = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(stages, "lines_of", lambda command: lines)
+    told = dict[str, bool]()
+    stage: Any = SimpleNamespace(tell=lambda key, ok, value: told.update({key: ok}))
+    stages.own_products(stage)
+    shared = {f"own.64x{outputs}x{share}": share != 4 for share in (2, 4) for outputs in (64, 128)}
+    assert told == {"own.64x64": True, "own.64x128": True, **shared}
+
+
+def test_a_variant_that_shares_rows_is_taken_and_kept(tmp_path: Path) -> None:
+    device = Device(cheap)
+    own = own_on(device, tmp_path, tried=())
+    own.keep_trial(64, 2, True, share=2)
+    x, weight, out = randn(device, 60, 128), randn(device, 512, 128), device.empty((60, 256), BF16)
+
+    def library(x: Tensor, to: Tensor) -> None:
+        sums = x.float() @ weight.float().t()
+        device.enqueue("library", lambda: None)
+        to.copy_(torch.nn.functional.silu(sums[:, :256]) * sums[:, 256:])
+
+    own.searching = True
+    assert own.run(GATE, x, weight, out, library)
+    (entry,) = own._kept.values()
+    assert entry["variant"][2] == 2
+    again = OwnMatmuls(device, device.seconds, own.path)
+    assert again.chosen(GATE, x, weight, out)
+
+
 def test_the_trial_finds_wrong_kernels(tmp_path: Path) -> None:
     device = Device(cheap, wrong=(2,))
     own = own_on(device, tmp_path, tried=())
     twins.HEAD_DIM = 64
-    assert own_trial.passes(device, 16, 1) and not own_trial.passes(device, 16, 2)
+    assert own_trial.passes(device, 16, 1, 1) and not own_trial.passes(device, 16, 2, 1)
     assert not own_trial.note(own, 16)
     assert OwnMatmuls(device, device.seconds, own.path).passed == {"16x1"}
     own.trial_path.write_text('{"16x1": 1, "32x1": {"passed": "yes"}, "64x1": {"passed": true}}')
@@ -361,7 +428,7 @@ def test_a_trial_that_does_not_end_leaves_no_older_outcome(tmp_path: Path, monke
     device = Device(cheap)
     own = own_on(device, tmp_path, tried=("16x1", "16x2", "32x1"))
 
-    def killed(device: Any, rows: int, groups: int) -> bool:
+    def killed(device: Any, rows: int, groups: int, share: int) -> bool:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(own_trial, "passes", killed)
@@ -401,7 +468,8 @@ def test_launches_fit_the_device_whatever_the_sizes() -> None:
             made, shared = own_matmul.kernel(next(most for most in own_matmul.ROWS if most >= rows), variant)
             tile, tiles = 64 * variant.groups, variant.tiles(job)
             assert (tiles - 1) * tile < outputs <= tiles * tile and tiles * variant.blocks < 1 << 31
-            assert made.block <= 1024 and made.cluster == variant.blocks <= 8 and shared <= 227 << 10
+            assert made.block <= 1024 and made.cluster == variant.blocks * variant.share <= 8
+            assert tiles % variant.share == 0 and shared <= 227 << 10
             assert job.inner // 64 >= variant.blocks and (mode != HEADS or tile == head_dim)
             assert tiles <= -(-outputs // 64), "room for sums of squares, which is of tiles of 64 outputs"
             seen += 1
@@ -434,15 +502,21 @@ REGISTERS = {(16, 1): 64, (16, 2): 64, (32, 1): 64, (32, 2): 64, (64, 1): 80, (6
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")
 @pytest.mark.parametrize(
-    ("rows", "groups"),
+    ("rows", "groups", "share"),
     [
-        pytest.param(rows, groups, marks=[] if (rows, groups) in ((16, 1), (128, 2), (256, 2)) else pytest.mark.slow)
+        pytest.param(
+            rows,
+            groups,
+            share,
+            marks=[] if (rows, groups) in ((16, 1), (128, 2), (256, 2)) and share != 2 else pytest.mark.slow,
+        )
         for rows in own_matmul.ROWS
         for groups in (1, 2)
+        for share in own_matmul.shares(rows)
     ],
 )
-def test_every_variant_compiles_without_spills(tmp_path: Path, rows: int, groups: int) -> None:
-    kernel, shared = own_matmul.kernel(rows, Variant(groups, 1))
+def test_every_variant_compiles_without_spills(tmp_path: Path, rows: int, groups: int, share: int) -> None:
+    kernel, shared = own_matmul.kernel(rows, Variant(groups, 1, share))
     source = tmp_path / "matmul.cu"
     source.write_text(compiler.source(kernel.file))
     command = [str(NVCC), "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-cubin", "-Xptxas", "-v", "-Werror"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from prelude.cuda import kernels
+from prelude.cuda.kernels import RowBoxes
 from prelude.cuda.own_matmul import ADD, GATE, HEADS, NORM, WIDE
 from torch import Tensor
 
@@ -324,7 +325,9 @@ def product(
     row_eps: float,
     *heads: Any,
 ) -> None:
-    """In float32 up to the one rounding of the result."""
+    """In float32 up to the one rounding of the result. ``heads``: last come the boxes of shared rows, if any."""
+    if heads and isinstance(heads[-1], RowBoxes):
+        n, heads = n * heads[-1].blocks, heads[:-1]
     sums = x.strided((rows, inner), (x_stride, 1)).float() @ weight.at(outputs, inner).float().t()
     if row_squares is not None:
         mean = row_squares.at(rows, row_parts).sum(1, keepdim=True) / inner
