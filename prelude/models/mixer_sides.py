@@ -82,7 +82,8 @@ class BeforeMixer:
         self._rotation = rotation
         self.native: cpu.BeforeMixer | None = None
         if isinstance(in_proj, PackedLinear) and _reads(in_proj, self._norm, dtype) and _are_native(self._norm):
-            self.native = cpu.BeforeMixer(in_proj.product, _native(self._norm), rotation and rotation.native())
+            turning = None if rotation is None else rotation.native()
+            self.native = cpu.BeforeMixer(in_proj.product, _native(self._norm), turning)
 
     def __call__(
         self,
