@@ -4,13 +4,16 @@ The C++ cores are header-only or listed in ``native_sources.txt``, which CMakeLi
 too (for the tests and sanitizers that need no Python). ``PRELUDE_SANITIZE=address,undefined`` is
 given to ``-fsanitize``; the interpreter then needs ``LD_PRELOAD=$(gcc -print-file-name=libasan.so)``.
 ``PRELUDE_SYMBOLS=1`` compiles with debug symbols and frame pointers, for gdb, perf and valgrind.
+An sdist contains the C++ that Cython wrote, and the checksums of the files that it was written from.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -24,12 +27,16 @@ from typing import Any
 from pybind11.setup_helpers import ParallelCompile
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 from setuptools.errors import BaseError, CompileError
 
 HERE = Path(__file__).parent
 SANITIZE = os.environ.get("PRELUDE_SANITIZE")
 SYMBOLS = ["-g", "-fno-omit-frame-pointer"] if os.environ.get("PRELUDE_SYMBOLS") else ["-g0"]
-GLUE = ("build", "cython")
+GLUE = "build/cython"
+WRITTEN = "written"
+"""The folder of an sdist with Cython's output and ``SUMS``; a checkout has none."""
+SUMS = "SHA256SUMS"
 GLUE_LEVEL = "-O1"
 """The optimisation of Cython's output: it is mostly calls, so that this takes half of the time and costs little
 speed."""
@@ -82,7 +89,7 @@ LINK_HARDENING = ["-Wl,-z,relro", "-Wl,-z,now"]
 """The table of other libraries' functions is filled when the extension is loaded, and read-only from then on."""
 OVERFLOW = {"-fwrapv", "-fno-strict-overflow"}
 """How Pythons up to 3.11 and later ones say that signed numbers wrap around."""
-COMPILE_SECONDS = 60
+COMPILE_SECONDS = 90
 """Of processor time for all files, on a core of an AMD EPYC with gcc 12."""
 PACKAGES = {"_native": "prelude._native", "tokenizer": "prelude.tokenizer"}
 
@@ -136,6 +143,77 @@ def free_once(source: Path) -> None:
         source.write_bytes(text.replace(FREED_TWICE, FREED_ONCE))
 
 
+def translate(modules: list[Extension], folder: str, force: bool = False) -> list[Extension]:
+    """``modules`` with the C++ that Cython writes below ``folder`` in place of the .pyx files."""
+    from Cython.Build import cythonize
+
+    translated: list[Extension] = cythonize(
+        modules,
+        build_dir=folder,
+        force=force,
+        include_path=[str(HERE / "_native" / "include")],
+        nthreads=(os.cpu_count() or 1) if sys.platform == "linux" else 0,  # forks: others would import this file anew
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": True,  # of lists and tuples; arrays, read through pointers, are checked at the call
+            "nonecheck": True,  # an object made by __new__ alone has None in its fields
+            "wraparound": False,
+            "initializedcheck": False,
+            "cdivision": True,
+            "embedsignature": True,
+            "auto_pickle": False,
+            # Not "freethreading_compatible": the wrappers measure lists before they copy them, and hold the GIL.
+        },
+    )
+    for extension in translated:
+        for source in extension.sources:
+            if is_glue(source, folder):
+                free_once(Path(source))
+    return translated
+
+
+def is_glue(source: str, folder: str) -> bool:
+    return Path(source).is_relative_to(folder)
+
+
+def sums(tree: Path) -> str:
+    """The SHA-256 of each file that Cython's output depends on, and of each file of the output, in ``tree``."""
+    beside = [path for name in PACKAGES for path in (tree / name).rglob("*.p*")]
+    read = [tree / "setup.py", *(path for path in beside if path.suffix in (".pyx", ".pxi", ".pxd"))]
+    lines = []
+    for path in sorted([*read, *(tree / WRITTEN).rglob("*.cpp")]):
+        lines.append(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(tree).as_posix()}\n")
+    return "".join(lines)
+
+
+def already_written(modules: list[Extension]) -> list[Extension] | None:
+    """``modules`` with the sdist's C++, which no Cython has to write; None in a checkout, and where a file has
+    changed since the sdist was made."""
+    kept = HERE / WRITTEN / SUMS
+    if not kept.exists() or kept.read_text() != sums(HERE):
+        return None
+    for extension in modules:
+        pyx, *others = extension.sources
+        extension.sources = [(Path(WRITTEN) / pyx).with_suffix(".cpp").as_posix(), *others]
+    return modules
+
+
+class SdistWithCpp(sdist):
+    """An sdist from which an install needs no run of Cython."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        tree = Path(base_dir)
+        with tempfile.TemporaryDirectory() as folder:
+            for extension in translate(extensions(), folder, force=True):
+                for source in map(Path, extension.sources):
+                    if source.is_relative_to(folder):  # Cython lays copies of the headers beside it
+                        kept = tree / WRITTEN / source.relative_to(folder)
+                        kept.parent.mkdir(parents=True, exist_ok=True)
+                        shutil.copyfile(source, kept)
+        (tree / WRITTEN / SUMS).write_text(sums(tree))
+
+
 def heaviest_first(extension: Extension) -> int:
     return -sum((HERE / source).stat().st_size for source in extension.sources)
 
@@ -145,33 +223,11 @@ class ParallelBuildExt(build_ext):
     extensions side by side, the one that takes longest first, and the sources of each."""
 
     def finalize_options(self) -> None:
-        from Cython.Build import cythonize
-
-        processors = os.cpu_count() or 1
-        self.distribution.ext_modules = cythonize(
-            self.distribution.ext_modules,
-            build_dir="build/cython",
-            include_path=[str(HERE / "_native" / "include")],
-            nthreads=processors if sys.platform == "linux" else 0,  # forks: others would import this file anew
-            compiler_directives={
-                "language_level": 3,
-                "boundscheck": True,  # of lists and tuples; arrays, read through pointers, are checked at the call
-                "nonecheck": True,  # an object made by __new__ alone has None in its fields
-                "wraparound": False,
-                "initializedcheck": False,
-                "cdivision": True,
-                "embedsignature": True,
-                "auto_pickle": False,
-                # Not "freethreading_compatible": the wrappers measure lists before they copy them, and hold the GIL.
-            },
-        )
-        for extension in self.distribution.ext_modules:
-            for source in extension.sources:
-                if Path(source).parts[:2] == GLUE:
-                    free_once(Path(source))
+        modules = self.distribution.ext_modules
+        self.distribution.ext_modules = already_written(modules) or translate(modules, GLUE)
         super().finalize_options()
         self.extensions.sort(key=heaviest_first)
-        self.parallel = self.parallel or processors
+        self.parallel = self.parallel or os.cpu_count() or 1
 
     def build_extensions(self) -> None:
         for extension in self.extensions:
@@ -197,7 +253,8 @@ class ParallelBuildExt(build_ext):
         progress = Progress(sum(len(extension.sources) for extension in self.extensions), self.parallel)
 
         def compile_at_level(obj: str, source: str, ext: str, args: list[str], more: list[str], *rest: Any) -> None:
-            wanted = [GLUE_LEVEL] if Path(source).parts[:2] == GLUE else LEVELS.get(Path(source).as_posix(), ["-O3"])
+            glue = is_glue(source, GLUE) or is_glue(source, WRITTEN)
+            wanted = [GLUE_LEVEL] if glue else LEVELS.get(Path(source).as_posix(), ["-O3"])
             wanted = [SANITIZED_LEVEL] if SANITIZE else wanted
             flags = [flag for flag in [*wanted, *HARDENING] if flag in known]
             compile_one(obj, source, ext, args, [*more, *flags], *rest)
@@ -276,4 +333,4 @@ class Progress:
 
 
 ParallelCompile(default=0).install()
-setup(ext_modules=extensions(), cmdclass={"build_ext": ParallelBuildExt})
+setup(ext_modules=extensions(), cmdclass={"build_ext": ParallelBuildExt, "sdist": SdistWithCpp})

@@ -58,6 +58,36 @@ def test_sdist_is_complete(tmp_path: Path) -> None:
     assert not [name for name in names if Path(name).suffix in MADE or name.startswith("build/")]
 
 
+def without_cython(tree: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """setup.py's search for the sources in ``tree``, by a Python that cannot import Cython."""
+    folder.mkdir()
+    code = "import runpy, sys; sys.modules['Cython'] = None; sys.argv[0] = 'setup.py'; runpy.run_path('setup.py')"
+    command = [sys.executable, "-c", code, "-q", "egg_info", "--egg-base", str(folder)]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True)
+
+
+def test_an_sdist_needs_no_cython_until_a_source_changes(tmp_path: Path) -> None:
+    setup_py("egg_info", "--egg-base", str(tmp_path), "sdist", "--formats=gztar", "--dist-dir", str(tmp_path))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path)
+    tree = tmp_path / archive.name.removesuffix(".tar.gz")
+    written = sorted(path.relative_to(tree / "written").as_posix() for path in (tree / "written").rglob("*.cpp"))
+    assert written == sorted(
+        pyx.relative_to(ROOT).with_suffix(".cpp").as_posix()
+        for folder in ("_native", "tokenizer")
+        for pyx in (ROOT / folder).glob("*.pyx")
+    )
+    unchanged = without_cython(tree, tmp_path / "unchanged")
+    assert unchanged.returncode == 0, unchanged.stderr
+    for number, name in enumerate(("_native/errors.pxi", "written/_native/gpu.cpp", "setup.py")):
+        kept = (tree / name).read_text()
+        (tree / name).write_text(kept + "\n")
+        changed = without_cython(tree, tmp_path / str(number))
+        assert changed.returncode != 0 and "Cython" in changed.stderr, name
+        (tree / name).write_text(kept)
+
+
 def test_wheel_leaves_out_training_and_sources(tmp_path: Path) -> None:
     setup_py("build_py", "--build-lib", str(tmp_path))
     model = {path.name for path in (tmp_path / "prelude" / "default_model").iterdir()}
