@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -101,7 +102,8 @@ def main() -> None:
     ]
     if chosen.json:
         with open(chosen.json, "w", encoding="utf-8") as file:
-            json.dump({"facts": machine_facts(), "rows": rows}, file, indent=1)
+            command = shlex.join(["python", "-m", "bench", "shared_cpu", *sys.argv[1:]])
+            json.dump({"command": command, "facts": machine_facts(), "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":
