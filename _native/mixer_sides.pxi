@@ -69,7 +69,7 @@ cdef extern from "prelude/cpu/mixer_sides.hpp" namespace "prelude::cpu" nogil:
         void* normed
         void* up
         int64_t up_stride
-        float* made
+        float* sums
         Type type
 
     cbool run_before(const BeforePart&, const BeforeArgs&, const Team&)
@@ -111,8 +111,8 @@ cdef class PackedProduct:
             raise ValueError(f"{list(size)} by [{args.weight.outputs}, {args.weight.inputs}] into {list(of_out)}")
         _are_rows(size, strides)
         _are_rows(of_out, out_strides)
-        args.x, args.x_stride = <const void*> <uintptr_t> x.data_ptr(), _entry(strides, 0)
-        args.out, args.out_stride = <void*> <uintptr_t> out.data_ptr(), _entry(out_strides, 0)
+        args.x, args.x_stride = _memory(x), _entry(strides, 0)
+        args.out, args.out_stride = <void*> _memory(out), _entry(out_strides, 0)
         args.x_type, args.out_type = _type_of(x), _type_of(out)
         if adds and args.out_type == Type.bf16:
             raise ValueError("sums are added in float32")
@@ -196,10 +196,7 @@ cdef class BeforeMixer:
                              f"{projection.projection.weight.outputs} values")
         self.part.rotation.first, self.part.rotation.heads, self.part.rotation.width = first, heads, width
         self.part.rotation.eps = eps
-        if gain is not None and (list(gain.shape) != [heads, width] or gain.dtype is not _float32
-                                 or not gain.is_contiguous()):
-            raise ValueError(f"factors {list(gain.shape)} of {heads} heads of {width}")
-        self.part.rotation.gain = <const float*> _address_of(gain)
+        self.part.rotation.gain = <const float*> _gain_at(gain, heads, width)
 
     def __call__(self, x, out, int64_t chunk, normed=None, table=None, positions=None) -> None:
         """From the rows of ``x`` [T, inputs] float32 into ``out`` [T, outputs], ``chunk`` rows at a time. ``normed``
@@ -219,19 +216,14 @@ cdef class BeforeMixer:
         args.normed = NULL
         if self.part.norm.kind != NormKind.none:
             _check_room(normed, min(chunk, args.rows), inputs, out, "normed")
-            args.normed = <void*> <uintptr_t> normed.data_ptr()
+            args.normed = <void*> _memory(normed)
         args.rope_table = NULL
         args.positions = NULL
         if self.part.rotation.heads:
-            if (_entry(positions.shape, 0) != args.rows or not positions.is_contiguous()
-                    or positions.element_size() != 8 or not table.is_contiguous() or table.element_size() != 8
-                    or _entry(table.shape, 1) * 2 != self.part.rotation.width):
-                raise ValueError(f"positions {list(positions.shape)} of {positions.dtype} and a rope table "
-                                 f"{list(table.shape)} of {table.dtype} for {args.rows} rows")
-            args.rope_table = <const float*> <uintptr_t> table.data_ptr()
-            args.positions = <const int64_t*> <uintptr_t> positions.data_ptr()
-        args.x, args.x_stride = <const float*> <uintptr_t> x.data_ptr(), _entry(x.stride(), 0)
-        args.out, args.out_stride = <void*> <uintptr_t> out.data_ptr(), _entry(out.stride(), 0)
+            args.rope_table = <const float*> _turns_at(table, self.part.rotation.width)
+            args.positions = <const int64_t*> _indices_at(positions, args.rows)
+        args.x, args.x_stride = <const float*> _memory(x), _entry(x.stride(), 0)
+        args.out, args.out_stride = <void*> _memory(out), _entry(out.stride(), 0)
         if before_worth_releasing(self.part, args):
             with nogil:
                 done = run_before(self.part, args, team)
@@ -268,10 +260,10 @@ cdef class BehindMixer:
         self.part.mlp_after = _norm_of(mlp_after, width)
         self._held = out, up, down, mixer_norm, mlp_norm, mixer_after, mlp_after
 
-    def __call__(self, x, mixed, int64_t chunk, normed, up, made=None) -> None:
+    def __call__(self, x, mixed, int64_t chunk, normed, up, sums=None) -> None:
         """Adds to ``x`` [T, width] float32, in place, for the mixer's output ``mixed`` [T, inputs]; ``chunk`` rows at
         a time. ``normed`` [chunk or all rows, width] and ``up`` [the same, outputs of the product] are room of one
-        type, ``made`` [the same, width] room of float32 where a product is normed before it is added."""
+        type, ``sums`` [the same, width] room of float32 where a product is normed before it is added."""
         cdef BehindArgs args
         cdef Team team = _team()
         cdef cbool done
@@ -286,14 +278,14 @@ cdef class BehindMixer:
         _check_room(normed, some, width, up, "normed")
         if _rows_of(up, self.part.up.weight.outputs, "up") < some:
             raise ValueError(f"{some} rows into {list(up.shape)}")
-        args.made = NULL
+        args.sums = NULL
         if self.part.mixer_after.kind != NormKind.none or self.part.mlp_after.kind != NormKind.none:
-            _check_room(made, some, width, x, "made")
-            args.made = <float*> <uintptr_t> made.data_ptr()
-        args.chunk, args.normed = chunk, <void*> <uintptr_t> normed.data_ptr()
-        args.x, args.x_stride = <float*> <uintptr_t> x.data_ptr(), _entry(x.stride(), 0)
-        args.mixed, args.mixed_stride = <const void*> <uintptr_t> mixed.data_ptr(), _entry(mixed.stride(), 0)
-        args.up, args.up_stride = <void*> <uintptr_t> up.data_ptr(), _entry(up.stride(), 0)
+            _check_room(sums, some, width, x, "sums")
+            args.sums = <float*> _memory(sums)
+        args.chunk, args.normed = chunk, <void*> _memory(normed)
+        args.x, args.x_stride = <float*> _memory(x), _entry(x.stride(), 0)
+        args.mixed, args.mixed_stride = _memory(mixed), _entry(mixed.stride(), 0)
+        args.up, args.up_stride = <void*> _memory(up), _entry(up.stride(), 0)
         if behind_worth_releasing(self.part, args):
             with nogil:
                 done = run_behind(self.part, args, team)

@@ -11,14 +11,16 @@ cdef extern from "Python.h":
 
 
 cdef object _float32 = object(), _bfloat16 = object()  # torch's types, once they are known
+cdef object _int64 = object(), _complex64 = object()
 cdef object _num_threads = None, _empty = None
 
 
-def know_tensors(float32, bfloat16, num_threads, empty) -> None:
+def know_tensors(float32, bfloat16, int64, complex64, num_threads, empty) -> None:
     """The types of tensors that kernels take; ``num_threads()`` is how many threads a kernel runs in;
     ``empty(rows, width, dtype=)`` makes a tensor."""
-    global _float32, _bfloat16, _num_threads, _empty
-    _float32, _bfloat16, _num_threads, _empty = float32, bfloat16, num_threads, empty
+    global _float32, _bfloat16, _int64, _complex64, _num_threads, _empty
+    _float32, _bfloat16, _int64, _complex64 = float32, bfloat16, int64, complex64
+    _num_threads, _empty = num_threads, empty
 
 
 cdef int64_t _entry(object sizes, Py_ssize_t at) except? -1:
@@ -39,10 +41,6 @@ cdef bint _type_is_half(object dtype) except -1:
     raise TypeError(f"the CPU kernels take float32 and bfloat16, not {dtype}")
 
 
-cdef uintptr_t _address_of(object x) except? 0:
-    return 0 if x is None else <uintptr_t>x.data_ptr()
-
-
 cdef int _are_rows(object size, object strides) except -1:
     """Checks that a tensor has two dimensions and that the values of each row lie side by side."""
     if _entry(strides, 1) != 1 or PyTuple_GET_SIZE(strides) != 2:
@@ -61,6 +59,35 @@ cdef uintptr_t _factors_at(object x, int64_t width) except? 0:
         raise ValueError(f"{width} float32 values side by side are needed, not {x.dtype} {list(size)} of strides "
                          f"{x.stride()}")
     return x.data_ptr()
+
+
+cdef uintptr_t _gain_at(object gain, int64_t heads, int64_t width) except? 0:
+    """The address of a factor [heads, width] float32 for each value of heads side by side, or 0 for None."""
+    cdef object size
+    if gain is None:
+        return 0
+    size = gain.shape
+    if (_entry(size, 0) != heads or _entry(size, 1) != width or PyTuple_GET_SIZE(size) != 2
+            or gain.dtype is not _float32 or not gain.is_contiguous()):
+        raise ValueError(f"float32 factors [{heads}, {width}] without gaps are needed, not {gain.dtype} {list(size)} "
+                         f"of strides {gain.stride()}")
+    return gain.data_ptr()
+
+
+cdef uintptr_t _indices_at(object x, int64_t rows) except? 0:
+    """The address of an index for each of ``rows`` rows: int64 values side by side."""
+    if _entry(x.shape, 0) != rows or x.dtype is not _int64 or not x.is_contiguous():
+        raise ValueError(f"{rows} int64 indices side by side are needed, not {x.dtype} {list(x.shape)} of strides "
+                         f"{x.stride()}")
+    return x.data_ptr()
+
+
+cdef uintptr_t _turns_at(object table, int64_t width) except? 0:
+    """The address of a rope table [positions, width / 2] complex64 without gaps."""
+    if _entry(table.shape, 1) * 2 != width or table.dtype is not _complex64 or not table.is_contiguous():
+        raise ValueError(f"a rope table of complex64 [positions, {width} / 2] is needed, not {table.dtype} "
+                         f"{list(table.shape)} of strides {table.stride()}")
+    return table.data_ptr()
 
 
 def is_half(x) -> bool:
@@ -109,12 +136,9 @@ def rotate_tensor(heads, gain, float eps, table, positions) -> None:
     cdef uintptr_t at
     if _entry(strides, 1) != width or _entry(strides, 2) != 1:
         raise ValueError(f"heads of a token are not side by side: strides {strides}")
-    if _entry(positions.shape, 0) != rows or not positions.is_contiguous() or _entry(table.shape, 1) * 2 != width:
-        raise ValueError(f"{len(positions)} positions, a rope table of {_entry(table.shape, 1)} pairs, "
-                         f"heads {list(size)}")
     at = heads.data_ptr()
-    rotate_rows(at, stride, at, stride, _type_is_half(heads.dtype), _address_of(gain), rows, count, width, eps,
-                <uintptr_t>table.data_ptr(), <uintptr_t>positions.data_ptr(), _num_threads())
+    rotate_rows(at, stride, at, stride, _type_is_half(heads.dtype), _gain_at(gain, count, width), rows, count, width,
+                eps, _turns_at(table, width), _indices_at(positions, rows), _num_threads())
 
 
 @cython.final
@@ -178,10 +202,10 @@ def write_pool_tensors(k, v, pool_k, pool_v, slots, tokens) -> None:
                 or _entry(size, 2) != width or _entry(strides, 1) != width or _entry(strides, 2) != 1):
             raise ValueError(f"{x.dtype} {list(size)} of strides {strides}, with {count} keys, into {dtype} {values} "
                              "a slot")
-    if not (pool_k.is_contiguous() and pool_v.is_contiguous()) or pool_v.shape != pool_size:
-        raise ValueError("a pool with gaps, or two of different sizes")
-    if tokens is not None and _entry(tokens.shape, 0) != rows:
-        raise ValueError(f"{_entry(tokens.shape, 0)} rows of {count} keys and values for {rows} slots")
+    if (not pool_k.is_contiguous() or not pool_v.is_contiguous() or pool_v.shape != pool_size
+            or pool_v.dtype is not dtype):
+        raise ValueError("a pool with gaps, or two of different sizes or types")
     write_pool_rows(<uintptr_t>k.data_ptr(), _entry(k.stride(), 0), <uintptr_t>v.data_ptr(), _entry(v.stride(), 0),
                     <uintptr_t>pool_k.data_ptr(), <uintptr_t>pool_v.data_ptr(), values, count, places,
-                    _address_of(tokens), <uintptr_t>slots.data_ptr(), rows, _type_is_half(dtype), _num_threads())
+                    0 if tokens is None else _indices_at(tokens, rows), _indices_at(slots, rows), rows,
+                    _type_is_half(dtype), _num_threads())

@@ -184,7 +184,7 @@ void check_behind(const Kernels& kernels, Packing packing, bool norm_first, bool
                       inner.stride,
                       nullptr,
                       type};
-      if (after) args.made = static_cast<float*>(product.at(0));
+      if (after) args.sums = static_cast<float*>(product.at(0));
       CHECK(run_behind(part, args, {&kernels, threads > 1 ? fork_threads : nullptr, threads}));
       CHECK(sums.bytes == x.bytes);
     }

@@ -60,7 +60,7 @@ def choose_vector_math() -> None:
 choose_vector_math()
 _fork = torch_symbol("GOMP_parallel")
 cpu.borrow_threads(0 if _fork is None else ctypes.cast(_fork, ctypes.c_void_p).value or 0)
-cpu.know_tensors(torch.float32, torch.bfloat16, torch.get_num_threads, torch.empty)
+cpu.know_tensors(torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.get_num_threads, torch.empty)
 
 
 def wide() -> bool:

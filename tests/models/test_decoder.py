@@ -62,6 +62,24 @@ def test_rotation_of_interleaved_halves(dtype: torch.dtype, normed: bool) -> Non
     assert wide[:, heads:].eq(0).all()
 
 
+def test_tables_and_positions_of_other_types_are_refused() -> None:
+    """Of types whose values have as many bytes too: a kernel would read them as others."""
+    heads, positions, table = torch.ones(5, 3, 8), torch.arange(5), torch.ones(9, 4, dtype=torch.complex64)
+    gain = torch.ones(3, 8)
+    rotate(heads, gain, 1e-6, table, positions)
+    before = heads.clone()
+    for wrong in (table.real.double(), table.to(torch.complex128), table[:, :3], table.T.contiguous().T):
+        with pytest.raises(ValueError, match="rope table"):
+            rotate(heads, gain, 1e-6, wrong, positions)
+    for wrong in (positions.double(), positions.int(), positions[:4], torch.arange(10)[::2]):
+        with pytest.raises(ValueError, match="5 int64 indices"):
+            rotate(heads, gain, 1e-6, table, wrong)
+    for wrong in (gain.double(), gain[:2], gain[:, :4], gain[0], gain.T.contiguous().T):
+        with pytest.raises(ValueError, match=r"factors|dimensions"):
+            rotate(heads, wrong, 1e-6, table, positions)
+    assert torch.equal(heads, before)
+
+
 def test_a_position_has_the_same_turn_whenever_it_is_met() -> None:
     frequencies = torch.rand(16)
     late, early = (
@@ -266,4 +284,9 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(dtype: torch.dtype) 
             write_pool(k, v, pool[0], pool[1], bad, whose)
     with pytest.raises(ValueError, match="strides"):
         write_pool(k[..., ::2], v[..., ::2], pool[0, ..., :8], pool[1, ..., :8], slots, None)
+    for bad, whose in ((slots.double(), None), (slots.int(), None), (slots, slots.double()), (slots, tokens)):
+        with pytest.raises(ValueError, match="int64 indices"):
+            write_pool(k, v, pool[0], pool[1], bad, whose)
+    with pytest.raises(ValueError, match="types"):
+        write_pool(k, v, pool[0], pool[1].double(), slots, None)
     assert torch.equal(pool, expected)

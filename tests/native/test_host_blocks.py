@@ -222,6 +222,15 @@ def test_after_a_copy_that_fails_nothing_of_it_is_read(failing: int) -> None:
     assert machine.counts("hits")[0] > 0, "later copies are made again"
 
 
+def compute_two(pool: KvPool) -> None:
+    """Two prompts of two blocks each, one after the other: in a pool of two blocks the second evicts the first."""
+    for seed in (1, 2):
+        lease = pool.attach(prompt(seed, 2), 0, 8, growable=True)
+        assert pool.grow(lease, 2)
+        pool.publish(lease, prompt(seed, 2), 0)
+        pool.release(lease)
+
+
 def test_a_copy_that_raises_is_one_that_fails() -> None:
     pool = KvPool(2, SIZE)
 
@@ -229,11 +238,7 @@ def test_a_copy_that_raises_is_one_that_fails() -> None:
         raise KeyError("of the test")
 
     pool.keep_on_host(4, SIZE, copy, copy)
-    for seed in (1, 2):
-        lease = pool.attach(prompt(seed, 2), 0, 8, growable=True)
-        assert pool.grow(lease, 2)
-        pool.publish(lease, prompt(seed, 2), 0)
-        pool.release(lease)
+    compute_two(pool)
     assert pool.host_counts()["failed"] == 1 and pool.host_counts()["blocks"] == 0
     assert pool.host_counts()["evictions"] == 0
     pool.audit([])
@@ -250,11 +255,7 @@ def test_ctrl_c_in_a_copy_is_kept_and_other_errors_are_not(error: BaseException)
     pool, kept = KvPool(2, SIZE), Kept()
     pool.interrupts = kept
     pool.keep_on_host(4, SIZE, copy, copy)
-    for seed in (1, 2):
-        lease = pool.attach(prompt(seed, 2), 0, 8, growable=True)
-        assert pool.grow(lease, 2)
-        pool.publish(lease, prompt(seed, 2), 0)
-        pool.release(lease)
+    compute_two(pool)
     assert kept.interrupt is (None if isinstance(error, KeyError) else error)
     assert pool.host_counts()["failed"] == 1
     pool.audit([])

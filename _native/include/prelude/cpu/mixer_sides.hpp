@@ -88,7 +88,7 @@ struct BehindArgs {
   void* normed;  // room for `chunk` rows of x,
   void* up;      // of the MLP, `up_stride` apart,
   int64_t up_stride;
-  float* made;  // and of a product that is normed before it is added; null where none is
+  float* sums;  // and of a product that is normed before it is added; null where none is
   Type type;    // of `normed` and `up`
 };
 
@@ -117,13 +117,13 @@ inline bool multiply(const Team& team, const Projection& by, const void* x, int6
 struct SumArgs {
   float* x;
   int64_t x_stride;
-  const float* made;  // rows of `width` values, side by side
+  const float* sums;  // rows of `width` values, side by side
   int64_t width;
 };
 
 inline void add_rows(const SumArgs& a, int64_t first, int64_t last, float*) {
   for (int64_t row = first; row < last; ++row)
-    for (int64_t i = 0; i < a.width; ++i) a.x[row * a.x_stride + i] += a.made[row * a.width + i];
+    for (int64_t i = 0; i < a.width; ++i) a.x[row * a.x_stride + i] += a.sums[row * a.width + i];
 }
 
 // x += a product; normed before it is added where there is a norm.
@@ -132,10 +132,10 @@ inline bool add_product(const Team& team, const Projection& by, const Norm& afte
   if (after.kind == NormKind::none)
     return multiply(team, by, from, from_stride, from_type, x, a.x_stride, Type::f32, true, rows);
   const int64_t width = by.weight.outputs;
-  if (!multiply(team, by, from, from_stride, from_type, a.made, width, Type::f32, false, rows) ||
-      !norm_rows(team, after, a.made, width, a.made, width, Type::f32, rows, width))
+  if (!multiply(team, by, from, from_stride, from_type, a.sums, width, Type::f32, false, rows) ||
+      !norm_rows(team, after, a.sums, width, a.sums, width, Type::f32, rows, width))
     return false;
-  const SumArgs args{x, a.x_stride, a.made, width};
+  const SumArgs args{x, a.x_stride, a.sums, width};
   return over_rows(add_rows, args, rows, width, false, team.fork, team.threads);
 }
 
