@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MEAN[,DOWN]",
         help="a replica lives MEAN seconds in the mean, and is away DOWN seconds (30); until the last arrival",
     )
-    add("--ablation", action="store_true", help="all of it, then each mechanism off in turn, then today's")
+    add("--ablation", action="store_true", help="all mechanisms, then each mechanism off in turn, then today's")
     add("--rates", default=None, help="a sweep: rates separated by commas")
     add(
         "--equal-p99",
@@ -176,7 +176,7 @@ def _variants(chosen: argparse.Namespace) -> Mapping[str, Settings]:
         return ABLATIONS
     if chosen.policy:
         return {name: {"policy": name} for name in chosen.policy.split(",")}
-    return {"all of it": {}, "today's": TODAY}
+    return {"all mechanisms": {}, "today's": TODAY}
 
 
 def _sweep(chosen: argparse.Namespace, engine: Machine, trace: AtRate) -> int:

@@ -24,7 +24,7 @@ AtRate: TypeAlias = "Callable[[float, int], Iterable[Arrival]]"  # rate, seed
 
 TODAY: Settings = {"policy": "first_come_first_served", "fold": False, "defer_steps": 0, "probation": False}
 ABLATIONS: Mapping[str, Settings] = {
-    "all of it": {},
+    "all mechanisms": {},
     "without attach": {"prefix_cache": False},
     "without fold": {"fold": False},
     "without defer": {"defer_steps": 0},
@@ -145,7 +145,7 @@ def equal_p99(
     trace: AtRate,
     base_rate: float,
     base: tuple[str, Settings] = ("today's", TODAY),
-    ours: tuple[str, Settings] = ("all of it", {}),
+    ours: tuple[str, Settings] = ("all mechanisms", {}),
     seeds: Sequence[int] = (0,),
 ) -> EqualP99:
     """The P99 of ``base`` at ``base_rate``, and the rate that ``ours`` carries at that P99."""

@@ -66,15 +66,15 @@ def test_every_mechanism_is_switched_off_in_turn_and_drawn(tmp_path: Path) -> No
     reports = ran(tmp_path, "--rate", "300", "--ablation", "--plot", str(tmp_path / "bars.png"))["reports"]
     by_label = {report["label"]: report for report in reports}
     assert list(by_label) == list(ABLATIONS) and drawn(tmp_path / "bars.png")
-    assert by_label["without attach"]["hit_rate"] == 0 < by_label["all of it"]["hit_rate"]
+    assert by_label["without attach"]["hit_rate"] == 0 < by_label["all mechanisms"]["hit_rate"]
     assert by_label["without fold"]["folded_rate"] == 0
-    assert by_label["all of it"]["latency"]["mean"] < by_label["today's"]["latency"]["mean"]
+    assert by_label["all mechanisms"]["latency"]["mean"] < by_label["today's"]["latency"]["mean"]
 
 
 def test_each_finished_run_is_said_before_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran(tmp_path, "--rate", "300")
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["all of it", "today's"] and "150 requests" in lines[0]
+    assert [line.split(":")[0] for line in lines] == ["all mechanisms", "today's"] and "150 requests" in lines[0]
 
 
 def test_a_missing_matplotlib_is_said_before_the_run(

@@ -223,6 +223,20 @@ def test_posts_of_one_user_are_computed_once() -> None:
     assert least <= report.computed_tokens <= least + 60 * 16
 
 
+@pytest.mark.parametrize(("requests", "p99_is_lower"), [(60, False), (3000, True)])
+def test_shortest_first_delays_the_first_requests_of_rubrics_and_p99_shows_it_where_they_are_many(
+    requests: int, p99_is_lower: bool
+) -> None:
+    """Twelve rubrics: their first requests are a fifth of 60 requests, and fewer than a hundredth of 3,000."""
+    chosen = machine("h200-qwen3-4b")
+    shortest, arrival = (
+        simulate(chosen.configured(policy=policy), rubrics(250.0, requests=requests, rubrics=12)).latency
+        for policy in ("shortest_prefill_first", "first_come_first_served")
+    )
+    assert shortest.mean < arrival.mean and shortest.longest > arrival.longest
+    assert (shortest.p99 < arrival.p99) == p99_is_lower
+
+
 # ------------------------------------------------------------------ failures, and the routers of a real fleet
 
 
