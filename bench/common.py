@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import platform
-import shlex
 import statistics
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.__main__ import COMMANDS
+from bench.command_line import command_line, options_parser
 from prelude.progress import watched
 
 TABLE_WIDTH = 120
@@ -249,16 +248,6 @@ def figure_path(value: str) -> Path:
     return path
 
 
-def command_line(module: str | None = None, arguments: Sequence[str] | None = None) -> str:
-    """The command that runs this benchmark again, from the repository's root."""
-    if module is None:
-        spec = getattr(sys.modules["__main__"], "__spec__", None)
-        module = spec.name.removeprefix("bench.") if spec else Path(sys.argv[0]).stem
-    names = {of: name for name, of in COMMANDS.items()}
-    given = sys.argv[1:] if arguments is None else arguments
-    return shlex.join(["python", "-m", "bench", names.get(module, module), *given])
-
-
 def commit() -> str:
     """The commit that is checked out, with ``+`` where tracked files differ from it; empty outside a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--dirty=+"]
@@ -285,7 +274,7 @@ class Part(Protocol):
 
 def part_of_planning(doc: str | None, measured: Callable[[bool], Part], key: str) -> None:
     """The command line of a part of ``bench planning`` alone; ``key``: where its microseconds stand in the JSON."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(doc)
     add_outputs(parser, plot=False)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     options = parser.parse_args()

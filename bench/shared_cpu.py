@@ -1,4 +1,4 @@
-"""Decisions on processors that other processes use as well: python -m bench.shared_cpu
+"""Decisions on processors that other processes use as well: python -m bench shared_cpu
 
 Each round runs the same decisions in fresh processes, in turns: with torch's default threads, and with
 ``torch.set_num_threads(1)``; beside ``--burners`` processes that compute without pause, and without them. The burners
@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
 import time
 
+from bench.command_line import command_line, options_parser
 from bench.common import machine_facts
 from prelude.progress import watched
 
@@ -83,7 +83,7 @@ def compare(burners: int, rounds: int, count: int, together: bool) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_parser(__doc__)
     parser.add_argument("--burners", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--decisions", type=int, default=300)
@@ -102,8 +102,7 @@ def main() -> None:
     ]
     if chosen.json:
         with open(chosen.json, "w", encoding="utf-8") as file:
-            command = shlex.join(["python", "-m", "bench", "shared_cpu", *sys.argv[1:]])
-            json.dump({"command": command, "facts": machine_facts(), "rows": rows}, file, indent=1)
+            json.dump({"command": command_line(), "facts": machine_facts(), "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

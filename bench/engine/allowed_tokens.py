@@ -14,7 +14,6 @@ need a vocabulary that has them. Other lists are Python's and numpy's (int32, in
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, three
 from prelude import Engine, SamplingParams, default_model
 
@@ -100,7 +100,7 @@ def measure(report: Report, name: str, engine: Engine, tokens: int, repeats: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=64)
     add_outputs(parser)

@@ -11,7 +11,6 @@ journal     a file by ``prelude score``, on the default CPU model: processor tim
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
 from bench.host.tiny import write_model
 from prelude import Engine, EngineConfig, Loglikelihood
@@ -119,7 +119,7 @@ def journal(report: Report, folder: Path, rows: int, repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--part", default="map,memory,journal,rubric")

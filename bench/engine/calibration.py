@@ -13,7 +13,6 @@ Each figure is of the rows that the fit did not see, for five random splits; the
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shutil
@@ -21,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.command_line import options_parser
 from bench.train import DATA
 from prelude import Choice, Decide, Engine, default_model
 from prelude.calibration.calibrator import METHODS
@@ -73,7 +73,7 @@ def measure(answers: list[Answer], truth: list[str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = options_parser(__doc__)
     parser.add_argument("--out", default=None)
     chosen = parser.parse_args()
     weights = (default_model.path() / "model.safetensors").read_bytes()

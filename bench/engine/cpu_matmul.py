@@ -7,7 +7,6 @@ where there is a C++ compiler; a row's note says how much of it the product reac
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import tempfile
@@ -20,6 +19,7 @@ import torch
 from prelude._native import cpu
 from torch import Tensor
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, rounds, three
 from prelude.models.packed import HALVES, PackedLinear, Packing
 
@@ -106,7 +106,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), help="some of the shapes")

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from bench.blocks import Run, blocks
+from bench.command_line import options_parser
 from bench.common import Report, Row, add_outputs, machine_facts, three
 from bench.engine import llama_cpp
 from bench.engine.cpu_sides import decoder_sides, encoder_sides, random_decoder
@@ -376,7 +377,7 @@ def accuracy(session: Session) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--minilm", type=Path, metavar="DIR", help="a directory of all-MiniLM-L6-v2")
     parser.add_argument("--qwen3", type=Path, metavar="DIR", help="a directory of Qwen3-0.6B or of its shape")
     parser.add_argument("--only", choices=MODELS, nargs="+", default=list(MODELS), help="some of the models")

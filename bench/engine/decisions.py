@@ -10,7 +10,6 @@ prompts come again in every repeat); the measured time is that of the forward, t
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.command_line import options_parser
 from bench.common import Measured, Report, add_outputs, machine_facts, paired, ratio
 from prelude import Choice, Decide, Engine, EngineConfig
 from prelude.admission.template import DecisionTemplate
@@ -198,7 +198,7 @@ def overhead(report: Report, engine: Engine, tasks: list[Decide], repeats: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--repeats", type=int, default=7)

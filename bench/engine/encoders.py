@@ -10,7 +10,6 @@ report name them. The baselines are the code of their users: padded batches, sor
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio
 from prelude import Embed, Engine, EngineConfig, default_model
 
@@ -280,7 +280,7 @@ MODELS = tuple(dict.fromkeys(model for model, *_ in LOADS))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--minilm", type=Path, metavar="DIR", help="a directory of all-MiniLM-L6-v2")
     parser.add_argument("--only", choices=MODELS, help="one of the models")
     parser.add_argument("--repeats", type=int, default=7)

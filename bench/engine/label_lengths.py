@@ -18,7 +18,6 @@ that all four see one prompt. Nothing is timed. Models in FILE that are not meas
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from typing import Any
 
 from prelude.tokenizer import Tokenizer
 
+from bench.command_line import options_parser
 from bench.train import DATA
 from prelude import Choice, Decide, DecisionTemplate, Engine, default_model
 from prelude.results import Answer
@@ -136,7 +136,7 @@ def measure(model: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = options_parser(__doc__)
     parser.add_argument("--model", nargs="+", required=True, help="directories of checkpoints")
     parser.add_argument("--out", default=None)
     chosen = parser.parse_args()

@@ -18,7 +18,6 @@ at the first shape.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 import time
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
 from prelude import Embed, Engine, EngineConfig, default_model
 from prelude.execution.peak import peak_bytes
@@ -155,7 +155,7 @@ def times(report: Report, name: str, lengths: list[int], pairs: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--memory", type=int, default=24, help="GiB that the longest prompts are reckoned for")
     parser.add_argument("--times", type=int, nargs="+", default=[], metavar="TOKENS", help="lengths that are timed")

@@ -13,7 +13,6 @@ over their texts is in the figure.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
 from prelude import Engine, EngineConfig, Generate, Loglikelihood, SamplingParams
 from prelude.batch import ForwardBatch, SampleOutput, StepResult
@@ -130,7 +130,7 @@ def on_a_cpu(report: Report, repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--only", choices=("cpu", "device"), help="one half of it")

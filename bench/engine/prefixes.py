@@ -15,7 +15,6 @@ it takes some five minutes of two quiet cores, half of them for sharing switched
 
 from __future__ import annotations
 
-import argparse
 import gc
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
 from prelude import Engine, EngineConfig, Loglikelihood
 from prelude.batch import ForwardBatch, StepResult
@@ -298,7 +298,7 @@ def waiting(report: Report, repeats: int, count: int = 10_000) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--only", choices=("arrival", "reuse", "overhead", "cost", "waiting"))

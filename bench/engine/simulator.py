@@ -6,11 +6,11 @@ python -m bench simulator --fit prelude/simulation/cpu-default.json
 
 from __future__ import annotations
 
-import argparse
 import random
 
 import numpy as np
 
+from bench.command_line import options_parser
 from bench.common import machine_facts
 from prelude import Choice, Decide, Embed, Engine, EngineConfig, PromptLogprobs
 from prelude.scheduling.cost import CostModel, Work
@@ -61,7 +61,7 @@ def fit(path: str, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_parser(__doc__)
     parser.add_argument("--fit", metavar="FILE", required=True)
     parser.add_argument("--rounds", type=int, default=120)
     chosen = parser.parse_args()

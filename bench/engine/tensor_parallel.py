@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, rounds, three
 from bench.engine.cpu_models import random_decoder
 from prelude import Engine, EngineConfig, Generate, SamplingParams, serve_rank
@@ -191,7 +192,7 @@ def timed(report: Report, sides: dict[str, Side], options: argparse.Namespace) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=512)

@@ -12,7 +12,6 @@ serve   50 rubrics on 4 replicas: the share of requests, after the first of each
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -27,6 +26,7 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, three
 from prelude import Choice, Decide, Engine, EngineConfig
 from prelude.bulk.form import Form
@@ -223,9 +223,7 @@ def serving(report: Report, routings: list[str], count: int, clients: int, repea
 
 
 def main() -> None:
-    import ray
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--part", default="data,kill,serve")
     parser.add_argument("--rows", type=int, default=6000)
     parser.add_argument("--repeats", type=int, default=3)
@@ -234,6 +232,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     add_outputs(parser)
     chosen = parser.parse_args()
+    import ray
+
     report = Report("More than one machine", facts={**machine_facts(), "ray": ray.__version__})
     parts = chosen.part.split(",")
     # Ray starts a worker for each CPU that it is told of. The actors of the data need three, the replicas eight.

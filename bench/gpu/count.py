@@ -20,7 +20,6 @@ Attention of the last layer is FlashInfer's, and its time the estimate of a read
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,6 +28,7 @@ from prelude.cuda.kernels import ROW_STATS
 from prelude.cuda.own_attention import TILE
 from prelude.cuda.own_matmul import GATE, HEADS, NORM, SHARES, Job, Variant, variants
 
+from bench.command_line import options_parser
 from bench.gpu.models import MODELS
 from prelude.models.config import ModelConfig
 
@@ -150,7 +150,7 @@ def table(config: ModelConfig, rows: int, share: int = SHARES[-1]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--model", choices=MODELS, default="06b")
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--share", type=int, choices=SHARES, default=SHARES[-1], help="most tiles that share rows")

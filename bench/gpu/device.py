@@ -26,6 +26,7 @@ from typing import Any
 
 from prelude.cuda import driver
 
+from bench.command_line import command_line, options_parser
 from bench.gpu.loads import Bench, Load, NotRight
 
 PARTS: dict[str, Callable[[Bench], Iterable[Load]]] = {
@@ -43,7 +44,7 @@ PARTS: dict[str, Callable[[Bench], Iterable[Load]]] = {
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure the CUDA executor.")
+    parser = options_parser(__doc__)
     parser.add_argument("--only", default=",".join(PARTS), help="parts, in any order; correctness always runs first")
     parser.add_argument("--seconds", type=float, default=540, help="stop beginning parts after so many seconds")
     parser.add_argument("--repeats", type=int, default=5)
@@ -124,7 +125,7 @@ def main() -> int:
     failed: dict[str, str] = {}
     left_out: list[str] = []
     known = facts()
-    report = Report(chosen.json or Path("bench/results") / _file_name(known), known, " ".join(sys.argv))
+    report = Report(chosen.json or Path("bench/results") / _file_name(known), known, command_line())
     order = ["correctness", *(name for name in PARTS if name in chosen.only and name != "correctness")]
     for name in order:
         if time.monotonic() - began > chosen.seconds:

@@ -17,7 +17,6 @@ a run in which correctness was not shown are marked in the table. ``--seconds`` 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -32,6 +31,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bench.command_line import options_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS: dict[str, float] = {
@@ -221,7 +222,7 @@ def shown(value: Any) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-first")))
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--only", default=",".join(LIMITS))

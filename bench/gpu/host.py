@@ -11,7 +11,6 @@ call. ``null.py`` names the parts that are not counted. ``--before``: the JSON o
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, three
 from bench.gpu.batches import draw, forest, greedy, i32, labels
 from prelude.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, SampleRows
@@ -158,7 +158,7 @@ def processor_time(executor: Any, steps: list[ForwardBatch], repeats: int) -> fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=2000)
     parser.add_argument("--before", type=Path, help="the JSON of an earlier run, shown beside")
     add_outputs(parser, plot=False)

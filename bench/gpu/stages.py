@@ -8,7 +8,6 @@ place: its written results stay.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import re
@@ -23,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench.command_line import options_parser
 from bench.gpu.first import LIMITS, ROOT
 
 GPU_TESTS = "tests/cuda/test_gpu.py"
@@ -228,7 +228,7 @@ STAGES: dict[str, Callable[[Stage], None]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("name", choices=STAGES)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--smoke", type=Path, default=None)

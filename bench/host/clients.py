@@ -14,7 +14,6 @@ the model class alone, ``pydantic-ai Agent`` has that library's agent graph arou
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import time
@@ -26,7 +25,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.common import command_line, commit, machine_facts
+from bench.command_line import command_line, options_parser
+from bench.common import commit, machine_facts
 from prelude import AsyncEngine, Embed, Engine, EngineConfig, Loglikelihood
 from prelude.systemone import SystemOne
 from prelude.systemone.request import Known, parse
@@ -343,7 +343,7 @@ def measured(sides: Sides, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", choices=list(CLIENTS), action="append", help="this client; may be given again")

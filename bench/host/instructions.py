@@ -13,7 +13,6 @@ than ``--tolerance`` percent more than kept.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -22,6 +21,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.command_line import options_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "bench" / "results" / "instructions.json"
@@ -98,7 +99,7 @@ def compare(name: str, now: Count, kept: dict[str, float]) -> tuple[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("operations", nargs="*", help="names, all of them without any")
     parser.add_argument("--write", action="store_true", help="keep the counts")
     parser.add_argument("--cache", action="store_true", help="simulate a cache too")

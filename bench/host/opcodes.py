@@ -10,7 +10,6 @@ one opcode each.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from bench.command_line import options_parser
 from bench.host import typed_decisions as typed
 from bench.host.path import PARAMS, Bench
 from prelude import Decide, Generate
@@ -68,7 +68,7 @@ def loads(bench: Bench) -> dict[str, Callable[[int], list[Any]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench opcodes", description=__doc__)
+    parser = options_parser(__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--functions", type=int, default=0)
     chosen = parser.parse_args()

@@ -9,7 +9,6 @@ from Python as the scheduler calls it. A request is 512 tokens in 32 blocks and 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from prelude._native import core
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts
 from bench.host import path as host_path
 from bench.host import tiny
@@ -202,7 +202,7 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     add_outputs(parser, plot=False)
     parser.add_argument("--quick", action="store_true", help="fewer repeats, within 30 s")
     options = parser.parse_args()

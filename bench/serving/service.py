@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from bench.common import Report, add_outputs, command_line, machine_facts, three
+from bench.command_line import command_line, options_parser
+from bench.common import Report, add_outputs, machine_facts, three
 from bench.serving.compare import COMPARISONS, Bench
 from bench.serving.load import PRESETS, SHAPES, Client, InProcess, Shape, judged, measure
 from bench.serving.questions import SIZES, questions
@@ -198,7 +199,7 @@ async def run(chosen: argparse.Namespace, report: ServingReport) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("names", nargs="*", help=f"parts to run, all by default: {', '.join(NAMES)}")
     parser.add_argument("--model", help="a directory or a hub name; the packaged model by default")
     parser.add_argument("--device", default="auto")

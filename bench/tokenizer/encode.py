@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.blocks import Run, Times, blocks, means, statement
+from bench.command_line import options_parser
 from bench.common import Panels, Report, Row, add_outputs, machine_facts
 from bench.tokenizer import loading as tokenizer_load
 from bench.tokenizer.sides import HF, KINDS, LOADERS, OURS, SEGMENTS, Side, Sides, version_of
@@ -305,7 +306,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options_parser(__doc__)
     parser.add_argument("--tokenizer", type=Path, default=PACKAGED, help="a tokenizer.json (default: packaged)")
     parser.add_argument(
         "--texts",

@@ -8,13 +8,14 @@ the text: 4 is linear, 16 quadratic. The exit status is 1 if a text takes longer
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
 from pathlib import Path
 
 from prelude.tokenizer import Tokenizer
+
+from bench.command_line import options_parser
 
 ONE_CHARACTER = "a^ \n\t0_=.<\x00\u00e9\u00a0\u0301\u1100\u200d\u202e\u2581\u3000\u0e33\u4f60\U0001f600"
 
@@ -45,7 +46,7 @@ def cpu_seconds(tokenizer: Tokenizer, text: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options_parser(__doc__)
     parser.add_argument("--tokenizer", type=Path, action="append", required=True)
     parser.add_argument("--limit", type=float, default=100.0, help="CPU milliseconds a million characters may take")
     options = parser.parse_args()

@@ -21,6 +21,7 @@ from pathlib import Path
 from prelude.tokenizer import Tokenizer
 
 from bench.blocks import blocks, statement
+from bench.command_line import options_parser
 from bench.tokenizer.sides import HF, LOADERS, OURS, SEGMENTS, Side, Sides
 from bench.tokenizer.table import Table
 
@@ -115,5 +116,10 @@ def rows(table: Table, name: str, kept: bool, found: list[dict[str, float]]) -> 
 
 
 if __name__ == "__main__":
-    name, path, *texts = sys.argv[1:]
-    print(json.dumps(one(name, Path(path), [Path(text).read_text(encoding="utf-8") for text in texts])))
+    parser = options_parser(__doc__)
+    parser.add_argument("side", choices=LOADERS)
+    parser.add_argument("tokenizer", type=Path, help="a tokenizer.json")
+    parser.add_argument("texts", type=Path, nargs="*", help="files that are encoded after the first call")
+    chosen = parser.parse_args()
+    texts = [path.read_text(encoding="utf-8") for path in chosen.texts]
+    print(json.dumps(one(chosen.side, chosen.tokenizer, texts)))

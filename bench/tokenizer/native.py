@@ -12,7 +12,6 @@ input.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import statistics
@@ -27,6 +26,7 @@ from typing import Any
 import tokenizers
 from prelude.tokenizer import Tokenizer
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, three
 from bench.tokenizer.texts import inputs, texts_of
 
@@ -97,7 +97,7 @@ def time_all(driver: Any, ours: Tokenizer, texts: dict[str, str], threads: int, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options_parser(__doc__)
     parser.add_argument("--tokenizer", type=Path, required=True, help="a tokenizer.json")
     parser.add_argument("--texts", type=Path, help="a folder of texts for the natural inputs")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)

@@ -8,7 +8,6 @@ times as fast as HF the call is, and 1 is the aim.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import tokenizers
 from prelude.tokenizer import Tokenizer
 
 from bench.blocks import blocks, statement
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts
 from bench.tokenizer.sides import version_of
 from bench.tokenizer.table import Table
@@ -76,7 +76,7 @@ def measured(table: Table, path: Path, rounds: int, seconds: float) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options_parser(__doc__)
     parser.add_argument("--tokenizer", type=Path, action="append", required=True, help="a tokenizer.json")
     parser.add_argument("--quick", action="store_true", help="few rounds")
     add_outputs(parser)

@@ -14,7 +14,6 @@ whose words do not come again, and the streamed table of ``bench tokenizer``.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import random
 import re
@@ -23,6 +22,8 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+from bench.command_line import options_parser
 
 ENGLISH = (
     "The committee will meet on Tuesday to discuss the budget, and everyone who has an opinion about the new "
@@ -205,7 +206,7 @@ def made(folder: Path, manuals: Sequence[Path], size: int) -> Iterator[tuple[str
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--man", type=Path, action="append", default=[MANUALS])
     parser.add_argument("--size", type=int, default=SIZE, help="characters of each text, about")

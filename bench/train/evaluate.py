@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bench.command_line import options_parser
 from prelude.default_model import path
 
 from . import DATA
@@ -122,7 +122,7 @@ def evaluate(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_parser(__doc__)
     parser.add_argument("directory", nargs="?", type=Path, default=path())
     parser.add_argument("--rows", type=Path, default=DATA / "heldout.jsonl")
     parser.add_argument("--wrong", action="store_true", help="print every wrong answer")

@@ -7,7 +7,6 @@ module and prints the accuracies on the held-out sentences.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -21,6 +20,7 @@ from safetensors import torch as safetensors
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn import functional as F
 
+from bench.command_line import options_parser
 from prelude.default_model import path
 
 from . import DATA, everyday
@@ -190,7 +190,7 @@ def unseen() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--sources", type=Path, default=Path("build/default_model"), help="where the wheels are kept")
     parser.add_argument("--output", type=Path, default=path(), help="where the model's files go")
     parser.add_argument("--rounds", type=int, default=3, help="4 adds typed questions about messages")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.common import TABLE_WIDTH, Report, add_outputs, command_line
+from bench.command_line import command_line
+from bench.common import TABLE_WIDTH, Report, add_outputs
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -393,7 +393,11 @@ EDITS = (
     edit(
         "a_command_is_not_kept",
         "Q16",
-        ("bench/common.py", "given = sys.argv[1:] if arguments is None else arguments\n", "given: list[str] = []\n"),
+        (
+            "bench/command_line.py",
+            "given = sys.argv[1:] if arguments is None else arguments\n",
+            "given: list[str] = []\n",
+        ),
     ),
     edit(
         "vocabularies_have_no_added_tokens",
@@ -450,8 +454,8 @@ EDITS = (
         "a_result_names_no_command",
         "L5",
         (
-            "bench/common.py",
-            '    return shlex.join(["python", "-m", "bench", names.get(module, module), *given])',
+            "bench/command_line.py",
+            '    return shlex.join(["python", "-m", *run, *given])',
             '    return "python -m bench"',
         ),
     ),
