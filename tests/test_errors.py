@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterator
 
 import pytest
+from prelude.tokenizer import BackendUnavailable, ChatTemplateError, TokenizerError, TokenizerFileError
 
 from prelude import WrongUse
 from prelude.errors import PreludeError
@@ -54,3 +55,12 @@ def test_the_wrong_use_of_an_object_is_one_too() -> None:
         answers["a"]
     assert isinstance(caught.value, PreludeError) and isinstance(caught.value, TypeError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", [TokenizerFileError("model", "no"), BackendUnavailable("x", "y"), ChatTemplateError("z")]
+)
+def test_errors_of_the_tokenizer_are_prelude_errors(error: TokenizerError) -> None:
+    assert isinstance(error, PreludeError) and isinstance(error, ValueError)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error)

@@ -208,7 +208,7 @@ def main() -> None:
         print(f"{name:12} {len(found):6} sentences {sum(map(len, found)):8} characters")
     words = {language.name: word_lists(language) for language in LANGUAGES}
     texts, aside = set_aside(texts)
-    kept = {name: without(everyday.lines(name), unseen()) for name in everyday.SENTENCES}
+    kept = {name: without(lines, unseen()) for name, lines in everyday.sentences().items()}
     print("everyday:", {name: len(found) for name, found in kept.items()})
     for number in range(options.begin, options.rounds):
         torch.manual_seed(options.seed)

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import base64
 import json
-import pickle
 import random
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prelude.tokenizer import (
-    BackendUnavailable,
-    ChatTemplateError,
     Tokenizer,
     TokenizerError,
     TokenizerFileError,
@@ -100,53 +96,6 @@ def test_the_limit_of_ids_counts_holes_added_tokens_and_the_post_processor() -> 
         assert Tokenizer.from_str(file(model=model)).id_limit == limit
 
 
-# ---- every backend hands on to the next
-
-NORMALIZED = [{**WORD, "id": 3, "normalized": True}]
-
-
-def by_pattern(kind: str, pattern: str) -> str:
-    if kind == "normalizer":
-        return file(
-            normalizer={"type": "Replace", "pattern": {"Regex": pattern}, "content": "x"}, added_tokens=NORMALIZED
-        )
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return file(pre_tokenizer=split, added_tokens=NORMALIZED)
-
-
-@pytest.mark.fault(29)
-@pytest.mark.feature("J7")
-@pytest.mark.parametrize("kind", ["normalizer", "pre_tokenizer"])
-@pytest.mark.parametrize("pattern", [r"(\w)\1", r"\X", r"\p{Emoji}", r"(?i)café", r"\x{110000}", r"(?<=a)\x{110000}"])
-def test_a_pattern_that_one_backend_refuses_goes_to_the_next(kind: str, pattern: str) -> None:
-    ours, theirs = (
-        Tokenizer.from_str(by_pattern(kind, pattern)),
-        tokenizers.Tokenizer.from_str(by_pattern(kind, pattern)),
-    )
-    for text in ("abab aab", "CAFÉ abab", "1\u0301a", ""):
-        assert ours.encode(text).ids == theirs.encode(text).ids
-
-
-@pytest.mark.fault(29)
-@pytest.mark.parametrize("kind", ["normalizer", "pre_tokenizer"])
-@pytest.mark.parametrize("pattern", ["(", "(" * 3000 + "a" + ")" * 3000, "[a" * 400])
-def test_a_pattern_that_no_backend_takes_is_a_malformed_file(kind: str, pattern: str) -> None:
-    with pytest.raises(TokenizerFileError) as caught:
-        Tokenizer.from_str(by_pattern(kind, pattern))
-    assert isinstance(caught.value, PreludeError) and len(str(caught.value)) < 1500
-
-
-@pytest.mark.fault(29)
-@pytest.mark.parametrize("pattern", [r"(a)\1?(?=a*a*b)|a"])
-def test_the_time_of_a_pattern_is_the_texts_not_a_matchs(pattern: str) -> None:
-    ours = Tokenizer.from_str(by_pattern("pre_tokenizer", pattern))
-    assert ours.backend == "native+regex"
-    began = time.thread_time()
-    with pytest.raises(TokenizerError, match="takes too long on this text"):
-        ours.encode("a" * 4000)
-    assert time.thread_time() - began < 8
-
-
 @pytest.mark.fault(30)
 @pytest.mark.parametrize("others", [[], ["aab"]], ids=["alone", "beside another"])
 def test_an_added_token_that_the_normalizer_empties_is_refused(others: list[str]) -> None:
@@ -203,59 +152,6 @@ def test_overflowing_parts_that_a_template_multiplies_are_bounded() -> None:
 def test_what_a_post_processor_puts_together_is_bounded(processor: dict[str, Any], says: str) -> None:
     with pytest.raises(TokenizerFileError, match=says):
         Tokenizer.from_str(file(post_processor=processor))
-
-
-def encoded_one_by_one(t: Tokenizer, texts: list[str]) -> dict[str, Any]:
-    """Calls of the API, each over many texts, by name."""
-    ids = t.encode("ab").ids
-    return {
-        "encode_batch": lambda: t.encode_batch(texts),
-        "encode_batch, pairs": lambda: t.encode_batch([(text, text) for text in texts]),
-        "encode_batch, words": lambda: t.encode_batch([[text] for text in texts], is_pretokenized=True),
-        "encode_batch_fast": lambda: t.encode_batch_fast(texts),
-        "encode_batch_array": lambda: t.encode_batch_array(texts),
-        "encode_batch_array, text alone": lambda: t.encode_batch_array(texts, parse_special=False),
-        "encode_batch_array, offsets": lambda: t.encode_batch_array(texts, offsets="char"),
-        "encode_segments": lambda: t.encode_segments([s for x in texts for s in ((x, False), ("<x>", True))] * 2),
-        "decode_batch": lambda: t.decode_batch([ids] * len(texts)),
-    }
-
-
-@pytest.mark.fault(29)
-@pytest.mark.parametrize("call", list(encoded_one_by_one(Tokenizer.from_str(file()), [])))
-def test_the_time_of_a_pattern_is_the_batchs_not_a_texts(call: str) -> None:
-    from prelude.tokenizer import _core, _splitter
-    from prelude.tokenizer.config import FileConfig
-
-    compiled, left, burnt = _splitter.matcher(_core), [], 0.004
-
-    def slow(pattern: str) -> Any:
-        matches = compiled(pattern)
-
-        def matched(text: str, seconds: float) -> Any:
-            left.append(seconds)
-            until = time.thread_time() + burnt
-            while time.thread_time() < until:
-                pass
-            return matches(text, seconds)
-
-        return matched
-
-    pattern = {"Regex": r"(a)\1?|."}
-    made = (
-        by_pattern("pre_tokenizer", pattern["Regex"])
-        if call != "decode_batch"
-        else file(decoder={"type": "Replace", "pattern": pattern, "content": "b"})
-    )
-    word = {"content": "<x>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    whole = {**json.loads(made), "added_tokens": [{**word, "id": 3, "special": True}]}
-    ours = Tokenizer.__new__(Tokenizer)
-    ours._assemble(_core.CoreTokenizer.from_json(json.dumps(whole).encode(), slow), "native+regex", FileConfig())
-    encode = encoded_one_by_one(ours, ["ab", "a<x>b", "aab"] * 4)[call]
-    left.clear()
-    encode()
-    assert len(left) >= 12
-    assert all(b <= a - burnt + 1e-3 for a, b in pairwise(left)), left
 
 
 @pytest.fixture(scope="module")
@@ -478,27 +374,3 @@ def test_kept_tables_hold_nothing_but_the_file() -> None:
         digests = apart(code, text).split()
         assert len(digests) == 3 and len(set(digests)) == 1
         assert CoreTokenizer.from_json(text.encode()).tables(b"k" * 64, b"s" * 16)
-
-
-# ---- errors
-
-
-@pytest.mark.parametrize(
-    "error", [TokenizerFileError("model", "no"), BackendUnavailable("x", "y"), ChatTemplateError("z")]
-)
-def test_what_this_package_raises_on_purpose_is_a_prelude_error(error: TokenizerError) -> None:
-    assert isinstance(error, PreludeError) and isinstance(error, ValueError)
-    again = pickle.loads(pickle.dumps(error))
-    assert type(again) is type(error) and str(again) == str(error)
-
-
-def test_offsets_of_hf_that_lie_behind_the_text_are_its_end_in_bytes() -> None:
-    """HF counts the characters of an end-of-word suffix that falls back to bytes."""
-    from prelude.tokenizer._reference import ReferenceCore
-
-    vocab = {f"<0x{b:02X}>": b for b in range(256)}
-    model = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True, "end_of_word_suffix": "</w>"}
-    core = ReferenceCore(file(model=model).encode(), "a test")
-    _, offsets, _ = core.encode_full("é", True, "byte")
-    _, characters, _ = core.encode_full("é", True, "char")
-    assert characters.max() > 1 and offsets.max() == 2

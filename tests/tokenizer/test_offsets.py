@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from prelude.tokenizer import Tokenizer
 from prelude.tokenizer.encoding import Encoding
 
+from tests.tokenizer.small_files import file as small_file
+
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
 PIECES = [
@@ -97,3 +99,15 @@ def test_ids_that_are_no_tokens_have_no_offsets(pair_of: Pair) -> None:
         core.char_spans(np.array([1], np.int64), "x")
     assert core.char_spans(np.array([], np.int32), "") is not None
     assert core.char_spans(np.array([], np.int32), "x") is None
+
+
+def test_offsets_of_hf_that_lie_behind_the_text_are_its_end_in_bytes() -> None:
+    """HF counts the characters of an end-of-word suffix that falls back to bytes."""
+    from prelude.tokenizer._reference import ReferenceCore
+
+    vocab = {f"<0x{b:02X}>": b for b in range(256)}
+    model = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True, "end_of_word_suffix": "</w>"}
+    core = ReferenceCore(small_file(model=model).encode(), "a test")
+    _, offsets, _ = core.encode_full("é", True, "byte")
+    _, characters, _ = core.encode_full("é", True, "char")
+    assert characters.max() > 1 and offsets.max() == 2
