@@ -294,7 +294,7 @@ void unpack_output(const PackedWeight& weight, int64_t output, float* to) {
 }
 
 float int8_pair(const PackedWeight& weight, const float* x, int64_t output, uint32_t* room) {
-  packed_portable::quantize_row(x, weight.inputs, room, 1);
+  packed_portable::quantize_row(x, weight.inputs, room);
   float total = 0;
   for (int64_t b = 0; b < blocks_of(weight.inputs); ++b, room += kRowWords) {
     const BlockOf block(const_cast<uint32_t*>(weight.words), weight.inputs, output, b);
@@ -341,50 +341,59 @@ bool packed_worth_releasing_gil(const PackedArgs& a) {
 
 bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, Fork fork, int threads) {
   if (a.rows < 1 || a.weight.outputs < 1) return true;
-  // Blocks of equal size: 13 rows are seven and six, not twelve and one.
-  const int64_t least = (a.rows + kernels.most_rows - 1) / kernels.most_rows;
-  const auto together = static_cast<int>((a.rows + least - 1) / least);
-  const int64_t blocks = (a.rows + together - 1) / together;
-  const int64_t words = row_words(a.weight.inputs, kernels.packing);
-  const auto room_words = static_cast<size_t>(blocks * together * words);
-  const std::unique_ptr<uint32_t[]> room(new (std::nothrow) uint32_t[room_words]);
+  // Blocks of about equal size: 13 rows are seven and six, not twelve and one.
+  const int64_t blocks = (a.rows + kernels.most_rows - 1) / kernels.most_rows;
+  const int64_t most = (a.rows + blocks - 1) / blocks, words = row_words(a.weight.inputs, kernels.packing);
+  const std::unique_ptr<uint32_t[]> room(new (std::nothrow) uint32_t[static_cast<size_t>(a.rows * words)]);
   if (room == nullptr) return false;
   // Several blocks that are more than the cache holds are cut, so that a piece reads the weights once for all of
   // them.
-  const bool large = blocks * together * words * 4 > kPieceInputs || together * words * 4 > kBlockInputs;
+  const bool large = a.rows * words * 4 > kPieceInputs || most * words * 4 > kBlockInputs;
   const bool cut = kernels.packing != Packing::int8 && blocks > 1 && large;
-  const PackedRows rows{room.get(), together, cut ? (words + kPartWords - 1) / kPartWords : 1};
+  const PackedRows rows{room.get(), a.rows / blocks, a.rows % blocks,
+                        cut ? (words + kPartWords - 1) / kPartWords : 1};
 
   threads = fork == nullptr ? 1 : std::max(threads, 1);
-  const int64_t each = std::max<int64_t>(
-      1, std::max(kPieceWork / 16 / (together * a.weight.inputs), (blocks + threads - 1) / threads));
+  const int64_t each =
+      std::max<int64_t>(1, std::max(kPieceWork / 16 / (most * a.weight.inputs), (blocks + threads - 1) / threads));
   const int64_t parts = (blocks + each - 1) / each;
   run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, parts)), parts,
              [&](int64_t i, int) { kernels.prepare(a, rows, i * each, std::min(blocks, (i + 1) * each)); });
 
   const int64_t groups = (a.weight.outputs + kGroup - 1) / kGroup;
   const int64_t part_words = (words + rows.parts - 1) / rows.parts;
-  const int64_t together_blocks = std::max<int64_t>(1, kPieceInputs / (together * part_words * 4));
+  const int64_t together_blocks = std::max<int64_t>(1, kPieceInputs / (most * part_words * 4));
   const int64_t row_pieces = (blocks + together_blocks - 1) / together_blocks;
   const int64_t row_step = (blocks + row_pieces - 1) / row_pieces;
   // Groups of a piece: enough work, and an even number, so that kernels of few rows take two at a time.
-  const int64_t group_work = row_step * together * a.weight.inputs * kGroup;
+  const int64_t group_work = row_step * most * a.weight.inputs * kGroup;
   const int64_t enough = (kPieceWork + group_work - 1) / group_work;
   const int64_t share = (groups + 4 * threads - 1) / (4 * threads);
   int64_t step = threads == 1 ? groups : (std::max(enough, share) + 1) / 2 * 2;
   std::unique_ptr<float[]> sums;
-  const int64_t of_group = row_step * together * kGroup;
+  const int64_t of_group = row_step * most * kGroup;
   if (rows.parts > 1) {
     step = std::min(step, std::max<int64_t>(2, kPieceSums / of_group / 2 * 2));
     sums.reset(new (std::nothrow) float[static_cast<size_t>(threads * step * of_group)]);
     if (sums == nullptr) return false;
   }
   const int64_t group_pieces = (groups + step - 1) / step, pieces = group_pieces * row_pieces;
-  const auto multiply = kernels.multiply[together - 1];
   run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int thread) {
-    const int64_t row = i / group_pieces * row_step, group = i % group_pieces * step;
+    const int64_t block = i / group_pieces * row_step, behind = std::min(blocks, block + row_step);
+    const int64_t longer = std::clamp(rows.longer, block, behind),
+                  last = std::min(groups, (i % group_pieces + 1) * step);
     float* room_of_sums = sums == nullptr ? nullptr : sums.get() + thread * step * of_group;
-    multiply(a, rows, row, std::min(blocks, row + row_step), group, std::min(groups, group + step), room_of_sums);
+    // Blocks of both sizes meet two groups at a time, while the weights are in the cache.
+    const int64_t some = block < longer && longer < behind && rows.parts == 1 ? 2 : step;
+    for (int64_t group = i % group_pieces * step; group < last; group += some) {
+      const auto meet = [&](int64_t size, int64_t first, int64_t end) {
+        if (first < end)
+          kernels.multiply[size - 1](a, rows, rows.first_of(first), rows.first_of(end), group,
+                                     std::min(last, group + some), room_of_sums);
+      };
+      meet(rows.least + 1, block, longer);
+      meet(rows.least, longer, behind);
+    }
   });
   return true;
 }

@@ -159,25 +159,26 @@ void check_int8(int64_t inputs, int64_t outputs, int64_t rows) {
   }
 }
 
-void check_int8_limits() {
-  // The largest sums there are; rows that are not finite; rows of which nothing is left.
-  const int64_t inputs = 131'072;
+void check_int8_limits(int64_t inputs) {
+  // The largest sums there are; rows that are not finite, one of which is small; rows of which nothing is left.
+  const float not_a_number = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> weight(static_cast<size_t>(inputs), -1.0f);
-  std::vector<float> x(static_cast<size_t>(4 * inputs), 1.0f);
-  x[static_cast<size_t>(inputs + 5)] = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> x(static_cast<size_t>(5 * inputs), 1.0f);
+  x[static_cast<size_t>(inputs + 5)] = not_a_number;
   x[static_cast<size_t>(2 * inputs + 90)] = -std::numeric_limits<float>::infinity();
-  std::fill_n(x.begin() + 3 * inputs, inputs, 1e-38f);
+  std::fill_n(x.begin() + 3 * inputs, 2 * inputs, 1e-38f);
+  x[static_cast<size_t>(5 * inputs - 1)] = not_a_number;
   const Packed packed(weight, inputs, 1, inputs, Packing::int8, nullptr);
   std::vector<uint32_t> room(static_cast<size_t>(row_words(inputs, Packing::int8)));
   CHECK(std::isnan(int8_pair(packed.weight, x.data() + inputs, 0, room.data())));
   for (const char* name : kNames) {
     const PackedKernels* kernels = packed_kernels_named(name, Packing::int8);
     if (kernels == nullptr) continue;
-    float out[4] = {};
-    CHECK(packed_matmul(*kernels, PackedArgs{packed.weight, x.data(), out, inputs, 1, 4, Type::f32, Type::f32, false},
+    float out[5] = {};
+    CHECK(packed_matmul(*kernels, PackedArgs{packed.weight, x.data(), out, inputs, 1, 5, Type::f32, Type::f32, false},
                         nullptr, 1));
     CHECK(std::fabs(out[0] / static_cast<float>(inputs) + 1.0f) < 1e-3f);
-    CHECK(std::isnan(out[1]) && std::isnan(out[2]) && out[3] == 0.0f);
+    CHECK(std::isnan(out[1]) && std::isnan(out[2]) && out[3] == 0.0f && std::isnan(out[4]));
   }
 }
 
@@ -340,7 +341,7 @@ int main() {
     check_fused(packing, 1501, 100, 81);
   }
   check_int8(1024, 300, 81);
-  check_int8_limits();
+  for (int64_t inputs : {100, 131'072}) check_int8_limits(inputs);
   check_q8();
   check_blocks();
   for (int64_t inputs : {1, 2, 7, 48, 193})

@@ -10,67 +10,99 @@ inline Vec load_some(const uint16_t* p, int n) {
   return load(x);
 }
 
-// A row of x as integers, the block's start and its scale: kRowWords words a block, `apart` words between a word and
-// the next. A row that holds a NaN or an infinity has a NaN for its first scale.
+// kLanes values of a row of `inputs` from `at` on; zeros behind its end.
 template <class Value>
-inline void quantize_row(const Value* x, int64_t inputs, uint32_t* words, int64_t apart) {
-  constexpr int kVectors = kBlock / kLanes;
-  const Vec to_integer = same(kToInteger);
-  Vec broken = zero();
-  uint32_t* to = words;
-  for (int64_t i = 0; i < inputs; i += kBlock, to += kRowWords * apart) {
-    Vec v[kVectors];
-    Vec most = zero(), total = zero();
+inline Vec lanes_at(const Value* x, int64_t at, int64_t inputs) {
+  const auto left = static_cast<int>(std::min<int64_t>(inputs - at, kLanes));
+  return left == kLanes ? load(x + at) : left > 0 ? load_some(x + at, left) : zero();
+}
+
+// `count` blocks of a row of `inputs`, at most four, whose vectors are folded together: integers, starts and scales.
+// kWhole: there are four, of kBlock values each. False: a block holds a NaN or an infinity.
+template <bool kWhole, class Value>
+inline bool quantize_blocks(const Value* x, int64_t inputs, int count, uint32_t* words) {
+  constexpr int kVectors = kBlock / kLanes, kFour = 4;
+  const Vec to_integer = same(kToInteger), one = same(1.0f);
+  const auto lanes = [&](int b, int k) {
+    const int64_t at = b * kBlock + k * kLanes;
+    return kWhole ? load(x + at) : lanes_at(x, at, inputs);
+  };
+  Vec folded[kFour];
+  float most[kFour], scales[kFour], by[kFour], sums[kFour];
+  for (int b = 0; b < kFour; ++b) {
+    Vec high = zero(), low = zero();
     for (int k = 0; k < kVectors; ++k) {
-      const auto left = static_cast<int>(std::min<int64_t>(inputs - i - k * kLanes, kLanes));
-      v[k] = left == kLanes ? load(x + i + k * kLanes) : left > 0 ? load_some(x + i + k * kLanes, left) : zero();
-      most = max(most, max(v[k], fnma(v[k], same(1.0f), zero())));
-      broken = fma(v[k], zero(), broken);
+      const Vec v = lanes(b, k);
+      high = max(high, v), low = min(low, v);
     }
-    const float largest_value = largest(most);
-    const bool small = !(largest_value >= kLeastScaled);
-    const float scale = small ? 0.0f : largest_value / 127.0f;
-    const Vec by = same(small ? 0.0f : 127.0f / largest_value);
-    for (int k = 0; k < kVectors; ++k) {
-      const Vec shifted = fused(v[k], by, to_integer);
-      total = add(total, fnma(to_integer, same(1.0f), shifted));
-      uint32_t made[kLanes / 4];
-      bytes(shifted, made);
-      for (int w = 0; w < kLanes / 4; ++w) to[(k * kLanes / 4 + w) * apart] = made[w];
-    }
-    const float sum_of_block = sum(total);  // integers below 2^24: exact in any order
-    const int32_t start = std::fabs(sum_of_block) <= 127.0f * kBlock ? -128 * static_cast<int32_t>(sum_of_block) : 0;
-    to[kBlockWords * apart] = static_cast<uint32_t>(start);
-    std::memcpy(to + (kBlockWords + 1) * apart, &scale, 4);
+    folded[b] = max(high, fnma(low, one, zero()));
   }
-  if (sum(broken) != 0.0f) {
+  four_largest(folded, most);
+  for (int b = 0; b < kFour; ++b) scales[b] = most[b] / 127.0f;
+  for (int b = 0; b < kFour; ++b) by[b] = 127.0f / most[b];
+  for (int b = 0; b < kFour; ++b)
+    if (!(most[b] >= kLeastScaled)) scales[b] = by[b] = 0.0f;
+  for (int b = 0; b < kFour; ++b) {
+    folded[b] = zero();
+    if (!kWhole && b >= count) continue;
+    for (int k = 0; k < kVectors; ++k) {
+      const Vec shifted = fused(lanes(b, k), same(by[b]), to_integer);
+      folded[b] = add(folded[b], fnma(to_integer, one, shifted));
+      bytes(shifted, words + b * kRowWords + k * kLanes / 4);
+    }
+    std::memcpy(words + b * kRowWords + kBlockWords + 1, scales + b, 4);
+  }
+  four_sums(folded, sums);  // of integers below 2^24, exact in any order; NaN where a value is one or an infinity
+  bool finite = true;
+  for (int b = 0; b < (kWhole ? kFour : count); ++b) {
+    const bool exact = std::fabs(sums[b]) <= 127.0f * kBlock;
+    const int32_t start = exact ? -128 * static_cast<int32_t>(sums[b]) : 0;
+    words[b * kRowWords + kBlockWords] = static_cast<uint32_t>(start);
+    finite = finite && exact;
+  }
+  return finite;
+}
+
+// A row of x as integers, the block's start and its scale: kRowWords words a block. A row that holds a NaN or an
+// infinity has a NaN for its first scale.
+template <class Value>
+inline void quantize_row(const Value* x, int64_t inputs, uint32_t* words) {
+  constexpr int64_t kFour = 4 * kBlock;
+  bool finite = true;
+  int64_t i = 0;
+  for (; i + kFour <= inputs; i += kFour)
+    finite = quantize_blocks<true>(x + i, kFour, 4, words + i / kBlock * kRowWords) && finite;
+  if (i < inputs)
+    finite = quantize_blocks<false>(x + i, inputs - i, static_cast<int>(blocks_of(inputs - i)),
+                                    words + i / kBlock * kRowWords) &&
+             finite;
+  if (!finite) {
     const float not_a_number = std::numeric_limits<float>::quiet_NaN();
-    std::memcpy(words + (kBlockWords + 1) * apart, &not_a_number, 4);
+    std::memcpy(words + kBlockWords + 1, &not_a_number, 4);
   }
 }
 
-// R rows, interleaved at `x`, by P halves of groups at `w`, whose scales are at `scales`.
+// R rows of `of_row` words at `x`, one behind the other, by P halves of groups at `w`, whose scales are at `scales`.
 template <class Dot, int R, int P>
-inline void sum_int8(const uint32_t* const* w, const uint32_t* const* scales, const uint32_t* x, int64_t inputs,
+inline void sum_int8(const uint32_t* const* w, const uint32_t* const* scales, const uint32_t* x, int64_t of_row,
                      float (*made)[P * kHalf]) {
   constexpr int kParts = kHalf / kLanes;
   Vec total[R][P * kParts];
   PRELUDE_SPELL_OUT
   for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
   for (int v = 0; v < P * kParts; ++v) total[r][v] = zero();
-  const int64_t blocks = blocks_of(inputs);
-  for (int64_t b = 0; b < blocks; ++b, x += kRowWords * R) {
+  for (int64_t b = 0; b < of_row / kRowWords; ++b, x += kRowWords) {
     typename Dot::Sums sums[R][P];
     PRELUDE_SPELL_OUT
     for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
-    for (int p = 0; p < P; ++p) sums[r][p] = Dot::start(static_cast<int32_t>(x[kBlockWords * R + r]));
+    for (int p = 0; p < P; ++p) sums[r][p] = Dot::start(static_cast<int32_t>(x[r * of_row + kBlockWords]));
     for (int i = 0; i < kBlockWords; ++i) {
       typename Dot::Weight weight[P];
       PRELUDE_SPELL_OUT
       for (int p = 0; p < P; ++p) weight[p] = Dot::weight(w[p] + b * kBlockGroupWords + i * kGroup);
       PRELUDE_SPELL_OUT
       for (int r = 0; r < R; ++r) {
-        const typename Dot::Input input = Dot::input(x[i * R + r]);
+        const typename Dot::Input input = Dot::input(x[r * of_row + i]);
         PRELUDE_SPELL_OUT
         for (int p = 0; p < P; ++p) Dot::step(sums[r][p], weight[p], input);
       }
@@ -83,7 +115,7 @@ inline void sum_int8(const uint32_t* const* w, const uint32_t* const* scales, co
     PRELUDE_SPELL_OUT
     for (int r = 0; r < R; ++r) {
       float scale_of_row;
-      std::memcpy(&scale_of_row, x + (kBlockWords + 1) * R + r, 4);
+      std::memcpy(&scale_of_row, x + r * of_row + kBlockWords + 1, 4);
       PRELUDE_SPELL_OUT
       for (int p = 0; p < P; ++p) PRELUDE_SPELL_OUT
       for (int part = 0; part < kParts; ++part) {

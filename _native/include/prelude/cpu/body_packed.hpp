@@ -114,13 +114,12 @@ inline void pack(const Value* weight, int64_t stride, int64_t inputs, uint32_t* 
   turn<sizeof(Value) == 2, Value>(rows, kLanes, inputs, to, kGroup, std::numeric_limits<int64_t>::max());
 }
 
-// The rows of one block. Those behind the last one of x repeat it, and no sum of theirs is written.
+// The rows of one block.
 template <bool kPairs, class Value>
 inline void interleave(const PackedArgs& a, int64_t first, int together, uint32_t* to) {
   const int64_t inputs = a.weight.inputs;
   const Value* rows[kLanes];
-  for (int r = 0; r < kLanes; ++r)
-    rows[r] = row_of<Value>(a, std::min(first + std::min(r, together - 1), a.rows - 1));
+  for (int r = 0; r < kLanes; ++r) rows[r] = row_of<Value>(a, first + std::min(r, together - 1));
   turn<kPairs, Value>(rows, together, inputs, to, together, row_words(inputs, a.weight.packing) * together);
   if (a.weight.packing == Packing::widened && inputs % 2)
     for (int r = 0; r < together; ++r) to[inputs * together + r] = 0;
@@ -130,54 +129,60 @@ template <class Value>
 inline void prepare_block(const PackedArgs& a, int64_t first, int together, uint32_t* to) {
   if (a.weight.packing == Packing::bf16) return interleave<true, Value>(a, first, together, to);
   if (a.weight.packing != Packing::int8) return interleave<false, Value>(a, first, together, to);
-  for (int r = 0; r < together; ++r)
-    quantize_row(row_of<Value>(a, std::min(first + r, a.rows - 1)), a.weight.inputs, to + r, together);
+  const int64_t words = row_words(a.weight.inputs, Packing::int8);
+  for (int r = 0; r < together; ++r) quantize_row(row_of<Value>(a, first + r), a.weight.inputs, to + r * words);
 }
 
 inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, int64_t last) {
-  const int64_t words = row_words(a.weight.inputs, a.weight.packing) * rows.together;
+  const int64_t words = row_words(a.weight.inputs, a.weight.packing);
   for (int64_t block = first; block < last; ++block) {
-    uint32_t* to = rows.words + block * words;
+    const int64_t row = rows.first_of(block);
+    const auto together = static_cast<int>(rows.first_of(block + 1) - row);
+    uint32_t* to = rows.words + row * words;
     if (a.x_type == Type::f32)
-      prepare_block<float>(a, block * rows.together, rows.together, to);
+      prepare_block<float>(a, row, together, to);
     else
-      prepare_block<uint16_t>(a, block * rows.together, rows.together, to);
+      prepare_block<uint16_t>(a, row, together, to);
   }
 }
 
-// `count` sums of one row from `output` on, finished and written. Not inlined: each kernel would have a copy for each
-// of its sums, more code than the processor's cache of instructions holds.
-[[gnu::noinline]] inline void finish(const PackedArgs& a, int64_t row, int64_t output, const float* sums,
+// The sums of R rows from `first` on, `count` of each from `output` on, finished and written. Not inlined: each
+// kernel would have a copy, more code than the processor's cache of instructions holds.
+[[gnu::noinline]] inline void finish(const PackedArgs& a, int64_t first, int rows, int64_t output, const float* sums,
                                      int64_t count) {
   const int64_t last = std::min(a.weight.outputs, output + count);
+  const float* bias = a.weight.bias ? a.weight.bias + output : nullptr;
   if (a.out_type == Type::f32 && last == output + count) {
-    float* out = static_cast<float*>(a.out) + row * a.out_stride + output;
-    const float* bias = a.weight.bias ? a.weight.bias + output : nullptr;
+    float* out = static_cast<float*>(a.out) + first * a.out_stride + output;
     for (int64_t i = 0; i < count; i += kLanes) {
-      Vec base = bias ? load(bias + i) : zero();
-      if (a.adds) base = add(load(out + i), base);
-      store(out + i, add(load(sums + i), base));
+      const Vec base = bias ? load(bias + i) : zero();
+      for (int r = 0; r < rows; ++r) {
+        float* at = out + r * a.out_stride + i;
+        store(at, add(load(sums + r * count + i), a.adds ? add(load(at), base) : base));
+      }
     }
     return;
   }
-  for (; output < last; output += kLanes, sums += kLanes) {
-    const int left = static_cast<int>(std::min<int64_t>(last - output, kLanes));
-    const bool whole = left == kLanes;
-    float* out = static_cast<float*>(a.out) + row * a.out_stride + output;
-    Vec base = zero();
-    if (a.weight.bias) base = whole ? load(a.weight.bias + output) : load_some(a.weight.bias + output, left);
-    if (a.adds) base = add(whole ? load(out) : load_some(out, left), base);
-    const Vec value = add(load(sums), base);
-    if (a.out_type == Type::bf16) {
-      float wide[kLanes];
-      store(wide, value);
-      narrow(wide, left, static_cast<uint16_t*>(a.out) + row * a.out_stride + output);
-    } else if (whole) {
-      store(out, value);
-    } else {
-      store_some(out, value, left);
+  for (int r = 0; r < rows; ++r)
+    for (int64_t i = 0; output + i < last; i += kLanes) {
+      const int left = static_cast<int>(std::min<int64_t>(last - output - i, kLanes));
+      const bool whole = left == kLanes;
+      const int64_t at = (first + r) * a.out_stride + output + i;
+      float* out = static_cast<float*>(a.out) + at;
+      Vec base = zero();
+      if (bias) base = whole ? load(bias + i) : load_some(bias + i, left);
+      if (a.adds) base = add(whole ? load(out) : load_some(out, left), base);
+      const Vec value = add(load(sums + r * count + i), base);
+      if (a.out_type == Type::bf16) {
+        float wide[kLanes];
+        store(wide, value);
+        narrow(wide, left, static_cast<uint16_t*>(a.out) + at);
+      } else if (whole) {
+        store(out, value);
+      } else {
+        store_some(out, value, left);
+      }
     }
-  }
 }
 
 // `steps` words of the weights at `w` by those of R rows at `x`, onto the sums of the words before where it
@@ -210,33 +215,32 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t step
       store(&made[r][p * kHalf + part * kLanes], Dot::floats(sums[r][p], part));
 }
 
-// One block of R rows and P halves of groups from `half` on: steps [first, last) of all of them, of int8 always all.
+// R rows from `row` on and P halves of groups from `half` on: steps [first, last) of all of them, of int8 always all.
 // The sums are in `made`, and are finished where the steps are the last ones.
 template <class Dot, int R, int P>
-inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t block, int64_t half, int64_t first,
+inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t row, int64_t half, int64_t first,
                            int64_t last, float (*made)[P * kHalf]) {
   const int64_t of_group = group_words(a.weight.inputs, Dot::kPacking);
   const int64_t of_row = row_words(a.weight.inputs, Dot::kPacking);
   const uint32_t* w[P];
   for (int p = 0; p < P; ++p) w[p] = a.weight.words + (half + p) / kHalves * of_group + (half + p) % kHalves * kHalf;
-  const uint32_t* x = rows.words + block * of_row * R;
+  const uint32_t* x = rows.words + row * of_row;
   if constexpr (Dot::kPacking == Packing::int8) {
     const uint32_t* scales[P];  // of an output half a word
     for (int p = 0; p < P; ++p) scales[p] = w[p] + kBlockWords * kGroup - (half + p) % kHalves * (kHalf / 2);
-    sum_int8<Dot, R, P>(w, scales, x, a.weight.inputs, made);
+    sum_int8<Dot, R, P>(w, scales, x, of_row, made);
   } else {
     for (int p = 0; p < P; ++p) w[p] += first * kGroup;
     sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, made);
     if (last * Dot::kParts < of_row) return;
   }
-  const int64_t end = std::min<int64_t>(a.rows, (block + 1) * R);
-  for (int64_t row = block * R; row < end; ++row) finish(a, row, half * kHalf, made[row - block * R], P * kHalf);
+  finish(a, row, R, half * kHalf, made[0], P * kHalf);
 }
 
 // P halves at a time, then fewer. Where `rows` cuts the steps, the sums of all rows and outputs wait in `room`, so
 // that the part of the rows that meets the weights stays in the cache.
 template <class Dot, int R, int P>
-inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t first_block, int64_t last_block,
+inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t first_row, int64_t last_row,
                             int64_t half, int64_t last, float* room) {
   int64_t steps = 0, each = 0;
   if constexpr (Dot::kPacking != Packing::int8) {
@@ -248,25 +252,25 @@ inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t
   for (int64_t first = 0;; first += each) {
     const int64_t end = std::min(steps, first + each);
     for (int64_t at = half; at < whole; at += P)
-      for (int64_t block = first_block; block < last_block; ++block) {
+      for (int64_t row = first_row; row < last_row; row += R) {
         float (*made)[P * kHalf] = once;
         if (rows.parts > 1)
           made = reinterpret_cast<float (*)[P * kHalf]>(
-              room + ((at - half) * (last_block - first_block) + (block - first_block) * P) * R * kHalf);
-        multiply_block<Dot, R, P>(a, rows, block, at, first, end, made);
+              room + ((at - half) * (last_row - first_row) + (row - first_row) * P) * kHalf);
+        multiply_block<Dot, R, P>(a, rows, row, at, first, end, made);
       }
     if (end == steps) break;
   }
   if constexpr (P > 1) {
-    if (whole < last) multiply_halves<Dot, R, P / 2>(a, rows, first_block, last_block, whole, last, room);
+    if (whole < last) multiply_halves<Dot, R, P / 2>(a, rows, first_row, last_row, whole, last, room);
   }
 }
 
 template <class Dot, int R>
-inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_block, int64_t last_block,
-                     int64_t first, int64_t last, float* room) {
+inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_row, int64_t last_row, int64_t first,
+                     int64_t last, float* room) {
   constexpr int P = 2 * R <= Dot::kRows ? 2 * Dot::kWide : Dot::kWide;
-  multiply_halves<Dot, R, P>(a, rows, first_block, last_block, first * kHalves, last * kHalves, room);
+  multiply_halves<Dot, R, P>(a, rows, first_row, last_row, first * kHalves, last * kHalves, room);
 }
 #undef PRELUDE_SPELL_OUT
 

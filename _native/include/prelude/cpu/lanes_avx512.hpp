@@ -19,6 +19,7 @@
 //   zero_where_below             0 where x < edge, else a
 //   sum, largest                 over the lanes, in a fixed order
 //   four_sums                    the sums of four vectors, in another fixed order
+//   four_largest                 the largest lane of each of four vectors
 //   rotate_pairs                 complex products of (even, odd) lanes
 //   transpose                    out[d * kLanes + l] = rows[l][at + d], d and l below kLanes
 
@@ -71,6 +72,17 @@ inline void four_sums(const Vec* v, float* sums) {
   _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 }
 inline float largest(Vec v) { return _mm512_reduce_max_ps(v); }
+inline void four_largest(const Vec* v, float* most) {
+  __m256 folded[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v[i]), 1));
+    folded[i] = _mm256_max_ps(_mm512_castps512_ps256(v[i]), upper);
+  }
+  const __m256 a = _mm256_max_ps(_mm256_unpacklo_ps(folded[0], folded[1]), _mm256_unpackhi_ps(folded[0], folded[1]));
+  const __m256 b = _mm256_max_ps(_mm256_unpacklo_ps(folded[2], folded[3]), _mm256_unpackhi_ps(folded[2], folded[3]));
+  const __m256 all = _mm256_max_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
+  _mm_storeu_ps(most, _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+}
 inline Vec rotate_pairs(Vec x, Vec t) {
   const Vec crossed = _mm512_mul_ps(_mm512_permute_ps(x, 0xB1), _mm512_movehdup_ps(t));
   return _mm512_fmaddsub_ps(x, _mm512_moveldup_ps(t), crossed);

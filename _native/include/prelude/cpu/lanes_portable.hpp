@@ -108,6 +108,9 @@ inline float largest(Vec v) {
   for (int l = 1; l < kLanes; ++l) most = v.lane[l] > most ? v.lane[l] : most;
   return most;
 }
+inline void four_largest(const Vec* v, float* most) {
+  for (int i = 0; i < 4; ++i) most[i] = largest(v[i]);
+}
 // (a, b) pairs times (c, s): (ac - bs, ad + bc) as complex numbers.
 inline Vec rotate_pairs(Vec x, Vec t) {
   Vec y;

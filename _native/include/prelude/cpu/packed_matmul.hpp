@@ -79,12 +79,16 @@ struct PackedArgs {
   bool adds;
 };
 
-// Rows of x as the kernels read them: so many together, words[rows / together][word][row among them]. In int8 a sum
-// over a block starts at -128 times the sum of the row's integers, since a byte of a weight is 128 too large.
+// Rows of x as the kernels read them, in blocks: the first `longer` blocks have a row more than the others. In int8
+// words[row][word], else words[block][word][row of the block]. In int8 a sum over a block of inputs starts at -128
+// times the sum of the row's integers, since a byte of a weight is 128 too large.
 struct PackedRows {
   uint32_t* words;
-  int together;
+  int64_t least;  // rows of a block
+  int64_t longer;
   int64_t parts;  // of the words of a row, that are met one after the other
+
+  constexpr int64_t first_of(int64_t block) const { return block * least + (block < longer ? block : longer); }
 };
 
 struct PackedKernels {
@@ -96,9 +100,9 @@ struct PackedKernels {
   void (*pack_pairs)(const uint16_t* weight, int64_t stride, int64_t inputs, uint32_t* to);
   // Blocks [first, last) of the rows of x.
   void (*prepare)(const PackedArgs&, const PackedRows&, int64_t first, int64_t last);
-  // Outputs of groups [first, last) of the rows of blocks [first_block, last_block), one function for each
-  // `together`. `room` has a float for each of these outputs and rows, where there are several `parts`.
-  void (*multiply[kMostPackedRows])(const PackedArgs&, const PackedRows&, int64_t first_block, int64_t last_block,
+  // Outputs of groups [first, last) of rows [first_row, last_row), one function for each size of a block; all blocks
+  // of these rows have it. `room` has a float for each of these outputs and rows, where there are several `parts`.
+  void (*multiply[kMostPackedRows])(const PackedArgs&, const PackedRows&, int64_t first_row, int64_t last_row,
                                     int64_t first, int64_t last, float* room);
 };
 
