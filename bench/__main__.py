@@ -20,6 +20,7 @@ COMMANDS = {
     "prefixes": "engine.prefixes",
     "allowed_tokens": "engine.allowed_tokens",
     "bulk": "engine.bulk",
+    "pauses": "engine.pauses",
     "fleet": "fleet.ray_fleet",
     "tensor_parallel": "engine.tensor_parallel",
     "memory": "engine.memory",

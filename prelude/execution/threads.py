@@ -15,8 +15,9 @@ from Linux (``/proc/self/task/ID/schedstat``, which counts it):
 Waiting with fewer than all threads leaves ``pause`` as it is: it says nothing of whether all would run.
 
 After a pause the system may wake two threads of a step on one processor, though another one is idle, and move one of
-them some milliseconds later (8 to 22 were measured). That is no other process: hence ``_SURE`` windows, one after the
-other.
+them some milliseconds later (8 to 22 were measured). So a step after a pause wakes its other threads while they may
+not run on its own processor (``places.hpp``). A moment that happens all the same is no other process: hence ``_SURE``
+windows, one after the other.
 
 The count never passes torch's own (``torch.set_num_threads``, ``OMP_NUM_THREADS``), the processors that the process
 may run on, nor the quota of its control groups. Where the system counts no waiting, those bounds are all there is.
@@ -33,7 +34,7 @@ from pathlib import Path
 
 import torch
 
-from prelude.models.kernels import thread_ids, torch_symbol
+from prelude.models.kernels import ThreadPlaces, thread_ids, torch_symbol
 from prelude.models.memory import control_groups, number_in, text_of
 
 _WINDOW = 0.02  # seconds over which waiting is summed up
@@ -42,6 +43,7 @@ _PAUSE = (0.25, 30.0)  # seconds until all threads are tried again: at first, an
 
 _SURE = 3  # windows; two of them may see one such moment, since it begins within a window
 _SETTLED = 10  # windows; a process that works for a moment each second does not keep steps from their threads
+_ASLEEP = 0.001  # seconds after which the threads of a step no longer look for work, and sleep
 _STALE = 1.0  # seconds after which waiting that was read before a step says nothing of it
 _ALL = 1 << 30
 
@@ -106,11 +108,13 @@ class Own(threading.local):
 
 
 class Team:
-    """The threads that share the operations of the thread that made this, by the files that count their waiting."""
+    """The threads that share the operations of the thread that made this, by the files that count their waiting, and
+    the processors that they may run on."""
 
     def __init__(self) -> None:
         self.size = 0
         self._files: list[int] = []
+        self.others = ThreadPlaces(())  # all but the thread that made this
 
     def waited(self, size: int) -> list[float]:
         """Seconds that each of the ``size`` threads has waited for a processor, ever; empty where that is not
@@ -126,7 +130,9 @@ class Team:
     def _open(self, size: int) -> None:
         self.close()
         self.size = size
-        for thread in thread_ids(size):
+        threads = thread_ids(size)
+        self.others = ThreadPlaces([thread for thread in threads if thread != threading.get_native_id()])
+        for thread in threads:
             try:
                 self._files.append(os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC))
             except OSError:  # a system that does not count
@@ -135,6 +141,7 @@ class Team:
     def close(self, close: Callable[[int], None] = os.close) -> None:
         while self._files:
             close(self._files.pop())
+        self.others.give_back()
         self.size = 0
 
     __del__ = close
@@ -166,13 +173,17 @@ class Governor:
     def __enter__(self) -> None:
         own = self._own
         own.most = min(own.count.hold(), self._bound)
-        own.began = now = self._clock()
+        now = self._clock()
         if now - own.read > _STALE:
             own.read, own.busy, own.before = now, 0.0, []
+        if now - own.began > _ASLEEP:
+            own.team.others.keep_off()
+        own.began = now
         own.count.use(min(own.most, self.allowed))
 
     def __exit__(self, *_: object) -> None:
         self.look()
+        self._own.team.others.give_back()
         self._own.count.give_back()
 
     def look(self) -> None:

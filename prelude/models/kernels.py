@@ -21,6 +21,7 @@ from torch import Tensor
 
 from prelude._native import cpu
 from prelude._native.cpu import Product as Product
+from prelude._native.cpu import ThreadPlaces as ThreadPlaces
 from prelude._native.cpu import activate_tensor as activate
 from prelude._native.cpu import is_half as is_half
 from prelude._native.cpu import layer_norm_tensor as layer_norm
@@ -79,6 +80,7 @@ def address(x: Tensor | None) -> int:
 
 __all__ = [
     "Product",
+    "ThreadPlaces",
     "activate",
     "address",
     "is_half",

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from prelude.execution.threads import Governor, Team, processors
-from prelude.models.kernels import thread_ids, torch_symbol
+from prelude.models.kernels import ThreadPlaces, rms_norm, thread_ids, torch_symbol
 from tests.patience import open_files, shown
 
 governed = pytest.mark.skipif(torch_symbol("omp_set_num_threads") is None, reason="torch was built without OpenMP")
@@ -218,6 +218,52 @@ def test_the_system_counts_the_waiting_of_each_thread() -> None:
     files = counting()
     team.close()
     assert counting() <= files - 2
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The processor that the test's own thread is bound to, while torch's other thread may run on all."""
+    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one processor, or a system without affinities")
+    torch.set_num_threads(2)
+    places, others = os.sched_getaffinity(0), set(thread_ids(2)) - {threading.get_native_id()}
+    if any(os.sched_getaffinity(thread) != places for thread in others):
+        pytest.skip("OpenMP binds its threads")
+    monkeypatch.setattr("prelude.execution.threads.processors", lambda: 2)
+    os.sched_setaffinity(0, {min(places)})
+    yield min(places)
+    os.sched_setaffinity(0, places)
+
+
+@governed
+def test_a_step_after_a_pause_keeps_its_threads_off_the_processor_of_its_own(bound: int) -> None:
+    now = 100.0
+    governor = Governor(clock=lambda: now)
+    (other,) = set(thread_ids(2)) - {threading.get_native_id()}
+    places = os.sched_getaffinity(other)
+    with governor:
+        governor.look()  # the threads are known from here on
+    with governor:
+        assert os.sched_getaffinity(other) == places, "no pause"
+    now += 0.1
+    with pytest.raises(RuntimeError), governor:
+        assert os.sched_getaffinity(other) == places - {bound}
+        raise RuntimeError
+    assert os.sched_getaffinity(other) == places, "also after a step that failed"
+    now += 0.1
+    with governor:
+        assert os.sched_getaffinity(other) == places - {bound}
+        rms_norm(torch.ones(2000, 1000), 1e-6, None, torch.float32)
+        assert os.sched_getaffinity(other) == places, "it was woken by now"
+
+
+def test_threads_that_have_ended_are_left_alone() -> None:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    places = ThreadPlaces([thread.native_id or 0])
+    places.keep_off()
+    places.give_back()
 
 
 QUOTAS = [

@@ -10,10 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#ifdef __linux__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "prelude/cpu/places.hpp"
 
 namespace prelude::cpu {
 
@@ -27,6 +24,11 @@ struct Pieces {
   int64_t pieces;
   std::atomic<int64_t> next{0};
   std::atomic<int> arrived{0};
+
+  static void in_fork(void* self) noexcept {
+    ThreadPlaces::given_back_by_fork();
+    work(self);
+  }
 
   static void work(void* self) noexcept {
     auto& all = *static_cast<Pieces*>(self);
@@ -47,7 +49,7 @@ void run_pieces(Fork fork, int threads, int64_t pieces, Body&& body) noexcept {
   if (fork == nullptr || threads < 2 || pieces < 2) {
     Pieces<Plain>::work(&all);
   } else {
-    fork(Pieces<Plain>::work, &all, static_cast<unsigned>(threads), 0);
+    fork(Pieces<Plain>::in_fork, &all, static_cast<unsigned>(threads), 0);
   }
 }
 
