@@ -15,8 +15,8 @@ from Linux (``/proc/self/task/ID/schedstat``, which counts it):
 Waiting with fewer than all threads leaves ``pause`` as it is: it says nothing of whether all would run.
 
 After a pause the system may wake two threads of a step on one processor, though another one is idle, and move one of
-them some milliseconds later (8 to 22 were measured). So a step after a pause wakes its other threads while they may
-not run on its own processor (``places.hpp``). A moment that happens all the same is no other process: hence ``_SURE``
+them some milliseconds later (8 to 22 were measured). So a step after a long pause wakes its other threads while they
+may not run on its own processor (``places.hpp``). A moment that happens all the same is no other process: hence ``_SURE``
 windows, one after the other.
 
 The count never passes torch's own (``torch.set_num_threads``, ``OMP_NUM_THREADS``), the processors that the process
@@ -43,7 +43,7 @@ _PAUSE = (0.25, 30.0)  # seconds until all threads are tried again: at first, an
 
 _SURE = 3  # windows; two of them may see one such moment, since it begins within a window
 _SETTLED = 10  # windows; a process that works for a moment each second does not keep steps from their threads
-_ASLEEP = 0.001  # seconds after which the threads of a step no longer look for work, and sleep
+_LONG = 0.015  # seconds of a pause; behind shorter ones the system wakes threads on processors of their own
 _STALE = 1.0  # seconds after which waiting that was read before a step says nothing of it
 _ALL = 1 << 30
 
@@ -176,7 +176,7 @@ class Governor:
         now = self._clock()
         if now - own.read > _STALE:
             own.read, own.busy, own.before = now, 0.0, []
-        if now - own.began > _ASLEEP:
+        if now - own.began > _LONG:
             own.team.others.keep_off()
         own.began = now
         own.count.use(min(own.most, self.allowed))
