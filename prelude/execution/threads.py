@@ -16,8 +16,8 @@ Waiting with fewer than all threads leaves ``pause`` as it is: it says nothing o
 
 After a pause the system may wake two threads of a step on one processor, though another one is idle, and move one of
 them some milliseconds later (8 to 22 were measured). So a step after a long pause wakes its other threads while they
-may not run on its own processor (``places.hpp``). A moment that happens all the same is no other process: hence ``_SURE``
-windows, one after the other.
+may not run on its own processor (``places.hpp``). A moment that happens all the same is no other process: hence
+``_SURE`` windows, one after the other.
 
 The count never passes torch's own (``torch.set_num_threads``, ``OMP_NUM_THREADS``), the processors that the process
 may run on, nor the quota of its control groups. Where the system counts no waiting, those bounds are all there is.
