@@ -1,0 +1,131 @@
+# The C++ core as Cython sees it, and its errors as Python's; included by _core.pyx.
+
+cdef extern from "bridge.hpp" namespace "fasttoken":
+    cppclass CoreError:
+        int kind
+        string path
+        string message
+    CoreError current_error()
+    int RAISED "fasttoken::CoreError::raised"
+    int FILE "fasttoken::CoreError::file"
+    int COMPONENT "fasttoken::CoreError::component"
+    int REGEX "fasttoken::CoreError::regex"
+    int TEXT "fasttoken::CoreError::text"
+    int STREAM "fasttoken::CoreError::stream"
+    int MEMORY "fasttoken::CoreError::memory"
+    int TABLES "fasttoken::CoreError::tables"
+
+
+from prelude.tokenizer.errors import LoneSurrogateError, TokenizerError, TokenizerFileError
+
+
+class UnsupportedFeature(TokenizerError):
+    def __init__(self, feature, path, kind="component"):
+        super().__init__(feature, path, kind)
+        self.feature, self.path, self.kind = feature, path, kind
+
+    def __str__(self):
+        return f"{self.path}: {self.feature} is not supported by the native core"
+
+
+class TablesError(ValueError):
+    pass
+
+
+cdef str to_str(const string& s):
+    return PyUnicode_DecodeUTF8(s.data(), s.size(), "replace")
+
+
+cdef str view_str(string_view s):
+    return PyUnicode_DecodeUTF8(s.data(), s.size(), "replace")
+
+
+cdef int raise_core() except -1 with gil:
+    cdef CoreError e = current_error()
+    if e.kind == RAISED:
+        return -1  # a Python exception is already set
+    if e.kind == FILE:
+        raise TokenizerFileError(to_str(e.path), to_str(e.message))
+    if e.kind == COMPONENT or e.kind == REGEX:
+        raise UnsupportedFeature(to_str(e.message), to_str(e.path), "regex" if e.kind == REGEX else "component")
+    if e.kind == TEXT or e.kind == STREAM:
+        raise TokenizerError(to_str(e.message))
+    if e.kind == MEMORY:
+        raise MemoryError()
+    if e.kind == TABLES:
+        raise TablesError(to_str(e.message))
+    raise RuntimeError(to_str(e.message))
+
+
+cdef extern from "bridge.hpp" namespace "fasttoken":
+    cppclass Matches:
+        void push_back(pair[uint32_t, uint32_t])
+    cppclass Align:
+        uint32_t begin, end
+    cppclass Added "fasttoken::Encoded::Added":
+        uint32_t index
+        string text
+    cppclass ExternalUse:
+        double seconds
+        size_t bytes
+    cppclass Encoded:
+        vector[int32_t] ids, words
+        vector[Align] offsets
+        vector[Added] added
+        ExternalUse use
+    cppclass AddedToken:
+        uint32_t id
+        string content
+        cbool single_word, lstrip, rstrip, normalized, special
+    cppclass CallIds:
+        const int32_t* data() const
+        size_t size() const
+        string_view utf8(const void*, size_t, int) except +raise_core
+        ExternalUse use
+        cbool remember
+    ctypedef int (*ExternalCall "fasttoken::Core::ExternalCall")(
+        void*, size_t, const char*, size_t, Matches*, ExternalUse*
+    )
+    cppclass Core:
+        Core(string_view, cbool) except +raise_core
+        Core(int, uint64_t, const char*, const char*) except +raise_core nogil
+        void set_matcher(void*, ExternalCall) except +raise_core
+        const vector[string]& external_patterns()
+        string tables(const char*, const char*) except +raise_core
+        size_t table_bytes()
+        size_t cache_bytes()
+        size_t remembered_prompts()
+        cbool encode_ids(string_view, cbool, CallIds&, cbool) except +raise_core nogil
+        cbool char_spans(const int32_t*, size_t, size_t, Align*)
+        void encode_ids_batch(const vector[string_view]&, cbool, CallIds&, vector[int64_t]&) except +raise_core nogil
+        void encode(string_view, cbool, cbool, cbool, Encoded&) except +raise_core nogil
+        void encode_batch(const vector[string_view]&, cbool, cbool, cbool, Encoded&,
+                          vector[int64_t]&) except +raise_core nogil
+        const vector[cbool]& trim_passes()
+        void trim(const vector[int32_t]&, const vector[string]*, cbool, vector[Align]&) except +raise_core
+        string normalize(string_view) except +raise_core nogil
+        void pre_tokenize(string_view, vector[string]&, vector[Align]&) except +raise_core
+        string decode(const vector[uint32_t]&, cbool, ExternalUse&) except +raise_core nogil
+        string decode_tokens(vector[string]&) except +raise_core
+        string token_bytes(uint32_t) except +raise_core
+        cbool decodes_bytes()
+        const vector[AddedToken]& added()
+        const string* section(const string&)
+        string_view token(uint32_t)
+        string_view model_token(uint32_t)
+        optional[uint32_t] id(const string&)
+        size_t size(cbool)
+        uint32_t id_limit()
+        optional[uint32_t] unknown_id()
+        cbool shows_unknown()
+        string model_json() except +raise_core
+        void vocab(cbool, vector[string_view]&, vector[uint32_t]&) except +raise_core
+    cppclass Stream:
+        Stream(const Core*, const vector[uint32_t]&, cbool) except +raise_core
+        Stream(const Stream&) except +raise_core
+        cbool step_whole(uint32_t, string_view&)
+        cbool step(const uint32_t*, size_t, string&) except +raise_core
+        string finish() except +raise_core
+    size_t characters_of(string_view)
+    string content_digest(string_view, const char*)
+    string file_digest(int, const char*) except +raise_core nogil
