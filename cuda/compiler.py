@@ -43,9 +43,9 @@ def nvrtc(text: str, flags: Iterable[str], name: str) -> bytes:
     """Compile ``text``. Needs libnvrtc, no driver."""
     from cuda.bindings import nvrtc as rtc  # type: ignore[import-untyped,unused-ignore]
 
-    def checked(result: tuple[Any, ...], what: str) -> Any:
+    def checked(result: tuple[Any, ...], call: str) -> Any:
         if int(result[0]) != 0:
-            raise CompileError(f"{name}: {what}: {result[0]}")
+            raise CompileError(f"{name}: {call}: {result[0]}")
         return result[1] if len(result) > 1 else None
 
     program = checked(rtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []), "nvrtcCreateProgram")

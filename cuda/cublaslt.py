@@ -197,6 +197,6 @@ class CublasLt:
         return layout
 
     @staticmethod
-    def _checked(code: int, what: str) -> None:
+    def _checked(code: int, call: str) -> None:
         if code:
-            raise CudaError(f"cuBLASLt: {what}: status {code}")
+            raise CudaError(f"cuBLASLt: {call}: status {code}")

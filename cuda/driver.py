@@ -78,14 +78,14 @@ def require() -> None:
         )
 
 
-def _checked(result: tuple[Any, ...], what: str) -> Any:
+def _checked(result: tuple[Any, ...], call: str) -> Any:
     code, *values = result
     if int(code) != 0:
         if getattr(code, "name", "") == "CUDA_ERROR_OUT_OF_MEMORY":
             import torch
 
-            raise torch.cuda.OutOfMemoryError(f"{what}: {code.name}")
-        raise CudaError(f"{what}: {getattr(code, 'name', code)}")
+            raise torch.cuda.OutOfMemoryError(f"{call}: {code.name}")
+        raise CudaError(f"{call}: {getattr(code, 'name', code)}")
     return values[0] if len(values) == 1 else tuple(values)
 
 

@@ -63,8 +63,8 @@ def room(max_memory: int | float | None, before: int, free: int) -> int:
 
 
 @contextmanager
-def fits(memory: Callable[[], tuple[int, int]], what: str, *, behind: int = 0) -> Iterator[None]:
-    """Turns an allocator's errors inside into :class:`InsufficientMemory`. The size of ``what`` is not known
+def fits(memory: Callable[[], tuple[int, int]], use: str, *, behind: int = 0) -> Iterator[None]:
+    """Turns an allocator's errors inside into :class:`InsufficientMemory`. The size of ``use`` is not known
     where it did not end: ``needed`` is the least possible size, all that was free and the ``behind`` bytes which are
     wanted after it."""
     free, total = memory()
@@ -73,7 +73,7 @@ def fits(memory: Callable[[], tuple[int, int]], what: str, *, behind: int = 0) -
     except torch.cuda.OutOfMemoryError as error:
         needed = free + max(behind, 1)
         raise InsufficientMemory(
-            f"{what} needs more than the {free:,} of {total:,} bytes of GPU memory that are left, and {behind:,} "
+            f"{use} needs more than the {free:,} of {total:,} bytes of GPU memory that are left, and {behind:,} "
             f"behind it, {needed:,} or more in all: lower max_step_tokens or logits_bytes, or free GPU memory",
             needed=needed,
             available=free,

@@ -77,8 +77,8 @@ class LateBar:
     """A bar of tqdm that appears ``DELAY`` seconds after this was made and leaves no line when it is closed. Shows
     nothing where tqdm is not installed."""
 
-    def __init__(self, what: str, unit: str) -> None:
-        self._what, self._unit = what, unit
+    def __init__(self, label: str, unit: str) -> None:
+        self._label, self._unit = label, unit
         self._began = time.time()  # tqdm's clock
         self._bar: Any = None
         self._missing = False
@@ -99,7 +99,7 @@ class LateBar:
         except ImportError:
             return None
         # A delay, however short, keeps tqdm from drawing the bar before it has a count and a rate.
-        bar = tqdm(total=total, desc=self._what or None, unit=f" {self._unit}", delay=1e-9, leave=False)
+        bar = tqdm(total=total, desc=self._label or None, unit=f" {self._unit}", delay=1e-9, leave=False)
         bar.start_t = bar.last_print_t = self._began
         return bar
 
@@ -124,13 +124,13 @@ def make_bar(total: int | None, unit: str, done: int) -> Any:
     return tqdm(total=total, unit=f" {unit}", initial=done)
 
 
-def watched(items: Iterable[T], what: str, unit: str, total: int | None = None) -> Iterator[T]:
+def watched(items: Iterable[T], label: str, unit: str, total: int | None = None) -> Iterator[T]:
     """The same items. Where stderr is a terminal and tqdm is installed, a bar counts those that the caller is done
     with, from the first second on. ``total``: how many there are, where that is known."""
     if not in_terminal():
         yield from items
         return
-    with Progress(None, total, unit, late=what) as progress:
+    with Progress(None, total, unit, late=label) as progress:
         for item in items:
             yield item
             progress.advance(1)

@@ -40,7 +40,7 @@ def test_texts_have_equal_hashes_up_to_their_last_common_length() -> None:
     assert chain_of_task(Decide(one, [QUESTION], cache="never")) == ()
 
 
-def test_a_report_has_what_would_hit_finds_and_nothing_else() -> None:
+def test_a_report_has_the_prefixes_that_would_hit_finds_and_no_others() -> None:
     """A pool that holds two of four rubrics."""
     with Engine.from_pretrained(config=EngineConfig(kv_blocks=128, max_length=2048)) as engine:
         served = Served()
@@ -56,7 +56,7 @@ def test_a_report_has_what_would_hit_finds_and_nothing_else() -> None:
         assert any(cached) and not all(cached[:4])
 
 
-def test_what_a_replica_keeps_is_bounded() -> None:
+def test_the_memory_of_a_replica_is_bounded() -> None:
     served = Served()
     for number in range(3 * KEPT_TEXTS):
         served.add(Embed(f"{number} " + "x" * 300))
@@ -86,7 +86,7 @@ def test_the_replica_with_the_longest_beginning_comes_first() -> None:
     assert affinity.ranked(chain, [], idle, 0.0) == []
 
 
-def test_new_prefixes_spread_and_what_was_sent_counts_for_a_while() -> None:
+def test_new_prefixes_spread_and_sent_requests_count_for_a_while() -> None:
     affinity: Affinity[int] = Affinity(trust=10.0)
     went = []
     for number in range(8):

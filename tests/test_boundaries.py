@@ -63,7 +63,7 @@ def under(name: str, prefixes: tuple[str, ...]) -> bool:
 
 @pytest.mark.feature("N10")
 @pytest.mark.parametrize("folder", FORBIDDEN)
-def test_a_folder_imports_only_what_it_may(folder: str) -> None:
+def test_a_folder_imports_only_the_folders_below_it(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for kind in ("*.py", "*.pyx", "*.pxi")

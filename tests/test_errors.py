@@ -38,7 +38,7 @@ def raised() -> Iterator[tuple[str, str]]:
                         yield module, name.id
 
 
-def test_what_is_raised_on_purpose_is_a_prelude_error() -> None:
+def test_errors_that_are_raised_on_purpose_are_prelude_errors() -> None:
     found = {one for one in raised() if one[1] not in PROTOCOLS}
     assert len(found) > 40
     others = set()

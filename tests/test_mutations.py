@@ -20,7 +20,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_edit_changes_its_files_and_says_what_they_were(tree: Path) -> None:
+def test_an_edit_changes_its_files_and_returns_their_old_texts(tree: Path) -> None:
     both = edit("both", "A1 53", ("a.py", "x = 1", "x = 2"), ("a.py", "y = 1", "y = x"), ("b.py", "z", "w"))
     before = both.apply(tree)
     assert both.marks == ("A1", "53") and not both.native

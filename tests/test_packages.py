@@ -151,6 +151,6 @@ def test_requirements_of_the_build_have_upper_bounds() -> None:
     assert requires and [one for one in requires if not re.fullmatch(r"[\w-]+>=[\d.]+,<[\d.]+", one)] == []
 
 
-def test_notices_name_what_the_sources_contain() -> None:
+def test_notices_name_the_parts_that_the_sources_contain() -> None:
     notices = (ROOT / "THIRD_PARTY_NOTICES").read_text(encoding="utf-8")
     assert "Unicode" in notices and "UNICODE LICENSE V3" in notices.upper()

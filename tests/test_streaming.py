@@ -213,7 +213,7 @@ def test_a_stop_string_across_tokens(texts: Texts, tokenizer: Tokenizer) -> None
 
 @pytest.mark.feature("H4")
 @pytest.mark.fault(12)
-def test_what_was_held_for_a_stop_is_given_when_it_does_not_complete(texts: Texts, tokenizer: Tokenizer) -> None:
+def test_a_text_held_for_a_stop_is_given_when_the_stop_does_not_complete(texts: Texts, tokenizer: Tokenizer) -> None:
     assert fed(texts, tokenizer, "STOx", "STOP") == (["", "", "", "STOx", ""], False)
     assert fed(texts, tokenizer, "SSTOP", "STOP") == (["", "S", "", "", "", ""], True)
     assert fed(texts, tokenizer, "aSTO", "STOP") == (["a", "", "", "", "STO"], False)

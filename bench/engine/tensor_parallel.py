@@ -99,8 +99,8 @@ def watch_sums() -> list[tuple[float, int]]:
     return spent
 
 
-def answer(engine: Engine, spent: list[tuple[float, int]] | None, what: str, *given: Any) -> Any:
-    if what == "ready":
+def answer(engine: Engine, spent: list[tuple[float, int]] | None, command: str, *given: Any) -> Any:
+    if command == "ready":
         return engine.model_info.weight_bytes
     prompt, tokens = given
     params = SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=1, ignore_eos=True)
@@ -177,8 +177,8 @@ def timed(report: Report, sides: dict[str, Side], options: argparse.Namespace) -
         for name, seconds in taken.items():
             report.add(load, name, three(seconds, 1e3), "ms")
         for name, seconds in used.items():
-            whose = "processor time of rank 0" if name == "ranks" else "processor time of one process"
-            report.add(load, whose, three(seconds, 1e3), "ms")
+            measure = "processor time of rank 0" if name == "ranks" else "processor time of one process"
+            report.add(load, measure, three(seconds, 1e3), "ms")
         pairs = [one / other for one, other in zip(*taken.values())]
         reach = REACH if said == 1 else ""
         report.add(load, "one process over the ranks", three(pairs), "x", reach)

@@ -195,8 +195,8 @@ async def static_batching(bench: Bench) -> None:
     same = counts["static"] / counts["continuous"]
     note = f"{counts['static']} and {counts['continuous']} steps"
     add(load, "static / continuous, steps", (same, same, same), "x", note=note)
-    for name, them in seconds.items():
-        add(load, name, three(them), "s", note=f"{three(them, 1e6 / counts[name])[0]:.0f} us a step")
+    for name, times in seconds.items():
+        add(load, name, three(times), "s", note=f"{three(times, 1e6 / counts[name])[0]:.0f} us a step")
 
 
 # ------------------------------------------------------------------ transformers, one after the other
@@ -239,8 +239,8 @@ async def against_transformers(bench: Bench) -> None:
         seconds = await in_turn(variants, bench.repeats, bench.say)
     ratio = times_faster(seconds["transformers"], seconds["prelude"])
     bench.report.add(load, "generate one by one / streams together", ratio, "x", reach=">= 3", note="same ids")
-    for name, them in seconds.items():
-        bench.report.add(load, name, three(them, 1e3), "ms")
+    for name, times in seconds.items():
+        bench.report.add(load, name, three(times, 1e3), "ms")
 
 
 # ------------------------------------------------------------------ the longest gap of a chat
@@ -297,10 +297,10 @@ async def gap_of_a_chat(bench: Bench) -> None:
     finally:
         for engine in engines.values():
             await engine.aclose()
-    for name, them in gaps.items():
-        bench.report.add(load, f"longest gap of the chat, {name}", three(them, 1e3), "ms")
-    for name, them in firsts.items():
-        bench.report.add(load, f"first token of the long prompt, {name}", three(them, 1e3), "ms")
+    for name, times in gaps.items():
+        bench.report.add(load, f"longest gap of the chat, {name}", three(times, 1e3), "ms")
+    for name, times in firsts.items():
+        bench.report.add(load, f"first token of the long prompt, {name}", three(times, 1e3), "ms")
     ratio = times_faster(gaps["at once"], gaps["chunks of 64"])
     bench.report.add(load, "longest gap, at once / chunks of 64", ratio, "x")
 
@@ -439,13 +439,13 @@ async def naive(bench: Bench) -> None:
             after = counters()
             used[name] = after[0] - before[0], after[1] - before[1]
 
-        async def together(them: list[Ids]) -> list[Ids]:
+        async def together(prompts: list[Ids]) -> list[Ids]:
             return [
-                list(done.token_ids) for done in await engine.run_many([Generate(p, greedy(tokens)) for p in them])
+                list(done.token_ids) for done in await engine.run_many([Generate(p, greedy(tokens)) for p in prompts])
             ]
 
-        async def one_by_one(them: list[Ids]) -> list[Ids]:
-            return [await _recomputed(engine, prompt, tokens) for prompt in them]
+        async def one_by_one(prompts: list[Ids]) -> list[Ids]:
+            return [await _recomputed(engine, prompt, tokens) for prompt in prompts]
 
         variants = {"naive": lambda: record("naive", one_by_one), "together": lambda: record("together", together)}
         seconds = await in_turn(variants, bench.repeats, bench.say)
@@ -453,8 +453,8 @@ async def naive(bench: Bench) -> None:
     ratio = times_faster(seconds["naive"], seconds["together"])
     told = {name: f"{numbers[0]} steps, {numbers[1]} tokens computed" for name, numbers in used.items()}
     bench.report.add(load, "naive / together", ratio, "x", note="same ids")
-    for name, them in seconds.items():
-        bench.report.add(load, name, three(them, 1e3), "ms", note=told[name])
+    for name, times in seconds.items():
+        bench.report.add(load, name, three(times, 1e3), "ms", note=told[name])
 
 
 async def _recomputed(engine: AsyncEngine, prompt: Ids, tokens: int) -> Ids:

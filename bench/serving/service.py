@@ -115,8 +115,8 @@ def show(report: ServingReport, presets: list[str]) -> None:
         numbers = load["over_runs"]
         cells = ""
         for kind in ("ttft", "tpot", "e2e"):
-            them = [numbers.get(f"{kind}_p{p}_ms") for p in (50, 95, 99)]
-            cells += f"{' / '.join('-' if one is None else format(one['median'], '.2f') for one in them):>33}"
+            percentiles = [numbers.get(f"{kind}_p{p}_ms") for p in (50, 95, 99)]
+            cells += f"{' / '.join('-' if one is None else format(one['median'], '.2f') for one in percentiles):>33}"
         rpm = numbers["requests_per_minute"]
         spread = f"{rpm['median']:.0f} [{rpm['low']:.0f} .. {rpm['high']:.0f}]"
         rates = [numbers[f"{way}_tokens_per_second"]["median"] for way in ("input", "output")]

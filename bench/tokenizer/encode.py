@@ -154,12 +154,12 @@ class Bench:
     def peers(self) -> list[str]:
         return [name for name in self.sides.loaded if name not in (OURS, SEGMENTS)]
 
-    def mean(self, what: str, rows: dict[str, Times], base: str, ours: str, least: float | None = None) -> None:
+    def mean(self, row: str, rows: dict[str, Times], base: str, ours: str, least: float | None = None) -> None:
         """Over the inputs that ``base`` has figures for."""
         known = [times for times in rows.values() if base in times.of]
         if known and base != ours:
             load = f"geometric mean of {len(known)} inputs" + ("" if len(known) == len(rows) else f" of {len(rows)}")
-            self.table.row(load, what, means([times.ratios(base, ours) for times in known]), least=least)
+            self.table.row(load, row, means([times.ratios(base, ours) for times in known]), least=least)
 
     def chats(self) -> None:
         """Turns that are in no cache of text between control tokens, their words known; then conversations of which
@@ -172,7 +172,7 @@ class Bench:
             "a turn more each time", grown_chats(3, 4 if self.quick else 11, size), 3, 1 if self.quick else 8
         )
 
-    def sent_once(self, what: str, texts: list[str], begun: int, count: int, least: float | None = None) -> None:
+    def sent_once(self, row: str, texts: list[str], begun: int, count: int, least: float | None = None) -> None:
         """Texts one after the other, in rounds: ``begun`` untimed (0: one before all), then ``count`` of them."""
         texts = texts if begun else texts[: 1 + 3 * count]
         names = [name for name in (HF, OURS, "HF 1.0", "fastokens", "gigatoken") if name in self.sides.loaded]
@@ -184,7 +184,7 @@ class Bench:
                 taken[name].append(run(count) / count)
         times = Times(taken)
         note = ", ".join(f"{name} {times.median(HF) / times.median(name):.0f}x" for name in names[2:])
-        load = f"chat of {max(map(len, texts))} ch, {what}"
+        load = f"chat of {max(map(len, texts))} ch, {row}"
         self.table.row(load, "to a list", times.ratios(HF, OURS), least=least, note=note)
 
     def streamed(self) -> None:
@@ -228,8 +228,8 @@ class Bench:
         texts = {name: rows[name] for name in DECODED if name in rows}
         for peer in self.peers():
             self.mean(f"decode, times {peer}", counted, f"{peer} decode", f"{OURS} decode")
-            what = f"decode, times {peer}: {', '.join(texts)}"
-            self.mean(what, texts, f"{peer} decode", f"{OURS} decode", {HF: 36, "iree": 1.1}.get(peer))
+            row = f"decode, times {peer}: {', '.join(texts)}"
+            self.mean(row, texts, f"{peer} decode", f"{OURS} decode", {HF: 36, "iree": 1.1}.get(peer))
         for load, times in steps.items():
             self.step_row(load, times)
         for path in self.families:

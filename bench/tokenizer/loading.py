@@ -105,8 +105,8 @@ def rows(table: Table, name: str, kept: bool, found: list[dict[str, float]]) -> 
     """Of one side; the aims are for ours."""
     load, aimed = f"{name}{', kept tables' if kept else ''}, its own process", name == OURS
 
-    def row(what: str, measure: str, scale: float, unit: str, most: float) -> None:
-        table.row(load, measure, [f[what] * scale for f in found], unit, most=most if aimed else None)
+    def row(key: str, measure: str, scale: float, unit: str, most: float) -> None:
+        table.row(load, measure, [f[key] * scale for f in found], unit, most=most if aimed else None)
 
     table.row(load, "first load", [f["first load"] * 1e3 for f in found], "ms", most=10 if kept else None)
     table.row(load, "load again", [f["load again"] * 1e3 for f in found], "ms", most=10 if kept else None)

@@ -243,8 +243,8 @@ class Tickets(Corpus):
             if self.rng.random() < 0.5
             else self.rng.choice([name for name in tables if name != facts.topic])
         )
-        thing = self.rng.choice(tables[other][2])
-        return self.noul((f"Is it about {thing}?", f"Is the message about {thing}?"), other == facts.topic)
+        subject = self.rng.choice(tables[other][2])
+        return self.noul((f"Is it about {subject}?", f"Is the message about {subject}?"), other == facts.topic)
 
     def data(self, facts: Facts) -> Question:
         if self.rng.random() < 0.5:

@@ -200,9 +200,9 @@ def _checked_ids(value: Any, field: str, rows: int, most: int) -> I32:
         raise RequestTooLarge(f"{len(value)} ids; the limit is {most}", field=field)
     found = ids_once(_plain(value), rows)
     if found is None:  # other kinds of integers, or something that is no id
-        what = f"an id is one of the model's {rows} logits"
+        range_of_ids = f"an id is one of the model's {rows} logits"
         listed = value.tolist() if isinstance(value, np.ndarray) else value
-        ids = {validation.integer(i, f"{field}[{at}]", 0, rows - 1, what) for at, i in enumerate(listed)}
+        ids = {validation.integer(i, f"{field}[{at}]", 0, rows - 1, range_of_ids) for at, i in enumerate(listed)}
         found = np.array(sorted(ids), dtype=np.int32)
     return found
 

@@ -85,5 +85,5 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
 
 
-def _outside(value: Any, what: str, takes: str, field: str, hint: str) -> InvalidRequest:
-    return InvalidRequest(f"{shown(value)} is {what}; it takes {takes}{f'; {hint}' if hint else ''}", field=field)
+def _outside(value: Any, defect: str, takes: str, field: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(f"{shown(value)} is {defect}; it takes {takes}{f'; {hint}' if hint else ''}", field=field)

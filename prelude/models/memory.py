@@ -26,11 +26,11 @@ def available_memory(root: str | Path = "/") -> int | None:
     return max(0, min(found)) if found else None
 
 
-def require_memory(needed: int, what: str, available: int | None) -> None:
+def require_memory(needed: int, use: str, available: int | None) -> None:
     """Raise :class:`InsufficientMemory` unless ``needed`` bytes fit into ``available``."""
     if available is not None and needed > available:
         raise InsufficientMemory(
-            f"{what} needs {needed:,} bytes ({needed / 2**30:.2f} GiB), "
+            f"{use} needs {needed:,} bytes ({needed / 2**30:.2f} GiB), "
             f"{available:,} bytes ({available / 2**30:.2f} GiB) are available: "
             "free memory, choose a smaller dtype or a smaller model",
             needed=needed,

@@ -101,11 +101,11 @@ def suspects_left(queues: Queues) -> bool:
     return any(request.failures for request in queues)
 
 
-def failure_of(error: BaseException, what: str = "the step of this request failed") -> ExecutionError:
+def failure_of(error: BaseException, message: str = "the step of this request failed") -> ExecutionError:
     if isinstance(error, RankLost):
-        failure: ExecutionError = RankLost(f"{what}: {error}")
+        failure: ExecutionError = RankLost(f"{message}: {error}")
     else:
-        failure = ExecutionError(f"{what}: {type(error).__name__}: {error}")
+        failure = ExecutionError(f"{message}: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
 

@@ -203,7 +203,7 @@ def test_levels_and_yes() -> None:
     [None, [], YesNo("x"), "x", ["x"], [None], [YesNo(None)], [YesNo(5)], [YesNo("")], {YesNo("x")},
      [YesNo("x")] * 4097, iter([YesNo("x")])],
 )  # fmt: skip
-def test_what_is_not_a_list_of_questions(preparer: Preparer, questions: Any) -> None:
+def test_a_value_that_is_not_a_list_of_questions(preparer: Preparer, questions: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^questions"):
         preparer.prepare(Decide(STATE, questions))
 
@@ -330,7 +330,7 @@ class Verdict(str, enum.Enum):
 
 
 @pytest.mark.parametrize("norm", ["none", "token"])
-def test_what_a_caller_hangs_on_its_strings_never_reaches_another(norm: Any) -> None:
+def test_attributes_of_a_callers_strings_never_reach_another(norm: Any) -> None:
     class Marked(str):
         owner = ""
 
@@ -460,7 +460,7 @@ def test_a_template_that_needs_a_chat_template_says_so(preparer: Preparer) -> No
         preparer.prepare(Decide("x", [YesNo("x")], template=DecisionTemplate(chat=True)))
 
 
-def test_messages_as_state_are_what_is_asked_about(preparer: Preparer) -> None:
+def test_messages_can_be_the_state(preparer: Preparer) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "yo"}]}]
     assert preparer.explain(Decide(messages, [YesNo("Polite?")])).text.startswith("user: hi\n\nassistant: yo\n\n")
 

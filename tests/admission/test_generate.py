@@ -71,7 +71,7 @@ def test_max_tokens_that_are_none(preparer: Preparer, bad: Any) -> None:
 
 
 @pytest.mark.fault(7)
-def test_max_tokens_is_cut_to_what_the_context_leaves(preparer: Preparer) -> None:
+def test_max_tokens_is_cut_to_the_room_that_the_context_leaves(preparer: Preparer) -> None:
     for wanted, effective in ((0, 0), (1, 1), (np.int64(7), 7), ((1 << 31) - 1, 246)):
         prepared = preparer.prepare(Generate([5] * 10, SamplingParams(max_tokens=wanted))).prepared
         assert prepared.max_new_tokens == effective
@@ -143,7 +143,7 @@ def test_a_seed_is_drawn_once_where_none_is_given(preparer: Preparer) -> None:
     assert sample_rows([drawn(preparer, SamplingParams(seed=(1 << 64) - 1))]).seeds.tolist() == [(1 << 64) - 1]
 
 
-def test_what_can_never_fit_the_pool() -> None:
+def test_a_request_that_can_never_fit_the_pool() -> None:
     preparer = toys.make(num_blocks=4)
     preparer.prepare(Generate([5] * 60, SamplingParams(max_tokens=5)))  # 64 slots; the last token is not written
     with pytest.raises(RequestTooLarge, match=r"more than the pool of 64 tokens; raise EngineConfig.kv_bytes"):

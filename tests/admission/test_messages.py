@@ -120,7 +120,7 @@ def test_a_copy_and_its_size_stop_where_messages_are_too_large() -> None:
 
 
 @pytest.mark.fault(20)
-def test_a_copy_owns_what_is_nested_in_any_field(chatty: Preparer) -> None:
+def test_a_copy_owns_the_objects_nested_in_any_field(chatty: Preparer) -> None:
     calls = [{"function": {"arguments": ["a"]}}]
     owned = snapshot(task(tool_calls=calls))
     calls[0]["function"]["arguments"].append("b")
@@ -143,7 +143,7 @@ def test_half_a_character_is_refused_in_every_field(chatty: Preparer, fields: An
     assert str(caught.value.field).startswith(field)
 
 
-def test_an_object_that_cannot_say_what_is_in_it_fails_alone(chatty: Preparer) -> None:
+def test_an_object_that_cannot_be_read_as_fields_fails_alone(chatty: Preparer) -> None:
     class Broken:
         def model_dump(self) -> Any:
             raise KeyError("gone")

@@ -217,7 +217,7 @@ def test_shifts_in_a_chat_template_and_after_cuts() -> None:
 @pytest.mark.parametrize(
     "orders", [0, -1, True, 1.5, "none", None, range(0), range(4, 2), range(0, 4, 2), range(-1, 2), [0, 1]]
 )
-def test_what_is_not_an_order(preparer: Preparer, orders: Any) -> None:
+def test_a_value_that_is_not_an_order(preparer: Preparer, orders: Any) -> None:
     with pytest.raises(InvalidRequest, match=r'^orders: .* is not "given", "sorted", "all", a number of shifts'):
         preparer.prepare(Decide(STATE, [Choice("Which?", LABELS)], orders=orders))
 

@@ -81,7 +81,7 @@ def test_a_request_is_tokenised_once(preparer: Preparer) -> None:
 
 @pytest.mark.feature("A10")
 @pytest.mark.fault(20)
-def test_what_the_caller_changes_after_submitting_changes_nothing() -> None:
+def test_changes_after_submitting_change_nothing() -> None:
     preparer = toys.make(chat=toys.chat)
     ids, array, labels = [5, 6, 7], np.array([5, 6, 7]), ["English", "French"]
     messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
@@ -124,7 +124,7 @@ def test_a_prepared_request_owns_its_arrays(preparer: Preparer) -> None:
             assert not np.shares_memory(prepared.readout.targets, array)  # type: ignore[union-attr]
 
 
-def test_a_snapshot_of_what_cannot_change_is_the_task_itself() -> None:
+def test_a_snapshot_of_a_task_that_cannot_change_is_the_task_itself() -> None:
     for task in (Embed("x"), Decide("x", (YesNo("a"), Choice("b", ("c",)))), Generate("x"), Loglikelihood("x", "y")):
         assert snapshot(task) is task
     for bad in (Embed(None), Decide(5, 5), Generate({"role": "user"}), Decide("x", ["y"])):  # type: ignore[arg-type, list-item]
@@ -133,7 +133,7 @@ def test_a_snapshot_of_what_cannot_change_is_the_task_itself() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, "x", 5, object(), SamplingParams()])
-def test_what_is_not_a_task(preparer: Preparer, bad: Any) -> None:
+def test_a_value_that_is_not_a_task(preparer: Preparer, bad: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"is not a task"):
         preparer.prepare(bad)
 
@@ -156,7 +156,7 @@ def test_cache_and_salt(preparer: Preparer) -> None:
             prepared(cache=wrong)
 
 
-def test_explain_shows_what_would_run() -> None:
+def test_explain_shows_the_tokens_that_would_run() -> None:
     preparer = toys.make(chat=toys.chat, num_labels=2)
     for task in TASKS:
         shown, prepared = preparer.explain(task), preparer.prepare(task).prepared

@@ -29,7 +29,7 @@ def ids_of(preparer: Preparer, prompt: Any, **options: Any) -> list[int]:
 # ------------------------------------------------------------------ kinds of prompts
 
 
-def test_text_is_encoded_whole_with_what_the_tokenizer_adds() -> None:
+def test_text_is_encoded_whole_with_the_tokens_that_the_tokenizer_adds() -> None:
     tokenizer = toys.train(before=[toys.END], after=[toys.STOP])
     assert ids_of(toys.make(tokenizer), "The quick fox") == tokenizer.encode("The quick fox").ids
     assert ids_of(toys.make(tokenizer), f"{toys.START}user") == tokenizer.encode(f"{toys.START}user").ids
@@ -67,7 +67,7 @@ def test_white_space_control_tokens_and_one_token_work(preparer: Preparer, promp
 @pytest.mark.parametrize(
     "prompt", [None, b"bytes", 7, 1.5, {"role": "user", "content": "hi"}, {1, 2}, object(), np.int64(3)]
 )
-def test_what_is_not_a_prompt_is_refused_by_field(preparer: Preparer, prompt: Any) -> None:
+def test_a_value_that_is_no_prompt_is_refused_by_field(preparer: Preparer, prompt: Any) -> None:
     for task, field in (
         (Embed(prompt, pooling="last"), "prompt"),
         (Generate(prompt), "prompt"),
@@ -297,7 +297,9 @@ def test_a_chat_prompt_gets_no_second_bos() -> None:
 
 
 @pytest.mark.fault(35)
-def test_messages_without_a_template_and_what_the_template_refuses(preparer: Preparer, chatty: Preparer) -> None:
+def test_messages_without_a_template_and_messages_that_the_template_refuses(
+    preparer: Preparer, chatty: Preparer
+) -> None:
     with pytest.raises(TemplateError, match=r"no chat template"):
         preparer.prepare(Generate([{"role": "user", "content": "hi"}]))
     with pytest.raises(TemplateError, match=r"unknown role oracle"):
@@ -370,7 +372,7 @@ def test_too_long_is_an_error_by_default(tokenizer: Any) -> None:
 
 @pytest.mark.fault(3)
 @pytest.mark.parametrize("mode", ["head", "tail", "middle"])
-def test_what_the_tokenizer_puts_around_a_text_stays(mode: Any) -> None:
+def test_the_tokens_that_the_tokenizer_puts_around_a_text_stay(mode: Any) -> None:
     tokenizer = toys.train(before=[toys.START], after=[toys.STOP])
     body = tokenizer.encode(WORDS * 3, add_special_tokens=False).ids
     ids = ids_of(toys.make(tokenizer, max_length=20), WORDS * 3, truncation=mode)
@@ -427,7 +429,7 @@ def test_a_prompt_of_the_whole_length_is_read_to_its_end() -> None:
 
 @pytest.mark.fault(3)
 @pytest.mark.parametrize("mode", ["error", "head", "tail", "middle"])
-def test_what_no_truncation_can_help_names_its_own_field(mode: Any) -> None:
+def test_a_part_that_no_truncation_can_help_names_its_own_field(mode: Any) -> None:
     preparer = toys.make(max_length=64)
     question = Decide("state", [Choice("Which?", ["word " * 100, "other"])], truncation=mode)
     with pytest.raises(
@@ -452,7 +454,9 @@ def test_what_no_truncation_can_help_names_its_own_field(mode: Any) -> None:
         (5, "5 is int; give text"),
     ],
 )
-def test_what_is_no_prompt_is_told_what_one_is(preparer: Preparer, prompt: Any, says: str) -> None:
+def test_a_value_that_is_no_prompt_is_refused_with_the_forms_of_one(
+    preparer: Preparer, prompt: Any, says: str
+) -> None:
     for task in (Generate(prompt), Embed(prompt, pooling="last")):
         with pytest.raises(InvalidRequest, match=says) as caught:
             preparer.prepare(task)

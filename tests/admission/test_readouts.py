@@ -63,7 +63,7 @@ def test_the_continuation_survives_truncation(tokenizer: Any) -> None:
 
 @pytest.mark.fault(15)
 @pytest.mark.parametrize("bad", [None, b"x", 5, {"role": "user"}, "", [], [{"role": "user", "content": "x"}], {5}])
-def test_what_is_not_a_continuation(preparer: Preparer, bad: Any) -> None:
+def test_a_value_that_is_not_a_continuation(preparer: Preparer, bad: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^continuation"):
         preparer.prepare(Loglikelihood("x", bad))
 
@@ -96,7 +96,7 @@ def test_every_token_of_a_prompt(preparer: Preparer, tokenizer: Any) -> None:
 
 
 @pytest.mark.feature("A18")
-def test_rows_follow_what_is_asked(preparer: Preparer) -> None:
+def test_readout_rows_follow_the_task(preparer: Preparer) -> None:
     long = toys.make(max_positions=4096)
     prepared = long.prepare(PromptLogprobs([5, 6] * 2048, last=5)).prepared
     readout = prepared.readout
@@ -221,7 +221,7 @@ def test_activations() -> None:
         classified([1.0], activation="relu")
 
 
-def test_a_model_without_a_head_says_what_to_do(preparer: Preparer) -> None:
+def test_a_model_without_a_head_names_the_way_out(preparer: Preparer) -> None:
     with pytest.raises(InvalidRequest, match=r"no classification head; ask it with decide"):
         preparer.prepare(Classify("x"))
 

@@ -160,7 +160,7 @@ def test_settings_of_the_end_of_a_text(preparer: Preparer) -> None:
         sampling(include_stop=1)
 
 
-def test_what_the_caller_changes_later_changes_nothing(preparer: Preparer) -> None:
+def test_later_changes_by_the_caller_change_nothing(preparer: Preparer) -> None:
     bias, stop, banned = {5: 1.0}, ["x"], [7]
     params = SamplingParams(logit_bias=bias, stop=stop, banned_token_ids=banned)
     task = preparer.snapshot(Generate([5], params))

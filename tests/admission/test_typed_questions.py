@@ -133,7 +133,7 @@ def test_a_state_of_any_shape(preparer: Preparer, state: Any, text: str) -> None
     ],
     ids=repr,
 )
-def test_what_is_not_a_question_names_its_part(preparer: Preparer, question: Any, match: str) -> None:
+def test_a_value_that_is_no_question_names_its_part(preparer: Preparer, question: Any, match: str) -> None:
     for asked in ([question], [question, YesNo("Well?")]):
         with pytest.raises(InvalidRequest, match=f"^{match}"):
             preparer.prepare(Decide(STATE, asked))

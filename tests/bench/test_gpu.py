@@ -54,7 +54,7 @@ def executor(source: RandomSource, positions: int = 1024, graphs: bool = True) -
     )
 
 
-def test_the_check_of_correctness_passes_what_is_right_and_finds_what_is_not() -> None:
+def test_the_check_of_correctness_passes_right_products_and_finds_wrong_ones() -> None:
     config = small_model()
     reference = Reference(RandomSource(config, "cpu", torch.bfloat16))
     right = executor(RandomSource(config, "cpu", torch.bfloat16))

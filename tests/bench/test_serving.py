@@ -106,7 +106,7 @@ def test_the_published_shapes_are_there_by_name() -> None:
 @pytest.mark.feature("L5")
 @pytest.mark.feature("Q1")
 @pytest.mark.feature("Q16")
-def test_it_runs_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bench_runs_and_keeps_every_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "raw.json"
     names = ["oneshot_128in_1out_c1", "oneshot_512in_1out_sweep", "decode_128in_32out_c4", "open_128in_32out"]
     arguments = [

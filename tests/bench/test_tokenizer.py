@@ -142,7 +142,7 @@ def test_blocks_alternate_and_their_first_calls_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("value, said", [(1.9, "not met"), (2.0, "met"), (2.1, "met")])
-def test_a_row_says_whether_its_median_reaches_what_was_aimed_at(value: float, said: str) -> None:
+def test_a_row_says_whether_its_median_reaches_the_aim(value: float, said: str) -> None:
     table = Table(Report("title", "command"))
     table.row("load", "measure", [0.1, value, 99.0], least=2)
     table.row("load", "measure", [-0.1, 4 - value, 99.0], most=2)

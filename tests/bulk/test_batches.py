@@ -57,7 +57,7 @@ def test_threads_out_of_range_are_refused(threads: Any) -> None:
         BatchScorer(FORM, threads=threads)
 
 
-def test_what_is_no_batch_or_form_is_refused() -> None:
+def test_a_value_that_is_no_batch_or_form_is_refused() -> None:
     assert as_arrow({"a": np.arange(3)}).to_pydict() == {"a": [0, 1, 2]}
     with pytest.raises(BulkError, match="is no batch"):
         as_arrow(7)

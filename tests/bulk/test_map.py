@@ -57,7 +57,7 @@ def test_a_row_that_fails_is_a_value(engine: Engine) -> None:
 
 
 @pytest.mark.fault(72)
-def test_what_the_rows_raise_comes_after_the_rows_before(engine: Engine) -> None:
+def test_an_error_of_the_rows_comes_after_the_rows_before(engine: Engine) -> None:
     def rows() -> Iterator[str]:
         yield from texts(10)
         raise OSError("the table is gone")
@@ -196,7 +196,7 @@ class TestAsync:
         engine._core.audit()
         assert engine.stats()["queued_requests"] == 0
 
-    def test_what_the_rows_raise(self, engine: Engine) -> None:
+    def test_errors_of_the_rows(self, engine: Engine) -> None:
         async def rows() -> AsyncIterator[str]:
             for text in texts(5):
                 yield text

@@ -107,7 +107,7 @@ def test_killed_runs_end_in_the_bytes_of_a_whole_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(71)
-def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_rows_that_are_written(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     write_input(source, 200)
     cut = cut_run(source, tmp_path, 1, signal.SIGINT)
@@ -161,7 +161,7 @@ class TestJournal:
         assert path.read_bytes() == whole
 
     @pytest.mark.fault(71)
-    def test_a_line_with_a_wrong_sum_ends_what_is_trusted(self, tmp_path: Path) -> None:
+    def test_a_line_with_a_wrong_sum_ends_the_trusted_rows(self, tmp_path: Path) -> None:
         path = tmp_path / "j"
         self.fill(path)
         lines = path.read_bytes().splitlines(keepends=True)
@@ -352,7 +352,7 @@ class TestForm:
             ({"state": 7, "questions": {}}, "not a text"),
         ],
     )
-    def test_what_cannot_be_a_form(self, spec: dict[str, Any], says: str) -> None:
+    def test_a_value_that_cannot_be_a_form(self, spec: dict[str, Any], says: str) -> None:
         with pytest.raises(BulkError, match=says):
             Form(spec)
 

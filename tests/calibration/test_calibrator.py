@@ -117,7 +117,7 @@ def test_isotonic_is_that_of_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_saved_gives_the_same_numbers(method: Any, tmp_path: Path) -> None:
+def test_a_saved_calibrator_gives_the_same_numbers(method: Any, tmp_path: Path) -> None:
     rows, truth = drawn(120)
     fitted = Calibrator.fit(rows, truth, method=method, labels=LABELS)
     fitted.save(tmp_path / "calibrator.json")
@@ -128,7 +128,7 @@ def test_what_is_saved_gives_the_same_numbers(method: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.feature("G22")
-def test_an_answer_keeps_what_the_model_said() -> None:
+def test_an_answer_keeps_the_models_probabilities() -> None:
     fitted = Calibrator("temperature", {"temperature": 2.0})
     given = answer([0.8, 0.15, 0.05])
     found = fitted.apply(given)

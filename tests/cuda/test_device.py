@@ -30,7 +30,7 @@ WITHOUT = pytest.mark.skipif(not driver.missing(), reason="there is a GPU here")
 
 
 @WITHOUT
-def test_the_error_says_what_is_missing() -> None:
+def test_the_error_names_the_missing_package() -> None:
     with pytest.raises(DeviceUnavailable, match="device='cuda' cannot be used") as caught:
         driver.require()
     assert caught.value.missing == driver.missing() and len(caught.value.missing) >= 1
@@ -197,7 +197,7 @@ def test_submitting_runs_nothing_and_copies_in_once(model: Model, on_device: Cal
 # ------------------------------------------------------------------ memory
 
 
-def test_blocks_are_what_is_left_and_never_more_than_asked() -> None:
+def test_blocks_take_the_memory_that_is_left_and_never_more_than_asked() -> None:
     gib = 1 << 30
     left = blocks_for(10 * gib, 16 * gib, 1 << 20, blocks=None, nbytes=None)
     assert left == (10 * gib - reserve(16 * gib)) // (1 << 20) - 1
@@ -222,7 +222,7 @@ def test_a_pool_of_so_many_bytes_takes_no_more(model: Model, on_device: Callable
     assert executor.pool.nbytes == (limits.num_blocks + 1) * block
 
 
-def test_what_a_step_works_in_is_asked_for_before_it_is_taken(
+def test_the_memory_of_a_step_is_asked_for_before_it_is_taken(
     model: Model, on_device: Callable[..., CudaExecutor]
 ) -> None:
     work = on_device(model, step_tokens=4096).work
@@ -234,7 +234,7 @@ def test_what_a_step_works_in_is_asked_for_before_it_is_taken(
     assert caught.value.available <= room - weights
 
 
-def test_a_full_step_that_finds_no_memory_says_what_is_needed_and_what_there_is(
+def test_a_full_step_that_finds_no_memory_says_the_bytes_needed_and_free(
     model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The workspace fits, the step's own memory does not: no allocator's error comes out."""

@@ -172,7 +172,7 @@ def test_shared_rows_come_as_boxes(stub: Any, device: null.NullDevice) -> None:
     assert boxes.rows is x and (boxes.count, boxes.blocks) == (32, 4)
 
 
-def test_the_map_of_rows_is_what_the_driver_takes(stub: Any, device: null.NullDevice) -> None:
+def test_the_map_of_rows_is_one_that_the_driver_takes(stub: Any, device: null.NullDevice) -> None:
     x = torch.zeros(100, 136, dtype=torch.bfloat16)[:, :128]
     made = device.driver.tensor_map(RowBoxes(x, 32, 4))
     assert np.ctypeslib.as_array((ctypes.c_uint64 * 5).from_address(made.getPtr())).tolist() == [

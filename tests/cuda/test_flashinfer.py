@@ -68,14 +68,14 @@ def calls_of(method: str) -> list[ast.Call]:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_constructors_take_what_is_passed(name: str) -> None:
+def test_constructors_take_the_arguments_that_are_passed(name: str) -> None:
     takes = parameters(function(WRAPPERS[name], "__init__", name))
     (call,) = calls_of(name)
     assert {keyword.arg for keyword in call.keywords} <= set(takes)
     assert takes[1:3] == ["float_workspace_buffer", "kv_layout"] and len(call.args) == 2
 
 
-def test_plans_take_what_is_passed_in_this_order() -> None:
+def test_plans_take_the_arguments_that_are_passed_in_this_order() -> None:
     ragged = parameters(function("prefill.py", "plan", "BatchPrefillWithRaggedKVCacheWrapper"))
     assert ragged[1:6] == ["qo_indptr", "kv_indptr", "num_qo_heads", "num_kv_heads", "head_dim_qk"]
     paged = parameters(function("prefill.py", "plan", "BatchPrefillWithPagedKVCacheWrapper"))
@@ -91,7 +91,7 @@ def test_plans_take_what_is_passed_in_this_order() -> None:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_runs_take_what_is_passed(name: str) -> None:
+def test_runs_take_the_arguments_that_are_passed(name: str) -> None:
     takes = parameters(function(WRAPPERS[name], "run", name))
     assert {"out", "lse", "return_lse"} <= set(takes)
     assert takes[1:4] == ["q", "k", "v"] if "Ragged" in name else takes[1:3] == ["q", "paged_kv_cache"]
@@ -100,7 +100,7 @@ def test_runs_take_what_is_passed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_what_is_read_of_a_wrapper_is_there(name: str) -> None:
+def test_the_attributes_that_are_read_of_a_wrapper_are_there(name: str) -> None:
     """The pinned buffer that a plan fills and its vector of numbers: both are private to FlashInfer."""
     text = sources()[WRAPPERS[name]]
     body = text[text.index(f"class {name}") :]

@@ -69,7 +69,7 @@ def test_a_shape_is_recorded_when_the_engine_is_idle_and_replayed_from_then_on(
 
 
 @pytest.mark.feature("A29")
-def test_the_engine_records_what_was_wanted_when_nothing_waits(
+def test_the_engine_records_the_wanted_graphs_when_no_request_waits(
     model: Model, on_device: Callable[..., CudaExecutor]
 ) -> None:
     executor = on_device(model, policy=GraphPolicy(), num_blocks=64)
@@ -105,7 +105,9 @@ def test_warming_up_records_lone_prompts_and_decode_steps(
 
 
 @pytest.mark.feature("A29")
-def test_what_fits_no_graph_runs_eagerly_and_is_counted(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_a_step_without_a_graph_runs_eagerly_and_is_counted(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
     executor, reference = on_device(model, policy=GraphPolicy(at_once=True, max_rows=64)), model.executor()
     large, small = last_token(random_ids(1, 300)), last_token(random_ids(2, 40))
     for batch, eager in ((large, True), (small, False), (large, True), (small, False)):
@@ -208,7 +210,7 @@ def test_decode_is_planned_again_only_where_keys_are_split(
 
 
 @pytest.mark.feature("H13")
-def test_recording_keeps_what_the_next_step_is_fed_with(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_recording_keeps_the_next_steps_tokens(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
     executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
     s = slices([Segment(random_ids(0, 20), write=[4, 5])])
     no_rows = decode_rows([], [], [[]])
@@ -225,7 +227,7 @@ def test_recording_keeps_what_the_next_step_is_fed_with(model: Model, on_device:
 
 
 @pytest.mark.feature("H13")
-def test_a_recording_that_fails_keeps_what_the_next_step_is_fed_with(
+def test_a_recording_that_fails_keeps_the_next_steps_tokens(
     model: Model, on_device: Callable[..., CudaExecutor]
 ) -> None:
     """It fails behind its runs of the step, which drew tokens of padding."""
@@ -315,7 +317,7 @@ def test_the_least_recently_used_graph_goes(model: Model, on_device: Callable[..
     assert sorted(closed) == [8, 16, 24]
 
 
-def test_closing_waits_for_what_runs(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_closing_waits_for_the_running_step(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
     executor = on_device(model, policy=ONCE)
     batch = last_token(random_ids(0, 30))
     tickets = [executor.submit(batch) for _ in range(2)]

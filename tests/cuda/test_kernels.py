@@ -70,7 +70,7 @@ def test_nvrtc_compiles(nvrtc: None, file: str, float32: bool, head_dim: int) ->
     assert all(kernel.name.encode() in made for kernel in kernels.ALL if kernel.file == file)
 
 
-def test_nvrtc_says_what_is_wrong(nvrtc: None) -> None:
+def test_nvrtc_names_the_line(nvrtc: None) -> None:
     with pytest.raises(compiler.CompileError, match="undefined_thing"):
         compiler.nvrtc('extern "C" __global__ void k() { undefined_thing(); }', ("--gpu-architecture=sm_90a",), "k")
 

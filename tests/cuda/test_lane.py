@@ -254,7 +254,7 @@ def test_results_are_those_of_the_cpu(model: Model, on_device: Callable[..., Cud
     assert taken >= 8 and ours[0].replayed  # type: ignore[union-attr]
 
 
-def test_what_is_not_sound_is_left_to_the_general_path() -> None:
+def test_a_step_that_is_not_sound_is_left_to_the_general_path() -> None:
     step = packer()
     s = prompts(i32(range(20)), i32(range(7)))
     good = OneShotBatch(s, sampling(ends(s)))

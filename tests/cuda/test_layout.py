@@ -55,7 +55,7 @@ def keys_of(levels: Levels, row: int, causal_at: int) -> list[int]:
 
 @pytest.mark.feature("H6")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_levels_and_key_lists_read_what_the_batch_says(seed: int) -> None:
+def test_levels_and_key_lists_equal_the_batchs(seed: int) -> None:
     rng = np.random.default_rng(seed)
     s = random_slices(rng, VOCAB)
     rows = random_decode(rng, VOCAB)
@@ -81,7 +81,7 @@ def test_levels_and_key_lists_read_what_the_batch_says(seed: int) -> None:
 @pytest.mark.feature("H6")
 @pytest.mark.feature("D5")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_decode_tables_are_trimmed_to_what_is_written(seed: int) -> None:
+def test_decode_tables_are_trimmed_to_the_written_entries(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = random_decode(rng, VOCAB)
     layout = lay_out(MixedBatch(slices([Segment(i32([]))]), (), rows, None), BLOCK)
@@ -111,7 +111,7 @@ def test_a_cut_last_layer_reads_the_same_keys(seed: int) -> None:
         assert sorted(keys_of(layout.last, at, row)) == sorted(keys_of(layout.body, row, row))
 
 
-def test_what_cannot_be_cut_is_not() -> None:
+def test_a_layout_that_cannot_be_cut_is_not() -> None:
     s = slices([Segment(i32(range(10))), Segment(i32(range(5)))])
 
     def last(rows: list[int]) -> Levels | None:

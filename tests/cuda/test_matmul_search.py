@@ -199,7 +199,7 @@ def test_torch_stays_where_it_is_the_fastest(tmp_path: Path) -> None:
     assert library.asked == asked == 1, "asked once"
 
 
-def test_what_was_found_serves_the_next_process(tmp_path: Path) -> None:
+def test_a_found_product_serves_the_next_process(tmp_path: Path) -> None:
     library = HostLibrary()
     x, weight, out = matrices()
     make(library, tmp_path).search(x, weight, out, False, by_torch(library, weight, 5e-6))
@@ -309,7 +309,7 @@ def test_a_file_that_cannot_be_renamed_leaves_nothing_beside_it(tmp_path: Path) 
     assert (tmp_path / "new" / "choices.json").read_bytes() == b"some"
 
 
-def test_what_is_not_searched(tmp_path: Path) -> None:
+def test_products_that_are_not_searched(tmp_path: Path) -> None:
     library = HostLibrary()
     search = make(library, tmp_path)
     x, weight, out = matrices()

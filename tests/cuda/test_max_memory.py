@@ -66,7 +66,7 @@ def few_threads() -> Iterator[None]:
 
 @pytest.mark.feature("G1")
 @pytest.mark.parametrize("share", [KEPT + 80 * MB, (KEPT + 80 * MB) / TOTAL])
-def test_what_a_measured_step_leaves_of_the_budget_becomes_blocks(long_model: Model, share: float) -> None:
+def test_memory_that_a_measured_step_leaves_of_the_budget_becomes_blocks(long_model: Model, share: float) -> None:
     executor, config, device = made(long_model, max_memory=share, max_length=200, max_step_tokens=256)
     taken, limits = TOTAL - device.memory()[0], executor.limits()
     block = limits.kv_bytes_per_token * limits.block_size

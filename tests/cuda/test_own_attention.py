@@ -365,7 +365,7 @@ def test_attention_is_tried_before_most_products_and_two_that_hang_leave_it_time
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")
 @pytest.mark.parametrize("arch", ["80", "90a"])
 @pytest.mark.parametrize("head_dim", own_attention.HEAD_DIMS)
-def test_it_compiles_without_spills(tmp_path: Path, arch: str, head_dim: int) -> None:
+def test_own_attention_compiles_without_spills(tmp_path: Path, arch: str, head_dim: int) -> None:
     source = tmp_path / "prompts.cu"
     source.write_text(compiler.source(ATTEND_PROMPTS.file))
     command = [str(NVCC), f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17", "-cubin", "-Xptxas", "-v"]

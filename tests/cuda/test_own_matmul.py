@@ -476,7 +476,7 @@ def test_launches_fit_the_device_whatever_the_sizes() -> None:
     assert seen > 300
 
 
-def test_what_the_kernel_does_not_do_is_the_librarys() -> None:
+def test_shapes_that_the_kernel_does_not_take_are_the_librarys() -> None:
     device = SimulatedDevice(BF16)
     x, weight, out = randn(device, 16, 128), randn(device, 64, 128), device.empty((16, 64), BF16)
     assert own_matmul.job_of(NARROW, x, weight, out) is not None

@@ -58,7 +58,7 @@ def test_parameters() -> None:
     assert tensors["model.embed_tokens.weight"]["shape"] == [config["vocab_size"], config["hidden_size"]]
 
 
-def test_held_out_sentences_are_what_the_readme_says() -> None:
+def test_held_out_sentences_are_those_of_the_readme() -> None:
     found = rows()
     assert all(set(row) == {"text", "language", "personal_data", "origin"} for row in found)
     assert all(len(row["text"]) >= 30 for row in found)

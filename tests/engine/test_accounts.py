@@ -41,7 +41,7 @@ def test_host_time_is_accounted_apart_from_the_forward(make_engine: Callable[...
 
 @pytest.mark.feature("A25")
 @pytest.mark.parametrize("together", [1, 30], ids=["at_once", "queued"])
-def test_host_time_is_all_of_a_step_but_what_the_executor_took(together: int) -> None:
+def test_host_time_is_a_steps_time_without_the_executors(together: int) -> None:
     """The host is made to take 5 ms a request, the executor 40 ms a step: each is counted where it belongs."""
     slept = 0.005
 

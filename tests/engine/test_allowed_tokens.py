@@ -59,7 +59,7 @@ def test_greedy_text_is_that_of_transformers(
         assert streamed == expected
 
 
-def test_it_changes_its_own_row_alone(make_engine: Callable[..., Engine]) -> None:
+def test_the_function_changes_its_own_row_alone(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(deterministic=True)
     free = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     penalised = SamplingParams(max_tokens=12, seed=3, presence_penalty=0.7, ignore_eos=True)
@@ -69,7 +69,7 @@ def test_it_changes_its_own_row_alone(make_engine: Callable[..., Engine]) -> Non
     assert [result.token_ids for result in together] == alone
 
 
-def test_it_sees_what_was_drawn_and_may_keep_it(make_engine: Callable[..., Engine]) -> None:
+def test_the_function_sees_the_drawn_ids_and_may_keep_them(make_engine: Callable[..., Engine]) -> None:
     seen: list[list[int]] = []
 
     def watch(output: list[int]) -> None:
@@ -91,7 +91,7 @@ def test_every_kind_of_list_allows_the_same(make_engine: Callable[..., Engine], 
 
 
 @pytest.mark.parametrize("count", [1, 12])
-def test_it_goes_with_the_other_lists(make_engine: Callable[..., Engine], count: int) -> None:
+def test_the_function_goes_with_the_other_lists(make_engine: Callable[..., Engine], count: int) -> None:
     engine = make_engine()
     static = engine.complete(
         PROMPT, params(None, max_tokens=count, allowed_token_ids=[20, 22, 30], banned_token_ids=[22])
@@ -175,7 +175,7 @@ def test_a_list_that_is_written_in_place_is_looked_at_each_time(make_engine: Cal
         assert token in ([100 + at] if at % 2 else [20, 100 + at, 22]), text
 
 
-def test_it_must_not_wait_for_the_engine(make_engine: Callable[..., Engine]) -> None:
+def test_the_function_must_not_wait_for_the_engine(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
 
     def asks(output: list[int]) -> list[int]:
@@ -187,7 +187,7 @@ def test_it_must_not_wait_for_the_engine(make_engine: Callable[..., Engine]) -> 
         engine.complete(PROMPT, params(asks))
 
 
-def test_it_serves_an_asynchronous_engine(make_engine: Callable[..., Engine]) -> None:
+def test_the_function_serves_an_asynchronous_engine(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
 
     async def main() -> Any:

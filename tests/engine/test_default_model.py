@@ -36,7 +36,7 @@ def test_accuracies_on_heldout_sentences() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["demo"], []])
-def test_the_demo_runs_and_says_what_happened(arguments: list[str]) -> None:
+def test_the_demo_runs_and_prints_its_parts(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "prelude", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=_wide())
     assert done.returncode == 0, done.stderr
@@ -61,7 +61,7 @@ def test_the_demo_runs_and_says_what_happened(arguments: list[str]) -> None:
     assert not done.stderr
 
 
-def test_what_is_said_of_the_packaged_model_is_so() -> None:
+def test_statements_about_the_packaged_model_hold() -> None:
     """README and demo: a question of another wording is answered as the trained one; ``mass`` does not show it."""
     state = "Call Jane Doe on +44 20 7946 0958 or write to jane@doe.org."
     with Engine.from_pretrained() as engine:
@@ -77,7 +77,7 @@ def test_what_is_said_of_the_packaged_model_is_so() -> None:
     assert min(trained.mass, opposite.mass, other.mass) > 0.999
 
 
-def test_the_demo_refuses_what_is_not_a_model() -> None:
+def test_the_demo_refuses_a_path_that_is_no_model() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "prelude", "demo", "--model", "/nonexistent/dir"],
         capture_output=True,

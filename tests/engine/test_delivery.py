@@ -111,7 +111,7 @@ def test_an_interrupt_while_calls_of_one_step_are_told_leaves_them_to_the_next_t
     assert [group.ends[number] for number, group in enumerate(groups)] == [(one, None) for one in outcomes]
 
 
-def test_a_result_that_cannot_be_made_is_its_own_error_and_keeps_nobody_from_theirs() -> None:
+def test_a_result_that_cannot_be_made_is_its_own_error_and_delays_no_other() -> None:
     class Refusing(ToyPreparer):
         def prepare(self, task: Prepared) -> Admitted:
             def finish(outcome: Outcome) -> Any:
@@ -144,7 +144,7 @@ def requests_alive() -> int:
 
 
 @pytest.mark.feature("Q10")
-def test_results_that_nobody_reads_are_let_go() -> None:
+def test_results_that_no_caller_reads_are_let_go() -> None:
     """Fifty calls end and none of their results is looked at: nothing keeps a request, an end or a result."""
     made: list[weakref.ref[Result]] = []
     gc.collect()

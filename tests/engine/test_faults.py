@@ -108,7 +108,7 @@ def test_a_row_that_fails_every_step_is_found_and_fails_alone() -> None:
 
 
 @pytest.mark.fault(58)
-def test_when_every_step_fails_everybody_is_told_and_the_engine_recovers_by_itself() -> None:
+def test_when_every_step_fails_every_caller_is_told_and_the_engine_recovers_by_itself() -> None:
     core = service_core(FaultyExecutor(Fault("raise", "wait", 0, 5)), unhealthy=5)
     heard = []
     core.events.add(lambda event: heard.append(event.name))
@@ -209,7 +209,7 @@ def test_out_of_memory_shrinks_the_batch_and_tries_once_more(site: str) -> None:
 
 
 @pytest.mark.fault(59)
-def test_out_of_memory_twice_fails_the_batch_and_nobody_else() -> None:
+def test_out_of_memory_twice_fails_the_batch_and_no_other_request() -> None:
     core = service_core(FaultyExecutor(Fault("memory", "wait", 0, 2)))
     sink = ById()
     requests = submit(core, [last_logprob(prompt(5, i)) for i in range(2)], sink)
@@ -233,7 +233,7 @@ def test_chats_survive_a_lack_of_memory() -> None:
 
 
 @pytest.mark.fault(58)
-def test_the_watchdog_answers_everybody_while_a_step_hangs() -> None:
+def test_the_watchdog_answers_every_caller_while_a_step_hangs() -> None:
     limits = iter(HANG_SECONDS)
 
     def answers_and_goes_on() -> bool:
@@ -306,7 +306,7 @@ def test_listeners_and_sinks_that_raise_never_reach_the_loop() -> None:
 
 @pytest.mark.fault(61)
 @pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, KeyboardInterrupt])
-def test_a_listener_that_raises_no_ordinary_error_takes_nobody_with_it(kind: type[BaseException]) -> None:
+def test_a_listener_that_raises_no_ordinary_error_fails_no_request(kind: type[BaseException]) -> None:
     """In the engine's thread, where even Ctrl-C cannot be meant."""
 
     def rude(event: Any) -> None:
@@ -327,7 +327,7 @@ def test_a_listener_that_raises_no_ordinary_error_takes_nobody_with_it(kind: typ
 
 @pytest.mark.fault(60)
 @pytest.mark.fault(61)
-def test_ctrl_c_inside_a_listener_is_raised_when_everybody_has_been_told() -> None:
+def test_ctrl_c_inside_a_listener_is_raised_when_every_caller_has_been_told() -> None:
     core = service_core()
     mine, other = ById(), ById()
     theirs = submit(core, [chat(prompt(6, 1), 6), last_logprob(prompt(5, 3))], other)
@@ -366,7 +366,7 @@ def test_a_listener_cannot_wait_for_the_engine_that_calls_it() -> None:
 
 
 @pytest.mark.fault(60)
-def test_ctrl_c_in_the_thread_that_runs_a_step_fails_nobody_else() -> None:
+def test_ctrl_c_in_the_thread_that_runs_a_step_fails_no_other_request() -> None:
     class Interrupted(toy.ToyExecutor):
         def wait(self, handle: Any) -> Any:
             if len(self.batches) == 2:

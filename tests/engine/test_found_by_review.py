@@ -34,7 +34,7 @@ def test_one_question_alone_is_a_typed_error_in_the_loop_too(make_engine: Make) 
     assert len(engine.engine.run_many(Embed("a", pooling="last") for _ in range(3))) == 3  # type: ignore[arg-type]
 
 
-def test_what_is_kept_does_not_depend_on_company(make_engine: Make) -> None:
+def test_the_blocks_that_are_kept_do_not_depend_on_company(make_engine: Make) -> None:
     shared = list(range(100, 200))
     a, b = shared + list(range(500, 564)), shared + list(range(900, 964))
     engine = make_engine()

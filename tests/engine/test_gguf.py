@@ -73,7 +73,7 @@ def test_a_file_by_itself(model: Path, tmp_path: Path) -> None:
     assert str(path) in repr(engine)
 
 
-def test_other_types_of_what_goes_into_products(model: Path, tmp_path: Path) -> None:
+def test_other_types_of_the_weights_of_products(model: Path, tmp_path: Path) -> None:
     path = write_model(model, tmp_path / "model.gguf", "Q8_0", add_tokenizer)
     with Engine.from_pretrained(path, dtype="bfloat16") as engine:
         assert len(engine.complete(PROMPTS[0], params=GREEDY).token_ids) > 0

@@ -38,13 +38,13 @@ class Injected(Exception):
 
 
 @pytest.mark.fault(58)
-@pytest.mark.parametrize("what", ["raise", "raise CancelledError", "delay", "cancel"])
+@pytest.mark.parametrize("fault", ["raise", "raise CancelledError", "delay", "cancel"])
 @pytest.mark.parametrize(
     ("place", "call"),
     [(place, call) for place in PLACES for call in ((0,) if place.startswith("oneshot") else (0, 2))],
 )
-def test_whatever_happens_at_any_place_everybody_is_told(
-    place: str, what: str, call: int, monkeypatch: pytest.MonkeyPatch
+def test_every_caller_is_told_after_a_fault_at_any_place(
+    place: str, fault: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = service_core()
     engine = toy_service(core)
@@ -56,7 +56,7 @@ def test_whatever_happens_at_any_place_everybody_is_told(
         nonlocal seen
         seen += 1
         if seen == call + 1:
-            match what:
+            match fault:
                 case "raise":
                     raise Injected
                 case "raise CancelledError":
@@ -86,7 +86,7 @@ def test_whatever_happens_at_any_place_everybody_is_told(
             assert not isinstance(end, BaseException) or isinstance(
                 end, PreludeError | Injected | asyncio.CancelledError
             )
-        if what == "delay":
+        if fault == "delay":
             assert list(ends[0].token_ids) == generated(1, 6) and ends[1].output is not None
         after = await asyncio.wait_for(engine.run(chat(prompt(6, 9), 6)), timeout=PATIENCE)
         assert list(after.token_ids) == generated(9, 6), "the engine goes on"

@@ -229,7 +229,7 @@ def test_a_later_close_without_draining_cuts_the_draining_short() -> None:
 
 
 @pytest.mark.fault(60)
-def test_closing_races_with_submitting_and_nobody_hangs() -> None:
+def test_closing_races_with_submitting_and_no_caller_hangs() -> None:
     for seed in range(20):
         core = service_core()
         ends: list[Any] = []
@@ -336,7 +336,7 @@ def handed_over() -> float:
 
 
 @pytest.mark.fault(70)
-def test_warmup_takes_what_is_alive_out_of_the_collectors_sight() -> None:
+def test_warmup_takes_living_objects_out_of_the_collectors_sight() -> None:
     engine = toy_service().engine
     engine.run_many = lambda tasks, **options: []  # type: ignore[method-assign]
     heap = [[i] for i in range(400_000)]

@@ -104,7 +104,7 @@ def test_a_mask_token_in_a_text_is_a_space(engine: Engine) -> None:
     assert one.logprobs == other.logprobs
 
 
-def test_what_is_too_long_is_refused_or_cut_as_in_training(engine: Engine) -> None:
+def test_a_text_that_is_too_long_is_refused_or_cut_as_in_training(engine: Engine) -> None:
     long = "word " * 100
     with pytest.raises(PromptTooLong, match=r"questions\[0\] .* longer than the model reads \(200, of them 120"):
         engine.decide(long, QUESTIONS)
@@ -134,7 +134,7 @@ def cut_head(engine: Engine) -> int:
         (lambda engine: engine.loglikelihood("a", "b"), "language-model head"),
     ],
 )
-def test_what_has_no_meaning_is_refused(engine: Engine, ask: Any, words: str) -> None:
+def test_fields_that_have_no_meaning_are_refused(engine: Engine, ask: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         ask(engine)
 

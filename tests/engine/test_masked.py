@@ -143,7 +143,7 @@ def test_texts_of_callers_hold_no_mask_and_may_be_cut(engine: Engine) -> None:
         (Loglikelihood("a", "b"), "is an encoder"),
     ],
 )
-def test_what_a_mask_cannot_answer_is_refused(engine: Engine, task: Decide, told: str) -> None:
+def test_tasks_that_a_mask_cannot_answer_are_refused(engine: Engine, task: Decide, told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         engine.run(task)
 

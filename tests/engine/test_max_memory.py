@@ -40,7 +40,7 @@ def step_of(engine: Engine) -> StepMemory:
 
 
 @pytest.mark.feature("G1")
-def test_what_a_step_leaves_becomes_blocks() -> None:
+def test_memory_that_a_step_leaves_becomes_blocks() -> None:
     with loaded(max_memory=700 * MB) as engine:
         said, limits = engine.stats()["memory"], engine._core.executor.limits()
         block = limits.kv_bytes_per_token * limits.block_size

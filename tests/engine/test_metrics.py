@@ -77,7 +77,7 @@ def test_every_named_counter_is_there() -> None:
     engine.close()
 
 
-def test_counters_say_what_happened() -> None:
+def test_counters_count_each_event() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=24), queued=20)
     sink = ById()
     shared = prompt(16, 1)

@@ -72,7 +72,7 @@ def test_a_prompt_longer_than_the_pool_is_said_once(
     assert engine.stats()["prefixes_not_kept"] == 3
 
 
-def test_a_full_pool_is_said_once_and_what_is_kept_is_not(
+def test_a_full_pool_is_said_once_and_a_kept_prefix_is_not(
     make_engine: Callable[..., Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "prelude.engine"):

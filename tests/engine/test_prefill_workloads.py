@@ -42,7 +42,7 @@ def test_both_workloads_answer_every_request_and_leave_nothing_behind() -> None:
     assert min(objects[-5:]) - min(objects[3:8]) < 2000, "several objects of each request stay"
 
 
-def test_an_hours_worth_is_what_the_trace_says() -> None:
+def test_the_requests_of_an_hour_are_those_of_the_trace() -> None:
     hour = list(posts(3600, 1.0, 1))
     assert 3300 < len(hour) < 3900 and 3000 < hour[-1].at <= 3600
     assert all(one.at <= two.at for one, two in pairwise(hour))

@@ -107,7 +107,7 @@ if __name__ == "__main__":
 
 @pytest.mark.fault(60)
 @pytest.mark.parametrize("how", ["idle", "in flight", "async", "loop open"])
-def test_an_engine_that_nobody_closes_does_not_hold_up_the_exit(how: str) -> None:
+def test_an_engine_that_is_not_closed_does_not_hold_up_the_exit(how: str) -> None:
     code = {
         "idle": "e = toy_service(); e.engine.run(last_logprob(prompt(4, 1)))",
         "in flight": "c = service_core(toy.ToyExecutor(delay=0.01))\n"

@@ -64,7 +64,7 @@ def test_the_deeper_of_two_common_prefixes_stays_where_it_saves_more(make_engine
     assert cost["folded_tokens"] == 3 * len(common)
 
 
-def test_what_begins_alike_by_a_token_stays_apart(make_engine: Callable[..., Engine]) -> None:
+def test_texts_that_share_a_token_alone_stay_apart(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(prefix_cache=False)
     _, cost = counted(engine, [Loglikelihood([1, *range(10 * i, 10 * i + 9)], [5]) for i in range(2, 8)])
     assert cost["folded_tokens"] == 0

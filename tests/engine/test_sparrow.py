@@ -192,7 +192,7 @@ def test_longer_texts_are_errors_or_cut(engine: Engine) -> None:
     assert cut.logprobs == same.logprobs
 
 
-def test_what_such_a_model_has_not_is_refused(engine: Engine, tmp_path: Path) -> None:
+def test_verbs_that_such_a_model_lacks_are_refused(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest):
         engine.complete("a b c")
     with pytest.raises(InvalidRequest):

@@ -16,7 +16,7 @@ from prelude import AsyncEngine, Decide, DecisionTemplate, Engine, Generate, Sam
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, UnknownParameter
 
 
-def test_both_engines_say_what_their_model_is(make_engine: Callable[..., Engine], checkpoint: Path) -> None:
+def test_both_engines_describe_their_model(make_engine: Callable[..., Engine], checkpoint: Path) -> None:
     engine = make_engine(max_length=300)
     config = json.loads((checkpoint / "config.json").read_text())
     info = engine.model_info
@@ -115,7 +115,7 @@ def test_an_error_of_run_many_names_its_task(make_engine: Callable[..., Engine])
     assert str(engine.run_many(tasks, return_exceptions=True)[2]).startswith("params.max_tokens: ")
 
 
-def test_loading_says_what_was_loaded(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_loading_logs_the_model(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = prelude.EngineConfig(max_length=300)
     with (
         caplog.at_level("INFO", logger="prelude.engine"),

@@ -64,7 +64,7 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_it_gives_what_an_engine_without_it_gives(tmp_path: Path) -> None:
+def test_a_template_process_gives_the_answers_of_an_engine_without_one(tmp_path: Path) -> None:
     tasks: list[Any] = [
         Generate(HELLO, GREEDY),
         Decide("The sea was calm.", [YesNo("Is it windy?")]),

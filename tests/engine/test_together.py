@@ -115,7 +115,7 @@ def test_options_reach_every_request(make_engine: Callable[..., Engine]) -> None
     assert all(r.stats.timeline for r in traced)
 
 
-def test_what_the_caller_changes_afterwards_changes_nothing(make_engine: Callable[..., Engine]) -> None:
+def test_later_changes_of_the_callers_objects_change_nothing(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(deterministic=True)
     given = np.array(prompts(4)[3], np.int32)
     expected = engine.run(Generate(given.copy(), ONE)).token_ids

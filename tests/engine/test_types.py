@@ -173,7 +173,7 @@ def test_generate_is_a_stream_on_both_engines() -> None:
         assert chunks[-1].stats is not None and chunks[-1].stats.request_id == "one"
 
 
-def test_engines_tasks_and_results_say_what_they_are() -> None:
+def test_engines_tasks_and_results_have_a_repr() -> None:
     task = Decide("x" * 4000, [YesNo("Is it?")], truncation="tail")
     assert repr(task).startswith("Decide(state='xxx") and len(repr(task)) < 300
     assert repr(task).endswith("questions=[Noul(question='Is it?')], truncation='tail')")

@@ -47,7 +47,7 @@ def test_results_come_in_order_and_no_more_than_the_bound_is_in_flight() -> None
     assert asyncio.run(main()) == list(range(50)) and most == 4
 
 
-def test_leaving_early_cancels_what_is_under_way() -> None:
+def test_leaving_early_cancels_the_requests_under_way() -> None:
     cancelled = []
 
     async def work(item: int) -> int:
@@ -69,7 +69,7 @@ def test_leaving_early_cancels_what_is_under_way() -> None:
 
 
 @pytest.mark.fault(73)
-def test_rows_keep_what_they_brought_and_a_bad_one_fails_alone() -> None:
+def test_rows_keep_their_other_columns_and_a_bad_one_fails_alone() -> None:
     rows: list[dict[str, Any]] = [{"id": at, "text": text} for at, text in enumerate(TEXTS * 5)]
     rows[4] = {"id": 4, "text": "word " * 20_000}
     rows[7] = {"id": 7, "body": "no text at all"}

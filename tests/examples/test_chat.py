@@ -58,7 +58,7 @@ def test_new_forgets_the_conversation() -> None:
     assert [turn["content"] for turn in conversation.turns[::2]] == ["Again"]
 
 
-def test_what_does_not_fit_is_forgotten_oldest_first() -> None:
+def test_turns_that_do_not_fit_are_forgotten_oldest_first() -> None:
     conversation, written, _ = talk([f"Question {n}: " + "word " * 20 for n in range(6)], max_length=128)
     questions = [turn["content"] for turn in conversation.turns[::2]]
     assert 1 <= len(questions) < 6 and questions[-1].startswith("Question 5")

@@ -62,7 +62,7 @@ def test_similarities_are_cosines(engine: Engine) -> None:
 
 
 @pytest.mark.feature("Q7")
-def test_documents_are_ranked_by_what_each_scores_alone(engine: Engine) -> None:
+def test_documents_are_ranked_by_the_score_of_each_alone(engine: Engine) -> None:
     ranked = families.rerank(engine, QUESTION, ANSWERS)
     alone = {one: families.rerank(engine, QUESTION, [one])[0][0] for one in ANSWERS}
     assert [document for _, document in ranked] == sorted(ANSWERS, key=lambda one: -alone[one])

@@ -77,7 +77,7 @@ def test_greedy_texts_are_the_same_whatever_reads_the_pages(model: Model) -> Non
 @pytest.mark.feature("H8")
 @pytest.mark.parametrize("name", list(PLANS))
 @pytest.mark.parametrize("how", ["config", "environment"])
-def test_an_engine_runs_what_it_is_told_to(
+def test_an_engine_runs_the_named_backend(
     planned: set[str], monkeypatch: pytest.MonkeyPatch, name: str, how: str
 ) -> None:
     if how == "environment":
@@ -89,7 +89,7 @@ def test_an_engine_runs_what_it_is_told_to(
 
 
 @pytest.mark.feature("H8")
-def test_what_the_config_names_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_of_the_config_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "cascade")
     wanted = Wanted(128, "float32", False)
     assert choose("runs", "cpu", wanted) == "runs" and choose("auto", "cpu", wanted) == "cascade"
@@ -99,7 +99,7 @@ def test_what_the_config_names_goes_before_the_environment(monkeypatch: pytest.M
 
 
 @pytest.mark.feature("H8")
-def test_what_cannot_serve_is_refused_with_the_reason(model: Model) -> None:
+def test_a_backend_that_cannot_serve_is_refused_with_the_reason(model: Model) -> None:
     with pytest.raises(ConfigError, match="attention='fastest' is not one of auto, runs, cascade, flashinfer, keys"):
         EngineConfig(attention="fastest")
     with pytest.raises(ConfigError, match="a backend of device='cuda'; on 'cpu' it is auto, runs, cascade"):

@@ -201,7 +201,7 @@ def test_a_dumped_batch_keeps_its_edits(tmp_path: Path) -> None:
     assert repr(load(tmp_path / "step")) == repr(batch)
 
 
-def test_a_history_counts_what_was_drawn() -> None:
+def test_a_history_counts_the_drawn_tokens() -> None:
     history = History(i32([4, 4, 7]))
     for token in [7, 9, 9, *range(100, 300)]:
         history.add(token)

@@ -181,7 +181,7 @@ def test_the_causal_backend_is_refused_by_name(family: Encoder) -> None:
         family.executor(attention="cascade")
 
 
-def test_a_window_hides_what_is_far_away(tmp_path: Path) -> None:
+def test_a_window_hides_distant_tokens(tmp_path: Path) -> None:
     """Two local layers of 8 tokens to each side: a token 17 away changes nothing."""
     path = write_encoder(tmp_path, family="modernbert", layer_types=["sliding_attention"] * 2, num_hidden_layers=2)
     executor = Encoder(path).executor(deterministic=True)

@@ -88,7 +88,7 @@ def test_files_of_several_types(tmp_path: Path) -> None:
     assert np.abs(last_logprobs(executor, prompts(ids), np.arange(40)) - model.logprobs(ids)).max() < 1e-4
 
 
-def test_what_auto_chooses(tmp_path: Path) -> None:
+def test_the_forms_that_auto_chooses(tmp_path: Path) -> None:
     for stored, dtype, packing, told in (
         ("bfloat16", torch.float32, "widened", LOADED),
         ("float32", torch.float32, "float32", "the files have float32"),

@@ -121,7 +121,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         by(torch.zeros(3, 8), torch.zeros(3, 32, dtype=torch.bfloat16), True)
 
 
-def test_a_side_before_the_mixer_refuses_what_does_not_fit() -> None:
+def test_a_side_before_the_mixer_refuses_tensors_that_do_not_fit() -> None:
     norm = ("rms", 1e-6, torch.ones(8), None)
     x, out, room = torch.randn(3, 8), torch.zeros(3, 32), torch.zeros(3, 8)
     side = cpu.BeforeMixer(product(32, 8), norm, (0, 2, 8, 1e-6, torch.ones(2, 8)))
@@ -152,7 +152,7 @@ def test_a_side_before_the_mixer_refuses_what_does_not_fit() -> None:
         cpu.BeforeMixer(product(32, 8), ("batch", 1e-6, None, None))
 
 
-def test_a_side_behind_the_mixer_refuses_what_does_not_fit() -> None:
+def test_a_side_behind_the_mixer_refuses_tensors_that_do_not_fit() -> None:
     norm = ("layer", 1e-6, torch.ones(8), torch.zeros(8))
     x, mixed, normed, up = torch.randn(3, 8), torch.randn(3, 16), torch.zeros(3, 8), torch.zeros(3, 20)
     products = product(8, 16), product(20, 8), product(8, 20)

@@ -88,7 +88,7 @@ def test_verbs_agree_with_each_other() -> None:
         assert "int8 weights" in repr(engine)
 
 
-def test_what_cannot_be_quantized_is_refused() -> None:
+def test_models_that_cannot_be_quantized_are_refused() -> None:
     with pytest.raises(ConfigError, match="quantization='int4'"):
         EngineConfig(quantization="int4")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="CPU"):

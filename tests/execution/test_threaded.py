@@ -54,7 +54,7 @@ def test_steps_run_in_order_in_one_thread_while_the_caller_goes_on() -> None:
 
 
 @pytest.mark.feature("H13")
-def test_what_a_step_raises_is_raised_to_who_waits_and_the_next_one_runs() -> None:
+def test_an_error_of_a_step_is_raised_to_its_waiter_and_the_next_one_runs() -> None:
     inner = ToyExecutor()
     inner.fail_next = MemoryError("injected")
     executor = ThreadedExecutor(inner)
@@ -70,7 +70,7 @@ def test_what_a_step_raises_is_raised_to_who_waits_and_the_next_one_runs() -> No
     executor.close()
 
 
-def test_closing_runs_what_was_submitted_and_refuses_the_rest() -> None:
+def test_closing_runs_the_submitted_steps_and_refuses_the_rest() -> None:
     inner = Slow()
     executor = ThreadedExecutor(inner)
     steps = [executor.submit(last_token(i)) for i in range(3)]

@@ -96,7 +96,7 @@ def test_waiting_between_steps_is_not_the_steps(machine: Machine) -> None:
 
 
 @governed
-def test_all_threads_come_back_when_nobody_waits_any_more(machine: Machine) -> None:
+def test_all_threads_come_back_when_no_call_waits_any_more(machine: Machine) -> None:
     machine.step(0.1, 0.7, 0.7, 0.7, 0.7)
     assert machine.step(0.1) == 1, "not at once"
     assert machine.step(1.0) == 4
@@ -140,7 +140,7 @@ def test_moments_of_other_work_take_the_threads_for_moments(machine: Machine) ->
 
 
 @governed
-def test_what_the_caller_has_set_is_the_most(machine: Machine) -> None:
+def test_the_callers_number_of_threads_is_the_most(machine: Machine) -> None:
     torch.set_num_threads(2)
     assert machine.step(1.0) == 2
     torch.set_num_threads(4)

@@ -253,7 +253,7 @@ def test_openai_decisions_over_the_transport(engine: Engine, expected: dict[str,
     assert found.answers[1].choice == expected["team"]["choice"]
 
 
-def test_transports_answer_what_they_do_not_serve(engine: Engine) -> None:
+def test_transports_answer_paths_that_they_do_not_serve(engine: Engine) -> None:
     httpx2 = pytest.importorskip("httpx2")
     from prelude.integrations.transports import Transport
 

@@ -132,7 +132,7 @@ def replaced(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any
         (plus(norm__weight=torch.ones(32)), "'model.norm.weight' is there twice"),
     ],
 )
-def test_tensors_that_are_not_what_the_config_implies(change: Any, match: str, copy_of: Copy) -> None:
+def test_tensors_that_the_config_does_not_imply(change: Any, match: str, copy_of: Copy) -> None:
     directory = copy_of("tied")
     edit_weights(directory / FILE, change)
     refused(directory, match)
@@ -166,7 +166,7 @@ def test_weights_that_are_not_floats(dtype: torch.dtype, copy_of: Copy) -> None:
 @pytest.mark.fault(42)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("kind", ["tied", "bf16"])
-def test_scan_finds_what_is_not_finite(value: float, kind: str, copy_of: Copy) -> None:
+def test_scan_finds_values_that_are_not_finite(value: float, kind: str, copy_of: Copy) -> None:
     directory = copy_of(kind)
 
     def spoil(weight: torch.Tensor) -> torch.Tensor:

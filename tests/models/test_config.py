@@ -121,7 +121,7 @@ def test_defaults_of_the_family() -> None:
     assert config.architecture == "Qwen3ForCausalLM"
 
 
-def test_a_first_llama_config_leaves_out_what_came_later() -> None:
+def test_a_first_llama_config_leaves_out_later_fields() -> None:
     later = ("num_key_value_heads", "head_dim", "rope_parameters", "attention_bias", "mlp_bias")
     config = read(**LLAMA, tie_word_embeddings=ABSENT, **dict.fromkeys(later, ABSENT))
     mixer, mlp = config.spec.layers[0].mixer, config.spec.layers[0].mlp

@@ -184,7 +184,7 @@ def test_few_rows_and_many_have_the_same_products(dtype: torch.dtype) -> None:
                 assert torch.equal(linear(x[rows - 1 : rows]), out[rows - 1 :])
 
 
-def test_a_product_refuses_what_it_would_misread() -> None:
+def test_a_product_refuses_tensors_that_it_would_misread() -> None:
     weight, x, out = torch.randn(6, 4), torch.randn(3, 4), torch.empty(3, 6)
     Product(weight)(x, out)
     assert torch.allclose(out, x @ weight.t(), atol=1e-5)
@@ -205,7 +205,7 @@ def test_a_product_refuses_what_it_would_misread() -> None:
         Product(weight)(x, out.bfloat16(), adds=True)
 
 
-def test_a_packed_product_refuses_what_it_would_misread() -> None:
+def test_a_packed_product_refuses_tensors_that_it_would_misread() -> None:
     weight, x, out = torch.randn(6, 4), torch.randn(3, 4), torch.empty(3, 6)
     linear = PackedLinear(weight, None, "float32")
     assert torch.allclose(linear.into(x, out), x @ weight.t(), atol=1e-5)
@@ -219,7 +219,7 @@ def test_a_packed_product_refuses_what_it_would_misread() -> None:
             linear.into(wrong, into)
 
 
-def test_norms_and_activations_refuse_what_they_would_misread() -> None:
+def test_norms_and_activations_refuse_tensors_that_they_would_misread() -> None:
     x, gain = torch.randn(3, 8), torch.randn(8)
     for wrong in (torch.empty(3, 8, 0), torch.randn(8, 3).t()):
         with pytest.raises(ValueError):

@@ -94,7 +94,7 @@ def test_directory_that_is_missing_or_a_file(copy_of: Copy) -> None:
 
 @pytest.mark.fault(47)
 @pytest.mark.parametrize("name", [".", "config.json", FILE])
-def test_what_may_not_be_read(name: str, copy_of: Copy) -> None:
+def test_files_that_may_not_be_read(name: str, copy_of: Copy) -> None:
     directory = copy_of("tied")
     for parent in directory.parents[:3]:  # those of the test run itself are private
         parent.chmod(0o755)

@@ -189,7 +189,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
-def test_what_would_change_every_answer_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_field_that_would_change_every_answer_is_refused(name: str, tmp_path: Path) -> None:
     change, said = CHANGES[name]
     path = write_model(source(tmp_path / "model", "llama"), tmp_path / "model.gguf", "F32", change)
     with pytest.raises(UnsupportedModel, match=said):

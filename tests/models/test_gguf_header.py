@@ -130,7 +130,7 @@ def good() -> bytes:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_what_a_good_header_says(version: int, tmp_path: Path) -> None:
+def test_the_fields_of_a_good_header(version: int, tmp_path: Path) -> None:
     content = bytearray(good())
     content[4] = version
     with GgufFile(written(tmp_path, bytes(content))) as file:

@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(WRONG))
-def test_what_is_not_a_tokenizer_is_refused(name: str) -> None:
+def test_metadata_without_a_tokenizer_is_refused(name: str) -> None:
     changes, said = WRONG[name]
     told = byte_level() | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
     with pytest.raises(ModelError) as caught:

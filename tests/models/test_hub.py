@@ -97,7 +97,7 @@ def test_directory_is_itself(
         (Path("org/name"), "no such directory"),
     ],
 )
-def test_what_can_be_neither(
+def test_a_name_that_is_neither_a_directory_nor_a_repository(
     typed: Any, match: str, downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -155,7 +155,7 @@ def test_bfloat16_goes_in_and_comes_out(packing: Packing) -> None:
     assert torch.equal(found, linear(half.float()).to(torch.bfloat16))
 
 
-def test_what_is_not_finite_stays_in_its_row() -> None:
+def test_a_value_that_is_not_finite_stays_in_its_row() -> None:
     x, weight, _ = given(ROWS, INPUTS, OUTPUTS)
     linear = PackedLinear(weight)
     whole = linear(x)

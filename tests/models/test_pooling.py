@@ -90,7 +90,7 @@ def test_malformed_files_are_refused(tmp_path: Path, config: dict[str, Any], mod
         ({"pooling_mode": "cls"}, listing("Transformer", "LogitScore"), "module 'LogitScore' is not supported"),
     ],
 )
-def test_what_is_not_supported_is_said_by_name(
+def test_an_unsupported_pooling_is_refused_by_name(
     tmp_path: Path, config: dict[str, Any], modules: Any, match: str
 ) -> None:
     """To callers of ``embed``: a model loads with it, and its other verbs work."""

@@ -232,7 +232,7 @@ ONE = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
         ('{"a\\ud800":' + ONE + "}", "not valid Unicode"),
     ],
 )
-def test_header_that_is_not_what_it_has_to_be(header: Any, match: str, refused: Callable[..., None]) -> None:
+def test_a_malformed_header(header: Any, match: str, refused: Callable[..., None]) -> None:
     refused(header, b"\0" * 4, match=match)
 
 

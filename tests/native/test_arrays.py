@@ -46,6 +46,6 @@ def test_the_same_numbers_in_any_layout(layout: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", [TOKENS.reshape(8, 8), TOKENS.astype(np.float32), TOKENS.astype(np.int64) << 32])
-def test_what_is_no_row_of_int32_is_refused(tokens: npt.NDArray[np.int32]) -> None:
+def test_an_array_that_is_no_row_of_int32_is_refused(tokens: npt.NDArray[np.int32]) -> None:
     with pytest.raises((TypeError, ValueError)):
         block_hashes(tokens, 16)

@@ -85,7 +85,7 @@ def test_other_questions_have_other_keys() -> None:
         None,
     ],
 )
-def test_what_equals_others_or_may_change_has_no_key(question: Any) -> None:
+def test_values_that_equal_others_or_may_change_have_no_key(question: Any) -> None:
     assert key(question) is None
 
 
@@ -142,7 +142,7 @@ def test_an_answer_reader_needs_the_paths_of_its_labels() -> None:
         reader(None)  # type: ignore[arg-type]
 
 
-def test_a_queue_counts_what_joins_it_and_goes_at_once() -> None:
+def test_a_queue_counts_requests_that_join_it_and_go_at_once() -> None:
     accounts = Accounts()
     queue = Waiting(OrderedDict(), accounts)
     some = requests(3)

@@ -95,7 +95,7 @@ def test_a_result_that_cannot_be_made_and_errors_are_values() -> None:
     assert broken is failed and never is refused
 
 
-def test_a_maker_refuses_what_has_no_slots() -> None:
+def test_a_maker_refuses_a_class_without_slots() -> None:
     with pytest.raises(TypeError, match="text is not a slot"):
         Maker(Loose)
 
@@ -113,7 +113,7 @@ def _loose() -> type:
 Loose = _loose()
 
 
-def test_only_a_result_that_is_what_was_asked_for_is_taken_as_tokens() -> None:
+def test_only_a_result_of_the_asked_kind_is_taken_as_tokens() -> None:
     rows, floats = np.arange(2, dtype=np.int32), np.zeros(2, np.float32)
     asked = SampleRows(rows, floats, rows, floats, floats, np.zeros(2, np.uint64), rows)
     none = np.zeros(0, np.int32)

@@ -151,7 +151,7 @@ def test_a_salt_finds_its_own_blocks_alone() -> None:
 
 
 @pytest.mark.feature("G10")
-def test_host_memory_is_bounded_and_gives_up_what_was_asked_for_the_longest_time_ago() -> None:
+def test_host_memory_is_bounded_and_gives_up_blocks_that_were_asked_for_the_longest_time_ago() -> None:
     machine = Machine(4, 12)
     prompts = [prompt(i, 4) for i in range(6)]
     for tokens in prompts:

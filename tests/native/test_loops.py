@@ -72,7 +72,7 @@ def test_an_error_is_raised_where_the_waiter_is_awaited() -> None:
     run(main)
 
 
-def test_a_cancelled_task_ends_in_another_turn_and_what_comes_later_is_not_heard() -> None:
+def test_a_cancelled_task_ends_in_another_turn_and_a_later_result_is_not_heard() -> None:
     async def main(loop: asyncio.AbstractEventLoop) -> None:
         said: list[str] = []
         waiter = Waiter(loop)
@@ -119,7 +119,7 @@ def test_a_callback_that_raises_keeps_no_other_from_its_end() -> None:
     run(main)
 
 
-def test_what_has_not_ended_has_no_result_and_is_awaited_once() -> None:
+def test_a_group_that_has_not_ended_has_no_result_and_is_awaited_once() -> None:
     async def main(loop: asyncio.AbstractEventLoop) -> None:
         waiter = Waiter(loop)
         with pytest.raises(asyncio.InvalidStateError):

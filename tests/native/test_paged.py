@@ -120,7 +120,7 @@ def test_threads_share_rows_and_change_no_bit(dtype: torch.dtype) -> None:
     st.integers(0, 1 << 30),
 )
 @settings(max_examples=120, deadline=None)
-def test_scattered_blocks_give_what_the_formula_says(
+def test_scattered_blocks_give_the_result_of_the_formula(
     lengths: list[int], heads: tuple[int, int], dim: int, size: int, seed: int
 ) -> None:
     case = Case.make(lengths, *heads, dim, size, seed)

@@ -23,7 +23,7 @@ def request(tokens: int = 4) -> Request:
     return Request(last_logprob(prompt(tokens, 1)), ById())
 
 
-def test_what_is_posted_is_taken_in_order_and_whole_after_close_too() -> None:
+def test_posted_requests_are_taken_in_order_and_whole_after_close_too() -> None:
     inbox = Inbox(100, 1000)
     first, second, third = request(), request(), request()
     inbox.post([first, second])
@@ -67,7 +67,7 @@ def test_places_and_tokens_are_exact_and_given_back_once() -> None:
         places.take(three)
 
 
-def test_queues_hold_what_is_in_them_and_nothing_after() -> None:
+def test_queues_hold_their_requests_and_none_after() -> None:
     class Thing:
         pass
 
@@ -109,7 +109,7 @@ def test_many_threads_lose_nothing_and_keep_their_order() -> None:
         assert [number for producer, number in taken if producer == me] == list(range(each))
 
 
-def test_a_tally_counts_what_every_thread_adds() -> None:
+def test_a_tally_counts_the_additions_of_every_thread() -> None:
     tally = Tally()
     threads = [threading.Thread(target=lambda: [tally.add(3) for _ in range(5000)]) for _ in range(4)]
     for thread in threads:

@@ -18,7 +18,7 @@ class Three:
     c: object = None
 
 
-def test_a_maker_makes_what_the_class_itself_makes() -> None:
+def test_a_maker_makes_the_objects_that_the_class_itself_makes() -> None:
     make = Maker(Three)
     thing = object()
     made = make(1, "b", thing)
@@ -48,7 +48,7 @@ def test_ids_are_copied_and_every_one_of_them_is_checked(kind: object) -> None:
 
 
 @pytest.mark.parametrize("wrong", [True, 1.0, "1", None, 1 << 31, 1 << 40, 1 << 80, -(1 << 80), np.int32(3)])
-def test_what_is_no_plain_int_or_too_large_is_not_taken(wrong: object) -> None:
+def test_a_value_that_is_no_plain_int_or_too_large_is_not_taken(wrong: object) -> None:
     assert ids_below([1, 2, wrong, 3], 1 << 40) is None
     assert ids_below([1, 2, (1 << 31) - 1], 1 << 40) is not None
 

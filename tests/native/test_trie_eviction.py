@@ -36,7 +36,7 @@ def test_a_match_makes_its_whole_path_the_youngest() -> None:
 
 
 @pytest.mark.feature("E9")
-def test_probation_goes_before_what_was_hit() -> None:
+def test_blocks_on_probation_go_before_those_that_were_hit() -> None:
     _, trie = make(8)
     put(trie, ids(1, 2))
     trie.match(ids(1, 2))
@@ -104,7 +104,7 @@ def test_nothing_locked_is_evicted() -> None:
 
 @pytest.mark.feature("E7")
 @pytest.mark.feature("E9")
-def test_a_hit_on_what_was_hit_before_makes_it_the_youngest_again() -> None:
+def test_a_second_hit_on_a_block_makes_it_the_youngest_again() -> None:
     """The order among protected nodes is that of the last hit, not of the first."""
     _, trie = make(8)
     for token in (1, 2, 3):

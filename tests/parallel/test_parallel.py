@@ -148,7 +148,7 @@ def test_a_rank_that_fails_while_loading_ends_the_others(folder: Path, model: Pa
     assert found[0].kind == "RankLost"
 
 
-def test_what_cannot_be_divided_is_refused_before_any_other_process_is_asked(folder: Path, model: Path) -> None:
+def test_an_indivisible_model_is_refused_before_any_other_process_is_asked(folder: Path, model: Path) -> None:
     def refusal(path: Path = model, kind: type[Exception] = ConfigError, **config: Any) -> str:
         with pytest.raises(kind) as refused:
             Engine.from_pretrained(path, config=EngineConfig(**config))

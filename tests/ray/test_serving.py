@@ -77,7 +77,7 @@ def test_a_deadline_counts_from_the_call(handle: Any) -> None:
         handle.run.remote(Decide("x", [LANGUAGE]), deadline=1e-9).result()
 
 
-def test_a_cancelled_response_returns_what_its_request_holds(handle: Any) -> None:
+def test_a_cancelled_response_returns_the_blocks_of_its_request(handle: Any) -> None:
     async def main() -> None:
         responses = [handle.run.remote(forever()) for _ in range(2)]
         await until(handle, lambda stats: stats["running_requests"] > 0, 1)

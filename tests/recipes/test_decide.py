@@ -92,7 +92,7 @@ def test_answers_of_letters_name_the_labels(engine: Engine) -> None:
         assert orders[0].probabilities[label] == pytest.approx(orders[1].probabilities[label], abs=1e-6)
 
 
-def test_what_letters_cannot_name_is_refused(engine: Engine) -> None:
+def test_more_options_than_letters_are_refused(engine: Engine) -> None:
     template = decision_template("qwen3-letters")
     with pytest.raises(TemplateError, match="names 26 at most"):
         engine.decide(STATE, [Choice("Which?", [f"option {n}" for n in range(27)])], template=template)

@@ -260,7 +260,7 @@ def test_a_list_ends_where_the_model_ends_it(engine: Engine, labels: list[str], 
     assert answers.given[-1]["categories"] == refusal
 
 
-def test_the_fields_depend_on_what_is_judged(engine: Engine) -> None:
+def test_the_fields_depend_on_the_judged_text(engine: Engine) -> None:
     asked = engine.run(Guard(PROMPT, given={"safety": "Unsafe"}))
     assert asked.field == "categories" and "Jailbreak" in asked.probabilities
     told = engine.run(Guard(RESPONSE, given={"safety": "Unsafe"}))
@@ -341,7 +341,7 @@ def test_a_model_without_a_policy_is_refused_and_a_recipe_can_be_named(qwen: Pat
         ({"safety": "Unsafe", "categories": ["PII", ""]}, "given"),
     ],
 )
-def test_what_is_given_must_be_an_answer(engine: Engine, given: Any, field: str) -> None:
+def test_the_given_value_must_be_an_answer(engine: Engine, given: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         engine.run(Guard(PROMPT, given=given))
     assert raised.value.field == field

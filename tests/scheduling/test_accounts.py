@@ -6,7 +6,7 @@ from prelude.options import RequestOptions
 from prelude.scheduling.accounts import Accounts
 
 
-def test_names_that_never_come_back_are_forgotten_though_somebody_always_waits() -> None:
+def test_names_that_never_come_back_are_forgotten_though_a_tenant_always_waits() -> None:
     accounts = Accounts()
     waiting = [accounts.join(RequestOptions(tenant=f"t{n}")) for n in range(4)]
     for n in range(4, 30_000):
@@ -15,7 +15,7 @@ def test_names_that_never_come_back_are_forgotten_though_somebody_always_waits()
     assert len(accounts.served()) < 2500
 
 
-def test_who_was_served_much_stays_behind_newcomers_while_names_are_forgotten() -> None:
+def test_a_tenant_that_was_served_much_stays_behind_newcomers_while_names_are_forgotten() -> None:
     accounts = Accounts()
     waits = accounts.join(RequestOptions(tenant="waits"))
     heavy = accounts.join(RequestOptions(tenant="heavy"))

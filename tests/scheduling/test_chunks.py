@@ -111,7 +111,7 @@ def test_chunks_go_round() -> None:
 
 
 @pytest.mark.feature("F9")
-def test_nobody_waits_longer_than_a_round_of_chunks() -> None:
+def test_no_prompt_waits_longer_than_a_round_of_chunks() -> None:
     """Short prompts come without end beside two long ones; all of them move on."""
     core = service_core(
         toy.ToyExecutor(num_blocks=2048),
@@ -199,9 +199,7 @@ def reading(tokens: np.ndarray, kind: str) -> Prepared:
     ("mean", "last", False), ("mean", "mean", True), ("head", "last", False), ("top", "ranks", False),
 ])  # fmt: skip
 @pytest.mark.parametrize("crowd", [False, True])
-def test_who_shares_a_batch_is_decided_by_head_and_options_alone(
-    left: str, right: str, together: bool, crowd: bool
-) -> None:
+def test_requests_share_a_batch_by_head_and_options_alone(left: str, right: str, together: bool, crowd: bool) -> None:
     """Also where more wait than fit, and the policy has its say."""
     core = service_core(toy.ToyExecutor(num_blocks=256), step_tokens=64 if crowd else 512, cache=False)
     sink = ById()

@@ -104,7 +104,7 @@ def test_a_longer_hit_is_never_predicted_to_take_longer(steps: list[tuple[int, i
 
 
 @pytest.mark.parametrize("taken", [0.0, -1.0, math.nan, math.inf])
-def test_what_is_no_duration_is_ignored(taken: float) -> None:
+def test_a_value_that_is_no_duration_is_ignored(taken: float) -> None:
     model = CostModel()
     model.observe(Work(10), taken)
     assert model.steps == 0 and model.predict(Work(10)) == 0.0
@@ -144,7 +144,7 @@ def test_a_file_that_is_no_cost_model_is_refused(tmp_path: Path, text: str) -> N
 
 
 @pytest.mark.feature("G3")
-def test_results_carry_what_the_model_expected_of_them() -> None:
+def test_results_carry_the_time_that_the_cost_model_expected() -> None:
     core = service_core(Timed(num_blocks=256), step_tokens=512, cache=False)
     sink = Collect()
     estimates = []

@@ -127,7 +127,7 @@ def test_places_count_through_all_that_a_mixed_step_draws() -> None:
 
 
 @pytest.mark.feature("H13")
-def test_who_ended_is_told_at_once_and_its_extra_row_thrown_away() -> None:
+def test_a_request_that_ended_is_told_at_once_and_its_extra_row_thrown_away() -> None:
     core = service_core(OverlappedExecutor(2, 1, num_blocks=256), chunk=64, overlap=True)
     sink = ById()
     ending = post(core, stopping(prompt(9, 1), 3), sink)
@@ -161,7 +161,9 @@ def test_a_budget_that_ends_with_the_token_in_flight_is_known_ahead() -> None:
 
 @pytest.mark.feature("H13")
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
-def test_who_is_cancelled_or_late_in_flight_ends_at_once_and_holds_until_it_lands(how: str) -> None:
+def test_a_request_cancelled_or_late_in_flight_ends_at_once_and_holds_its_blocks_until_it_lands(
+    how: str,
+) -> None:
     now = [0.0]
     core = service_core(OverlappedExecutor(2, 1, num_blocks=64), chunk=64, overlap=True, clock=lambda: now[0])
     sink = ById()
@@ -297,7 +299,7 @@ def test_no_row_is_preempted_while_it_is_in_flight() -> None:
 @pytest.mark.parametrize(
     "site,kind", [("submit", "raise"), ("wait", "raise"), ("wait", "outputs"), ("wait", "memory")]
 )
-def test_what_went_on_from_a_step_that_failed_is_run_again(site: str, kind: str, at: int) -> None:
+def test_rows_that_went_on_from_a_step_that_failed_are_run_again(site: str, kind: str, at: int) -> None:
     core = service_core(FaultyExecutor(Fault(kind, site=site, at=at), num_blocks=256), chunk=64, overlap=True)
     sink = ById()
     requests = [post(core, chat(prompt(9, i), 9), sink) for i in range(4)]
@@ -308,7 +310,7 @@ def test_what_went_on_from_a_step_that_failed_is_run_again(site: str, kind: str,
 
 
 @pytest.mark.feature("H13")
-def test_a_step_behind_one_that_failed_keeps_what_does_not_depend_on_it() -> None:
+def test_a_step_behind_one_that_failed_keeps_the_rows_that_do_not_depend_on_it() -> None:
     core = service_core(FaultyExecutor(Fault("raise", at=1), num_blocks=256), chunk=64, overlap=True)
     core.pacer.share = 1.0
     sink = ById()
@@ -338,7 +340,7 @@ def test_a_token_that_is_none_fails_its_request_alone() -> None:
         assert core.stats.discarded_rows == 1 and is_empty(core)
 
 
-def test_ctrl_c_while_two_steps_are_in_flight_takes_everybody_back() -> None:
+def test_ctrl_c_while_two_steps_are_in_flight_takes_every_request_back() -> None:
     class Interrupted(toy.ToyExecutor):
         left = 4
 
@@ -363,7 +365,7 @@ def test_ctrl_c_while_two_steps_are_in_flight_takes_everybody_back() -> None:
     assert is_empty(core)
 
 
-def test_an_engine_that_fails_itself_gives_back_what_was_in_flight() -> None:
+def test_an_engine_that_fails_itself_gives_back_the_blocks_in_flight() -> None:
     core = service_core(OverlappedExecutor(1, 1, num_blocks=256), chunk=64, overlap=True)
     sink = ById()
     requests = [post(core, chat(prompt(9, i), 9), sink) for i in range(3)]

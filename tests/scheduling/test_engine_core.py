@@ -82,7 +82,7 @@ def test_every_head_reads_its_prefix_from_the_cache(readout: Callable[[int], Rea
 
 
 @pytest.mark.feature("B5")
-def test_an_exact_duplicate_still_computes_what_it_reads() -> None:
+def test_an_exact_duplicate_still_computes_its_last_token() -> None:
     core = make_core()
     for n in (16, 17, 20):
         tokens = prompt(n, n)
@@ -117,7 +117,7 @@ def test_oneshot_leaves_nothing_but_the_cache() -> None:
 
 
 @pytest.mark.feature("G10")
-def test_publishing_never_evicts_what_was_hit() -> None:
+def test_publishing_never_evicts_blocks_that_were_hit() -> None:
     core = make_core(toy.ToyExecutor(num_blocks=8))
     shared = prompt(16, 1)
     run(core, [last_logprob(np.concatenate([shared, prompt(2, i)])) for i in range(1)])
@@ -172,7 +172,7 @@ def test_cold_shared_prefix_is_folded_into_one_step() -> None:
         assert one.output.logprobs[0] == other.output.logprobs[0]
 
 
-def test_fold_shares_only_what_is_the_same_and_unread() -> None:
+def test_fold_shares_only_tokens_that_are_the_same_and_unread() -> None:
     core = make_core()
     base = prompt(24, 1)
     items = [base, base.copy(), np.concatenate([base[:20], prompt(9, 2)]), np.concatenate([base[:8], prompt(30, 3)])]

@@ -65,7 +65,7 @@ def check_columns(core: Any) -> int:
     failing=st.sampled_from([-1, 1, 3]),
 )
 @pytest.mark.feature("G4")
-def test_events_keep_every_estimate_at_what_a_fresh_match_says(
+def test_events_keep_every_estimate_equal_to_a_fresh_match(
     items: list[Any], blocks: int, fold: bool, failing: int
 ) -> None:
     """With prefixes published, evicted, promised and broken, and requests cancelled and preempted meanwhile."""
@@ -120,7 +120,7 @@ def test_figure_5_as_a_golden_schedule() -> None:
 
 
 @pytest.mark.feature("G12")
-def test_requests_that_wait_are_ordered_anew_by_what_a_step_published() -> None:
+def test_requests_that_wait_are_ordered_anew_by_the_blocks_that_a_step_published() -> None:
     """B shares A's prefix: it is the longest of the four before the first step, and the shortest behind it."""
     policy = Policies(ShortestPrefillFirst(math.inf))
     core = service_core(toy.ToyExecutor(num_blocks=200), step_requests=1, running=1, fold=False, policies=policy)

@@ -61,7 +61,7 @@ def test_the_four_jobs_by_hand() -> None:
 
 @pytest.mark.feature("N10")
 @pytest.mark.feature("Q8")
-def test_policy_is_python_and_what_runs_a_token_is_compiled() -> None:
+def test_policy_is_python_and_the_path_of_a_token_is_compiled() -> None:
     for compiled in (prelude._native.core, prelude._native.cpu):
         assert Path(compiled.__file__).suffix in (".so", ".pyd")
     [folder] = prelude.scheduling.__path__

@@ -33,19 +33,19 @@ def test_short_requests_go_together_and_the_long_one_after_them() -> None:
     assert steps(*came, group_tokens=2000) == [["long", "a", "b"]]  # all of it fits: one step
 
 
-def test_the_first_of_a_step_may_be_longer_than_what_follows_it_may_be() -> None:
+def test_the_first_request_of_a_step_may_be_longer_than_the_group_limit() -> None:
     came = (alone("long", 1500), alone("a", 60), alone("b", 60))
     assert steps(*came, group_tokens=100, policy="first_come_first_served") == [["long", "a"], ["b"]]
 
 
-def test_what_folds_with_the_first_is_charged_with_its_own_part_alone() -> None:
+def test_a_request_that_folds_with_the_first_is_charged_with_its_own_part_alone() -> None:
     same = tuple(Arrival(0.0, (("rubric", 1000), (None, 20)), id=name) for name in "abcd")
     assert steps(*same, group_tokens=64) == [["a", "b", "c", "d"]]
     assert steps(*same, group_tokens=40) == [["a", "b", "c"], ["d"]]
 
 
 @pytest.mark.parametrize("policy", ["first_come_first_served", "shortest_prefill_first", "response_ratio"])
-def test_everybody_is_served_once_whatever_the_bound(policy: str) -> None:
+def test_every_request_is_served_once_under_any_bound(policy: str) -> None:
     came = [alone(str(n), 1 + 37 * n % 900) for n in range(60)]
     for bound in (1, 50, 500, 8192):
         served = list(itertools.chain(*steps(*came, group_tokens=bound, policy=policy)))

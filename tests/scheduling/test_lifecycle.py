@@ -175,7 +175,7 @@ def test_a_sink_may_end_the_text_and_so_may_cancelling() -> None:
 @pytest.mark.feature("C5")
 @pytest.mark.feature("C6")
 @pytest.mark.feature("H6")
-def test_what_a_step_is_given_equals_an_oracle() -> None:
+def test_the_batch_of_a_step_equals_an_oracle() -> None:
     """Ids and positions of every batch, from each request's own tokens and lengths at that moment."""
     core = make_core(running=4, chunk=8)
     shared = list(range(30, 42))

@@ -98,7 +98,7 @@ def test_the_trace_of_a_plan_has_each_match_before_its_allocation(monkeypatch: p
 @pytest.mark.feature("A24")
 @pytest.mark.feature("B2")
 @pytest.mark.parametrize("text", [False, True], ids=["decision", "chat"])
-def test_what_a_prompt_takes_never_pushes_out_the_prefix_that_it_matches(text: bool) -> None:
+def test_the_blocks_of_a_prompt_never_evict_the_prefix_that_it_matches(text: bool) -> None:
     """The pool is full, and the coldest blocks in it are the prompt's own prefix. Blocks of other prompts
     are evicted."""
     core = service_core(toy.ToyExecutor(num_blocks=16), step_tokens=256, running=4)

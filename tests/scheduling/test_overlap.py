@@ -93,7 +93,7 @@ def test_rows_that_go_on_are_without_overlap_and_no_token_comes_twice() -> None:
 
 
 @pytest.mark.feature("H13")
-def test_a_request_that_is_cancelled_in_flight_keeps_what_the_device_reads_until_it_lands() -> None:
+def test_a_request_that_is_cancelled_in_flight_keeps_its_blocks_until_the_step_lands() -> None:
     executor = OverlappedExecutor(2, 1, num_blocks=64)
     core = service_core(executor, step_tokens=64, overlap=True)
     sink, requests = decisions(core, 8)
@@ -118,7 +118,7 @@ def test_a_request_that_is_cancelled_in_flight_keeps_what_the_device_reads_until
 
 
 @pytest.mark.feature("H13")
-def test_who_wants_a_prefix_that_is_being_computed_in_flight_waits_for_it() -> None:
+def test_a_request_waits_for_a_prefix_that_a_step_in_flight_computes() -> None:
     executor = OverlappedExecutor(2, 1, num_blocks=512)
     core = service_core(executor, step_tokens=1024, overlap=True)
     sink = ById()
@@ -159,7 +159,7 @@ def test_a_caller_that_steps_itself_gets_its_answer_and_leaves_nothing_in_flight
     core.close()
 
 
-def test_closing_lands_what_is_in_flight() -> None:
+def test_closing_lands_the_steps_in_flight() -> None:
     for drain in (True, False):
         core = service_core(OverlappedExecutor(1, 1, num_blocks=256), step_tokens=64, overlap=True)
         sink, requests = decisions(core, 30)

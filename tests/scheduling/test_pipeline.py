@@ -22,7 +22,7 @@ def chunk_of(batch: Any) -> list[int]:
 
 
 @pytest.mark.feature("N5")
-def test_every_stage_takes_up_what_the_one_before_it_left() -> None:
+def test_every_stage_takes_up_the_result_of_the_one_before_it() -> None:
     """Two chats over a known prefix of two blocks, one place to run in, at most 16 tokens a step."""
     executor = toy.ToyExecutor(num_blocks=32, block_size=5)
     core = service_core(executor, running=1, step_tokens=16, fold=False)
@@ -67,7 +67,7 @@ def test_every_stage_takes_up_what_the_one_before_it_left() -> None:
 
 @pytest.mark.feature("Q3")
 @pytest.mark.parametrize("count", [2, 3, 9])
-def test_what_a_request_may_take_is_decided_for_it_alone_when_it_comes(count: int) -> None:
+def test_the_limits_of_a_request_are_checked_for_it_alone_when_it_comes(count: int) -> None:
     """One prompt four times: as a score, as a chat of one token, as a longer chat, as a score again. The longer chat
     alone has blocks after its step and a place among those that run; the same prompt gives the others neither."""
     executor = toy.ToyExecutor(num_blocks=64, block_size=4)

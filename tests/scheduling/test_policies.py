@@ -222,7 +222,7 @@ def test_without_ageing_it_starves_and_a_response_ratio_does_not_let_it() -> Non
 
 
 @pytest.mark.feature("G5")
-def test_the_shortest_of_what_waits_is_computed_first() -> None:
+def test_the_shortest_waiting_request_is_computed_first() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=64), step_tokens=64, step_requests=4, cache=False)
     sink = ById()
     requests = [post(core, last_logprob(prompt(n, n)), sink) for n in (50, 20, 30, 8, 41, 3)]

@@ -112,7 +112,7 @@ def test_chats_wait_for_a_common_system_prompt_in_the_same_way() -> None:
 
 @pytest.mark.feature("B6")
 @pytest.mark.feature("E10")
-def test_rows_of_one_step_read_what_the_first_of_them_writes() -> None:
+def test_rows_of_one_step_read_the_keys_that_the_first_of_them_writes() -> None:
     """Chats cannot fold; requests that ask to be kept whole do not. Both share within the step, through the pool."""
     for make in (lambda t: chat(t, 4), lambda t: last_logprob(t, cache="always")):
         core = rubric_core()
@@ -192,7 +192,7 @@ def test_a_short_prefix_is_not_waited_for() -> None:
 
 @pytest.mark.feature("B7")
 @pytest.mark.parametrize("most", [0, 1, 3, 8])
-def test_nobody_waits_longer_than_the_configured_steps(most: int) -> None:
+def test_no_request_waits_longer_than_the_configured_steps(most: int) -> None:
     """Every step another leader fills the next part of the last one's prompt; there are six."""
     core = rubric_core(fold=False, defer_steps=most)
     sink = ById()
@@ -329,7 +329,7 @@ def test_no_more_than_a_quarter_of_the_pool_is_taken_from_prefixes_that_were_use
 
 @pytest.mark.feature("G10")
 @pytest.mark.parametrize(("cache", "kept"), [("never", (0, 0, 0)), ("auto", (9, 15, 21))])
-def test_the_cache_option_chooses_what_is_kept_and_never_changes_an_answer(
+def test_the_cache_option_chooses_the_blocks_that_are_kept_and_never_changes_an_answer(
     cache: str, kept: tuple[int, int, int]
 ) -> None:
     """Three prompts of 39 tokens, nine whole blocks, that have 12 tokens in common: the later two keep six more."""
@@ -348,7 +348,7 @@ def test_the_cache_option_chooses_what_is_kept_and_never_changes_an_answer(
 
 
 @pytest.mark.feature("B6")
-def test_who_is_never_cached_neither_leads_nor_follows() -> None:
+def test_a_request_that_is_never_cached_neither_leads_nor_follows() -> None:
     core = rubric_core(fold=False)
     sink = ById()
     requests = [post(core, last_logprob(tokens, cache="never"), sink) for tokens in tails(3)]
@@ -405,7 +405,7 @@ def played(items: list[Any], *, cancels: bool, failing: int = -1, **options: Any
 )
 @pytest.mark.feature("B8")
 @pytest.mark.fault(52)
-def test_whatever_is_cancelled_or_fails_everybody_ends(
+def test_every_request_ends_when_some_are_cancelled_or_fail(
     items: list[Any], fold: bool, chunk: int, most: int, failing: int
 ) -> None:
     played(items, cancels=True, failing=failing, fold=fold, chunk=chunk, defer_steps=most)

@@ -46,7 +46,7 @@ def test_the_rate_at_an_equal_p99_is_one_that_has_it_and_a_higher_one_has_not(
     assert found["ratio"] == pytest.approx(found["our_rate"] / 60)
 
 
-def test_without_a_rate_it_is_what_todays_carries_at_most(tmp_path: Path) -> None:
+def test_without_a_rate_the_base_rate_is_the_capacity_of_todays(tmp_path: Path) -> None:
     [found] = ran(tmp_path, "--equal-p99", "--seeds", "2")["reports"]
     today = machine("h200-qwen3-4b", kv_blocks=1024).configured(**TODAY)
     most = compare.capacity(today, lambda rate, seed: rubrics(rate, seed, requests=150, rubrics=32, skew=0))
@@ -54,7 +54,7 @@ def test_without_a_rate_it_is_what_todays_carries_at_most(tmp_path: Path) -> Non
 
 
 @pytest.mark.feature("F21")
-def test_the_report_says_what_each_phase_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_names_the_bound_of_each_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran(tmp_path, "--rate", "300")
     said = capsys.readouterr().out
     assert "ms) waits for arithmetic" in said and "ms) for memory" in said
@@ -133,7 +133,7 @@ def test_without_probation_whatever_is_computed_pushes_the_rubrics_out(tmp_path:
         (["--option", "requests=10", "--rate", "5", "--write-trace", "/dev/null/x"], "/dev/null/x"),
     ],
 )
-def test_what_makes_no_sense_is_said(
+def test_arguments_that_make_no_sense_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert main(["simulate", "rubrics", *SMALL, *arguments]) != 0

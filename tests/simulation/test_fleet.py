@@ -35,7 +35,7 @@ def one(at: float, tokens: int, **fields: object) -> Arrival:
     return Arrival(at, ((None, tokens),), **fields)  # type: ignore[arg-type]
 
 
-def test_time_is_what_the_batches_cost_and_waiting_is_seen() -> None:
+def test_time_is_the_cost_of_the_batches_and_waiting_is_seen() -> None:
     report = simulate(second_per_token(), [one(0.0, 10), one(4.0, 5), one(30.0, 1)])
     assert report.seconds == 31.0
     assert report.latency.mean == pytest.approx((10 + 11 + 1) / 3)
@@ -44,7 +44,7 @@ def test_time_is_what_the_batches_cost_and_waiting_is_seen() -> None:
     assert report.busy == pytest.approx(16 / 31) and report.throughput == pytest.approx(3 / 31)
 
 
-def test_who_comes_at_the_moment_a_step_begins_is_in_it() -> None:
+def test_a_request_that_comes_at_the_moment_a_step_begins_is_in_it() -> None:
     report = simulate(second_per_token(), [one(0.0, 10), one(10.0, 5), one(10.0, 5)])
     assert report.steps == 2 and report.latency.longest == 10.0
 
@@ -67,7 +67,7 @@ def test_deadlines_and_cancellations_happen_at_their_moments() -> None:
     assert report.seconds == 20.0
 
 
-def test_what_the_engine_would_refuse_is_refused() -> None:
+def test_a_request_that_the_engine_would_refuse_is_refused() -> None:
     trace = [one(0.0, 9000), *(one(0.5, 10) for _ in range(8))]
     report = simulate(second_per_token(max_queued_requests=3), [one(0.0, 10), *trace])
     assert report.ends == {"finished": 4, "refused": 6}
@@ -101,7 +101,7 @@ def test_a_trace_out_of_order_is_refused() -> None:
 @pytest.mark.feature("N6")
 @pytest.mark.feature("F17")
 @pytest.mark.parametrize("blocks", [150, 20_000])
-def test_bursts_with_callers_who_go_away_leave_nothing_behind(blocks: int) -> None:
+def test_bursts_whose_callers_go_away_leave_nothing_behind(blocks: int) -> None:
     """Overload on a pool that holds little, or much: every step audited, everybody ends, all blocks free again."""
     chosen = machine("h200-qwen3-4b", kv_blocks=blocks, max_running=8, max_step_requests=32, max_length=2048)
     trace = cancelled(merged(bursts(800.0, requests=600), chat_beside_decisions(60.0, requests=200)), 0.2, 0.05)
@@ -116,7 +116,7 @@ def test_bursts_with_callers_who_go_away_leave_nothing_behind(blocks: int) -> No
 # ------------------------------------------------------------------ more than one machine
 
 
-def test_prefix_affine_routing_reuses_what_random_routing_computes_again() -> None:
+def test_prefix_affine_routing_reuses_prefixes_that_random_routing_computes_again() -> None:
     """Each of 8 replicas holds an eighth of the rubrics: affinity finds it, chance does not."""
     chosen = machine("h200-qwen3-4b", kv_blocks=2500)
     by_way = {
@@ -161,7 +161,7 @@ def test_another_replica_moves_few_prefixes() -> None:
     assert moved < 2000 * 3 / 21  # one in 21 in the mean
 
 
-def test_a_thousand_replicas_answer_everybody() -> None:
+def test_a_thousand_replicas_answer_every_request() -> None:
     chosen = machine("h200-qwen3-4b", kv_blocks=512)
     report = simulate(chosen, rubrics(50_000.0, requests=3000, rubrics=500), replicas=1000)
     assert report.ends == {"finished": 3000} and report.replicas == 1000
@@ -189,7 +189,7 @@ def test_a_report_is_json_without_nan() -> None:
     assert json.loads(text)["latency"]["p99"] == 5.0
 
 
-def test_hits_and_folds_are_counted_against_what_was_asked() -> None:
+def test_hits_and_folds_are_counted_against_the_asked_tokens() -> None:
     shared = Arrival(0.0, (("a", 160), (None, 40)))
     report = simulate(second_per_token(), [shared, shared, replace(shared, at=1000.0)])
     assert report.folded_rate == pytest.approx(160 / 600) and report.hit_rate == pytest.approx(160 / 600)
@@ -249,7 +249,7 @@ def test_requests_of_a_replica_that_dies_are_asked_again_and_count_from_their_fi
     assert report.latency.p50 == pytest.approx(17.1)
 
 
-def test_what_a_replica_had_cached_is_gone_with_it() -> None:
+def test_the_cache_of_a_replica_is_gone_with_it() -> None:
     shared = Arrival(0.0, (("a", 160), (None, 40)))
     trace = [replace(shared, at=at) for at in (0.0, 1000.0, 2000.0)]
     whole = simulate(second_per_token(), trace)
@@ -264,7 +264,7 @@ def test_requests_wait_while_no_replica_lives() -> None:
 
 @pytest.mark.parametrize("routing", ["random", "round-robin", "power-of-two", "least-loaded", "prefix-affine",
                                      "prefix-reported"])  # fmt: skip
-def test_everybody_is_answered_through_any_router_while_replicas_come_and_go(routing: str) -> None:
+def test_every_request_is_answered_through_any_router_while_replicas_come_and_go(routing: str) -> None:
     chosen = machine("h200-qwen3-4b", kv_blocks=2000)
     gone = failures(20, 3.0, 10.0, 1.0, seed=4)
     fleet = Fleet(chosen, 20, routing=routing, failures=gone, audit=50)

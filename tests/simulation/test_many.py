@@ -9,7 +9,7 @@ from tests.simulate_many import Tally, one_machine, simulate_many
 
 @pytest.mark.feature("B8")
 @pytest.mark.feature("N6")
-def test_requests_on_random_machines_end_once_and_nobody_is_overtaken_too_far() -> None:
+def test_requests_on_random_machines_end_once_and_none_is_overtaken_too_far() -> None:
     tally = simulate_many(6000, seed=3, each=300)
     assert tally.requests == 6000 and tally.machines == 20
     assert tally.ends["finished"] > 4000 and tally.ends["cancelled"] > 100 and tally.ends["expired"] > 50

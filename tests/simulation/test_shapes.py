@@ -68,7 +68,7 @@ def test_chunks_cost_the_chunked_prompt_little() -> None:
 
 
 @pytest.mark.feature("F20")
-def test_throughput_grows_with_concurrency_until_arithmetic_is_what_takes_longer() -> None:
+def test_throughput_grows_with_concurrency_until_arithmetic_takes_longer() -> None:
     """Decoding reads the weights once for all rows: eight clients get nearly eight times the tokens of one; past the
     point where products take longer than reading, twice the clients get less than a quarter more."""
 
@@ -84,7 +84,7 @@ def test_throughput_grows_with_concurrency_until_arithmetic_is_what_takes_longer
 
 @pytest.mark.feature("E13")
 @pytest.mark.feature("B11")
-def test_what_the_cache_saves_is_what_the_load_shares() -> None:
+def test_the_cache_saves_the_tokens_that_the_load_shares() -> None:
     """Prompts of 400 tokens with a part that one of four known prefixes makes up: nothing with nothing shared, more
     than twice and three times less to compute at 60 and 75 %."""
 

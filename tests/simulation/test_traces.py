@@ -90,7 +90,7 @@ def test_questions_become_branches_that_read_their_last_tokens() -> None:
     assert prepared.readout.logits_rows == 2
 
 
-def test_a_trace_file_gives_back_what_was_written(tmp_path: Path) -> None:
+def test_a_trace_file_gives_back_the_written_arrivals(tmp_path: Path) -> None:
     made = list(cancelled(WORKLOADS["chat-and-decisions"](20.0, requests=200, questions=(12, 9)), 0.3, 1.0))
     assert write_trace(made, tmp_path / "trace.jsonl") == 200
     assert list(read_trace(tmp_path / "trace.jsonl")) == made

@@ -46,7 +46,7 @@ def ask(one: SystemOne, questions: Any = QUESTIONS, state: Any = TICKET, **more:
 
 
 @pytest.mark.feature("G21")
-def test_a_body_of_three_questions_is_what_decide_says(engine: Engine, one: SystemOne) -> None:
+def test_a_body_of_three_questions_has_the_answers_of_decide(engine: Engine, one: SystemOne) -> None:
     body = ask(one)
     noul, choice, score = engine.decide(
         TICKET,
@@ -178,7 +178,7 @@ WRONG += [
 @pytest.mark.parametrize(
     "body, loc, kind", WRONG, ids=[f"{index}-{kind}" for index, (_, _, kind) in enumerate(WRONG)]
 )
-def test_what_is_wrong_has_its_place(one: SystemOne, body: Any, loc: list[Any], kind: str) -> None:
+def test_errors_name_the_place(one: SystemOne, body: Any, loc: list[Any], kind: str) -> None:
     with pytest.raises(SystemOneError) as caught:
         one.answer(body)
     found = caught.value
@@ -194,7 +194,7 @@ def test_all_that_is_wrong_is_listed(one: SystemOne) -> None:
     assert [error["loc"][-1] for error in caught.value.errors] == ["state", "noul", "criteria"]
 
 
-def test_what_is_too_large_is_413_and_what_is_cut_is_reported(one: SystemOne, engine: Engine) -> None:
+def test_a_body_that_is_too_large_is_413_and_a_cut_is_reported(one: SystemOne, engine: Engine) -> None:
     long = "word " * 12_000
     with pytest.raises(SystemOneError, match="tokens of state") as caught:
         ask(one, state=long)
@@ -330,7 +330,7 @@ def test_decisions_in_openais_form(one: SystemOne) -> None:
         ({"temperature": 1}, ["temperature"]),
     ],
 )
-def test_what_is_wrong_in_openais_form_has_its_place(one: SystemOne, change: Any, loc: list[Any]) -> None:
+def test_errors_in_openais_form_name_the_place(one: SystemOne, change: Any, loc: list[Any]) -> None:
     body = {"model": "small", "input": "x", "questions": [{"type": "predicate", "instructions": "?"}], **change}
     with pytest.raises(SystemOneError) as caught:
         one.decisions(body)

@@ -24,7 +24,7 @@ laws = settings(max_examples=60, deadline=None, suppress_health_check=list(Healt
 
 @pytest.mark.feature("J2")
 @pytest.mark.parametrize("special", [True, False])
-def test_arrays_are_what_encode_gives(name: str, pair_of: Pair, texts: list[str], special: bool) -> None:
+def test_arrays_equal_the_ids_of_encode(name: str, pair_of: Pair, texts: list[str], special: bool) -> None:
     ours, _ = pair_of(name)
     encodings = [ours.encode(t, add_special_tokens=special) for t in texts]
     for text, encoding in zip(texts, encodings):

@@ -151,7 +151,7 @@ def test_refused_patterns_are_served_by_the_regex_package(json_of: Any, caplog: 
         r"(?<=a)b**|.",
     ],
 )
-def test_what_two_engines_read_differently_goes_to_the_reference(json_of: Any, pattern: str) -> None:
+def test_a_pattern_that_two_engines_read_differently_goes_to_the_reference(json_of: Any, pattern: str) -> None:
     ours, theirs = loaded(split_by(json_of("byte-level"), pattern))
     assert ours.backend in ("reference", "native")
     for text in ("aab bbb straße STRASSE", "a\r\nb", "xaba"):
@@ -205,7 +205,7 @@ def test_a_pattern_that_would_become_too_long_is_not_compiled(pattern: str) -> N
 
 
 @pytest.mark.fault(30)
-def test_what_patterns_are_written_out_to_is_bounded_over_a_file() -> None:
+def test_the_size_of_written_out_patterns_is_bounded_over_a_file() -> None:
     """1,024 patterns of 99 classes each took minutes."""
     made = splitter.Translation(lambda _: [(0x61, 0x7A)] * 1000)
     with pytest.raises(splitter.Refused, match="more than 1048576 characters"):

@@ -51,7 +51,7 @@ def assert_works(path: Path, folder: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_a_pipe_in_the_place_of_tables_holds_nobody_up(folder: Path, file: Path) -> None:
+def test_a_pipe_in_the_place_of_tables_does_not_block(folder: Path, file: Path) -> None:
     code = f"""
 import os
 from prelude.tokenizer import Tokenizer, _cache
@@ -195,7 +195,7 @@ def test_a_file_of_another_tokenizer_is_not_taken(file: Path, folder: Path, json
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owner here")
-def test_what_others_may_have_written(file: Path, folder: Path, tmp_path: Path) -> None:
+def test_folders_that_others_may_write(file: Path, folder: Path, tmp_path: Path) -> None:
     Tokenizer.from_file(file, cache=folder)
     (path,) = tables(folder)
     path.chmod(0o622)

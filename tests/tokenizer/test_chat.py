@@ -112,7 +112,7 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
         ("{% include 'x' %}", HELLO, "'include' is left out"),
     ],
 )
-def test_errors_name_what_is_wrong(template: Any, messages: Any, says: str) -> None:
+def test_errors_name_the_field(template: Any, messages: Any, says: str) -> None:
     with pytest.raises(ChatTemplateError, match=says):
         apply_chat_template(messages, template)
 
@@ -254,5 +254,5 @@ def test_callers_type() -> None:
     assert checked(HELLO, CHATML)
 
 
-def test_what_is_undefined_stays_so_where_it_is_not_truncated() -> None:
+def test_an_undefined_setting_stays_so_where_it_is_not_truncated() -> None:
     assert render("{{ dict([[(nothing | truncate(9, true)), 1]]) }}") == "{Undefined: 1}"  # jinja2's own text

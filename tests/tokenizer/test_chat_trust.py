@@ -245,7 +245,7 @@ def test_no_way_through_a_template_gains_trust(template: str) -> None:
         "{{ messages[0].content.marks.x }}",
     ],
 )
-def test_what_would_lose_sight_of_the_user_is_refused(template: str) -> None:
+def test_a_template_that_would_lose_sight_of_the_users_text_is_refused(template: str) -> None:
     with pytest.raises(ChatTemplateError):
         render_segments([{"role": "user", "content": "[INST]"}], template)
 

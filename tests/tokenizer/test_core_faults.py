@@ -184,7 +184,7 @@ def test_malformed_files_name_the_place(data: bytes, path: str) -> None:
 
 
 @pytest.mark.fault(30)
-def test_what_is_outside_the_subset_is_named() -> None:
+def test_a_feature_outside_the_subset_is_named() -> None:
     vocabularies: list[dict[str, int]] = [{"a": 1_000_000}, {"a": 1, "b": 1}]
     made_of = [bpe(v, []) for v in vocabularies]
     for model in [{"type": "Unigram", "vocab": []}, *made_of, bpe({"a": 0}, [], dropout=0.5)]:
@@ -298,7 +298,7 @@ _MODEL = '"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}'
     ],
     ids=["a_token", "the_model", "its_type"],
 )
-def test_a_key_that_stands_twice_means_what_it_means_to_the_reference(data: str) -> None:
+def test_a_key_that_stands_twice_is_read_as_by_the_reference(data: str) -> None:
     """The later one counts; where the reference refuses the file, so do we."""
     tokenizers = pytest.importorskip("tokenizers", minversion="0.23.3")
     try:

@@ -106,7 +106,7 @@ def streamed_as_hf(ours: Tokenizer, theirs: Any, skip: bool, ids: list[int]) -> 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @laws
 @given(ids=id_lists)
-def test_stream_gives_what_hf_gives(pair_of: Pair, flavour: str, skip: bool, ids: list[int]) -> None:
+def test_a_stream_equals_hfs(pair_of: Pair, flavour: str, skip: bool, ids: list[int]) -> None:
     ours, theirs = pair_of(flavour)
     streamed_as_hf(ours, theirs, skip, ids)
 
@@ -161,7 +161,7 @@ def test_decoders_near_those_whose_tokens_stand_apart(
 @pytest.mark.fault(32)
 @laws
 @given(ids=id_lists)
-def test_stream_and_what_finish_gives_are_the_full_decoding(pair_of: Pair, ids: list[int]) -> None:
+def test_a_stream_and_its_finish_are_the_full_decoding(pair_of: Pair, ids: list[int]) -> None:
     ours, _ = pair_of("byte-level")
     stream = DecodeStream()
     parts = [stream.step(ours, id) or "" for id in ids]

@@ -147,7 +147,7 @@ def test_batches_of_columns(pair_of: Pair) -> None:
     ],
     ids=lambda ids: repr(ids).partition(" object at ")[0],  # an address differs between processes
 )  # fmt: skip
-def test_what_decode_takes(ids: Any, pair_of: Pair) -> None:
+def test_the_arguments_of_decode(ids: Any, pair_of: Pair) -> None:
     ours, theirs = pair_of("byte-level")
     try:
         expected = theirs.decode(ids)
@@ -161,7 +161,7 @@ def test_what_decode_takes(ids: Any, pair_of: Pair) -> None:
 @pytest.mark.parametrize(
     "id", [1.0, np.float64(1), "1", None, -1, 1 << 32, (1 << 32) - 1, True, np.int64(1)], ids=repr
 )
-def test_what_id_to_token_takes(id: Any, pair_of: Pair) -> None:
+def test_the_arguments_of_id_to_token(id: Any, pair_of: Pair) -> None:
     ours, theirs = pair_of("byte-level")
     try:
         expected = theirs.id_to_token(id)

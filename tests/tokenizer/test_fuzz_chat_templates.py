@@ -27,7 +27,7 @@ def test_the_same_seed_makes_the_same_templates() -> None:
 @pytest.mark.parametrize(
     ("text", "leaks"), [("a Ω", True), (r"\xD0\x96", True), (r"\U03A9", True), ("xd000000<A>", False), ("<s>", False)]
 )
-def test_what_counts_as_a_users_text(text: str, leaks: bool) -> None:
+def test_the_users_text_is_told_from_the_templates(text: str, leaks: bool) -> None:
     """``'xd' ~ '<a>'.zfill(9)`` once did."""
     assert bool(fuzz._FROM_USER.search(text)) == leaks
 
@@ -55,5 +55,5 @@ def test_what_counts_as_a_users_text(text: str, leaks: bool) -> None:
         ),
     ],
 )
-def test_what_counts_as_a_failure(found: dict[str, object], kind: str | None) -> None:
+def test_the_failures_of_a_template(found: dict[str, object], kind: str | None) -> None:
     assert fuzz.fault(found) == kind

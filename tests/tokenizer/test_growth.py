@@ -46,7 +46,7 @@ def test_replacements_in_a_row_end_where_the_bound_is() -> None:
 
 
 @pytest.mark.fault(30)
-def test_what_replacements_add_is_counted_over_the_parts_of_a_text() -> None:
+def test_the_growth_by_replacements_is_counted_over_the_parts_of_a_text() -> None:
     prepended = {"type": "Prepend", "prepend": "b" * 60_000}
     ours = Tokenizer.from_str(file(normalizer=prepended, added_tokens=MARKED))
     assert len(ours.encode("a").ids) == 60_001
@@ -95,7 +95,7 @@ WIDE = {"type": "Sequence", "pretokenizers": [{**SPACED, "replacement": c} for c
 @pytest.mark.parametrize(
     "call", ["encode", "encode of a pair", "encode_batch", "encode_array", "normalize_str", "decode"]
 )
-def test_the_reference_backend_is_not_given_what_it_would_make_too_long(call: str) -> None:
+def test_the_reference_backend_is_not_given_a_text_that_it_would_make_too_long(call: str) -> None:
     """HF ends the process where memory ends: 20,000 bytes became 1.2 GB, and twenty times as many for offsets."""
     t = Tokenizer.from_str(
         left_to_reference(decoder=HUGE) if call == "decode" else left_to_reference(normalizer=HUGE)

@@ -149,7 +149,7 @@ def test_overflowing_parts_that_a_template_multiplies_are_bounded() -> None:
     ],
     ids=["pieces", "pieces of a pair", "special ids", "processors"],
 )
-def test_what_a_post_processor_puts_together_is_bounded(processor: dict[str, Any], says: str) -> None:
+def test_the_pieces_of_a_post_processor_are_bounded(processor: dict[str, Any], says: str) -> None:
     with pytest.raises(TokenizerFileError, match=says):
         Tokenizer.from_str(file(post_processor=processor))
 
@@ -221,7 +221,7 @@ def test_a_template_whose_ids_and_tokens_are_unequal_is_as_in_hf(special: dict[s
 
 
 @pytest.mark.fault(30)
-def test_a_template_that_names_what_is_not_declared_loads_and_says_so_where_it_is_used() -> None:
+def test_a_template_that_names_an_undeclared_token_loads_and_is_refused_where_it_is_used() -> None:
     text = file(post_processor=template(special_tokens={}))
     ours, theirs = Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
     assert ours.encode("ab", add_special_tokens=False).ids == theirs.encode("ab", add_special_tokens=False).ids == [2]

@@ -97,7 +97,7 @@ def test_parts_of_a_sequence() -> None:
         ours.normalizers.NFC()[0]
 
 
-def test_what_is_left_out_says_so(pair_of: Pair) -> None:
+def test_a_name_that_is_left_out_says_so(pair_of: Pair) -> None:
     tokenizer, _ = pair_of("template")
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: Tokenizer(ours.models.BPE()), "a tokenizer is loaded, not built"),
@@ -340,7 +340,7 @@ def test_a_stream_goes_on_with_a_copy_of_its_tokenizer_and_with_the_file_loaded_
         ("model", {"type": "BPE", "dropout": 0.0, "vocab": {"a": 0}, "merges": []}),
     ],
 )
-def test_what_a_file_leaves_out_is_written(name: str, member: dict[str, Any]) -> None:
+def test_members_that_a_file_leaves_out_are_written(name: str, member: dict[str, Any]) -> None:
     model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
     text = json.dumps({"version": "1.0", "added_tokens": [], "model": model, name: member})
     assert Tokenizer.from_str(text).to_str() == theirs.Tokenizer.from_str(text).to_str()

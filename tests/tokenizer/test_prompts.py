@@ -77,7 +77,7 @@ def test_a_turn_more_equals_hf(family: str) -> None:
 
 @pytest.mark.fault(65)
 @pytest.mark.parametrize("pieces", [["A"], ["A", "A"], []], ids=["around", "twice", "without the text"])
-def test_what_is_not_to_be_remembered_is_not_whatever_the_post_processor(pieces: list[str]) -> None:
+def test_a_text_that_is_not_to_be_remembered_is_not_with_any_post_processor(pieces: list[str]) -> None:
     single = [{"Sequence": {"id": piece, "type_id": 0}} for piece in pieces]
     processor = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
     raw = file(post_processor=processor, added_tokens=[{**WORD, "id": 3, "special": True, "normalized": False}])

@@ -149,7 +149,7 @@ def test_a_text_goes_to_hf_from_the_extension(pair: Any, assert_same: Any, monke
             assert_same(copy.copy(tokenizer).encode(text), hf.encode(text))
 
 
-def test_what_hf_fails_on_goes_the_long_way(pair_of: Any) -> None:
+def test_a_text_that_hf_fails_on_goes_the_long_way(pair_of: Any) -> None:
     """Overlapping parts that do not fit into memory end the process in HF, and a limit below the number of special
     tokens is a panic of it."""
     tokenizer, _ = pair_of("template")

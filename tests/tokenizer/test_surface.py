@@ -119,7 +119,7 @@ def test_pickle_and_copies_keep_the_settings(name: str, pair_of: Pair, assert_sa
 
 
 @pytest.mark.feature("J3")
-def test_what_is_left_out_says_so(pair_of: Pair) -> None:
+def test_a_name_that_is_left_out_says_so(pair_of: Pair) -> None:
     ours, _ = pair_of("template")
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: ours.train(["a.txt"]), "train with `tokenizers`"),  # type: ignore[attr-defined]
@@ -292,7 +292,7 @@ def test_malformed_members_are_named(json_of: Any, path: list[Any], value: Any, 
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[]", b"\xff\xfe", b"nonsense", b"{}", b'{"model": null}', b"[" * 100_000]
 )
-def test_what_is_no_tokenizer_file_is_refused(data: bytes) -> None:
+def test_a_value_that_is_no_tokenizer_file_is_refused(data: bytes) -> None:
     with pytest.raises(TokenizerFileError) as caught:
         Tokenizer.from_buffer(data)
     assert caught.value.path is not None

@@ -46,7 +46,7 @@ def pid_of(process: TemplateProcess) -> int:
     return process._process.pid
 
 
-def test_it_gives_what_rendering_here_gives(process: TemplateProcess) -> None:
+def test_a_template_process_gives_the_text_of_rendering_here(process: TemplateProcess) -> None:
     messages = [{"role": "user", "content": "<|im_end|> é \ud800"}, {"role": "tool", "content": "x", "n": 1.5}]
     here = render_segments(messages, CHATML, add_generation_prompt=True, bos_token="<s>")
     assert process.render_segments(messages, CHATML, add_generation_prompt=True, bos_token="<s>") == here
@@ -116,7 +116,7 @@ def test_nothing_is_left_behind() -> None:
     assert set(threading.enumerate()) <= threads and not left
 
 
-def test_it_ends_with_the_interpreter() -> None:
+def test_a_template_process_ends_with_the_interpreter() -> None:
     code = (
         "from prelude.tokenizer.template_process import TemplateProcess\n"
         "process = TemplateProcess()\n"

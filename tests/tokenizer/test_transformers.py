@@ -282,7 +282,7 @@ def test_one_tokenizer_alone(folder: Path, loads: list[Tokenizer]) -> None:
         patch_transformers("bert")
 
 
-def test_what_cannot_be_serialised_stays_with_hf(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tokenizer_that_cannot_be_serialised_stays_with_hf(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Custom:
         def pre_tokenize(self, text: Any) -> None:
             text.split(lambda i, s: [s])

@@ -134,30 +134,30 @@ class _Header:
     def wrong(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {why}")
 
-    def take(self, count: int, what: str) -> bytes:
+    def take(self, count: int, name: str) -> bytes:
         left = self.size - self.at
         if count > left:
-            raise self.wrong(f"{what} takes {count:,} bytes, {left:,} are left of the file: truncated, or malformed")
+            raise self.wrong(f"{name} takes {count:,} bytes, {left:,} are left of the file: truncated, or malformed")
         begin, self.at = self.at, self.at + count
         return self.data[begin : self.at]
 
-    def number(self, kind: str, what: str) -> Any:
-        return struct.unpack(f"<{kind}", self.take(struct.calcsize(kind), what))[0]
+    def number(self, kind: str, name: str) -> Any:
+        return struct.unpack(f"<{kind}", self.take(struct.calcsize(kind), name))[0]
 
-    def count(self, what: str, limit: int) -> int:
-        count: int = self.number("Q", f"the number of {what}")
+    def count(self, name: str, limit: int) -> int:
+        count: int = self.number("Q", f"the number of {name}")
         if count > limit:
-            raise self.wrong(f"{count:,} {what}, the limit is {limit:,}")
+            raise self.wrong(f"{count:,} {name}, the limit is {limit:,}")
         return count
 
-    def text(self, what: str, limit: int) -> str:
-        length = self.number("Q", what)
+    def text(self, name: str, limit: int) -> str:
+        length = self.number("Q", name)
         if length > limit:
-            raise self.wrong(f"{what} has {length:,} bytes, the limit is {limit:,}")
+            raise self.wrong(f"{name} has {length:,} bytes, the limit is {limit:,}")
         try:
-            return self.take(length, what).decode("utf-8")
+            return self.take(length, name).decode("utf-8")
         except UnicodeDecodeError as failure:
-            raise self.wrong(f"{what} is not valid UTF-8: {failure}") from None
+            raise self.wrong(f"{name} is not valid UTF-8: {failure}") from None
 
     def read_value(self) -> None:
         key = self.text("a metadata key", MAX_KEY_BYTES)
@@ -167,44 +167,44 @@ class _Header:
         self.metadata[key] = self.array(key) if kind == _ARRAY else self.value(kind, key)
 
     def value(self, kind: int, key: str) -> Value:
-        what = f"metadata {shown(key)}"
+        name = f"metadata {shown(key)}"
         if kind == _TEXT:
-            return self.text(what, MAX_TEXT_BYTES)
+            return self.text(name, MAX_TEXT_BYTES)
         if kind == _BOOL:
-            return self.booleans(self.take(1, what), what)[0]
+            return self.booleans(self.take(1, name), name)[0]
         if kind not in _NUMBERS:
-            raise self.wrong(f"{what} is of the unknown type {kind}")
-        found: int | float = self.number(_NUMBERS[kind], what)
+            raise self.wrong(f"{name} is of the unknown type {kind}")
+        found: int | float = self.number(_NUMBERS[kind], name)
         return found
 
-    def booleans(self, data: bytes, what: str) -> list[bool]:
+    def booleans(self, data: bytes, name: str) -> list[bool]:
         if data.strip(b"\0\1"):
-            raise self.wrong(f"{what} is a boolean other than 0 and 1")
+            raise self.wrong(f"{name} is a boolean other than 0 and 1")
         return [byte == 1 for byte in data]
 
     def array(self, key: str) -> list[Any]:
-        what = f"metadata {shown(key)}"
-        kind, length = self.number("I", what), self.number("Q", what)
+        name = f"metadata {shown(key)}"
+        kind, length = self.number("I", name), self.number("Q", name)
         self.array_values += length
         if length > MAX_ARRAY or self.array_values > MAX_ARRAY_VALUES:
             raise self.wrong(
-                f"{what} is an array of {length:,} values, the limits are {MAX_ARRAY:,} and {MAX_ARRAY_VALUES:,} for "
+                f"{name} is an array of {length:,} values, the limits are {MAX_ARRAY:,} and {MAX_ARRAY_VALUES:,} for "
                 "all arrays together"
             )
         if kind == _ARRAY:
-            raise self.wrong(f"{what} is an array of arrays")
+            raise self.wrong(f"{name} is an array of arrays")
         if kind == _TEXT:
             if 8 * length > self.size - self.at:
-                raise self.wrong(f"{what} has {length:,} texts, {self.size - self.at:,} bytes are left of the file")
-            return self.texts(length, what)
+                raise self.wrong(f"{name} has {length:,} texts, {self.size - self.at:,} bytes are left of the file")
+            return self.texts(length, name)
         if kind == _BOOL:
-            return self.booleans(self.take(length, what), what)
+            return self.booleans(self.take(length, name), name)
         if kind not in _NUMBERS:
-            raise self.wrong(f"{what} is an array of the unknown type {kind}")
+            raise self.wrong(f"{name} is an array of the unknown type {kind}")
         letter = _NUMBERS[kind]
-        return list(struct.unpack(f"<{length}{letter}", self.take(length * struct.calcsize(letter), what)))
+        return list(struct.unpack(f"<{length}{letter}", self.take(length * struct.calcsize(letter), name)))
 
-    def texts(self, count: int, what: str) -> list[str]:
+    def texts(self, count: int, name: str) -> list[str]:
         """As ``count`` times ``text``, in a loop that takes a third of the time."""
         data, at, last, length_of = self.data, self.at, self.size - 8, struct.Struct("<Q").unpack_from
         found: list[str] = []
@@ -212,13 +212,13 @@ class _Header:
             length = length_of(data, at)[0] if at <= last else MAX_TEXT_BYTES + 1
             if length > MAX_TEXT_BYTES or at + 8 + length > self.size:
                 raise self.wrong(
-                    f"{what}: text {len(found):,} does not end in the file, or has over {MAX_TEXT_BYTES:,} bytes"
+                    f"{name}: text {len(found):,} does not end in the file, or has over {MAX_TEXT_BYTES:,} bytes"
                 )
             at += 8 + length
             try:
                 found.append(data[at - length : at].decode())
             except UnicodeDecodeError as failure:
-                raise self.wrong(f"{what}: text {len(found):,} is not valid UTF-8: {failure}") from None
+                raise self.wrong(f"{name}: text {len(found):,} is not valid UTF-8: {failure}") from None
         self.at = at
         return found
 
