@@ -77,6 +77,8 @@ class CudaGraph:
 class CudaDevice:
     """One GPU, one stream. ``element`` is bfloat16 or float32."""
 
+    _closed = False
+
     def __init__(
         self,
         element: torch.dtype,
@@ -350,8 +352,13 @@ class CudaDevice:
         return self.driver.memory()
 
     def close(self) -> None:
+        """Waits for the stream, and gives it back for the next device. A stream that failed is not given back."""
+        if self._closed:
+            return
+        self._closed = True
         self.driver.synchronize(self.handle)
         self.driver.destroy_events()
+        self.driver.give_back_stream(self.handle)
 
 
 def _unpin(driver: Driver, address: int) -> None:

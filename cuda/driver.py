@@ -30,6 +30,11 @@ _SPIN_NS = 3_000_000
 """How long a thread that waits for a step looks again at once. A longer step is not held up by the sleeps between."""
 
 
+_IDLE_STREAMS: dict[int, list[int]] = {}
+"""By context: streams of devices that were closed. They are never destroyed: when a pinned tensor is freed, torch's
+allocator records events on the streams that it was copied on, and that may be later."""
+
+
 class CudaError(RuntimeError):
     """A driver call that failed, named."""
 
@@ -132,8 +137,16 @@ class Driver:
     # ------------------------------------------------------------------ streams and events
 
     def stream(self) -> int:
+        """One that was given back, or a new one."""
+        idle = _IDLE_STREAMS.get(int(self._context))
+        if idle:
+            return idle.pop()
         flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         return int(_checked(self._driver.cuStreamCreate(int(flags)), "cuStreamCreate"))
+
+    def give_back_stream(self, stream: int) -> None:
+        """For another ``stream()``. All that was enqueued on it has run."""
+        _IDLE_STREAMS.setdefault(int(self._context), []).append(stream)
 
     def synchronize(self, stream: int) -> None:
         _checked(self._driver.cuStreamSynchronize(stream), "cuStreamSynchronize")

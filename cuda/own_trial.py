@@ -10,6 +10,7 @@ ends its process does so here, and not in an engine.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,9 +38,11 @@ from torch import Tensor
 if TYPE_CHECKING:
     from prelude.cuda.device import Device
 
-LIMIT = 60.0
-"""Seconds of one process: up to six compilations among them. ``bench gpu_first`` has time for two that hang and a
-third."""
+LIMIT = 40.0
+"""Seconds of one process: up to six compilations among them, of about a second each. ``bench gpu_first`` has time for
+two that hang and a third."""
+_ENDING = 5.0
+"""Seconds until a process is gone that was ended; one that waits for its device may stay for longer."""
 _SIZES = ((256, 1024), (128, 448))
 """Rows of the weights and columns of x: whole parts for every cluster, and parts of unequal length."""
 
@@ -240,9 +243,13 @@ def main(arguments: list[str]) -> int:
     failed = 0
     for part, size in parts():
         command = [sys.executable, "-m", "prelude.cuda.own_trial", part, str(size)]
+        process = subprocess.Popen(command)
         try:
-            failed += subprocess.run(command, timeout=LIMIT).returncode != 0
+            failed += process.wait(LIMIT) != 0
         except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDING)
             named = f"{size} rows" if part == "rows" else f"attention, heads of {size}"
             print(f"{named}: no end after {LIMIT:.0f} s", flush=True)
             failed += 1

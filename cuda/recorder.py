@@ -71,11 +71,15 @@ class Recorder:
                     break
                 if shape not in graphs and graphs.never(shape) is None:
                     graphs.record(shape, self._searched)
-            for rows in LARGE_ROWS:
-                if rows <= executor.step_tokens:
-                    self._search_rows(rows)
+            self.search_large_rows()
         log.info("%d shapes recorded in %.1f s", len(graphs), time.perf_counter() - began)
         return len(graphs)
+
+    def search_large_rows(self) -> None:
+        """Searches the matmuls of the steps that are too large to be recorded."""
+        for rows in LARGE_ROWS:
+            if rows <= self.executor.step_tokens:
+                self._search_rows(rows)
 
     def _search_rows(self, rows: int) -> None:
         """Searches the matmuls of steps of so many tokens, which run eagerly, on one of padding."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,25 @@ def texts_of(tokenizer: Any, tokens: int, count: int) -> list[str]:
     return texts
 
 
+_SETTLING = 5
+"""Rounds that are not measured, at most."""
+
+
+async def settle(engine: AsyncEngine, round_: Callable[[int], Awaitable[object]]) -> None:
+    """Runs ``round_``, numbered from 0, until a round has recorded no shape. A shape that a measured
+    round meets first is recorded, and its products are searched, in the middle of it."""
+    for number in range(_SETTLING):
+        before = shapes_recorded(engine)
+        await round_(number)
+        if shapes_recorded(engine) == before:
+            return
+
+
+def shapes_recorded(engine: AsyncEngine) -> int:
+    graphs = getattr(engine.engine.core.executor, "graphs", None)
+    return 0 if graphs is None else int(graphs.captures)
+
+
 async def lone_requests(engine: AsyncEngine, tokens: int | Sequence[int], repeats: int, count: int) -> list[float]:
     """p50 of each repeat, text to answer, one at a time. ``tokens``: of every prompt, exactly; or several lengths in
     turn."""
@@ -44,16 +64,17 @@ async def lone_requests(engine: AsyncEngine, tokens: int | Sequence[int], repeat
     lengths = [tokens] if isinstance(tokens, int) else list(tokens)
     each = [texts_of(tokenizer, length, -(-count // len(lengths))) for length in lengths]
     texts = [text for group in zip(*each) for text in group][:count]
-    found = []
-    for repeat in range(repeats + 1):
+
+    async def in_turn(number: int) -> list[float]:
         times = []
         for text in texts:
             began = time.perf_counter()
             await engine.run(Generate(text, SamplingParams(max_tokens=1, temperature=0.0), cache="never"))
             times.append(time.perf_counter() - began)
-        if repeat:  # the first records
-            found.append(statistics.median(times))
-    return found
+        return times
+
+    await settle(engine, in_turn)
+    return [statistics.median(await in_turn(repeat)) for repeat in range(repeats)]
 
 
 async def saturated(
@@ -72,13 +93,13 @@ async def saturated(
             done += 1
         return done
 
-    found = []
-    for repeat in range(repeats + 1):
+    async def together(repeat: int) -> float:
         began = time.perf_counter()
         counts = await asyncio.gather(*(worker(began + seconds) for _ in range(flights)))
-        if repeat:
-            found.append(sum(counts) / (time.perf_counter() - began))
-    return found
+        return sum(counts) / (time.perf_counter() - began)
+
+    await settle(engine, together)
+    return [await together(repeat) for repeat in range(repeats)]
 
 
 SAMPLED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
@@ -101,19 +122,20 @@ async def chats(
 ) -> tuple[list[float], list[float]]:
     """Seconds per output token behind the first, and output tokens a second, of each repeat."""
     await engine.start()
-    tpots, rates = [], []
-    for repeat in range(repeats + 1):
+    runs, seeds = 4, itertools.count()  # a prompt that came before would be cached
+
+    async def together(repeat: int) -> tuple[float, float]:
         began = time.perf_counter()
-        runs = 4
         found: list[list[float]] = []
         for _ in range(runs):
-            streams = (stream_times(engine, 31 * repeat + i, tokens, output, sampled) for i in range(flights))
+            streams = (stream_times(engine, next(seeds), tokens, output, sampled) for _ in range(flights))
             found += await asyncio.gather(*streams)
         seconds = time.perf_counter() - began
-        if repeat:
-            tpots.append(statistics.median((t[-1] - t[0]) / (output - 1) for t in found))
-            rates.append(runs * flights * output / seconds)
-    return tpots, rates
+        return statistics.median((t[-1] - t[0]) / (output - 1) for t in found), runs * flights * output / seconds
+
+    await settle(engine, together)
+    measured = [await together(repeat) for repeat in range(repeats)]
+    return [tpot for tpot, _ in measured], [rate for _, rate in measured]
 
 
 async def chat_beside_decisions(engine: AsyncEngine, repeats: int) -> list[float]:

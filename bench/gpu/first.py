@@ -8,11 +8,14 @@ fails.
     results.jsonl   one line for each result, written and flushed by the stage that has it; and the stages' own ends
     table.md        the results as tables, made anew behind every stage
     log.txt         the last lines of each stage's output
-    matmuls.tgz    the algorithms that were searched for, for the next call
+    cache.tgz       the algorithms that were searched for and the compiled kernels, for the next call
 
-A stage that passes its limit is ended, with its children. A second call with ``--from`` (the folder that the first
-call filled) leaves out the stages that ended well there, and begins with the matmul algorithms of that call. Times of
-a run in which correctness was not shown are marked in the table. ``--seconds`` bounds the whole call.
+Correctness comes first, then the table by the kernels of the libraries. Behind it this project's own products and
+attention are tried, in processes that may hang; then correctness and the table with those that passed; all else
+follows. A stage that passes its limit is ended, with its children. A stage is not begun where less than half of its
+limit is left. A second call with ``--from`` (the folder that the first call filled; ``--out`` itself is one) leaves
+out the stages that ended well there, and begins with the cache of that call. Times of a run in which correctness was
+not shown are marked in the table. ``--seconds`` bounds the whole call.
 """
 
 from __future__ import annotations
@@ -33,29 +36,40 @@ from pathlib import Path
 from typing import Any
 
 from bench.command_line import options_parser
+from bench.gpu.table import ended_well, table
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS: dict[str, float] = {
-    "versions": 40,
-    "smoke": 100,
-    "own_products": 180,
-    "correctness": 120,
-    "tests": 180,
+    "versions": 90,
+    "correctness": 150,
     "oneshot": 90,
+    "throughput": 110,
     "decode": 90,
-    "decode_sampled": 60,
-    "throughput": 120,
-    "operations": 60,
+    "questions": 80,
+    "deterministic": 120,
+    "ready": 90,
+    "own_products": 150,
+    "correctness_own": 150,
+    "oneshot_own": 90,
+    "decode_own": 90,
+    "tests": 180,
     "profile": 60,
-    "oneshot_varied": 60,
-    "oneshot_variants": 150,
-    "questions": 60,
+    "operations": 60,
+    "smoke": 100,
+    "decode_sampled": 60,
+    "throughput_flights": 150,
+    "oneshot_ways": 90,
+    "decode_ways": 90,
+    "questions_ways": 80,
+    "oneshot_varied": 80,
     "startup": 60,
     "chat": 60,
+    "oneshot_variants": 150,
 }
-"""Seconds of each stage, in the order in which they run. Correctness comes before the times that depend on it."""
+"""Seconds of each stage, in the order in which they run: correctness, the table, this project's own kernels, all
+else. The first process on a machine reads torch from a cold disk."""
 GRACE = 5.0  # seconds between the signals to end and to kill
-LEAST = 15.0  # a stage with less time left is not begun
+LEAST = 0.5  # of a stage's limit: with less time left it is not begun
 KEPT_LINES = 40  # of each stage's output
 
 
@@ -86,7 +100,7 @@ class FirstRun:
             for name in stages:
                 self.ends.append(end := self.stage(name))
                 self._tell(end)
-                for keep in (self._keep_matmuls, self._write_table):
+                for keep in (self._keep_cache, self._write_table):
                     with contextlib.suppress(Exception):  # a full disk costs this file, not the stages behind it
                         keep()
         finally:
@@ -94,7 +108,7 @@ class FirstRun:
 
     def stage(self, name: str) -> End:
         left = self.until - time.monotonic()
-        if left < min(LEAST, LIMITS[name]) * self.limits:
+        if left < LEAST * LIMITS[name] * self.limits:
             return End(name, "not begun")
         print(f"== {name}", flush=True)
         began = time.monotonic()
@@ -137,24 +151,24 @@ class FirstRun:
             file.write(f"== {name}: the last {min(KEPT_LINES, len(lines))} of {len(lines)} lines\n")
             file.writelines(line + "\n" for line in lines[-KEPT_LINES:])
 
-    def _keep_matmuls(self) -> None:
-        found = sorted((self.cache / "cuda").glob("matmuls-*.json"))
+    def _keep_cache(self) -> None:
+        found = sorted(path for path in (self.cache / "cuda").glob("*") if path.suffix in (".json", ".cubin"))
         if found:
-            beside = self.out / "matmuls.tgz.new"
+            beside = self.out / "cache.tgz.new"
             with tarfile.open(beside, "w:gz") as packed:
                 for path in found:
                     packed.add(path, path.name)
-            beside.replace(self.out / "matmuls.tgz")
+            beside.replace(self.out / "cache.tgz")
 
     def take(self, earlier: Path) -> set[str]:
-        """The results and matmul algorithms of an earlier call; returns the stages that ended well there."""
+        """The results and the cache of an earlier call; returns the stages that ended well there."""
         known = read_results(earlier / "results.jsonl")
         if earlier != self.out:
             with open(self.results, "a", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in known)
         folder = self.cache / "cuda"
         folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError, tarfile.TarError), tarfile.open(earlier / "matmuls.tgz") as packed:
+        with contextlib.suppress(OSError, tarfile.TarError), tarfile.open(earlier / "cache.tgz") as packed:
             for member in packed:
                 source = packed.extractfile(member)
                 if source is not None:
@@ -194,33 +208,6 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def ended_well(results: Sequence[dict[str, Any]]) -> set[str]:
-    return {line["stage"] for line in results if line["key"] == "end" and line.get("how") == "done"}
-
-
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """Stages, checks and figures in Markdown."""
-    right = "correctness" in ended_well(results)
-    mark = "" if right else " (correctness not shown)"
-    lines = ["| stage | ended | s |", "|---|---|---|"]
-    lines += [f"| {x['stage']} | {x.get('how')} | {x.get('seconds')} |" for x in results if x["key"] == "end"]
-    checks = [x for x in results if "ok" in x]
-    bad = [x for x in checks if x["ok"] is False]
-    lines += ["", f"{sum(x['ok'] is True for x in checks)} checks passed, {len(bad)} failed"]
-    lines += [f"- {x['key']} ({x['stage']}): {x.get('error') or x.get('value') or 'failed'}" for x in bad]
-    lines += ["", f"| figure{mark} | median | spread | unit | floor | reach |", "|---|---|---|---|---|---|"]
-    for x in results:
-        values = x.get("values")
-        if isinstance(values, list) and values:
-            cells = [shown(x.get("value")), f"{shown(min(values))} to {shown(max(values))}", x.get("unit", "")]
-            lines.append(f"| {x['key']} | {' | '.join([*cells, shown(x.get('floor')), shown(x.get('reach'))])} |")
-    return "\n".join(lines) + "\n"
-
-
-def shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else ""
-
-
 def main() -> int:
     parser = options_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-first")))
@@ -238,8 +225,9 @@ def main() -> int:
         parser.error(f"no such stage: {', '.join(unknown)}; there are {', '.join(LIMITS)}")
     extra = ["--smoke", str(chosen.smoke.absolute()), "--repeats", str(chosen.repeats)]
     run = FirstRun(chosen.out.absolute(), chosen.seconds, [sys.executable, "-m", chosen.runner], extra, chosen.limits)
-    if chosen.earlier is not None:
-        done = run.take(chosen.earlier.absolute())
+    earlier = chosen.earlier or (chosen.out if (chosen.out / "results.jsonl").exists() else None)
+    if earlier is not None:
+        done = run.take(earlier.absolute())
         stages = [name for name in stages if name not in done]
     run.run(stages)
     print((run.out / "table.md").read_text(encoding="utf-8"))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +23,7 @@ from prelude.cuda import weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
+from bench.gpu import chips
 from bench.gpu.batches import draw, forest, greedy, labels
 from bench.gpu.clients import chat_beside_decisions, chats, lone_requests, saturated
 from bench.gpu.exactness import LIMIT_ULPS, allowed_ulps, transformers_error, worst_error
@@ -54,12 +60,12 @@ class Load:
 
 
 Ways: TypeAlias = "tuple[tuple[str, dict[str, Any]], ...]"
+_SERVED: Ways = (("", {}),)
 _WAYS: Ways = (
-    ("", {}),
     ("_cublas", {"tune": False}),
     ("_eager", {"graphs": False}),
 )
-"""As it is served; with cuBLAS's own choice of algorithms; without graphs."""
+"""With cuBLAS's own choice of algorithms; without graphs."""
 VARIANTS: Ways = tuple(
     (f"_{prefill}{'_pdl' if pdl else ''}{'_search' if tune else ''}", {"prefill": prefill, "pdl": pdl, "tune": tune})
     for prefill in ("fa2", "fa3")
@@ -71,10 +77,42 @@ VARIED = (33, 71, 128, 200, 301, 442, 65, 500)
 """Tokens of prompts in turn, where lengths vary."""
 
 
+STATE = 8192
+"""Tokens of the state that questions are asked about."""
+READY = (sys.executable, "-m", "bench.gpu.ready")
+"""A process that serves the model of a folder; see ``ready.py``."""
+
+
 class Bench:
-    def __init__(self, repeats: int) -> None:
+    def __init__(self, repeats: int, own: bool = True) -> None:
+        """``own``: this project's kernels of products and attention may be chosen, where they passed their trial."""
         self.repeats = repeats
+        self.own = own
+        self.steps: list[dict[str, Any]] = []
+        """Of each executor that was closed: how its steps ran."""
         self._open: list[Any] = []
+
+    @cached_property
+    def chip(self) -> chips.Chip:
+        return chips.here()
+
+    def floor(self, name: str) -> Floor:
+        return Floor(MODELS[name], self.chip)
+
+    def load(
+        self,
+        key: str,
+        unit: str,
+        values: list[float],
+        floor: float | None = None,
+        reach: float | None = None,
+        paper: dict[str, float] | None = None,
+        better: str = "lower",
+    ) -> Load:
+        """``reach`` and ``paper`` are for one GPU, and left out on any other."""
+        if self.chip != chips.AIMED:
+            reach, paper = None, None
+        return Load(key, unit, values, floor, reach, paper or {}, better)
 
     # ------------------------------------------------------------------ measurements
 
@@ -96,7 +134,15 @@ class Bench:
         config = MODELS[name]
         element = torch.float32 if float32 else torch.bfloat16
         width = config.spec.attention.head_dim
-        device = CudaDevice(element, head_dim=width, deterministic=deterministic, tune=tune, pdl=pdl)
+        device = CudaDevice(
+            element,
+            head_dim=width,
+            deterministic=deterministic,
+            tune=tune,
+            pdl=pdl,
+            own_matmuls=self.own,
+            own_attention=self.own,
+        )
         with device.scope():
             loaded = weights.load(
                 device, RandomSource(config, "cuda", torch.bfloat16), config.spec, config.max_positions
@@ -116,6 +162,12 @@ class Bench:
         )
         self._open.append(executor)
         return executor
+
+    @staticmethod
+    def search_large_steps(executor: CudaExecutor) -> None:
+        """As ``engine.warmup()`` does it; no shape is recorded."""
+        with executor.device.scope():
+            executor.recorder.search_large_rows()
 
     def engine(self, executor: CudaExecutor, overlap: bool | None = None) -> AsyncEngine:
         """An engine over the executor, with the packaged model's tokenizer: its ids are ids of any larger model."""
@@ -140,16 +192,28 @@ class Bench:
 
     def release(self) -> None:
         for executor in self._open:
+            graphs = executor.graphs
+            reasons = executor.eager_reasons
+            self.steps.append(
+                {
+                    "replayed": graphs.replays,
+                    "eager": graphs.eager,
+                    "recorded": graphs.captures,
+                    "not_recorded": graphs.failures,
+                    "reasons": reasons,
+                }
+            )
             executor.close()
         self._open.clear()
+        gc.collect()  # an engine and its executor hold each other
         torch.cuda.empty_cache()
 
-    def timed(self, work: Callable[[], Any], count: int = 1) -> list[float]:
+    def timed(self, work: Callable[[], Any], count: int = 1, repeats: int | None = None) -> list[float]:
         """Seconds of one of ``count`` calls, per repeat; the device is idle before and after."""
         for _ in range(3):
             work()
         found = []
-        for _ in range(self.repeats):
+        for _ in range(repeats or self.repeats):
             torch.cuda.synchronize()
             began = time.perf_counter()
             for _ in range(count):
@@ -161,53 +225,66 @@ class Bench:
     # ------------------------------------------------------------------ correctness
 
     def correctness(self) -> Iterator[Load]:
-        """Folds, chunks, hits and decode of every path against a plain float32 forward over the same weights."""
+        """Folds, chunks, hits and decode of every path against a plain float32 forward over the same weights. A path
+        that is wrong, or fails, hides no other: the errors come last."""
         source = RandomSource(MODELS["tiny"], "cuda", torch.bfloat16)
         reference = Reference(source)
         allowed = allowed_ulps(MODELS["tiny"])
+        wrong: list[str] = []
         for name, options in (
             ("float32", {"float32": True}),
             ("deterministic", {"deterministic": True}),
             ("eager", {"graphs": False}),
             ("captured", {}),
         ):
-            executor = self.executor("tiny", num_blocks=256, step_tokens=4096, **options)
             limit = 1e-4 if name == "float32" else allowed
-            found = [worst_error(executor, reference, seed, exact=name == "float32") for seed in range(6)]
-            worst = max(found)
+            try:
+                executor = self.executor("tiny", num_blocks=256, step_tokens=4096, **options)
+                worst = max(worst_error(executor, reference, seed, exact=name == "float32") for seed in range(6))
+            except Exception as error:
+                traceback.print_exc()
+                wrong.append(f"{name}: {type(error).__name__}: {error}")
+                continue
             yield Load(f"correctness_{name}.worst", "" if name == "float32" else "ulp", [worst])
             if not worst <= limit:
-                raise NotRight(f"{name}: an error of {worst:.3g}, {limit:g} is allowed")
-            if name == "captured" and not executor.graphs.replays:
-                raise NotRight("nothing was replayed")
+                wrong.append(f"{name}: an error of {worst:.3g}, {limit:g} is allowed")
+            graphs = executor.graphs
+            if name == "captured" and (not graphs.replays or graphs.failures):
+                wrong.append(f"{name}: {graphs.replays} steps were replayed, {graphs.failures} shapes not recorded")
         big = self.executor("06b", num_blocks=64, step_tokens=2048)
         big.wait(big.submit(probe_step(big)))
         error = worst_error(big, Reference(RandomSource(MODELS["06b"], "cuda", torch.bfloat16)), 0, exact=False)
         theirs = transformers_error(MODELS["06b"])
-        if not error <= 2 * max(theirs, LIMIT_ULPS):
-            raise NotRight(f"0.6B: an error of {error:.3g} ulps, transformers in bfloat16 has {theirs:.3g}")
         yield Load("correctness_06b.ulps", "ulp", [error])
         yield Load("correctness_06b.transformers", "ulp", [theirs])
+        if not error <= 2 * max(theirs, LIMIT_ULPS):
+            wrong.append(f"0.6B: an error of {error:.3g} ulps, transformers in bfloat16 has {theirs:.3g}")
+        if wrong:
+            raise NotRight("; ".join(wrong))
 
     # ------------------------------------------------------------------ loads
 
-    def oneshot(self, ways: Ways = _WAYS) -> Iterator[Load]:
+    def oneshot(self, ways: Ways = _SERVED) -> Iterator[Load]:
         """0.6B, prompts of exactly 128 tokens, one output token, alone."""
-        floor = Floor(MODELS["06b"]).prefill(128, 1, causal(128)) * 1e3
+        floor = self.floor("06b").prefill(128, 1, causal(128)) * 1e3
         for name, options in ways:
             executor = self.executor("06b", **options)
             engine = self.engine(executor)
             values = [v * 1e3 for v in asyncio.run(lone_requests(engine, 128, self.repeats, 60))]
             key = f"oneshot_06b_128in_1out_c1{name}.p50_ms"
             paper = {"prelude": 5.2, "vllm": 13.5, "sglang": 28.3}
-            yield Load(key, "ms", values, floor, None if name else 1.1, paper)
+            yield self.load(key, "ms", values, floor, None if name else 1.1, paper)
             batch = OneShotBatch(forest([(draw(0, 128), -1)]), greedy([127]))
             steps = [v * 1e3 for v in self.timed(lambda e=executor, b=batch: e.wait(e.submit(b)), 30)]
             yield Load(f"oneshot_06b_128in_1out_c1{name}.step_ms", "ms", steps, floor)
             self.release()
-        if ways is _WAYS:
-            theirs = [v * 1e3 for v in self.by_transformers("06b", 128)]
-            yield Load("oneshot_06b_128in_1out_c1_transformers.step_ms", "ms", theirs, floor)
+
+    def oneshot_ways(self) -> Iterator[Load]:
+        """The same in other ways, and by transformers."""
+        floor = self.floor("06b").prefill(128, 1, causal(128)) * 1e3
+        theirs = [v * 1e3 for v in self.by_transformers("06b", 128)]
+        yield Load("oneshot_06b_128in_1out_c1_transformers.step_ms", "ms", theirs, floor)
+        yield from self.oneshot(_WAYS)
 
     def oneshot_variants(self) -> Iterator[Load]:
         yield from self.oneshot(VARIANTS)
@@ -230,55 +307,106 @@ class Bench:
         return self.timed(answer, 10)
 
     def questions(self) -> Iterator[Load]:
-        """64 questions of 8 tokens on one cold state of 1,000."""
+        """64 questions of 8 tokens on one cold state, and the state's prefill alone, in turn: their quotient."""
+        state = STATE
+        executor = self.executor("06b")
+        self.search_large_steps(executor)
+        questions = [(draw(2 + i, 8), 0) for i in range(64)]
+        ends = [state + 8 * i + 7 for i in range(64)]
+        asked = OneShotBatch(forest([(draw(1, state), -1), *questions]), labels(ends, [11, 12]))
+        alone = OneShotBatch(forest([(draw(1, state), -1)]), labels([state - 1], [11, 12]))
+        both: tuple[list[float], list[float]] = ([], [])
+        for _ in range(self.repeats):
+            for batch, values in zip((asked, alone), both):  # side by side: the clocks change
+                values.append(statistics.median(self.timed(lambda b=batch: executor.wait(executor.submit(b)), 3, 1)))
+        pairs = causal(state) + 64 * (8 * state + causal(8))
+        floors = (
+            self.floor("06b").prefill(state + 64 * 8, 64, pairs),
+            self.floor("06b").prefill(state, 1, causal(state)),
+        )
+        key = f"questions_06b_64x8_on_{state}"
+        yield self.load(f"{key}.over_prefill", "x", [a / b for a, b in zip(*both)], 1.0, 1.1)
+        for name, values, floor in zip(("batch_ms", "prefill_ms"), both, floors):
+            yield Load(f"{key}.{name}", "ms", [v * 1e3 for v in values], floor * 1e3)
+        self.release()
+
+    def questions_ways(self) -> Iterator[Load]:
+        """64 questions of 8 tokens on one cold state of 1,000, as it is served and in other ways."""
         pairs = causal(1000) + 64 * (8 * 1000 + causal(8))
-        floor = Floor(MODELS["06b"]).prefill(1000 + 64 * 8, 64, pairs) * 1e3
+        floor = self.floor("06b").prefill(1000 + 64 * 8, 64, pairs) * 1e3
         segments = [(draw(1, 1000), -1), *((draw(2 + i, 8), 0) for i in range(64))]
         batch = OneShotBatch(forest(segments), labels([1000 + 8 * i + 7 for i in range(64)], [11, 12]))
-        for name, options in _WAYS:
+        for name, options in (*_SERVED, *_WAYS):
             executor = self.executor("06b", **options)
             values = [v * 1e3 for v in self.timed(lambda e=executor: e.wait(e.submit(batch)), 10)]
             key = f"questions_06b_64x8_on_1000{name}.batch_ms"
-            yield Load(key, "ms", values, floor, None if name else 2.5)
+            yield self.load(key, "ms", values, floor, None if name else 2.5)
             self.release()
 
     def throughput(self) -> Iterator[Load]:
-        """4B, 512 in, 1 out, with so many in flight; the last with 75 % of the prompt shared. Alone also eagerly and
-        by transformers: larger steps are not recorded."""
-        per_request = Floor(MODELS["4b"]).prefill(512 * 16, 16, 16 * causal(512)) / 16
-        table: list[tuple[int, float, float, tuple[float, ...]]] = [
-            (1, 0.0, 110.0, (70.5, 47.8, 42.6)),
-            (16, 0.0, 175.0, (157.6, 98.0, 150.9)),
-            (96, 0.0, 190.0, (186.7, 134.5, 151.5)),
-            (96, 0.75, 550.0, ()),
+        """4B, 512 in, 1 out, with 96 in flight."""
+        executor = self.executor("4b", num_blocks=2048)
+        self.search_large_steps(executor)
+        values = self._saturated(self.engine(executor), 96)
+        paper = {"prelude": 186.7, "vllm": 134.5, "sglang": 151.5}
+        key = "oneshot_4b_512in_1out_c96.requests_s"
+        yield self.load(key, "1/s", values, 1 / self._request_of_4b(), 190.0, paper, better="higher")
+        self.release()
+
+    def throughput_flights(self) -> Iterator[Load]:
+        """The same with other numbers in flight, and with 75 % of the prompt shared. Alone also eagerly and by
+        transformers: larger steps are not recorded."""
+        per_request = self._request_of_4b()
+        table: list[tuple[int, float, float, dict[str, float]]] = [
+            (1, 0.0, 110.0, {"prelude": 70.5, "vllm": 47.8, "sglang": 42.6}),
+            (16, 0.0, 175.0, {"prelude": 157.6, "vllm": 98.0, "sglang": 150.9}),
+            (96, 0.75, 550.0, {}),
         ]
-        engine = self.engine(self.executor("4b", num_blocks=2048))
+        executor = self.executor("4b", num_blocks=2048)
+        self.search_large_steps(executor)
+        engine = self.engine(executor)  # which owns the executor, and closes it when it is gone
         for flights, shared, reach, paper in table:
-            values = asyncio.run(saturated(engine, 512, flights, shared, self.repeats, seconds=4.0))
             key = f"oneshot_4b_512in_1out_c{flights}{'_shared75' if shared else ''}.requests_s"
-            floor = 1 / (per_request * (1 - shared)) if shared else 1 / per_request
-            names = dict(zip(("prelude", "vllm", "sglang"), paper))
-            yield Load(key, "1/s", values, floor, reach, names, better="higher")
+            values, floor = self._saturated(engine, flights, shared), 1 / (per_request * (1 - shared))
+            yield self.load(key, "1/s", values, floor, reach, paper, better="higher")
         self.release()
         eager = self.engine(self.executor("4b", num_blocks=2048, graphs=False))
-        alone = {"eager": asyncio.run(saturated(eager, 512, 1, 0.0, self.repeats, seconds=1.0))}
+        alone = {"eager": self._saturated(eager, 1, seconds=1.0)}
         self.release()
         alone["transformers"] = [1 / seconds for seconds in self.by_transformers("4b", 512)]
         for name, values in alone.items():
             key = f"oneshot_4b_512in_1out_c1_{name}.requests_s"
             yield Load(key, "1/s", values, 1 / per_request, better="higher")
 
-    def decode(self) -> Iterator[Load]:
-        """0.6B, 128 in, 32 out, four in flight; with a decode step in flight, each postprocessed before the next,
-        eager."""
-        floor = Floor(MODELS["06b"]).decode(4, 144)
+    def deterministic(self) -> Iterator[Load]:
+        """4B, 512 in, 1 out, with 96 in flight: the rate of deterministic mode over that of the default."""
+        rates: dict[bool, list[float]] = {}
+        for deterministic in (False, True):
+            executor = self.executor("4b", num_blocks=2048, deterministic=deterministic)
+            if not deterministic:
+                self.search_large_steps(executor)
+            rates[deterministic] = self._saturated(self.engine(executor), 96, seconds=2.0)
+            self.release()
+        default = statistics.median(rates[False])
+        key = "deterministic_4b_512in_1out_c96"
+        quotients = [rate / default for rate in rates[True]]
+        yield self.load(f"{key}.over_default", "x", quotients, 1.0, 0.95, better="higher")
+        yield Load(f"{key}.requests_s", "1/s", rates[True], 1 / self._request_of_4b(), better="higher")
+        yield Load(f"{key}_default.requests_s", "1/s", rates[False], 1 / self._request_of_4b(), better="higher")
+
+    def _request_of_4b(self) -> float:
+        """The least seconds of a request of 512 tokens in, in steps of 16."""
+        return self.floor("4b").prefill(512 * 16, 16, 16 * causal(512)) / 16
+
+    def _saturated(self, engine: AsyncEngine, flights: int, shared: float = 0.0, seconds: float = 4.0) -> list[float]:
+        return asyncio.run(saturated(engine, 512, flights, shared, self.repeats, seconds=seconds))
+
+    def decode(self, ways: tuple[tuple[str, bool | None, bool], ...] = (("", None, True),)) -> Iterator[Load]:
+        """0.6B, 128 in, 32 out, four in flight, with a decode step in flight. ``ways``: a name, the engine's
+        ``overlap``, and whether steps are recorded."""
+        floor = self.floor("06b").decode(4, 144)
         paper = {"prelude": 2.1, "vllm": 1.7, "sglang": 1.8}
         rates = {"prelude": 1474.0, "vllm": 1430.0, "sglang": 1177.0}
-        ways: tuple[tuple[str, bool | None, bool], ...] = (
-            ("", None, True),
-            ("_without_overlap", False, True),
-            ("_eager", None, False),
-        )
         for name, overlap, captured in ways:
             executor = self.executor("06b", graphs=captured)
             engine = self.engine(executor, overlap)
@@ -286,10 +414,15 @@ class Bench:
             key, graphs, first = f"decode_06b_128in_32out_c4{name}", executor.graphs, not name
             replayed = graphs.replays / max(1, graphs.replays + graphs.eager)
             times = [v * 1e3 for v in tpot]
-            yield Load(f"{key}.tpot_ms", "ms", times, floor * 1e3, 0.75 if first else None, paper)
-            yield Load(f"{key}.tokens_s", "1/s", rate, 4 / floor, 5000 if first else None, rates, better="higher")
+            yield self.load(f"{key}.tpot_ms", "ms", times, floor * 1e3, 0.75 if first else None, paper)
+            reach = 5000.0 if first else None
+            yield self.load(f"{key}.tokens_s", "1/s", rate, 4 / floor, reach, rates, better="higher")
             yield Load(f"{key}.replayed_share", "", [replayed])
             self.release()
+
+    def decode_ways(self) -> Iterator[Load]:
+        """The same with each step postprocessed before the next, and eagerly."""
+        yield from self.decode((("_without_overlap", False, True), ("_eager", None, False)))
 
     def decode_sampled(self) -> Iterator[Load]:
         """As ``decode``, with the sampling that Qwen3 asks for."""
@@ -297,7 +430,7 @@ class Bench:
         tpot, rate = asyncio.run(chats(engine, 128, 32, 4, self.repeats, True))
         key = "decode_06b_128in_32out_c4_sampled"
         times = [v * 1e3 for v in tpot]
-        yield Load(f"{key}.tpot_ms", "ms", times, Floor(MODELS["06b"]).decode(4, 144) * 1e3)
+        yield Load(f"{key}.tpot_ms", "ms", times, self.floor("06b").decode(4, 144) * 1e3)
         yield Load(f"{key}.tokens_s", "1/s", rate, better="higher")
 
     def startup(self) -> Iterator[Load]:
@@ -314,7 +447,28 @@ class Bench:
                 engine.close()
                 torch.cuda.empty_cache()
             paper = {"prelude": 2.0, "vllm": 44.0, "sglang": 34.0}
-            yield Load("startup_06b.first_answer_s", "s", values[1:], None, 2.0, paper)
+            yield self.load("startup_06b.first_answer_s", "s", values[1:], None, None, paper)
+        finally:
+            shutil.rmtree(folder)
+
+    def ready(self) -> Iterator[Load]:
+        """Seconds from the start of a process to its first answer, files cached."""
+        folder = Path(tempfile.mkdtemp())
+        try:
+            save_checkpoint(MODELS["06b"], folder, "cuda")
+            torch.cuda.empty_cache()
+            values: list[float] = []
+            for _ in range(self.repeats + 1):
+                began = time.time()
+                with subprocess.Popen([*READY, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+                    answered = [line for line in process.stdout or () if line.startswith("answered ")]
+                if process.returncode or len(answered) != 1:
+                    raise RuntimeError(f"the process ended with {process.returncode} and {len(answered)} answers")
+                values.append(float(answered[0].split()[1]) - began)
+                if len(values) == 2:  # what is there if the next ones take too long
+                    yield self.load("ready_06b.first_answer_s", "s", values[1:], None, 2.0, {"prelude": 2.0})
+            if len(values) > 2:
+                yield self.load("ready_06b.first_answer_s", "s", values[1:], None, 2.0, {"prelude": 2.0})
         finally:
             shutil.rmtree(folder)
 
@@ -323,4 +477,4 @@ class Bench:
         executor = self.executor("06b")
         engine = self.engine(executor)
         ratios = asyncio.run(chat_beside_decisions(engine, self.repeats))
-        yield Load("chat_beside_oneshot_06b.tpot_ratio", "x", ratios, 1.0, 1.5)
+        yield self.load("chat_beside_oneshot_06b.tpot_ratio", "x", ratios, 1.0, 1.5)

@@ -16,12 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.gpu.chips import Chip
 from prelude.models.config import ModelConfig
-
-FLOPS = 790e12
-"""bfloat16, measured on an H200 in a full 8192^3 product."""
-BYTES = 4.3e12
-"""A second, measured on an H200."""
 
 
 def qwen3(
@@ -57,7 +53,7 @@ def qwen3(
 
 
 MODELS = {
-    "06b": qwen3(1024, 28, 16, 3072),
+    "06b": qwen3(1024, 28, 16, 3072, positions=16_384),  # a state of 8,192 tokens, and questions behind it
     "4b": qwen3(2560, 36, 32, 9728),
     "tiny": qwen3(256, 3, 16, 512, vocab=2048),
 }
@@ -145,9 +141,10 @@ def causal(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least seconds a load can take on an H200: the larger of arithmetic and bytes."""
+    """The least seconds that a load can take on ``chip``: the larger of arithmetic and bytes."""
 
     config: ModelConfig
+    chip: Chip
 
     @property
     def layer_parameters(self) -> int:
@@ -164,11 +161,11 @@ class Floor:
         flops = 2 * tokens * self.layer_parameters + 2 * rows * self.head_parameters
         flops += 4 * pairs * config.spec.attention.heads * config.spec.attention.head_dim * len(config.spec.layers)
         nbytes = 2 * (self.layer_parameters + (self.head_parameters if rows else 0))
-        return max(flops / FLOPS, nbytes / BYTES)
+        return max(flops / self.chip.flops, nbytes / self.chip.bytes)
 
     def decode(self, batch: int, context: int) -> float:
         kv = batch * context * self.config.spec.kv_bytes_per_token(2)
-        return (2 * (self.layer_parameters + self.head_parameters) + kv) / BYTES
+        return (2 * (self.layer_parameters + self.head_parameters) + kv) / self.chip.bytes
 
 
 def transformers_model(config: ModelConfig, source: RandomSource) -> Any:

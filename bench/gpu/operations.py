@@ -9,10 +9,12 @@ import torch
 from prelude.cuda import kernels
 from prelude.cuda.executor import CudaExecutor
 
-from bench.gpu.models import BYTES, FLOPS
+from bench.gpu.chips import Chip
 
 
-def operations_of(executor: CudaExecutor, rows: int) -> Iterator[tuple[str, Callable[[int], None], float]]:
+def operations_of(
+    executor: CudaExecutor, rows: int, chip: Chip
+) -> Iterator[tuple[str, Callable[[int], None], float]]:
     """(name, ``work(i)`` that enqueues the operation once, floor in microseconds) at ``rows`` tokens. The floor is of
     the bytes of weights and activations, or of the arithmetic of a matmul."""
     device, model = executor.device, executor.weights
@@ -38,7 +40,7 @@ def operations_of(executor: CudaExecutor, rows: int) -> Iterator[tuple[str, Call
 
         weight = getattr(layers[0], name)
         moved = (weight.numel() + source.numel()) * element.itemsize + out.numel() * out.itemsize * (1 + add)
-        return name, work, max(2 * rows * weight.numel() / FLOPS, moved / BYTES) * 1e6
+        return name, work, max(2 * rows * weight.numel() / chip.flops, moved / chip.bytes) * 1e6
 
     yield matmul("qkv", normed, flat, False)
     yield matmul("out", attended, x, True)
@@ -48,7 +50,7 @@ def operations_of(executor: CudaExecutor, rows: int) -> Iterator[tuple[str, Call
     def norm(i: int) -> None:
         kernels.rms_norm(device, x, layers[i % len(layers)].mlp_gain, eps, normed)
 
-    yield "rms_norm", norm, (x.nbytes + normed.nbytes) / BYTES * 1e6
+    yield "rms_norm", norm, (x.nbytes + normed.nbytes) / chip.bytes * 1e6
     counts = (heads.heads, heads.kv_heads, heads.kv_heads)
 
     def rope(i: int) -> None:
@@ -56,9 +58,9 @@ def operations_of(executor: CudaExecutor, rows: int) -> Iterator[tuple[str, Call
         view = flat.view(rows, sum(counts), heads.head_dim)
         kernels.qk_rope(device, view, counts, positions, table, (layer.q_gain, layer.k_gain), eps, None, None)
 
-    yield "qk_rope", rope, 2 * flat.nbytes / BYTES * 1e6
+    yield "qk_rope", rope, 2 * flat.nbytes / chip.bytes * 1e6
     yield (
         "silu_gate",
         lambda i: kernels.silu_gate(device, gate_up, gated),
-        (gate_up.nbytes + gated.nbytes) / BYTES * 1e6,
+        (gate_up.nbytes + gated.nbytes) / chip.bytes * 1e6,
     )

@@ -17,15 +17,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from bench.command_line import options_parser
-from bench.gpu.first import LIMITS, ROOT
+from bench.gpu.first import LIMITS, ROOT, read_results
+from bench.gpu.table import OWN
 
 GPU_TESTS = "tests/cuda/test_gpu.py"
+TEST_MARK = "gpu"
+QUIET = ("-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
+"""Without the project's own ``-q``: its lines do not name the tests."""
 TRIAL = ("prelude.cuda.own_trial",)
 PACKAGES = ("torch", "flashinfer-python", "cuda-bindings", "cuda-python", "numpy", "transformers", "prelude-engine")
 ROWS = (4, 128)  # of the single operations
@@ -55,6 +59,7 @@ def versions(stage: Stage) -> None:
     """The device and its software: each fact apart, so that one that cannot be had costs no other."""
     import torch
 
+    stage.tell("device.name", value=_or_error(torch.cuda.get_device_name))
     for name in PACKAGES:
         stage.tell(f"version.{name}", value=_or_error(lambda name=name: metadata.version(name)))
     stage.tell("version.python", value=platform.python_version())
@@ -62,9 +67,34 @@ def versions(stage: Stage) -> None:
     stage.tell("device", value=_or_error(lambda: str(torch.cuda.get_device_properties(0))))
     stage.tell("driver", value=_or_error(lambda: _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv")))
     stage.tell("nvcc", value=_or_error(lambda: _output("nvcc", "--version").splitlines()[-1]))
-    from prelude.cuda import driver
+    from prelude.cuda import compiler, driver
+
+    from bench.gpu import chips
 
     stage.tell("missing", value=_or_error(driver.missing))
+    stage.tell("version.cuda", value=_or_error(lambda: {"torch": torch.version.cuda, "driver": _driver_version()}))
+    stage.tell("version.nvrtc", value=_or_error(compiler.nvrtc_version))
+    stage.tell("flashinfer", value=_or_error(_flashinfer))
+    stage.tell("ceilings", value=_or_error(lambda: asdict(chips.measured(torch.cuda.get_device_name()))))
+    stage.tell("chip", value=_or_error(lambda: asdict(chips.here())))
+
+
+def _driver_version() -> int:
+    """The newest CUDA that the driver serves: cubins of this major version load, whatever compiled them."""
+    from cuda.bindings import driver  # type: ignore[import-untyped,unused-ignore]
+
+    return int(driver.cuDriverGetVersion()[1])
+
+
+def _flashinfer() -> dict[str, Any]:
+    """Its import, and the modules that were compiled ahead; others are compiled when they are first called."""
+    began = time.perf_counter()
+    import flashinfer  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    seconds = time.perf_counter() - began
+    ahead = Path(flashinfer.__file__).parent / "data" / "aot"
+    names = sorted(path.name for path in ahead.iterdir()) if ahead.is_dir() else []
+    return {"version": flashinfer.__version__, "seconds": round(seconds, 1), "compiled": names}
 
 
 def _or_error(ask: Callable[[], Any]) -> Any:
@@ -115,23 +145,35 @@ def own_products(stage: Stage) -> None:
 
 
 def tests(stage: Stage) -> None:
-    """The tests that need a GPU; those behind a lost process, and those that failed in company, run once more."""
-    base = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-v", "--no-header", "--tb=line"]
+    """The tests that need a GPU. Those behind a lost process run in another one, and those that failed in company run
+    once more alone: an error that ends the device's context fails every test behind it."""
+    base = [sys.executable, "-m", "pytest", *QUIET, "-m", TEST_MARK, "--no-header", "--tb=line"]
     listed = [line for line in lines_of([*base, "--collect-only", "-q", GPU_TESTS]) if "::" in line]
     left = [line.split("::", 1)[1].strip() for line in listed]
     stage.tell("tests.collected", value=len(left))
+    failed: list[str] = []
     while left:
-        done: dict[str, str] = {}
-        for line in lines_of([*base, *[f"{GPU_TESTS}::{name}" for name in left]]):
+        alone, done = len(left) == 1, dict[str, str]()
+        for line in lines_of([*base, "-v", *[f"{GPU_TESTS}::{name}" for name in left]]):
             said = re.match(r"\S+?::(.+?) (PASSED|FAILED|ERROR|SKIPPED)", line)
             if said and said[1] not in done:
                 done[said[1]] = said[2]
-                ok = {"PASSED": True, "SKIPPED": None}.get(said[2], False)
-                stage.tell(f"tests.{said[1]}", ok=ok, alone=len(left) == 1)
+                _tell_test(stage, said[1], said[2], alone)
         if not done:
-            stage.tell(f"tests.{left[0]}", ok=False, error="the process ended in it", alone=len(left) == 1)
+            stage.tell(f"tests.{left[0]}", ok=False, error="the process ended in it", alone=alone)
             done[left[0]] = "ERROR"
+        elif not alone:
+            failed += [name for name, how in done.items() if how in ("FAILED", "ERROR")]
         left = [name for name in left if name not in done]
+    for name in failed:
+        for line in lines_of([*base, "-v", f"{GPU_TESTS}::{name}"]):
+            said = re.match(r"\S+?::(.+?) (PASSED|FAILED|ERROR|SKIPPED)", line)
+            if said:
+                _tell_test(stage, name, said[2], True)
+
+
+def _tell_test(stage: Stage, name: str, how: str, alone: bool) -> None:
+    stage.tell(f"tests.{name}", ok={"PASSED": True, "SKIPPED": None}.get(how, False), alone=alone)
 
 
 def lines_of(command: list[str]) -> Iterator[str]:
@@ -147,16 +189,24 @@ def lines_of(command: list[str]) -> Iterator[str]:
 
 
 def part(stage: Stage, name: str) -> None:
-    """One part of ``bench gpu``."""
+    """One part of ``bench gpu``, by the kernels of the libraries; with ``OWN`` behind its name, by this project's own
+    kernels too, where some passed their trial."""
     from bench.gpu.loads import Bench
 
-    bench = Bench(stage.repeats)
+    own = name.endswith(OWN)
+    if own and not any(x["stage"] == "own_products" and x.get("ok") for x in read_results(stage.results)):
+        stage.tell("left out", ok=None, error="no kernel of this project's passed its trial")
+        return
+    bench = Bench(stage.repeats, own)
     try:
-        for load in getattr(bench, name)():
+        for load in getattr(bench, name.removesuffix(OWN))():
             values = load.plain()
-            stage.tell(values.pop("key"), **values)
+            key, dot, unit = values.pop("key").rpartition(".")
+            stage.tell(f"{key}{OWN if own else ''}{dot}{unit}", device=bench.chip.name, **values)
     finally:
         bench.release()
+        for at, steps in enumerate(bench.steps):
+            stage.tell(f"steps.{at}", **steps)
 
 
 def operations(stage: Stage) -> None:
@@ -164,10 +214,10 @@ def operations(stage: Stage) -> None:
     from bench.gpu.loads import Bench
     from bench.gpu.operations import operations_of
 
-    bench = Bench(stage.repeats)
+    bench = Bench(stage.repeats, own=False)
     executor = bench.executor("06b", num_blocks=64, step_tokens=2048)
     for rows in ROWS:
-        for name, work, floor in operations_of(executor, rows):
+        for name, work, floor in operations_of(executor, rows, bench.chip):
             try:
                 values = timed_in_graph(executor.device, work, stage.repeats)
                 value = statistics.median(values)
@@ -178,11 +228,13 @@ def operations(stage: Stage) -> None:
 
 
 def timed_in_graph(device: Any, work: Callable[[int], None], repeats: int) -> list[float]:
-    """Microseconds of one ``work(i)``, from a recorded graph of ``IN_GRAPH`` of them."""
+    """Microseconds of one ``work(i)``, from a recorded graph of ``IN_GRAPH`` of them. The graph runs once in front of
+    the one that is timed: meanwhile the host enqueues that, so that its own time is not in the figure."""
     with device.scope():
         graph = device.capture(lambda: [work(i) for i in range(IN_GRAPH)])
         found = []
         for _ in range(repeats):
+            graph.launch()
             first = device.mark()
             graph.launch()
             last = device.mark()
@@ -219,9 +271,9 @@ def profile(stage: Stage) -> None:
     bench.release()
 
 
-OWN = {stage.__name__: stage for stage in (versions, smoke, own_products, tests, operations, profile)}
+_APART = {stage.__name__: stage for stage in (versions, smoke, own_products, tests, operations, profile)}
 STAGES: dict[str, Callable[[Stage], None]] = {
-    name: OWN.get(name) or (lambda stage, name=name: part(stage, name))  # type: ignore[misc]
+    name: _APART.get(name) or (lambda stage, name=name: part(stage, name))  # type: ignore[misc]
     for name in LIMITS
 }
 """The functions of the stages that ``first.py`` names; a stage without one of its own is a part of ``bench gpu``."""

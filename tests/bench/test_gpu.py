@@ -15,6 +15,7 @@ from prelude.cuda import driver, weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
+from bench.gpu import chips
 from bench.gpu import clients as gpu_clients
 from bench.gpu import device as gpu
 from bench.gpu import exactness as gpu_exactness
@@ -30,10 +31,29 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_floors_are_those_that_were_reckoned() -> None:
     """128 tokens in and one out: 0.277 ms; 512 of the 4B: 208 a second; a decode step of four: 0.305 ms."""
-    small, large = Floor(MODELS["06b"]), Floor(MODELS["4b"])
+    small, large = Floor(MODELS["06b"], chips.H200), Floor(MODELS["4b"], chips.H200)
     assert small.prefill(128, 1, causal(128)) * 1e3 == pytest.approx(0.277, abs=0.001)
     assert 1 / large.prefill(512, 1, causal(512)) == pytest.approx(208, abs=1)
     assert small.decode(4, 256) * 1e3 == pytest.approx(0.305, abs=0.001)
+
+
+def test_floors_and_aims_are_those_of_the_gpu_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H100's memory is slower: its floor is its own, and the table's aims are not for it. Any other GPU is
+    measured."""
+    named = "NVIDIA H200"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: named)
+    monkeypatch.setattr(chips, "measured", lambda name: chips.Chip(name, 1e12, 1e12))
+    aimed = gpu_loads.Bench(1)
+    assert aimed.chip is chips.H200
+    load = aimed.load("x.ms", "ms", [1.0], aimed.floor("06b").decode(4, 144), 0.75, {"prelude": 2.1})
+    assert load.reach == 0.75 and load.paper == {"prelude": 2.1}
+    named = "NVIDIA H100 80GB HBM3"
+    other = gpu_loads.Bench(1)
+    load = other.load("x.ms", "ms", [1.0], other.floor("06b").decode(4, 144), 0.75, {"prelude": 2.1})
+    assert load.reach is None and not load.paper
+    assert load.floor == pytest.approx(aimed.floor("06b").decode(4, 144) * 4.3 / 3.0)
+    named = "NVIDIA H100 PCIe"
+    assert gpu_loads.Bench(1).chip == chips.Chip(named, 1e12, 1e12)
 
 
 def small_model(layers: int = 2, vocab: int = 300, eps: float = 1e-6) -> ModelConfig:
@@ -117,13 +137,19 @@ def test_parts_run_and_name_their_figures(monkeypatch: pytest.MonkeyPatch) -> No
         return saturated(engine, tokens // 8, min(flights, 3), shared, repeats, 0.1)
 
     monkeypatch.setattr(gpu_loads.Bench, "executor", one)
+    monkeypatch.setattr(gpu_loads.Bench, "chip", chips.H200)
+    monkeypatch.setattr(gpu_loads.Bench, "search_large_steps", lambda self, on_device: None)
     monkeypatch.setattr(gpu_loads.Bench, "by_transformers", lambda self, name, tokens: [0.5])
     monkeypatch.setattr(gpu_loads, "saturated", fewer)
     monkeypatch.setattr(gpu_loads, "chats", lambda engine, *sizes: chats(engine, 12, 6, 2, 1))
     bench = gpu_loads.Bench(1)
-    found = {load.key: load for load in (*bench.throughput(), *bench.decode())}
+    parts = (bench.throughput, bench.throughput_flights, bench.deterministic, bench.decode, bench.decode_ways)
+    found = {load.key: load for part in parts for load in part()}
     bench.release()
-    assert [options.get("graphs", True) for options in made] == [True, False, True, True, False]
+    assert [options.get("graphs", True) for options in made] == [*[True, True, False], *[True] * 4, False]
+    assert [options.get("deterministic", False) for options in made[3:5]] == [False, True]
+    assert found["deterministic_4b_512in_1out_c96.over_default"].value > 0
+    assert len(bench.steps) == len(made) and bench.steps[0]["replayed"] > 0 and not bench.steps[-1]["replayed"]
     c1 = "oneshot_4b_512in_1out_c1"
     rates = [f"{key}.requests_s" for key in (c1, f"{c1}6", "oneshot_4b_512in_1out_c96")]
     rates += ["oneshot_4b_512in_1out_c96_shared75.requests_s", f"{c1}_eager.requests_s"]

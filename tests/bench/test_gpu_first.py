@@ -3,19 +3,24 @@ fails."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prelude.cuda import driver
 from prelude.tokenizer import Tokenizer
 
-from bench.gpu import first
+from bench.gpu import clients, first, stages
 from bench.gpu.clients import texts_of
+from bench.gpu.table import OWN, ROWS, table
 from prelude import default_model
 from tests.cuda import dry_faults
 
@@ -111,11 +116,11 @@ def test_a_stage_ends_with_its_children(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_second_call_goes_on_from_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = run(tmp_path, {"oneshot": "segv"}, monkeypatch)
-    with tarfile.open(earlier.out / "matmuls.tgz") as packed:
+    with tarfile.open(earlier.out / "cache.tgz") as packed:
         assert packed.getnames() == ["matmuls-one.json"]
     made = run(tmp_path, {}, monkeypatch, out="second", earlier=earlier.out)
     assert [end.stage for end in made.ends] == ["oneshot"]
-    with tarfile.open(made.out / "matmuls.tgz") as packed:
+    with tarfile.open(made.out / "cache.tgz") as packed:
         kept = packed.extractfile("matmuls-one.json")
         assert kept is not None and kept.read() == b"versions correctness oneshot decode oneshot "
     assert first.ended_well(first.read_results(made.results)) == set(NAMES)
@@ -126,6 +131,106 @@ def test_a_stage_begins_only_with_time_left(tmp_path: Path, monkeypatch: pytest.
     made = run(tmp_path, {}, monkeypatch, seconds=-1.0)
     assert [end.how for end in made.ends] == ["not begun"] * 4
     assert len(first.read_results(made.results)) == 4
+
+
+def test_correctness_and_the_table_come_before_all_that_may_hang() -> None:
+    order = list(first.LIMITS)
+    rows = ["oneshot", "throughput", "decode", "questions", "deterministic", "ready"]
+    assert order[:9] == ["versions", "correctness", *rows, "own_products"]
+    assert order[9:12] == [f"{name}{OWN}" for name in ("correctness", "oneshot", "decode")]
+    assert sum(first.LIMITS[name] for name in order[:12]) <= 3 * 540, "what 30 minutes of a device have room for"
+    assert set(stages.STAGES) == set(order)
+
+
+def test_a_stage_is_begun_only_where_half_of_its_limit_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first, "LIMITS", {**first.LIMITS, "oneshot": 2000.0})
+    made = run(tmp_path, {}, monkeypatch, seconds=900.0)
+    assert {end.stage: end.how for end in made.ends} == {
+        "versions": "done", "correctness": "done", "oneshot": "not begun", "decode": "done"
+    }  # fmt: skip
+
+
+def test_the_table_has_its_rows_first_and_says_what_was_not_shown() -> None:
+    def figure(stage: str, key: str, **more: Any) -> dict[str, Any]:
+        return {"stage": stage, "key": key, "value": 1.5, "values": [1.0, 2.0], "unit": "ms", **more}
+
+    key = ROWS[0][1]
+    lines: list[dict[str, Any]] = [
+        {"stage": "versions", "key": "device.name", "value": "NVIDIA H100 80GB HBM3"},
+        {"stage": "correctness", "key": "end", "how": "out of time"},
+        {"stage": "correctness", "key": "end", "how": "done"},  # of a later call
+        figure("oneshot", key.format(""), floor=0.4),
+        figure(f"oneshot{OWN}", key.format(OWN)),
+        {"stage": "tests", "key": "tests.one", "ok": False, "alone": False},
+        {"stage": "tests", "key": "tests.one", "ok": True, "alone": True},
+    ]
+    text = table(lines).splitlines()
+    assert text[0] == "NVIDIA H100 80GB HBM3"
+    assert text[4] == f"| {ROWS[0][0]} | 1.5 | 1 to 2 | ms | 0.4 |  |  |"
+    assert text[5].startswith(f"| {ROWS[0][0]}, own kernels (correctness not shown) | 1.5 |")
+    assert text[6] == f"| {ROWS[1][0]} | not measured | | | | | |"
+    assert "1 checks passed, 0 failed" in text, "a test that failed in company only has passed"
+
+
+@pytest.mark.skipif(not driver.missing(), reason="there is a GPU here")
+def test_the_stage_of_tests_reads_the_name_and_the_end_of_each(tmp_path: Path) -> None:
+    """Without a GPU every one of them is skipped, which the stage has to see."""
+    stages.tests(stages.Stage("tests", tmp_path / "results.jsonl"))
+    lines = first.read_results(tmp_path / "results.jsonl")
+    assert lines[0]["key"] == "tests.collected" and lines[0]["value"] == len(lines) - 1 > 10
+    assert all(line["ok"] is None and "error" not in line for line in lines[1:]), lines
+
+
+def test_single_operations_are_timed_while_the_device_is_at_work() -> None:
+    """The graph that is timed is enqueued while another one runs: an idle device would show the host's time."""
+    said: list[str] = []
+
+    class Mark:
+        def __init__(self) -> None:
+            said.append("mark")
+
+        def wait(self) -> None:
+            said.append("wait")
+
+        def seconds_since(self, earlier: Any) -> float:
+            return 2e-5
+
+    graph = SimpleNamespace(launch=lambda: said.append("launch"), close=lambda: said.append("close"))
+    device = SimpleNamespace(scope=contextlib.nullcontext, capture=lambda work: graph, mark=Mark)
+    assert stages.timed_in_graph(device, lambda i: None, 2) == pytest.approx([1.0, 1.0])
+    assert said == [*["launch", "mark", "launch", "mark", "wait"] * 2, "close"]
+
+
+def test_rounds_are_measured_when_no_shape_is_recorded_any_more() -> None:
+    graphs, seen = SimpleNamespace(captures=0), list[int]()
+    engine: Any = SimpleNamespace(
+        engine=SimpleNamespace(core=SimpleNamespace(executor=SimpleNamespace(graphs=graphs)))
+    )
+
+    async def one(number: int) -> None:
+        seen.append(number)
+        graphs.captures += max(0, 2 - number)
+
+    asyncio.run(clients.settle(engine, one))
+    assert seen == [0, 1, 2]
+
+
+def test_no_prompt_of_the_chats_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would be read from the cache."""
+    seeds: list[int] = []
+
+    async def stream(engine: Any, seed: int, tokens: int, output: int, sampled: bool) -> list[float]:
+        seeds.append(seed)
+        return [0.0, 1.0]
+
+    async def start() -> None: ...
+
+    monkeypatch.setattr(clients, "stream_times", stream)
+    engine: Any = SimpleNamespace(start=start, engine=SimpleNamespace(core=SimpleNamespace(executor=None)))
+    asyncio.run(clients.chats(engine, 8, 2, 3, 2))
+    assert len(seeds) == len(set(seeds)) == 3 * 4 * 3
 
 
 @pytest.mark.parametrize("tokens", [12, 33, 128, 512])

@@ -25,7 +25,7 @@ from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 from prelude.cuda.own_matmul import OwnMatmuls
 
-from bench.gpu import clients, exactness, loads, models, stages
+from bench.gpu import chips, clients, exactness, loads, models, ready, stages
 from bench.gpu.models import RandomSource, qwen3
 from prelude import AsyncEngine
 from tests.cuda import twins
@@ -89,9 +89,13 @@ def patch() -> None:
     torch.cuda.empty_cache = lambda: None
     loads.MODELS = {name: SMALL for name in models.MODELS}  # type: ignore[assignment]
     loads.VARIED = (12, 16)
+    loads.STATE = 256
+    loads.READY = (sys.executable, "-m", "tests.cuda.dry_run", "ready")
+    loads.Bench.chip = chips.H200  # type: ignore[assignment]
+    loads.Bench.search_large_steps = staticmethod(lambda executor: None)  # type: ignore[assignment]
     loads.Bench.executor = executor  # type: ignore[assignment, method-assign]
     loads.Bench.by_transformers = lambda self, name, tokens: [0.5]  # type: ignore[method-assign]
-    loads.Bench.timed = lambda self, work, count=1: [float(work() is None) + 0.001]  # type: ignore[method-assign]
+    loads.Bench.timed = lambda self, work, count=1, repeats=None: [float(work() is None) + 0.001]  # type: ignore[method-assign]
     loads.RandomSource = lambda config, device, dtype: RandomSource(SMALL, "cpu", dtype)  # type: ignore[assignment, misc]
     loads.probe_step = lambda big: loads.OneShotBatch(  # type: ignore[assignment]
         loads.forest([(loads.draw(0, 8), -1)]), loads.greedy([7])
@@ -105,7 +109,7 @@ def patch() -> None:
     loads.chat_beside_decisions = lambda engine, repeats: clients.chat_beside_decisions(engine, 1)
     torch.cuda.synchronize = lambda *given: None  # type: ignore[assignment]
     stages.TRIAL = ("tests.cuda.dry_run", "trial")
-    stages.GPU_TESTS = "tests/cuda/test_padding.py"  # tests that run here stand for those that need a GPU
+    stages.GPU_TESTS, stages.TEST_MARK = "tests/cuda/test_refusals.py", "not gpu"  # tests that run here
 
 
 KINDS = ("raise", "wrong", "exit", "segv", "hang", "child", "torn")
@@ -144,6 +148,10 @@ def main() -> int:
         trial()
         return 0
     patch()
+    if sys.argv[1] == "ready":
+        del sys.argv[1]
+        ready.main()
+        return 0
     for fault in os.environ.get("PRELUDE_DRY_FAULT", "").split(","):
         name, _, kind = fault.partition(":")
         if name == sys.argv[1]:

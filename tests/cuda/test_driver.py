@@ -117,6 +117,20 @@ def test_marks_use_events_again_and_they_are_destroyed_at_the_end(stub: Any, dev
     assert stub.stub_live(EVENT) <= alive
 
 
+def test_the_stream_of_a_closed_device_is_the_next_ones(stub: Any) -> None:
+    first = null.NullDevice()
+    made = stub.stub_calls(b"cuStreamCreate")
+    first.close()
+    first.close()
+    second, third = null.NullDevice(), null.NullDevice()
+    assert second.handle == first.handle != third.handle
+    assert stub.stub_calls(b"cuStreamCreate") == made + 1
+    stub.stub_fail(b"cuStreamSynchronize", 1, LAUNCH_FAILED)
+    with pytest.raises(CudaError):
+        third.close()
+    assert null.NullDevice().handle != third.handle, "a stream that failed is not used again"
+
+
 @pytest.mark.parametrize("dependent", [True, False])
 def test_a_kernel_is_launched_with_its_grid_arguments_and_dependence(
     stub: Any, device: null.NullDevice, dependent: bool

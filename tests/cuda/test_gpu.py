@@ -199,7 +199,7 @@ def test_searched_products_are_right_and_kept(
     """The shapes of Qwen3-0.6B at 128 rows, through the real library; nothing may be wrong with any choice."""
     monkeypatch.setenv("PRELUDE_CACHE", str(tmp_path))
     device = on_gpu(torch.bfloat16).device
-    assert isinstance(device, CudaDevice) and device.products is not None
+    assert isinstance(device, CudaDevice) and device.matmul_search is not None
     made = torch.Generator("cuda").manual_seed(1)
     with device.scope():
         for outputs, inner, dtype, add in (
@@ -217,4 +217,4 @@ def test_searched_products_are_right_and_kept(
             device.matmul(x, weight, out, add=add)
             device._searching = False
             assert (out.float() - wanted).abs().max() < 2e-2 * wanted.abs().max()
-        assert device.products.path.exists() and device.products.path.is_relative_to(tmp_path)
+        assert device.matmul_search.path.exists() and device.matmul_search.path.is_relative_to(tmp_path)

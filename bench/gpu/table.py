@@ -1,0 +1,72 @@
+"""The results of ``bench gpu_first`` as tables in Markdown: the six rows that are aimed at, then all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+ROWS = (
+    ("Qwen3-0.6B, 128 in, 1 out, alone: P50", "oneshot_06b_128in_1out_c1{}.p50_ms"),
+    ("Qwen3-4B, 512 in, 1 out, 96 in flight", "oneshot_4b_512in_1out_c96{}.requests_s"),
+    ("Qwen3-0.6B, 128 in, 32 out, 4 in flight: time per output token", "decode_06b_128in_32out_c4{}.tpot_ms"),
+    (
+        "64 questions on one state of 8,192 tokens, over the state's prefill",
+        "questions_06b_64x8_on_8192{}.over_prefill",
+    ),
+    ("deterministic mode over default, throughput", "deterministic_4b_512in_1out_c96{}.over_default"),
+    ("process start to first answer, Qwen3-0.6B", "ready_06b{}.first_answer_s"),
+)
+OWN = "_own"
+"""Of stages in which this project's kernels may be chosen, and of their figures' names."""
+
+
+def ended_well(results: Sequence[dict[str, Any]]) -> set[str]:
+    """The stages whose last end was a good one."""
+    return {line["stage"] for line in latest(results) if line["key"] == "end" and line.get("how") == "done"}
+
+
+def latest(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each stage and key the last line: a stage may have run twice, and so may a test."""
+    return list({(line["stage"], line["key"]): line for line in results}.values())
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    lines, well = latest(results), ended_well(results)
+    figures = {x["key"]: x for x in lines if isinstance(x.get("values"), list) and x["values"]}
+
+    def mark(stage: str) -> str:
+        shown_by = "correctness" + (OWN if stage.endswith(OWN) else "")
+        return "" if shown_by in well else " (correctness not shown)"
+
+    devices = [str(x["value"]) for x in lines if x["key"] == "device.name"]
+    text = [f"{', '.join(dict.fromkeys(devices)) or 'device unknown'}", ""]
+    text += ["| measure | median | spread | unit | floor | reach | published |", "|---|---|---|---|---|---|---|"]
+    for name, key in ROWS:
+        for which, said in (("", ""), (OWN, ", own kernels")):
+            found = figures.get(key.format(which))
+            if found is not None:
+                paper = (found.get("paper") or {}).get("prelude")
+                cells = [*_cells(found), shown(found.get("reach")), shown(paper)]
+                text.append(f"| {name}{said}{mark(found['stage'])} | {' | '.join(cells)} |")
+            elif not which:
+                text.append(f"| {name} | not measured | | | | | |")
+    text += ["", "| stage | ended | s |", "|---|---|---|"]
+    text += [f"| {x['stage']} | {x.get('how')} | {x.get('seconds')} |" for x in lines if x["key"] == "end"]
+    checks = [x for x in lines if "ok" in x]
+    bad = [x for x in checks if x["ok"] is False]
+    text += ["", f"{sum(x['ok'] is True for x in checks)} checks passed, {len(bad)} failed"]
+    text += [f"- {x['key']} ({x['stage']}): {x.get('error') or x.get('value') or 'failed'}" for x in bad]
+    text += ["", "| figure | median | spread | unit | floor | reach |", "|---|---|---|---|---|---|"]
+    for key, x in figures.items():
+        text.append(f"| {key}{mark(x['stage'])} | {' | '.join([*_cells(x), shown(x.get('reach'))])} |")
+    return "\n".join(text) + "\n"
+
+
+def _cells(x: dict[str, Any]) -> list[str]:
+    values = x["values"]
+    spread = f"{shown(min(values))} to {shown(max(values))}"
+    return [shown(x.get("value")), spread, str(x.get("unit", "")), shown(x.get("floor"))]
+
+
+def shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else ""
