@@ -1,0 +1,139 @@
+// What step.hpp reads and writes: the arrays of a batch, the sizes of a step, and where a recorded shape has its
+// arrays. The definitions are those of prelude/cuda/layout.py and shapes.py.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace prelude::gpu {
+
+struct Prompts {
+  const int32_t *ids, *positions, *starts, *parents, *contexts, *context_indptr, *context_blocks;
+  const int32_t* slots;  // may be null
+  int64_t tokens, segments, held;
+};
+
+struct Decoding {
+  const int32_t *ids, *positions, *slots, *contexts, *indptr, *blocks;
+  int64_t rows, held;
+};
+
+// Rows of one readout: tokens of the prompts, or decode rows.
+struct Reads {
+  const int32_t* rows;
+  int64_t count;
+  bool of_decoding;
+};
+
+struct Limits {
+  int32_t block_size, vocab, positions, blocks, pending;
+  int64_t rows;                        // of a step
+  int32_t long_query;                  // tokens of a prompt from which on another kernel serves it
+  int32_t split_keys;                  // keys up to which a decode row is never split
+  int32_t whole_rows;                  // decode rows from which on none is split
+  int32_t context_rows, context_keys;  // rows below which, and keys above which, those of a cached prefix are
+  bool cut;                            // a last layer with fewer queries is allowed
+};
+
+struct Counts {
+  int32_t prompts, own, longest, read_prompts, decoding, pages, read_decoding;
+  int32_t spare;  // padded decode rows
+  bool cut, long_query, split;
+  int64_t attended;
+};
+
+// Requests over all prompt rows, each with its pages; layout.py's Paged.
+struct Level {
+  std::vector<int32_t> qo, indptr, pages, last, last_qo;
+  int32_t page_size;
+  bool pool, split;
+
+  void clear(int32_t size, bool of_pool) {
+    page_size = size, pool = of_pool, split = false;
+    qo.assign(1, 0);
+    indptr.assign(1, 0);
+    pages.clear();
+    last.clear();
+    last_qo.clear();
+  }
+  int32_t requests() const { return static_cast<int32_t>(last.size()); }
+  void request(int32_t end, int32_t keys) {
+    qo.push_back(end);
+    indptr.push_back(static_cast<int32_t>(pages.size()));
+    last.push_back(keys);
+  }
+  // Rows up to `first` that read nothing stand in a request without keys.
+  void skip_to(int32_t first) {
+    if (first > qo.back()) request(first, 0);
+  }
+  int64_t most_keys() const {
+    int64_t most = 0;
+    for (size_t r = 0; r < last.size(); ++r)
+      if (indptr[r + 1] > indptr[r])
+        most = std::max(most, int64_t{indptr[r + 1] - indptr[r] - 1} * page_size + last[r]);
+    return most;
+  }
+};
+
+// Where arrays begin, in bytes; below 0: the shape has no such array.
+struct LevelPlaces {
+  int64_t qo, indptr, last, pages, last_qo;
+  int32_t requests, entries;
+};
+
+struct Places {
+  int64_t ids, positions, slots, read, read_positions, qo, kv, last_qo, indptr, last, pages;
+  int64_t lengths, lengths_end;  // the arrays that a plan depends on, which are compared as one run of bytes
+  int32_t prompts, own, decoding, entries, read_prompts, read_decoding, scratch_block;
+  std::vector<LevelPlaces> more;
+};
+
+inline int32_t power_bucket(int32_t count, int32_t least = 1) {
+  if (count <= 0) return 0;
+  return std::max<int32_t>(least, static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(count))));
+}
+
+// 32 tokens to 256, then 64, and from 4,096 on a 64th of the largest power of two below.
+inline int32_t token_bucket(int32_t count) {
+  if (count <= 0) return 0;
+  int32_t step = count <= 256 ? 32 : 64;
+  while (step * 64 <= count && step < (1 << 20)) step *= 2;
+  return (count + step - 1) / step * step;
+}
+
+namespace detail {
+
+inline bool within(const int32_t* values, int64_t count, int32_t least, int32_t limit) {
+  bool inside = true;  // without a branch: such a loop is vectorised
+  for (int64_t i = 0; i < count; ++i) inside &= values[i] >= least && values[i] < limit;
+  return inside;
+}
+
+template <class T>
+inline void put(char* area, int64_t at, const T* values, int64_t count, int64_t capacity, T rest) {
+  T* target = reinterpret_cast<T*>(area + at);
+  if (count > 0) std::memcpy(target, values, static_cast<size_t>(count) * sizeof(T));
+  std::fill(target + count, target + capacity, rest);
+}
+
+inline void put(char* area, int64_t at, const std::vector<int32_t>& values, int64_t capacity, int32_t rest) {
+  put<int32_t>(area, at, values.data(), static_cast<int64_t>(values.size()), capacity, rest);
+}
+
+}  // namespace detail
+
+// prelude/readouts/draw.py: a number in [0, 1) of each (seed, step).
+inline double uniform(uint64_t seed, int32_t step) {
+  const auto mix = [](uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  };
+  const uint64_t z = mix(mix(seed) + (static_cast<uint64_t>(static_cast<int64_t>(step)) + 1) * 0x9E3779B97F4A7C15u);
+  return static_cast<double>(z >> 11) * 0x1p-53;
+}
+
+}  // namespace prelude::gpu
