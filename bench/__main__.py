@@ -44,6 +44,7 @@ COMMANDS = {
     "gpu_count": "gpu.count",
     "gpu_host": "gpu.host",
     "gpu_stage": "gpu.stages",
+    "gpu_ready": "gpu.ready",
     "tokenizer": "tokenizer.encode",
     "tokenizer_load": "tokenizer.loading",
     "tokenizer_native": "tokenizer.native",

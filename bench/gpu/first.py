@@ -46,7 +46,7 @@ LIMITS: dict[str, float] = {
     "throughput": 110,
     "decode": 90,
     "questions": 80,
-    "deterministic": 120,
+    "deterministic": 150,
     "ready": 90,
     "own_products": 150,
     "correctness_own": 150,
