@@ -1,5 +1,6 @@
 // The two sides of a mixer in one call each: bit for bit what the kernels give when each is called by itself, on
-// every target, for every packing, in chunks, and in several threads.
+// every target, for every packing, in chunks, and in several threads, which share each operation of a few rows and
+// take rows apart where there are many.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -15,7 +16,7 @@ using namespace prelude::cpu;
 
 namespace {
 
-constexpr int64_t kHidden = 40, kWidth = 8, kHeads = 4, kGates = 2, kInner = 50, kRows = 13;
+constexpr int64_t kHidden = 40, kWidth = 8, kHeads = 4, kGates = 2, kInner = 50, kRows = 41;
 
 // Rows of float32 or bfloat16, `stride` values apart.
 struct Rows {
@@ -106,7 +107,7 @@ void check_before(const Kernels& kernels, Packing packing, NormKind kind, Type t
   const BeforeMixer part{kind == NormKind::none ? Norm{} : factors.norm,
                          weight.projection,
                          {kGates * kWidth, kHeads, kWidth, 1e-6f, gain.data()}};
-  for (const int64_t chunk : {int64_t{1}, int64_t{5}, kRows, kRows + 9})
+  for (const int64_t chunk : {int64_t{1}, int64_t{5}, int64_t{30}, kRows, kRows + 9})
     for (const int threads : {1, 3}) {
       Rows out(kRows, kOutputs + 5, type), room(std::min(chunk, kRows), kHidden, type);
       const BeforeArgs args{static_cast<float*>(x.at(0)),
@@ -168,7 +169,7 @@ void check_behind(const Kernels& kernels, Packing packing, bool norm_first, bool
                          norm_first,
                          gated,
                          Activation::gelu};
-  for (const int64_t chunk : {int64_t{1}, int64_t{6}, kRows})
+  for (const int64_t chunk : {int64_t{1}, int64_t{6}, int64_t{30}, kRows})
     for (const int threads : {1, 3}) {
       Rows sums = given, room(chunk, kHidden, type), inner(chunk, 2 * kInner + 3, type);
       Rows product(chunk, kHidden, Type::f32);

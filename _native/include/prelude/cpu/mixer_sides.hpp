@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "prelude/cpu/packed_matmul.hpp"
@@ -139,63 +140,112 @@ inline bool add_product(const Team& team, const Projection& by, const Norm& afte
   return over_rows(add_rows, args, rows, width, false, team.fork, team.threads);
 }
 
-}  // namespace sides
+// A thread that takes rows through a whole side reads all of its weights. Weights of so many bytes stay in the cache
+// of its own processor and pay from few rows on, others in the cache that the processors share.
+inline constexpr int64_t kOwnBytes = 2 << 20, kOwnRows = 8;
+inline constexpr int64_t kSharedBytes = 16 << 20, kSharedRows = 32;
 
-// False: no memory for a row; what was computed by then is written.
-inline bool run_before(const BeforeMixer& part, const BeforeArgs& a, const Team& team) {
-  const int64_t inputs = part.projection.weight.inputs;
-  for (int64_t first = 0; first < a.rows; first += a.chunk) {
-    const int64_t rows = std::min(a.chunk, a.rows - first);
-    const float* x = a.x + first * a.x_stride;
-    const void* read = x;
-    int64_t stride = a.x_stride;
-    Type type = Type::f32;
-    if (part.norm.kind != NormKind::none) {
-      if (!sides::norm_rows(team, part.norm, x, a.x_stride, a.normed, inputs, a.type, rows, inputs)) return false;
-      read = a.normed, stride = inputs, type = a.type;
+// Parts of `rows` that threads take through a side, several for each of them: one of them may be kept from running.
+inline int64_t parts_of(int64_t rows, int64_t bytes, int threads) {
+  if (bytes > kSharedBytes) return 1;
+  return std::min<int64_t>(rows / (bytes > kOwnBytes ? kSharedRows : kOwnRows), 4 * int64_t{threads});
+}
+
+inline int64_t bytes_of(const Projection& by) {
+  return packed_words(by.weight.outputs, by.weight.inputs, by.weight.packing) * 4;
+}
+
+// work(first row, rows, first row of the room, team) for chunks of `chunk` rows, one after the other. Where a chunk
+// has rows enough for all threads, each takes parts of them through the whole side: they wait for each other once,
+// and the intermediates stay in a thread's own cache. Else the threads share each operation. False: a call of work
+// was.
+template <class Work>
+bool over_chunks(int64_t rows, int64_t chunk, int64_t bytes, const Team& team, const Work& work) {
+  for (int64_t first = 0; first < rows; first += chunk) {
+    const int64_t some = std::min(chunk, rows - first), parts = parts_of(some, bytes, team.threads);
+    if (team.fork == nullptr || team.threads < 2 || parts < team.threads) {
+      if (!work(first, some, 0, team)) return false;
+      continue;
     }
-    void* out = sides::row_at(a.out, first, a.out_stride, a.type);
-    if (!sides::multiply(team, part.projection, read, stride, type, out, a.out_stride, a.type, false, rows))
-      return false;
-    const Rotation& turn = part.rotation;
-    if (turn.heads == 0) continue;
-    void* heads = static_cast<char*>(out) + turn.first * size_of(a.type);
-    const RotateArgs args{heads,      a.out_stride, heads,        a.out_stride,       a.type, turn.gain, turn.heads,
-                          turn.width, turn.eps,     a.rope_table, a.positions + first};
-    if (!norm_rotate(*team.kernels, args, rows, team.fork, team.threads)) return false;
+    std::atomic<bool> done{true};
+    run_pieces(team.fork, team.threads, parts, [&](int64_t i, int) {
+      const int64_t from = i * some / parts, to = (i + 1) * some / parts;
+      if (!work(first + from, to - from, from, Team{team.kernels, nullptr, 1}))
+        done.store(false, std::memory_order_relaxed);
+    });
+    if (!done.load(std::memory_order_relaxed)) return false;
   }
   return true;
 }
 
+// See run_before: `rows` rows from `first` on, with the room from row `at` on.
+inline bool before_rows(const BeforeMixer& part, const BeforeArgs& a, int64_t first, int64_t rows, int64_t at,
+                        const Team& team) {
+  const int64_t inputs = part.projection.weight.inputs;
+  const float* x = a.x + first * a.x_stride;
+  const void* read = x;
+  int64_t stride = a.x_stride;
+  Type type = Type::f32;
+  if (part.norm.kind != NormKind::none) {
+    void* normed = row_at(a.normed, at, inputs, a.type);
+    if (!norm_rows(team, part.norm, x, a.x_stride, normed, inputs, a.type, rows, inputs)) return false;
+    read = normed, stride = inputs, type = a.type;
+  }
+  void* out = row_at(a.out, first, a.out_stride, a.type);
+  if (!multiply(team, part.projection, read, stride, type, out, a.out_stride, a.type, false, rows)) return false;
+  const Rotation& turn = part.rotation;
+  if (turn.heads == 0) return true;
+  void* heads = static_cast<char*>(out) + turn.first * size_of(a.type);
+  const RotateArgs args{heads,      a.out_stride, heads,        a.out_stride,       a.type, turn.gain, turn.heads,
+                        turn.width, turn.eps,     a.rope_table, a.positions + first};
+  return norm_rotate(*team.kernels, args, rows, team.fork, team.threads);
+}
+
+// See run_behind, and before_rows.
+inline bool behind_rows(const BehindMixer& part, const BehindArgs& all, int64_t first, int64_t rows, int64_t at,
+                        const Team& team) {
+  const int64_t width = part.up.weight.inputs, made = part.up.weight.outputs;
+  BehindArgs a = all;
+  a.normed = row_at(all.normed, at, width, all.type);
+  a.up = row_at(all.up, at, all.up_stride, all.type);
+  if (all.sums != nullptr) a.sums = all.sums + at * width;
+  float* x = a.x + first * a.x_stride;
+  const void* mixed = row_at(a.mixed, first, a.mixed_stride, a.mixed_type);
+  if (!add_product(team, part.out, part.mixer_after, mixed, a.mixed_stride, a.mixed_type, a, x, rows)) return false;
+  const void* read = x;
+  int64_t stride = a.x_stride;
+  Type type = Type::f32;
+  if (part.norm_first) {
+    if (!norm_rows(team, part.mlp_norm, x, a.x_stride, a.normed, width, a.type, rows, width)) return false;
+    read = a.normed, stride = width, type = a.type;
+  } else if (part.mixer_norm.kind != NormKind::none) {
+    if (!norm_rows(team, part.mixer_norm, x, a.x_stride, x, a.x_stride, Type::f32, rows, width)) return false;
+  }
+  if (!multiply(team, part.up, read, stride, type, a.up, a.up_stride, a.type, false, rows)) return false;
+  const ActivateArgs args{a.up, a.up_stride, a.type, part.gated ? made / 2 : made, part.activation, part.gated};
+  if (!activate(*team.kernels, args, rows, team.fork, team.threads) ||
+      !add_product(team, part.down, part.mlp_after, a.up, a.up_stride, a.type, a, x, rows))
+    return false;
+  return part.norm_first || norm_rows(team, part.mlp_norm, x, a.x_stride, x, a.x_stride, Type::f32, rows, width);
+}
+
+}  // namespace sides
+
+// False: no memory for a row; what was computed by then is written.
+inline bool run_before(const BeforeMixer& part, const BeforeArgs& a, const Team& team) {
+  return sides::over_chunks(a.rows, a.chunk, sides::bytes_of(part.projection), team,
+                            [&](int64_t first, int64_t rows, int64_t at, const Team& threads) {
+                              return sides::before_rows(part, a, first, rows, at, threads);
+                            });
+}
+
 // See run_before.
 inline bool run_behind(const BehindMixer& part, const BehindArgs& a, const Team& team) {
-  const int64_t width = part.up.weight.inputs, made = part.up.weight.outputs;
-  for (int64_t first = 0; first < a.rows; first += a.chunk) {
-    const int64_t rows = std::min(a.chunk, a.rows - first);
-    float* x = a.x + first * a.x_stride;
-    const void* mixed = sides::row_at(a.mixed, first, a.mixed_stride, a.mixed_type);
-    if (!sides::add_product(team, part.out, part.mixer_after, mixed, a.mixed_stride, a.mixed_type, a, x, rows))
-      return false;
-    const void* read = x;
-    int64_t stride = a.x_stride;
-    Type type = Type::f32;
-    if (part.norm_first) {
-      if (!sides::norm_rows(team, part.mlp_norm, x, a.x_stride, a.normed, width, a.type, rows, width)) return false;
-      read = a.normed, stride = width, type = a.type;
-    } else if (part.mixer_norm.kind != NormKind::none) {
-      if (!sides::norm_rows(team, part.mixer_norm, x, a.x_stride, x, a.x_stride, Type::f32, rows, width))
-        return false;
-    }
-    if (!sides::multiply(team, part.up, read, stride, type, a.up, a.up_stride, a.type, false, rows)) return false;
-    const ActivateArgs args{a.up, a.up_stride, a.type, part.gated ? made / 2 : made, part.activation, part.gated};
-    if (!activate(*team.kernels, args, rows, team.fork, team.threads) ||
-        !sides::add_product(team, part.down, part.mlp_after, a.up, a.up_stride, a.type, a, x, rows))
-      return false;
-    if (!part.norm_first &&
-        !sides::norm_rows(team, part.mlp_norm, x, a.x_stride, x, a.x_stride, Type::f32, rows, width))
-      return false;
-  }
-  return true;
+  const int64_t weights = sides::bytes_of(part.out) + sides::bytes_of(part.up) + sides::bytes_of(part.down);
+  return sides::over_chunks(a.rows, a.chunk, weights, team,
+                            [&](int64_t first, int64_t rows, int64_t at, const Team& threads) {
+                              return sides::behind_rows(part, a, first, rows, at, threads);
+                            });
 }
 
 // Whether other threads should run meanwhile.
