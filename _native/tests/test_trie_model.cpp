@@ -33,16 +33,16 @@ class Model {
   }
 
   void step() {
-    const int64_t what = r.below(17);
-    if (what < 1) return allocate();
-    if (what < 3) return references();
-    if (what < 5) return match();
-    if (what < 9) return insert();
-    if (what < 10) return promise();
-    if (what < 12) return postprocess();
-    if (what < 13) return lock();
-    if (what < 15) return unlock();
-    if (what < 16) return r.chance(5) ? clear() : r.chance(40) ? demote() : evict();
+    const int64_t action = r.below(17);
+    if (action < 1) return allocate();
+    if (action < 3) return references();
+    if (action < 5) return match();
+    if (action < 9) return insert();
+    if (action < 10) return promise();
+    if (action < 12) return postprocess();
+    if (action < 13) return lock();
+    if (action < 15) return unlock();
+    if (action < 16) return r.chance(5) ? clear() : r.chance(40) ? demote() : evict();
     return use_stale();
   }
 

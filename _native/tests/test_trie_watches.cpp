@@ -39,17 +39,17 @@ static void run(int64_t operations, uint64_t seed, int32_t hash_bits, int64_t* r
   std::vector<Waiting> waiting;
   std::vector<NodeId> promises;
   for (int64_t op = 0; op < operations; ++op) {
-    const int64_t what = r.below(12);
-    if (what < 3 && waiting.size() < 40) {
+    const int64_t action = r.below(12);
+    if (action < 3 && waiting.size() < 40) {
       Waiting w{some_prompt(r, size), r.next() % 2, r.chance(30) ? r.below(6) : -1, -1, 0};
       w.watch = trie.watch(w.prompt.data(), static_cast<int64_t>(w.prompt.size()), w.salt, w.most, &w.ready);
       waiting.push_back(w);
-    } else if (what < 5 && !waiting.empty()) {
+    } else if (action < 5 && !waiting.empty()) {
       const auto at = static_cast<size_t>(r.below(static_cast<int64_t>(waiting.size())));
       CHECK(trie.unwatch(waiting[at].watch));
       CHECK(!trie.unwatch(waiting[at].watch));
       waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(at));
-    } else if (what < 9) {
+    } else if (action < 9) {
       const Tokens t = some_prompt(r, size);
       const auto n = static_cast<int64_t>(t.size());
       const uint64_t salt = r.next() % 2;
@@ -73,7 +73,7 @@ static void run(int64_t operations, uint64_t seed, int32_t hash_bits, int64_t* r
         }
       }
       CHECK(trie.unlock(m.node).ok());
-    } else if (what < 11 && !promises.empty()) {
+    } else if (action < 11 && !promises.empty()) {
       const auto at = static_cast<size_t>(r.below(static_cast<int64_t>(promises.size())));
       if (r.chance(60)) {
         CHECK(trie.fulfil(promises[at]).ok());

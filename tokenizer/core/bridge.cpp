@@ -132,7 +132,7 @@ void Core::encode_ids_batch(const std::vector<std::string_view>& texts, bool par
 void Core::encode(std::string_view text, bool parse_special, bool chars, bool trim, Encoded& out) const {
   ScratchFor s(*tokenizer_, text.size(), &out.use);
   tokenizer_->encode(text, parse_special, s.get(), out);
-  if (chars) Tokenizer::to_characters(text, out.offsets);
+  if (chars) to_characters(text, out.offsets);
   if (trim) tokenizer_->trim(out);
 }
 void Core::encode_batch(const std::vector<std::string_view>& texts, bool parse_special, bool chars, bool trim,
@@ -154,8 +154,8 @@ void Core::encode_batch(const std::vector<std::string_view>& texts, bool parse_s
 const std::vector<bool>& Core::trim_passes() const { return tokenizer_->trim_passes(); }
 void Core::trim(const std::vector<int32_t>& ids, const std::vector<std::string>* tokens, bool add_prefix_space,
                 std::vector<Align>& offsets) const {
-  Tokenizer::trim(offsets.data(), offsets.size(), add_prefix_space, [&](uint32_t i) {
-    return tokens ? tokenizer_->trim_of((*tokens)[i]) : tokenizer_->trim_of(static_cast<uint32_t>(ids[i]));
+  trim_offsets(offsets.data(), offsets.size(), add_prefix_space, [&](uint32_t i) {
+    return tokens ? trim_of((*tokens)[i]) : tokenizer_->trim_of(static_cast<uint32_t>(ids[i]));
   });
 }
 std::string Core::normalize(std::string_view text) const {
@@ -165,7 +165,7 @@ std::string Core::normalize(std::string_view text) const {
 void Core::pre_tokenize(std::string_view text, std::vector<std::string>& pieces, std::vector<Align>& offsets) const {
   ScratchFor s(*tokenizer_, text.size());
   tokenizer_->pre_tokenize(text, s.get(), pieces, offsets);
-  Tokenizer::to_characters(text, offsets);
+  to_characters(text, offsets);
 }
 
 std::string Core::decode(const std::vector<uint32_t>& ids, bool skip_special, ExternalUse& use) const {

@@ -18,39 +18,21 @@
 #include "cache/prompt_cache.hpp"
 #include "loading/loader.hpp"
 #include "loading/tables_file.hpp"
+#include "model.hpp"
+#include "scratch.hpp"
+#include "sinks.hpp"
 #include "split/kernels.hpp"
 #include "split/pretokenizers.hpp"
 #include "text/char_spans.hpp"
 #include "text/space_marks.hpp"
+#include "text/trimming.hpp"
 #include "vocab/decoders.hpp"
 #include "vocab/token_bytes.hpp"
 
 namespace fasttoken {
 
-struct Scratch {
-  Growth growth;  // of text and part
-  Text text, part;
-  PreTokenizer::Scratch pre;
-  BpeScratch bpe;
-  UnigramScratch unigram;
-  std::vector<Token> tokens;
-  RegexScratch& regex() { return pre.normalizer.regex; }  // one for all of a call: it counts the time of matchers
-  ScratchVector<char> utf8;                               // of the text
-  IdBuffer ids;
-  PromptCache::Marks marks;
-  std::vector<Stop> stops;
-  std::string first_word;
-  const char* readable = nullptr;  // the end of the text whose parts are encoded
-  bool ascii = false;              // whether the text is known to be no more
-  bool rewritten = false;          // whether ids were made of anything but the text as it is
-};
-
 class Tokenizer {
  public:
-  struct Trim {
-    uint32_t lead, trail;
-  };
-
   // The file's bytes are not kept. Where it has external patterns, finish_loading() ends the loading once a matcher
   // is set: added tokens are normalized then, and decoded tokens kept.
   explicit Tokenizer(std::string_view file, bool allow_external = false);
@@ -101,7 +83,7 @@ class Tokenizer {
     if (parse_special && remember && text.size() >= PromptCache::least && !raw_.empty()) {
       encode_on(text, prompts_.find(text), s, out);
     } else {
-      Ids sink{out};
+      IdSink sink{out};
       run(text, parse_special, s, needs_align_, sink);
     }
     return !s.rewritten;
@@ -115,7 +97,7 @@ class Tokenizer {
   void encode(std::string_view text, bool parse_special, Scratch& s, Encoded& out) const {
     check(text);
     s.growth.start(text.size());
-    Full sink{out};
+    ColumnSink sink{out};
     run(text, parse_special, s, true, sink);
   }
 
@@ -124,62 +106,18 @@ class Tokenizer {
   bool char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
     if (!spans_.known() || !spans_.put(ids, n, characters, out)) return false;
     for (bool add_prefix_space : trim_passes_)
-      trim(out, n, add_prefix_space, [&](uint32_t i) { return trims_[static_cast<uint32_t>(ids[i])]; });
+      trim_offsets(out, n, add_prefix_space, [&](uint32_t i) { return trims_[static_cast<uint32_t>(ids[i])]; });
     return true;
   }
 
-  // Byte offsets to code points, in place, with HF's treatment of offsets outside.
-  static void to_characters(std::string_view text, std::vector<Align>& offsets) {
-    if (is_ascii(text)) return;
-    uint32_t n = static_cast<uint32_t>(text.size()), count = UINT32_MAX;
-    std::vector<uint32_t> index(n);
-    for (uint32_t i = 0; i < n; ++i) {
-      count += !utf8_continues(static_cast<unsigned char>(text[i]));
-      index[i] = count;
-    }
-    for (Align& o : offsets) {
-      if (o.begin >= n) continue;
-      uint32_t begin = index[o.begin];
-      o.end = o.end < n ? index[o.end] : (o.end == n ? index[n - 1] : begin + 1) + 1;
-      o.begin = begin;
-    }
-  }
-
-  // One pass of offset trimming; trims gives the white space around the token at an index.
-  template <class F>
-  static void trim(Align* offsets, size_t n, bool add_prefix_space, F&& trims) {
-    for (uint32_t i = 0; i < n; ++i) {
-      auto [lead, trail] = trims(i);
-      Align& o = offsets[i];
-      if (lead > 0) {
-        if ((i == 0 || o.begin == 0) && add_prefix_space && lead == 1) lead = 0;
-        o.begin = std::min(o.begin + lead, o.end);
-      }
-      if (trail > 0 && o.end >= trail) o.end = std::max(o.end - trail, o.begin);
-    }
-  }
-
-  static Trim trim_of(std::string_view token) {
-    const Unicode& u = ucd();
-    auto space = [&](uint32_t c) { return c == byte_level_char(' ') || u.is(c, rust_space); };
-    Trim t{0, 0};
-    const char *p = token.data(), *end = p + token.size();
-    while (p < end && space(utf8_next(p))) ++t.lead;
-    p = token.data();
-    while (end > p && space(utf8_at(end = utf8_back(end)))) ++t.trail;
-    return t;
-  }
-  Trim trim_of(uint32_t id) const {
-    if (id < trims_.size()) return trims_[id];
-    return trim_of(token(id));
-  }
+  Trim trim_of(uint32_t id) const { return id < trims_.size() ? trims_[id] : fasttoken::trim_of(token(id)); }
 
   void trim(Encoded& e) const {
     for (bool add_prefix_space : trim_passes_) {
       size_t next = 0;
-      trim(e.offsets.data(), e.offsets.size(), add_prefix_space, [&](uint32_t i) {
+      trim_offsets(e.offsets.data(), e.offsets.size(), add_prefix_space, [&](uint32_t i) {
         while (next < e.added.size() && e.added[next].index < i) ++next;
-        if (next < e.added.size() && e.added[next].index == i) return trim_of(e.added[next].text);
+        if (next < e.added.size() && e.added[next].index == i) return fasttoken::trim_of(e.added[next].text);
         return trim_of(static_cast<uint32_t>(e.ids[i]));
       });
     }
@@ -331,51 +269,6 @@ class Tokenizer {
   }
 
  private:
-  // ---- sinks: they take the tokens of a piece
-
-  struct Ids {
-    IdBuffer& out;
-    void added(const Text*, uint32_t, uint32_t, std::string_view, uint32_t id) {
-      out.push_back(static_cast<int32_t>(id));
-    }
-    void begin(const Text&, const Piece&) {}
-    void put(uint32_t id, uint32_t, uint32_t) { out.push_back(static_cast<int32_t>(id)); }
-    void shown(std::string_view) {}
-    void end() {}
-  };
-
-  struct Full {
-    Encoded& out;
-    const Text* text = nullptr;
-    Piece piece{};
-    int32_t word = 0;
-
-    void added(const Text* t, uint32_t begin, uint32_t end, std::string_view content, uint32_t id) {
-      Align where{begin, end};
-      if (t) where = {t->align(begin).begin, t->align(end - 1).end};
-      out.added.push_back({static_cast<uint32_t>(out.ids.size()), std::string(content)});
-      push(id, where);
-      ++word;
-    }
-    void begin(const Text& t, const Piece& p) {
-      text = &t;
-      piece = p;
-    }
-    void put(uint32_t id, uint32_t begin, uint32_t end) {
-      if (begin == end) return push(id, {piece.shift + begin, piece.shift + begin});
-      if (piece.begin + end > piece.end) return push(id, {begin, end});
-      push(id, {text->align(piece.begin + begin).begin, text->align(piece.begin + end - 1).end});
-    }
-    // The token that is put next is shown as this text.
-    void shown(std::string_view as) { out.added.push_back({static_cast<uint32_t>(out.ids.size()), std::string(as)}); }
-    void end() { ++word; }
-    void push(uint32_t id, Align where) {
-      out.ids.push_back(static_cast<int32_t>(id));
-      out.offsets.push_back(where);
-      out.words.push_back(word);
-    }
-  };
-
   static void check(std::string_view text) {
     if (text.size() > max_text) throw TextError("the text is longer than 512 MB", max_text);
   }
@@ -389,7 +282,7 @@ class Tokenizer {
       if (known.whole) return;
     }
     s.marks.start(known.upto);
-    Ids sink{out};
+    IdSink sink{out};
     run(text, true, s, needs_align_, sink, known.upto.end, [&](uint32_t end, const AddedToken& token) {
       s.marks.passed(end, end + raw_.beyond(), raw_.goes_on_behind(token), out.size() - first, s.rewritten,
                      text.size());
@@ -404,14 +297,14 @@ class Tokenizer {
   template <class Sink, class Passed = Unseen>
   void run(std::string_view text, bool parse_special, Scratch& s, bool align, Sink& sink, uint32_t from = 0,
            Passed&& passed = {}) const {
-    if constexpr (std::is_same_v<Sink, Ids>)
+    if constexpr (std::is_same_v<Sink, IdSink>)
       if (marks_ && marks_->only_at_start() && text.find(Bpe::mark) == std::string_view::npos)
         return stretches(text, parse_special, s, sink, from, passed);
     split_added(
         text, raw_, added_.tokens, parse_special,
         [&](uint32_t begin, uint32_t end) {
           std::string_view part = text.substr(begin, end - begin);
-          if constexpr (std::is_same_v<Sink, Ids>)
+          if constexpr (std::is_same_v<Sink, IdSink>)
             if (part.size() < text.size() && may_know(part))
               return known_segment(part, parse_special, s, align, sink);
           segment(part, begin, parse_special, s, align, sink);
@@ -428,7 +321,7 @@ class Tokenizer {
   // without marks: it is cut by the kernel up to the next control token, together with all other added tokens, of
   // which such files have many (each end of line, say).
   template <class Passed>
-  void stretches(std::string_view text, bool parse_special, Scratch& s, Ids& sink, uint32_t from,
+  void stretches(std::string_view text, bool parse_special, Scratch& s, IdSink& sink, uint32_t from,
                  Passed&& passed) const {
     s.stops.clear();
     auto put = [&](uint32_t end) {
@@ -454,31 +347,31 @@ class Tokenizer {
     return plan_ && normalized_.empty() && part.size() <= ClauseCache::longest &&
            !(marks_ && marks_->prefix == SpaceMarks::Prefix::first);
   }
-  void known_segment(std::string_view part, bool parse_special, Scratch& s, bool align, Ids& sink) const {
-    if (part.size() <= WordCache::longest) return known_in(caches_.roles, part, parse_special, s, align, sink);
-    known_in(caches_.segments, part, parse_special, s, align, sink);
-  }
-  template <class Cache>
-  void known_in(const Cache& cache, std::string_view part, bool parse_special, Scratch& s, bool align,
-                Ids& sink) const {
-    const uint64_t hash = hash_of_text(part.data(), part.size());
-    if (std::is_same_v<Cache, ClauseCache> && !caches_.met.again(hash))
-      return segment(part, 0, parse_special, s, align, sink);
-    auto key = Cache::Key::of(part.data(), part.size());
+  // The ids of a part whose ids are a matter of its bytes: from the cache, or as make() puts them, and kept where the
+  // caller's text was not rewritten for them.
+  template <class Cache, class Make>
+  static void kept(const Cache& cache, std::string_view part, uint64_t hash, Scratch& s, IdSink& sink, Make&& make) {
+    const auto key = Cache::Key::of(part.data(), part.size());
     int32_t* row = sink.out.room(Cache::most_ids);
     if (size_t known = cache.find(key, hash, row)) return sink.out.finish(row + known);
-    size_t from = sink.out.size();
-    bool before = s.rewritten;
+    const size_t from = sink.out.size();
+    const bool before = s.rewritten;
     s.rewritten = false;
-    segment(part, 0, parse_special, s, align, sink);
-    size_t made = sink.out.size() - from;
+    make();
+    const size_t made = sink.out.size() - from;
     if (!s.rewritten && made >= 1 && made <= Cache::most_ids) cache.put(key, hash, sink.out.data() + from, made);
     s.rewritten |= before;
   }
-
+  void known_segment(std::string_view part, bool parse_special, Scratch& s, bool align, IdSink& sink) const {
+    const uint64_t hash = hash_of_text(part.data(), part.size());
+    auto make = [&] { segment(part, 0, parse_special, s, align, sink); };
+    if (part.size() <= WordCache::longest) return kept(caches_.roles, part, hash, s, sink, make);
+    if (!caches_.met.again(hash)) return make();
+    kept(caches_.segments, part, hash, s, sink, make);
+  }
   template <class Sink>
   void segment(std::string_view bytes, uint32_t base, bool parse_special, Scratch& s, bool align, Sink& sink) const {
-    if constexpr (std::is_same_v<Sink, Ids>) {
+    if constexpr (std::is_same_v<Sink, IdSink>) {
       if (marks_ && bytes.find(Bpe::mark) == std::string_view::npos)
         return spaced_words(bytes, base, {}, s, sink.out);
       if (plain_ascii_ && (s.ascii || is_ascii(bytes))) return planned(bytes, s, sink.out, s.readable);
@@ -489,7 +382,7 @@ class Tokenizer {
     uint32_t n = static_cast<uint32_t>(s.text.view().size());
     if (n == 0) return;
     if (normalized_.empty() || AddedMatcher::Search(normalized_, s.text.view()).next(0).token < 0) {
-      if constexpr (std::is_same_v<Sink, Ids>)
+      if constexpr (std::is_same_v<Sink, IdSink>)
         if (plan_ && !marks_) return planned(s.text.view(), s, sink.out, s.text.touched() ? nullptr : s.readable);
       s.pre.pieces.assign(1, s.text.slice(0, n, base));
       return pieces(s.text, s, sink);
@@ -534,7 +427,7 @@ class Tokenizer {
 
   template <class Sink>
   void pieces(Text& text, Scratch& s, Sink& sink) const {
-    if constexpr (std::is_same_v<Sink, Ids>) {
+    if constexpr (std::is_same_v<Sink, IdSink>) {
       if (plan_ && !marks_) return planned(text.view(), s, sink.out);
     }
     pre_.apply(text, s.pre);
@@ -542,51 +435,22 @@ class Tokenizer {
     for (const Piece& p : s.pre.pieces) {
       std::string_view v = text.view().substr(p.begin, p.end - p.begin);
       sink.begin(text, p);
-      if (model_.kind == ModelKind::bpe) {
-        uint32_t at = 0;
-        model_.bpe.encode(model_.vocab, v, s.bpe, [&](uint32_t id, uint32_t length) {
-          sink.put(id, at, at + length);
-          at += length;
-        });
-      } else if (model_.kind == ModelKind::unigram) {
-        unigram(v, s, sink);
-      } else {
-        s.tokens.clear();
-        model_.word_piece.encode(model_.vocab, v, s.tokens);
-        for (const Token& t : s.tokens) sink.put(t.id, t.begin, t.end);
-      }
+      encode_piece(v, s, sink);
       sink.end();
     }
   }
 
-  // Ids alone are a matter of the piece's bytes, and kept as those of BPE's words are.
+  // The ids alone of a Unigram's piece are a matter of its bytes, and kept as those of BPE's words are.
   template <class Sink>
-  void unigram(std::string_view piece, Scratch& s, Sink& sink) const {
-    if constexpr (std::is_same_v<Sink, Ids>) {
-      if (piece.size() <= WordCache::longest) return unigram_in(caches_.words, piece, s, sink);
-      if (piece.size() <= ClauseCache::longest && caches_.met.again(hash_of_text(piece.data(), piece.size())))
-        return unigram_in(caches_.clauses, piece, s, sink);
-    }
-    cut_unigram(piece, s, sink);
-  }
-  template <class Cache>
-  void unigram_in(const Cache& cache, std::string_view piece, Scratch& s, Ids& sink) const {
-    const uint64_t hash = hash_of_text(piece.data(), piece.size());
-    const auto key = Cache::Key::of(piece.data(), piece.size());
-    int32_t* row = sink.out.room(Cache::most_ids);
-    if (size_t known = cache.find(key, hash, row)) return sink.out.finish(row + known);
-    const size_t from = sink.out.size();
-    cut_unigram(piece, s, sink);
-    const size_t made = sink.out.size() - from;
-    if (made <= Cache::most_ids) cache.put(key, hash, sink.out.data() + from, made);
-  }
-  template <class Sink>
-  void cut_unigram(std::string_view piece, Scratch& s, Sink& sink) const {
-    model_.unigram.encode(model_.vocab, piece, s.unigram,
-                          [&](uint32_t id, uint32_t begin, uint32_t end, bool is_text) {
-                            if (is_text) sink.shown(piece.substr(begin, end - begin));
-                            sink.put(id, begin, end);
-                          });
+  void encode_piece(std::string_view piece, Scratch& s, Sink& sink) const {
+    if constexpr (std::is_same_v<Sink, IdSink>)
+      if (model_.kind == ModelKind::unigram && piece.size() <= ClauseCache::longest) {
+        const uint64_t hash = hash_of_text(piece.data(), piece.size());
+        auto make = [&] { model_.encode_unigram(piece, s, sink); };
+        if (piece.size() <= WordCache::longest) return kept(caches_.words, piece, hash, s, sink, make);
+        if (caches_.met.again(hash)) return kept(caches_.clauses, piece, hash, s, sink, make);
+      }
+    model_.encode(piece, s, sink);
   }
 
   // ---- loading, in loading.cpp

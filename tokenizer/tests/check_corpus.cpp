@@ -91,10 +91,10 @@ size_t check(const Tokenizer& t, const std::vector<Record>& records, size_t firs
   size_t found = 0;
   for (size_t i = 0; i < records.size(); ++i) {
     const Record& r = records[(first + i) % records.size()];
-    const char* what = differs(t, r);
-    if (!what) continue;
+    const char* difference = differs(t, r);
+    if (!difference) continue;
     if (++found <= 3)
-      std::fprintf(stderr, "%s: %s: %.*s\n", name.c_str(), what, static_cast<int>(r.text.size()), r.text.data());
+      std::fprintf(stderr, "%s: %s: %.*s\n", name.c_str(), difference, static_cast<int>(r.text.size()), r.text.data());
   }
   return found;
 }

@@ -13,22 +13,13 @@
 #include "loading/json.hpp"
 #include "loading/json_number.hpp"
 #include "loading/json_text.hpp"
+#include "model.hpp"
 #include "split/added.hpp"
 #include "vocab/unigram.hpp"
 #include "vocab/vocab.hpp"
 #include "vocab/wordpiece.hpp"
 
 namespace fasttoken {
-
-enum class ModelKind : uint8_t { bpe, word_piece, unigram };
-
-struct Model {
-  ModelKind kind = ModelKind::bpe;
-  Vocab vocab;
-  Bpe bpe;
-  WordPiece word_piece;
-  Unigram unigram;
-};
 
 class ModelReader {
  public:
@@ -120,8 +111,8 @@ class ModelReader {
   static std::string entry(const Json& vocab, std::string_view token) {
     return vocab.path() + "[\"" + std::string(token) + "\"]";
   }
-  [[noreturn]] static void fail(const Json& vocab, std::string_view token, const std::string& what) {
-    throw FileError(entry(vocab, token), what);
+  [[noreturn]] static void fail(const Json& vocab, std::string_view token, const std::string& message) {
+    throw FileError(entry(vocab, token), message);
   }
 
   void read_bpe() {
@@ -171,7 +162,7 @@ class ModelReader {
 
   void read_pieces() {
     const Json vocab = json_.need("vocab");
-    const auto leave = [&](const char* what) { throw Unsupported(what, vocab.path()); };
+    const auto leave = [&](const char* feature) { throw Unsupported(feature, vocab.path()); };
     if (vocab.kind() != JsonKind::array) leave("a vocabulary that is no list");
     const JsonDocument& doc = vocab.document();
     const uint32_t n = vocab.size();
@@ -205,8 +196,8 @@ class ModelReader {
     model_.bpe.merges.reserve(n, model_.vocab.end());
     model_.bpe.in_order.reserve(n);
     JsonKind shape = n ? doc[at].kind : JsonKind::string;
-    auto wrong = [&](uint32_t i, const std::string& what) {
-      throw FileError(merges.path() + "[" + std::to_string(i) + "]", what);
+    auto wrong = [&](uint32_t i, const std::string& message) {
+      throw FileError(merges.path() + "[" + std::to_string(i) + "]", message);
     };
     for (uint32_t i = 0; i < n; ++i, at = doc.past(at)) {
       const JsonValue& value = doc[at];

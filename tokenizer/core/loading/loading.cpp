@@ -166,7 +166,7 @@ void Tokenizer::index_ids() {
     std::string_view t = token(i);
     if (!t.data()) continue;
     if (lengths[std::min<size_t>(t.size(), 63)]) special_[i] = specials.contains(t);
-    if (!trims_.empty()) trims_[i] = trim_of(model_.vocab.has(i) ? model_.vocab.text(i) : t);
+    if (!trims_.empty()) trims_[i] = fasttoken::trim_of(model_.vocab.has(i) ? model_.vocab.text(i) : t);
   }
   index_bytes();
 }
@@ -215,7 +215,7 @@ void Tokenizer::index_spans() {
       fits = !made || bytes == content;
       bytes = token(id);
       if (!trims_.empty()) {
-        Trim known = trims_[id], found = trim_of(content);
+        Trim known = trims_[id], found = fasttoken::trim_of(content);
         fits &= known.lead == found.lead && known.trail == found.trail;
       }
     }
