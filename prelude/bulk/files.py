@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -63,27 +64,22 @@ class Table:
         """The number of rows, where the file tells it without being read."""
         if self.format != "parquet":
             return None
-        with opened(self.path, "rb") as file:
-            return int(parquet().ParquetFile(file).metadata.num_rows)
+        with reading(self.path) as file:
+            return int(parquet_file(file).metadata.num_rows)
 
     def column_names(self) -> list[str] | None:
         """``None`` of JSON lines, whose rows may differ."""
         if self.format == "jsonl":
             return None
-        with opened(self.path, "rb") as file:
+        with reading(self.path) as file:
             if self.format == "parquet":
-                return list(parquet().ParquetFile(file).schema_arrow.names)
+                return list(parquet_file(file).schema_arrow.names)
             return next(csv.reader(as_text(file, self.zipped)), [])
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows, ``BadRow`` for those that cannot be read; ``BulkError`` where the file cannot be."""
-        with opened(self.path, "rb") as file:
-            try:
-                yield from {"jsonl": read_lines, "csv": read_csv, "parquet": read_parquet}[self.format](
-                    file, self.zipped
-                )
-            except (OSError, EOFError, csv.Error) as error:
-                raise BulkError(f"{self.path}: {error}") from error
+        with reading(self.path) as file:
+            yield from {"jsonl": read_lines, "csv": read_csv, "parquet": read_parquet}[self.format](file, self.zipped)
 
 
 def parquet() -> ModuleType:
@@ -110,6 +106,20 @@ def opened(path: str, mode: str) -> Iterator[IO[bytes]]:
         raise BulkError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     with closing(file):
         yield file
+
+
+class Malformed(Exception):
+    """A file that is not in its format."""
+
+
+@contextmanager
+def reading(path: str) -> Iterator[IO[bytes]]:
+    """The file ``path``, open. An error of its content is a ``BulkError`` that names it."""
+    with opened(path, "rb") as file:
+        try:
+            yield file
+        except (OSError, EOFError, csv.Error, zlib.error, Malformed) as error:
+            raise BulkError(f"{path}: {error}") from error
 
 
 def as_text(file: IO[bytes], zipped: bool) -> io.TextIOWrapper:
@@ -146,7 +156,7 @@ def read_csv(file: IO[bytes], zipped: bool) -> Iterator[dict[str, Any]]:
     reader = csv.reader(as_text(file, zipped))
     header = next(reader, [])
     if len(set(header)) < len(header):
-        raise BulkError(f"two columns of the header have one name: {shown(header)}")
+        raise Malformed(f"two columns of the header have one name: {shown(header)}")
     for values in reader:
         if not values:
             continue
@@ -158,14 +168,23 @@ def read_csv(file: IO[bytes], zipped: bool) -> Iterator[dict[str, Any]]:
             yield dict(zip(header, values))
 
 
+def parquet_file(file: IO[bytes]) -> Any:
+    module = parquet()
+    try:
+        return module.ParquetFile(file)
+    except Exception as error:  # pyarrow's own kinds
+        raise Malformed(f"not a Parquet file: {error}") from error
+
+
 def read_parquet(file: IO[bytes], zipped: bool) -> Iterator[dict[str, Any]]:
     del zipped
+    from pyarrow import ArrowException
+
     try:
-        source = parquet().ParquetFile(file)
-    except Exception as error:  # pyarrow's own kinds
-        raise BulkError(f"not a Parquet file: {error}") from error
-    for batch in source.iter_batches(batch_size=1024):
-        yield from batch.to_pylist()
+        for batch in parquet_file(file).iter_batches(batch_size=1024):
+            yield from batch.to_pylist()
+    except ArrowException as error:  # a part that is corrupt
+        raise Malformed(str(error)) from error
 
 
 # ------------------------------------------------------------------ writing

@@ -136,7 +136,7 @@ class BulkRun:
                 os.replace(beside, self._target.path)
         except OSError as error:
             raise BulkError(
-                f"{self._target.path}: {error.strerror}; the journal is kept, and a new run goes on"
+                f"{self._target.path}: {error.strerror or error}; the journal is kept, and a new run goes on"
             ) from error
         finally:
             if not self._target.remote:

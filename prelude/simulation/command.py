@@ -8,7 +8,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -97,7 +98,16 @@ def main(chosen: argparse.Namespace) -> int:
     try:
         return _main(chosen)
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+        raise ConfigError(f"{error.filename or chosen.workload}: {error.strerror or error}") from None
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[None]:
+    """An error of a write, which names no file by itself, names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{error.filename or path}: {error.strerror or error}") from None
 
 
 def _main(chosen: argparse.Namespace) -> int:
@@ -105,7 +115,8 @@ def _main(chosen: argparse.Namespace) -> int:
     engine = machine(chosen.machine, **_settings(chosen.set))
     options = _options(chosen)
     if chosen.write_trace:
-        written = write_trace(_arrivals(chosen, options, chosen.rate or 1.0), chosen.write_trace)
+        with _writing(chosen.write_trace):
+            written = write_trace(_arrivals(chosen, options, chosen.rate or 1.0), chosen.write_trace)
         print(f"{written} arrivals in {chosen.write_trace}")
         return 0
     at_rate: AtRate = lambda rate, seed: _arrivals(chosen, options, rate, seed)  # noqa: E731
@@ -141,7 +152,8 @@ def _main(chosen: argparse.Namespace) -> int:
     if note is not None:
         print(f"on {engine.name} {note}")
     if chosen.plot:
-        plots.bars(reports, chosen.plot, title)
+        with _writing(chosen.plot):
+            plots.bars(reports, chosen.plot, title)
     _write(chosen, [report.json() for report in reports], rate, note)
     return 0
 
@@ -192,7 +204,8 @@ def _sweep(chosen: argparse.Namespace, engine: Machine, trace: AtRate) -> int:
     for number, rate in enumerate(rates):
         _show([sweep.reports[number] for sweep in sweeps], f"{chosen.workload} at {rate:g}/s on {engine.name}")
     if chosen.plot:
-        plots.curves(sweeps, chosen.plot, _title(chosen, None))
+        with _writing(chosen.plot):
+            plots.curves(sweeps, chosen.plot, _title(chosen, None))
     _write(
         chosen, [{"label": s.label, "rates": s.rates, "reports": [r.json() for r in s.reports]} for s in sweeps], None
     )
@@ -208,7 +221,8 @@ def _equal(chosen: argparse.Namespace, engine: Machine, trace: AtRate, rate: flo
         f"{found.base_rate:.4g}/s, {found.ours} {found.our_rate:.4g}/s: {found.ratio:.2f} times"
     )
     if chosen.plot:
-        plots.rates(found, chosen.plot, f"{chosen.workload} on {engine.name}")
+        with _writing(chosen.plot):
+            plots.rates(found, chosen.plot, f"{chosen.workload} on {engine.name}")
     _write(chosen, [{**asdict(found), "ratio": found.ratio}], rate)
     return 0
 
@@ -345,9 +359,10 @@ def _write(
 ) -> None:
     if chosen.json:
         target = Path(chosen.json)
-        target.parent.mkdir(parents=True, exist_ok=True)
         facts = {"workload": chosen.workload, "machine": chosen.machine, "seed": chosen.seed, "rate": rate}
         if note is not None:
             facts["roofline"] = note
         command = "prelude simulate " + " ".join(sys.argv[2:])
-        target.write_text(json.dumps({"command": command, **facts, "reports": list(reports)}, indent=1) + "\n")
+        with _writing(chosen.json):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(json.dumps({"command": command, **facts, "reports": list(reports)}, indent=1) + "\n")

@@ -140,6 +140,13 @@ def test_arguments_that_make_no_sense_are_refused(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("option", ["--write-trace", "--json"])
+def test_a_file_that_cannot_be_written_is_named(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "rubrics", *SMALL, option, "/dev/full"]) != 0
+    assert "/dev/full: No space left on device" in capsys.readouterr().err
+
+
 def test_a_sweep_has_the_replicas_it_was_told(tmp_path: Path) -> None:
     """Two replicas carry a rate at which one has a queue."""
     one, two = (
