@@ -183,6 +183,13 @@ def test_the_stage_of_tests_reads_the_name_and_the_end_of_each(tmp_path: Path) -
     assert all(line["ok"] is None and "error" not in line for line in lines[1:]), lines
 
 
+def test_a_stage_ends_well_whatever_libraries_do_when_they_are_unloaded() -> None:
+    code = "import atexit, os, threading, time\nfrom bench.gpu import stages\natexit.register(os.abort)\n"
+    code += "threading.Thread(target=time.sleep, args=(600,)).start()\nprint('said')\nstages.leave(0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "said\n")
+
+
 def test_single_operations_are_timed_while_the_device_is_at_work() -> None:
     """The graph that is timed is enqueued while another one runs: an idle device would show the host's time."""
     said: list[str] = []
