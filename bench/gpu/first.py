@@ -70,7 +70,7 @@ LIMITS: dict[str, float] = {
 else. The first process on a machine reads torch from a cold disk."""
 GRACE = 5.0  # seconds between the signals to end and to kill
 LEAST = 0.5  # of a stage's limit: with less time left it is not begun
-KEPT_LINES = 40  # of each stage's output
+KEPT_LINES = 200  # of each stage's output
 
 
 @dataclass(slots=True)

@@ -8,10 +8,12 @@ place: its written results stay.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -287,6 +289,9 @@ def main() -> int:
     parser.add_argument("--smoke", type=Path, default=None)
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args()
+    # A stage that passes its limit, or loses its process, leaves the place where it was in the log.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
     stage = Stage(chosen.name, chosen.results, chosen.repeats, chosen.smoke)
     try:
         STAGES[chosen.name](stage)

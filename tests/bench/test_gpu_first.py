@@ -183,6 +183,20 @@ def test_the_stage_of_tests_reads_the_name_and_the_end_of_each(tmp_path: Path) -
     assert all(line["ok"] is None and "error" not in line for line in lines[1:]), lines
 
 
+def test_a_stage_that_hangs_leaves_its_place_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import time\nfrom bench.gpu import stages\ndef waits_for_ever(stage): time.sleep(600)\n"
+    code += "stages.STAGES['versions'] = waits_for_ever\nprint('begun', flush=True)\nstages.main()"
+    runner, text = [sys.executable, "-c", code], ""
+    for limit in (5.0, 20.0, 60.0):  # on a busy machine it takes a while to begin
+        monkeypatch.setattr(first, "LIMITS", {"versions": limit})
+        made = first.FirstRun(tmp_path / f"{limit}", 600.0, runner)
+        made.run(["versions"])
+        text = (made.out / "log.txt").read_text("utf-8")
+        if "begun" in text:
+            break
+    assert [end.how for end in made.ends] == ["out of time"] and "waits_for_ever" in text
+
+
 def test_a_stage_ends_well_whatever_libraries_do_when_they_are_unloaded() -> None:
     code = "import atexit, os, threading, time\nfrom bench.gpu import stages\natexit.register(os.abort)\n"
     code += "threading.Thread(target=time.sleep, args=(600,)).start()\nprint('said')\nstages.leave(0)"
