@@ -212,6 +212,7 @@ def main() -> int:
     parser = options_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-first")))
     parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--began", type=float, default=time.time(), help="--seconds count from this time on")
     parser.add_argument("--only", default=",".join(LIMITS))
     parser.add_argument("--from", dest="earlier", type=Path, default=None)
     parser.add_argument("--smoke", type=Path, default=Path(".gpu/smoke.py"))
@@ -224,7 +225,8 @@ def main() -> int:
     if unknown:
         parser.error(f"no such stage: {', '.join(unknown)}; there are {', '.join(LIMITS)}")
     extra = ["--smoke", str(chosen.smoke.absolute()), "--repeats", str(chosen.repeats)]
-    run = FirstRun(chosen.out.absolute(), chosen.seconds, [sys.executable, "-m", chosen.runner], extra, chosen.limits)
+    left = chosen.seconds - max(0.0, time.time() - chosen.began)
+    run = FirstRun(chosen.out.absolute(), left, [sys.executable, "-m", chosen.runner], extra, chosen.limits)
     earlier = chosen.earlier or (chosen.out if (chosen.out / "results.jsonl").exists() else None)
     if earlier is not None:
         done = run.take(earlier.absolute())

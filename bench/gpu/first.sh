@@ -9,6 +9,7 @@
 # The Python of cuda/ is the checkout's. The compiled parts are the wheel's: build it anew when their sources change.
 # Where no wheel of this project is there or it does not load, the checkout is compiled.
 set -eu
+began=$(date +%s) # unpacking, and torch's first import from a cold disk, are part of --seconds
 pack=$(cd "$1" && pwd)
 shift
 cd "$(dirname "$0")/../.."
@@ -34,4 +35,4 @@ if ! "$python" -c "import prelude.cuda.lane, prelude.tokenizer"; then
 fi
 [ ! -e "$pack/smoke.py" ] || set -- --smoke "$pack/smoke.py" "$@"
 [ ! -e "$pack/earlier/results.jsonl" ] || set -- --from "$pack/earlier" "$@"
-exec "$python" -m bench gpu_first "$@"
+exec "$python" -m bench gpu_first --began "$began" "$@"

@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +152,20 @@ def test_a_stage_is_begun_only_where_half_of_its_limit_is_left(
     assert {end.stage: end.how for end in made.ends} == {
         "versions": "done", "correctness": "done", "oneshot": "not begun", "decode": "done"
     }  # fmt: skip
+
+
+def test_the_time_before_the_first_stage_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[float] = []
+
+    class Run(first.FirstRun):
+        def run(self, stages: Sequence[str]) -> None:
+            made.append(self.until - time.monotonic())
+            (self.out / "table.md").write_text("")
+
+    monkeypatch.setattr(first, "FirstRun", Run)
+    monkeypatch.setattr(sys, "argv", ["gpu_first", "--out", str(tmp_path), "--began", str(time.time() - 100)])
+    first.main()
+    assert 300 < made[0] <= 440
 
 
 def test_the_table_has_its_rows_first_and_says_what_was_not_shown() -> None:
