@@ -72,7 +72,7 @@ const char* differs(const Tokenizer& t, const Record& r) {
   if (ids != r.ids) return "ids";
   Encoded e;
   t.encode(r.text, r.parse_special, s, e);
-  t.to_characters(r.text, e.offsets);
+  to_characters(r.text, e.offsets);
   t.trim(e);
   if (e.ids != r.ids) return "ids with offsets";
   for (size_t i = 0; i < e.offsets.size(); ++i)
@@ -94,7 +94,8 @@ size_t check(const Tokenizer& t, const std::vector<Record>& records, size_t firs
     const char* difference = differs(t, r);
     if (!difference) continue;
     if (++found <= 3)
-      std::fprintf(stderr, "%s: %s: %.*s\n", name.c_str(), difference, static_cast<int>(r.text.size()), r.text.data());
+      std::fprintf(stderr, "%s: %s: %.*s\n", name.c_str(), difference, static_cast<int>(r.text.size()),
+                   r.text.data());
   }
   return found;
 }

@@ -24,7 +24,7 @@ Encoded encode(const Tokenizer& t, const std::string& text) {
   Scratch s;
   Encoded e;
   t.encode(text, true, s, e);
-  t.to_characters(text, e.offsets);
+  to_characters(text, e.offsets);
   std::vector<int32_t> ids;
   t.encode_ids(text, true, s, ids);
   CHECK(ids == e.ids);

@@ -15,7 +15,7 @@
 //   border that a merging leaves is one that its two tokens leave alone. The pair at the left of a merged window is
 //   checked, and the pair at its right is checked with the next candidate.
 //
-//   extensions_   (token or prefix, character) -> token or prefix     extensions.hpp
+//   trie_         the tokens of whole characters                     character_trie.hpp
 //   pieces_       the tokens of a character's bytes, and of a blank and them, as met: up to three tokens
 //   pairs_        whether pairs were found to stand, so that a pair of a text is looked at once: one word a pair, the
 //                 whole pair in it. An entry depends on the model alone, so any thread may write it or overwrite it
@@ -25,23 +25,18 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <bit>
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
-#include "bpe/character_ids.hpp"
-#include "bpe/extensions.hpp"
+#include "bpe/character_trie.hpp"
 #include "bpe/merging.hpp"
 #include "bpe/pair_validity.hpp"
 #include "cache/word_cache.hpp"
 #include "cache/word_table.hpp"
-#include "text/bytelevel.hpp"
 #include "text/utf8.hpp"
 #include "vocab/vocab.hpp"
 
@@ -73,28 +68,14 @@ struct LongestMatchScratch {
 class LongestMatch {
  public:
   static constexpr uint32_t none = UINT32_MAX;
-  using ByteIds = std::array<uint32_t, 256>;
+  using ByteIds = CharacterTrie::ByteIds;
 
   // byte_ids: the token of each byte. order: all merges, by rank.
   void build(const MergeTable& merges, const std::vector<Merge>& order, const Vocab& vocab, const ByteIds& byte_ids) {
     std::vector<bool> first(vocab.end());
     for (uint32_t id : byte_ids) first[id] = true;
     pair_validity_.build(merges, order, vocab.end(), [&](uint32_t id) { return first[id]; });
-    tokens_ = vocab.end();
-    blank_ = byte_ids[' '];
-    std::string bytes;
-    characters_.clear();
-    std::vector<std::pair<uint32_t, uint32_t>> longer;  // in bytes, and the token
-    for (uint32_t id = 0; id < vocab.end(); ++id) {
-      if (!whole_characters(vocab, id, bytes)) continue;
-      if (utf8_length(static_cast<unsigned char>(bytes[0])) == bytes.size())
-        characters_.set(utf8_at(bytes.data()), id);
-      else if (may_extend(bytes))
-        longer.push_back({static_cast<uint32_t>(bytes.size()), id});
-    }
-    if (vocab.end() >= leads_on / 2) longer.clear();
-    std::sort(longer.begin(), longer.end());  // a prefix comes before the longer tokens
-    extend_all(vocab, longer, byte_ids);
+    trie_.build(vocab, byte_ids, [&](uint32_t id) { return pair_validity_.known(id); });
     remember();
   }
   bool built() const { return pair_validity_.built(); }
@@ -117,6 +98,7 @@ class LongestMatch {
     size_t from = g.characters.size();
     g.characters.resize(from + piece.size());
     LongestMatchScratch::Character* to = g.characters.data() + from;
+    const Extensions& extensions = trie_.extensions();
     uint32_t before = none;
     for (const char *p = piece.data(), *end = p + piece.size(); p < end; ++to) {
       const char* const begin = p;
@@ -124,17 +106,17 @@ class LongestMatch {
       if (leads_wide(*p)) [[likely]] {
         c = (c & 15) << 12 | (p[1] & 63u) << 6 | (p[2] & 63u);
         p += 3;
-        id = characters_.find(c);
+        id = trie_.character(c);
       } else if (c < 0x80) {
         ++p;
         id = byte_ids[c];
       } else {
-        id = characters_.find(c = utf8_next(p));
+        id = trie_.character(c = utf8_next(p));
       }
       // For a character that is no token, or a large code point, the filter may say yes by mistake, as for any other.
       const uint64_t hash = Extensions::hash_of(before, c);
-      const bool extends = extensions_.may_be(hash);
-      extensions_.prefetch(hash, extends);
+      const bool extends = extensions.may_be(hash);
+      extensions.prefetch(hash, extends);
       *to = {id, c, static_cast<uint32_t>(p - begin), extends};
       before = id;
     }
@@ -205,15 +187,12 @@ class LongestMatch {
     return true;
   }
 
-  size_t bytes() const { return pair_validity_.bytes() + characters_.bytes() + extensions_.bytes(); }
+  size_t bytes() const { return pair_validity_.bytes() + trie_.bytes(); }
   size_t cache_bytes() const { return (pairs_.size() + pieces_.size()) * 8 + repairs_.bytes(); }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
     PairValidity::tables(self.pair_validity_, io);
-    CharacterIds::tables(self.characters_, io);
-    Extensions::tables(self.extensions_, io);
-    io.value(self.blank_);
-    io.value(self.tokens_);
+    CharacterTrie::tables(self.trie_, io);
     if constexpr (!std::is_const_v<Self>)
       if (self.built()) self.remember();
   }
@@ -228,11 +207,9 @@ class LongestMatch {
   static constexpr uint32_t sure = 1u << 31;  // in the length of a candidate: it is valid behind the one before it
 
   static bool leads_wide(char c) { return (static_cast<unsigned char>(c) & 0xF0) == 0xE0; }
-  // Whether a character is of a script of its own: of three bytes, or of two and no letter of Latin with a mark.
-  static bool is_apart(unsigned char lead) { return lead >= 0xCE && lead < 0xF0; }
   // Whether the last character is.
   static bool is_wide(std::string_view piece) {
-    return (piece.size() >= 2 && is_apart(static_cast<unsigned char>(piece[piece.size() - 2]))) ||
+    return (piece.size() >= 2 && CharacterTrie::is_apart(static_cast<unsigned char>(piece[piece.size() - 2]))) ||
            (piece.size() >= 3 && leads_wide(piece[piece.size() - 3]));
   }
 
@@ -258,6 +235,7 @@ class LongestMatch {
 
   void longest(const LongestMatchScratch::Character* all, size_t n, const ByteIds& byte_ids, const WordTable* words,
                std::string_view piece, const Merger& merger, LongestMatchScratch& g) const {
+    const Extensions& extensions = trie_.extensions();
     auto& out = g.candidates;
     const size_t before = out.size();
     out.resize(before + piece.size());
@@ -283,7 +261,7 @@ class LongestMatch {
           continue;
         }
         if (all[i].code == ' ' && i + 1 < n && has_pieces(all[i + 1].code) &&
-            (!all[i + 1].extends || extensions_.find(id, all[i + 1].code) == none)) {
+            (!all[i + 1].extends || extensions.find(id, all[i + 1].code) == none)) {
           top += pieces_of(all[i + 1].code, true, piece.substr(at, 4), byte_ids, merger, top);
           if (top[-1].id == all[i + 1].id) {  // by itself, and may begin a longer one
             --top;
@@ -310,11 +288,11 @@ class LongestMatch {
       size_t reached = at;
       for (size_t j = i, second = i; j < n; ++j) {
         if (j == second && !all[j].extends) break;
-        uint32_t entry = extensions_.find(node, all[j].code);
+        uint32_t entry = extensions.find(node, all[j].code);
         if (entry == none) break;
         node = entry & (leads_on - 1);
         reached += all[j].length;
-        if (node < tokens_) {
+        if (node < trie_.tokens()) {
           id = node;
           at = reached;
           i = j + 1;
@@ -346,7 +324,7 @@ class LongestMatch {
       return n;
     }
     const size_t made = merged_bytes(bytes, byte_ids, merger, out);
-    if (made > 3 || tokens_ >= 1u << id_bits) return made;
+    if (made > 3 || trie_.tokens() >= 1u << id_bits) return made;
     uint64_t found = 0;
     for (size_t i = 0; i < made; ++i) {
       found |= uint64_t{out[i].id} << (i * id_bits);
@@ -363,8 +341,8 @@ class LongestMatch {
     size_t at = 0, i = 0;
     // A blank and a letter are often merged before the letter's own bytes are.
     if (n > 1 && all[0].code == ' ' && all[1].code >= 0x80) {
-      uint32_t entry = extensions_.find(all[0].id, all[1].code), both = entry & (leads_on - 1);
-      if (entry != none && both < tokens_) {
+      uint32_t entry = trie_.extensions().find(all[0].id, all[1].code), both = entry & (leads_on - 1);
+      if (entry != none && both < trie_.tokens()) {
         at = 1 + utf8_length_of(all[1].code);
         i = 2;
         symbols.push_back({both, static_cast<uint32_t>(at)});
@@ -407,30 +385,6 @@ class LongestMatch {
     return out.empty() ? pair_validity_.surely_known(token.id) : stand(merges, out.end[-1].id, token.id);
   }
 
-  // The tokens of whole characters that the text begins with, the shortest first; those behind the first few are left
-  // out.
-  struct Path {
-    static constexpr size_t most = 8;
-    Symbol token[most];
-    size_t n = 0;
-  };
-  void path_of(std::string_view text, Path& path) const {
-    path.n = 0;
-    const char *p = text.data(), *end = p + text.size();
-    if (p == end || (*p != ' ' && static_cast<unsigned char>(*p) < 0xC0)) return;
-    const bool blank = *p == ' ';
-    uint32_t node = utf8_next(p);
-    node = blank ? blank_ : characters_.find(node);
-    for (uint32_t entry = node == none ? none : node | leads_on; entry != none;) {
-      if (node < tokens_) {
-        path.token[path.n++] = {node, static_cast<uint32_t>(p - text.data())};
-        pair_validity_.fetch(node);
-      }
-      if (p == end || path.n == Path::most || !(entry & leads_on)) return;
-      entry = extensions_.find(node, utf8_next(p));
-      node = entry & (leads_on - 1);
-    }
-  }
   // Goes on where candidate i, which begins at `at`, does not stand behind the resolved tokens: until the tokens end
   // where a candidate is valid, and i is the next. False: there are none of whole characters, or not soon; then all
   // is as before. No place is begun at twice, since the tokens resolved up to there would be the same.
@@ -441,8 +395,9 @@ class LongestMatch {
     size_t next = i, met = at, least = resolved, tried = 0, here = at;
     Symbol taken[most_tried];  // of the resolved tokens, the last first
     size_t dead[most_tried], deads = 0;
-    Path path;
-    path_of(piece.substr(here), path);
+    CharacterTrie::Path path;
+    auto fetch = [&](uint32_t id) { pair_validity_.fetch(id); };
+    trie_.path_of(piece.substr(here), path, fetch);
     size_t k = path.n > 0 ? path.n - 1 : 0;  // the longest does not stand
     for (;;) {
       bool stood = false;
@@ -466,7 +421,7 @@ class LongestMatch {
           searched += tried;
           return true;
         }
-        path_of(piece.substr(here), path);
+        trie_.path_of(piece.substr(here), path, fetch);
         k = path.n;
         continue;
       }
@@ -479,7 +434,7 @@ class LongestMatch {
       }
       here -= back.length;
       if (here < first) met = first, next = i;
-      path_of(piece.substr(here), path);
+      trie_.path_of(piece.substr(here), path, fetch);
       for (k = path.n; k > 0 && path.token[k - 1].length >= back.length;) --k;
     }
     searched += tried;
@@ -510,7 +465,7 @@ class LongestMatch {
     RepairCache::Key key;
     uint64_t hash = 0;
     int32_t row[RepairCache::most_ids];
-    const bool may_know = bytes.size() <= RepairCache::longest && tokens_ < 1u << id_bits;
+    const bool may_know = bytes.size() <= RepairCache::longest && trie_.tokens() < 1u << id_bits;
     size_t n = 0;
     if (may_know) {
       key = RepairCache::Key::of(bytes.data(), bytes.size());
@@ -531,56 +486,8 @@ class LongestMatch {
   }
   static size_t pair_place(uint32_t x, uint32_t y) { return ((uint64_t{x} << 32 | y) * golden) >> (64 - pair_bits); }
 
-  // ---- the trie
-
-  // The bytes of a known token, if they are whole characters and not ASCII alone.
-  bool whole_characters(const Vocab& vocab, uint32_t id, std::string& bytes) const {
-    if (!vocab.has(id) || !pair_validity_.known(id)) return false;
-    std::string_view name = vocab.text(id), blank = "\xC4\xA0";  // a blank's name, beside which most are ASCII
-    if (is_ascii(name.starts_with(blank) ? name.substr(blank.size()) : name)) return false;
-    bytes.clear();
-    return byte_level_decode(name, bytes) && !is_ascii(bytes) && utf8_invalid_at(bytes) == std::string_view::npos;
-  }
-  // Behind the first character only those of scripts of their own, or a blank and one character: few enough to be
-  // kept.
-  static bool may_extend(std::string_view bytes) {
-    if (bytes[0] == ' ' && bytes.size() <= 3) return true;
-    for (size_t i = utf8_length(static_cast<unsigned char>(bytes[0])); i < bytes.size();) {
-      const unsigned char lead = static_cast<unsigned char>(bytes[i]);
-      if (!is_apart(lead)) return false;
-      i += utf8_length(lead);
-    }
-    return true;
-  }
-  void extend_all(const Vocab& vocab, const std::vector<std::pair<uint32_t, uint32_t>>& longer,
-                  const ByteIds& byte_ids) {
-    uint32_t fresh = tokens_;
-    size_t most = 0;
-    for (auto [size, id] : longer) most += size / 2;
-    extensions_.reserve(most);
-    std::string bytes;
-    for (auto [size, id] : longer) {
-      if (!whole_characters(vocab, id, bytes)) continue;
-      const char *p = bytes.data(), *end = p + bytes.size();
-      uint32_t c = utf8_next(p), node = c < 0x80 ? byte_ids[c] : characters_.find(c);
-      while (node != none && p < end) {
-        c = utf8_next(p);
-        uint32_t next = extensions_.find(node, c);
-        if (next == none) {
-          next = p == end ? id : fresh++;
-          extensions_.add(node, c, next);
-        }
-        node = next;
-      }
-    }
-    extensions_.build(fresh);
-  }
-
   PairValidity pair_validity_;
-  CharacterIds characters_;  // beyond ASCII, that come out of their bytes
-  Extensions extensions_;
-  uint32_t blank_ = none;  // the token of a blank
-  uint32_t tokens_ = 0;    // nodes from here on are prefixes and no tokens
+  CharacterTrie trie_;
   BigArray<uint64_t> pairs_;
   RepairCache repairs_;
   BigArray<uint64_t> pieces_;  // by code point, then the same with a blank; 0: not met yet
