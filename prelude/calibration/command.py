@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,19 +57,34 @@ def main(chosen: argparse.Namespace) -> int:
     report = calibrate(answers, truth, labels=chosen.labels, method=chosen.method, prior=prior, seed=chosen.seed)
     print(table(report))
     if chosen.save:
-        report.calibrator.save(chosen.save)
+        with writing(chosen.save):
+            report.calibrator.save(chosen.save)
     if chosen.save_prior and report.prior is not None:
-        report.prior.save(chosen.save_prior)
+        with writing(chosen.save_prior):
+            report.prior.save(chosen.save_prior)
     if chosen.report:
-        Path(chosen.report).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+        with writing(chosen.report):
+            Path(chosen.report).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+    title = f"{report.held_out} held-out answers"
     if chosen.plot or chosen.risk_plot:
         from prelude.calibration import plots
 
         if chosen.plot:
-            plots.reliability_plot(report.curves, chosen.plot, title=f"{report.held_out} held-out answers")
+            with writing(chosen.plot):
+                plots.reliability_plot(report.curves, chosen.plot, title=title)
         if chosen.risk_plot:
-            plots.risk_coverage_plot(report.curves, chosen.risk_plot, title=f"{report.held_out} held-out answers")
+            with writing(chosen.risk_plot):
+                plots.risk_coverage_plot(report.curves, chosen.risk_plot, title=title)
     return 0
+
+
+@contextmanager
+def writing(path: str) -> Iterator[None]:
+    """``CalibrationError`` names the file that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise CalibrationError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def same_question(rows: Sequence[Row]) -> Any:

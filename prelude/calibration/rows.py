@@ -37,7 +37,7 @@ def read_rows(path: str | Path) -> list[Row]:
     try:
         if file.stat().st_size > MAX_BYTES:
             raise CalibrationError(f"{path}: {file.stat().st_size} bytes; the limit is {MAX_BYTES}")
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # a text may hold other ends of lines, as U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise CalibrationError(f"{path}: cannot be read: {error}") from error
     rows = [_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
@@ -53,19 +53,18 @@ def _row(line: str, where: str) -> Row:
         raise CalibrationError(f"{where}: not JSON: {error}") from error
     if not isinstance(found, dict) or "label" not in found:
         raise CalibrationError(f"{where}: an object with a label is expected")
-    label = {True: "yes", False: "no"}.get(found["label"], str(found["label"])) if _plain(found["label"]) else None
-    if label is None:
-        raise CalibrationError(f"{where}: label {shown(found['label'])} is not text, a number, true or false")
+    label = found["label"]
+    if not isinstance(label, str | int | bool):
+        raise CalibrationError(f"{where}: label {shown(label)} is not text, a number, true or false")
+    if isinstance(label, bool):
+        label = "yes" if label else "no"
+    label = str(label)
     for name in ("probabilities", "logprobs"):
         if name in found:
             return Row(label, answer=_answered(found[name], name, label, where))
     if not {"state", "question"} <= set(found):
         raise CalibrationError(f"{where}: it has neither probabilities nor logprobs, nor a state and a question")
     return Row(label, task=Decide(found["state"], [_question(found)]))
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, str | int | bool)
 
 
 def _question(found: dict[str, Any]) -> Any:

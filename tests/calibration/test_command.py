@@ -150,3 +150,30 @@ def test_the_committed_figures_halve_the_error() -> None:
         pairs = found[model]["temperature"]["ece"]
         assert found["labels"] == 200 and len(pairs) == 5
         assert all(one["after"] <= one["before"] / 2 for one in pairs)
+
+
+def test_the_label_of_a_level_may_be_a_number(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"probabilities": {"0": 0.2, "1": 0.8}, "label": label} for label in (0, 1)]
+    rows += [{"probabilities": {"yes": 0.2, "no": 0.8}, "label": label} for label in (True, False)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row.label for row in read_rows(file)] == ["0", "1", "yes", "no"]
+
+
+def test_a_text_may_hold_other_ends_of_lines(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    state = "a\u2028b\x85c\u2029d"
+    row = {"state": state, "question": "Is it?", "label": True}
+    file.write_bytes(json.dumps(row, ensure_ascii=False).encode() + b"\r\n\n")
+    [read] = read_rows(file)
+    assert read.task is not None and read.task.state == state
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("option", ["--save", "--save-prior", "--report"])
+def test_a_file_that_cannot_be_written_is_named(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_answered(tmp_path / "rows.jsonl")
+    assert main(["calibrate", str(file), "--prior", "labels", option, "/dev/full"]) != 0
+    assert "/dev/full: cannot be written: No space left on device" in capsys.readouterr().err
