@@ -35,6 +35,7 @@ QUIET = ("-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
 """Without the project's own ``-q``: its lines do not name the tests."""
 TRIAL = ("prelude.cuda.own_trial",)
 PACKAGES = ("torch", "flashinfer-python", "cuda-bindings", "cuda-python", "numpy", "transformers", "prelude-engine")
+ATTENTION = "PRELUDE_ATTENTION"  # in the environment: figures by another backend say so
 ROWS = (4, 128)  # of the single operations
 IN_GRAPH = 20  # times an operation stands in the graph that is timed, each with another layer's weights
 LONGEST = 5  # kernels of a profile
@@ -294,6 +295,8 @@ def main() -> int:
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
     stage = Stage(chosen.name, chosen.results, chosen.repeats, chosen.smoke)
     try:
+        if forced := os.environ.get(ATTENTION):
+            stage.tell("attention", value=f"{ATTENTION}={forced}")
         STAGES[chosen.name](stage)
     except Exception as error:
         traceback.print_exc()

@@ -39,7 +39,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         return "" if shown_by in well else " (correctness not shown)"
 
     devices = [str(x["value"]) for x in lines if x["key"] == "device.name"]
-    text = [f"{', '.join(dict.fromkeys(devices)) or 'device unknown'}", ""]
+    forced = [f"{x['value']} in {x['stage']}" for x in lines if x["key"] == "attention"]
+    text = [", ".join([*(dict.fromkeys(devices) or ["device unknown"]), *forced]), ""]
     text += ["| measure | median | spread | unit | floor | reach | published |", "|---|---|---|---|---|---|---|"]
     for name, key in ROWS:
         for which, said in (("", ""), (OWN, ", own kernels")):

@@ -175,6 +175,7 @@ def test_the_table_has_its_rows_first_and_says_what_was_not_shown() -> None:
     key = ROWS[0][1]
     lines: list[dict[str, Any]] = [
         {"stage": "versions", "key": "device.name", "value": "NVIDIA H100 80GB HBM3"},
+        {"stage": "oneshot", "key": "attention", "value": "PRELUDE_ATTENTION=keys"},
         {"stage": "correctness", "key": "end", "how": "out of time"},
         {"stage": "correctness", "key": "end", "how": "done"},  # of a later call
         figure("oneshot", key.format(""), floor=0.4),
@@ -183,7 +184,7 @@ def test_the_table_has_its_rows_first_and_says_what_was_not_shown() -> None:
         {"stage": "tests", "key": "tests.one", "ok": True, "alone": True},
     ]
     text = table(lines).splitlines()
-    assert text[0] == "NVIDIA H100 80GB HBM3"
+    assert text[0] == "NVIDIA H100 80GB HBM3, PRELUDE_ATTENTION=keys in oneshot"
     assert text[4] == f"| {ROWS[0][0]} | 1.5 | 1 to 2 | ms | 0.4 |  |  |"
     assert text[5].startswith(f"| {ROWS[0][0]}, own kernels (correctness not shown) | 1.5 |")
     assert text[6] == f"| {ROWS[1][0]} | not measured | | | | | |"
