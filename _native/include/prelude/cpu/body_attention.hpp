@@ -109,12 +109,16 @@ inline void pack_keys(const AttentionTensors& t, KeyCursor cursor, int64_t keys,
   }
 }
 
-// The values as float rows: `stride` apart, padded with zeros to whole vectors.
+inline constexpr int64_t kPackTiles = 3;  // that read values where they lie, at most
+
+// The values as float rows: `stride` apart, padded with zeros to whole vectors. Those that more tiles of the unit's
+// `rows` read are copied side by side: a step's rows lie some multiple of 512 bytes apart, and the cache holds few of
+// them at once.
 inline const float* pack_values(const AttentionTensors& t, KeyCursor cursor, int64_t keys, int64_t head_at,
-                                int64_t width, const UnitRoom& room, int64_t& stride) {
+                                int64_t width, int64_t rows, const UnitRoom& room, int64_t& stride) {
   const int64_t wide = padded_width(width);
   cursor.skip_empty();
-  if (t.type == Type::f32 && wide == width && cursor.left >= keys) {
+  if (t.type == Type::f32 && wide == width && cursor.left >= keys && rows <= kPackTiles * kTileRows) {
     stride = cursor.run->pool ? t.pool_stride : t.v_stride;
     return static_cast<const float*>(cursor.run->pool ? t.pool_v : t.v) + cursor.at * stride + head_at;
   }
@@ -333,14 +337,14 @@ inline void attend_unit(const AttentionShape& shape, const AttentionTensors& t, 
   pack_keys(t, cursor, keys, head_at, width, room);
   Tile tile{&t,    visible,     hidden,    unit.from, group, unit.kv_head * group,
             width, shape.scale, shape.cap, nullptr,   0,     relative_rows(t, unit)};
-  tile.values = pack_values(t, cursor, keys, head_at, width, room, tile.value_stride);
+  const int64_t rows = (unit.last - unit.first) * group;
+  tile.values = pack_values(t, cursor, keys, head_at, width, rows, room, tile.value_stride);
   if (tile.relative.panels > 0) {
     tile.panels_of_head = shape.relative_panels;
     const int64_t first = unit.kv_head * shape.relative_panels + tile.relative.first / kLanes;
     meet_rows_by_key(t, cursor, keys, head_at, width, t.relative.queries + first * width * kLanes,
                      tile.relative.panels, room);
   }
-  const int64_t rows = (unit.last - unit.first) * group;
   int64_t row = 0;
   for (; row + kTileRows <= rows; row += kTileRows) run_tile<kTileRows>(tile, unit.first, row, room);
   run_short_tile<kTileRows - 1>(tile, unit.first, row, rows - row, room);
