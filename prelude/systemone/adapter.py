@@ -100,10 +100,12 @@ class SystemOne:
         return await self._arun(self._openai(request), keywords)
 
     def models(self) -> dict[str, Any]:
-        """The body of ``GET /v1/models``. The date is that of the model's ``config.json``, unless it was given."""
+        """The body of ``GET /v1/models``. The date is that of the model's ``config.json``, or of the file that
+        the model is, unless it was given."""
         date = self._release_date
         if date is None:
-            changed = (self._engine.model_info.path / "config.json").stat().st_mtime
+            path = self._engine.model_info.path
+            changed = (path / "config.json" if path.is_dir() else path).stat().st_mtime
             date = datetime.fromtimestamp(changed, timezone.utc).strftime("%Y-%m-%d")
         names = [self.name, *sorted(self._aliases - {self.name})]
         about = self._description or f"{self.name}, served by Prelude"

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from prelude import Engine, EngineConfig, SamplingParams
+from prelude.bulk.run import model_hash
+from prelude.cli import main
 from prelude.default_model import path as packaged
+from prelude.systemone import SystemOne
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import write_model
 
@@ -77,3 +80,23 @@ def test_other_types_of_the_weights_of_products(model: Path, tmp_path: Path) -> 
     path = write_model(model, tmp_path / "model.gguf", "Q8_0", add_tokenizer)
     with Engine.from_pretrained(path, dtype="bfloat16") as engine:
         assert len(engine.complete(PROMPTS[0], params=GREEDY).token_ids) > 0
+
+
+def test_a_file_serves_system_one_and_bulk_runs(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model's path is a file there. A bulk run goes on with the same file alone."""
+    path = write_model(model, tmp_path / "model.gguf", "F32", add_tokenizer)
+    with Engine.from_pretrained(path) as engine:
+        [listed, _] = SystemOne(engine).models()["models"]
+        assert listed["name"] == "model.gguf" and len(listed["release_date"]) == len("2026-01-02")
+    source, target = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    source.write_text("text\na\nb\n")
+    options = ["--model", str(path), "--text-column", "text", "--noul", "q=Is it?", "--no-progress"]
+    assert main(["score", str(source), str(target), *options]) == 0, capsys.readouterr().err
+    assert len(target.read_text().splitlines()) == 2
+    before = model_hash(path)
+    (tmp_path / "other.gguf").write_bytes(b"another model")
+    assert model_hash(path) == before
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert model_hash(path) != before
