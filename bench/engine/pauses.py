@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, rounds, three
 from prelude import Engine, EngineConfig
 
@@ -85,7 +86,7 @@ def measure(report: Report, engine: Engine, tokens: int, pause: float, chosen: a
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_parser(__doc__)
     parser.add_argument("--model", help="a model directory; the packaged model without it")
     parser.add_argument("--quantization", choices=["int8"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[16, 81])
