@@ -2,11 +2,12 @@
 
     python -m tests.cuda.dry_faults --out FOLDER
 
-One run without a fault says which results each stage has. ``RUNS`` runs follow. In each of them three or four stages are
-whole and all others break, each in another way than in the runs before, until each has broken in every way. The lines of a
-whole stage in ``results.jsonl`` have to be those of the first run; a broken one has to have its first result and its
-end. A hanging stage is given little more time than its first result took in the first run. A run whose folder is
-complete is not repeated. On two busy cores the first run takes five minutes and each other about six.
+One run without a fault says which results each stage has. ``RUNS`` runs follow. In each of them three or four
+stages are whole and all others break, each in another way than in the runs before, until each has broken in every
+way. The lines of a whole stage in ``results.jsonl`` have to be those of the first run; a broken one has to have its
+first result and its end. A hanging stage is given little more time than its first result took in the first run. A
+run whose folder is complete is not repeated. On two busy cores the first run takes five minutes and each other
+about six.
 """
 
 from __future__ import annotations
