@@ -1,12 +1,13 @@
 """The first run on a GPU: every stage in a process of its own, results kept as they come, also where a later stage
 fails.
 
-    python -m bench gpu_first [--out FOLDER] [--seconds 540] [--only STAGE,STAGE] [--from FOLDER] [--smoke FILE]
+    python -m bench gpu_first [--out FOLDER] [--seconds 520] [--only STAGE,STAGE] [--from FOLDER] [--smoke FILE]
 
 ``--out`` is ``$OUT`` where that is set. In it come
 
     results.jsonl   one line for each result, written and flushed by the stage that has it; and the stages' own ends
     table.md        the results as tables, made anew behind every stage
+    figures.json    the figures in the form of bench/results, made anew then too
     log.txt         the last lines of each stage's output
     cache.tgz       the algorithms that were searched for and the compiled kernels, for the next call
 
@@ -14,8 +15,9 @@ Correctness comes first, then the table by the kernels of the libraries. Behind 
 attention are tried, in processes that may hang; then correctness and the table with those that passed; all else
 follows. A stage that passes its limit is ended, with its children. A stage is not begun where less than half of its
 limit is left. A second call with ``--from`` (the folder that the first call filled; ``--out`` itself is one) leaves
-out the stages that ended well there, and begins with the cache of that call. Times of a run in which correctness was
-not shown are marked in the table. ``--seconds`` bounds the whole call.
+out the stages that ended well there, but for those that ``--only`` names, and begins with the cache of that call. The
+results of another GPU are not taken. Times of a run in which correctness was not shown are marked in the table.
+``--seconds`` bounds the whole call.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.command_line import options_parser
-from bench.gpu.table import ended_well, table
+from bench.command_line import command_line, options_parser
+from bench.gpu.table import ended_well, figures_of, table
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS: dict[str, float] = {
@@ -93,18 +95,27 @@ class FirstRun:
         self.until = time.monotonic() + seconds
         self.ends: list[End] = []
         self.cache = Path(tempfile.mkdtemp(prefix="prelude-first-"))
+        self.gpu: str | None = None  # its name, by the driver's own tool
+        self.commit = ""
         out.mkdir(parents=True, exist_ok=True)
 
     def run(self, stages: Sequence[str]) -> None:
         try:
+            self._append({"stage": "first", "key": "gpu", "value": self.gpu})
+            if self.commit:
+                self._append({"stage": "first", "key": "commit", "value": self.commit})
+            self._keep()
             for name in stages:
                 self.ends.append(end := self.stage(name))
                 self._tell(end)
-                for keep in (self._keep_cache, self._write_table):
-                    with contextlib.suppress(Exception):  # a full disk costs this file, not the stages behind it
-                        keep()
+                self._keep()
         finally:
             shutil.rmtree(self.cache, ignore_errors=True)
+
+    def _keep(self) -> None:
+        for keep in (self._keep_cache, self._write_table):
+            with contextlib.suppress(Exception):  # a full disk costs this file, not the stages behind it
+                keep()
 
     def stage(self, name: str) -> End:
         left = self.until - time.monotonic()
@@ -142,6 +153,9 @@ class FirstRun:
     def _tell(self, end: End) -> None:
         line = {"stage": end.stage, "key": "end", "at": round(time.time(), 3), "how": end.how}
         line |= {"seconds": round(end.seconds, 1), "code": end.code}
+        self._append(line)
+
+    def _append(self, line: dict[str, Any]) -> None:
         with open(self.results, "a", encoding="utf-8") as file:
             file.write(("" if ends_with_a_line(self.results) else "\n") + json.dumps(line) + "\n")
 
@@ -161,8 +175,15 @@ class FirstRun:
             beside.replace(self.out / "cache.tgz")
 
     def take(self, earlier: Path) -> set[str]:
-        """The results and the cache of an earlier call; returns the stages that ended well there."""
+        """The results and the cache of an earlier call; returns the stages that ended well there. Nothing is taken
+        where that call ran on another GPU."""
         known = read_results(earlier / "results.jsonl")
+        before = [line["value"] for line in known if line["key"] == "gpu" and line["value"]]
+        if self.gpu is not None and before and before[-1] != self.gpu:
+            print(f"the earlier results are of {before[-1]}, this is {self.gpu}: they are not taken", flush=True)
+            if earlier == self.out:
+                self.results.rename(self.out / f"results-{time.time_ns()}.jsonl")
+            return set()
         if earlier != self.out:
             with open(self.results, "a", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in known)
@@ -176,7 +197,20 @@ class FirstRun:
         return ended_well(known)
 
     def _write_table(self) -> None:
-        (self.out / "table.md").write_text(table(read_results(self.results)), encoding="utf-8")
+        results = read_results(self.results)
+        (self.out / "table.md").write_text(table(results), encoding="utf-8")
+        figures = {"title": "First run on a GPU", "command": command_line(), **figures_of(results)}
+        (self.out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def gpu_name() -> str | None:
+    """Of the GPU that is there; None where the driver's tool does not say it."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said[0].strip() if said else None
 
 
 def end_group(process: subprocess.Popen[Any], grace: float) -> None:
@@ -190,6 +224,8 @@ def end_group(process: subprocess.Popen[Any], grace: float) -> None:
 
 def ends_with_a_line(path: Path) -> bool:
     """False where a lost process wrote a part of a line: the next one must not be written behind it."""
+    if not path.exists():
+        return True
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
@@ -211,30 +247,37 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 def main() -> int:
     parser = options_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-first")))
-    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--seconds", type=float, default=520)
     parser.add_argument("--began", type=float, default=time.time(), help="--seconds count from this time on")
-    parser.add_argument("--only", default=",".join(LIMITS))
+    parser.add_argument("--only", default=None, help="these stages, also where they ended well before")
     parser.add_argument("--from", dest="earlier", type=Path, default=None)
+    parser.add_argument("--commit", default="", help="of the source, where its folder is not a checkout")
     parser.add_argument("--smoke", type=Path, default=Path(".gpu/smoke.py"))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--runner", default="bench.gpu.stages", help="the module of the stages; tests name another")
     parser.add_argument("--limits", type=float, default=1.0, help="multiplies the limits of the stages")
     chosen = parser.parse_args()
-    stages = [name for name in chosen.only.split(",") if name]
+    stages = [name for name in (chosen.only or ",".join(LIMITS)).split(",") if name]
     unknown = [name for name in stages if name not in LIMITS]
     if unknown:
         parser.error(f"no such stage: {', '.join(unknown)}; there are {', '.join(LIMITS)}")
     extra = ["--smoke", str(chosen.smoke.absolute()), "--repeats", str(chosen.repeats)]
     left = chosen.seconds - max(0.0, time.time() - chosen.began)
     run = FirstRun(chosen.out.absolute(), left, [sys.executable, "-m", chosen.runner], extra, chosen.limits)
+    run.gpu, run.commit = gpu_name(), chosen.commit
     earlier = chosen.earlier or (chosen.out if (chosen.out / "results.jsonl").exists() else None)
     if earlier is not None:
         done = run.take(earlier.absolute())
-        stages = [name for name in stages if name not in done]
+        if chosen.only is None:
+            stages = [name for name in stages if name not in done]
+    if not chosen.smoke.is_file():
+        stages = [name for name in stages if name != "smoke"]
     run.run(stages)
     print((run.out / "table.md").read_text(encoding="utf-8"))
     return 0 if all(end.how == "done" for end in run.ends) else 1
 
 
 if __name__ == "__main__":
+    # A call that is cut ends its stage, which would keep the GPU busy beside the next call.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -5,7 +5,8 @@
 #     *.whl       wheels for it, this project's among them; they are unpacked, not installed
 #     site.tgz    more packages, unpacked (FlashInfer with its modules compiled ahead)
 #     smoke.py    a smoke script
-#     earlier/    what the call before left in --out: this call goes on from there
+#     earlier/    the --out of the call before: this call goes on from there
+#     commit      the hash of the checkout, where its .git does not travel
 # The Python of cuda/ is the checkout's. The compiled parts are the wheel's: build it anew when their sources change.
 # Where no wheel of this project is there or it does not load, the checkout is compiled.
 set -eu
@@ -34,5 +35,6 @@ if ! "$python" -c "import prelude.cuda.lane, prelude.tokenizer"; then
     "$python" -m pip install -q --no-index --no-deps --no-build-isolation -e .
 fi
 [ ! -e "$pack/smoke.py" ] || set -- --smoke "$pack/smoke.py" "$@"
+[ ! -e "$pack/commit" ] || set -- --commit "$(cat "$pack/commit")" "$@"
 [ ! -e "$pack/earlier/results.jsonl" ] || set -- --from "$pack/earlier" "$@"
 exec "$python" -m bench gpu_first --began "$began" "$@"

@@ -8,6 +8,8 @@ place: its written results stay.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
 import json
 import os
@@ -199,8 +201,7 @@ def part(stage: Stage, name: str) -> None:
 
     own = name.endswith(OWN)
     if own and not any(x["stage"] == "own_products" and x.get("ok") for x in read_results(stage.results)):
-        stage.tell("left out", ok=None, error="no kernel of this project's passed its trial")
-        return
+        raise LookupError("no kernel of this project's passed its trial: the stage was left out")
     bench = Bench(stage.repeats, own)
     try:
         for load in getattr(bench, name.removesuffix(OWN))():
@@ -249,7 +250,7 @@ def timed_in_graph(device: Any, work: Callable[[int], None], repeats: int) -> li
 
 
 def profile(stage: Stage) -> None:
-    """The kernels that take most of a step: one prompt of 128 tokens, and a decode step of four."""
+    """The kernels that take most of a step of one prompt of 128 tokens, by the kernels of the libraries."""
     import torch
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
@@ -258,7 +259,7 @@ def profile(stage: Stage) -> None:
     from bench.gpu.loads import Bench
     from prelude.batch import OneShotBatch
 
-    bench = Bench(stage.repeats)
+    bench = Bench(stage.repeats, own=False)
     executor = bench.executor("06b")
     batch = OneShotBatch(forest([(draw(0, 128), -1)]), greedy([127]))
     for _ in range(4):
@@ -293,6 +294,7 @@ def main() -> int:
     # A stage that passes its limit, or loses its process, leaves the place where it was in the log.
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
+    end_with_the_parent()
     stage = Stage(chosen.name, chosen.results, chosen.repeats, chosen.smoke)
     try:
         if forced := os.environ.get(ATTENTION):
@@ -303,6 +305,12 @@ def main() -> int:
         stage.tell("error", ok=False, error=f"{type(error).__name__}: {error}")
         return 1
     return 0
+
+
+def end_with_the_parent() -> None:
+    """A stage whose caller was killed is killed too (Linux): it would keep the GPU busy."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def leave(code: int) -> NoReturn:

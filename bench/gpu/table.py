@@ -63,6 +63,20 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text) + "\n"
 
 
+def figures_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The facts of a run and its figures as rows: ``value`` is the median, ``low`` and ``high`` the least and the
+    greatest."""
+    lines, well = latest(results), ended_well(results)
+    facts = {x["key"]: x.get("value") for x in lines if x["stage"] in ("first", "versions") and "value" in x}
+    facts["correctness"] = [name for name in ("correctness", "correctness" + OWN) if name in well]
+    rows = []
+    for x in lines:
+        if isinstance(x.get("values"), list) and x["values"]:
+            row = {"measure": x["key"], "value": x.get("value"), "low": min(x["values"]), "high": max(x["values"])}
+            rows.append(row | {key: x[key] for key in ("unit", "floor", "reach", "device") if key in x})
+    return {"facts": facts, "rows": rows}
+
+
 def _cells(x: dict[str, Any]) -> list[str]:
     values = x["values"]
     spread = f"{shown(min(values))} to {shown(max(values))}"
