@@ -442,8 +442,11 @@ cdef class Attention:
         cdef int64_t queries = _heads_of(q, q, self.shape.heads, width, &t.q_stride)
         cdef int64_t tokens = min(_heads_of(k, q, self.shape.kv_heads, width, &t.k_stride),
                                   _heads_of(v, q, self.shape.kv_heads, width, &t.v_stride))
+        cdef int64_t of_values
         cdef int64_t slots = min(_heads_of(pool_k, q, self.shape.kv_heads, width, &t.pool_stride),
-                                 _heads_of(pool_v, q, self.shape.kv_heads, width, &t.pool_stride))
+                                 _heads_of(pool_v, q, self.shape.kv_heads, width, &of_values))
+        if of_values != t.pool_stride and self.plan.pool_keys() > 0:
+            raise ValueError(f"slots of keys lie {t.pool_stride} values apart, those of values {of_values}")
         if planned > queries or self.plan.step_keys() > tokens or self.plan.pool_keys() > slots:
             raise ValueError("the tensors are smaller than the planned ones")
         if _rows_of(out, self.shape.heads * width, "out") < queries or out.dtype is not q.dtype:

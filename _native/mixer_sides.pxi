@@ -89,7 +89,7 @@ cdef class PackedProduct:
     def __cinit__(self, words, bias, int64_t outputs, int64_t inputs, int packing):
         cdef Packing kind = checked_packing(packing)
         cdef object size = words.shape
-        if outputs < 0 or inputs < 0 or words.element_size() != 4 or not words.is_contiguous() or (
+        if outputs < 0 or inputs < 1 or words.element_size() != 4 or not words.is_contiguous() or (
                 PyTuple_GET_SIZE(size) != 1 or _entry(size, 0) < packed_words_of(outputs, inputs, kind)):
             raise ValueError(f"{list(size)} of {words.dtype} are not the words of [{outputs}, {inputs}]")
         self.projection.kernels = for_packed[<int> kind]

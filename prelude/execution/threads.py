@@ -182,9 +182,11 @@ class Governor:
         own.count.use(min(own.most, self.allowed))
 
     def __exit__(self, *_: object) -> None:
-        self.look()
-        self._own.team.others.give_back()
-        self._own.count.give_back()
+        try:
+            self.look()
+        finally:
+            self._own.team.others.give_back()
+            self._own.count.give_back()
 
     def look(self) -> None:
         """Between two operations of a step. A look at the clock, but for once in a window."""

@@ -110,6 +110,8 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     for given in (words[1:], words[::2], words.to(torch.int64)[:8], words.view(-1, 8)):
         with pytest.raises(ValueError, match="are not the words"):
             cpu.PackedProduct(given, None, 32, 8, cpu.PACKINGS["float32"])
+    with pytest.raises(ValueError, match=r"are not the words of \[32, 0\]"):
+        cpu.PackedProduct(words, None, 32, 0, cpu.PACKINGS["float32"])
     with pytest.raises(ValueError, match="32 float32 values"):
         cpu.PackedProduct(words, torch.zeros(31), 32, 8, cpu.PACKINGS["float32"])
     with pytest.raises(ValueError, match="no packing 9"):

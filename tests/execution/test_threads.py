@@ -88,6 +88,21 @@ def test_short_steps_are_summed_up(machine: Machine) -> None:
 
 
 @governed
+def test_a_step_whose_waiting_cannot_be_read_gives_the_threads_back(machine: Machine) -> None:
+    """Ctrl-C, or no memory."""
+    machine.step(0.1, 0.7, 0.7, 0.7, 0.7)
+
+    def none(_: int) -> list[float]:
+        raise MemoryError
+
+    machine.governor._waited = none
+    with pytest.raises(MemoryError), machine.governor:
+        assert torch.get_num_threads() == 1
+        machine.now += 1.0
+    assert torch.get_num_threads() == 4
+
+
+@governed
 def test_waiting_between_steps_is_not_the_steps(machine: Machine) -> None:
     machine.step(0.1)
     machine.now += 60.0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prelude._native import cpu
 
 from prelude.batch import OneShotBatch
 from prelude.models.kernels import Product, activate, layer_norm, rms_norm, rotate, wide, write_pool
@@ -290,3 +291,11 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(dtype: torch.dtype) 
     with pytest.raises(ValueError, match="types"):
         write_pool(k, v, pool[0], pool[1].double(), slots, None)
     assert torch.equal(pool, expected)
+
+
+def test_a_pool_whose_keys_and_values_lie_apart_differently_is_refused() -> None:
+    attention = cpu.Attention(1, 1, 8, 1.0, [0, 1], [3], [0, 1], [0], [3], [1])
+    q, own, pool = torch.ones(1, 1, 8), torch.ones(0, 1, 8), torch.ones(6, 2, 8)
+    attention.run(q, own, own, pool[:, :1], pool[:, 1:], torch.empty(1, 8))
+    with pytest.raises(ValueError, match="16 values apart, those of values 8"):
+        attention.run(q, own, own, pool[:, :1], pool[:, 1:].contiguous(), torch.empty(1, 8))
