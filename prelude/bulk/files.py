@@ -108,8 +108,8 @@ def opened(path: str, mode: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-class Malformed(Exception):
-    """A file that is not in its format."""
+class Malformed(BulkError):
+    """A file that is not in its format: ``reading`` adds its name."""
 
 
 @contextmanager
