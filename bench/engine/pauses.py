@@ -27,7 +27,7 @@ SIDES = ("kept apart", "left alone")
 PERCENTILES = (50, 90, 99)
 
 
-class Optional:
+class SwitchedPlaces:
     """The places of a step's threads, of which only one side makes use."""
 
     used = True
@@ -67,7 +67,7 @@ def measure(report: Report, engine: Engine, tokens: int, pause: float, chosen: a
     rng = random.Random(1)
     prompt = [rng.randrange(1000, min(20_000, engine.model_info.vocab_size)) for _ in range(tokens)]
     answers = []
-    for Optional.used in (True, False):
+    for SwitchedPlaces.used in (True, False):
         time.sleep(pause)
         answers.append(request(engine, prompt))
     if not np.array_equal(*answers):
@@ -75,7 +75,7 @@ def measure(report: Report, engine: Engine, tokens: int, pause: float, chosen: a
     taken: dict[str, list[list[float]]] = {side: [] for side in SIDES}
     for _ in rounds(chosen.rounds):
         for side in SIDES:
-            Optional.used = side == SIDES[0]
+            SwitchedPlaces.used = side == SIDES[0]
             taken[side].append(timed(engine, prompt, pause, chosen.requests, rng))
     load = f"{tokens} tokens after {1e3 * pause:g} ms"
     for percent in PERCENTILES:
@@ -100,7 +100,7 @@ def main() -> None:
     from prelude.execution import threads
 
     torch.set_num_threads(2)
-    threads.ThreadPlaces = Optional  # type: ignore[misc, assignment]
+    threads.ThreadPlaces = SwitchedPlaces  # type: ignore[misc, assignment]
     report = Report(
         "Requests after pauses",
         facts=machine_facts([("requests", chosen.requests), ("rounds", chosen.rounds), ("torch threads", 2)]),
