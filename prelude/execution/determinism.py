@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from prelude.errors import DeviceUnavailable
 from prelude.execution.threads import ThreadCount
 from prelude.models.ops import Linear
 
@@ -60,9 +61,10 @@ def _rows_needed(matmul: Callable[[Tensor], Tensor], width: int, dtype: torch.dt
         agrees = all(_agree(matmul, x, whole, count) for count in counts if count <= _ROWS - 5)
         if agrees and _alone(matmul, x, whole):
             return least
-    raise RuntimeError(
+    raise DeviceUnavailable(
         f"deterministic mode is not available: on this machine a product of {CANDIDATES[-1]} rows of {width} "
-        f"{str(dtype).removeprefix('torch.')} values differs from its rows in a larger product or with one thread"
+        f"{str(dtype).removeprefix('torch.')} values differs from its rows in a larger product or with one thread; "
+        "use deterministic=False or another dtype"
     )
 
 

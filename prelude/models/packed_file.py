@@ -147,7 +147,7 @@ class PackedWeights:
         if quantization == "int8":
             agree = packing == "int8"
         else:
-            agree = packing == "bfloat16" if dtype == "bfloat16" else packing in ("float32", "widened")
+            agree = packing in ("widened", "bfloat16" if dtype == "bfloat16" else "float32")
         if not known or not agree:
             raise CheckpointError(
                 f"{self.path}: dtype {shown(dtype)}, quantization {shown(quantization)}, packing {shown(packing)}"

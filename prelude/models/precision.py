@@ -48,8 +48,9 @@ def choose(
         return Precision(chosen, quantization, f"quantization={quantization!r}")
     if dtype != "auto":
         chosen = resolved(dtype)
-        pairs = wide() and "bfloat16" in cpu.PACKED_KERNELS
-        packing = _float32() if chosen == torch.float32 else "bfloat16" if pairs else None
+        packing = _float32()
+        if packing is not None and chosen == torch.bfloat16:
+            packing = "bfloat16" if "bfloat16" in cpu.PACKED_KERNELS else "widened"
         return Precision(chosen, packing, f"dtype={_name(chosen)!r}")
     numbers = [name for name in _matrices(source, spec) if not source.in_blocks(name)]
     stored = sorted({_name(source.tensor(name).dtype) for name in numbers}) or ["blocks of a few bits"]

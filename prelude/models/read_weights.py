@@ -5,7 +5,7 @@ stacked   the weights of one projection one under the other; rows of q and k tha
 float32   the gain of a norm before a projection is inside its weight, where the norm has no bias: one pass over the
           tokens less. Weights are packed where the processor has vectors
 bfloat16  gains stay apart, in float32: rounding their product again would double the weights' noise. Weights are
-          packed where the processor has an instruction for products of bfloat16
+          packed for the processor's products of bfloat16, or else "widened"
 int8      gains stay apart: without them the values of a row differ more in size, and the small ones lose bits
 widened   weights that the files have in bfloat16 keep their two bytes, and everything else is float32. Gains stay
           apart, since a weight times its gain is no bfloat16

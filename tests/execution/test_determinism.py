@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import torch
 from prelude.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch
 from prelude.execution.cpu import CpuExecutor
 from tests.checkpoints import SMALL, save_model, write_checkpoint
+from tests.encoders import run_encoder, write_encoder
 from tests.execution.conftest import VARIANTS
 from tests.execution.helpers import (
     Model,
@@ -124,6 +128,31 @@ def test_wide_products_have_the_same_bits_in_any_company_with_any_thread_count(t
                 assert np.array_equal(alone, together[s.starts[n] : s.starts[n + 1]]), (threads, n)
     finally:
         torch.set_num_threads(before)
+
+
+def differing(path: str, deterministic: bool) -> list[int]:
+    """Lengths of prompts whose rows in bfloat16 have other bits alone than in company, with two threads."""
+    torch.set_num_threads(2)
+    executor = run_encoder(Path(path), dtype="bfloat16", deterministic=deterministic)
+    ids = [5 + random_ids(n, n, 200) for n in (1, 21, 17, 34, 9, 63, 31)]
+    s = prompts(*ids)
+    together = hidden(executor, s, np.arange(s.num_tokens))
+    alone = [hidden(executor, prompts(x), np.arange(len(x))) for x in ids]
+    starts = s.starts
+    return [len(x) for n, x in enumerate(ids) if not np.array_equal(together[starts[n] : starts[n + 1]], alone[n])]
+
+
+@pytest.mark.fault(74)
+def test_company_in_bfloat16_on_a_processor_without_products_of_it(tmp_path: Path) -> None:
+    """Products of widened weights have the same bits in any company, in each mode."""
+    path = write_encoder(tmp_path, family="bert", hidden_size=384, num_attention_heads=6, intermediate_size=192)
+    code = "import sys; from tests.execution.test_determinism import differing as d; "
+    code += "print(d(sys.argv[1], True), d(sys.argv[1], False))"
+    limited = {"PRELUDE_CPU_KERNELS": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, path], env={**os.environ, **limited}, capture_output=True, text=True
+    )
+    assert ran.stdout == "[] []\n", ran.stderr
 
 
 @pytest.mark.fault(74)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows
-from prelude.errors import EngineClosed
+from prelude.errors import DeviceUnavailable, EngineClosed
 from prelude.execution.cpu import CpuExecutor
 from prelude.execution.determinism import rows_needed
 from prelude.execution.executor import Executor
@@ -306,7 +306,7 @@ def test_a_machine_without_row_stable_products_is_refused() -> None:
             return out.add_(len(out)) if func is torch.mm else out
 
     linear = Linear(torch.randn(8, 8).as_subclass(Drifting))
-    with pytest.raises(RuntimeError, match="deterministic mode is not available"):
+    with pytest.raises(DeviceUnavailable, match="deterministic mode is not available"):
         rows_needed([linear])
 
 
