@@ -146,11 +146,11 @@ cdef class AnswerReader:
     ``answer`` makes one answer. ``answers`` is the class of all of them: a tuple with the attributes ``stats`` and
     ``names``. A question is a tuple
 
-        (paths, labels, edges, kind, first level, weigh)
+        (paths, labels, edges, kind, first level, weigh, asked)
 
     whose numbers are those of its ``edges`` of the trie behind it. ``weigh(logprobs, first, alone, by_length,
     relative)`` gives the labels and the numbers of ``paths.weighed`` for a question whose options are shown in another
-    order than the caller's; else it is None.
+    order than the caller's; else it is None. ``asked`` stands in each of its answers.
     ``unconditional``: the second half of the numbers is without the state."""
 
     cdef Maker answer
@@ -180,22 +180,22 @@ cdef class AnswerReader:
     def __call__(self, Outcome outcome not None):
         cdef list logprobs = outcome.pairs(), found = []
         cdef Py_ssize_t at = 0, alone = len(logprobs) // 2 if self.unconditional else -1
-        cdef object weigh, labels
+        cdef object weigh, labels, asked
         cdef tuple weighed
         for question in self.questions:
-            paths, labels, edges, kind, first, weigh = question
+            paths, labels, edges, kind, first, weigh, asked = question
             if weigh is None:
                 weighed = (<LabelPaths>paths).weighed(labels, logprobs, at, alone, self.by_length, self.relative)
             else:
                 labels, weighed = weigh(logprobs, at, alone, self.by_length, self.relative)
-            found.append(self.one(labels, kind, first, weighed))
+            found.append(self.one(labels, kind, first, weighed, asked))
             at += edges
             alone += edges if alone >= 0 else 0
         cdef object made = tuple.__new__(self.answers, found)
         made.stats, made.names = outcome.stats, self.names
         return made
 
-    cdef object one(self, tuple labels, str kind, int64_t first, tuple weighed):
+    cdef object one(self, tuple labels, str kind, int64_t first, tuple weighed, asked):
         """One answer, from the numbers of ``LabelPaths.weigh``, in the order of ``labels``."""
         cdef Py_ssize_t i, index = weighed[0]
         cdef list shares = weighed[1]
@@ -203,7 +203,7 @@ cdef class AnswerReader:
         if kind == "score":
             expected = _fsum([(first + i) * <double>shares[i] for i in range(len(shares))])
         return self.answer.make((labels[index], index, labels, probabilities, logprobs, mass,
-                                 shares[0 if kind == "noul" else index], expected, kind))
+                                 shares[0 if kind == "noul" else index], expected, kind, asked))
 
 
 cpdef list plain_texts(list tasks, str before, str after, bint strips, Py_ssize_t most,

@@ -158,6 +158,7 @@ class _Read:
             shares[new.labels[0] if new.kind == "noul" else chosen],
             new.expected,
             new.kind,
+            new.asked,
         )
         self.shifts = shifts
 

@@ -366,6 +366,7 @@ def _preparer(
         decision_chat=chat_renderer(tokenizer, process, enable_thinking=False),
         template_process=process,
         options=None if head is None else head.settings(directory, tokenizer),
+        model=str(Path(str(directory)).absolute()),
     )
 
 

@@ -41,10 +41,10 @@ def load_sparrow(
     found = read_sparrow(model)
     executor = SparrowExecutor(found)
     config.resolved_length(executor.limits().max_positions)
-    preparer = Preparer(
-        Tokenizer.from_str(found.tokenizer_json()), executor.limits(), config, options=found.settings()
-    )
+    path = Path(os.path.abspath(os.fspath(model)))
+    tokenizer = Tokenizer.from_str(found.tokenizer_json())
+    preparer = Preparer(tokenizer, executor.limits(), config, options=found.settings(), model=str(path))
     core = make_core(EngineCore, executor, config)
     seconds = time.perf_counter() - began
     log.info("loaded %s (%s) in %.3f s: float32 on cpu", os.fspath(model), found.name, seconds)
-    return core, preparer, Path(os.path.abspath(os.fspath(model))), seconds
+    return core, preparer, path, seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
@@ -16,6 +16,20 @@ from prelude.errors import WrongUse
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedQuestion:
+    """The question of an answer, and the template and model that answered it. ``notes`` describe ``labels`` in their
+    order, ``()`` for none. ``template`` is a hash of the template's fields, or the name of a head's form.
+    ``model`` is a path. "" is not known."""
+
+    question: str
+    labels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    template: str = ""
+    length_norm: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,7 @@ class Answer:
     probability: float  # of yes for a Noul, of the chosen label otherwise
     expected: float | None = None  # mean level, for Score
     kind: str = "choice"  # "choice", "noul" or "score"
+    asked: AskedQuestion | None = field(default=None, compare=False, repr=False)  # what ``Calibrator.apply`` compares
 
     @property
     def confidence(self) -> float | None:

@@ -48,6 +48,7 @@ class AdmissionContext:
     mask_id: int | None = None  # of an encoder with a masked-language head
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     template: Any = None  # DecisionTemplate
+    model: str = ""  # its path
     recipes: ModelRecipes = field(default_factory=ModelRecipes)
     options: OptionSettings | None = None  # of a model whose head reads the options of a question
     chat: ChatRenderer | None = None

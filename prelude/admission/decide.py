@@ -24,11 +24,12 @@ from prelude.admission.prompts import beginning, is_messages, kept, shorten
 from prelude.admission.question_keys import QUESTION_KEYS
 from prelude.admission.questions import Places, QuestionPlan, cut_notes, cut_question, question_too_long
 from prelude.admission.structured import MAX_TEXT, text_of
+from prelude.admission.template import template_hash
 from prelude.admission.tokenization import TokenizationScope, token_ids
 from prelude.admission.weighing import Weighed, replaced, weigh_shifts
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
-from prelude.results import Answer, Answers
+from prelude.results import Answer, Answers, AskedQuestion
 from prelude.tasks import Decide
 
 _make_answer = Maker(Answer)
@@ -118,7 +119,7 @@ def _admit_fitted(
     if not len(state) and decision.least:
         state = beginning(ctx, "state", eos=True)
     cut = truncated + cut or int(dropped + decision.dropped > 0)
-    tree, finish = decision.tree(state), reader_of(decision, names)
+    tree, finish = decision.tree(state), reader_of(ctx, decision, names)
     return admitted(ctx, scope, task, tree, decision.readout, finish, truncated=cut, first=len(state))
 
 
@@ -127,7 +128,7 @@ def mould_of(ctx: AdmissionContext, decision: Decision, task: Decide) -> tuple[P
     state has a tree of its own, or the questions were cut."""
     require_lm_head(ctx, task)
     cache = cache_of(ctx, task)
-    mould, reader = None, reader_of(decision, None)
+    mould, reader = None, reader_of(ctx, decision, None)
     if decision.norm != "unconditional" and not decision.dropped:
         mould = PromptMould(
             (make_tree, make_prepared, make_admitted),
@@ -158,12 +159,15 @@ def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
         raise InvalidRequest(said, field="questions") from None
 
 
-def reader_of(decision: Decision, names: tuple[str, ...] | None) -> AnswerReader:
+def reader_of(ctx: AdmissionContext, decision: Decision, names: tuple[str, ...] | None) -> AnswerReader:
     """The object that makes ``Answers`` of an outcome of the decision."""
-    questions = [
-        (plan.trie.paths, plan.labels, len(plan.trie.targets) * plan.copies, plan.plain.kind, plan.plain.first, weigh)
-        for plan, weigh in zip(decision.plans, map(_weigh, decision.plans, decision.places))
-    ]
+    template = template_hash(decision.frame.template)
+    questions = []
+    for plan, places in zip(decision.plans, decision.places):
+        plain, edges = plan.plain, len(plan.trie.targets) * plan.copies
+        asked = AskedQuestion(plain.text, plan.labels, plain.notes, template, decision.norm, ctx.model)
+        weigh = _weigh(plan, places)
+        questions.append((plan.trie.paths, plan.labels, edges, plain.kind, plain.first, weigh, asked))
     return AnswerReader(
         _make_answer,
         Answers,

@@ -25,7 +25,7 @@ from prelude.admission.tokenization import TokenizationScope
 from prelude.batch import HeadOutput, OptionOutput
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
 from prelude.option_settings import OptionSettings
-from prelude.results import Answer, Answers
+from prelude.results import Answer, Answers, AskedQuestion
 from prelude.tasks import Decide
 
 
@@ -68,7 +68,7 @@ def prepare_marked(
             "(from EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
             field="questions",
         )
-    finish = partial(_answers, form, rendered, settings, ctx.template, names)
+    finish = partial(_answers, ctx, form, rendered, settings, names)
     return admitted(ctx, scope, task, tree, form.readout(rows, rendered), finish, truncated=cut)
 
 
@@ -109,10 +109,10 @@ def _state(ctx: AdmissionContext, state: Any) -> tuple[str, bool]:
 
 
 def _answers(
+    ctx: AdmissionContext,
     form: Form,
     rendered: list[Rendered],
     settings: OptionSettings,
-    template: Any,
     names: tuple[str, ...] | None,
     outcome: Outcome,
 ) -> Answers:
@@ -129,14 +129,13 @@ def _answers(
         logprobs = (relative - math.log(np.exp(relative).sum())).tolist()
         if one.plain.kind == "noul" and not form.yes_first:
             logprobs.reverse()
-        found.append(_answer(one.plain, logprobs, template))
+        labels = ctx.template.labels_of(one.plain)
+        asked = AskedQuestion(one.plain.text, labels, one.plain.notes, settings.form, "none", ctx.model)
+        found.append(_answer(one.plain, labels, logprobs, asked))
     return Answers(found, outcome.stats, names)
 
 
-def _answer(plain: PlainQuestion, logprobs: list[float], template: Any) -> Answer:
-    labels = plain.labels
-    if plain.kind == "noul":
-        labels = (template.yes, template.no)
+def _answer(plain: PlainQuestion, labels: tuple[str, ...], logprobs: list[float], asked: AskedQuestion) -> Answer:
     shares = [math.exp(one) for one in logprobs]
     index = max(range(len(shares)), key=shares.__getitem__)
     expected = None
@@ -152,4 +151,5 @@ def _answer(plain: PlainQuestion, logprobs: list[float], template: Any) -> Answe
         shares[0 if plain.kind == "noul" else index],
         expected,
         plain.kind,
+        asked,
     )

@@ -20,12 +20,12 @@ from prelude.admission.decision import template_of
 from prelude.admission.plain_question import PlainQuestion, check_characters, plain_question
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept
-from prelude.admission.template import DecisionTemplate
+from prelude.admission.template import DecisionTemplate, template_hash
 from prelude.admission.tokenization import TokenizationScope
 from prelude.arrays import I32
 from prelude.batch import LogprobOutput, LogprobRows
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
-from prelude.results import Answer, Answers
+from prelude.results import Answer, Answers, AskedQuestion
 from prelude.tasks import Decide
 
 
@@ -72,7 +72,12 @@ def prepare_masked(ctx: AdmissionContext, scope: TokenizationScope, task: Decide
     target_rows = np.repeat(np.arange(len(asked)), [len(ids) for ids in targets]).astype(np.int32)
     flat = np.array([token for ids in targets for token in ids], np.int32)
     readout = LogprobRows(np.array(rows, np.int32), target_rows, flat)
-    finish = partial(_answers, [(plain, labels) for plain, labels, _, _ in asked], names)
+    hashed = template_hash(template)
+    read = [
+        (plain, AskedQuestion(plain.text, labels, plain.notes, hashed, "none", ctx.model))
+        for plain, labels, _, _ in asked
+    ]
+    finish = partial(_answers, read, names)
     truncated = cut or int(dropped > 0)
     return admitted(ctx, scope, task, TokenTree.build(segments), readout, finish, truncated=truncated, masked=True)
 
@@ -114,13 +119,14 @@ def _labels(
 
 
 def _answers(
-    asked: list[tuple[PlainQuestion, tuple[str, ...]]], names: tuple[str, ...] | None, outcome: Outcome
+    read: list[tuple[PlainQuestion, AskedQuestion]], names: tuple[str, ...] | None, outcome: Outcome
 ) -> Answers:
     output = outcome.output
     if not isinstance(output, LogprobOutput):
         raise TypeError(f"a masked-language head gives LogprobOutput, got {type(output).__name__}")
     found, at = [], 0
-    for plain, labels in asked:
+    for plain, asked in read:
+        labels = asked.labels
         logprobs = output.logprobs[at : at + len(labels)].tolist()
         at += len(labels)
         highest = max(logprobs)
@@ -141,6 +147,7 @@ def _answers(
                 shares[0 if plain.kind == "noul" else index],
                 expected,
                 plain.kind,
+                asked,
             )
         )
     return Answers(found, outcome.stats, names)

@@ -80,6 +80,7 @@ class Preparer:
         decision_chat: ChatRenderer | None = None,
         template_process: TemplateProcess | None = None,
         options: OptionSettings | None = None,
+        model: str = "",
     ) -> None:
         self._template_process = template_process
         if template is None:
@@ -101,6 +102,7 @@ class Preparer:
                 "chat": chat,
                 "decision_chat": decision_chat or chat,
                 "options": options,
+                "model": model,
             },
         )
         self._prepare_decides: PrepareDecides = decision_preparer(self._context)

@@ -234,7 +234,7 @@ def cut_notes(
         given = Arranged(replace(plan.plain, notes=notes), plan.starts)
         made = make_plan(ctx, scope, given, template, frame, field)
         found, low, high = (made, most + 1, high) if made.depth <= room else (found, low, most - 1)
-    return found
+    return replace(found, plain=plan.plain)  # answers name the question as it was asked
 
 
 def question_too_long(ctx: AdmissionContext, plans: Sequence[QuestionPlan]) -> PromptTooLong:

@@ -22,10 +22,12 @@ generation prompt:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,13 @@ def _split(name: str, text: str) -> tuple[str, ...]:
 
 def _fill(parts: tuple[str, ...], values: Mapping[str, Any]) -> list[Piece]:
     return [(values[part], False) if index % 2 else (part, True) for index, part in enumerate(parts)]
+
+
+@lru_cache(maxsize=64)
+def template_hash(template: DecisionTemplate) -> str:
+    """Of all fields: two templates with the same hash write the same texts."""
+    values = [getattr(template, item.name) for item in fields(template) if item.init]
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
 
 
 # For models that bring a chat template and no decision_template.json.

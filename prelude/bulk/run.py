@@ -19,14 +19,11 @@ from prelude.bulk.form import Column, Form
 from prelude.bulk.journal import Journal, row_key
 from prelude.bulk.mapping import map_rows
 from prelude.errors import BulkError, InvalidRequest
+from prelude.models.identity import model_hash
 from prelude.options import NO_OPTIONS
 
 if TYPE_CHECKING:
     from prelude.sync import Engine
-
-SAMPLES, SAMPLE_BYTES = 64, 1 << 16  # of each weight file, for the model's hash
-WHOLE_BYTES = 1 << 25  # a smaller file is hashed whole
-BESIDE = (".json", ".jinja")  # of files beside a model that is one file: tokenizer and template
 
 
 @dataclass(slots=True)
@@ -154,26 +151,6 @@ class BulkRun:
             report.rows += 1
             report.failed += values.get("error") is not None
             yield {**row, **empty, **{self._prefix + name: value for name, value in values.items()}}
-
-
-def model_hash(model: Path) -> str:
-    """A hash of the files of a model directory; of a model that is one file, that file and those beside it that are
-    read with it. Small files count whole, large ones by their size and 64 evenly spaced samples of 64 KiB."""
-    found = hashlib.blake2b(digest_size=16)
-    folder = model if model.is_dir() else model.parent
-    for path in sorted(folder.iterdir()):
-        if not path.is_file() or (folder != model and path != model and path.suffix not in BESIDE):
-            continue
-        size = path.stat().st_size
-        found.update(json.dumps([path.name, size]).encode())
-        with open(path, "rb") as file:
-            if size <= WHOLE_BYTES:
-                found.update(file.read())
-                continue
-            for number in range(SAMPLES):
-                file.seek(number * (size - SAMPLE_BYTES) // (SAMPLES - 1))
-                found.update(file.read(SAMPLE_BYTES))
-    return found.hexdigest()
 
 
 def configuration_hash(configuration: dict[str, Any]) -> str:

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
-from prelude.calibration.fitting import fit_isotonic, fit_platt, fit_temperature, softmax
-from prelude.calibration.metrics import F64, check_rows
+from prelude.calibration.fitting import LEAST_T, MOST_T, fit_isotonic, fit_platt, fit_temperature, softmax
+from prelude.calibration.identity import check_asked, common_asked
+from prelude.calibration.metrics import F64, check_rows, summary, worsened
 from prelude.errors import CalibrationError, shown
 from prelude.results import Answer
 
+T = TypeVar("T")
 Method = Literal["temperature", "platt", "isotonic"]
 METHODS: tuple[str, ...] = get_args(Method)
 VERSION = 1
+LEAST_ROWS = 30
+"""Of a fit: with fewer, chance moves a temperature by more than the rows do."""
+FOLDS = 5
 MAX_BYTES = 1 << 24
 _LEAST = 1e-30  # the least probability whose logarithm is taken
 _LEAST_SHARE = 1e-9  # the least that the isotonic function gives: no label is excluded by a few hundred examples
 _ROUNDING = 1e-12  # of the sum of shares
+log = logging.getLogger("prelude.calibration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +46,25 @@ class Calibrator:
 
     Temperature has one number and is the choice for a few hundred labels; platt corrects a leaning towards a label
     as well; isotonic takes any ascending form and wants a thousand labels. ``parameters`` are "temperature", or
-    "slope" and "offsets", or "x" and "y". ``facts`` are notes, such as the size of the fit; they change nothing.
+    "slope" and "offsets", or "x" and "y". ``labels`` and ``asked`` (question, template, model) are those of the fit,
+    as far as they are known and the same for all answers: ``apply`` refuses others. ``facts`` are notes, such as the
+    size of the fit; they change nothing.
     """
 
     method: Method
     parameters: Mapping[str, Any]
     labels: tuple[str, ...] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise CalibrationError(f"method {shown(self.method)} is not one of {', '.join(METHODS)}")
         if self.labels is not None:
-            object.__setattr__(self, "labels", tuple(self.labels))
+            object.__setattr__(self, "labels", _labels(self.labels))
+        for name in ("parameters", "facts", "asked"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise CalibrationError(f"{name}: {shown(getattr(self, name))} is not an object")
         given = self.parameters
         if self.method == "temperature":
             if _number(given, "temperature") <= 0:
@@ -77,34 +90,60 @@ class Calibrator:
         method: Method = "temperature",
         labels: Sequence[str] | None = None,
     ) -> Calibrator:
-        """From rows of probabilities and the index of each row's true label. ``labels`` names the columns: "platt"
-        needs it. Raises ``CalibrationError``."""
+        """From at least 30 rows of probabilities and the index of each row's true label. ``labels`` names the
+        columns: "platt" needs it. Five further fits, each without a fifth of the rows, are measured on that fifth: if
+        probabilities get worse, a warning says so, and ``facts`` has the numbers. Raises ``CalibrationError``."""
         if method not in METHODS:
             raise CalibrationError(f"method {shown(method)} is not one of {', '.join(METHODS)}")
         rows = [np.asarray(row, dtype=np.float64) for row in probabilities]
         check_rows(rows, truth)
-        logs = [log_of(row) for row in rows]
+        if len(rows) < LEAST_ROWS:
+            raise CalibrationError(f"{len(rows)} labelled rows to fit on; it takes at least {LEAST_ROWS}")
         index = [int(label) for label in truth]
-        facts = {"rows": len(rows)}
+        if method == "platt" and (labels is None or {len(row) for row in rows} != {len(labels)}):
+            raise CalibrationError("platt has an offset for each label: give labels, the same for all rows")
+        named = None if labels is None else tuple(labels)
+        held = list(rows)
+        fold_of = np.random.default_rng(0).permutation(len(rows)) % FOLDS
+        for fold in range(FOLDS):
+            ours = np.flatnonzero(fold_of != fold).tolist()
+            part = cls._fitted(method, [rows[at] for at in ours], [index[at] for at in ours], named)
+            for at in np.flatnonzero(fold_of == fold).tolist():
+                held[at] = part.probabilities(rows[at])
+        before, after = summary([row / row.sum() for row in rows], index), summary(held, index)
+        if worse := worsened(before, after):
+            log.warning("held-out fifths of the %d rows get worse: %s", len(rows), worse)
+        found = cls._fitted(method, rows, index, named)
+        temperature = found.parameters.get("temperature", 1.0)
+        if not LEAST_T * 1.01 < temperature < MOST_T / 1.01:
+            log.warning("the fitted temperature %.3g is at its limit: the labels say too little", temperature)
+        held_out = {name: [getattr(before, name), getattr(after, name)] for name in ("ece", "brier", "nll")}
+        return dataclasses.replace(found, facts={"rows": len(rows), "held_out": held_out})
+
+    @classmethod
+    def _fitted(
+        cls, method: Method, rows: Sequence[F64], index: Sequence[int], labels: tuple[str, ...] | None
+    ) -> Calibrator:
+        logs = [log_of(row) for row in rows]
         if method == "temperature":
-            return cls(method, {"temperature": fit_temperature(logs, index)}, facts=facts)
+            return cls(method, {"temperature": fit_temperature(logs, index)}, labels)
         if method == "isotonic":
             x, y = fit_isotonic(logs, index)
-            return cls(method, {"x": x, "y": y}, facts=facts)
-        if labels is None or {len(row) for row in rows} != {len(labels)}:
-            raise CalibrationError("platt has an offset for each label: give labels, the same for all rows")
-        slope, offsets = fit_platt(logs, index, len(labels))
-        return cls(method, {"slope": slope, "offsets": offsets}, tuple(labels), facts)
+            return cls(method, {"x": x, "y": y}, labels)
+        slope, offsets = fit_platt(logs, index, len(rows[0]))
+        return cls(method, {"slope": slope, "offsets": offsets}, labels)
 
     @classmethod
     def fit_answers(
         cls, answers: Sequence[Answer], truth: Sequence[str], *, method: Method = "temperature"
     ) -> Calibrator:
-        """From answers to one question and the true label of each."""
+        """From answers to one question and the true label of each. The calibrator knows their question, template and
+        model, and is applied to no others."""
         rows, index = rows_of(answers, truth)
         labels = answers[0].labels
         same = all(answer.labels == labels for answer in answers)
-        return cls.fit(rows, index, method=method, labels=labels if same else None)
+        found = cls.fit(rows, index, method=method, labels=labels if same else None)
+        return dataclasses.replace(found, asked=common_asked(answers))
 
     # -------------------------------------------------------------- applying
 
@@ -121,17 +160,17 @@ class Calibrator:
         offsets = np.array(self.parameters["offsets"])
         if labels is not None and self.labels is not None and tuple(labels) != self.labels:
             if sorted(labels) != sorted(self.labels):
-                raise CalibrationError(
-                    f"labels {shown(tuple(labels))}; this calibrator was fitted on {shown(self.labels)}"
-                )
+                raise CalibrationError(f"labels {shown(tuple(labels))}; this calibrator is of {shown(self.labels)}")
             offsets = offsets[[self.labels.index(label) for label in labels]]
         if len(offsets) != len(logs):
-            raise CalibrationError(f"{len(logs)} labels; this calibrator was fitted on {len(offsets)}")
+            raise CalibrationError(f"{len(logs)} labels; this calibrator is of {len(offsets)}")
         return softmax(self.parameters["slope"] * logs + offsets)
 
     def apply(self, answer: Answer) -> Answer:
         """The answer with calibrated ``probabilities`` and the values that follow from them: ``label``, ``index``,
-        ``probability``, ``expected`` and ``confidence``. ``logprobs`` and ``mass`` stay the model's own."""
+        ``probability``, ``expected`` and ``confidence``. ``logprobs`` and ``mass`` stay the model's own.
+        ``CalibrationError`` for an answer to another question, of another template or of another model."""
+        check_asked("calibrator", self.labels, self.asked, answer)
         return changed(answer, self.probabilities(list(answer.probabilities.values()), answer.labels))
 
     def score(self, logit: float) -> float:
@@ -150,7 +189,7 @@ class Calibrator:
     @classmethod
     def load(cls, path: str | Path) -> Calibrator:
         """Raises ``CalibrationError`` that names the file."""
-        return cls(**_loaded(path, "calibrator", cls))
+        return _loaded(path, "calibrator", cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +206,12 @@ class PriorCorrection:
     labels: tuple[str, ...]
     prior: tuple[float, ...]
     target: tuple[float, ...] | None = None
+    asked: Mapping[str, Any] = field(default_factory=dict)  # as that of a ``Calibrator``
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", tuple(self.labels))
+        object.__setattr__(self, "labels", _labels(self.labels))
+        if not isinstance(self.asked, Mapping):
+            raise CalibrationError(f"asked: {shown(self.asked)} is not an object")
         for name in ("prior", "target"):
             shares = getattr(self, name)
             if shares is None and name == "target":
@@ -190,7 +232,7 @@ class PriorCorrection:
         labels = _common(answers)
         mean = np.mean([list(answer.probabilities.values()) for answer in answers], axis=0)
         aim = None if target is None else tuple(float(target.get(label, 0.0)) for label in labels)
-        return cls(labels, tuple(np.maximum(mean, _LEAST_SHARE).tolist()), aim)
+        return cls(labels, tuple(np.maximum(mean, _LEAST_SHARE).tolist()), aim, common_asked(answers))
 
     @classmethod
     def content_free(
@@ -201,9 +243,8 @@ class PriorCorrection:
         return cls.of_answers([engine.decide(state, [question], **keywords)[0] for state in states])
 
     def apply(self, answer: Answer) -> Answer:
-        """As ``Calibrator.apply``. ``CalibrationError`` for other labels."""
-        if sorted(answer.labels) != sorted(self.labels):
-            raise CalibrationError(f"labels {shown(answer.labels)}; this prior is over {shown(self.labels)}")
+        """As ``Calibrator.apply``."""
+        check_asked("prior", self.labels, self.asked, answer)
         places = [self.labels.index(label) for label in answer.labels]
         logs = log_of(np.array(list(answer.probabilities.values()))) - np.log(np.array(self.prior)[places])
         if self.target is not None:
@@ -216,7 +257,7 @@ class PriorCorrection:
 
     @classmethod
     def load(cls, path: str | Path) -> PriorCorrection:
-        return cls(**_loaded(path, "prior", cls))
+        return _loaded(path, "prior", cls)
 
 
 # ------------------------------------------------------------------ helpers
@@ -273,9 +314,21 @@ def _common(answers: Sequence[Answer]) -> tuple[str, ...]:
 
 def _number(values: Mapping[str, Any], name: str) -> float:
     value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:  # an integer above 1.8e308
+        number = math.nan
+    if not math.isfinite(number):
         raise CalibrationError(f"{name}: {shown(value)} is not a finite number")
-    return float(value)
+    return number
+
+
+def _labels(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list | tuple) or not all(isinstance(label, str) for label in given):
+        raise CalibrationError(f"labels: {shown(given)} is not a list of strings")
+    if len(set(given)) != len(given):
+        raise CalibrationError(f"labels: {shown(given)} has a label twice")
+    return tuple(given)
 
 
 def _numbers(values: Mapping[str, Any], name: str) -> list[float]:
@@ -285,7 +338,7 @@ def _numbers(values: Mapping[str, Any], name: str) -> list[float]:
     return [_number({name: value}, name) for value in given]
 
 
-def _loaded(path: str | Path, kind: str, cls: type[Any]) -> dict[str, Any]:
+def _loaded(path: str | Path, kind: str, cls: type[T]) -> T:
     from prelude.tokenizer._files import read_plain
 
     try:
@@ -294,7 +347,10 @@ def _loaded(path: str | Path, kind: str, cls: type[Any]) -> dict[str, Any]:
         raise CalibrationError(f"{path}: cannot be read: {error}") from error
     if not isinstance(found, dict) or found.pop("kind", None) != kind or found.pop("version", None) != VERSION:
         raise CalibrationError(f"{path}: not a {kind} of version {VERSION}")
-    known = {one.name for one in dataclasses.fields(cls)}
-    if set(found) - known:
-        raise CalibrationError(f"{path}: unknown field {shown(sorted(set(found) - known)[0])}")
-    return found
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    if unknown := sorted(set(found) - {one.name for one in fields}):
+        raise CalibrationError(f"{path}: unknown field {shown(unknown[0])}")
+    try:
+        return cls(**{one.name: None for one in fields[:2]} | found)
+    except CalibrationError as error:
+        raise CalibrationError(f"{path}: {error}") from error

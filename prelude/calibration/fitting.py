@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from prelude.calibration.metrics import F64
 from prelude.errors import CalibrationError
 
-log = logging.getLogger("prelude.calibration")
 LEAST_T, MOST_T = 0.05, 20.0
 PRIOR = 1.0  # weight of the Platt fit's pull towards "change nothing", in rows: it keeps separable data finite
 _STEPS = 100
@@ -22,20 +20,21 @@ def softmax(logits: F64) -> F64:
     return found
 
 
-def mean_nll(rows: Sequence[F64], truth: Sequence[int]) -> float:
-    """Of rows of logits."""
-    total = 0.0
-    for row, label in zip(rows, truth):
-        top = row.max()
-        total += float(top + np.log(np.exp(row - top).sum()) - row[label])
-    return total / len(rows)
+def mean_nll(table: F64, truth: Sequence[int]) -> float:
+    """Of logits [rows, labels]; -inf where a row has fewer labels."""
+    top = table.max(axis=1)
+    total = top + np.log(np.exp(table - top[:, None]).sum(axis=1)) - table[np.arange(len(table)), truth]
+    return float(total.mean())
 
 
 def fit_temperature(rows: Sequence[F64], truth: Sequence[int]) -> float:
     """The T in [0.05, 20] with the least negative log-likelihood of softmax(row / T), which is convex in 1 / T."""
+    table = np.full((len(rows), max(map(len, rows))), -np.inf)
+    for at, row in enumerate(rows):
+        table[at, : len(row)] = row
 
     def loss(log_slope: float) -> float:
-        return mean_nll([row * np.exp(log_slope) for row in rows], truth)
+        return mean_nll(table * np.exp(log_slope), truth)
 
     low, high = -np.log(MOST_T), -np.log(LEAST_T)
     ratio = (np.sqrt(5.0) - 1) / 2
@@ -52,10 +51,7 @@ def fit_temperature(rows: Sequence[F64], truth: Sequence[int]) -> float:
             at_right = loss(right)
         if high - low < 1e-7:
             break
-    temperature = float(np.exp(-(low + high) / 2))
-    if not LEAST_T * 1.01 < temperature < MOST_T / 1.01:
-        log.warning("the fitted temperature %.3g is at its limit: the labels say too little, or nothing", temperature)
-    return temperature
+    return float(np.exp(-(low + high) / 2))
 
 
 def fit_platt(rows: Sequence[F64], truth: Sequence[int], labels: int) -> tuple[float, list[float]]:
@@ -75,7 +71,7 @@ def fit_platt(rows: Sequence[F64], truth: Sequence[int], labels: int) -> tuple[f
 
     def loss(parameters: F64) -> float:
         pull = PRIOR / (2 * n) * float(((parameters - middle) ** 2).sum())
-        return mean_nll(list(features @ parameters), truth) + pull
+        return mean_nll(features @ parameters, truth) + pull
 
     value = loss(found)
     for _ in range(_STEPS):

@@ -64,7 +64,8 @@ def confident(rows: Rows, truth: Sequence[int]) -> tuple[F64, F64]:
 
 def reliability(confidence: F64, correct: F64, bins: int = BINS) -> list[Bin]:
     """Answers by their confidence, in ``bins`` bins of equal width."""
-    places = np.clip(np.ceil(np.asarray(confidence) * bins).astype(int) - 1, 0, bins - 1)
+    edges = np.arange(bins + 1) / bins  # those of decimals are the decimals: 0.07 lies in (0.06, 0.07]
+    places = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
     found = []
     for at in range(bins):
         inside = places == at
@@ -95,6 +96,12 @@ def risk_coverage(confidence: F64, correct: F64) -> tuple[F64, F64]:
     order = np.argsort(-np.asarray(confidence), kind="stable")
     counts = np.arange(1, len(order) + 1)
     return counts / len(order), np.cumsum(1.0 - correct[order]) / counts
+
+
+def worsened(before: Summary, after: Summary) -> str:
+    """The figures that rose, in words; "" for none."""
+    pairs = [(name.upper(), getattr(before, name), getattr(after, name)) for name in ("ece", "brier", "nll")]
+    return ", ".join([f"{name} {was:.4f} to {now:.4f}" for name, was, now in pairs if now > was])
 
 
 def summary(rows: Rows, truth: Sequence[int], bins: int = BINS) -> Summary:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from prelude.calibration.calibrator import Calibrator, Method, PriorCorrection, rows_of
-from prelude.calibration.metrics import BINS, F64, Summary, confident, ece, summary
+from prelude.calibration.calibrator import LEAST_ROWS, Calibrator, Method, PriorCorrection, log, rows_of
+from prelude.calibration.metrics import BINS, F64, Summary, confident, ece, summary, worsened
 from prelude.errors import CalibrationError, shown
 from prelude.results import Answer
 
@@ -61,8 +61,11 @@ def calibrate(
     """``labels`` answers, drawn at random, are fitted on (``None``: half of them); the others are held out."""
     rows_of(answers, truth)  # every label is one of its answer's
     count = len(answers) // 2 if labels is None else labels
-    if not 1 <= count < len(answers):
-        raise CalibrationError(f"{count} of {len(answers)} rows to fit on; it takes at least one, and leaves one")
+    if not LEAST_ROWS <= count <= len(answers) - LEAST_ROWS:
+        raise CalibrationError(
+            f"{count} of {len(answers)} rows to fit on; it takes at least {LEAST_ROWS}, and leaves {LEAST_ROWS} to "
+            "measure on: label more rows"
+        )
     order = list(range(len(answers)))
     random.Random(seed).shuffle(order)
     ours, theirs = order[:count], order[count:]
@@ -80,11 +83,13 @@ def calibrate(
     after, _ = rows_of([calibrator.apply(corrected[at]) for at in theirs], held)
     was, now = ([np.array(row) for row in rows] for rows in (before, after))
     curves = {"before": confident(was, index), "after": confident(now, index)}
+    summaries = summary(was, index), summary(now, index)
+    if worse := worsened(*summaries):
+        log.warning("calibration makes the %d held-out answers worse: %s", len(theirs), worse)
     return Report(
         count,
         len(theirs),
-        summary(was, index),
-        summary(now, index),
+        *summaries,
         interval(*curves["before"], resamples, seed),
         interval(*curves["after"], resamples, seed),
         calibrator,

@@ -3,7 +3,8 @@
 {"state": "…", "question": "…", "labels": ["a", "b"], "label": "a"}     a Choice; "levels" for a Score, neither
                                                                         for a Noul, whose label is yes or no
 {"probabilities": {"a": 0.7, "b": 0.3}, "label": "a"}                   answered already: no model is needed
-{"logprobs": {"a": -0.4, "b": -1.2}, "label": "a"}                      the same, normalised here
+{"logprobs": {"a": -0.4, "b": -1.2}, "label": "a"}                      the same, normalised here; with a "question",
+                                                                        the calibrator is of that question alone
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prelude.errors import CalibrationError, shown
-from prelude.results import Answer
+from prelude.results import Answer, AskedQuestion
 from prelude.tasks import Choice, Decide, Noul, Score
 
 MAX_BYTES = 1 << 28
@@ -61,7 +62,10 @@ def _row(line: str, where: str) -> Row:
     label = str(label)
     for name in ("probabilities", "logprobs"):
         if name in found:
-            return Row(label, answer=_answered(found[name], name, label, where))
+            answer = _answered(found[name], name, label, where)
+            if isinstance(question := found.get("question"), str):
+                answer = replace(answer, asked=AskedQuestion(question, answer.labels))
+            return Row(label, answer=answer)
     if not {"state", "question"} <= set(found):
         raise CalibrationError(f"{where}: it has neither probabilities nor logprobs, nor a state and a question")
     return Row(label, task=Decide(found["state"], [_question(found)]))

@@ -160,6 +160,19 @@ def test_no_order_changes_a_bit(orders: Any, described: bool) -> None:
     assert len(given) == 6, "as they were given, each order is another text"
 
 
+@pytest.mark.feature("G20")
+@pytest.mark.parametrize("orders", ["sorted", 2, "all"])
+def test_labels_that_differ_in_case_alone_have_an_order_of_their_own(orders: Any) -> None:
+    preparer = toys.make(max_positions=1024)
+    texts, found = set(), set()
+    for order in itertools.permutations(["yes", "Yes", "YES", "no"]):
+        task = Decide(STATE, [Choice("Which?", list(order))], orders=orders)
+        answer = toys.run(preparer, task)[0]
+        found.add((answer.label, *[answer.probabilities[name] for name in sorted(order)]))
+        texts.add(tuple(preparer.explain(task).token_ids.tolist()))
+    assert len(found) == len(texts) == 1
+
+
 def test_of_equal_options_the_first_sorted_one_wins(preparer: Preparer) -> None:
     even = np.full(toys.LIMITS.vocab_size, -math.log(toys.LIMITS.vocab_size))
     for labels in itertools.permutations(["yes", "no", "English"]):

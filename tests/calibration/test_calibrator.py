@@ -116,6 +116,25 @@ def test_isotonic_is_that_of_scikit_learn() -> None:
         assert found.sum() == pytest.approx(1.0) and found[int(np.argmax(row))] == found.max()
 
 
+@pytest.mark.feature("G22")
+def test_isotonic_counts_how_often_a_probability_occurs() -> None:
+    """The label of 0.4 is true in 6 of 30 rows, that of 0.45 in 1 of 10."""
+    rows = [[0.4, 0.6]] * 30 + [[0.45, 0.55]] * 10
+    fitted = Calibrator.fit(rows, [0] * 6 + [1] * 24 + [0] * 1 + [1] * 9, method="isotonic")
+    y = np.interp([0.4, 0.45, 0.55, 0.6], fitted.parameters["x"], fitted.parameters["y"])
+    assert y == pytest.approx([7 / 40, 7 / 40, 33 / 40, 33 / 40])
+
+
+@pytest.mark.parametrize("bins", [10, 15, 20, 100])
+def test_a_decimal_edge_belongs_to_the_bin_below_it(bins: int) -> None:
+    for at in range(bins):
+        edge = (at + 1) / bins
+        found = metrics.reliability(np.array([edge]), np.array([1.0]), bins)
+        assert [one.count for one in found].index(1) == at
+    [seventh] = [one for one in metrics.reliability(np.array([0.07]), np.array([1.0]), 100) if one.count]
+    assert (seventh.low, seventh.high) == (0.06, 0.07)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_saved_calibrator_gives_the_same_numbers(method: Any, tmp_path: Path) -> None:
     rows, truth = drawn(120)
@@ -149,7 +168,7 @@ def test_platt_follows_the_labels_in_another_order() -> None:
     turned = fitted.apply(answer([0.5, 0.3, 0.2], ("c", "b", "a")))
     for label in LABELS:
         assert straight.probabilities[label] == pytest.approx(turned.probabilities[label])
-    with pytest.raises(CalibrationError, match="was fitted on"):
+    with pytest.raises(CalibrationError, match="this calibrator is of"):
         fitted.apply(answer([0.5, 0.3, 0.2], ("a", "b", "d")))
     with pytest.raises(CalibrationError, match="2 labels"):
         fitted.probabilities([0.5, 0.5])
@@ -172,7 +191,7 @@ def test_a_prior_is_divided_out() -> None:
     assert aimed.probabilities["a"] == pytest.approx(0.9)
     mean = PriorCorrection.of_answers([answer([0.9, 0.1], ("a", "b")), answer([0.5, 0.5], ("a", "b"))])
     assert mean.prior == pytest.approx((0.7, 0.3))
-    with pytest.raises(CalibrationError, match="this prior is over"):
+    with pytest.raises(CalibrationError, match="this prior is of"):
         mean.apply(answer([0.5, 0.3, 0.2]))
 
 
@@ -206,9 +225,10 @@ def test_a_content_free_prior_of_an_engine(tmp_path: Path) -> None:
         ([[0.5, math.nan]], [0], {}),
         ([[-0.5, 1.5]], [0], {}),
         ([[0.0, 0.0]], [0], {}),
-        ([[0.5, 0.5]], [0], {"method": "magic"}),
-        ([[0.5, 0.5]], [0], {"method": "platt"}),
-        ([[0.5, 0.5], [0.2, 0.3, 0.5]], [0, 1], {"method": "platt", "labels": ("a", "b")}),
+        ([[0.5, 0.5]] * 40, [0] * 40, {"method": "magic"}),
+        ([[0.5, 0.5]] * 40, [0] * 40, {"method": "platt"}),
+        ([[0.5, 0.5], [0.2, 0.3, 0.5]] * 20, [0, 1] * 20, {"method": "platt", "labels": ("a", "b")}),
+        ([[0.7, 0.3]] * 29, [0] * 29, {}),
     ],
 )
 def test_data_that_cannot_be_fitted(rows: Any, truth: Any, options: Any) -> None:
@@ -239,6 +259,18 @@ def test_separable_data_stay_finite(caplog: pytest.LogCaptureFixture) -> None:
         {"parameters": {"temperature": 0}},
         {"parameters": {"temperature": "2"}},
         {"parameters": {"temperature": True}},
+        {"parameters": {"temperature": int("9" * 401)}},
+        {"parameters": None},
+        {"parameters": 2.0},
+        {"parameters": [2.0]},
+        {"method": None},
+        {"method": ["temperature"]},
+        {"labels": 3},
+        {"labels": "ab"},
+        {"labels": [["a"], ["b"]]},
+        {"labels": ["a", "a"]},
+        {"asked": ["question"]},
+        {"facts": 7},
         {"method": "platt"},
         {"method": "platt", "parameters": {"slope": 1.0, "offsets": [1.0]}, "labels": ["a", "b"]},
         {"method": "isotonic", "parameters": {"x": [0.0, 1.0], "y": [1.0, 0.0]}},
@@ -255,7 +287,10 @@ def test_a_file_that_is_no_calibrator(wrong: dict[str, Any], tmp_path: Path) -> 
     path.write_text(json.dumps(good))
     assert Calibrator.load(path).parameters["temperature"] == 2.0
     path.write_text(json.dumps({**good, **wrong}))
-    with pytest.raises(CalibrationError):
+    with pytest.raises(CalibrationError, match=r"c\.json"):
+        Calibrator.load(path)
+    path.write_text(json.dumps({name: value for name, value in good.items() if name != "method"}))
+    with pytest.raises(CalibrationError, match=r"c\.json.*method"):
         Calibrator.load(path)
     path.write_text("[")
     with pytest.raises(CalibrationError, match=r"c\.json"):

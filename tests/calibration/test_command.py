@@ -64,13 +64,15 @@ def test_logprobs_are_normalised(tmp_path: Path) -> None:
 def test_rows_for_a_model_become_its_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = [("The library is open.", "English"), ("Der Zug hat Verspätung.", "German"), ("Il fait beau.", "French")]
     question, labels = "Which language is it?", ["English", "French", "German"]
-    rows = [{"state": text, "question": question, "labels": labels, "label": label} for text, label in texts * 4]
+    rows = [{"state": text, "question": question, "labels": labels, "label": label} for text, label in texts * 20]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     prior = tmp_path / "prior.json"
-    assert main(["calibrate", str(path), "--labels", "6", "--prior", "content-free", "--save-prior", str(prior)]) == 0
+    assert (
+        main(["calibrate", str(path), "--labels", "30", "--prior", "content-free", "--save-prior", str(prior)]) == 0
+    )
     assert PriorCorrection.load(prior).labels == tuple(labels)
-    assert "6 held-out answers" in capsys.readouterr().out
+    assert "30 held-out answers" in capsys.readouterr().out
     mixed = [
         *rows[:2],
         {"state": "a", "question": "Is it?", "label": True},
@@ -123,7 +125,8 @@ def test_a_wrong_line_is_named(line: str, message: str, tmp_path: Path, capsys: 
         (["--plot", "x.txt"], "has to end in"),
         (["--save", "/nowhere/at/all/c.json"], "there is no folder"),
         (["--labels", "0"], "rows to fit on"),
-        (["--labels", "600"], "rows to fit on"),
+        (["--labels", "29"], "at least 30"),
+        (["--labels", "571"], "leaves 30"),
         (["--prior", "content-free"], "answered already"),
     ],
 )

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from prelude import Engine, EngineConfig, SamplingParams
-from prelude.bulk.run import model_hash
 from prelude.cli import main
 from prelude.default_model import path as packaged
+from prelude.models.identity import model_hash
 from prelude.systemone import SystemOne
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import write_model

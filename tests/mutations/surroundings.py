@@ -227,7 +227,7 @@ EDITS = (
     edit(
         "all_temperatures_are_one",
         "G22",
-        ("prelude/calibration/fitting.py", "    return temperature\n", "    return 1.0\n"),
+        ("prelude/calibration/fitting.py", "    return float(np.exp(-(low + high) / 2))\n", "    return 1.0\n"),
     ),
     edit(
         "a_prior_is_left_in",
