@@ -301,7 +301,7 @@ class ParallelBuildExt(build_ext):
         them."""
         kept = os.dup(2)
         try:
-            with open(os.devnull, "w") as nothing:
+            with open(os.devnull, "w", encoding="utf-8") as nothing:
                 os.dup2(nothing.fileno(), 2)
             yield
         finally:
@@ -326,7 +326,7 @@ class Progress:
     def say(self, line: str) -> None:
         line = f"prelude-engine: {line}"
         try:
-            with open("/dev/tty", "w") as terminal:
+            with open("/dev/tty", "w", encoding="utf-8") as terminal:
                 terminal.write(f"\r{line}\r\n")
         except OSError:  # no terminal
             print(line, flush=True)

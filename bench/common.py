@@ -149,7 +149,7 @@ class Report:
     def write(self, path: str | Path) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        target.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     def panels(self, unit: str) -> Panels:
         """The rows in ``unit`` by measure; measures of one row share a panel."""
@@ -262,7 +262,11 @@ def machine_facts(extra: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        lines = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        lines = [
+            line.split(":", 1)[1].strip()
+            for line in info.read_text(encoding="utf-8").splitlines()
+            if "model name" in line
+        ]
         model = lines[0] if lines else model
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), **dict(extra)}
 

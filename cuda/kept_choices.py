@@ -30,7 +30,7 @@ def write(path: Path, entries: dict[str, dict[str, Any]]) -> None:
 def read(path: Path, sound: Callable[[Any], bool]) -> dict[str, dict[str, Any]]:
     """The sound entries of a file; all others are searched again."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return {key: entry for key, entry in found.items() if sound(entry)} if isinstance(found, dict) else {}

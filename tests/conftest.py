@@ -20,14 +20,14 @@ if "OMP_WAIT_POLICY" not in os.environ:
     # libgomp's own time take a quarter of the tests' processor time.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-# Every run has the same inputs, and nothing depends on how long a machine takes to make them. Other inputs:
-# ``--hypothesis-profile=search``, with ``--hypothesis-seed=N`` to repeat them.
+# Every run has the same inputs, whatever time a machine takes to make them. ``--search`` has others.
 settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True,
                           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
 settings.register_profile("search", settings.get_profile("same"), derandomize=False)
 settings.load_profile("same")
 
 ROOT = Path(__file__).resolve().parent.parent
+SEED = "PRELUDE_TESTS_SEED"
 RECORD = ROOT / ".pytest_cache" / "prelude_shown.json"
 
 
@@ -56,6 +56,21 @@ def shared_or_none() -> Path | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shows", default="", help="only tests marked with one of these features or faults: A6,B2,53")
+
+    parser.addoption("--search", action="store_true", help="property tests alone, on inputs that no run had before")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--search"):
+        settings.load_profile("search")
+        config.option.markexpr = config.option.markexpr or "hypothesis"
+        if config.option.hypothesis_seed is None:  # workers find the seed of the process that started them
+            config.option.hypothesis_seed = os.environ.setdefault(SEED, str(random.SystemRandom().getrandbits(32)))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.getoption("--search"):
+        terminalreporter.line(f"the same inputs again: --search --hypothesis-seed={config.option.hypothesis_seed}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

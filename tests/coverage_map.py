@@ -32,7 +32,7 @@ def coverage(record: Path = RECORD) -> dict[str, dict[str, list[str]]]:
     shown: dict[str, dict[str, list[str]]] = {"features": {}, "faults": {}}
     if not record.exists():
         return shown
-    for test, entry in json.loads(record.read_text()).items():
+    for test, entry in json.loads(record.read_text(encoding="utf-8")).items():
         if not entry["passed"] or entry["failed"]:
             continue
         for kind, name in entry["marks"]:

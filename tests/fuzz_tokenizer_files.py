@@ -159,7 +159,7 @@ def child(seed: int, folder: Path, compare: bool) -> None:
         import regex  # noqa: F401
         import tokenizers  # noqa: F401
 
-        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        taken = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
     faulthandler.register(signal.SIGPROF, chain=True)  # a file that does not end is shown, and ends the process
     rng = random.Random(seed)

@@ -3,8 +3,6 @@
 from prelude.tokenizer import Tokenizer
 
 import prelude
-import prelude.engine
-import prelude.results
 from prelude.default_model import path
 
 encoding = Tokenizer.from_file(str(path() / "tokenizer.json")).encode("The harbour was quiet.")

@@ -188,7 +188,7 @@ def one_child(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     last: dict[str, Any] = {}
     with (
-        tempfile.TemporaryFile("w+") as errors,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as errors,
         subprocess.Popen(
             [*command, "--child", json.dumps(numbers)],
             stdout=subprocess.PIPE,

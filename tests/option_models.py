@@ -54,12 +54,12 @@ def save_tokenizer(path: Path, specials: tuple[str, ...], added: Mapping[str, in
         {"id": index, "content": name, "special": True} | plain for name, index in (names | dict(added or {})).items()
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(found), encoding="utf-8")
 
 
 def write_json(path: Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def write_bev(path: Path, recorded: dict[str, Any], tensor: Formula) -> Path:

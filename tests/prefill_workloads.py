@@ -286,7 +286,7 @@ def main() -> int:
     load = os.getloadavg()
     found = {"command": command, **run(given), "load_before": load, "load_after": os.getloadavg()}
     if given.json:
-        Path(given.json).write_text(written(found))
+        Path(given.json).write_text(written(found), encoding="utf-8")
     print(written(found), end="")
     parts = (found["posts"], found["credit"])
     grew = any(max(part["growth"], part["growth_allocated"]) > given.allow * MB for part in parts)

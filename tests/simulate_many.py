@@ -162,7 +162,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=1))
     if chosen.json:
-        Path(chosen.json).write_text(json.dumps(result, indent=1) + "\n")
+        Path(chosen.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def allocated_bytes() -> int:
 
 
 def _memory() -> dict[str, int]:
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="utf-8") as file:
         pages = int(file.read().split()[1])
     return {
         "rss": pages * os.sysconf("SC_PAGE_SIZE"),
@@ -218,7 +218,7 @@ def main() -> None:
         found = asyncio.run(soak(arguments.requests, arguments.in_flight, arguments.seed, arguments.hours))
     report = {"command": "python -m tests.soak " + " ".join(sys.argv[1:]), "commit": commit, **found}
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({key: value for key, value in report.items() if key != "samples"}, indent=1))
 
 

@@ -229,7 +229,7 @@ def _answer(pipe: BinaryIO, answer: bytes) -> None:
 def _limit_memory(max_bytes: int) -> None:
     import resource
 
-    with open("/proc/self/statm") as statm:
+    with open("/proc/self/statm", encoding="utf-8") as statm:
         size = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + max_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

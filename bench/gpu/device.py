@@ -83,7 +83,7 @@ class Report:
         self.command = command
         self.parts: dict[str, dict[str, Any]] = {}
         with contextlib.suppress(OSError, ValueError):
-            before = json.loads(path.read_text())
+            before = json.loads(path.read_text(encoding="utf-8"))
             if all(before.get(name) == value for name, value in known.items()):
                 self.parts = before.get("parts", {})
 

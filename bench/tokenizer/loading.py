@@ -30,7 +30,7 @@ AGAIN = 5
 
 def resident() -> float:
     """Megabytes of this process in memory."""
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="utf-8") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
 
 

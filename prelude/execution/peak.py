@@ -26,7 +26,7 @@ def peak_bytes(run: Callable[[], object]) -> int | None:
     give_back_freed()
     before = _status("VmRSS")
     try:
-        _RESET.write_text(_PEAK)
+        _RESET.write_text(_PEAK, encoding="utf-8")
     except OSError:
         return None
     run()
@@ -36,7 +36,7 @@ def peak_bytes(run: Callable[[], object]) -> int | None:
 
 def _status(name: str) -> int | None:
     try:
-        lines = _STATUS.read_text().splitlines()
+        lines = _STATUS.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     for line in lines:

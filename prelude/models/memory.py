@@ -127,6 +127,6 @@ def number_in(path: Path) -> int | None:
 
 def text_of(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""

@@ -365,4 +365,6 @@ def _write(
         command = "prelude simulate " + " ".join(sys.argv[2:])
         with _writing(chosen.json):
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(json.dumps({"command": command, **facts, "reports": list(reports)}, indent=1) + "\n")
+            target.write_text(
+                json.dumps({"command": command, **facts, "reports": list(reports)}, indent=1) + "\n", encoding="utf-8"
+            )

@@ -25,7 +25,7 @@ def commands_of(value: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_a_kept_result_has_a_command_whose_options_there_are(path: Path) -> None:
     assert path.stat().st_size < 100_000, "raw values stay out of the tree"
-    for command in commands_of(json.loads(path.read_text())):
+    for command in commands_of(json.loads(path.read_text(encoding="utf-8"))):
         words = shlex.split(command)
         words = words[words.index("python") if "python" in words else words.index("prelude") :]
         if words[0] == "prelude":
@@ -35,7 +35,7 @@ def test_a_kept_result_has_a_command_whose_options_there_are(path: Path) -> None
             module = f"bench.{COMMANDS[words[3]]}" if words[2] == "bench" else words[2]
             spec = importlib.util.find_spec(module)
             assert spec is not None and spec.origin is not None, command
-            source = Path(spec.origin).read_text() + (ROOT / "bench" / "common.py").read_text()
+            source = Path(spec.origin).read_text(encoding="utf-8") + (ROOT / "bench" / "common.py").read_text()
         for option in (word for word in words if word.startswith("--")):
             assert f'"{option.partition("=")[0]}"' in source, f"{command}: {option}"
 

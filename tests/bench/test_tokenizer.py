@@ -67,7 +67,7 @@ def test_a_fault_in_another_family_stops_it_before_that_is_timed(
     other = tmp_path / "other"
     other.mkdir()
     (tmp_path / "en.txt").write_text((ROOT / "README.md").read_text())
-    whole = json.loads(Path(tokenizer_file).read_text())
+    whole = json.loads(Path(tokenizer_file).read_text(encoding="utf-8"))
     whole["model"]["dropout"] = 0.5  # HF leaves merges out at random, ours never does
     (other / "tokenizer.json").write_text(json.dumps(whole))
     done = bench(

@@ -24,7 +24,7 @@ def write_answered(path: Path, count: int = 600, name: str = "probabilities") ->
         json.dumps({name: dict(zip(LABELS, change(row).tolist())), "label": LABELS[at]})
         for row, at in zip(rows, truth)
     ]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 

@@ -59,7 +59,7 @@ def parameters(node: ast.FunctionDef) -> list[str]:
 
 def calls_of(method: str) -> list[ast.Call]:
     """The calls of ``wrapper.method`` or of a wrapper's class in attention.py."""
-    tree = ast.parse(Path(attention.__file__).read_text())
+    tree = ast.parse(Path(attention.__file__).read_text(encoding="utf-8"))
     return [
         node
         for node in ast.walk(tree)

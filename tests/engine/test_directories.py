@@ -18,8 +18,8 @@ TOKEN_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length"
 
 
 def edit(path: Path, **changes: Any) -> Path:
-    config = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**config, **changes}))
+    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps({**config, **changes}), encoding="utf-8")
     return path
 
 

@@ -28,7 +28,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def resident() -> int:
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="utf-8") as file:
         return int(file.read().split()[1]) * 4096
 
 

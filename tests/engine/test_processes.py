@@ -93,7 +93,7 @@ if __name__ == "__main__":
 """
     import tempfile
 
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".py") as file:
         file.write(code)
         file.flush()
         done = subprocess.run(

@@ -21,7 +21,7 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0)
 
 def resident() -> int:
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096
 
 
 @pytest.mark.fault(67)

@@ -46,11 +46,11 @@ def refused(directory: Path, match: str, error: type[ModelError] = CheckpointErr
 
 
 def edit_json(path: Path, *remove: str, **changes: Any) -> None:
-    value = json.loads(path.read_text())
+    value = json.loads(path.read_text(encoding="utf-8"))
     value.update(changes)
     for key in remove:
         del value[key]
-    path.write_text(json.dumps(value))
+    path.write_text(json.dumps(value), encoding="utf-8")
 
 
 def edit_weights(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -96,7 +96,9 @@ def test_weights_are_used_where_they_lie(tmp_path: Path) -> None:
     assert isinstance(down, PackedLinear)
     maps = Path("/proc/self/maps")
     if maps.exists():
-        spans = [line.split()[0] for line in maps.read_text().splitlines() if line.endswith(PACKED_FILE)]
+        spans = [
+            line.split()[0] for line in maps.read_text(encoding="utf-8").splitlines() if line.endswith(PACKED_FILE)
+        ]
         at = down.words.data_ptr()
         assert any(int(first, 16) <= at < int(last, 16) for first, last in (span.split("-") for span in spans))
     assert executor.weights.embeddings.tokens is executor.weights.lm_head
@@ -106,7 +108,9 @@ def test_weights_are_used_where_they_lie(tmp_path: Path) -> None:
     assert np.array_equal(last_logprobs(executor, s, np.arange(108)), last_logprobs(copied, s, np.arange(108)))
     if maps.exists():
         at = copied.weights.layers[0].down.words.data_ptr()
-        spans = [line.split()[0] for line in maps.read_text().splitlines() if line.endswith(PACKED_FILE)]
+        spans = [
+            line.split()[0] for line in maps.read_text(encoding="utf-8").splitlines() if line.endswith(PACKED_FILE)
+        ]
         assert not any(int(first, 16) <= at < int(last, 16) for first, last in (span.split("-") for span in spans))
 
 

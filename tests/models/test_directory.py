@@ -114,7 +114,7 @@ def test_files_deleted_or_overwritten_after_loading(kind: str, copy_of: Copy) ->
     dtype = torch.bfloat16 if kind == "sharded" else torch.float32  # no conversion: a copy all the same
     with open_checkpoint(directory) as checkpoint:
         weights = checkpoint.load(dtype)
-    assert str(directory) not in Path("/proc/self/maps").read_text()
+    assert str(directory) not in Path("/proc/self/maps").read_text(encoding="utf-8")
     for path in directory.iterdir():
         path.write_bytes(b"\xff" * 64)  # truncated and overwritten in place: a mapping would fault
     shutil.rmtree(directory)

@@ -176,7 +176,7 @@ def check(edits: Sequence[Edit]) -> None:
 
 def keep(path: Path, verdicts: dict[str, dict[str, object]]) -> None:
     """Beside the file's verdicts on other edits of the tables."""
-    kept = json.loads(path.read_text())["edits"] if path.exists() else {}
+    kept = json.loads(path.read_text(encoding="utf-8"))["edits"] if path.exists() else {}
     kept = {**kept, **verdicts}
     edits = {edit.name: kept[edit.name] for edit in EDITS if edit.name in kept}
     counts: dict[str, int] = {}
@@ -185,7 +185,7 @@ def keep(path: Path, verdicts: dict[str, dict[str, object]]) -> None:
     left = [edit.name for edit in EDITS if edit.name not in edits]
     command = "python -m tests.mutations --json " + path.name
     whole = {"command": command, "counts": counts, "not_run": left, "edits": edits}
-    path.write_text(json.dumps(whole, indent=1) + "\n")
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
 def confirm(tests: WarmTests, verdicts: dict[str, dict[str, object]], patience: float) -> None:

@@ -226,7 +226,7 @@ def main() -> None:
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     abuse = Abuse(importlib.import_module(given.module), given.seed)
-    with open("/proc/self/statm") as sizes:
+    with open("/proc/self/statm", encoding="utf-8") as sizes:
         has = int(sizes.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (has + ROOM, has + ROOM))
     for _ in range(given.calls):

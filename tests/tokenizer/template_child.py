@@ -91,7 +91,7 @@ def _serve(name: str) -> None:
 
 
 def _limit() -> None:
-    with open("/proc/self/statm") as statm:
+    with open("/proc/self/statm", encoding="utf-8") as statm:
         size = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + (MEGABYTES << 20),) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))

@@ -113,7 +113,7 @@ def test_tables_lie_in_the_file_and_outlive_its_name(file: Path, folder: Path, t
     ours = Tokenizer.from_file(file, cache=folder)
     (path,) = tables(folder)
     maps = Path("/proc/self/maps")
-    if maps.exists() and path.name not in maps.read_text():
+    if maps.exists() and path.name not in maps.read_text(encoding="utf-8"):
         pytest.skip("the folder is on a file system whose files are read and not mapped")
     path.unlink()
     _cache.TableCache(folder)._write(path.name, b"others write it anew")  # as every writer does: under another name
@@ -124,7 +124,7 @@ def test_tables_lie_in_the_file_and_outlive_its_name(file: Path, folder: Path, t
     del ours
     gc.collect()
     if maps.exists():
-        assert path.name not in maps.read_text(), "the mapping goes with the tokenizer"
+        assert path.name not in maps.read_text(encoding="utf-8"), "the mapping goes with the tokenizer"
 
 
 # ---- a wrong file is not used

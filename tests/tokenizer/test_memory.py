@@ -73,7 +73,8 @@ for unit in "\u1100", "a\u0301", "\U0001f600":
 
 
 @pytest.mark.skipif(
-    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="no transparent huge pages here"
+    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(encoding="utf-8"),
+    reason="no transparent huge pages here",
 )
 def test_a_long_text_touches_few_pages(shared: Path) -> None:
     """The memory of a call is given back after it, and taken again in pages of 2 MB."""
