@@ -9,8 +9,13 @@
             "team": {"type": "choice", "criteria": {"Billing": "Invoices, refunds", "Sales": null}}}}'
 
 Routes: POST /v1/systemone, POST /v1/decisions (OpenAI's form), GET /v1/models, GET /health. Statuses: 401 without
-the key, 413 for a body that is too large, 415 for an unknown encoding, 422 for a bad body, 429 with Retry-After when
-the queue is full. A body may be compressed with zstd where the module ``zstandard`` is installed.
+the key, 408 for a body that comes too slowly, 413 for one that is too large, 415 for an unknown encoding, 422 for a
+bad body, 429 with Retry-After when the queue is full. A body may be compressed with zstd where the module
+``zstandard`` is installed.
+
+A stranger's body cannot hold the event loop. It has at most 256 KB (``--max-body``) and arrives within 10 seconds;
+one above 64 KB is read in a thread. Uvicorn bounds neither the time of a request's headers nor that of a client that
+reads slowly. Put a proxy that does before a port that strangers reach.
 """
 
 from __future__ import annotations
@@ -18,7 +23,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hmac
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -31,9 +35,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from prelude import AsyncEngine, EngineConfig
-from prelude.systemone import SystemOne, problem
+from prelude.systemone import SystemOne, aread_body, problem, write_body
 
-MAX_BODY = 4 << 20  # bytes, after decompressing
+MAX_BODY = 1 << 18  # bytes, after decompressing: a body holds the event loop for a few milliseconds at most
+BODY_SECONDS = 10.0  # for the whole body
+CONNECTIONS = 1024
 log = logging.getLogger("systemone")
 
 
@@ -49,69 +55,29 @@ def error(kind: str, message: str) -> dict[str, str]:
 
 def reply(status: int, body: Any) -> Response:
     headers = {"retry-after": "1"} if status in (429, 503) else {}
-    data = json.dumps(body, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
-    return Response(data, status, headers, media_type="application/json")
+    if status in (401, 404, 405, 408, 413):
+        headers["connection"] = "close"  # the body was not read to its end
+    return Response(write_body(body), status, headers, media_type="application/json")
 
 
 # ------------------------------------------------------------------ reading
 
 
-async def read(request: Request, most: int) -> bytes:
-    """The body, decompressed; refused as soon as it is longer than ``most`` bytes."""
+async def read(request: Request, most: int, seconds: float) -> Any:
+    """The JSON of the body; refused as soon as it is longer than ``most`` bytes or takes longer than ``seconds``."""
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > most:
-            raise too_large(most)
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding == "zstd":
-        return await asyncio.to_thread(unzstd, bytes(data), most)
-    if encoding != "identity":
-        raise Refused(415, error("unsupported_encoding", f"content-encoding {encoding[:40]!r}; use zstd or none"))
-    return bytes(data)
 
-
-def unzstd(data: bytes, most: int) -> bytes:
-    try:
-        import zstandard
-    except ImportError:
-        raise Refused(415, error("unsupported_encoding", "this service has no zstandard module")) from None
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-            plain: bytes = reader.read(most + 1)
-    except zstandard.ZstdError as wrong:
-        raise bad_json(f"the body is not zstd: {wrong}") from wrong
-    if len(plain) > most:
-        raise too_large(most)
-    return plain
-
-
-def too_large(most: int) -> Refused:
-    return Refused(413, error("request_too_large", f"the body has more than {most} bytes"))
-
-
-def bad_json(message: str) -> Refused:
-    return Refused(422, [{"loc": ["body"], "msg": message, "type": "json_invalid"}])
-
-
-def parsed(data: bytes) -> Any:
-    """JSON with finite numbers, and no object with two equal keys: one of two options would be lost."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"the key {twice[:80]!r} stands twice in an object")
-        return found
-
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is not a JSON number")
+    async def received() -> None:
+        async for chunk in request.stream():
+            data.extend(chunk)
+            if len(data) > most:
+                raise Refused(413, error("request_too_large", f"the body has more than {most} bytes"))
 
     try:
-        return json.loads(data, object_pairs_hook=once, parse_constant=refuse)
-    except (ValueError, RecursionError) as wrong:
-        raise bad_json(f"JSON decode error: {wrong}") from wrong
+        await asyncio.wait_for(received(), seconds)
+    except asyncio.TimeoutError:
+        raise Refused(408, error("timeout_error", f"the body did not come within {seconds:g} s")) from None
+    return await aread_body(bytes(data), request.headers.get("content-encoding"), max_bytes=most)
 
 
 # ------------------------------------------------------------------ answering
@@ -140,6 +106,7 @@ def create_app(
     key: str | None = None,
     config: EngineConfig | None = None,
     max_body: int = MAX_BODY,
+    body_seconds: float = BODY_SECONDS,
     **options: Any,
 ) -> Starlette:
     """``options`` are those of ``SystemOne``, and of ``decide`` for all requests."""
@@ -176,11 +143,11 @@ def create_app(
         return handle
 
     async def systemone(request: Request) -> dict[str, Any]:
-        body = parsed(await read(request, max_body))
+        body = await read(request, max_body, body_seconds)
         return await while_connected(request, request.app.state.one.aanswer(body))
 
     async def decisions(request: Request) -> dict[str, Any]:
-        body = parsed(await read(request, max_body))
+        body = await read(request, max_body, body_seconds)
         return await while_connected(request, request.app.state.one.adecisions(body))
 
     async def models(request: Request) -> dict[str, Any]:
@@ -217,10 +184,11 @@ def main() -> None:
     parser.add_argument("--model", help="a directory or a hub name; the packaged model by default")
     parser.add_argument("--deterministic", action="store_true", help="bits that do not depend on other requests")
     parser.add_argument("--max-queue", type=int, default=1024, help="requests that wait at most; 429 beyond")
+    parser.add_argument("--max-body", type=int, default=MAX_BODY, help="bytes of a body at most; 413 beyond")
     chosen = parser.parse_args()
     config = EngineConfig(deterministic=chosen.deterministic, max_queued_requests=chosen.max_queue)
-    app = create_app(chosen.model, chosen.key, config)
-    uvicorn.run(app, host=chosen.host, port=chosen.port, log_level="warning")
+    app = create_app(chosen.model, chosen.key, config, chosen.max_body)
+    uvicorn.run(app, host=chosen.host, port=chosen.port, log_level="warning", limit_concurrency=CONNECTIONS)
 
 
 if __name__ == "__main__":

@@ -41,13 +41,18 @@ from prelude.root_error import PreludeError as PreludeError
 _SHOWN = 80
 
 
+def short(text: str) -> str:
+    """``text``, cut to 80 characters: a name of a request inside an answer."""
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
 def shown(value: Any) -> str:
     """The repr of ``value`` for a message, cut to 80 characters so that input cannot fill a log."""
     try:
         text = repr(value[:_SHOWN]) if isinstance(value, (str, bytes, list, tuple)) else repr(value)
     except Exception:  # a repr may be the caller's code
         text = f"<{type(value).__name__}>"
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return short(text)
 
 
 class InvalidRequest(PreludeError, ValueError):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prelude.admission import validation
-from prelude.admission.messages import MAX_DEPTH, MAX_VALUES, TooLarge
+from prelude.admission.messages import MAX_DEPTH, MAX_VALUES, TooLarge, written
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.option_settings import Layout
 
@@ -59,12 +59,16 @@ def text_of(value: Any, field: str, most: int, *, empty: bool = True, layout: La
     if not is_structured(value):
         kind = "None" if value is None else f"of type {type(value).__name__}"
         raise InvalidRequest(f"{shown(value)} is {kind}; give a string, an object or an array", field=field)
-    plain = _Copy(field).of(value, "", MAX_DEPTH)
+    return validation.text(json_of(value, field, layout), field, most)
+
+
+def json_of(value: Any, field: str, layout: Layout = "json") -> str:
+    """As ``text_of``, of any value that JSON has: a string alone stands in quotation marks."""
+    plain = _Copy().of(value, field, MAX_DEPTH)
     try:
-        written = _WRITERS[layout](plain)
+        return _WRITERS[layout](plain)
     except ValueError as error:  # NaN, or an integer of thousands of digits
         raise InvalidRequest(f"{error}; JSON has finite numbers", field=field) from None
-    return validation.text(written, field, most)
 
 
 def is_structured(value: Any) -> bool:
@@ -83,34 +87,31 @@ def _is_message(item: Any) -> bool:
 class _Copy:
     """A value as dicts, lists and scalars alone, as ``json`` takes them; bounded like messages are."""
 
-    def __init__(self, field: str) -> None:
-        self._field = field
+    def __init__(self) -> None:
         self._left = MAX_VALUES
 
-    def of(self, value: Any, path: str, depth: int) -> Any:
+    def of(self, value: Any, path: Any, depth: int) -> Any:
+        """``path``: a chain as ``messages.written`` takes it, so that a long key is not copied for each value."""
         if isinstance(value, str):
             return str.__str__(value)
         if type(value) in _SCALARS:
             return value
         if not is_structured(value):
             raise InvalidRequest(
-                f"{shown(value)} is of type {type(value).__name__}, which JSON does not have", field=self._at(path)
+                f"{shown(value)} is of type {type(value).__name__}, which JSON does not have", field=written(path)
             )
         if isinstance(value, TooLarge):
-            raise RequestTooLarge(value.reason, field=self._at(path))
+            raise RequestTooLarge(value.reason, field=written(path))
         if not depth:
-            raise RequestTooLarge(f"it is nested deeper than {MAX_DEPTH}; flatten it", field=self._at(path))
+            raise RequestTooLarge(f"it is nested deeper than {MAX_DEPTH}; flatten it", field=written(path))
         if len(value) > self._left:
-            raise RequestTooLarge(f"more than {MAX_VALUES} values; give fewer, or give text", field=self._at(path))
+            raise RequestTooLarge(f"more than {MAX_VALUES} values; give fewer, or give text", field=written(path))
         self._left -= len(value)
         if isinstance(value, Mapping):
-            return {self._key(key, path): self.of(item, f"{path}.{key}", depth - 1) for key, item in value.items()}
-        return [self.of(item, f"{path}[{index}]", depth - 1) for index, item in enumerate(value)]
+            return {self._key(key, path): self.of(item, (path, key), depth - 1) for key, item in value.items()}
+        return [self.of(item, (path, index), depth - 1) for index, item in enumerate(value)]
 
-    def _key(self, key: Any, path: str) -> str:
+    def _key(self, key: Any, path: Any) -> str:
         if not isinstance(key, str):
-            raise InvalidRequest(f"the key {shown(key)} is not a string", field=self._at(path))
+            raise InvalidRequest(f"the key {shown(key)} is not a string", field=written(path))
         return str.__str__(key)
-
-    def _at(self, path: str) -> str:
-        return f"{self._field}{path}" if len(path) < 200 else f"{self._field}…{path[-100:]}"

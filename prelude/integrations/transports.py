@@ -9,17 +9,13 @@ Served: POST …/systemone, POST …/decisions, GET …/models. The bodies and t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
 import httpx2
 
-from prelude.errors import InvalidRequest, PreludeError, shown
+from prelude.errors import PreludeError
 from prelude.integrations.engines import system_one
-from prelude.systemone import problem
-
-MAX_BODY = 64 << 20
+from prelude.systemone import aread_body, problem, read_body, write_body
 
 
 class _Routes:
@@ -38,17 +34,11 @@ class _Routes:
         route = self.route(request)
         if not route:
             return self.unknown(request)
-        return httpx2.Response(200, json=self.one.models(), request=request) if route == "models" else route
-
-    def failed(self, request: httpx2.Request, error: PreludeError) -> httpx2.Response:
-        status, body = problem(error)
-        headers = {"retry-after": "1"} if status in (429, 503) else {}
-        return httpx2.Response(status, json=body, headers=headers, request=request)
+        return reply(request, 200, self.one.models()) if route == "models" else route
 
     def unknown(self, request: httpx2.Request) -> httpx2.Response:
-        message = f"{request.method} {request.url.path}: no such route"
-        detail = {"detail": {"error_type": "not_found_error", "message": message}}
-        return httpx2.Response(404, json=detail, request=request)
+        message = f"{request.method[:20]} {request.url.path[:200]}: no such route"
+        return reply(request, 404, {"detail": {"error_type": "not_found_error", "message": message}})
 
 
 class Transport(_Routes, httpx2.BaseTransport):
@@ -59,11 +49,11 @@ class Transport(_Routes, httpx2.BaseTransport):
         if not isinstance(route, str):
             return route
         try:
-            body = read_body(request.read(), request.headers)
+            body = read_body(request.read(), request.headers.get("content-encoding"))
             answered = self.one.answer(body) if route == "systemone" else self.one.decisions(body)
         except PreludeError as error:
-            return self.failed(request, error)
-        return httpx2.Response(200, json=answered, request=request)
+            return reply(request, *problem(error))
+        return reply(request, 200, answered)
 
 
 class AsyncTransport(_Routes, httpx2.AsyncBaseTransport):
@@ -74,23 +64,15 @@ class AsyncTransport(_Routes, httpx2.AsyncBaseTransport):
         if not isinstance(route, str):
             return route
         try:
-            body = read_body(await request.aread(), request.headers)
+            body = await aread_body(await request.aread(), request.headers.get("content-encoding"))
             answered = await (self.one.aanswer(body) if route == "systemone" else self.one.adecisions(body))
         except PreludeError as error:
-            return self.failed(request, error)
-        return httpx2.Response(200, json=answered, request=request)
+            return reply(request, *problem(error))
+        return reply(request, 200, answered)
 
 
-def read_body(data: bytes, headers: Mapping[str, str]) -> Any:
-    """The JSON of a body, unpacked where the client has packed it with zstd."""
-    if headers.get("content-encoding") == "zstd":
-        import zstandard
-
-        try:
-            data = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_BODY)
-        except zstandard.ZstdError as error:
-            raise InvalidRequest(f"not zstd: {shown(str(error))}", field="body") from error
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"not JSON: {shown(str(error))}", field="body") from error
+def reply(request: httpx2.Request, status: int, body: Any) -> httpx2.Response:
+    headers = {"content-type": "application/json"}
+    if status in (429, 503):
+        headers["retry-after"] = "1"
+    return httpx2.Response(status, content=write_body(body), headers=headers, request=request)

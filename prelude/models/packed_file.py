@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, cast
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.mapped_file import TensorInfo
 from prelude.models.safetensors_file import DTYPES, SafetensorsFile
-from prelude.models.strict_json import parse
+from prelude.strict_json import NATURAL, parse
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +157,9 @@ class PackedWeights:
     def _weights(self) -> Iterator[Kept]:
         from prelude._native import cpu
 
-        listed = parse(self.file.metadata.get("weights", ""), f"{self.path}: weights", CheckpointError, naturals=True)
+        listed = parse(
+            self.file.metadata.get("weights", ""), f"{self.path}: weights", CheckpointError, numbers=NATURAL
+        )
         if not isinstance(listed, dict) or listed.keys() != self.file.tensors.keys():
             raise CheckpointError(f"{self.path}: the list of weights is not that of the tensors")
         for name, entry in listed.items():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from prelude.errors import CheckpointError, shown
 from prelude.models.files import LFS_ADVICE, LFS_POINTER
 from prelude.models.mapped_file import MappedFile, TensorInfo
-from prelude.models.strict_json import parse
+from prelude.strict_json import NATURAL, parse
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +116,7 @@ def _parse_header(header: bytes, data_bytes: int, path: Path) -> tuple[dict[str,
     if header[:1] != b"{":
         raise CheckpointError(f"{path}: the header is not a JSON object")
     _check_count(header.count(b'"data_offsets"'), path)  # before parsing: too many are refused cheaply
-    parsed = parse(header, f"{path}: header", CheckpointError, naturals=True)
+    parsed = parse(header, f"{path}: header", CheckpointError, numbers=NATURAL)
     metadata = parsed.pop("__metadata__", {})
     _check_count(len(parsed), path)
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):

@@ -25,8 +25,8 @@ import numpy as np
 from prelude.arrays import F32
 from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.fields import Fields
-from prelude.models.strict_json import parse
 from prelude.option_settings import COLDEST, HOTTEST, KINDS, OptionSettings
+from prelude.strict_json import parse
 
 SUFFIX = ".sparrow"
 DIGITS = "0123456789.-"

@@ -11,12 +11,15 @@
 
 ``answer`` takes the body of ``POST /v1/systemone``, ``decisions`` that of ``POST /v1/decisions`` (OpenAI's form),
 ``models`` gives the body of ``GET /v1/models``. A bad request raises ``SystemOneError``, whose ``errors`` say where
-(``loc``). ``problem`` turns any error into a status and a body, for a service. docs/DECISIONS.md has the fields.
+(``loc``). ``problem`` turns any error into a status and a body, for a service. ``read_body`` reads the bytes of a
+request within bounds (``aread_body`` in an event loop), ``write_body`` writes those of an answer. docs/DECISIONS.md
+has the fields.
 """
 
 from __future__ import annotations
 
 from prelude.systemone.adapter import SystemOne
+from prelude.systemone.body import aread_body, read_body, write_body
 from prelude.systemone.errors import SystemOneError, problem
 
-__all__ = ["SystemOne", "SystemOneError", "problem"]
+__all__ = ["SystemOne", "SystemOneError", "aread_body", "problem", "read_body", "write_body"]

@@ -14,9 +14,12 @@ from prelude.errors import (
     PreludeError,
     PromptTooLong,
     RequestTooLarge,
+    short,
+    shown,
 )
 
-Loc: TypeAlias = tuple[str | int, ...]
+Loc: TypeAlias = tuple[Any, ...]  # keys as the body has them, and indices
+MAX_ERRORS = 100
 _PART = re.compile(r"questions\[(\d+)\](?:\.(question|labels|criteria|levels)(?:\[(\d+)\]|\.(true|false))?)?")
 
 
@@ -48,7 +51,14 @@ def _again(errors: list[dict[str, Any]], status: int, error_type: str | None) ->
 
 
 def fault(loc: Loc, message: str, kind: str) -> dict[str, Any]:
-    return {"loc": ["body", *loc], "msg": message, "type": kind}
+    """One of a body's errors. Its names are cut: an answer does not grow with the names of a request."""
+    return {"loc": ["body", *map(_part, loc)], "msg": message, "type": kind}
+
+
+def _part(part: Any) -> str | int:
+    if isinstance(part, str):
+        return short(part)
+    return part if type(part) is int and 0 <= part < 1 << 32 else shown(part)
 
 
 def located(error: InvalidRequest, names: Sequence[str], questions: Sequence[dict[str, Any]]) -> SystemOneError:
@@ -57,17 +67,20 @@ def located(error: InvalidRequest, names: Sequence[str], questions: Sequence[dic
     if isinstance(error, SystemOneError):
         return error
     loc: Loc = ()
-    message = str(error)
     if error.field is not None:
-        message = message.removeprefix(f"{error.field}: ")
         found = _PART.match(error.field)
         if found is not None:
             at = int(found[1])
             loc = ("questions", names[at], *_inside(found, questions[at]))
         elif error.field == "questions" or error.field.startswith("state"):
             loc = (error.field.partition("[")[0].partition(".")[0],)
-    large = isinstance(error, PromptTooLong | RequestTooLarge)
-    if large:
+    return placed(error, loc)
+
+
+def placed(error: InvalidRequest, loc: Loc) -> SystemOneError:
+    """An error of the engine's admission at the place ``loc`` of the body."""
+    message = str(error).removeprefix(f"{error.field}: ")
+    if isinstance(error, PromptTooLong | RequestTooLarge):
         return SystemOneError([fault(loc, message, "too_long")], status=413, error_type="request_too_large")
     return SystemOneError([fault(loc, message, "value_error")])
 

@@ -7,7 +7,6 @@ score       levels [{label, description}]     -> score; a level reads "label: de
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,8 +21,10 @@ from prelude.systemone.request import (
     MIN_LEVELS,
     Checker,
     Parsed,
+    is_private,
     question_of,
     state_of,
+    written,
 )
 
 _KNOWN = frozenset(["model", "input", "questions", "prompt_cache_key", "prompt_cache_options", "safety_identifier"])
@@ -42,8 +43,8 @@ def parse_openai(body: Any) -> tuple[Parsed, list[Mapping[str, Any]]]:
     check = Checker()
     check.missing(body, "input", "questions")
     for key in body:
-        if key not in _KNOWN and not str(key).startswith("x_"):
-            check.wrong((str(key),), "there is no such field", "extra_forbidden")
+        if key not in _KNOWN and not is_private(key):
+            check.wrong((key,), "there is no such field", "extra_forbidden")
     questions = body.get("questions")
     if "questions" in body and not (isinstance(questions, list | tuple) and 1 <= len(questions) <= MAX_QUESTIONS):
         check.wrong(("questions",), f"it is an array of 1 to {MAX_QUESTIONS} questions", "list_type")
@@ -73,7 +74,7 @@ def _input(check: Checker, value: Any) -> Any:
             messages.append({"role": item["role"], "content": _parts(check, item.get("content"), (*loc, "content"))})
         elif isinstance(item.get("type"), str):
             told = {key: item[key] for key in ("name", "arguments", "input", "output") if key in item}
-            messages.append({"role": item["type"], "content": json.dumps(told, ensure_ascii=False)})
+            messages.append({"role": item["type"], "content": written(told, loc)})
         else:
             check.wrong(loc, "it has neither a role nor a type", "missing")
     return messages
@@ -89,9 +90,9 @@ def _parts(check: Checker, content: Any, loc: Loc) -> str:
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "input_json":
-            texts.append(json.dumps(part.get("data"), ensure_ascii=False))
-        elif kind in _TEXTS and isinstance(part.get(_TEXTS[str(kind)]), str):
-            texts.append(part[_TEXTS[str(kind)]])
+            texts.append(written(part.get("data"), (*loc, index, "data")))
+        elif isinstance(kind, str) and isinstance(part.get(_TEXTS.get(kind)), str):
+            texts.append(part[_TEXTS[kind]])
         else:
             check.wrong(
                 (*loc, index), f"{shown(kind)} is not a part of text or JSON, which this model reads", "unsupported"
@@ -107,7 +108,7 @@ def _question(check: Checker, question: Any, loc: Loc) -> dict[str, Any]:
         return {"type": "noul", "instructions": "-"}
     for key in question:
         if key not in _FIELDS[kind]:
-            check.wrong((*loc, str(key)), f"a {kind} has no such field", "extra_forbidden")
+            check.wrong((*loc, key), f"a {kind} has no such field", "extra_forbidden")
     if not isinstance(question.get("name"), str | None):
         check.wrong((*loc, "name"), f"{shown(question['name'])} is not a string", "string_type")
     given = question.get("instructions")

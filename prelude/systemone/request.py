@@ -9,9 +9,9 @@ from typing import Any
 
 from prelude._native.core import Maker
 from prelude.admission.memo import Memo
-from prelude.admission.structured import Owned, is_conversation, text_of
+from prelude.admission.structured import Owned, is_conversation, json_of
 from prelude.errors import InvalidRequest, shown
-from prelude.systemone.errors import Loc, SystemOneError, fault
+from prelude.systemone.errors import MAX_ERRORS, Loc, SystemOneError, fault, placed
 from prelude.tasks import Choice, Noul, Question, Score
 
 MAX_QUESTIONS = 400
@@ -19,7 +19,6 @@ MAX_OPTIONS = 255
 MIN_LEVELS, MAX_LEVELS = 2, 10
 MAX_KNOWN_BYTES = 1 << 22
 _FIELDS = frozenset(["type", "instructions", "criteria"])
-_MAX_CHARS = 1 << 62  # the engine has the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +35,17 @@ _make_parsed = Maker(Parsed)
 
 
 class Checker:
-    """Collects the errors of a body. ``located`` errors of one body are raised together."""
+    """Collects the errors of a body, which are raised together. Past ``MAX_ERRORS`` the check ends at once."""
 
     def __init__(self) -> None:
         self.errors: list[dict[str, Any]] = []
 
     def wrong(self, loc: Loc, message: str, kind: str) -> None:
+        if len(self.errors) == MAX_ERRORS - 1:
+            loc, message, kind = (), f"and more: the check ends after {MAX_ERRORS - 1} errors", "too_many_errors"
         self.errors.append(fault(loc, message, kind))
+        if len(self.errors) == MAX_ERRORS:
+            self.finish()
 
     def missing(self, body: Mapping[str, Any], *keys: str) -> None:
         for key in keys:
@@ -118,6 +121,7 @@ def parse(body: Any, known: Known | None = None) -> Parsed:
     elif isinstance(questions, Mapping):
         if len(questions) > MAX_QUESTIONS:
             check.wrong(("questions",), f"{len(questions)} questions; it takes 1 to {MAX_QUESTIONS}", "too_long")
+            check.finish()
         for name, question in questions.items():
             _check_question(check, name, question)
     check.finish()
@@ -128,7 +132,7 @@ def parse(body: Any, known: Known | None = None) -> Parsed:
 
 
 def _check_question(check: Checker, name: Any, question: Any) -> None:
-    loc: Loc = ("questions", name if isinstance(name, str) else shown(name))
+    loc: Loc = ("questions", name)
     if not isinstance(name, str) or not name:
         return check.wrong(loc, "the id of a question is a string of 1 or more characters", "string_type")
     if not isinstance(question, Mapping):
@@ -138,14 +142,11 @@ def _check_question(check: Checker, name: Any, question: Any) -> None:
     if checked is None:
         here = "Field required: noul, choice or score" if "type" not in question else f"{shown(kind)} is not a type"
         return check.wrong((*loc, "type"), f"{here}; the types are noul, choice and score", "union_tag_invalid")
-    loc = (*loc, str(kind))
+    loc = (*loc, kind)
     for key in question:
-        if key not in _FIELDS and not str(key).startswith("x_"):
-            check.wrong(
-                (*loc, str(key)),
-                f"a {kind} has no such field; it has {', '.join(sorted(_FIELDS))}",
-                "extra_forbidden",
-            )
+        if key not in _FIELDS and not is_private(key):
+            message = f"a {kind} has no such field; it has {', '.join(sorted(_FIELDS))}"
+            check.wrong((*loc, key), message, "extra_forbidden")
     check.text(question.get("instructions"), (*loc, "instructions"))
     checked(check, question, (*loc, "criteria"))
     return None
@@ -170,8 +171,8 @@ def _choice(check: Checker, question: Mapping[str, Any], loc: Loc) -> None:
         return check.wrong(loc, f"{len(options)} options; it takes 1 to {MAX_OPTIONS}", "too_long")
     for option, text in options.items():
         if not isinstance(option, str) or not option:
-            check.wrong((*loc, str(option)), "an option is a string of 1 or more characters", "string_type")
-        check.text(text, (*loc, str(option)))
+            check.wrong((*loc, option), "an option is a string of 1 or more characters", "string_type")
+        check.text(text, (*loc, option))
     return None
 
 
@@ -199,10 +200,20 @@ def state_of(state: Any, loc: Loc) -> Any:
     means."""
     if isinstance(state, str | Mapping) or is_conversation(state):
         return state
+    return written(state, loc)
+
+
+def written(value: Any, loc: Loc) -> str:
+    """A value of the body as JSON; ``SystemOneError`` where it is too deep, too large or not finite."""
     try:
-        return text_of(state, "state", _MAX_CHARS)
+        return json_of(value, "state")
     except InvalidRequest as error:
-        raise SystemOneError([fault(loc, str(error), "value_error")]) from error
+        raise placed(error, loc) from error
+
+
+def is_private(key: Any) -> bool:
+    """Whether a field of a body is the caller's own."""
+    return isinstance(key, str) and key.startswith("x_")
 
 
 def question_of(question: Mapping[str, Any]) -> Question:

@@ -7,7 +7,7 @@ from tests.mutations.edit import edit
 from tests.mutations.requests import CHECKS
 
 SNAPSHOT = "prelude/admission/snapshot.py"
-STRICT_JSON = "prelude/models/strict_json.py"
+STRICT_JSON = "prelude/strict_json.py"
 CHAT = "tokenizer/chat.py"
 
 EDITS = (
@@ -87,8 +87,8 @@ EDITS = (
         "43",
         (
             STRICT_JSON,
-            "        return json.loads(text, object_pairs_hook=_once)\n    except",
-            "        return json.loads(text)\n    except",
+            "        return json.loads(text, object_pairs_hook=_once, **numbers)\n    except",
+            "        return json.loads(text, **numbers)\n    except",
         ),
     ),
     edit(

@@ -1,0 +1,64 @@
+"""The bytes of a request's body as JSON values, and of an answer's: one reading for every entrance of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from prelude.strict_json import loads
+from prelude.systemone.errors import SystemOneError, fault
+
+MAX_BODY = 16 << 20
+"""Bytes of a body, after decompressing."""
+SMALL_BODY = 1 << 16
+_WINDOW = 1 << 23  # bytes that a zstd frame may ask for, as RFC 9659 has it
+_CHUNK = 1 << 16
+
+
+def read_body(data: bytes, encoding: str | None = None, *, max_bytes: int = MAX_BODY) -> Any:
+    """The JSON value of a body. ``encoding``: its ``Content-Encoding``, "zstd" or none. ``max_bytes``: after
+    decompressing, which ends there. ``SystemOneError`` has the status: 413, 415 or 422."""
+    name = (encoding or "identity").strip().lower()
+    if name == "zstd":
+        data = _unzstd(data, max_bytes)
+    elif name != "identity":
+        raise _refused(415, "unsupported_encoding", f"content-encoding {name[:40]!r}; use zstd or none")
+    if len(data) > max_bytes:
+        raise _refused(413, "request_too_large", f"the body has more than {max_bytes} bytes")
+    try:
+        return loads(data)
+    except ValueError as wrong:
+        raise SystemOneError([fault((), f"JSON decode error: {wrong}", "json_invalid")]) from wrong
+
+
+async def aread_body(data: bytes, encoding: str | None = None, *, max_bytes: int = MAX_BODY) -> Any:
+    """As ``read_body``. A large body, or a compressed one, is read in a thread, so that the event loop goes on."""
+    if len(data) <= SMALL_BODY and not encoding:
+        return read_body(data, max_bytes=max_bytes)
+    return await asyncio.to_thread(read_body, data, encoding, max_bytes=max_bytes)
+
+
+def write_body(body: Any) -> bytes:
+    """The JSON of an answer. Half a character in a name of the request stays the escape that it came as."""
+    return json.dumps(body, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
+
+
+def _unzstd(data: bytes, max_bytes: int) -> bytes:
+    try:
+        import zstandard
+    except ImportError:
+        raise _refused(415, "unsupported_encoding", "zstd needs zstandard: pip install zstandard") from None
+    plain = bytearray()
+    try:
+        decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        with decoder.stream_reader(data, read_across_frames=True) as reader:
+            while len(plain) <= max_bytes and (chunk := reader.read(_CHUNK)):
+                plain += chunk
+    except zstandard.ZstdError as wrong:
+        raise SystemOneError([fault((), f"the body is not zstd: {wrong}", "encoding_invalid")]) from wrong
+    return bytes(plain)
+
+
+def _refused(status: int, kind: str, message: str) -> SystemOneError:
+    return SystemOneError([fault((), message, kind)], status=status, error_type=kind)
