@@ -16,7 +16,6 @@ from tests.checkpoints import make_checkpoint
 
 
 @pytest.mark.feature("B11")
-@pytest.mark.feature("E13")
 def test_the_curve_has_throughput_and_latency_of_every_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On a small random model."""
     made: list[Engine] = []

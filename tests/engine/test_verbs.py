@@ -18,6 +18,8 @@ from prelude import (
     Generate,
     Loglikelihood,
     PromptLogprobs,
+    Rerank,
+    Reward,
     SamplingParams,
     Score,
     YesNo,
@@ -26,6 +28,7 @@ from prelude.errors import InvalidRequest
 from prelude.tasks import LengthNorm
 from tests.checkpoints import make_checkpoint
 from tests.engine.conftest import Oracle
+from tests.engine.test_encoders import write
 
 Make = Callable[..., Engine]
 STATE = "The harbour was quiet that morning; two boats lay at the quay, and nobody wanted to sail in the fog."
@@ -248,6 +251,20 @@ def test_the_class_is_decided_before_the_executor_is_called(make_engine: Make) -
         assert engine.run(task).stats.execution_class == expected
         assert seen[0] == expected
         assert seen[1] == ("OneShotBatch" if expected == "oneshot" else "MixedBatch")
+
+
+@pytest.mark.feature("A1")
+def test_answers_of_heads_are_one_shot(make_engine: Make, tmp_path: Path) -> None:
+    classifier = make_checkpoint(tmp_path / "three", kind="ForSequenceClassification", num_labels=3)
+    pairs = write(tmp_path / "pairs", "ForSequenceClassification", num_labels=1)
+    judge = make_checkpoint(tmp_path / "one", kind="ForSequenceClassification", num_labels=1)
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    (judge / "chat_template.jinja").write_text(template, encoding="utf-8")
+    said = [{"role": "user", "content": "Is it safe?"}, {"role": "assistant", "content": STATE}]
+    for path, task in ((classifier, Classify(STATE)), (pairs, Rerank("fog", STATE)), (judge, Reward(said))):
+        engine = make_engine(path)
+        assert engine.run(task).stats.execution_class == "oneshot"
+        assert engine.stats()["steps"] == {"oneshot": 1, "mixed": 0, "decode": 0}
 
 
 @pytest.mark.feature("A11")

@@ -308,7 +308,7 @@ EDITS = (
     ),
     edit(
         "nothing_is_shared_in_the_curve",
-        "B11 E13",
+        "B11",
         (
             "bench/engine/prefixes.py",
             "        heads = [prompts.ids(head) for _ in range(4)]\n",

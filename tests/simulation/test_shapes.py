@@ -82,7 +82,6 @@ def test_throughput_grows_with_concurrency_until_arithmetic_takes_longer() -> No
     assert throughput(512) / throughput(256) < 1.25
 
 
-@pytest.mark.feature("E13")
 @pytest.mark.feature("B11")
 def test_the_cache_saves_the_tokens_that_the_load_shares() -> None:
     """Prompts of 400 tokens with a part that one of four known prefixes makes up: nothing with nothing shared, more

@@ -37,6 +37,7 @@ def test_decode_of_any_ids(pair_of: Pair, flavour: str, skip: bool, ids: list[in
     assert ours.decode(np.array(ids, np.int32), skip) == expected
 
 
+@pytest.mark.feature("J10")
 @pytest.mark.fault(32)
 def test_decode_of_odd_lists(pair_of: Pair) -> None:
     ours, theirs = pair_of("byte-level")
