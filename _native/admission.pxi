@@ -3,6 +3,9 @@
 from types import GenericAlias as _GenericAlias
 
 
+cdef int64_t _READER_BYTES = 300  # of a reader of an entry: its key, its entry and their places in a dict
+
+
 @cython.final
 cdef class Memo:
     """A bounded cache that needs no lock: least-recently-used in two generations.
@@ -10,38 +13,70 @@ cdef class Memo:
         young   entries that were used lately; when it is full it becomes the old one
         old     the generation before; a hit moves the entry back to the young one
 
-    At most twice ``capacity`` stays alive, in units of ``weight(value)``, 1 by default. Only single dict operations are
-    used, so threads that race lose an entry at worst and compute it again."""
+    At most ``capacity`` stays alive, half of it in each generation, in units of the entries' weights. An entry that
+    is heavier than half of it is not kept. Only single dict operations are used, so threads that race lose an entry
+    at worst and compute it again.
+
+    ``get_for`` and ``put_for`` keep one value for all readers, and find it for those alone that put it themselves:
+    each computes it once, as if the others were not there. A reader is a string or None."""
 
     cdef dict young, old
-    cdef object weight
-    cdef int64_t capacity, held
+    cdef int64_t half, held, before, serial
 
     __class_getitem__ = classmethod(_GenericAlias)
 
-    def __cinit__(self, int64_t capacity, weight=None):
-        self.capacity, self.weight, self.young, self.old = capacity, weight, {}, {}
+    def __cinit__(self, int64_t capacity):
+        self.half, self.young, self.old = capacity // 2, {}, {}
+
+    @property
+    def weight(self) -> int:
+        """Of all entries."""
+        return self.held + self.before
 
     cpdef get(self, key):
+        cdef tuple entry = self.find(key)
+        return None if entry is None else entry[0]
+
+    cpdef put(self, key, value, int64_t weight=1):
+        self.keep(key, (value, weight, 0))
+
+    cpdef get_for(self, key, reader):
+        cdef tuple entry = self.find(key)
+        return None if entry is None or self.find((reader, entry[2])) is None else entry[0]
+
+    cpdef put_for(self, key, reader, value, int64_t weight):
+        """The value that is kept: that of another reader, or this one."""
+        cdef tuple entry = self.find(key)
+        cdef int64_t own = _READER_BYTES + (0 if reader is None else 4 * len(reader))
+        if entry is None:
+            self.serial += 1
+            entry = (value, weight, self.serial)
+            if not self.keep(key, entry):
+                return value
+        self.keep((reader, entry[2]), (True, own, 0))
+        return entry[0]
+
+    cdef tuple find(self, key):
         # A key's own __hash__ and __eq__ may run: they, or another thread then, may replace both generations.
         cdef dict generation = self.young
-        cdef object found = generation.get(key)
-        if found is None:
+        cdef tuple entry = generation.get(key)
+        if entry is None:
             generation = self.old
-            found = generation.get(key)
-            if found is not None:
-                self.put(key, found)
-        return found
+            entry = generation.get(key)
+            if entry is not None:
+                self.keep(key, entry)
+        return entry
 
-    cpdef put(self, key, value):
-        cdef int64_t weight = 1 if self.weight is None else <int64_t>self.weight(value)
-        if weight > self.capacity:
-            return
-        if self.held + weight > self.capacity:
-            self.old, self.young, self.held = self.young, {}, 0
+    cdef bint keep(self, key, tuple entry) except -1:
+        cdef int64_t weight = entry[1]
+        if weight > self.half:
+            return False
+        if self.held + weight > self.half:
+            self.old, self.young, self.before, self.held = self.young, {}, self.held, 0
         self.held += weight
-        cdef dict generation = self.young  # a reference of this call's own, as in get()
-        generation[key] = value
+        cdef dict generation = self.young  # a reference of this call's own, as in find()
+        generation[key] = entry
+        return True
 
     def __len__(self) -> int:
         return len(self.young) + len(self.old)
@@ -103,7 +138,7 @@ cdef class PromptMould:
     ``tail`` is a tree behind an empty state: (token ids, positions, starts, parents); its first segment continues the
     state's. ``back``: how many tokens before the end of the state the readout's rows count from. A state has
     ``least`` to ``most`` tokens. ``shape(n)`` are positions and starts of a prompt of n tokens without branches.
-    ``common`` are the fields of ``Prepared`` after the tree, up to the salt; ``admitted_fields`` those of
+    ``common`` are the fields of ``Prepared`` between the tree and the salt; ``admitted_fields`` those of
     ``Admitted`` after the first."""
 
     cdef Maker tree, prepared, admitted
@@ -127,7 +162,7 @@ cdef class PromptMould:
                              f"positions for {_len(self.tail)} tokens")
         self.back, self.least, self.most = back, least, most
 
-    cpdef tuple make(self, list prompts, int64_t id_limit, double tokenize_ms, finish=None):
+    cpdef tuple make(self, list prompts, int64_t id_limit, double tokenize_ms, salt, finish=None):
         """An ``Admitted`` for each prompt: an int32 array, or an argument of ``ids_below``. None for a prompt that is
         anything else, has an id that is not below ``id_limit``, or makes a state of another length. And whether there
         is none of these. ``finish``: the first of ``admitted_fields``, where it is the call's own."""
@@ -138,7 +173,7 @@ cdef class PromptMould:
         for prompt in prompts:
             ids = self.tokens(prompt, id_limit)
             whole = whole and ids is not None
-            out.append(None if ids is None else self.admit(ids, tokenize_ms, fields))
+            out.append(None if ids is None else self.admit(ids, tokenize_ms, salt, fields))
         return out, whole
 
     cdef cnp.ndarray tokens(self, object prompt, int64_t id_limit):
@@ -157,7 +192,7 @@ cdef class PromptMould:
         _copy(to + n + around, self.tail)
         return out
 
-    cdef object admit(self, cnp.ndarray ids, double tokenize_ms, tuple fields):
+    cdef object admit(self, cnp.ndarray ids, double tokenize_ms, salt, tuple fields):
         cdef int64_t state = _len(ids) - _len(self.tail)
         cdef object positions, starts
         if _len(self.parents) == 1:
@@ -165,7 +200,7 @@ cdef class PromptMould:
         else:
             positions, starts = _grown(state, self.positions, self.starts)
         tree = self.tree.make((ids, positions, starts, self.parents))
-        prepared = self.prepared.make((tree, *self.common, 0, tokenize_ms, state - self.back))
+        prepared = self.prepared.make((tree, *self.common, salt, 0, tokenize_ms, state - self.back))
         return self.admitted.make((prepared, *fields))
 
 

@@ -24,7 +24,7 @@ cdef class QuestionKeys:
         self.choice, self.noul, self.score = choice, noul, score
         self.mappings, self.template = mappings, template
 
-    cpdef of(self, task, questions, salt):
+    cpdef of(self, task, questions):
         """Of a decision that asks ``questions``. None where a value is of a type that is equal to others (``True``
         and 1, a string of an enumeration) or may change."""
         cdef list parts = []
@@ -43,7 +43,7 @@ cdef class QuestionKeys:
             if part is None:
                 return None
             parts.append(part)
-        return tuple(parts), template, norm, mass, cut, orders, salt
+        return tuple(parts), template, norm, mass, cut, orders
 
     def still_size(self, tasks, type kind not None, Py_ssize_t base, Py_ssize_t each, Py_ssize_t label) -> int:
         """Characters of decisions that cannot be changed: of class ``kind``, a text as their state, questions as in
@@ -269,11 +269,12 @@ cdef int64_t _INT32_MAX = 2147483647  # no id that the tokenizer made is above
 @cython.final
 cdef class DecisionPreparer:
     """Prepares decisions that differ in their state alone, in one call. ``context`` is the engine's admission context,
-    ``keys`` finds their shared parts in its ``decisions``. The other arguments are called where the shared parts are
+    ``keys`` finds their shared parts in its ``kept``. The other arguments are called where the shared parts are
     not known, or a state is not plain text of a fitting length:
 
         scope(task)                               the task's use of the tokenizer
         named(questions)                          (questions, their names) of a mapping
+        salt(task)                                the number of its salt; 0 without one
         decision(scope, task, questions)          the shared parts
         mould(decision, task)                     (their mould or None, the reader of their answers)
         contents(tasks, frame)                    (states and how much was cut of each, the texts among them)
@@ -281,30 +282,30 @@ cdef class DecisionPreparer:
     """
 
     cdef QuestionKeys keys
-    cdef object context, scope, named, decision, mould, contents, one_by_one
+    cdef object context, scope, named, salt, decision, mould, contents, one_by_one
     cdef Py_ssize_t most_messages
 
-    def __cinit__(self, context, QuestionKeys keys not None, *, Py_ssize_t most_messages, scope, named, decision, mould,
-                  contents, one_by_one):
+    def __cinit__(self, context, QuestionKeys keys not None, *, Py_ssize_t most_messages, scope, named, salt, decision,
+                  mould, contents, one_by_one):
         self.context, self.keys, self.most_messages = context, keys, most_messages
-        self.scope, self.named, self.decision, self.mould = scope, named, decision, mould
+        self.scope, self.named, self.salt, self.decision, self.mould = scope, named, salt, decision, mould
         self.contents, self.one_by_one = contents, one_by_one
 
     def __call__(self, list tasks not None) -> list:
         """The error of one state stands in its place; an error of all tasks is raised."""
         cdef object context = self.context, encoder = context.encoder, task = tasks[0], names = None, contents = None
-        cdef object key = None, decision = None, known = None, frame, mould, reader
+        cdef object key = None, decision = None, known = None, frame, mould, answers
         cdef list texts, ids = [], made
         cdef bint whole = False
         cdef double ms = 0.0
-        salt, alone, remember, _ = scope_of(task, context.config.default_cache)
+        reader, alone, remember, _ = scope_of(task, context.config.default_cache)
         questions = task.questions
         if type(questions) is not tuple and type(questions) is not list:
             questions, names = self.named_questions(questions)
         if not alone:
-            key = self.keys.of(task, questions, salt)
+            key = self.keys.of(task, questions)
         if key is not None:
-            decision = (<Memo?>context.decisions).get(key)
+            decision = (<Memo?>context.kept).get_for(key, reader)
         if decision is None:
             scope = self.scope(task)
             try:
@@ -316,7 +317,8 @@ cdef class DecisionPreparer:
             known = decision.moulds.get(mode)
         if known is None:
             known = self.mould(decision, task)
-        mould, reader = known
+        mould, answers = known
+        salt = 0 if task.salt is None else self.salt(task)
         texts = plain_texts(tasks, frame.before, frame.after, frame.strips, context.max_chars,
                             min(<Py_ssize_t>context.max_length, self.most_messages))
         if texts is None:
@@ -328,7 +330,7 @@ cdef class DecisionPreparer:
             made = [None] * len(ids)
         else:
             made, whole = (<PromptMould?>mould).make(
-                ids, _INT32_MAX, ms, reader if names is None else (<AnswerReader?>reader).named(names))
+                ids, _INT32_MAX, ms, salt, answers if names is None else (<AnswerReader?>answers).named(names))
         if whole and len(made) == len(tasks):
             return made
         if contents is None:

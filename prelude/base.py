@@ -168,7 +168,8 @@ class EngineBase(ModelProperties):
 
     def _memory(self) -> dict[str, int | bool]:
         """Bytes: of the weights, of the KV pool when all of it has been written to, of the blocks in use, of the
-        states of recurrent layers, of blocks in host memory, and of a step of full size with all rows read."""
+        states of recurrent layers, of blocks in host memory, of prepared questions that are kept, and of a step of
+        full size with all rows read."""
         limits, allocator = self._core.executor.limits(), self._core.pool.allocator
         block = limits.kv_bytes_per_token * limits.block_size
         found: dict[str, int | bool] = {
@@ -176,6 +177,7 @@ class EngineBase(ModelProperties):
             "kv_bytes": block * limits.num_blocks,
             "kv_used_bytes": block * (limits.num_blocks - allocator.num_free),
             "host_kv_bytes": block * self._core.pool.host_counts().get("blocks", 0),
+            "question_bytes": self._preparer.kept_bytes,
             "state_bytes": limits.bytes_per_state * (limits.running_states + limits.prefix_states),
         }
         step = limits.step_memory

@@ -81,7 +81,8 @@ class EngineConfig:
     ``max_questions``         questions of one decision; ``None``: as many as fit one step with all their tokens
     ``max_labels``            labels of one question
     ``max_top``               alternatives of one token
-    ``question_plan_bytes``   bytes of prepared questions that are kept for later decisions; 0: none
+    ``question_plan_bytes``   bytes of prepared questions that are kept for later decisions, estimated from above; 0:
+                              none
     ``prepare_threads``       threads that prepare long prompts off the caller's event loop
     ``template_process``      render the model's chat template in a process of its own, for files that are not
                               trusted; see docs/SERVICES.md
@@ -129,7 +130,7 @@ class EngineConfig:
     max_questions: int | None = None
     max_labels: int = 4096
     max_top: int = 256
-    question_plan_bytes: int = 128 << 20
+    question_plan_bytes: int = 12 << 20
     prepare_threads: int = 2
     template_process: bool = False
     oneshot_share: float = 0.2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, get_args
 
 from prelude._native.core import Maker
@@ -53,22 +52,14 @@ class AdmissionContext:
     options: OptionSettings | None = None  # of a model whose head reads the options of a question
     chat: ChatRenderer | None = None
     decision_chat: ChatRenderer | None = None
-    plans: Memo[Any, Any] = field(init=False)  # of questions that were asked before
-    decisions: Memo[Any, Any] = field(init=False)  # the shared parts of decisions with equal questions
-    tries: Memo[Any, Any] = field(init=False)  # of labels: the same ones may answer many questions
-    settings: Memo[Any, Any] = field(default_factory=lambda: Memo(64))  # of texts, that were checked before
-    words: Memo[int, str] = field(default_factory=lambda: Memo(1 << 12))  # the text of single tokens
+    settings: Memo[Any, Any] = field(default_factory=lambda: Memo(1 << 20))  # of texts, that were checked before
+    words: Memo[int, str] = field(default_factory=lambda: Memo(1 << 13))  # the text of single tokens
     frames: list[Frame] = field(default_factory=list)  # at most one: the text of the chat template around a turn
 
-    def __post_init__(self) -> None:
-        plans: Memo[Any, Any] = Memo(self.config.question_plan_bytes // 8 * 3, lambda plan: plan.nbytes)
-        object.__setattr__(self, "plans", plans)
-        decisions: Memo[Any, Any] = Memo(self.config.question_plan_bytes // 4, lambda decision: decision.nbytes)
-        object.__setattr__(self, "decisions", decisions)
-        tries: Memo[Any, Any] = Memo(
-            self.config.question_plan_bytes // 8, lambda found: 2048 + 256 * sum(map(len, found[0]))
-        )
-        object.__setattr__(self, "tries", tries)
+    @property
+    def kept(self) -> Memo[Any, Any]:
+        """Of questions that were asked before: decisions, plans, labels and the texts of templates."""
+        return self.encoder.kept
 
     @property
     def layout(self) -> Layout:
@@ -164,7 +155,6 @@ def salt_of(task: Task) -> int:
     return 0 if task.salt is None else salt_number(validation.salt(task.salt) or "")
 
 
-@lru_cache(maxsize=4096)
 def salt_number(salt: str) -> int:
     """A 63-bit number that separates this tenant's prefixes from all others; never 0, which is no salt."""
     return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little") >> 1 or 1

@@ -206,7 +206,7 @@ def assembled(
         tree.starts,
         tree.parents,
         read_rows(read, bases, raw),
-        1024 + sum(plan.nbytes for plan in plans),
+        1024 + 24 * question_tokens + sum(plan.nbytes for plan in plans),
         tuple(places),
         dropped,
     )
@@ -232,8 +232,8 @@ def read_rows(plans: Sequence[QuestionPlan], bases: Sequence[int], raw: bool) ->
 
 def decision_of(ctx: AdmissionContext, scope: TokenizationScope, task: Decide, questions: Any) -> Decision:
     """Of a task and its questions: found where the same was asked before, with the same salt; else made."""
-    key = None if scope.alone else QUESTION_KEYS.of(task, questions, scope.salt)
-    known: Decision | None = None if key is None else ctx.decisions.get(key)
+    key = None if scope.alone else QUESTION_KEYS.of(task, questions)
+    known: Decision | None = None if key is None else ctx.kept.get_for(key, scope.salt)
     if known is not None:
         return known
     norm = validation.one_of(task.length_norm, "length_norm", LENGTH_NORMS)
@@ -259,7 +259,7 @@ def decision_of(ctx: AdmissionContext, scope: TokenizationScope, task: Decide, q
             field="questions",
         )
     if key is not None:
-        ctx.decisions.put(key, made)
+        made = ctx.kept.put_for(key, scope.salt, made, made.nbytes)
     return made
 
 

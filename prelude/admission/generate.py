@@ -35,6 +35,7 @@ from prelude.results import Completion
 from prelude.tasks import CacheMode, Generate, SamplingParams
 
 MAX_TOKENS = (1 << 31) - 1
+SETTINGS_BYTES, STOP_BYTES, ID_BYTES = 4096, 512, 64  # of kept settings, with each character of stops and each id
 _NO_BRANCHES: I32 = np.zeros(2, dtype=np.int32)
 _make_completion = Maker(Completion)
 
@@ -48,7 +49,6 @@ class Settings:
     sampling: Sampling
     state: SamplingState
     cache: CacheMode
-    salt: int
     finish: Callable[[Outcome], Completion]
     reader: MakeReader
     mould: PromptMould | None = None  # of prompts that are given as ids and leave room for all tokens
@@ -71,7 +71,7 @@ def prepare_generates(ctx: AdmissionContext, tasks: list[Generate]) -> list[Admi
         settings = kept_settings(ctx, tasks[0]) if rest else None
     if settings is None or settings.mould is None:
         return found + each_alone(ctx, prepare_generate, rest)
-    made, whole = settings.mould.make([task.prompt for task in rest], ctx.encoder.id_limit, 0.0)
+    made, whole = settings.mould.make([task.prompt for task in rest], ctx.encoder.id_limit, 0.0, salt_of(rest[0]))
     if whole:
         return found + made
     for task, ready in zip(rest, made):
@@ -100,7 +100,7 @@ def prepare_generate(ctx: AdmissionContext, scope: TokenizationScope, task: Gene
     elif sampling.edits is not None and sampling.edits.weighs:
         state = SamplingState(0, sampling, 0, History.of(sampling.edits, ids))
     tree, ms = TokenTree.single(ids), scope.close()
-    prepared = make_prepared(tree, state, budget, sampling, settings.cache, settings.salt, truncated, ms, n - 1)
+    prepared = make_prepared(tree, state, budget, sampling, settings.cache, salt_of(task), truncated, ms, n - 1)
     ready: Admitted = make_admitted(prepared, *settings.reading(budget))
     return ready
 
@@ -133,14 +133,15 @@ def settings_of(ctx: AdmissionContext, task: Generate) -> Settings | None:
     def reader(hold_words: bool) -> TextReader:
         return TextReader(ctx.texts, sampling, hold_words)
 
-    made = Settings(params, wanted, sampling, state, cache_of(ctx, task), salt_of(task), finish, reader)
+    made = Settings(params, wanted, sampling, state, cache_of(ctx, task), finish, reader)
     lists = (params.stop, params.stop_token_ids, params.banned_token_ids)
     fixed = all(type(value) in (str, tuple) for value in lists) and params.allowed_token_ids is None
     drawn = params.seed is None and sampling.temperature > 0
     key = _settings_key(task)
     if key is not None and fixed and not drawn and sampling.edits is None and params.logit_bias is None:
         made = replace(made, mould=_mould(ctx, made))
-        ctx.settings.put(key, made)
+        ids = len(params.stop_token_ids) + len(params.banned_token_ids)
+        ctx.settings.put(key, made, SETTINGS_BYTES + STOP_BYTES * sum(map(len, params.stop)) + ID_BYTES * ids)
     return made
 
 
@@ -151,8 +152,8 @@ def kept_settings(ctx: AdmissionContext, task: Generate) -> Settings | None:
 
 
 def _settings_key(task: Generate) -> tuple[object, ...] | None:
-    if type(task.truncation) is str and type(task.cache) is str and (task.salt is None or type(task.salt) is str):
-        return (id(task.params), task.truncation, task.cache, task.salt)
+    if type(task.truncation) is str and type(task.cache) is str:
+        return (id(task.params), task.truncation, task.cache)
     return None
 
 
@@ -167,7 +168,7 @@ def _mould(ctx: AdmissionContext, settings: Settings) -> PromptMould:
         EMPTY,
         EMPTY,
         (EMPTY, EMPTY, _NO_BRANCHES, ROOT),
-        (settings.state, wanted, sampling, settings.cache, settings.salt),
+        (settings.state, wanted, sampling, settings.cache),
         settings.reading(wanted),
         back=1,
         least=1,

@@ -84,7 +84,7 @@ def shift_count(plain: PlainQuestion, template: DecisionTemplate) -> int:
     return len(template.labels_of(plain))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=8)  # a tuple may have thousands of places
 def spread(count: int) -> tuple[int, ...]:
     """0 to ``count`` - 1 in van der Corput's order: the first k are about evenly far apart, for every k."""
     bits = max(1, (count - 1).bit_length())

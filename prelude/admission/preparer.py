@@ -86,7 +86,7 @@ class Preparer:
         if template is None:
             template = CHAT_TEMPLATE if chat is not None else DecisionTemplate()
         self._context = make_context(
-            Encoder(tokenizer, limits.vocab_size),
+            Encoder(tokenizer, limits.vocab_size, config.question_plan_bytes),
             limits,
             config,
             {
@@ -115,6 +115,11 @@ class Preparer:
     def tokenizer_calls(self) -> int:
         """Encode calls since loading."""
         return self._context.encoder.calls
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the prepared questions and settings that are kept for later requests: an estimate from above."""
+        return self._context.kept.weight + self._context.settings.weight
 
     @property
     def decode_states(self) -> dict[str, int]:

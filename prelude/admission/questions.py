@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 from prelude.admission.chat import Frame
 from prelude.admission.context import CHARS_PER_TOKEN, AdmissionContext
 from prelude.admission.labels import LabelTrie, build_trie
+from prelude.admission.memo import Memo
 from prelude.admission.orders import Arranged, arranged, shifted, split
 from prelude.admission.plain_question import PlainQuestion, check_characters, plain_question
 from prelude.admission.prompts import kept, shorten
@@ -25,6 +25,7 @@ EVEN = 3
 """Tokens by which labels may differ in length before a comparison of their joint logprobs is warned about."""
 
 log = logging.getLogger("prelude.engine")
+_WARNED: Memo[int, bool] = Memo(512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ def plan_questions(
             text, _, cut = shorten(plain.text, ctx.max_chars, truncation)
             plain, dropped = replace(plain, text=text), dropped + cut
         shown_in = arranged(plain, orders, template, here)
-        key = (template, shown_in.plain, shown_in.starts, scope.salt)
-        plan: QuestionPlan | None = None if scope.alone else ctx.plans.get(key)
+        key = ("plan", template, shown_in.plain, shown_in.starts)
+        plan: QuestionPlan | None = None if scope.alone else ctx.kept.get_for(key, scope.salt)
         left -= check_characters(ctx, plain, here) * len(shown_in.starts) if plan is None else plan.chars
         if left < 0:
             raise RequestTooLarge(
@@ -89,7 +90,7 @@ def plan_questions(
         if plan is None:
             plan = make_plan(ctx, scope, shown_in, template, frame, here)
             if not scope.alone:
-                ctx.plans.put(key, plan)
+                plan = ctx.kept.put_for(key, scope.salt, plan, plan.nbytes)
         plans.append(plan)
         places.append(shown_in.places)
     return plans, places, dropped
@@ -113,9 +114,12 @@ def check_list(ctx: AdmissionContext, questions: Sequence[Question]) -> None:
         )
 
 
-@lru_cache(maxsize=256)
 def warn_of_lengths(labels: tuple[str, ...], label_ids: tuple[tuple[int, ...], ...]) -> None:
     """Once for each set of labels: a joint logprob sums over a label's tokens, so that longer labels score lower."""
+    known = hash((labels, label_ids))  # the labels themselves may be large
+    if _WARNED.get(known):
+        return
+    _WARNED.put(known, True)
     shortest, longest = min(label_ids, key=len), max(label_ids, key=len)
     log.warning(
         "labels of %d to %d tokens (%s, %s) are compared by joint logprobs, which favours the short ones; "
@@ -146,7 +150,6 @@ def make_plan(
     fed = sum(len(ids) for _, ids in trie.segments)
     chars = plain.chars * len(starts)
     own = len(token_ids) + sum(map(len, shifts))
-    edges = sum(map(len, label_ids))
     return QuestionPlan(
         plain=plain,
         labels=labels,
@@ -160,21 +163,32 @@ def make_plan(
         depth=max(map(len, rows)) + trie.depth,
         uneven=int(trie.lengths.max() - trie.lengths.min()) > EVEN,
         chars=chars,
-        nbytes=1024 + 8 * chars + 8 * own + 64 * edges + 256 * (len(labels) + len(trie.segments)),
+        nbytes=512 + 4 * chars + 8 * own + label_bytes(label_ids) + template_bytes(ctx, template),
     )
+
+
+def label_bytes(label_ids: Sequence[Sequence[int]]) -> int:
+    """Memory of labels with these ids and of their trie, their text left out: an estimate from above."""
+    return 512 + 160 * len(label_ids) + 40 * sum(map(len, label_ids))
+
+
+def template_bytes(ctx: AdmissionContext, template: DecisionTemplate) -> int:
+    """Memory of a template that a task brought."""
+    return 0 if template is ctx.template else 2048 + 4 * template.chars
 
 
 def labels_of(
     ctx: AdmissionContext, scope: TokenizationScope, labels: tuple[str, ...], template: DecisionTemplate, field: str
 ) -> tuple[tuple[tuple[int, ...], ...], LabelTrie]:
     """The ids of the labels and their trie; kept, since many questions may have the same labels."""
-    key = (template, labels, scope.salt)
-    found: Any = None if scope.alone else ctx.tries.get(key)
+    key = ("labels", template, labels)
+    found: Any = None if scope.alone else ctx.kept.get_for(key, scope.salt)
     if found is None:
         label_ids = tuple(tuple(scope.encode_pieces(template.label_pieces(label)).tolist()) for label in labels)
         found = label_ids, build_trie(label_ids, labels, field)
         if not scope.alone:
-            ctx.tries.put(key, found)
+            weight = label_bytes(label_ids) + 4 * sum(map(len, labels)) + template_bytes(ctx, template)
+            found = ctx.kept.put_for(key, scope.salt, found, weight)
     ids, trie = found
     return ids, trie
 

@@ -14,7 +14,7 @@ from prelude.admission.logprobs import top_limit
 from prelude.arrays import F32, I32, Mask
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.readouts.sampling import Choose, RowEdits, Sampling
-from prelude.streaming.text import Stops, make_stops
+from prelude.streaming.text import Stops
 from prelude.tasks import SamplingParams
 
 MAX_TEMPERATURE = 100.0
@@ -83,7 +83,7 @@ def resolve_stops(stop: Any) -> Stops | None:
     words = tuple(validation.text(word, f"{field}[{i}]", MAX_STOP_CHARS, empty=False) for i, word in enumerate(stop))
     if sum(map(len, words)) > MAX_STOP_CHARS:
         raise RequestTooLarge(f"more than {MAX_STOP_CHARS} characters of stop strings in all", field=field)
-    return make_stops(words) if words else None
+    return Stops(words) if words else None
 
 
 def resolve_edits(ctx: AdmissionContext, params: SamplingParams, early: frozenset[int]) -> RowEdits | None:

@@ -139,6 +139,11 @@ class DecisionTemplate:
             raise TemplateError(f"{path}: unknown field {shown(unknown[0])}; the fields are {', '.join(known)}")
         return cls(**found)
 
+    @property
+    def chars(self) -> int:
+        """Characters of all of its texts."""
+        return sum(len(getattr(self, name) or "") for name in _TEXTS)
+
     def labels_of(self, plain: PlainQuestion) -> tuple[str, ...]:
         """The question's labels; yes and no of a ``Noul``."""
         return (self.yes, self.no) if plain.kind == "noul" else plain.labels

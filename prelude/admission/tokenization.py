@@ -16,7 +16,7 @@ white space beside them do so within their own piece.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -30,7 +30,7 @@ from prelude.errors import InvalidRequest, RequestTooLarge, shown
 Piece: TypeAlias = tuple[str | I32, bool]  # text or ready ids; trusted?
 Atoms: TypeAlias = tuple[str | I32, ...]  # text and control ids in turn
 Mask: TypeAlias = npt.NDArray[np.bool_]
-TextKey: TypeAlias = str | tuple[str | None, str]  # of the engine's own text; of a tenant's, with its salt
+TEXT_BYTES = 512  # of a text that is kept, beside its characters and ids
 
 
 class TokenizerLike(Protocol):
@@ -66,13 +66,13 @@ class TokenizerLike(Protocol):
 
 
 class Encoder:
-    """One tokenizer for all requests. Thread-safe; ``calls`` counts the tokenizer's encode calls."""
+    """One tokenizer for all requests. Thread-safe; ``calls`` counts the tokenizer's encode calls. ``kept``: the parts
+    of prompts that many requests share, of at most ``kept_bytes``; each is found by requests of one salt."""
 
-    def __init__(self, tokenizer: TokenizerLike, vocab_rows: int) -> None:
+    def __init__(self, tokenizer: TokenizerLike, vocab_rows: int, kept_bytes: int = 1 << 24) -> None:
         self.tokenizer = tokenizer
         self.tally = Tally()  # of the tokenizer's encode calls
-        self._atoms: Memo[TextKey, Atoms] = Memo(1 << 10)
-        self._fixed: Memo[TextKey, I32] = Memo(1 << 10)
+        self.kept: Memo[Any, Any] = Memo(kept_bytes)
         self.vocab_rows = vocab_rows
         self.tokenizer_ids = self._known_ids()
         self.id_limit = min(vocab_rows, self.tokenizer_ids)
@@ -97,22 +97,22 @@ class Encoder:
 
     def atoms(self, scope: TokenizationScope, text: str) -> Atoms:
         """Trusted text cut at its control tokens."""
-        key = scope.key_of(text) if scope.brings_text else text
-        found = self._atoms.get(key)
-        if found is None:
-            found = tuple(self._cut(scope, text))
-            if not scope.brings_text or not scope.alone:
-                self._atoms.put(key, found)
+        found: Atoms = self._shared(scope, "atoms", text, lambda: tuple(self._cut(scope, text)))
         return found
 
     def fixed(self, scope: TokenizationScope, text: str) -> I32:
         """The ids of a run that is template text throughout, and so the same for every request."""
-        key = scope.key_of(text) if scope.brings_text else text
-        found = self._fixed.get(key)
+        found: I32 = self._shared(scope, "fixed", text, lambda: scope.encode(text))
+        return found
+
+    def _shared(self, scope: TokenizationScope, kind: str, text: str, make: Callable[[], Any]) -> Any:
+        """The engine's own text is shared by all requests, text that a task brings by those of its salt."""
+        if scope.brings_text and scope.alone:
+            return make()
+        reader = scope.salt if scope.brings_text else None
+        found = self.kept.get_for((kind, text), reader)
         if found is None:
-            found = scope.encode(text)
-            if not scope.brings_text or not scope.alone:
-                self._fixed.put(key, found)
+            found = self.kept.put_for((kind, text), reader, make(), TEXT_BYTES + 8 * len(text))
         return found
 
     def _cut(self, scope: TokenizationScope, text: str) -> list[str | I32]:
@@ -149,10 +149,6 @@ class TokenizationScope:
         self.calls, self.seconds = 0, 0.0
         # ``alone``: nothing is kept, for this tenant either
         self.salt, self.alone, self.remember, self.brings_text = scope_of(task, default_cache)
-
-    def key_of(self, text: str) -> TextKey:
-        """Of trusted text that the task brought: only requests with the same salt find it."""
-        return self.salt, text
 
     def encode(self, text: str, *, special: bool = False, parse_special: bool = False) -> I32:
         """``int32[n]``; the text was checked before."""

@@ -246,7 +246,7 @@ def placeholders(text: str) -> list[str]:
     return _PLACEHOLDER.findall(text)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def split_part(text: str) -> tuple[str, ...]:
     """Literals and placeholder names in turn, literals first and last."""
     return tuple(_PLACEHOLDER.split(text))

@@ -8,8 +8,6 @@ is the decoded text of the tokens, cut at the stop; nothing is ever taken back.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from prelude.streaming.detokenize import Texts
 
 WORD_CHARS = 256  # with hold_words: a longer word is not waited for
@@ -40,6 +38,12 @@ class Stops:
                     self._fail[child] = self._step(self._fail[node], char)
                     deeper.append(child)
             level = deeper
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stops) and self.words == other.words
+
+    def __hash__(self) -> int:
+        return hash(self.words)
 
     def _add(self, word: str) -> None:
         node = 0
@@ -76,11 +80,6 @@ class Stops:
         if end < 0:
             return text, False
         return text[: end if include else end - length], True
-
-
-@lru_cache(maxsize=256)
-def make_stops(words: tuple[str, ...]) -> Stops:
-    return Stops(words)
 
 
 # ------------------------------------------------------------------ one request

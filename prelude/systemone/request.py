@@ -17,7 +17,7 @@ from prelude.tasks import Choice, Noul, Question, Score
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
 MIN_LEVELS, MAX_LEVELS = 2, 10
-MAX_KNOWN_BYTES = 1 << 22
+MAX_KNOWN_BYTES = 1 << 21
 _FIELDS = frozenset(["type", "instructions", "criteria"])
 
 
@@ -66,7 +66,7 @@ class Known:
     is found here is not checked again, and the engine recognises it as the same object."""
 
     def __init__(self) -> None:
-        self._memo: Memo[bytes, tuple[int, tuple[Question, ...]]] = Memo(MAX_KNOWN_BYTES, lambda kept: kept[0])
+        self._memo: Memo[bytes, tuple[Question, ...]] = Memo(MAX_KNOWN_BYTES)
 
     def key(self, questions: Any) -> bytes | None:
         """``None`` of questions that are too large, or no plain JSON."""
@@ -77,15 +77,14 @@ class Known:
         return data if len(data) <= MAX_KNOWN_BYTES // 64 else None
 
     def get(self, key: bytes | None) -> tuple[Question, ...] | None:
-        found = None if key is None else self._memo.get(key)
-        return None if found is None else found[1]
+        return None if key is None else self._memo.get(key)
 
     def put(self, key: bytes | None, questions: Mapping[str, Any]) -> tuple[Question, ...]:
         """The questions as tasks; of ``key``'s own copy where they are kept, which no caller can change."""
         if key is None:
             return tuple(map(question_of, questions.values()))
         made = tuple([question_of(_owned(one)) for one in marshal.loads(key).values()])
-        self._memo.put(key, (1024 + 8 * len(key), made))
+        self._memo.put(key, made, 1024 + 8 * len(key))
         return made
 
 

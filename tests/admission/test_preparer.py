@@ -203,19 +203,31 @@ def test_questions_are_kept_and_bounded() -> None:
     assert preparer.tokenizer_calls > before and other.prepared.readout is not None
 
 
-def test_a_memo_holds_at_most_twice_its_capacity() -> None:
-    memo: Memo[int, int] = Memo(10, lambda value: value)
+def test_a_memo_holds_at_most_its_capacity() -> None:
+    memo: Memo[int, int] = Memo(20)
     for key in range(100):
-        memo.put(key, 2)
-        assert len(memo) <= 10
-        assert memo.get(0) == 2 or key == 0  # entries that are asked for stay
-    memo.put(1000, 11)
+        memo.put(key, key, 2)
+        assert 2 * len(memo) <= memo.weight <= 20
+        assert memo.get(0) == 0  # entries that are asked for stay
+    memo.put(1000, 1, 11)
     assert memo.get(1000) is None and memo.get(50) is None
+
+
+def test_a_memo_keeps_one_value_for_readers_that_find_it_after_their_own_put() -> None:
+    memo: Memo[str, object] = Memo(10_000)
+    first, again = object(), object()
+    assert memo.put_for("key", "a", first, 1) is first
+    assert memo.get_for("key", "b") is None and memo.get_for("key", None) is None
+    assert memo.put_for("key", "b", again, 1) is first and memo.put_for("key", None, again, 1) is first
+    assert [memo.get_for("key", reader) for reader in ("a", "b", None, "c")] == [first, first, first, None]
+    for number in range(1000):
+        memo.put_for("key", f"reader {number}", again, 1)
+        assert memo.weight <= 10_000
 
 
 def test_a_key_that_replaces_a_memos_generations_harms_no_other_dict() -> None:
     """The key's ``__hash__`` runs inside ``get`` and ``put``; both generations are new when it returns."""
-    memo: Memo[Any, Any] = Memo(1)
+    memo: Memo[Any, Any] = Memo(2)
     others: list[dict[Any, Any]] = []
 
     class Key:

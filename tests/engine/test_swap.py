@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prelude import DecisionTemplate, Engine, EngineConfig, Generate, SamplingParams, YesNo
+from prelude import Choice, DecisionTemplate, Engine, EngineConfig, Generate, SamplingParams, YesNo
 from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import ConfigError, EngineClosed
 from tests.patience import shown
@@ -94,16 +94,26 @@ def test_tokenizer_and_engine_are_used_while_the_interpreter_leaves(threads: int
 @pytest.mark.fault(65)
 def test_a_salted_tenant_shares_no_memory_of_prompts_or_questions(checkpoint: Path) -> None:
     with Engine.from_pretrained(checkpoint) as engine:
-        plans = engine._preparer._context.plans
-        question = [YesNo("Is it so?")]
-        engine.decide("x", question, salt="a")
-        kept = len(plans)
-        engine.decide("x", question, salt="a")
-        assert len(plans) == kept
-        engine.decide("x", question, salt="b")
-        assert len(plans) == kept + 1  # its own: whether a asked before does not show
-        engine.decide("x", [YesNo("Is it never so?")], cache="never")
-        assert len(plans) == kept + 1
+
+        def calls(text: str, **keywords: Any) -> int:
+            """Of the tokenizer, for questions of one number of labels."""
+            before = engine.stats()["tokenizer_calls"]
+            engine.decide("x", [YesNo(text), Choice(text, ("one", "two"))], **keywords)
+            return int(engine.stats()["tokenizer_calls"]) - before
+
+        calls("Is it Z?")  # the texts of the engine's own template are shared
+        first, again = calls("Is it A?", salt="a"), calls("Is it A?", salt="a")
+        assert first > again == calls("Is it Z?")
+        assert calls("Is it A?", salt="b") == first  # whether a asked before does not show
+        assert calls("Is it A?") == calls("Is it B?") < first  # other questions about the same labels
+        assert calls("Is it A?") == calls("Is it A?", salt="b") == again
+        assert calls("Is it A?", cache="never") == calls("Is it C?", cache="never") == first
+        assert calls("Is it C?") == calls("Is it D?")  # of which nothing was kept
+        kept = engine.stats()["memory"]["question_bytes"]
+        for number in range(40):
+            assert calls("Is it A?", salt=f"tenant {number}") == first
+        grown = engine.stats()["memory"]["question_bytes"] - kept
+        assert 0 < grown / 40 < kept / 20
 
 
 @pytest.mark.fault(65)
@@ -169,6 +179,6 @@ def test_the_engines_default_of_the_cache_counts_for_the_memory_of_prompts(
 def test_prepared_questions_are_bounded_by_a_setting(checkpoint: Path) -> None:
     with Engine.from_pretrained(checkpoint, config=EngineConfig(question_plan_bytes=0)) as engine:
         engine.decide("x", [YesNo("Is it so?")])
-        assert len(engine._preparer._context.plans) == 0
+        assert engine.stats()["memory"]["question_bytes"] == 0
     with pytest.raises(ConfigError, match="question_plan_bytes"):
         EngineConfig(question_plan_bytes=-1)

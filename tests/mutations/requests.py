@@ -74,7 +74,7 @@ EDITS = (
     edit(
         "stop_strings_are_ignored",
         "12 H4",
-        (SETTINGS, "    return make_stops(words) if words else None", "    return None"),
+        (SETTINGS, "    return Stops(words) if words else None", "    return None"),
     ),
     edit(
         "min_tokens_is_ignored",

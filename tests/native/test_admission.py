@@ -62,7 +62,7 @@ def mould(**given: Any) -> PromptMould:
         "head": ids(1),
         "foot": ids(2, 3),
         "tail": (ids(7, 8), ids(0, 1), ids(0, 2), ids(-1)),
-        "common": ("readout", 1, None, "auto", 5),
+        "common": ("readout", 1, None, "auto"),
         "reading": ("finish",),
         "back": 0,
         "least": 1,
@@ -88,7 +88,7 @@ def test_runs_end_where_another_object_is_said() -> None:
 
 def test_a_state_stands_between_head_and_foot_and_the_tail_behind_it() -> None:
     made, whole = mould().make(
-        [ids(4), [5, 6], (), ids(4, 5, 6, 7), "text", [99], [True], None, ids(4)[None]], 50, 1.5
+        [ids(4), [5, 6], (), ids(4, 5, 6, 7), "text", [99], [True], None, ids(4)[None]], 50, 1.5, 5
     )
     assert not whole and [one is None for one in made] == [False, False, False, *[True] * 6]
     first = made[1].prepared
@@ -102,12 +102,12 @@ def test_a_state_stands_between_head_and_foot_and_the_tail_behind_it() -> None:
         5,
     )
     assert made[1].finish == "finish" and made[1].reader is None
-    assert mould().make([ids(4)], 50, 0.0)[1] and mould().make([], 50, 0.0) == ([], True)
+    assert mould().make([ids(4)], 50, 0.0, 5)[1] and mould().make([], 50, 0.0, 5) == ([], True)
 
 
 def test_a_tail_with_branches_grows_behind_the_state() -> None:
     tail = (ids(7, 8, 9), ids(0, 1, 1), ids(0, 0, 1, 3), ids(-1, 0, 1))
-    [one], _ = mould(tail=tail, head=ids(), foot=ids(), back=1).make([[4, 5]], 50, 0.0)
+    [one], _ = mould(tail=tail, head=ids(), foot=ids(), back=1).make([[4, 5]], 50, 0.0, 5)
     tree = one.prepared.tree
     assert tree.token_ids.tolist() == [4, 5, 7, 8, 9] and tree.positions.tolist() == [0, 1, 2, 3, 3]
     assert tree.starts.tolist() == [0, 2, 3, 5] and tree.parents.tolist() == [-1, 0, 1] and one.prepared.first == 1
@@ -121,11 +121,11 @@ def test_parts_that_do_not_fit_each_other_are_refused() -> None:
     with pytest.raises(TypeError):
         mould(makers=(1, 2, 3))
     with pytest.raises(TypeError):
-        mould(common=("too few",)).make([ids(4)], 50, 0.0)
+        mould(common=("too few",)).make([ids(4)], 50, 0.0, 5)
     with pytest.raises(TypeError):
-        mould(shape=lambda n: None).make([ids(4)], 50, 0.0)
+        mould(shape=lambda n: None).make([ids(4)], 50, 0.0, 5)
     with pytest.raises(TypeError):
-        mould().make((ids(4),), 50, 0.0)  # type: ignore[arg-type]
+        mould().make((ids(4),), 50, 0.0, 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(20))

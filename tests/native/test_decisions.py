@@ -39,7 +39,7 @@ def decider() -> Iterator[Engine]:
 
 def key(*questions: Any, **fields: Any) -> Any:
     task = Decide("state", questions, **fields)
-    return QUESTION_KEYS.of(task, task.questions, None)
+    return QUESTION_KEYS.of(task, task.questions)
 
 
 def test_equal_questions_have_equal_keys_whatever_holds_them() -> None:
