@@ -337,6 +337,7 @@ def _message(plain: _Plain, message: Any, index: int) -> dict[str, Any]:
     made = plain.value(message, where)
     if not isinstance(made, dict):
         _fail(f"{where}: a message is a dict with a role and content, not {type(message).__name__}")
+    made = {key: item for key, item in made.items() if item is not None}  # templates write them as "None"
     role = made.get("role")
     if not isinstance(role, str):
         _fail(f"{where}.role: {'missing' if role is None else f'a string, not {type(role).__name__}'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prelude.errors import EngineClosed, TemplateError, shown
@@ -66,7 +67,20 @@ def chat_renderer(tokenizer: Any, process: TemplateProcess | None = None, **opti
     named = {name: getattr(tokenizer, name) for name in _SPECIAL_TOKENS}
     given = {**{name: token for name, token in named.items() if token is not None}, **options}
 
+    @lru_cache(maxsize=16)
+    def takes_parts(role: str) -> bool:
+        return _shows_parts(written, role)
+
     def render(messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
+        shown = [
+            message
+            if not isinstance(message.get("content"), list | tuple) or takes_parts(message["role"])
+            else {**message, "content": "".join(part["text"] for part in message["content"])}
+            for message in messages
+        ]
+        return written(shown, add_generation_prompt)
+
+    def written(messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
         from prelude.tokenizer.chat import render_segments
 
         run = render_segments if process is None else process.render_segments
@@ -81,3 +95,19 @@ def chat_renderer(tokenizer: Any, process: TemplateProcess | None = None, **opti
         return segments
 
     return render
+
+
+def _shows_parts(chat: ChatRenderer, role: str) -> bool:
+    """Whether a template writes a content in parts of text as it writes the text. Others leave it out, or write the
+    parts as Python does."""
+    others: list[Message] = [] if role == "user" else [{"role": "user", "content": "-"}]
+    first = role in ("system", "developer")
+
+    def turn(content: Any) -> list[tuple[str, bool]]:
+        message: list[Message] = [{"role": role, "content": content}]
+        return chat(message + others if first else others + message, True)
+
+    try:
+        return turn([{"type": "text", "text": _MARK}]) == turn(_MARK)
+    except (ValueError, TypeError):
+        return False

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from prelude._native.core import AnswerReader, DecisionPreparer, Maker, PromptMould, join_ids, names_of
 from prelude.admission import validation
 from prelude.admission.context import (
@@ -17,10 +19,11 @@ from prelude.admission.context import (
     require_lm_head,
     salt_of,
 )
+from prelude.admission.conversation import is_conversation, turns_of
 from prelude.admission.decision import Decision, StateFrame, assembled, decision_of
-from prelude.admission.messages import MAX_VALUES, check_messages, content_text, shorten_messages
+from prelude.admission.messages import MAX_VALUES, check_bounds, shorten_messages
 from prelude.admission.prepared import Admitted, make_tree, shape_of
-from prelude.admission.prompts import beginning, is_messages, kept, shorten
+from prelude.admission.prompts import beginning, kept, shorten
 from prelude.admission.question_keys import QUESTION_KEYS
 from prelude.admission.questions import Places, QuestionPlan, cut_notes, cut_question, question_too_long
 from prelude.admission.structured import MAX_TEXT, text_of
@@ -252,36 +255,36 @@ def state_too_long(ctx: AdmissionContext, state: int, decision: Decision) -> Inv
 
 
 def state_content(ctx: AdmissionContext, state: Any, truncation: str) -> tuple[str | I32, int]:
-    """Text and ids as they are, and how many characters were cut. Messages are written out as "role: content"
-    paragraphs: the question is about them, so none of them is an instruction to the model. Other objects and arrays
-    become their canonical text."""
+    """Text and ids as they are, and how many characters were cut. Conversations are written out as "role: content"
+    paragraphs: the question is about them, so none of their messages is an instruction to the model. Other objects
+    and arrays become their canonical text."""
+    if is_conversation(state):
+        messages, dropped = shorten_messages(ctx, state, "state", truncation)
+        check_bounds(ctx, messages, "state")
+        return transcript(turns_of(messages, "state")), dropped
     if is_data(state):
         state = text_of(state, "state", MAX_TEXT)
     if isinstance(state, str):
         text, _, dropped = shorten(state, ctx.max_chars, truncation)
         return validation.text(text, "state", ctx.max_chars), dropped
-    if not is_messages(state, "state"):
-        return token_ids(state, "state", ctx.encoder, ctx.max_chars), 0
-    state, dropped = shorten_messages(ctx, state, "state", truncation)
-    check_messages(ctx, state, "state")
-    return transcript(state), dropped
+    if isinstance(state, bytes | bytearray) or not isinstance(state, Sequence | np.ndarray):
+        kind = "None" if state is None else f"of type {type(state).__name__}"
+        raise InvalidRequest(f"{shown(state)} is {kind}; give text, an object, an array or token ids", field="state")
+    return token_ids(state, "state", ctx.encoder, ctx.max_chars), 0
 
 
 def is_data(state: Any) -> bool:
-    """Whether a state is an object, or an array of strings, arrays, or objects without roles: neither text, nor
-    token ids, nor messages."""
+    """Whether a state that is no conversation is an object, or an array of strings, arrays or objects: neither text
+    nor token ids."""
     if isinstance(state, Mapping):
         return True
-    if not isinstance(state, list | tuple) or not state:
-        return False
-    first = state[0]
-    return "role" not in first if isinstance(first, Mapping) else isinstance(first, str | list | tuple)
+    return isinstance(state, list | tuple) and bool(state) and isinstance(state[0], str | Mapping | list | tuple)
 
 
-def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
-    lines = []
-    for message in messages:
-        content = message.get("content")
-        shown_content = content if isinstance(content, str) else content_text(content, "state", 1 << 62)
-        lines.append(f"{message['role']}: {shown_content}")
-    return "\n\n".join(lines)
+def transcript(turns: Sequence[Mapping[str, str]]) -> str:
+    return "\n\n".join(
+        f"{turn['role']} ({turn['name']}): {turn['content']}"
+        if "name" in turn
+        else f"{turn['role']}: {turn['content']}"
+        for turn in turns
+    )

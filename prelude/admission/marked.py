@@ -15,8 +15,10 @@ import numpy as np
 
 from prelude.admission import validation
 from prelude.admission.context import AdmissionContext, admitted
+from prelude.admission.conversation import is_conversation, turns_of
 from prelude.admission.decide import named
 from prelude.admission.forms import FORMS, Asked, Form, Rendered
+from prelude.admission.messages import check_bounds
 from prelude.admission.plain_question import PlainQuestion, check_characters, plain_question
 from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.prompts import TRUNCATIONS
@@ -105,6 +107,9 @@ def _state(ctx: AdmissionContext, state: Any) -> tuple[str, bool]:
     from_left = isinstance(state, list | tuple)
     if not isinstance(state, str | Mapping) and not from_left:
         raise InvalidRequest(f"{shown(state)} is not text, an object or an array", field="state")
+    if is_conversation(state):
+        check_bounds(ctx, state, "state")
+        state = turns_of(state, "state")
     return validation.text(text_of(state, "state", MAX_TEXT, layout=ctx.layout), "state", ctx.max_chars), from_left
 
 

@@ -100,6 +100,17 @@ def rough_size(messages: Any, enough: int) -> int:
 def check_messages(ctx: AdmissionContext, messages: Sequence[Any], field: str) -> int:
     """Roles are strings, contents text or lists of text parts, and all fields are within the limits. Returns how many
     characters more the messages might have."""
+    chars = check_bounds(ctx, messages, field)
+    for index, message in enumerate(messages):
+        here = f"{field}[{index}]"
+        if not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"role {shown(message.get('role'))} is not a string", field=f"{here}.role")
+        content_text(message.get("content"), f"{here}.content", ctx.max_chars)
+    return chars
+
+
+def check_bounds(ctx: AdmissionContext, messages: Sequence[Any], field: str) -> int:
+    """All are objects whose fields are within the limits. Returns how many characters more they might have."""
     most = min(ctx.max_length, MAX_VALUES)
     if len(messages) > most:
         raise RequestTooLarge(f"{len(messages)} messages; the limit is {most}", field=field)
@@ -109,7 +120,6 @@ def check_messages(ctx: AdmissionContext, messages: Sequence[Any], field: str) -
         if not isinstance(message, Mapping):
             raise InvalidRequest(f"{shown(message)} is not a message (a mapping with role and content)", field=here)
         account.message(message, here)
-        content_text(message.get("content"), f"{here}.content", ctx.max_chars)
     return account.chars
 
 
@@ -131,7 +141,7 @@ def shorten_messages(
         total += len(text)
         return ""
 
-    room = check_messages(ctx, with_texts(messages, left_out), field)
+    room = check_bounds(ctx, with_texts(messages, left_out), field)
     excess = total - room
     if excess <= 0:
         return messages, 0
@@ -159,11 +169,11 @@ def with_texts(messages: Sequence[Any], change: Callable[[str], str]) -> list[An
         inside = value.get(key)
         if isinstance(inside, str):
             return {**value, key: change(inside)}
-        if key == "content" and isinstance(inside, list | tuple):
+        if key != "text" and isinstance(inside, list | tuple):
             return {**value, key: [changed(part, "text") for part in inside]}
         return value
 
-    return [changed(message, "content") for message in messages]
+    return [changed(changed(message, "content"), "output") for message in messages]
 
 
 # ------------------------------------------------------------------ counting
@@ -184,13 +194,11 @@ class _Account:
         if isinstance(message, TooLarge):
             raise RequestTooLarge(message.reason, field=here)
         role = message.get("role")
-        if not isinstance(role, str):
-            raise InvalidRequest(f"role {shown(role)} is not a string", field=f"{here}.role")
-        if len(role) > MAX_ROLE:
+        if isinstance(role, str) and len(role) > MAX_ROLE:
             raise RequestTooLarge(f"{len(role)} characters; the limit is {MAX_ROLE}", field=f"{here}.role")
         self._enter(len(message), here, MAX_DEPTH - 1)
         for key, value in message.items():
-            if key == "role":
+            if key == "role" and isinstance(role, str):
                 validation.text(value, f"{here}.role", MAX_ROLE)
                 continue
             inside = (here, key)

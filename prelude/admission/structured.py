@@ -75,13 +75,22 @@ def is_structured(value: Any) -> bool:
     return isinstance(value, Mapping | list | tuple)
 
 
-def is_conversation(value: Any) -> bool:
-    """Whether an array is a list of messages: objects, each with a role and a text."""
-    return isinstance(value, list | tuple) and len(value) > 0 and all(map(_is_message, value))
+_MEDIA = frozenset(["image", "audio", "video", "file", "document", "media"])
 
 
-def _is_message(item: Any) -> bool:
-    return isinstance(item, Mapping) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
+def is_media(value: Mapping[Any, Any]) -> bool:
+    """Whether an object is an image, a sound or a file, as messages of OpenAI, Anthropic and LangChain hold them."""
+    kind = value.get("type")
+    if not isinstance(kind, str):
+        return False
+    bare = kind.removeprefix("input_").removesuffix("_url")
+    if bare not in _MEDIA:
+        return False
+    if isinstance(value.get(kind), Mapping) or any(key in value for key in ("image_url", "audio_url", "file_data")):
+        return True
+    if isinstance(value.get("source"), Mapping) or any(key in value for key in ("base64", "file_id")):
+        return True
+    return ("data" in value or "url" in value) and ("mime_type" in value or bare in ("image", "audio", "video"))
 
 
 class _Copy:
@@ -108,6 +117,9 @@ class _Copy:
             raise RequestTooLarge(f"more than {MAX_VALUES} values; give fewer, or give text", field=written(path))
         self._left -= len(value)
         if isinstance(value, Mapping):
+            if is_media(value):
+                said = f"{shown(value.get('type'))} is no text, and only text is taken; leave it out"
+                raise InvalidRequest(said, field=written(path))
             return {self._key(key, path): self.of(item, (path, key), depth - 1) for key, item in value.items()}
         return [self.of(item, (path, index), depth - 1) for index, item in enumerate(value)]
 

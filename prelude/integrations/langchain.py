@@ -12,15 +12,17 @@ from typing import Any
 from langchain_core.decisions import BaseDecisionModel, ClassifierResponse
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.embeddings import Embeddings
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, convert_to_openai_messages
 from pydantic import ConfigDict, Field, PrivateAttr
 
+from prelude.admission.conversation import turns_of
+from prelude.errors import InvalidRequest, shown
 from prelude.integrations.engines import Engines
 from prelude.results import Ranking
 from prelude.systemone import SystemOne
 from prelude.tasks import Embed
 
-_ROLES = {"human": "user", "ai": "assistant"}
+_CALLS = frozenset(["function_call", "tool_call"])
 
 
 class PreludeDecisions(BaseDecisionModel):
@@ -52,16 +54,55 @@ class PreludeDecisions(BaseDecisionModel):
 
 def _request(state: Any, questions: Mapping[str, Any]) -> dict[str, Any]:
     asked = {name: question.model_dump(exclude_none=True) for name, question in questions.items()}
-    return {"state": _plain(state), "questions": asked}
+    if isinstance(state, BaseMessage):
+        state = [state]
+    return {"state": _plain(state, "state", first=True), "questions": asked}
 
 
-def _plain(value: Any) -> Any:
-    """Messages, at any depth, as objects with role and content."""
+def _plain(value: Any, here: str, *, first: bool = False) -> Any:
+    """Messages in OpenAI's form. Those inside an object become what they are in a prompt, a role and a text; the
+    engine does the same with a list of them, and names the message that it refuses."""
     if isinstance(value, BaseMessage):
-        return {"role": _ROLES.get(value.type, value.type), "content": value.content}
+        turns = turns_of(_openai_form(value, here), here)
+        return turns[0] if len(turns) == 1 else turns
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(item, f"{here}.{key}") for key, item in value.items()}
+    if not isinstance(value, list | tuple):
+        return value
+    places = [(item, f"{here}[{at}]") for at, item in enumerate(value)]
+    if not any(isinstance(item, BaseMessage) for item in value):
+        return [_plain(item, place) for item, place in places]
+    messages: list[Any] = []
+    for item, place in places:
+        messages += _openai_form(item, place) if isinstance(item, BaseMessage) else [item]
+    return messages if first else turns_of(messages, here)
+
+
+def _openai_form(message: BaseMessage, here: str) -> list[dict[str, Any]]:
+    """One message, and those of the results of tools in it."""
+    if getattr(message, "invalid_tool_calls", None):
+        raise InvalidRequest(
+            "a call of a tool that could not be read; leave it out", field=f"{here}.invalid_tool_calls"
+        )
+    try:
+        found: list[dict[str, Any]] = convert_to_openai_messages([message], text_format="block")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidRequest(f"the message cannot be read: {shown(str(error))}", field=here) from error
+    first = found[0]
+    if isinstance(message.content, str):
+        first["content"] = message.content
+    called = {call["id"] for call in first.get("tool_calls", ())}
+    if called and isinstance(first["content"], list):  # some content holds the calls too
+        first["content"] = [
+            part
+            for part in first["content"]
+            if part["type"] not in _CALLS or part.get("call_id", part.get("id")) not in called
+        ]
+    if "function_call" in message.additional_kwargs:
+        first["function_call"] = message.additional_kwargs["function_call"]
+    if getattr(message, "status", None) == "error":
+        first["phase"] = "error"
+    return found
 
 
 class PreludeEmbeddings(Embeddings):

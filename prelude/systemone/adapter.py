@@ -6,8 +6,10 @@ questions share a step changes no answer in deterministic mode, and the last bit
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -54,8 +56,8 @@ class SystemOne:
             raise ConfigError(f"{shown(engine)} is not an Engine or an AsyncEngine")
         self._engine = engine
         own, options = split_options(decide, Decide)
-        model = Decide("", (), **own)
-        self._more = tuple([getattr(model, field.name) for field in fields(Decide)][2:])  # after state and questions
+        self._model = Decide("", (), **own)
+        self._more = _after_questions(self._model)
         if options is not None:
             raise ConfigError("options of one request are given with the request: answer(request, priority=...)")
         self._name = name
@@ -116,7 +118,7 @@ class SystemOne:
     def _systemone(self, request: Any) -> Work:
         parsed = parse(request, self._known)
         self._check_model(request.get("model"))
-        parts = yield from self._answered(parsed)
+        parts = yield from self._answered(parsed, self._more)
         answers = parts[0] if len(parts) == 1 else [answer for part in parts for answer in part]
         usage, truncated = usage_of(parts)
         body: dict[str, Any] = {
@@ -129,10 +131,15 @@ class SystemOne:
         return body
 
     def _openai(self, request: Any) -> Work:
-        parsed, asked = parse_openai(request)
+        parsed, asked, keywords = parse_openai(request)
         self._check_model(request.get("model"))
+        more = self._more
+        if keywords:
+            if "salt" in keywords:
+                keywords["salt"] = _joined(self._model.salt, keywords["salt"])
+            more = _after_questions(replace(self._model, **keywords))
         try:
-            parts = yield from self._answered(parsed)
+            parts = yield from self._answered(parsed, more)
         except SystemOneError as error:
             raise relocated(error) from error
         return openai_body(self.name, asked, parts)
@@ -147,13 +154,13 @@ class SystemOne:
             error_type="not_found_error" if isinstance(model, str) else None,
         )
 
-    def _answered(self, parsed: Parsed) -> Generator[list[Decide], list[Any], list[Answers]]:
+    def _answered(self, parsed: Parsed, more: tuple[Any, ...]) -> Generator[list[Decide], list[Any], list[Answers]]:
         """The answers of all questions, in parts that fit: a part that is too large is halved, down to one
         question."""
         waiting: list[tuple[int, Sequence[Question]]] = [(0, parsed.questions)]
         done: dict[int, Answers] = {}
         while waiting:
-            results = yield [_make_decide(parsed.state, part, *self._more) for _, part in waiting]
+            results = yield [_make_decide(parsed.state, part, *more) for _, part in waiting]
             if len(results) == 1 and isinstance(results[0], Answers) and not done:
                 return results
             smaller: list[tuple[int, Sequence[Question]]] = []
@@ -192,6 +199,16 @@ class SystemOne:
             _together(works), _options(keywords), partial(self._engine.run_many, return_exceptions=True)
         )
         return bodies
+
+
+def _after_questions(task: Decide) -> tuple[Any, ...]:
+    """The fields of a task behind state and questions."""
+    return tuple([getattr(task, field.name) for field in fields(Decide)][2:])
+
+
+def _joined(salt: str | None, key: str) -> str:
+    """A salt of 64 characters that separates each pair of a service's salt and a request's key from all others."""
+    return hashlib.sha256(json.dumps([salt, key]).encode()).hexdigest()
 
 
 def _options(keywords: RequestKeywords) -> RequestOptions | None:

@@ -72,8 +72,10 @@ def located(error: InvalidRequest, names: Sequence[str], questions: Sequence[dic
         if found is not None:
             at = int(found[1])
             loc = ("questions", names[at], *_inside(found, questions[at]))
-        elif error.field == "questions" or error.field.startswith("state"):
-            loc = (error.field.partition("[")[0].partition(".")[0],)
+        elif error.field == "questions":
+            loc = ("questions",)
+        elif error.field.startswith("state"):
+            loc = ("state", *place_in(error.field))
     return placed(error, loc)
 
 
@@ -83,6 +85,20 @@ def placed(error: InvalidRequest, loc: Loc) -> SystemOneError:
     if isinstance(error, PromptTooLong | RequestTooLarge):
         return SystemOneError([fault(loc, message, "too_long")], status=413, error_type="request_too_large")
     return SystemOneError([fault(loc, message, "value_error")])
+
+
+_STEP = re.compile(r"\[(\d+)\]|\.(\w+)|[\[.].*")
+
+
+def place_in(field: str | None) -> Loc:
+    """The way to a value that a ``field`` such as ``"state[1].content[0]"`` names, as far as its steps are indices
+    and plain keys."""
+    found: list[str | int] = []
+    for step in _STEP.finditer(field or ""):
+        if step[1] is None and step[2] is None:
+            break
+        found.append(step[2] if step[1] is None else int(step[1]))
+    return tuple(found)
 
 
 def _inside(found: re.Match[str], question: dict[str, Any]) -> Loc:

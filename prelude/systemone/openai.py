@@ -7,13 +7,14 @@ score       levels [{label, description}]     -> score; a level reads "label: de
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from prelude.errors import shown
+from prelude.admission.conversation import content_of, turns_of
+from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.results import Answer, Answers
 from prelude.systemone.answers import usage_of
-from prelude.systemone.errors import Loc, SystemOneError, fault
+from prelude.systemone.errors import Loc, SystemOneError, fault, place_in, placed
 from prelude.systemone.request import (
     MAX_LEVELS,
     MAX_OPTIONS,
@@ -23,21 +24,19 @@ from prelude.systemone.request import (
     Parsed,
     is_private,
     question_of,
-    state_of,
-    written,
 )
 
-_KNOWN = frozenset(["model", "input", "questions", "prompt_cache_key", "prompt_cache_options", "safety_identifier"])
+_KNOWN = frozenset(["model", "input", "questions", "prompt_cache_key", "prompt_cache_options"])
 _FIELDS: Mapping[str, frozenset[str]] = {
     "predicate": frozenset(["type", "name", "instructions"]),
     "choice": frozenset(["type", "name", "instructions", "choices"]),
     "score": frozenset(["type", "name", "instructions", "levels"]),
 }
-_TEXTS: Mapping[str, str] = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
-def parse_openai(body: Any) -> tuple[Parsed, list[Mapping[str, Any]]]:
-    """The request as a System One request, and its questions as they were sent."""
+def parse_openai(body: Any) -> tuple[Parsed, list[Mapping[str, Any]], dict[str, Any]]:
+    """The request as a System One request, its questions as they were sent, and the keywords of ``decide`` that it
+    sets."""
     if not isinstance(body, Mapping):
         raise SystemOneError([fault((), f"{shown(body)} is not an object", "dict_type")])
     check = Checker()
@@ -51,53 +50,60 @@ def parse_openai(body: Any) -> tuple[Parsed, list[Mapping[str, Any]]]:
         questions = ()
     state: Any = _input(check, body["input"]) if "input" in body else ""
     raw = [_question(check, question, ("questions", index)) for index, question in enumerate(questions or ())]
+    keywords = _cache_keywords(check, body)
     check.finish()
     names = tuple(map(str, range(len(raw))))
-    return Parsed(state_of(state, ("input",)), names, tuple(map(question_of, raw)), tuple(raw)), list(
-        body["questions"]
-    )
+    parsed = Parsed(state, names, tuple(map(question_of, raw)), tuple(raw))
+    return parsed, list(body["questions"]), keywords
+
+
+def _cache_keywords(check: Checker, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Requests share cached prefixes with those of an equal ``prompt_cache_key`` alone. In the mode "explicit" only
+    the parts that a request marks are cached, and no part can be marked here."""
+    found: dict[str, Any] = {}
+    key = body.get("prompt_cache_key")
+    if isinstance(key, str):
+        found["salt"] = key
+    elif key is not None:
+        check.wrong(("prompt_cache_key",), f"{shown(key)} is not a string", "string_type")
+    options = body.get("prompt_cache_options")
+    if options is None:
+        return found
+    here: Loc = ("prompt_cache_options",)
+    if not isinstance(options, Mapping):
+        check.wrong(here, f"{shown(options)} is not an object", "dict_type")
+        return found
+    for name, value in options.items():
+        if name != "mode" and value is not None:
+            said = "a prefix is kept as long as there is room, for no stated time; leave it out"
+            check.wrong((*here, name), said if name == "ttl" else "there is no such field", "extra_forbidden")
+    mode = options.get("mode")
+    if mode == "explicit":
+        found["cache"] = "never"
+    elif mode not in (None, "implicit"):
+        check.wrong((*here, "mode"), f"{shown(mode)} is not implicit or explicit", "literal_error")
+    return found
 
 
 def _input(check: Checker, value: Any) -> Any:
-    """Text, or messages; calls and results of tools are messages of their own."""
+    """Text, or the turns of a conversation."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list | tuple) or not value:
         check.wrong(("input",), f"{shown(value)} is not a string or an array of messages", "union_type")
         return ""
-    messages = []
-    for index, item in enumerate(value):
-        loc: Loc = ("input", index)
-        if not isinstance(item, Mapping):
-            check.wrong(loc, f"{shown(item)} is not an object", "dict_type")
-        elif isinstance(item.get("role"), str):
-            messages.append({"role": item["role"], "content": _parts(check, item.get("content"), (*loc, "content"))})
-        elif isinstance(item.get("type"), str):
-            told = {key: item[key] for key in ("name", "arguments", "input", "output") if key in item}
-            messages.append({"role": item["type"], "content": written(told, loc)})
-        else:
-            check.wrong(loc, "it has neither a role nor a type", "missing")
-    return messages
+    return _read(check, turns_of, value, ("input",))
 
 
-def _parts(check: Checker, content: Any, loc: Loc) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list | tuple):
-        check.wrong(loc, f"{shown(content)} is not a string or an array of parts", "union_type")
+def _read(check: Checker, read: Callable[[Any, str], Any], value: Any, loc: Loc) -> Any:
+    """``read(value, "")``; of one that is refused nothing."""
+    try:
+        return read(value, "")
+    except InvalidRequest as error:
+        if isinstance(error, RequestTooLarge):
+            raise placed(error, (*loc, *place_in(error.field))) from error
+        check.wrong((*loc, *place_in(error.field)), str(error).removeprefix(f"{error.field}: "), "value_error")
         return ""
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "input_json":
-            texts.append(written(part.get("data"), (*loc, index, "data")))
-        elif isinstance(kind, str) and isinstance(part.get(_TEXTS.get(kind)), str):
-            texts.append(part[_TEXTS[kind]])
-        else:
-            check.wrong(
-                (*loc, index), f"{shown(kind)} is not a part of text or JSON, which this model reads", "unsupported"
-            )
-    return "\n".join(texts)
 
 
 def _question(check: Checker, question: Any, loc: Loc) -> dict[str, Any]:
@@ -111,9 +117,9 @@ def _question(check: Checker, question: Any, loc: Loc) -> dict[str, Any]:
             check.wrong((*loc, key), f"a {kind} has no such field", "extra_forbidden")
     if not isinstance(question.get("name"), str | None):
         check.wrong((*loc, "name"), f"{shown(question['name'])} is not a string", "string_type")
-    given = question.get("instructions")
-    instructions = _parts(check, given, (*loc, "instructions"))
-    if not instructions:
+    given, before = question.get("instructions"), len(check.errors)
+    instructions = _read(check, content_of, given, (*loc, "instructions")) if given else ""
+    if not instructions and len(check.errors) == before:
         check.wrong((*loc, "instructions"), "Field required", "missing")
     if kind == "predicate":
         return {"type": "noul", "instructions": instructions}
@@ -125,14 +131,14 @@ def _question(check: Checker, question: Any, loc: Loc) -> dict[str, Any]:
 def _choices(check: Checker, question: Mapping[str, Any], loc: Loc) -> dict[str, Any]:
     here = (*loc, "choices")
     found: dict[str, Any] = {}
-    for index, choice in enumerate(_array(check, question.get("choices"), here, 2, MAX_OPTIONS)):
+    choices = _array(check, question.get("choices"), here, 2, MAX_OPTIONS)
+    for index, (choice, label) in enumerate(zip(choices, labels_of([choice.get("value") for choice in choices]))):
         value = choice.get("value")
         if not isinstance(value, str | bool) or value == "":
             check.wrong((*here, index, "value"), f"{shown(value)} is not a string or a boolean", "union_type")
             continue
-        label = label_of(value)
         if label in found:
-            check.wrong((*here, index, "value"), f"{shown(value)} reads like an earlier choice", "value_error")
+            check.wrong((*here, index, "value"), f"{shown(value)} is an earlier choice too", "value_error")
         found[label] = _description(check, choice, (*here, index))
     return found
 
@@ -169,8 +175,18 @@ def _array(check: Checker, value: Any, loc: Loc, least: int, most: int) -> Seque
     return [item for item in value if isinstance(item, Mapping)]
 
 
-def label_of(value: str | bool) -> str:
-    return value if isinstance(value, str) else str(value).lower()
+def labels_of(values: Sequence[Any]) -> list[str]:
+    """The label of each value of a choice. ``True`` reads "true"; a string that reads like a boolean beside it stands
+    in quotation marks, since the two are distinct."""
+    booleans = {str(value).lower() for value in values if isinstance(value, bool)}
+
+    def label(value: Any) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        text = value if isinstance(value, str) else ""
+        return f'"{text}"' if text in booleans else text
+
+    return list(map(label, values))
 
 
 # ------------------------------------------------------------------ answers

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from prelude._native.core import Maker
+from prelude.admission.conversation import is_conversation
 from prelude.admission.memo import Memo
-from prelude.admission.structured import Owned, is_conversation, json_of
+from prelude.admission.structured import Owned, json_of
 from prelude.errors import InvalidRequest, shown
-from prelude.systemone.errors import MAX_ERRORS, Loc, SystemOneError, fault, placed
+from prelude.systemone.errors import MAX_ERRORS, Loc, SystemOneError, fault, place_in, placed
 from prelude.tasks import Choice, Noul, Question, Score
 
 MAX_QUESTIONS = 400
@@ -19,6 +20,7 @@ MAX_OPTIONS = 255
 MIN_LEVELS, MAX_LEVELS = 2, 10
 MAX_KNOWN_BYTES = 1 << 21
 _FIELDS = frozenset(["type", "instructions", "criteria"])
+_ASSETS = ("assets", "images", "image", "audio", "videos", "video", "files")  # in any dialect of the protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Checker:
                 self.wrong((key,), "Field required", "missing")
 
     def text(self, value: Any, loc: Loc, *, null: bool = True) -> None:
-        if not (isinstance(value, str | list | Mapping) or (null and value is None)):
+        if not (isinstance(value, str | list | tuple | Mapping) or (null and value is None)):
             self.wrong(loc, f"{shown(value)} is not a string, an object or an array", "union_type")
 
     def finish(self) -> None:
@@ -104,7 +106,7 @@ def parse(body: Any, known: Known | None = None) -> Parsed:
     if known is not None:
         key = known.key(body.get("questions"))
         found = known.get(key)
-        if found is not None and isinstance(body.get("state"), str) and not body.get("assets"):
+        if found is not None and isinstance(body.get("state"), str) and not any(map(body.get, _ASSETS)):
             asked = body["questions"]
             same: Parsed = _make_parsed(body["state"], tuple(asked), found, tuple(asked.values()))
             return same
@@ -112,8 +114,8 @@ def parse(body: Any, known: Known | None = None) -> Parsed:
     check.missing(body, "state", "questions")
     if "state" in body:
         check.text(body["state"], ("state",), null=False)
-    if body.get("assets"):
-        check.wrong(("assets",), "this model reads text only; leave out images and other assets", "unsupported")
+    for name in filter(body.get, _ASSETS):
+        check.wrong((name,), "this model reads text only; leave out images, sounds and files", "unsupported")
     questions = body.get("questions")
     if "questions" in body and not (isinstance(questions, Mapping) and questions):
         check.wrong(("questions",), f"{shown(questions)} is not an object of 1 or more questions", "too_short")
@@ -194,7 +196,7 @@ _CRITERIA: Mapping[str, Callable[[Checker, Mapping[str, Any], Loc], None]] = {
 
 
 def state_of(state: Any, loc: Loc) -> Any:
-    """Text, an object and a list of messages stay unchanged: the engine writes them in the model's own form. Any
+    """Text, an object and a conversation stay unchanged: the engine writes them in the model's own form. Any
     other array is written as JSON, since the engine would take one of integers for token ids, which no JSON body
     means."""
     if isinstance(state, str | Mapping) or is_conversation(state):
@@ -207,7 +209,7 @@ def written(value: Any, loc: Loc) -> str:
     try:
         return json_of(value, "state")
     except InvalidRequest as error:
-        raise placed(error, loc) from error
+        raise placed(error, (*loc, *place_in(error.field))) from error
 
 
 def is_private(key: Any) -> bool:

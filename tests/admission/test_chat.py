@@ -11,7 +11,7 @@ from prelude.tokenizer import Tokenizer
 
 from prelude.admission.chat import chat_renderer, make_frame
 from prelude.admission.preparer import Preparer
-from prelude.errors import TemplateError
+from prelude.errors import InvalidRequest, TemplateError
 from prelude.tasks import Choice, Decide, Embed, Generate, YesNo
 from tests.admission import toys
 
@@ -90,6 +90,29 @@ def test_templates_that_fail_fail_their_request_only(tmp_path: Path, template: s
 def test_a_template_that_does_not_show_a_turn_once_serves_no_decisions(tmp_path: Path, template: str) -> None:
     with pytest.raises(TemplateError, match=r"exactly once; use chat=False"):
         make_frame(chat_renderer(beside(tmp_path, template)))
+
+
+LISTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text }}{% if not loop.last %} {% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}"
+)
+STRINGS = LISTS.replace("{% for part in", "{% for part in [] and").replace("part.text", "part")
+SOME_LISTS = LISTS.replace("{% if m.content is string %}", "{% if m.content is string or m.role == 'assistant' %}")
+
+
+@pytest.mark.parametrize("template, user", [(TEMPLATE, "ab"), (STRINGS, "ab"), (SOME_LISTS, "a b"), (LISTS, "a b")])
+def test_parts_of_text_are_text_in_any_template(tmp_path: Path, template: str, user: str) -> None:
+    """A template that knows parts writes them; one that does not gets the text."""
+    preparer = made(tmp_path, template)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    both = [{"role": role, "content": parts} for role in ("user", "assistant")]
+    reply = user if template is LISTS else "ab"
+    texts = [{"role": "user", "content": user}, {"role": "assistant", "content": reply}]
+    assert preparer.explain(Generate(both)).text == preparer.explain(Generate(texts)).text
+    with pytest.raises(InvalidRequest, match="only text is taken") as caught:
+        preparer.prepare(Generate([{"role": "user", "content": [*parts, {"type": "image_url"}]}]))
+    assert caught.value.field == "prompt[0].content[2]"
 
 
 def test_no_chat_template_is_no_renderer() -> None:

@@ -305,7 +305,7 @@ def test_decisions_in_openais_form(one: SystemOne) -> None:
         ({"questions": [{"type": "predicate", "instructions": "?", "choices": []}]}, ["questions", 0, "choices"]),
         ({"questions": [{"type": "choice", "instructions": "?", "choices": []}]}, ["questions", 0, "choices"]),
         (
-            {"questions": [{"type": "choice", "instructions": "?", "choices": [{"value": True}, {"value": "true"}]}]},
+            {"questions": [{"type": "choice", "instructions": "?", "choices": [{"value": "a"}, {"value": "a"}]}]},
             ["questions", 0, "choices", 1, "value"],
         ),
         (
@@ -335,6 +335,63 @@ def test_errors_in_openais_form_name_the_place(one: SystemOne, change: Any, loc:
     with pytest.raises(SystemOneError) as caught:
         one.decisions(body)
     assert caught.value.errors[0]["loc"] == ["body", *loc]
+
+
+PREDICATE = {"type": "predicate", "instructions": "Is the customer asking for money back?"}
+
+
+@pytest.mark.parametrize("values", [[True, "true"], ["true", "x", True, False], ["false", False]])
+def test_a_boolean_and_its_text_are_two_options(one: SystemOne, values: list[Any]) -> None:
+    choices = [{"value": value} for value in values]
+    question = {"type": "choice", "instructions": "Which?", "choices": choices}
+    answer = one.decisions({"input": TICKET, "questions": [question]})["answers"][0]
+    told = [item["value"] for item in answer["probabilities"]]
+    assert told == values and list(map(type, told)) == list(map(type, values))
+    shares = [item["probability"] for item in answer["probabilities"]]
+    best = values[shares.index(max(shares))]
+    assert answer["choice"] == best and type(answer["choice"]) is type(best)
+
+
+def cached(one: SystemOne, **more: Any) -> int:
+    body = one.decisions({"input": "A long state. " * 20, "questions": [PREDICATE], **more})
+    found: int = body["usage"]["input_tokens_details"]["cached_tokens"]
+    return found
+
+
+def test_prompt_cache_keys_share_no_cached_tokens(engine: Engine) -> None:
+    one, salted = SystemOne(engine), SystemOne(engine, salt="s")
+    keys = ["tenant-a", "tenant-b", "", "x" * 1000]
+    for service in (one, salted):
+        assert [cached(service, prompt_cache_key=key) for key in keys] == [0] * len(keys)
+        assert cached(service) == 0 and cached(service) > 30
+        assert all(cached(service, prompt_cache_key=key) > 30 for key in keys)
+    assert cached(one, prompt_cache_options={"mode": "implicit"}) > 30
+    assert cached(one, prompt_cache_key=None, prompt_cache_options={"mode": "explicit"}) == 0
+
+
+@pytest.mark.parametrize(
+    "change, loc",
+    [
+        ({"prompt_cache_key": 5}, ["prompt_cache_key"]),
+        ({"prompt_cache_options": "explicit"}, ["prompt_cache_options"]),
+        ({"prompt_cache_options": {"mode": "always"}}, ["prompt_cache_options", "mode"]),
+        ({"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}, ["prompt_cache_options", "ttl"]),
+        ({"safety_identifier": "u"}, ["safety_identifier"]),
+    ],
+)
+def test_a_keyword_of_openai_that_is_not_followed_is_refused(one: SystemOne, change: Any, loc: list[Any]) -> None:
+    with pytest.raises(SystemOneError) as caught:
+        one.decisions({"input": TICKET, "questions": [PREDICATE], **change})
+    assert [error["loc"] for error in caught.value.errors] == [["body", *loc]]
+
+
+@pytest.mark.parametrize("name", ["assets", "images", "image", "audio", "videos", "video", "files"])
+def test_images_beside_a_state_are_refused(one: SystemOne, name: str) -> None:
+    for _ in range(2):  # also where the questions are known
+        with pytest.raises(SystemOneError) as caught:
+            ask(one, **{name: ["data:image/png;base64,AAAA"]})
+        assert caught.value.errors[0]["loc"] == ["body", name]
+        assert ask(one, **{name: []})["answers"]
 
 
 # ------------------------------------------------------------------ questions that were asked before

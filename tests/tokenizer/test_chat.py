@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from prelude.tokenizer import ChatTemplateError, Tokenizer
 from prelude.tokenizer.chat import apply_chat_template, render_segments
 
@@ -53,6 +54,42 @@ def test_renders_equal_those_of_transformers(cases: Any) -> None:
         assert "".join(text for text, _ in pieces) == case["text"]
         assert all(text for text, _ in pieces)
         assert all(a[1] != b[1] for a, b in pairwise(pieces))
+
+
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "warm", "arguments": {"in": "Rome"}}}
+WITH_NONE: list[list[dict[str, Any]]] = [
+    [
+        {"role": "user", "content": "Is it warm?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "yes", "tool_call_id": "abcdefghi", "name": None},
+    ],
+    [
+        {"role": "user", "content": "Is it warm?", "tool_calls": None, "name": None},
+        {"role": "assistant", "content": "Yes.", "tool_calls": None, "refusal": None, "function_call": None},
+        {"role": "user", "content": "Sure?"},
+    ],
+]
+
+
+@pytest.mark.parametrize("chat", WITH_NONE)
+def test_keys_that_are_none_are_not_there(cases: Any, chat: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), bos_token="<s>", eos_token="</s>"
+    )
+    rendered = 0
+    for path in sorted(cases[0].glob("*.jinja")):
+        template = path.read_text(encoding="utf-8")
+        try:
+            expected = tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)
+        except Exception:  # a template without tools
+            with pytest.raises(ChatTemplateError):
+                apply_chat_template(chat, template, bos_token="<s>", eos_token="</s>")
+            continue
+        rendered += 1
+        assert apply_chat_template(chat, template, bos_token="<s>", eos_token="</s>") == expected, path.name
+        assert "None" not in expected
+    assert rendered > 3
 
 
 @pytest.mark.fault(25)
@@ -152,7 +189,7 @@ def test_odd_messages() -> None:
     assert render("{{ messages[0].content|length }}", [{"role": "user", "content": "x" * 3_000_000}]) == "3000000"
     with pytest.raises(ChatTemplateError, match="the limit is 8000000"):
         render(CHATML, [{"role": "user", "content": "x" * 9_000_000}])
-    shape = "{% if messages[0].content is string %}s{% elif messages[0].content is none %}n{% else %}p{% endif %}"
+    shape = "{% if messages[0].content is string %}s{% elif 'content' not in messages[0] %}n{% else %}p{% endif %}"
     parts = [{"type": "text", "text": "a"}, {"type": "unheard of", "x": object()}]
     for content, expected in (("x", "s"), (None, "n"), (parts, "p")):
         assert render(shape, [{"role": "user", "content": content}]) == expected

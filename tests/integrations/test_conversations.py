@@ -1,0 +1,311 @@
+"""A conversation at ``decide``, System One, ``/v1/decisions`` and LangChain: one prompt, or refused at each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from prelude import Engine, Noul
+from prelude.errors import InvalidRequest
+from prelude.systemone import SystemOne, SystemOneError
+from prelude.tasks import Decide
+
+USER = {"role": "user", "content": "Is it warm in Rome?"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 3000}}
+
+
+def text(value: str, kind: str = "text") -> dict[str, Any]:
+    return {"type": kind, "refusal" if kind == "refusal" else "text": value}
+
+
+def called(call_id: str, name: str = "warm", arguments: Any = '{"in": "Rome"}') -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def call(call_id: str, name: str = "warm", arguments: str = '{"in":"Rome"}', **more: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments, **more}
+
+
+def output(call_id: str, said: Any) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": said}
+
+
+def assistant(**fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", **fields}
+
+
+def tool(call_id: str, said: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": said, **fields}
+
+
+ASKED = "user: Is it warm in Rome?"
+ROME = '\n\ntool_call: {"name": "warm", "arguments": {"in": "Rome"}}'
+OSLO = '\n\ntool_call: {"name": "warm", "arguments": {"in": "Oslo"}}'
+TWO = [called("1"), called("2", arguments={"in": "Oslo"})]
+YES, NO = "\n\ntool (warm): yes", "\n\ntool (warm): no"
+
+# A conversation and its text.
+SHOWN: dict[str, tuple[list[Any], str]] = {
+    "a text": ([USER], ASKED),
+    "two turns": ([USER, assistant(content="Yes.")], f"{ASKED}\n\nassistant: Yes."),
+    "a part of text": ([{"role": "user", "content": [text("Is it warm in Rome?")]}], ASKED),
+    "one message in parts": (
+        [USER, assistant(content=[text("Yes."), text(" Very.")])],
+        f"{ASKED}\n\nassistant: Yes. Very.",
+    ),
+    "parts of OpenAI": (
+        [
+            {"role": "user", "content": [text("Is it ", "input_text"), text("warm in Rome?", "input_text")]},
+            assistant(content=[text("No.", "refusal")]),
+        ],
+        f"{ASKED}\n\nassistant: No.",
+    ),
+    "a part of JSON": (
+        [{"role": "user", "content": [text("See"), {"type": "input_json", "data": {"a": [1, "ü"]}}, text("now")]}],
+        'user: See\n{"a": [1, "ü"]}\nnow',
+    ),
+    "a bare string in parts": ([{"role": "user", "content": ["Is it warm", text(" in Rome?")]}], ASKED),
+    "no parts": ([USER, assistant(content=[])], f"{ASKED}\n\nassistant: "),
+    "no content": ([USER, assistant(content=None)], f"{ASKED}\n\nassistant: "),
+    "keys that are None": (
+        [
+            {**USER, "name": None, "tool_calls": None},
+            assistant(content=None, refusal="No.", audio=None, annotations=[]),
+        ],
+        f"{ASKED}\n\nassistant: No.",
+    ),
+    "a name": ([{**USER, "name": "Ada"}], "user (Ada): Is it warm in Rome?"),
+    "another role": ([USER, {"role": "judge", "content": "Fair."}], f"{ASKED}\n\njudge: Fair."),
+    "a phase": (
+        [USER, assistant(content="Yes.", phase="final_answer")],
+        f"{ASKED}\n\nassistant (final_answer): Yes.",
+    ),
+    "a typed message": ([{**USER, "type": "message", "id": "m1", "status": "completed"}], ASKED),
+    "a call": ([USER, assistant(content=None, tool_calls=[called("1")])], ASKED + ROME),
+    "a call beside a text": (
+        [USER, assistant(content="Let me see.", tool_calls=[called("1")])],
+        f"{ASKED}\n\nassistant: Let me see.{ROME}",
+    ),
+    "a call of OpenAI": ([USER, call("1")], ASKED + ROME),
+    "a call that answers": (
+        [USER, assistant(content="", tool_calls=[called("1")]), tool("1", "yes")],
+        ASKED + ROME + YES,
+    ),
+    "the same of OpenAI": (
+        [USER, call("1"), output("1", [text("y", "input_text"), text("es", "input_text")])],
+        ASKED + ROME + YES,
+    ),
+    "two calls": (
+        [USER, assistant(content=None, tool_calls=TWO), tool("1", "yes"), tool("2", "no")],
+        ASKED + ROME + YES + OSLO + NO,
+    ),
+    "two calls answered late": (
+        [USER, assistant(content=None, tool_calls=TWO), tool("2", "no"), tool("1", "yes")],
+        ASKED + ROME + YES + OSLO + NO,
+    ),
+    "two calls, ids swapped": (
+        [USER, assistant(content=None, tool_calls=TWO), tool("2", "yes"), tool("1", "no")],
+        ASKED + ROME + NO + OSLO + YES,
+    ),
+    "two calls of OpenAI": (
+        [USER, call("1"), call("2", arguments='{"in": "Oslo"}'), output("2", "no"), output("1", "yes")],
+        ASKED + ROME + YES + OSLO + NO,
+    ),
+    "the same, ids swapped": (
+        [USER, call("1"), call("2", arguments='{"in": "Oslo"}'), output("1", "no"), output("2", "yes")],
+        ASKED + ROME + NO + OSLO + YES,
+    ),
+    "an id used again": (
+        [call("1"), output("1", "yes"), call("1"), output("1", "no")],
+        (ROME + YES + ROME + NO).lstrip(),
+    ),
+    "arguments that are no object": (
+        [USER, call("1", arguments="[Rome"), output("1", "yes")],
+        f'{ASKED}\n\ntool_call: {{"name": "warm", "arguments": "[Rome"}}{YES}',
+    ),
+    "a call in a namespace": (
+        [USER, call("1", namespace="met", status="incomplete")],
+        f'{ASKED}\n\ntool_call: {{"name": "warm", "namespace": "met", "arguments": {{"in": "Rome"}}, '
+        '"status": "incomplete"}',
+    ),
+    "a tool of its own": (
+        [
+            {"type": "custom_tool_call", "call_id": "1", "name": "shell", "input": "ls"},
+            {"type": "custom_tool_call_output", "call_id": "1", "output": "a b"},
+        ],
+        'tool_call: {"name": "shell", "input": "ls"}\n\ntool (shell): a b',
+    ),
+    "an older call": (
+        [
+            USER,
+            assistant(content=None, function_call={"name": "warm", "arguments": "{}"}),
+            {"role": "function", "name": "warm", "content": "yes"},
+        ],
+        f'{ASKED}\n\ntool_call: {{"name": "warm", "arguments": {{}}}}\n\nfunction (warm): yes',
+    ),
+}
+
+# A conversation that is refused, and the place in it.
+REFUSED: dict[str, tuple[list[Any], list[Any]]] = {
+    "an image": ([{"role": "user", "content": [text("What is it?"), IMAGE]}], [0, "content", 1]),
+    "an image of OpenAI": (
+        [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}],
+        [0, "content", 0],
+    ),
+    "a sound": (
+        [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]}],
+        [0, "content", 0],
+    ),
+    "a file": (
+        [USER, {"role": "user", "content": [{"type": "file", "file": {"file_data": "AAAA"}}]}],
+        [1, "content", 0],
+    ),
+    "an image as an output": (
+        [call("1"), output("1", [{"type": "input_image", "image_url": "data:x"}])],
+        [1, "output", 0],
+    ),
+    "an image of a tool": (
+        [assistant(content=None, tool_calls=[called("1")]), tool("1", [IMAGE])],
+        [1, "content", 0],
+    ),
+    "an output that answers no call": ([USER, output("1", "yes")], [1, "call_id"]),
+    "an output before its call": ([output("1", "yes"), call("1")], [0, "call_id"]),
+    "two outputs of a call": ([call("1"), output("1", "yes"), output("1", "no")], [2, "call_id"]),
+    "two calls of one id": ([call("1"), call("1")], [1, "call_id"]),
+    "a message of a tool that answers no call": ([USER, tool("9", "yes")], [1, "tool_call_id"]),
+    "a type that nothing has": (
+        [USER, {"type": "function_cal", "call_id": "1", "name": "warm", "arguments": "{}"}],
+        [1],
+    ),
+    "another item": ([USER, {"type": "reasoning", "summary": []}], [1]),
+    "no role": ([USER, {"content": "Yes."}], [1]),
+    "a role that is no text": ([USER, {"role": None, "content": "Yes."}], [1]),
+    "a misspelt content": ([{"role": "user", "contnet": "Is it warm?"}], [0]),
+    "a field of no use": ([{**USER, "mood": "cheerful"}], [0]),
+    "a content that is an object": ([{"role": "user", "content": {"text": "hi"}}], [0, "content"]),
+    "a part without its text": ([{"role": "user", "content": [{"type": "text"}]}], [0, "content", 0, "text"]),
+    "a part that marks a cache": (
+        [
+            {
+                "role": "user",
+                "content": [{**text("hi", "input_text"), "prompt_cache_breakpoint": {"mode": "explicit"}}],
+            }
+        ],
+        [0, "content", 0],
+    ),
+    "a call without a name": (
+        [assistant(content=None, tool_calls=[{"id": "1", "function": {"arguments": "{}"}}])],
+        [0, "tool_calls", 0, "name"],
+    ),
+    "no message at all": ([USER, "Yes."], [1]),
+    "half a character": ([{"role": "user", "content": [text("\ud800")]}], [0, "content", 0, "text"]),
+}
+
+
+class Entrances:
+    """Each gives the prompt that a state becomes."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._engine = engine
+        self._one = SystemOne(engine)
+        self._tasks: list[Decide] = []
+        run = engine.run_many
+
+        def recorded(tasks: Any, *options: Any, **keywords: Any) -> Any:
+            self._tasks = list(tasks)
+            return run(tasks, *options, **keywords)
+
+        monkeypatch.setattr(engine, "run_many", recorded)
+
+    def decide(self, state: Any) -> str:
+        return self._prompt(Decide(state, [Noul("Well?")]))
+
+    def systemone(self, state: Any) -> str:
+        self._one.answer({"state": state, "questions": {"q": {"type": "noul", "instructions": "Well?"}}})
+        return self._prompt(self._tasks[0])
+
+    def openai(self, state: Any) -> str:
+        self._one.decisions({"input": state, "questions": [{"type": "predicate", "instructions": "Well?"}]})
+        return self._prompt(self._tasks[0])
+
+    def langchain(self, state: Any) -> str:
+        decisions = pytest.importorskip("langchain_core.decisions")
+        from prelude.integrations.langchain import PreludeDecisions
+
+        question = decisions.Noul(instructions="Well?")
+        PreludeDecisions(engine=self._engine).invoke({"state": state, "questions": {"q": question}})
+        return self._prompt(self._tasks[0])
+
+    def _prompt(self, task: Decide) -> str:
+        shown: str = self._engine.explain(task).text
+        return shown.removesuffix("\n\nQuestion: Well?\nOptions: yes, no\nAnswer:")
+
+
+@pytest.fixture
+def entrances(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Entrances:
+    return Entrances(engine, monkeypatch)
+
+
+ENTRANCES: list[Callable[[Entrances, Any], str]] = [
+    Entrances.decide,
+    Entrances.systemone,
+    Entrances.openai,
+    Entrances.langchain,
+]
+
+
+@pytest.mark.feature("G21")
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_conversation_is_one_prompt(
+    entrances: Entrances, entrance: Callable[[Entrances, Any], str], name: str
+) -> None:
+    state, shown = SHOWN[name]
+    assert entrance(entrances, state) == shown
+    assert entrance(entrances, tuple(state)) == shown
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_conversation_is_refused_at_its_place(
+    entrances: Entrances, entrance: Callable[[Entrances, Any], str], name: str
+) -> None:
+    state, place = REFUSED[name]
+    with pytest.raises(InvalidRequest) as caught:
+        entrance(entrances, state)
+    if isinstance(caught.value, SystemOneError):
+        key = "input" if entrance is Entrances.openai else "state"
+        assert (caught.value.status, caught.value.errors[0]["loc"]) == (422, ["body", key, *place])
+    else:
+        steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in place]
+        assert caught.value.field == "state" + "".join(steps)
+    assert len(str(caught.value)) < 300
+
+
+def test_messages_of_langchain_are_the_conversation_that_they_say(entrances: Entrances) -> None:
+    messages = pytest.importorskip("langchain_core.messages")
+    converted = 0
+    for name, (state, shown) in SHOWN.items():
+        if not all("role" in item and item["role"] != "judge" for item in state) or "input_json" in str(state):
+            continue
+        try:
+            given = messages.convert_to_messages(state)
+        except (ValueError, TypeError, KeyError):
+            continue
+        converted += 1
+        assert entrances.langchain(given) == shown.replace(" (final_answer)", ""), name
+    assert converted > 12
+
+
+@pytest.mark.parametrize("part", [IMAGE, {"type": "image", "base64": "AAAA", "mime_type": "image/png"}])
+def test_an_image_inside_an_object_is_refused(entrances: Entrances, part: Any) -> None:
+    state = {"plan": "pro", "messages": [{"role": "user", "content": [text("hi"), part]}]}
+    for entrance in (Entrances.decide, Entrances.systemone, Entrances.langchain):
+        with pytest.raises(InvalidRequest, match="only text is taken") as caught:
+            entrance(entrances, state)
+        if isinstance(caught.value, SystemOneError):
+            assert caught.value.errors[0]["loc"] == ["body", "state", "messages", 0, "content", 1]
+    assert entrances.decide({"type": "file", "name": "a.txt"}) == '{"type": "file", "name": "a.txt"}'
