@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from prelude.results import (
         Answer,
         Answers,
+        AskedQuestion,
         Chunk,
         Classification,
         Completion,
@@ -130,6 +131,7 @@ _PUBLIC = {
     "prelude.results": (
         "Answer",
         "Answers",
+        "AskedQuestion",
         "Chunk",
         "Classification",
         "Completion",
@@ -171,6 +173,7 @@ _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = [
     "Answer",
     "Answers",
+    "AskedQuestion",
     "AsyncEngine",
     "BulkError",
     "CalibrationError",

@@ -10,39 +10,63 @@ import sys
 from prelude import __version__, convert, demo, memory_table
 from prelude.bulk import command as score
 from prelude.calibration import command as calibrate
-from prelude.errors import PreludeError
-from prelude.simulation import command
+from prelude.command_line import close_stdout, print_anything
+from prelude.errors import PreludeError, reason
+from prelude.simulation import command as simulate
+
+_OWN = ("-h", "--help", "--version")
+_COMMANDS = {
+    "demo": (demo, "typed decisions on real input; also without a command"),
+    "simulate": (simulate, "plan a workload in virtual time, on any machine"),
+    "calibrate": (calibrate, "fit probabilities to labels, and measure them"),
+    "score": (score, "one task for each row of a file, resumable"),
+    "convert": (convert, "a model directory whose weights are packed already"),
+    "memory": (memory_table, "where a model's memory goes, before loading it"),
+}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="prelude", description="Decisions and chat on one set of weights, in-process."
     )
     parser.add_argument("--version", action="version", version=f"prelude {__version__}")
     commands = parser.add_subparsers(dest="command")
-    for one in (parser, commands.add_parser("demo", help="typed decisions on real input; also without a command")):
-        demo.add_arguments(one)
-    simulation = commands.add_parser("simulate", help="plan a workload in virtual time, on any machine")
-    command.add_arguments(simulation)
-    calibration = commands.add_parser("calibrate", help="fit probabilities to labels, and measure them")
-    calibrate.add_arguments(calibration)
-    score.add_arguments(commands.add_parser("score", help="one task for each row of a file, resumable"))
-    convert.add_arguments(commands.add_parser("convert", help="a model directory whose weights are packed already"))
-    memory_table.add_arguments(commands.add_parser("memory", help="where a model's memory goes, before loading it"))
-    chosen = parser.parse_args(arguments)
-    runs = {
-        "calibrate": calibrate.main,
-        "convert": convert.main,
-        "memory": memory_table.main,
-        "score": score.main,
-        "simulate": command.main,
-    }
-    run = runs.get(chosen.command, demo.main)
+    for name, (module, text) in _COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=text))
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    print_anything()
     try:
-        return run(chosen)
+        try:
+            return run((sys.argv[1:] if arguments is None else arguments) or ["demo"])
+        finally:
+            sys.stdout.flush()
     except PreludeError as error:
         print(f"prelude: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        close_stdout()
+        return 141  # as a shell says of a program that SIGPIPE ended
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"prelude: {error.filename}: {reason(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("prelude: interrupted", file=sys.stderr)
+        return 130  # and of SIGINT
+
+
+def run(arguments: list[str]) -> int:
+    parser = command_parser()
+    if arguments[0].startswith("-") and arguments[0] not in _OWN:
+        option = arguments[0].partition("=")[0]
+        parser.error(f"{option} stands before the command; options stand behind it: prelude COMMAND {option} ...")
+    chosen = parser.parse_args(arguments)
+    code: int = _COMMANDS[chosen.command][0].main(chosen)
+    return code
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prelude.command_line import add_model
 from prelude.errors import ModelError
 
 if TYPE_CHECKING:
@@ -30,9 +31,7 @@ _INDEX = ".safetensors.index.json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a directory or a hub name")
     parser.add_argument("folder", type=Path, help="the new directory, which is not there yet")
-    parser.add_argument("--revision", default=None, help="commit, tag or branch of a hub name")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--quantization", default=None, choices=("int8",))
+    add_model(parser, named=False, quantization=True)
 
 
 def main(chosen: argparse.Namespace) -> int:

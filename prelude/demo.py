@@ -12,6 +12,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
+from prelude.command_line import add_model
 from prelude.tables import shortened, shown_width, text_table
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ _KNOWS = (
 
 
 def add_arguments(demo: argparse.ArgumentParser) -> None:
-    demo.add_argument("--model", default=None, help="a model directory or a hub name; the packaged model by default")
-    demo.add_argument("--revision", default=None, help="commit, tag or branch of a hub name")
-    demo.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    add_model(demo)
 
 
 def main(chosen: argparse.Namespace) -> int:

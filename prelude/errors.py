@@ -55,6 +55,13 @@ def shown(value: Any) -> str:
     return short(text)
 
 
+def reason(error: BaseException) -> str:
+    """The reason of an error in words, without the path that the message around it names; never empty."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file or directory"
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__
+
+
 class InvalidRequest(PreludeError, ValueError):
     """A request that cannot be served as it stands.
 

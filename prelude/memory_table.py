@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prelude.command_line import add_model, byte_count
+
 if TYPE_CHECKING:
     from prelude.execution.step_memory import StepMemory
 
@@ -16,10 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", default=None, help="a directory or a hub name; the packaged model without"
     )
-    parser.add_argument("--revision", default=None, help="commit, tag or branch of a hub name")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--quantization", default=None, choices=("int8",))
-    parser.add_argument("--max-memory", type=int, default=None, metavar="BYTES", help="instead of the free memory")
+    add_model(parser, named=False, quantization=True)
+    more = "as 1500000000, 1.5GB or 2GiB; the free memory by default"
+    parser.add_argument("--max-memory", type=byte_count, metavar="BYTES", help=more)
     parser.add_argument("--max-top", type=int, default=None, help="alternatives of a token that requests may ask for")
 
 

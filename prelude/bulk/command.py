@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prelude.bulk.windows import WINDOW_ROWS
-from prelude.errors import BulkError
+from prelude.command_line import add_model
+from prelude.errors import BulkError, reason
 
 if TYPE_CHECKING:
     from prelude.bulk.run import Report
@@ -41,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     task.add_argument("--classify", action="store_true", help="the model's own classification head")
     task.add_argument("--embed", action="store_true", help="one vector for each row")
-    parser.add_argument("--model", default=None, help="a directory or a hub name; the packaged model by default")
-    parser.add_argument("--revision", default=None, help="commit, tag or branch of a hub name")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    add_model(parser)
     parser.add_argument("--window", type=int, default=WINDOW_ROWS, help="rows in memory at a time (%(default)s)")
     parser.add_argument("--prefix", default="", help="put before the names of the new columns")
     parser.add_argument("--journal", default=None, help="OUTPUT.journal by default")
@@ -133,7 +132,7 @@ def read_task(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, BulkError):
             raise
-        raise BulkError(f"{path}: cannot be read as JSON: {error}") from error
+        raise BulkError(f"{path}: cannot be read as JSON: {reason(error)}") from error
     if not isinstance(found, dict):
         raise BulkError(f"{path}: an object is expected")
     return found

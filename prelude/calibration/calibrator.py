@@ -16,7 +16,7 @@ import numpy as np
 from prelude.calibration.fitting import LEAST_T, MOST_T, fit_isotonic, fit_platt, fit_temperature, softmax
 from prelude.calibration.identity import check_asked, common_asked
 from prelude.calibration.metrics import F64, check_rows, summary, worsened
-from prelude.errors import CalibrationError, shown
+from prelude.errors import CalibrationError, reason, shown
 from prelude.results import Answer
 
 T = TypeVar("T")
@@ -344,7 +344,7 @@ def _loaded(path: str | Path, kind: str, cls: type[T]) -> T:
     try:
         found = json.loads(read_plain(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise CalibrationError(f"{path}: cannot be read: {error}") from error
+        raise CalibrationError(f"{path}: cannot be read: {reason(error)}") from error
     if not isinstance(found, dict) or found.pop("kind", None) != kind or found.pop("version", None) != VERSION:
         raise CalibrationError(f"{path}: not a {kind} of version {VERSION}")
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]

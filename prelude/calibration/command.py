@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from prelude.calibration.calibrator import METHODS, PriorCorrection
 from prelude.calibration.report import Report, calibrate
 from prelude.calibration.rows import Row, answers_of, read_rows
+from prelude.command_line import add_model, check_target, writing
 from prelude.errors import CalibrationError
 from prelude.tables import text_table
 
 PRIORS = ("none", "labels", "content-free")
-FORMATS = (".png", ".svg", ".pdf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="labelled rows, one JSON object a line (docs/CALIBRATION.md)")
-    parser.add_argument("--model", default=None, help="a model directory or hub name for rows that are not answered")
-    parser.add_argument("--revision", default=None, help="commit, tag or branch of a hub name")
-    parser.add_argument("--method", default="temperature", choices=METHODS)
+    add_model(parser)
+    parser.add_argument("--method", default="temperature", choices=METHODS, help="of the fit (%(default)s)")
     parser.add_argument("--prior", default="none", choices=PRIORS, help="the prior to divide out before the fit")
     parser.add_argument("--labels", type=int, default=None, help="rows to fit on; half of them by default")
     parser.add_argument("--seed", type=int, default=0, help="of the split")
@@ -49,7 +46,7 @@ def main(chosen: argparse.Namespace) -> int:
     else:
         from prelude.engine import Engine
 
-        with Engine.from_pretrained(chosen.model, revision=chosen.revision) as engine:
+        with Engine.from_pretrained(chosen.model, revision=chosen.revision, dtype=chosen.dtype) as engine:
             answers = answers_of(rows, engine)
             if prior == "content-free":
                 prior = PriorCorrection.content_free(engine, same_question(rows))
@@ -78,33 +75,12 @@ def main(chosen: argparse.Namespace) -> int:
     return 0
 
 
-@contextmanager
-def writing(path: str) -> Iterator[None]:
-    """``CalibrationError`` names the file that cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise CalibrationError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
 def same_question(rows: Sequence[Row]) -> Any:
     """The question of every row; ``CalibrationError`` where they ask several, or bring answers."""
     asked = [None if row.task is None else row.task.questions for row in rows]
     if any(questions != asked[0] for questions in asked) or asked[0] is None:
         raise CalibrationError("--prior content-free is of one question; the rows of the file ask several")
     return next(iter(asked[0]))
-
-
-def check_target(option: str, given: str | None, *, figure: bool) -> None:
-    """Before the model is loaded: whether the file can be written afterwards."""
-    if given is None:
-        return
-    if figure and Path(given).suffix.lower() not in FORMATS:
-        raise CalibrationError(f"{option} {given!r}: the name has to end in one of {', '.join(FORMATS)}")
-    if figure and find_spec("matplotlib") is None:
-        raise CalibrationError(f"{option} needs matplotlib: pip install 'prelude-engine[calibration]'")
-    if not Path(given).absolute().parent.is_dir():
-        raise CalibrationError(f"{option} {given!r}: there is no folder {str(Path(given).absolute().parent)!r}")
 
 
 def table(report: Report) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prelude.errors import CalibrationError, shown
+from prelude.errors import CalibrationError, reason, shown
 from prelude.results import Answer, AskedQuestion
 from prelude.tasks import Choice, Decide, Noul, Score
 
@@ -40,7 +40,7 @@ def read_rows(path: str | Path) -> list[Row]:
             raise CalibrationError(f"{path}: {file.stat().st_size} bytes; the limit is {MAX_BYTES}")
         lines = file.read_text(encoding="utf-8").split("\n")  # a text may hold other ends of lines, as U+2028
     except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationError(f"{path}: cannot be read: {error}") from error
+        raise CalibrationError(f"{path}: cannot be read: {reason(error)}") from error
     rows = [_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
     if not rows:
         raise CalibrationError(f"{path}: no rows")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from prelude.errors import ModelError, shown
+from prelude.errors import ModelError, reason, shown
 from prelude.strict_json import parse
 
 GGUF = ".gguf"
@@ -29,13 +29,13 @@ def check_directory(path: str | os.PathLike[str]) -> Path:
         directory = Path(os.path.abspath(os.fspath(path)))
         os.listdir(directory)
     except FileNotFoundError:
-        raise ModelError(f"{path}: no such directory") from None
+        raise ModelError(f"{path}: there is no such file or directory") from None
     except NotADirectoryError:
         raise ModelError(
             f"{path}: a file; give the directory that holds config.json and the weights, or a {GGUF} file"
         ) from None
     except (OSError, ValueError, TypeError) as failure:
-        raise ModelError(f"{shown(path)}: cannot be read: {_reason(failure)}") from failure
+        raise ModelError(f"{shown(path)}: cannot be read: {reason(failure)}") from failure
     return directory
 
 
@@ -93,7 +93,7 @@ class ModelDirectory:
         try:
             data = read_plain(self.file(name, error), limit)
         except OSError as failure:
-            raise error(f"{self.path / name}: cannot be read: {_reason(failure)}") from failure
+            raise error(f"{self.path / name}: cannot be read: {reason(failure)}") from failure
         if data.startswith(LFS_POINTER):
             raise error(f"{self.path / name}: {LFS_ADVICE}")
         return data
@@ -120,7 +120,7 @@ def open_regular(path: Path, error: type[ModelError]) -> int:
     try:
         return open_plain(path)
     except (OSError, ValueError) as failure:
-        raise error(f"{path}: cannot be opened: {_reason(failure)}") from failure
+        raise error(f"{path}: cannot be opened: {reason(failure)}") from failure
 
 
 def _hub_stores(root: Path) -> list[Path]:
@@ -129,7 +129,3 @@ def _hub_stores(root: Path) -> list[Path]:
     if root.parent.name != "snapshots" or not repository.name.startswith("models--"):
         return []
     return [repository / "blobs", repository.parent / "blobs"]
-
-
-def _reason(failure: Exception) -> str:
-    return str(getattr(failure, "strerror", None) or failure)

@@ -49,16 +49,19 @@ def resolve(
         return check_model(text)
     if not _is_hub_name(text):
         raise ModelError(
-            f"{shown(path_or_name)}: no such directory, and not a hub name, which has the form 'org/name'"
+            f"{shown(path_or_name)}: there is no such file or directory, and it is not a hub name, which has "
+            "the form 'org/name'"
         )
     owner = text.partition("/")[0]
     if os.path.lexists(owner):
         raise ModelError(
-            f"{text}: no such directory, though {owner} is here; if the hub's model of that name is meant, "
-            "say so with revision='main'"
+            f"{text}: there is no such file or directory, though {owner} is here; if the hub's model of that name is "
+            "meant, say so with revision='main'"
         )
     log.warning(
-        "%s: no such directory, so this is a hub name, and its newest revision is loaded; revision= fixes one", text
+        "%s: no such file or directory, so this is a hub name, and its newest revision is loaded; revision= fixes "
+        "one",
+        text,
     )
     return _download(text, None, cache_dir)
 
@@ -80,7 +83,8 @@ def _download(name: str, revision: str | None, cache_dir: str | Path | None) -> 
         from huggingface_hub import snapshot_download
     except ImportError as failure:
         raise ModelError(
-            f"{name}: no such directory; to load it from the hub, pip install 'prelude-engine[engine]'"
+            f"{name}: there is no such file or directory; to load it from the hub, pip install "
+            "'prelude-engine[engine]'"
         ) from failure
     offline = any(os.environ.get(key, "").upper() in ("1", "ON", "YES", "TRUE") for key in _OFFLINE)
     try:
@@ -100,6 +104,6 @@ def _download(name: str, revision: str | None, cache_dir: str | Path | None) -> 
             else "check the name, the network and, for a gated model, the login; or give a local directory"
         )
         raise ModelError(
-            f"{name}: no such directory, and not loaded from the hub: {way_out} ({failure})"
+            f"{name}: no such file or directory, and not loaded from the hub: {way_out} ({failure})"
         ) from failure
     return check_directory(found)

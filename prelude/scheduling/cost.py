@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from prelude._native.core import CostFit
-from prelude.errors import ConfigError
+from prelude.errors import ConfigError, reason
 
 _TERMS = ("constant", "token", "key", "lm_row")
 _N = len(_TERMS)
@@ -98,7 +98,7 @@ class CostModel:
         try:
             data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read as a cost model: {error}") from error
+            raise ConfigError(f"{path} cannot be read as a cost model: {reason(error)}") from error
         if (
             not isinstance(data, dict)
             or data.get("prelude_cost_model") != 1

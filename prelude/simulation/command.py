@@ -8,13 +8,13 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from prelude.command_line import check_target, writing
 from prelude.config import EngineConfig
 from prelude.errors import ConfigError
 from prelude.progress import watched
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("workload", help=f"one of {', '.join(WORKLOADS)}, or a trace file (.jsonl)")
     add("--rate", type=float, default=None, help="requests a second; by default 0.8 of the machine's capacity")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of the workload's random draws (%(default)s)")
     add("--machine", default="h200-qwen3-4b", help=f"one of {', '.join(MACHINES)}")
     add("--policy", default=None, help="names, separated by commas; each is a row of the table")
     add(
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--clients", type=int, default=None, help="a closed loop of so many clients instead of the trace's times")
     add("--think", type=float, default=0.0, help="seconds between a client's answer and its next request")
     add("--cancel", type=float, default=0.0, help="share of callers that cancel, after a second in the mean")
-    add("--replicas", type=int, default=1)
+    add("--replicas", type=int, default=1, help="machines that serve the workload (%(default)s)")
     add("--routing", default="prefix-affine", help=f"names out of {', '.join(ROUTERS)}, separated by commas")
     add(
         "--failures",
@@ -95,27 +95,11 @@ _MOST_COUNT = 1 << 24
 
 
 def main(chosen: argparse.Namespace) -> int:
-    try:
-        return _main(chosen)
-    except OSError as error:
-        raise ConfigError(f"{error.filename or chosen.workload}: {error.strerror or error}") from None
-
-
-@contextmanager
-def _writing(path: str) -> Iterator[None]:
-    """An error of a write, which names no file by itself, names ``path``."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"{error.filename or path}: {error.strerror or error}") from None
-
-
-def _main(chosen: argparse.Namespace) -> int:
     _check(chosen)
     engine = machine(chosen.machine, **_settings(chosen.set))
     options = _options(chosen)
     if chosen.write_trace:
-        with _writing(chosen.write_trace):
+        with writing(chosen.write_trace):
             written = write_trace(_arrivals(chosen, options, chosen.rate or 1.0), chosen.write_trace)
         print(f"{written} arrivals in {chosen.write_trace}")
         return 0
@@ -152,7 +136,7 @@ def _main(chosen: argparse.Namespace) -> int:
     if note is not None:
         print(f"on {engine.name} {note}")
     if chosen.plot:
-        with _writing(chosen.plot):
+        with writing(chosen.plot):
             plots.bars(reports, chosen.plot, title)
     _write(chosen, [report.json() for report in reports], rate, note)
     return 0
@@ -160,8 +144,7 @@ def _main(chosen: argparse.Namespace) -> int:
 
 def _check(chosen: argparse.Namespace) -> None:
     """Options that exclude each other, shares out of range, and a figure that could not be drawn."""
-    if chosen.plot:
-        plots.check(chosen.plot)
+    check_target("--plot", chosen.plot, figure=True)
     if chosen.rate is not None:
         _number(f"{chosen.rate:g}")
     if not 0 <= chosen.cancel <= 1:
@@ -204,7 +187,7 @@ def _sweep(chosen: argparse.Namespace, engine: Machine, trace: AtRate) -> int:
     for number, rate in enumerate(rates):
         _show([sweep.reports[number] for sweep in sweeps], f"{chosen.workload} at {rate:g}/s on {engine.name}")
     if chosen.plot:
-        with _writing(chosen.plot):
+        with writing(chosen.plot):
             plots.curves(sweeps, chosen.plot, _title(chosen, None))
     _write(
         chosen, [{"label": s.label, "rates": s.rates, "reports": [r.json() for r in s.reports]} for s in sweeps], None
@@ -221,7 +204,7 @@ def _equal(chosen: argparse.Namespace, engine: Machine, trace: AtRate, rate: flo
         f"{found.base_rate:.4g}/s, {found.ours} {found.our_rate:.4g}/s: {found.ratio:.2f} times"
     )
     if chosen.plot:
-        with _writing(chosen.plot):
+        with writing(chosen.plot):
             plots.rates(found, chosen.plot, f"{chosen.workload} on {engine.name}")
     _write(chosen, [{**asdict(found), "ratio": found.ratio}], rate)
     return 0
@@ -243,7 +226,8 @@ def _arrivals(
     if _is_file(chosen):
         path = Path(chosen.workload)
         if not path.is_file():
-            raise ConfigError(f"{chosen.workload!r} is neither one of {', '.join(WORKLOADS)} nor a trace file")
+            missing = "is no file" if path.exists() else "there is no such file"
+            raise ConfigError(f"{chosen.workload}: {missing}, and it is no workload: {', '.join(WORKLOADS)}")
         arrivals = (replace(arrival, at=arrival.at / rate) for arrival in read_trace(path))
     else:
         arrivals = WORKLOADS[chosen.workload](rate, seed, **options)
@@ -363,7 +347,7 @@ def _write(
         if note is not None:
             facts["roofline"] = note
         command = "prelude simulate " + " ".join(sys.argv[2:])
-        with _writing(chosen.json):
+        with writing(chosen.json):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(
                 json.dumps({"command": command, **facts, "reports": list(reports)}, indent=1) + "\n", encoding="utf-8"

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from prelude.errors import ConfigError
 from prelude.simulation.compare import EqualP99, Sweep
 from prelude.simulation.report import Report, seconds_text
 
-FORMATS = (".png", ".svg", ".pdf")
 _COLOURS = ("#3b6ea5", "#c8553d", "#588157", "#8d6a9f", "#b08900", "#555555", "#2a9d8f")
-
-
-def check(path: str | Path) -> None:
-    """Before a run: whether a figure can be drawn there afterwards.
-
-    Raises:
-        ConfigError: the file's name ends in no format of a figure, its folder is not there, or matplotlib is missing.
-    """
-    target = Path(path)
-    if target.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--plot {str(path)!r}: the name has to end in one of {', '.join(FORMATS)}")
-    if not target.absolute().parent.is_dir():
-        raise ConfigError(f"--plot {str(path)!r}: there is no folder {str(target.absolute().parent)!r}")
-    if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install matplotlib")
 
 
 def bars(reports: Sequence[Report], path: str | Path, title: str) -> None:

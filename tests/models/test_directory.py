@@ -78,14 +78,14 @@ def unprivileged() -> Iterator[None]:
 @pytest.mark.fault(47)
 def test_directory_that_is_missing_or_a_file(copy_of: Copy) -> None:
     directory = copy_of("tied")
-    with pytest.raises(ModelError, match="no such directory"):
+    with pytest.raises(ModelError, match="no such file or directory"):
         ModelConfig.from_dir(directory / "nothing")
     with pytest.raises(ModelError, match=r"a file; give the directory that holds config\.json"):
         ModelConfig.from_dir(directory / FILE)
     with pytest.raises(ModelError, match="cannot be read"):
         ModelConfig.from_dir("a\0b")
     config = ModelConfig.from_dir(directory)
-    with pytest.raises(ModelError, match="no such directory"):
+    with pytest.raises(ModelError, match="no such file or directory"):
         Checkpoint.open(directory / "nothing", config)
     (directory / "config.json").unlink()
     with pytest.raises(ModelError, match=r"config\.json: missing"):

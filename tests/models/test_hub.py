@@ -77,24 +77,24 @@ def test_directory_is_itself(
 @pytest.mark.parametrize(
     "typed, match",
     [
-        ("./nothing", "no such directory"),
-        ("/nothing/here", "no such directory"),
-        ("a/b/c", "no such directory, and not a hub name, which has the form 'org/name'"),
-        ("my-finetune", "no such directory, and not a hub name, which has the form 'org/name'"),
-        ("../up", "no such directory"),
-        ("~nobody_at_all/x/y", "no such directory"),
-        ("org/../name", "no such directory"),
-        ("org/na me", "no such directory"),
-        ("org\\name", "no such directory"),
-        ("https://hub.example/org/name", "no such directory"),
-        ("org--name", "no such directory"),
-        ("x" * 5000, "no such directory|cannot be read"),
+        ("./nothing", "no such file or directory"),
+        ("/nothing/here", "no such file or directory"),
+        ("a/b/c", "no such file or directory, and it is not a hub name, which has the form 'org/name'"),
+        ("my-finetune", "no such file or directory, and it is not a hub name, which has the form 'org/name'"),
+        ("../up", "no such file or directory"),
+        ("~nobody_at_all/x/y", "no such file or directory"),
+        ("org/../name", "no such file or directory"),
+        ("org/na me", "no such file or directory"),
+        ("org\\name", "no such file or directory"),
+        ("https://hub.example/org/name", "no such file or directory"),
+        ("org--name", "no such file or directory"),
+        ("x" * 5000, "no such file or directory|cannot be read"),
         ("", "a directory or a hub name"),
         ("a\0b", "a directory or a hub name"),
         (None, "a directory or a hub name"),
         (7, "a directory or a hub name"),
         (b"org/name", "a directory or a hub name"),
-        (Path("org/name"), "no such directory"),
+        (Path("org/name"), "no such file or directory"),
     ],
 )
 def test_a_name_that_is_neither_a_directory_nor_a_repository(
@@ -115,7 +115,7 @@ def test_file_or_dangling_link_instead_of_a_directory(
     (tmp_path / "gone").symlink_to("nowhere")
     with pytest.raises(ModelError, match=r"a file; give the directory that holds config\.json"):
         resolve("model.safetensors")
-    with pytest.raises(ModelError, match="no such directory"):
+    with pytest.raises(ModelError, match="no such file or directory"):
         resolve("gone")
     assert downloads == []
 
@@ -170,7 +170,8 @@ def test_a_path_that_is_missing_is_no_hub_name(
     (tmp_path / "models" / "finetune").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ModelError, match=r"models/finetun: no such directory, though models is here; .*revision='main'"
+        ModelError,
+        match=r"models/finetun: there is no such file .*, though models is here; .*revision='main'",
     ):
         resolve("models/finetun")
     assert downloads == []
@@ -185,7 +186,7 @@ def test_a_hub_name_without_a_revision_is_taken_with_a_warning(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError):
         resolve("org/name")
-    assert "org/name: no such directory, so this is a hub name" in caplog.text
+    assert "org/name: no such file or directory, so this is a hub name" in caplog.text
     caplog.clear()
     with pytest.raises(ModelError):
         resolve("org/name", revision="0123abc")
@@ -220,7 +221,7 @@ def test_a_path_has_no_revision(tmp_path: Path, downloads: list[Any]) -> None:
 
 def test_hub_failure_says_the_way_out(downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"org/name: no such directory, .*check the name, the network.*no route"):
+    with pytest.raises(ModelError, match=r"org/name: no such file or dir.*check the name, the network.*no route"):
         resolve("org/name")
     assert [name for name, _ in downloads] == ["org/name"]
 

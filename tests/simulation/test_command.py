@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prelude.cli import main
-from prelude.simulation import compare, machine, plots
+from prelude.simulation import compare, machine
 from prelude.simulation.compare import ABLATIONS, TODAY
 from prelude.simulation.workloads import rubrics
 
@@ -80,7 +80,7 @@ def test_each_finished_run_is_said_before_the_table(tmp_path: Path, capsys: pyte
 def test_a_missing_matplotlib_is_said_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+    monkeypatch.setattr("prelude.command_line.find_spec", lambda name: None)
     assert main(["simulate", "rubrics", *SMALL, "--plot", str(tmp_path / "figure.png")]) == 2
     printed = capsys.readouterr()
     assert "--plot needs matplotlib" in printed.err and not printed.out
@@ -144,7 +144,7 @@ def test_arguments_that_make_no_sense_are_refused(
 @pytest.mark.parametrize("option", ["--write-trace", "--json"])
 def test_a_file_that_cannot_be_written_is_named(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "rubrics", *SMALL, option, "/dev/full"]) != 0
-    assert "/dev/full: No space left on device" in capsys.readouterr().err
+    assert "/dev/full: cannot be written: No space left on device" in capsys.readouterr().err
 
 
 def test_a_sweep_has_the_replicas_it_was_told(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""The command ``prelude``: every option of every command, files that are not there, pipes, and narrow encodings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prelude.cli import command_parser, main
+from prelude.command_line import byte_count
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    [choices] = [one.choices for one in command_parser()._actions if isinstance(one, argparse._SubParsersAction)]
+    return dict(choices)
+
+
+OPTIONS = [(name, action) for name, parser in commands().items() for action in parser._actions]
+NAMED = [(name, action) for name, action in OPTIONS if action.option_strings and action.dest != "help"]
+
+
+def given(action: argparse.Action) -> list[str]:
+    """The option with a value that it takes."""
+    if action.nargs == 0:
+        return [action.option_strings[-1]]
+    value = next(iter(action.choices)) if action.choices else "2"
+    return [action.option_strings[-1], str(value)]
+
+
+def needed(command: str) -> list[str]:
+    return ["word" for action in commands()[command]._actions if not action.option_strings and action.nargs is None]
+
+
+@pytest.mark.parametrize(("command", "action"), NAMED, ids=lambda one: getattr(one, "dest", one))
+def test_an_option_is_followed_behind_its_command_and_refused_before_it(
+    command: str, action: argparse.Action, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = command_parser()
+    plain = parser.parse_args([command, *needed(command)])
+    between = ["--"] if needed(command) else []
+    for words in ([*needed(command), *given(action)], [*given(action), *between, *needed(command)]):
+        chosen = parser.parse_args([command, *words])
+        assert getattr(chosen, action.dest) != getattr(plain, action.dest) or action.choices
+    option, *value = given(action)
+    for before in ([option, *value], ["=".join([option, *value])]):
+        with pytest.raises(SystemExit, match="2"):
+            main([*before, command, *needed(command)])
+        assert f"{option} stands before the command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "action"), OPTIONS, ids=lambda one: getattr(one, "dest", one))
+def test_every_option_has_a_help_text(command: str, action: argparse.Action) -> None:
+    assert action.help and len(action.help) > 5
+
+
+def test_without_a_command_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr("prelude.demo.main", lambda chosen: ran.append(chosen) or 0)
+    assert main([]) == 0 and main(["demo", "--model", "X"]) == 0
+    assert [one.model for one in ran] == [None, "X"]
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        (["simulate", "{}.jsonl"], "{}.jsonl"),
+        (["calibrate", "{}.jsonl"], "{}.jsonl"),
+        (["score", "{}.csv", "out.csv", "--text-column", "a", "--embed"], "{}.csv"),
+        (["score", __file__.replace(".py", ".csv"), "out.csv", "--task", "{}.json"], "{}.json"),
+        (["demo", "--model", "{}.gguf"], "{}.gguf"),
+        (["memory", "{}"], "{}"),
+        (["convert", "{}", "out"], "{}"),
+    ],
+)
+def test_a_file_that_is_not_there_is_said_so(
+    words: list[str], path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "nothing")
+    assert main([word.format(missing) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert path.format(missing) in said and "no such file" in said and "Errno" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1500", 1500), ("1GB", 10**9), ("1.5gib", 3 << 29), ("2 TB", 2 * 10**12), ("512KiB", 1 << 19), ("7B", 7)],
+)
+def test_numbers_of_bytes(text: str, count: int) -> None:
+    assert byte_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["1G", "", "GB", "-1", "1e9", "1,5GB", "nan"])
+def test_what_is_no_number_of_bytes(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"1\.5GB or 2GiB"):
+        byte_count(text)
+
+
+def test_memory_takes_a_size_with_a_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", "--max-memory", "1GiB"]) == 0
+    assert "1.0 GiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["memory"], ["simulate", "posts", "--rate", "9"], ["score", "--help"]])
+def test_a_reader_that_closes_the_pipe_ends_the_command_quietly(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ran = subprocess.run([sys.executable, "-m", "prelude", *words], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (
+        ran.returncode == (0 if "--help" in words else 141)
+        and "Traceback" not in ran.stderr
+        and "BrokenPipe" not in ran.stderr
+    )
+
+
+def test_a_stream_without_the_characters_shows_others() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ran = subprocess.run([sys.executable, "-m", "prelude", "demo"], env=environment, capture_output=True)
+    assert ran.returncode == 0, ran.stderr.decode()
+    assert b"####" in ran.stdout and b"----" in ran.stdout and ran.stdout.isascii()
