@@ -20,6 +20,7 @@ from prelude.errors import (
 
 Loc: TypeAlias = tuple[Any, ...]  # keys as the body has them, and indices
 MAX_ERRORS = 100
+MAX_ERROR_BYTES = 48 << 10
 _PART = re.compile(r"questions\[(\d+)\](?:\.(question|labels|criteria|levels)(?:\[(\d+)\]|\.(true|false))?)?")
 
 

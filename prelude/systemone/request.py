@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import marshal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,15 @@ from prelude.admission.conversation import is_conversation
 from prelude.admission.memo import Memo
 from prelude.admission.structured import Owned, json_of
 from prelude.errors import InvalidRequest, shown
-from prelude.systemone.errors import MAX_ERRORS, Loc, SystemOneError, fault, place_in, placed
+from prelude.systemone.errors import (
+    MAX_ERROR_BYTES,
+    MAX_ERRORS,
+    Loc,
+    SystemOneError,
+    fault,
+    place_in,
+    placed,
+)
 from prelude.tasks import Choice, Noul, Question, Score
 
 MAX_QUESTIONS = 400
@@ -37,17 +46,21 @@ _make_parsed = Maker(Parsed)
 
 
 class Checker:
-    """Collects the errors of a body, which are raised together. Past ``MAX_ERRORS`` the check ends at once."""
+    """Collects the errors of a body, which are raised together. At ``MAX_ERRORS`` of them, or ``MAX_ERROR_BYTES`` of
+    JSON, the check ends at once."""
 
     def __init__(self) -> None:
         self.errors: list[dict[str, Any]] = []
+        self._left = MAX_ERROR_BYTES
 
     def wrong(self, loc: Loc, message: str, kind: str) -> None:
-        if len(self.errors) == MAX_ERRORS - 1:
-            loc, message, kind = (), f"and more: the check ends after {MAX_ERRORS - 1} errors", "too_many_errors"
-        self.errors.append(fault(loc, message, kind))
-        if len(self.errors) == MAX_ERRORS:
+        found = fault(loc, message, kind)
+        self._left -= len(json.dumps(found))
+        if self._left < 0 or len(self.errors) == MAX_ERRORS - 1:
+            message = f"and more: the check ends after {len(self.errors)} errors"
+            self.errors.append(fault((), message, "too_many_errors"))
             self.finish()
+        self.errors.append(found)
 
     def missing(self, body: Mapping[str, Any], *keys: str) -> None:
         for key in keys:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
+import shutil
+import time
 from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prelude import AsyncEngine, Choice, Engine, EngineConfig, Noul, Score, errors
+from prelude.default_model import path as packaged
 from prelude.systemone import SystemOne, SystemOneError, problem
 
 TICKET = "I was charged twice for my March invoice and the refund has not arrived."
@@ -109,6 +115,24 @@ def test_names_of_models(one: SystemOne, engine: Engine) -> None:
         SystemOne(engine, priority=3)
     with pytest.raises(errors.ConfigError, match="not an Engine"):
         SystemOne("engine")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "Etc/GMT+12"])  # 14 hours before, 12 hours behind
+def test_the_date_of_a_model_does_not_depend_on_the_time_zone(
+    zone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shutil.copytree(packaged(), tmp_path / "model")
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        with Engine.from_pretrained(model) as engine:
+            for clock in ("00:00:01", "23:59:59"):
+                at = datetime.fromisoformat(f"2026-03-05T{clock}+00:00").timestamp()
+                os.utime(model / "config.json", (at, at))
+                assert SystemOne(engine).models()["models"][0]["release_date"] == "2026-03-05"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize(
@@ -222,6 +246,27 @@ def test_more_questions_than_a_step_holds_are_several_decisions() -> None:
         assert caught.value.errors[0]["loc"][:2] == ["body", "questions"]
         small._core.audit()
     assert list(parted["answers"]) == list(questions) and parted["answers"] == whole["answers"]
+
+
+def test_parts_are_answered_in_the_order_of_the_body() -> None:
+    """The first half of the questions is cut again, so that its parts come after the second half."""
+    long = "The caller has waited for the invoice since March and wrote about it four times. " * 5
+    names = [f"{name}{index}" for index in range(4) for name in ("noul", "choice")]
+    questions: dict[str, Any] = {}
+    for index, name in enumerate(names):
+        asked = f"{long if index < 4 else ''} Is it about number {index}?"
+        kind = {"type": "choice", "criteria": {"No": None, f"Number {index}": None}}
+        questions[name] = {**(kind if name.startswith("choice") else NOUL), "instructions": asked}
+    config = EngineConfig(kv_bytes=1 << 23, deterministic=True, max_length=512, max_step_tokens=512)
+    with Engine.from_pretrained(dtype="float32", config=config) as engine:
+        one = SystemOne(engine)
+        steps = engine.stats()["requests"]["oneshot"]
+        body = ask(one, questions)["answers"]
+        parts = engine.stats()["requests"]["oneshot"] - steps
+        assert parts > 2 and parts % 2, "a half that fitted, and one that did not"
+        assert list(body) == names
+        for name in names:
+            assert ask(one, {name: questions[name]})["answers"][name] == body[name]
 
 
 def test_errors_of_the_engine_have_a_status() -> None:
