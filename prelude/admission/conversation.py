@@ -14,7 +14,7 @@ not there. A field that has no place in a turn is refused, as are images, sounds
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from prelude.admission import validation
@@ -41,9 +41,10 @@ _MESSAGE = _IDS | {
     "function_call",
     "tool_call_id",
 }
-_CALL = _IDS | {"call_id", "name", "namespace", "arguments", "args", "input", "status", "function", "custom"}
+_FUNCTION = _IDS | {"name", "arguments", "args", "input"}
+_AROUND = _IDS | {"call_id", "namespace", "status"}  # of a call, beside its function
 _OUTPUT = _IDS | {"call_id", "output", "status"}
-_PART = _IDS | {"text", "refusal", "data", "annotations", "logprobs"}
+_PART = _IDS | {"annotations", "logprobs"}
 
 
 def is_conversation(value: Any) -> bool:
@@ -95,7 +96,7 @@ class _Turns:
 
     def take(self, item: Mapping[str, Any], here: str) -> None:
         kind = item.get("type")
-        if "role" in item:
+        if "role" in item or kind == "message":
             if kind not in (None, "message"):
                 raise InvalidRequest(f"{shown(kind)} is not the type of a message", field=f"{here}.type")
             self._message(item, here)
@@ -114,7 +115,7 @@ class _Turns:
             raise InvalidRequest(f"{said}; a message has a role and a content", field=here)
 
     def _message(self, item: Mapping[str, Any], here: str) -> None:
-        role = validation.text(item["role"], f"{here}.role", MAX_ROLE, empty=False)
+        role = validation.text(item.get("role"), f"{here}.role", MAX_ROLE, empty=False)
         refuse_others(item, _MESSAGE, here, "message")
         _finished(item, here)
         calls = item.get("tool_calls", ())
@@ -135,7 +136,7 @@ class _Turns:
             self._output(_text(item, "tool_call_id", here), names, text, f"{here}.tool_call_id")
         elif "tool_call_id" in item:
             raise InvalidRequest("a message of another role than tool answers no call", field=f"{here}.tool_call_id")
-        elif text or not given:
+        elif text or names or not given:
             self._places.append([_turn(role, names, text)])
         for call, place in given:
             if not isinstance(call, Mapping):
@@ -144,19 +145,24 @@ class _Turns:
 
     def _call(self, call: Mapping[str, Any], here: str, *, named: bool = False) -> None:
         """``named``: whether it needs an id, as calls do that are items of their own."""
-        refuse_others(call, _CALL, here, "call")
-        inner = call.get("function", call.get("custom", call))
-        if not isinstance(inner, Mapping):
-            raise InvalidRequest(f"{shown(inner)} is not a function with a name and arguments", field=here)
-        refuse_others(inner, _CALL, here, "call")
-        name = _text(inner, "name", here)
+        inside = next((key for key in ("function", "custom") if key in call), None)
+        function = call if inside is None else call[inside]
+        if not isinstance(function, Mapping):
+            raise InvalidRequest(f"{shown(function)} is not a function with a name and arguments", field=here)
+        refuse_others(call, _AROUND | (_FUNCTION if inside is None else {inside}), here, "call")
+        refuse_others(function, _FUNCTION | (_AROUND if inside is None else set()), here, "call")
+        name = _text(function, "name", here)
         told: dict[str, Any] = {"name": name}
         if "namespace" in call:
             told["namespace"] = _text(call, "namespace", here)
-        if "input" in inner:
-            told["input"] = _text(inner, "input", here)
+        arguments = [key for key in ("arguments", "args", "input") if key in function]
+        if len(arguments) > 1:
+            raise InvalidRequest(f"a call has one of {' and '.join(arguments)}", field=here)
+        if arguments == ["input"]:
+            told["input"] = _text(function, "input", here)
         else:
-            told["arguments"] = _arguments(inner.get("arguments", inner.get("args")), f"{here}.arguments")
+            given = function[arguments[0]] if arguments else {}
+            told["arguments"] = _arguments(given, f"{here}.arguments")
         if call.get("status", "completed") != "completed":
             told["status"] = _text(call, "status", here)
         place = [_turn("tool_call", [], json_of(told, here))]
@@ -188,11 +194,7 @@ def _text(item: Mapping[str, Any], key: str, here: str) -> str:
 
 def _arguments(value: Any, here: str) -> Any:
     """Arguments as an object, whether they come as one or as its JSON; any other text stays text."""
-    if value is None:
-        return {}
-    if not isinstance(value, str):
-        if not isinstance(value, Mapping):
-            raise InvalidRequest(f"{shown(value)} is neither an object nor text", field=here)
+    if isinstance(value, Mapping):
         return value
     text = validation.text(value, here, MAX_TEXT)
     try:
@@ -210,7 +212,7 @@ def _finished(item: Mapping[str, Any], here: str) -> None:
         )
 
 
-def refuse_others(item: Mapping[str, Any], known: frozenset[str], here: str, kind: str) -> None:
+def refuse_others(item: Mapping[str, Any], known: Set[str], here: str, kind: str) -> None:
     """Refuses a field with a value that is none of the ``known`` ones: nothing that is given gets lost."""
     for key, value in item.items():
         nothing = value is None or (isinstance(value, str | list | tuple | dict) and not value)
@@ -240,11 +242,11 @@ def _pieces(parts: Sequence[Any], field: str) -> Iterator[str]:
             raise RequestTooLarge(part.reason, field=here)
         kind = "text" if isinstance(part, str) else part.get("type") if isinstance(part, Mapping) else part
         if kind == "input_json":
-            refuse_others(part, _PART, here, "part")
+            refuse_others(part, _PART | {"data"}, here, "part")
             text = json_of(part.get("data"), f"{here}.data")
         elif isinstance(kind, str) and kind in _TEXTS:
             if not isinstance(part, str):
-                refuse_others(part, _PART, here, "part")
+                refuse_others(part, _PART | {_TEXTS[kind]}, here, "part")
                 here, part = f"{here}.{_TEXTS[kind]}", part.get(_TEXTS[kind])
             text = validation.text(part, here, MAX_TEXT)
         else:

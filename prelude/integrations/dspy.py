@@ -3,40 +3,98 @@
 Fields of type bool, ``Literal`` and ``dspy.experimental.Score`` are decisions; every output field of a signature has
 to be one.
 
-pip install 'prelude-engine[dspy]' (dspy 3.4; decision requests are marked experimental there). This module imports
-no dspy.
+pip install 'prelude-engine[dspy]' (dspy 3.4; decision requests are marked experimental there).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import copy
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
 
+from dspy.adapters.types.base_type import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
+from dspy.clients.base_lm import record_history
+from dspy.dsp.utils.settings import settings
+from dspy.utils.callback import with_callbacks
+from dspy.utils.inspect_history import pretty_print_history
+
+from prelude.admission.conversation import content_of
 from prelude.integrations.engines import system_one
 
 _PRIVATE = frozenset(["type", "choice", "score", "legend"])
+_TYPED = re.compile(f"{CUSTOM_TYPE_START_IDENTIFIER}(.*?){CUSTOM_TYPE_END_IDENTIFIER}", re.DOTALL)
 
 
 class PreludeDecisions:
-    """The object that DSPy takes for a decision service, over an engine of either kind. Any number of threads and
-    loops may use it. ``history`` stays empty: DSPy's own callbacks see the calls."""
+    """The object that DSPy takes for a decision service, over an engine of either kind: calls are seen by callbacks,
+    usage trackers and histories, as those of DSPy's own client. Any number of threads and loops may use it. An engine
+    is no part of a saved program: set the lm again after ``load``."""
 
     supports_decision_requests = True
 
-    def __init__(self, engine: Any, **options: Any) -> None:
+    def __init__(self, engine: Any, *, callbacks: Sequence[Any] | None = None, **options: Any) -> None:
+        self._engine, self._options = engine, options
         self._one = system_one(engine, **options)
-        self.callbacks: list[Any] = []
+        self.callbacks: list[Any] = list(callbacks or [])
         self.history: list[Any] = []
 
     @property
     def model(self) -> str:
         return self._one.name
 
-    def __call__(self, state: Any, questions: Mapping[str, Any]) -> dict[str, Any]:
-        return _answers(self._one.answer({"state": state, "questions": questions}))
+    def copy(self, **options: Any) -> PreludeDecisions:
+        """One over the same engine with an empty history. ``options`` are those of ``SystemOne``."""
+        return type(self)(self._engine, **{"callbacks": self.callbacks, **self._options, **options})
 
+    def __deepcopy__(self, memo: Any) -> PreludeDecisions:
+        return self.copy()
+
+    def dump_state(self) -> None:
+        """None: DSPy loads no class of another library."""
+
+    def inspect_history(self, n: int = 1, file: TextIO | None = None) -> None:
+        pretty_print_history(self.history, n, file=file)
+
+    @with_callbacks
+    def __call__(self, state: Any, questions: Mapping[str, Any]) -> dict[str, Any]:
+        request = {"state": _plain(state, "state"), "questions": questions}
+        return self._finished(request, self._one.answer(request))
+
+    @with_callbacks
     async def acall(self, state: Any, questions: Mapping[str, Any]) -> dict[str, Any]:
-        return _answers(await self._one.aanswer({"state": state, "questions": questions}))
+        request = {"state": _plain(state, "state"), "questions": questions}
+        return self._finished(request, await self._one.aanswer(request))
+
+    def _finished(self, request: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+        answers = _answers(body)
+        tokens = body["usage"]
+        usage = {"prompt_tokens": tokens["input_tokens"], "completion_tokens": tokens["output_tokens"]}
+        if settings.usage_tracker:
+            settings.usage_tracker.add_usage(self.model, usage)
+        if not settings.disable_history:
+            entry = {
+                "request": copy.deepcopy({"model": self.model, **request}),
+                "response": copy.deepcopy({"model": self.model, "usage": usage, "answers": answers}),
+                "usage": usage,
+                "cache_hit": False,
+                "messages": None,
+                "prompt": json.dumps(request, ensure_ascii=False),
+                "outputs": [json.dumps(answers)],
+            }
+            record_history(self, entry)
+        return answers
+
+
+def _plain(value: Any, here: str) -> Any:
+    """With the text of DSPy's own types, such as ``dspy.Image``, which come as parts in a string; what is no text is
+    refused."""
+    if isinstance(value, str):
+        return _TYPED.sub(lambda found: content_of(json.loads(found[1]), here), value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item, f"{here}.{key}") for key, item in value.items()}
+    return [_plain(item, f"{here}[{at}]") for at, item in enumerate(value)] if isinstance(value, list) else value
 
 
 def _answers(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from prelude.admission.conversation import turns_of
 from prelude.errors import InvalidRequest, shown
-from prelude.integrations.engines import Engines
+from prelude.integrations.engines import Engines, system_one
 from prelude.results import Ranking
 from prelude.systemone import SystemOne
 from prelude.tasks import Embed
@@ -38,8 +38,8 @@ class PreludeDecisions(BaseDecisionModel):
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
-        given = isinstance(self.engine, SystemOne)
-        self._one = self.engine if given else SystemOne(self.engine, name=self.model, **self.options)
+        named = {} if isinstance(self.engine, SystemOne) else {"name": self.model}
+        self._one = system_one(self.engine, **named, **self.options)
 
     @property
     def _provider(self) -> str:

@@ -24,8 +24,11 @@ from prelude.systemone.request import MAX_LEVELS, MAX_OPTIONS, MAX_QUESTIONS
 
 
 class PreludeModel(DecisionModel[None]):
-    """Over an engine of either kind; ``name`` and further keywords are those of ``SystemOne``."""
+    """Over an engine of either kind; ``name`` and further keywords are those of ``SystemOne``. The setting
+    ``timeout`` is the deadline of a request. Settings of sampling, and ``max_retries``, say nothing about a
+    decision."""
 
+    unsupported_settings = DecisionModel.unsupported_settings | {"max_retries"}
     max_questions = MAX_QUESTIONS
     max_choice_options = MAX_OPTIONS
     max_score_levels = MAX_LEVELS
@@ -49,8 +52,14 @@ class PreludeModel(DecisionModel[None]):
     async def decide(self, request: DecisionRequest, model_settings: DecisionModelSettings) -> DecisionResponse:
         if request.images:
             raise InvalidRequest("this model reads text only; leave out images", field="images")
+        for name in ("extra_body", "extra_headers"):
+            if model_settings.get(name):
+                raise InvalidRequest("no HTTP request is made, so there is no place for it; leave it out", field=name)
+        timeout = model_settings.get("timeout")
+        seconds = getattr(timeout, "read", timeout)  # a number, or httpx.Timeout
         questions = {name: _question(question) for name, question in request.questions.items()}
-        body = await self._one.aanswer({"state": request.state, "questions": questions})
+        asked = {"state": request.state, "questions": questions}
+        body = await self._one.aanswer(asked, deadline=seconds)
         return DecisionResponse(
             answers={name: _answer(answer) for name, answer in body["answers"].items()},
             model_name=body["model"],

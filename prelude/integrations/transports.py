@@ -4,7 +4,8 @@
     openai.OpenAI(api_key="local", http_client=httpx2.Client(transport=Transport(engine)))
 
 Served: POST …/systemone, POST …/decisions, GET …/models. The bodies and the statuses of errors are those of
-``SystemOne``; an error that is not Prelude's own is raised in the client. pip install 'prelude-engine[transports]'.
+``SystemOne``; an error that is not Prelude's own is raised in the client. The client's timeout for reading an answer
+is the deadline of the request. pip install 'prelude-engine[transports]'.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any
 
 import httpx2
 
-from prelude.errors import PreludeError
+from prelude.errors import DeadlineExceeded, PreludeError
 from prelude.integrations.engines import system_one
+from prelude.options import MAX_DEADLINE
 from prelude.systemone import aread_body, problem, read_body, write_body
+from prelude.verbs import RequestKeywords
 
 
 class _Routes:
@@ -50,9 +53,10 @@ class Transport(_Routes, httpx2.BaseTransport):
             return route
         try:
             body = read_body(request.read(), request.headers.get("content-encoding"))
-            answered = self.one.answer(body) if route == "systemone" else self.one.decisions(body)
+            answer = self.one.answer if route == "systemone" else self.one.decisions
+            answered = answer(body, **deadline(request))
         except PreludeError as error:
-            return reply(request, *problem(error))
+            return failed(request, error)
         return reply(request, 200, answered)
 
 
@@ -65,10 +69,22 @@ class AsyncTransport(_Routes, httpx2.AsyncBaseTransport):
             return route
         try:
             body = await aread_body(await request.aread(), request.headers.get("content-encoding"))
-            answered = await (self.one.aanswer(body) if route == "systemone" else self.one.adecisions(body))
+            answer = self.one.aanswer if route == "systemone" else self.one.adecisions
+            answered = await answer(body, **deadline(request))
         except PreludeError as error:
-            return reply(request, *problem(error))
+            return failed(request, error)
         return reply(request, 200, answered)
+
+
+def deadline(request: httpx2.Request) -> RequestKeywords:
+    seconds = request.extensions.get("timeout", {}).get("read")
+    return {} if seconds is None else {"deadline": min(seconds, MAX_DEADLINE)}
+
+
+def failed(request: httpx2.Request, error: PreludeError) -> httpx2.Response:
+    if isinstance(error, DeadlineExceeded):
+        raise httpx2.ReadTimeout(str(error), request=request) from error
+    return reply(request, *problem(error))
 
 
 def reply(request: httpx2.Request, status: int, body: Any) -> httpx2.Response:

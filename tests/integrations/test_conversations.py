@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies
 
 from prelude import Engine, Noul
+from prelude.admission.conversation import is_conversation
 from prelude.errors import InvalidRequest
 from prelude.systemone import SystemOne, SystemOneError
 from prelude.tasks import Decide
@@ -85,6 +87,10 @@ SHOWN: dict[str, tuple[list[Any], str]] = {
     ),
     "a typed message": ([{**USER, "type": "message", "id": "m1", "status": "completed"}], ASKED),
     "a call": ([USER, assistant(content=None, tool_calls=[called("1")])], ASKED + ROME),
+    "a call with a name": (
+        [USER, assistant(content=None, name="bot", tool_calls=[called("1")])],
+        f"{ASKED}\n\nassistant (bot): {ROME}",
+    ),
     "a call beside a text": (
         [USER, assistant(content="Let me see.", tool_calls=[called("1")])],
         f"{ASKED}\n\nassistant: Let me see.{ROME}",
@@ -200,6 +206,13 @@ REFUSED: dict[str, tuple[list[Any], list[Any]]] = {
         [assistant(content=None, tool_calls=[{"id": "1", "function": {"arguments": "{}"}}])],
         [0, "tool_calls", 0, "name"],
     ),
+    "arguments twice": ([call("1", args={})], [0]),
+    "a call with two names": (
+        [assistant(content=None, tool_calls=[{**called("1"), "name": "cold"}])],
+        [0, "tool_calls", 0],
+    ),
+    "two texts in a part": ([{"role": "user", "content": [{**text("hi"), "refusal": "no"}]}], [0, "content", 0]),
+    "a message without a role": ([{"type": "message", "content": "hi"}], [0, "role"]),
     "no message at all": ([USER, "Yes."], [1]),
     "half a character": ([{"role": "user", "content": [text("\ud800")]}], [0, "content", 0, "text"]),
 }
@@ -283,6 +296,43 @@ def test_what_is_no_conversation_is_refused_at_its_place(
         steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in place]
         assert caught.value.field == "state" + "".join(steps)
     assert len(str(caught.value)) < 300
+
+
+PIECES: list[Any] = [
+    None, "", "x", 5, True, [], {}, [None], ["x"], {"type": "text"}, text("x"), IMAGE, USER, call("1"),
+    output("1", "yes"), tool("1", "yes"), called("1"),
+    "tool", "message", "function_call", {"role": "user"}, {"content": "x"},
+]  # fmt: skip
+
+
+def changed(value: Any, draw: Callable[[int], int]) -> Any:
+    """``value`` with another piece at one place of it."""
+    if not isinstance(value, list | dict) or not value or not draw(4):
+        return PIECES[draw(len(PIECES))]
+    key = list(value)[draw(len(value))] if isinstance(value, dict) else draw(len(value))
+    copy = value.copy()
+    if draw(8):
+        copy[key] = changed(value[key], draw)
+    else:
+        del copy[key]
+    return copy
+
+
+@given(strategies.sampled_from([*SHOWN, *REFUSED]), strategies.lists(strategies.integers(0, 1 << 16), min_size=40))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_changed_conversation_is_one_prompt_or_refused(entrances: Entrances, name: str, numbers: list[int]) -> None:
+    """``/v1/decisions`` takes conversations alone."""
+    left = iter(numbers * 10)
+    state = changed((SHOWN.get(name) or REFUSED[name])[0], lambda most: next(left) % most)
+    if not is_conversation(state):
+        return
+    found = set()
+    for entrance in (Entrances.decide, Entrances.systemone, Entrances.openai):
+        try:
+            found.add(entrance(entrances, state))
+        except InvalidRequest:
+            found.add("")
+    assert len(found) == 1, state
 
 
 def test_messages_of_langchain_are_the_conversation_that_they_say(entrances: Entrances) -> None:

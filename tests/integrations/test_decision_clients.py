@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import subprocess
 import sys
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from prelude import Engine
-from prelude.errors import ConfigError, InvalidRequest
+from prelude.errors import ConfigError, DeadlineExceeded, InvalidRequest, UnknownParameter
 from prelude.systemone import SystemOne
 
 STATE = "I was charged twice for my order and want my money back."
@@ -30,7 +32,7 @@ def expected(engine: Engine) -> dict[str, Any]:
 
 def test_importing_prelude_imports_no_client() -> None:
     code = (
-        "import sys, prelude, prelude.engine, prelude.integrations, prelude.integrations.dspy; "
+        "import sys, prelude, prelude.engine, prelude.integrations; "
         "print([m for m in ('langchain_core', 'pydantic_ai', 'dspy', 'lm_eval', 'httpx2', 'openai', 'opentelemetry') "
         "if m in sys.modules])"
     )
@@ -64,6 +66,8 @@ def test_langchain_decisions(engine: Engine, expected: dict[str, Any]) -> None:
     again = asyncio.run(model.ainvoke(request))
     assert again.choices["team"].probabilities == pytest.approx(found.choices["team"].probabilities, abs=1e-5)
     assert len(model.batch([request] * 3)) == 3
+    with pytest.raises(ValueError, match="truncation: options of a SystemOne"):  # as pydantic raises it
+        PreludeDecisions(engine=SystemOne(engine), options={"truncation": "tail"})
     spoken = model.invoke({"state": [HumanMessage(STATE)], "questions": {"refund": questions["refund"]}})
     plain = SystemOne(engine).answer(
         {"state": [{"role": "user", "content": STATE}], "questions": {"refund": QUESTIONS["refund"]}}
@@ -151,6 +155,26 @@ def test_a_pydantic_ai_request_gives_the_answers_of_systemone(engine: Engine, ex
     assert found["urgency"].legend == {0: "later", 1: "today", 2: "now"}
 
 
+def test_settings_of_pydantic_ai_are_followed_or_refused(engine: Engine) -> None:
+    decision = pytest.importorskip("pydantic_ai.models.decision")
+    import httpx
+
+    from prelude.integrations.pydantic_ai import PreludeModel
+
+    model = PreludeModel(engine)
+    request = decision.DecisionRequest(state=STATE, questions={"a": decision.NoulQuestion(instructions="A refund?")})
+    for timeout in (0, httpx.Timeout(5.0, read=0.0)):
+        with pytest.raises(DeadlineExceeded):
+            asyncio.run(model.decide(request, {"timeout": timeout}))
+    for timeout in (600, httpx.Timeout(600.0), httpx.Timeout(None), None):
+        assert asyncio.run(model.decide(request, {"timeout": timeout})).answers
+    for name in ("extra_body", "extra_headers"):
+        with pytest.raises(InvalidRequest) as caught:
+            asyncio.run(model.decide(request, {name: {"a": "b"}}))
+        assert caught.value.field == name
+    assert {"max_retries", "temperature", "seed"} <= model.unsupported_settings
+
+
 # ------------------------------------------------------------------ dspy
 
 
@@ -185,12 +209,79 @@ def test_dspy_decisions_sync_async_and_evaluated(engine: Engine) -> None:
 
 
 def test_dspy_answers_have_no_more_than_dspy_takes(engine: Engine, expected: dict[str, Any]) -> None:
+    pytest.importorskip("dspy")
     from prelude.integrations.dspy import PreludeDecisions
 
     found = PreludeDecisions(engine)(STATE, QUESTIONS)
     assert set(found["refund"]) == {"noul"} and set(found["team"]) == {"probabilities", "confidence"}
     assert set(found["urgency"]["probabilities"]) == {0, 1, 2}
     assert found["team"]["confidence"] == pytest.approx(expected["team"]["confidence"], abs=1e-4)
+
+
+def test_dspy_sees_the_calls_as_those_of_its_own_client(engine: Engine, tmp_path: Path) -> None:
+    """A saved program, usage, callbacks, history, copies."""
+    dspy = pytest.importorskip("dspy")
+    from dspy.utils.callback import BaseCallback
+
+    from prelude.integrations.dspy import PreludeDecisions
+
+    class Triage(dspy.Signature):  # type: ignore[misc, name-defined]
+        ticket: str = dspy.InputField()
+        team: Literal["billing", "tech"] = dspy.OutputField(desc="Which team?")
+
+    class Seen(BaseCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.calls: list[Any] = []
+
+        def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+            self.calls.append((call_id, instance, inputs["questions"]))
+
+        def on_lm_end(self, call_id: str, outputs: Any, exception: Any = None) -> None:
+            self.calls.append((call_id, outputs, exception))
+
+    seen, globally = Seen(), Seen()
+    lm = PreludeDecisions(engine, callbacks=[seen])
+    predict = dspy.Predict(Triage)
+    predict.set_lm(lm)
+    with dspy.context(track_usage=True, callbacks=[globally]):
+        found = predict(ticket=STATE)
+    assert [call[0] for call in seen.calls] == [seen.calls[0][0]] * 2 and seen.calls[0][1] is lm
+    assert set(seen.calls[0][2]) == {"team"} and seen.calls[1][1:] == (lm.history[-1]["response"]["answers"], None)
+    assert globally.calls[:1] == seen.calls[:1]
+    usage = found.get_lm_usage()[lm.model]
+    assert usage["prompt_tokens"] > 0 and usage == lm.history[-1]["usage"]
+    assert len(lm.history) == 1 and lm.history == predict.history
+    asyncio.run(predict.acall(ticket=STATE))
+    assert len(lm.history) == 2 and len(seen.calls) == 4
+    with dspy.context(disable_history=True):
+        predict(ticket=STATE)
+    assert len(lm.history) == 2
+
+    path = tmp_path / "program.json"
+    predict.save(str(path))
+    again = dspy.Predict(Triage)
+    again.load(str(path))
+    with dspy.context(lm=lm):
+        assert again(ticket=STATE).team == found.team
+    copied = predict.deepcopy()
+    assert copied(ticket=STATE).team == found.team and copied.lm.callbacks == [seen]
+    with pytest.raises(UnknownParameter, match="rollout_id"):
+        lm.copy(rollout_id=1, temperature=1.0)
+    lm.inspect_history(file=io.StringIO())
+
+
+def test_dspy_refuses_what_is_no_text(engine: Engine) -> None:
+    dspy = pytest.importorskip("dspy")
+    from prelude.integrations.dspy import PreludeDecisions
+
+    class Look(dspy.Signature):  # type: ignore[misc, name-defined]
+        pictures: list[dspy.Image] = dspy.InputField()
+        cat: bool = dspy.OutputField(desc="Is it a cat?")
+
+    refused = pytest.raises(InvalidRequest, match="only text is taken")
+    with dspy.context(lm=PreludeDecisions(engine)), refused as caught:
+        dspy.Predict(Look)(pictures=[dspy.Image("data:image/png;base64,iVBORw0KGgo=")])
+    assert caught.value.field == "state.inputs.pictures[0][0]"
 
 
 # ------------------------------------------------------------------ the two SDKs, without a socket
@@ -253,6 +344,26 @@ def test_openai_decisions_over_the_transport(engine: Engine, expected: dict[str,
     assert found.answers[1].choice == expected["team"]["choice"]
 
 
+def test_the_timeout_of_a_client_is_the_deadline_of_its_request(engine: Engine) -> None:
+    httpx2 = pytest.importorskip("httpx2")
+    from prelude.integrations.transports import AsyncTransport, Transport
+
+    body = {"state": STATE, "questions": QUESTIONS}
+    client = httpx2.Client(transport=Transport(engine), base_url="http://prelude.invalid")
+    with pytest.raises(httpx2.ReadTimeout):
+        client.post("/v1/systemone", json=body, timeout=0.0)
+    for timeout in (1e12, None):
+        assert client.post("/v1/systemone", json=body, timeout=timeout).status_code == 200
+
+    async def awaited() -> None:
+        async with httpx2.AsyncClient(transport=AsyncTransport(engine), base_url="http://prelude.invalid") as other:
+            with pytest.raises(httpx2.ReadTimeout):
+                await other.post("/v1/systemone", json=body, timeout=0.0)
+            assert (await other.post("/v1/systemone", json=body, timeout=600.0)).status_code == 200
+
+    asyncio.run(awaited())
+
+
 def test_transports_answer_paths_that_they_do_not_serve(engine: Engine) -> None:
     httpx2 = pytest.importorskip("httpx2")
     from prelude.integrations.transports import Transport
@@ -265,11 +376,11 @@ def test_transports_answer_paths_that_they_do_not_serve(engine: Engine) -> None:
 
 
 def test_a_client_takes_an_engine_alone() -> None:
-    from prelude.integrations.dspy import PreludeDecisions
+    from prelude.integrations.engines import system_one
     from prelude.integrations.sentence_transformers import SentenceEncoder
 
     with pytest.raises(ConfigError, match="not an Engine"):
-        PreludeDecisions("engine")
+        system_one("engine")
     with pytest.raises(ConfigError, match="not an Engine"):
         SentenceEncoder("engine")
     assert issubclass(InvalidRequest, ValueError)

@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from prelude.integrations.dspy import PreludeDecisions
 from prelude.integrations.opentelemetry import TracedSystemOne
 
 REQUEST: dict[str, Any] = {
@@ -83,6 +82,9 @@ def test_content_is_recorded_on_request_and_errors_are_marked(
 
 
 def test_clients_take_a_traced_one(engine: Engine, provider: Any, exporter: InMemorySpanExporter) -> None:
+    pytest.importorskip("dspy")
+    from prelude.integrations.dspy import PreludeDecisions
+
     PreludeDecisions(TracedSystemOne(engine, tracer_provider=provider))("a", REQUEST["questions"])
     assert len(exporter.get_finished_spans()) == 1
     with pytest.raises(ConfigError, match="where it is made"):
