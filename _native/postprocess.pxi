@@ -193,6 +193,6 @@ def postprocess_running(tuple requests, token_ids, bad, gone, int64_t vocab_size
             if history is not None:
                 try:
                     history.allowed = history.choose(output, len(output) < r.sampling.min_tokens)
-                except Exception as raised:
+                except BaseException as raised:
                     failed.append((i, raised))
     return more, failed

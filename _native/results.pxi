@@ -42,7 +42,7 @@ cdef class OneShotEnds:
             try:
                 deliver_all(requests, outcomes)
             except BaseException as raised:
-                self.sinks.deliver_error(requests, raised)
+                self.sinks.deliver_failed(requests, outcomes, raised)
         except BaseException:
             self.stats.finished -= len(requests)
             for request in requests:

@@ -34,6 +34,7 @@ raised under ``python -O`` too.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from prelude.root_error import PreludeError as PreludeError
@@ -60,6 +61,14 @@ def reason(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file or directory"
     return str(getattr(error, "strerror", None) or error) or type(error).__name__
+
+
+INTERRUPTS = (KeyboardInterrupt, SystemExit)  # made once: ``A | B`` in a handler needs memory each time
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether ``error`` is Ctrl-C, or an exit, in the main thread: it is not the fault of the code that it ended."""
+    return isinstance(error, INTERRUPTS) and threading.current_thread() is threading.main_thread()
 
 
 class InvalidRequest(PreludeError, ValueError):
@@ -174,6 +183,14 @@ class RequestCancelled(PreludeError):
 
 class ExecutionError(PreludeError):
     """A step failed; raised for the rows of that step, with the original error as ``__cause__``."""
+
+
+def own_error(raised: BaseException, said: str) -> ExecutionError:
+    """The error of a request or row whose own function raised: any exception, as an ``asyncio.CancelledError`` or
+    ``GeneratorExit`` would be taken for the end of the code that called the function. ``said``: a clause about it."""
+    error = ExecutionError(f"{said}: {type(raised).__name__}: {raised}")
+    error.__cause__ = raised
+    return error
 
 
 class RankLost(ExecutionError):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from prelude.errors import InvalidRequest, shown
+from prelude.errors import InvalidRequest, is_interrupt, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -55,7 +55,9 @@ class Progress:
             return
         try:
             self._told(self.done, self._total)
-        except Exception:
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             log.exception("progress= raised, and is called no more")
             self._told = None
 

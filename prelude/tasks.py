@@ -170,8 +170,9 @@ class SamplingParams(Brief):
     ``allowed_tokens_fn(output)`` is called before each token with the ids drawn so far, a list of int. It returns the
     ids that may come next, or ``None`` for all. An array of int32 is taken fastest, and a list of the same objects as
     the list before. The first call comes while the task is prepared, and its errors are raised there. Later calls
-    are made in the thread that runs the engine's steps: every request waits for them. An error of a later call fails
-    its own request with ``ExecutionError``, and so does a choice that leaves no token.
+    are made in the thread that runs the engine's steps: every request waits for them. All calls see the context
+    variables of the request's caller. An error of a later call fails its own request with ``ExecutionError``, and so
+    does a choice that leaves no token. Ctrl-C in the main thread ends the synchronous call that takes the step, too.
 
     ``logprobs=k``: with each output token its logprob and the ``k`` best, under the model's own distribution (before
     any of the settings above). ``prompt_logprobs=k`` is for ``max_tokens=0``: of the prompt, instead of text.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextvars import copy_context
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from prelude.admission import validation
 from prelude.admission.context import AdmissionContext
 from prelude.admission.logprobs import top_limit
 from prelude.arrays import F32, I32, Mask
-from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.errors import InvalidRequest, RequestTooLarge, is_interrupt, own_error, shown
 from prelude.readouts.sampling import Choose, RowEdits, Sampling
 from prelude.streaming.text import Stops
 from prelude.tasks import SamplingParams
@@ -107,7 +108,14 @@ def resolve_edits(ctx: AdmissionContext, params: SamplingParams, early: frozense
         )
     choose = resolve_choose(params.allowed_tokens_fn, rows, chosen, banned, banned_early)
     if choose is not None:
-        chosen = choose([], bool(early))
+        try:
+            chosen = choose([], bool(early))
+        except Exception:
+            raise
+        except BaseException as raised:
+            if is_interrupt(raised):
+                raise
+            raise own_error(raised, "params.allowed_tokens_fn failed") from raised
     edits = RowEdits(
         repetition,
         presence,
@@ -122,6 +130,24 @@ def resolve_edits(ctx: AdmissionContext, params: SamplingParams, early: frozense
     return edits if edits.follows or any(map(len, (bias_ids, edits.allowed, edits.banned_early))) else None
 
 
+class InContext:
+    """A caller's function with the context variables of the call that brought it. Each call has the changes that the
+    calls before it made."""
+
+    __slots__ = ("_context", "_function")
+
+    def __init__(self, function: Any) -> None:
+        self._function, self._context = function, copy_context()
+
+    def __call__(self, output: list[int]) -> Any:
+        return self._context.run(self._function, output)
+
+
+def in_context(function: Any) -> Any:
+    """``function`` in this thread's present context, unless it has one; a value that cannot be called as it is."""
+    return InContext(function) if callable(function) and not isinstance(function, InContext) else function
+
+
 def resolve_choose(given: Any, rows: int, static: I32 | None, banned: I32, early: I32) -> Choose | None:
     """``allowed_tokens_fn`` with its result checked, and cut to ``allowed_token_ids`` (``static``). Raises
     ``InvalidRequest`` for a result that is not a list of ids or leaves no token; and errors of the caller's
@@ -133,10 +159,10 @@ def resolve_choose(given: Any, rows: int, static: I32 | None, banned: I32, early
         raise InvalidRequest(f"{shown(given)} cannot be called", field=field)
     within = None if static is None else _mask(static, rows)
     barred_early, barred_later = (_mask(ids, rows) if len(ids) else None for ids in (early, banned))
-    lists = SameIds(rows)
+    lists, asked = SameIds(rows), in_context(given)
 
     def choose(output: list[int], waits: bool) -> I32:
-        answer = given(list(output))
+        answer = asked(list(output))
         if answer is None:
             return _NO_IDS if static is None else static
         ids = lists.of(answer)

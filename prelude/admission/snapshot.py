@@ -10,6 +10,7 @@ import numpy as np
 
 from prelude.admission.messages import copy_messages, copy_value
 from prelude.admission.question_keys import QUESTION_KEYS
+from prelude.admission.sampling import in_context
 from prelude.admission.structured import Owned
 from prelude.tasks import Choice, Noul, SamplingParams, Score, Task
 
@@ -81,6 +82,8 @@ def copy_params(params: SamplingParams) -> SamplingParams:
             changes[name] = value.copy()
     if isinstance(params.logit_bias, dict):
         changes["logit_bias"] = dict(params.logit_bias)
+    if params.allowed_tokens_fn is not None:
+        changes["allowed_tokens_fn"] = in_context(params.allowed_tokens_fn)
     return dataclasses.replace(params, **changes) if changes else params
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from prelude._native.core import Maker
 from prelude.admission.snapshot import PROMPT_FIELDS
 from prelude.admission.validation import integer
-from prelude.errors import InvalidRequest, shown
+from prelude.errors import InvalidRequest, is_interrupt, own_error, shown
 from prelude.tasks import TaskOf
 
 T = TypeVar("T")
@@ -61,6 +61,10 @@ class Window(Generic[T]):
             text = leading_text(task)
         except Exception as error:
             task, text = error, ""
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            task, text = own_error(error, "the function that makes a row's task raised"), ""
         self.rows.append(row)
         self.tasks.append(task)
         self.texts.append(text)

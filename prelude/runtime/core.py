@@ -84,7 +84,7 @@ class EngineCore(Forkable):
         self.stopped = threading.Event()  # closed, and nothing runs any more
         lock = StepLock()
         self.events = events = Listeners(inside=lambda: lock.held)
-        self.sinks = Sinks(self.stats)
+        self.sinks = Sinks(self.stats, events)
         self.steps = StepsInFlight(pool, overlap)
         self.lifecycle = Lifecycle(self.queues, pool, self.steps, self.inbox, self.sinks, self.stats, events, clock)
         self.live = self.lifecycle.live

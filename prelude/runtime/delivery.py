@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from prelude._native.core import Collector, Group, Outlet, tell_groups
 from prelude.admission.prepared import Outcome
 from prelude.batch import SampleOutput
+from prelude.errors import INTERRUPTS
 from prelude.progress import Progress
 from prelude.runtime.core import EngineCore
-from prelude.runtime.events import INTERRUPTS
 from prelude.runtime.sinks import LoopFlush
 from prelude.scheduling.request import Request, Sink
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from prelude._native.core import Maker
+from prelude.errors import is_interrupt
 
 if TYPE_CHECKING:
     from prelude.scheduling.plan import Plan
@@ -37,19 +37,14 @@ class Event:
 
 Listener = Callable[[Event], None]
 _make_event = Maker(Event)
-INTERRUPTS = (KeyboardInterrupt, SystemExit)  # made once: ``A | B`` in a handler needs memory each time
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Whether ``error`` is Ctrl-C, or an exit, in the main thread: it is not the fault of the code that it ended."""
-    return isinstance(error, INTERRUPTS) and threading.current_thread() is threading.main_thread()
 
 
 class Listeners:
     """Calls the listeners. A listener that raises is logged and counted; its error does not reach the loop.
 
-    ``inside`` says whether the calling thread is in the middle of a step. Ctrl-C that lands in a listener there is
-    kept as ``interrupt``, for the step's holder to raise when its accounts are whole again.
+    ``inside`` says whether the calling thread is in the middle of a step. Ctrl-C that lands in a listener there, or
+    in another function of a caller's, is kept as ``interrupt``, for the step's holder to raise when its accounts are
+    whole again.
     """
 
     def __init__(self, inside: Callable[[], bool] = lambda: False) -> None:

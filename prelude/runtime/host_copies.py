@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from prelude.arrays import I32
 from prelude.config import EngineConfig
-from prelude.errors import ConfigError, InsufficientMemory
-from prelude.runtime.events import is_interrupt
+from prelude.errors import ConfigError, InsufficientMemory, is_interrupt
 from prelude.scheduling.lease import KvPool
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from prelude._native.core import OneShotEnds, take_in
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
-from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
+from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled, is_interrupt
 from prelude.runtime.events import Listeners
 from prelude.runtime.in_flight import StepsInFlight
 from prelude.runtime.inbox import Inbox, Places
@@ -163,7 +163,11 @@ class Lifecycle:
             self.ended(request, None, failure_of(error, "the engine hangs"))
 
     def ended(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        """Tells a request's end, unless it has been told."""
+        """Tells a request's end, unless it has been told. Ctrl-C that came to the request's own function is raised
+        when the step is over."""
+        cause = None if error is None else error.__cause__
+        if cause is not None and is_interrupt(cause):
+            self._events.interrupt = cause
         if request.lease is not None and request.state is State.FINISHED:
             self._steps.keep_lease(request)
         self._inbox.leave(request)

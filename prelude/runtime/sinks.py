@@ -11,11 +11,14 @@ import logging
 from collections import deque
 
 from prelude.admission.prepared import Outcome
+from prelude.errors import is_interrupt
+from prelude.runtime.events import Listeners
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.recovery import failure_of
 from prelude.scheduling.request import Request
 
 log = logging.getLogger("prelude.engine")
+_NOT_TOLD = "the result could not be handed over"
 
 
 class LoopFlush:
@@ -30,11 +33,13 @@ class LoopFlush:
 
 
 class Sinks:
-    """``loops``: those of all callers."""
+    """``loops``: those of all callers. Ctrl-C that comes while a sink is told is kept in ``events``, and the sink is
+    told the same again."""
 
-    def __init__(self, stats: EngineStats) -> None:
+    def __init__(self, stats: EngineStats, events: Listeners) -> None:
         self.loops: list[LoopFlush] = []
         self._stats = stats
+        self._events = events
         self.to_wake: deque[LoopFlush] = deque()  # event loops that are flushed when the step is over
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
@@ -42,7 +47,10 @@ class Sinks:
         try:
             request.sink.deliver(request, outcome, error)
         except BaseException as raised:
-            self._deliver_again(request, raised)
+            if self._interrupted(raised):
+                self._deliver_again(request, outcome, error)
+                return
+            self._deliver_again(request, None, failure_of(raised, _NOT_TOLD))
             log_failure("a sink raised on its request's end", raised, request.options.request_id)
 
     def deliver_each(self, requests: list[Request], outcomes: list[Outcome]) -> None:
@@ -50,18 +58,30 @@ class Sinks:
         for request, outcome in zip(requests, outcomes):
             self.deliver(request, outcome, None)
 
-    def deliver_error(self, requests: list[Request], raised: BaseException) -> None:
+    def deliver_failed(self, requests: list[Request], outcomes: list[Outcome], raised: BaseException) -> None:
         """To the sink of these requests, which raised when it was told of their ends."""
+        if self._interrupted(raised):
+            for request, outcome in zip(requests, outcomes):
+                self._deliver_again(request, outcome, None)
+            return
         for request in requests:
-            self._deliver_again(request, raised)
+            self._deliver_again(request, None, failure_of(raised, _NOT_TOLD))
         log_failure("a sink raised on the end of its requests", raised)
 
-    def _deliver_again(self, request: Request, raised: BaseException) -> None:
+    def _interrupted(self, raised: BaseException) -> bool:
+        if not is_interrupt(raised):
+            return False
+        self._events.interrupt = raised
+        return True
+
+    def _deliver_again(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         try:
-            request.sink.deliver(request, None, failure_of(raised, "the result could not be handed over"))
+            request.sink.deliver(request, outcome, error)
         except MemoryError:
             raise
         except BaseException as again:
+            if self._interrupted(again):
+                return
             log_failure("a sink raised twice on its request's end; its caller is not told", again)
 
     # -------------------------------------------------------------- callers' event loops

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from prelude._native.core import begin_plan, traced
 from prelude.batch import StepResult
+from prelude.errors import is_interrupt
 from prelude.execution.executor import Executor
-from prelude.runtime.events import Listeners, is_interrupt
+from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures
 from prelude.runtime.in_flight import InFlightStep, StepsInFlight, make_step
 from prelude.runtime.inbox import Inbox
@@ -110,10 +111,11 @@ class Stepper:
                 raise
             failures.abandon(error)
             if interrupted:
+                self._events.interrupt = None
                 raise
             log_failure("the engine's own step failed", error)
             went_on = not self._inbox.empty  # requests that were posted meanwhile
-        if self._events.interrupt is not None:  # Ctrl-C that came to a listener
+        if self._events.interrupt is not None:  # Ctrl-C that came to a function of a caller's
             interrupt, self._events.interrupt = self._events.interrupt, None
             raise interrupt
         return went_on

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from prelude._native.core import end_with, postprocess_group, postprocess_running
 from prelude.admission.prepared import Outcome
 from prelude.batch import Output, StepResult
-from prelude.errors import ExecutionError
+from prelude.errors import ExecutionError, own_error
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.plan import Plan, lives
@@ -153,10 +153,8 @@ def _postprocess_token(
         try:
             if request.sink.token(request, token, output, row):
                 reason = "stop"
-        except Exception as raised:  # an error of a sink fails its own request alone
-            failure = ExecutionError(f"the request's own sink raised {type(raised).__name__}: {raised}")
-            failure.__cause__ = raised
-            finish(request, queues, pool, None, failure)
+        except BaseException as raised:  # an error of a sink fails its own request alone
+            finish(request, queues, pool, None, own_error(raised, "the request's own sink raised"))
             return
     if reason is not None:
         request.stats.finish_reason = reason
@@ -164,11 +162,9 @@ def _postprocess_token(
         return
     try:
         request.choose_next()
-    except Exception as raised:
+    except BaseException as raised:
         finish(request, queues, pool, None, _no_choice(raised))
 
 
-def _no_choice(raised: Exception) -> ExecutionError:
-    failure = ExecutionError(f"the request's allowed_tokens_fn failed: {type(raised).__name__}: {raised}")
-    failure.__cause__ = raised
-    return failure
+def _no_choice(raised: BaseException) -> ExecutionError:
+    return own_error(raised, "the request's allowed_tokens_fn failed")
