@@ -180,7 +180,8 @@ cdef class FreshEncoding:
             self.core.full_into(self.text, self.parse_special, "char", True, found)
             before, n = self.frame.before.size(), found.offsets.size()
             pairs.resize(self.frame.around(n))
-            memset(pairs.data(), 0, pairs.size() * sizeof(Align))
+            if pairs.size():
+                memset(pairs.data(), 0, pairs.size() * sizeof(Align))
             if n:
                 memcpy(pairs.data() + before, found.offsets.data(), n * sizeof(Align))
             return pairs_of(<const int32_t*> pairs.data(), pairs.size())
@@ -346,8 +347,8 @@ cdef class EncodeEntry:
         return self._batch_general(input, is_pretokenized, add_special_tokens, True) if made is None else made
 
     def encode_array(self, text, add_special_tokens=True, *, parse_special=True, remember=True):
-        """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
-        special token, nor of another added token that is more than white space, comes out of ``text``. With
+        """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of one
+        comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens. With
         ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
         return self.array_of(text, add_special_tokens, parse_special, remember)
 

@@ -1,11 +1,11 @@
 """Text that must stay text: no control token may come out of it.
 
 The core already leaves special tokens unmatched when asked to. Two ways remain by which untrusted text could
-become a control token: added tokens that are not flagged special (``<tool_call>``, ``<|User|>`` in some
+become a control token: control tokens that are not flagged special (``<tool_call>``, ``<|User|>`` in some
 files), and a model whose merges spell a control token from its characters. Both are found by looking at the
 ids, and each such token is replaced by the tokens of its single characters.
 
-Added tokens of white space only, or of one character, are ordinary text in every family and stay.
+``_control`` says which tokens these are. All others are ordinary text, as in HF.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ._control import mask_of
 from ._reference import BYTE_CHARS, _kinds
 
 if TYPE_CHECKING:
@@ -28,14 +29,11 @@ Int32 = npt.NDArray[np.int32]
 class LiteralText:
     """Which ids are control tokens, and how to spell them out; immutable."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, control_ids: frozenset[int]) -> None:
         self._core = core
         self._unknown = core.unknown_id()
-        added = core.added_tokens()
-        control = [i for i, content, *_ in added if len(content) > 1 and not content.isspace()]
-        self.control_ids = frozenset(control)
-        self._is_control = np.zeros(max(control, default=-1) + 2, np.bool_)
-        self._is_control[control] = True
+        self.control_ids = control_ids
+        self._is_control = mask_of(control_ids)
         if 0 <= self._unknown < len(self._is_control):
             self._is_control[self._unknown] = False  # an unknown word is not a control token
         decoder = core.section("decoder")

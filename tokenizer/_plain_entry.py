@@ -160,8 +160,8 @@ class EncodeEntry:
         parse_special: bool = True,
         remember: bool = True,
     ) -> npt.NDArray[np.int32]:
-        """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
-        special token, nor of another added token that is more than white space, comes out of ``text``. With
+        """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of one
+        comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens. With
         ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
         return self._array_general(text, add_special_tokens, parse_special, remember)
 

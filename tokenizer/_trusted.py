@@ -4,6 +4,8 @@ Control tokens are looked for in the trusted runs alone, each by itself: nothing
 run can complete a control token with it. Ordinary text between two control tokens is tokenised as one piece,
 across the borders of trust, so that harmless input gives the ids that the whole string would give.
 
+The turn marks of trusted text are control tokens of the call, also if no file beside the tokenizer names them.
+
 When the control tokens of the whole string are just those of its trusted runs, the whole string is encoded
 at once, and that is then checked; else the stretches between them are encoded as text, one by one.
 """
@@ -17,20 +19,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ._literal import LiteralText
+
 if TYPE_CHECKING:
     from ._backends import Core
+    from ._control import ControlIds
     from ._core import MatcherUse
-    from ._literal import LiteralText
 
 Int32 = npt.NDArray[np.int32]
+_MOST_OTHERS = 8
 Found = list[tuple[int, int, int]]  # (start, end, id)
 
 
 class ControlTokens:
     """The control tokens of a tokenizer as a pattern; immutable."""
 
-    def __init__(self, core: Core, literal: LiteralText) -> None:
-        self._core, self._literal = core, literal
+    def __init__(self, core: Core, literal: LiteralText, known: ControlIds) -> None:
+        self._core, self._literal, self._known = core, literal, known
+        self._others: dict[frozenset[int], ControlTokens] = {}  # with the turn marks of a call
         tokens = [t for t in core.added_tokens() if t[0] in literal.control_ids]
         self._ids = {content: id for id, content, *_ in tokens}
         self._flags = {content: (single, left, right) for _, content, single, left, right, _, _ in tokens}
@@ -39,6 +45,19 @@ class ControlTokens:
 
     def encode(self, segments: Sequence[tuple[str, bool]]) -> Int32:
         runs = _runs(segments)
+        marks = self._known.marks(text for text, trusted in runs if trusted) - self._literal.control_ids
+        return self._and(marks)._encode(runs) if marks else self._encode(runs)
+
+    def _and(self, marks: frozenset[int]) -> ControlTokens:
+        found = self._others.get(marks)
+        if found is None:
+            literal = LiteralText(self._core, self._literal.control_ids | marks)
+            found = ControlTokens(self._core, literal, self._known)
+            if len(self._others) < _MOST_OTHERS:
+                self._others[marks] = found
+        return found
+
+    def _encode(self, runs: list[tuple[str, bool]]) -> Int32:
         whole = "".join(text for text, _ in runs)
         found: Found = []
         at = 0

@@ -10,7 +10,7 @@ import contextlib
 import io
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,22 +22,35 @@ Reader: TypeAlias = Callable[[str, int], "bytes | None"]
 """``(name, limit)`` to the content of that file of a tokenizer's directory; None where it is not there.
 Its error for a file that it refuses ends the loading."""
 
+BESIDE = (
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+"""The files beside a tokenizer.json that say more about its tokens."""
+
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
 class FileConfig:
-    """The file beside a tokenizer.json; ``source`` is its path, empty when there was none."""
+    """The files beside a tokenizer.json; ``source`` is the path of its config, empty when there was none.
+
+    ``templates`` are all chat templates, of which ``chat_template`` is the one in use. ``named`` are the texts of the
+    tokens that a file gives a role or flags as special, ``token_ids`` those that config.json and
+    generation_config.json name (``eos_token_id``...)."""
 
     source: str = ""
     values: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
+    templates: tuple[str, ...] = ()
+    named: frozenset[str] = frozenset()
+    token_ids: frozenset[int] = frozenset()
 
     def token(self, role: str) -> str | None:
-        value = self.values.get(role)
-        if isinstance(value, dict):
-            value = value.get("content")
-        return value if isinstance(value, str) else None
+        return content_of(self.values.get(role))
 
 
 def folder_reader(folder: Path) -> Reader:
@@ -58,15 +71,30 @@ def folder_reader(folder: Path) -> Reader:
 
 def beside(read: Reader, folder: str) -> FileConfig:
     """The configuration files that ``read`` gives, which are those in ``folder``."""
-    values = _object(read("special_tokens_map.json", SETTINGS_LIMIT))
-    config = _object(read("tokenizer_config.json", SETTINGS_LIMIT))
-    values = {**values, **{k: v for k, v in config.items() if v is not None or k not in values}}
+    *settings, jinja = BESIDE
+    tokens, config, *models = [_object(read(name, SETTINGS_LIMIT)) for name in settings]
+    values = {**tokens, **{k: v for k, v in config.items() if v is not None or k not in tokens}}
     template = _template(config.get("chat_template"))
-    own = read("chat_template.jinja", TEMPLATE_LIMIT)
+    templates = [template, *_templates(config.get("chat_template")).values()]
+    own = read(jinja, TEMPLATE_LIMIT)
     if own is not None:
         with contextlib.suppress(UnicodeDecodeError):
             template = io.StringIO(own.decode("utf-8"), newline=None).read()  # every end of a line as \n
-    return FileConfig(str(Path(folder) / "tokenizer_config.json") if config else "", values, template)
+    return FileConfig(
+        source=str(Path(folder) / "tokenizer_config.json") if config else "",
+        values=values,
+        chat_template=template,
+        templates=tuple(one for one in dict.fromkeys([template, *templates]) if one is not None),
+        named=frozenset([*_named(tokens), *_named(config)]),
+        token_ids=frozenset(id for model in (*models, models[0].get("text_config")) for id in _token_ids(model)),
+    )
+
+
+def content_of(value: Any) -> str | None:
+    """The text of a token, which a configuration has as it is, or in an object."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
 
 
 def warn_contradictions(
@@ -114,10 +142,33 @@ def warn_contradictions(
 
 def _template(value: Any) -> str | None:
     """A template is a string, or a list of named ones of which ``default`` counts."""
-    if isinstance(value, list):
-        named = {v.get("name"): v.get("template") for v in value if isinstance(v, dict)}
-        value = named.get("default")
+    value = _templates(value).get("default") if isinstance(value, list) else value
     return value if isinstance(value, str) else None
+
+
+def _templates(value: Any) -> dict[str, str]:
+    """The named templates of a list."""
+    listed = [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+    return {str(v.get("name")): v["template"] for v in listed if isinstance(v.get("template"), str)}
+
+
+def _named(values: dict[str, Any]) -> Iterator[str]:
+    """The texts of the tokens that tokenizer_config.json or special_tokens_map.json gives a role."""
+    found = [value for key, value in values.items() if key.endswith("_token")]
+    for key in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
+        several = values.get(key)
+        found += several.values() if isinstance(several, dict) else several if isinstance(several, list) else []
+    described = values.get("added_tokens_decoder")
+    if isinstance(described, dict):
+        found += [v for v in described.values() if isinstance(v, dict) and v.get("special") is True]
+    return (content for content in map(content_of, found) if content is not None)
+
+
+def _token_ids(model: Any) -> Iterator[int]:
+    """What a model's config.json has under names such as ``eos_token_id``: an id, or a list of them."""
+    for key, value in model.items() if isinstance(model, dict) else ():
+        if key.endswith("_token_id"):
+            yield from (id for id in (value if isinstance(value, list) else [value]) if type(id) is int)
 
 
 def _object(data: bytes | None) -> dict[str, Any]:

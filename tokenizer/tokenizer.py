@@ -19,6 +19,7 @@ from . import _post_processing, _processor_file, components
 from ._arrays import ArrayMethods
 from ._backends import load
 from ._cache import at as cache_at
+from ._control import ControlIds
 from ._files import TOKENIZER_LIMIT, read_plain
 from ._inputs import EncodeInput, batch_inputs, batch_list, single_input
 from ._literal import LiteralText
@@ -29,7 +30,7 @@ from ._sequences import Sequences
 from ._trusted import ControlTokens
 from ._whole_calls import WholeCalls
 from .added_token import AddedToken
-from .config import FileConfig, Reader, beside, folder_reader, warn_contradictions
+from .config import BESIDE, FileConfig, Reader, beside, folder_reader, warn_contradictions
 from .encoding import Encoding
 from .errors import BackendUnavailable, TokenizerFileError, TokenizersMutationError
 from .params import Padding, Truncation, truncate_pair
@@ -94,7 +95,7 @@ class Tokenizer(ArrayMethods):
         except ImportError:
             raise BackendUnavailable("the Hugging Face Hub", "huggingface_hub") from None
         path = hf_hub_download(identifier, "tokenizer.json", revision=revision, token=token)
-        for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+        for name in BESIDE:
             try:
                 hf_hub_download(identifier, name, revision=revision, token=token)
             except (EntryNotFoundError, LocalEntryNotFoundError):
@@ -135,8 +136,9 @@ class Tokenizer(ArrayMethods):
         self._truncation = _parsed(self._section("truncation"), "truncation", Truncation.from_json)
         self._padding = _parsed(self._section("padding"), "padding", Padding.from_json)
         self._encode_special = False
-        self._literal = LiteralText(core)
-        self._control = ControlTokens(core, self._literal)
+        known = ControlIds(core, config)
+        self._literal = LiteralText(core, known.fixed)
+        self._control = ControlTokens(core, self._literal, known)
         self._sequences = Sequences(core)
         self._digest: bytes | None = None  # see decoders._digest
         self._model_alone: Tokenizer | None = None  # see models.Model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -244,8 +245,10 @@ def test_a_word_may_begin_in_the_template_and_end_in_the_text(tokenizer: Any) ->
 
 
 @pytest.mark.fault(25)
-def test_added_tokens_of_a_template_are_control_tokens_too() -> None:
-    scope = TokenizationScope(Encoder(toys.train(added=["<think>"]), 428))
+def test_added_tokens_of_a_template_are_control_tokens_too(tmp_path: Path) -> None:
+    toys.train(added=["<think>"]).save(tmp_path / "tokenizer.json")
+    (tmp_path / "chat_template.jinja").write_text("{{ '<think>\\n' }}", encoding="utf-8")
+    scope = TokenizationScope(Encoder(Tokenizer.from_file(tmp_path / "tokenizer.json"), 428))
     thinking = scope.encoder.tokenizer.encode_array("<think>", False).tolist()
     assert scope.encode_pieces([("a <think>\n", True)]).tolist().count(thinking[0]) == 1
     assert thinking[0] not in scope.encode_pieces([("a <think>\n", False)]).tolist()

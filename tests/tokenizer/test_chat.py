@@ -111,7 +111,8 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
             assert tokenizer.decode(ids, skip_special_tokens=False) == case["text"]
         theirs = tokenizer.encode_array(case["text"], False).tolist()
         assert theirs == case["ids"]
-        control = tokenizer._literal.control_ids
+        added = tokenizer.get_added_tokens_decoder()
+        control = {id for id, token in added.items() if token.special or token.content in template}
         user = [t for t, trusted in pieces if not trusted]
         hostile = any(set(tokenizer.encode_array(t, False).tolist()) & control for t in user)
         if not hostile:

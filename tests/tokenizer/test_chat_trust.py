@@ -16,13 +16,16 @@ from tests.tokenizer.templates import CHATML, HELLO
 
 
 @pytest.fixture(scope="module")
-def chatml(json_of: Any) -> Tokenizer:
+def chatml(json_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     state = json.loads(json_of("byte-level"))
     next_id = max(t["id"] for t in state["added_tokens"]) + 1
     for i, content in enumerate(["<|im_start|>", "<|im_end|>", "<tool_call>"]):
         flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False)
         state["added_tokens"].append({"id": next_id + i, "content": content, "special": "|" in content, **flags})
-    return Tokenizer.from_str(json.dumps(state))
+    folder = tmp_path_factory.mktemp("chatml")
+    (folder / "tokenizer.json").write_text(json.dumps(state), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(CHATML + "{{ '<tool_call>' }}", encoding="utf-8")
+    return Tokenizer.from_file(folder / "tokenizer.json")
 
 
 ATTACKS = [
@@ -80,7 +83,8 @@ SHARDS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(parts=SHARDS)
 def test_control_tokens_are_those_of_the_trusted_runs(chatml: Tokenizer, parts: list[tuple[str, bool]]) -> None:
-    control = chatml._literal.control_ids
+    added = chatml.get_added_tokens_decoder().items()
+    control = {id for id, token in added if token.special or token.content == "<tool_call>"}
     runs: list[str] = []
     before = False
     for text, trusted in parts:
