@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from prelude.admission.conversation import content_of, turns_of
+from prelude.admission.conversation import content_of, is_conversation, turns_of
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.results import Answer, Answers
 from prelude.systemone.answers import usage_of
@@ -86,13 +86,15 @@ def _cache_keywords(check: Checker, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _input(check: Checker, value: Any) -> Any:
-    """Text, or the turns of a conversation."""
+    """Text or a conversation, which the engine reads."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list | tuple) or not value:
         check.wrong(("input",), f"{shown(value)} is not a string or an array of messages", "union_type")
         return ""
-    return _read(check, turns_of, value, ("input",))
+    if not is_conversation(value):
+        _read(check, turns_of, value, ("input",))  # refuses it
+    return value
 
 
 def _read(check: Checker, read: Callable[[Any, str], Any], value: Any, loc: Loc) -> Any:

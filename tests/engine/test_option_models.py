@@ -210,6 +210,28 @@ def test_opendecider_is_its_head_on_transformers_states(tmp_path: Path) -> None:
     assert texts[2] == "[CLS]question: The writer is angry.[SEP][MASK] yes: Yes[MASK] no: No[SEP]input: st[SEP]"
 
 
+def test_a_conversation_is_the_array_of_its_turns(tmp_path: Path) -> None:
+    """In the form that such a model was trained on; the messages are those of any other model."""
+    call = {"id": "1", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "yes"},
+    ]
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "tool_call", "content": '{"name": "look", "arguments": {}}'},
+        {"role": "tool", "content": "yes", "name": "look"},
+    ]
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with Engine.from_pretrained(write_opendecider(tmp_path)) as engine:
+        texts = [engine.explain(Decide(state, QUESTIONS[3:])).text for state in (messages, json.dumps(turns))]
+        assert texts[0] == texts[1]
+        for state in ([{"role": "user", "content": [image]}], {"seen": image}, [image]):
+            with pytest.raises(InvalidRequest, match="only text is taken"):
+                engine.explain(Decide(state, QUESTIONS[3:]))
+
+
 def test_opendecider_cuts_the_state_alone(tmp_path: Path) -> None:
     with Engine.from_pretrained(write_opendecider(tmp_path)) as engine:
         with pytest.raises(PromptTooLong, match="longer than the model reads"):
