@@ -21,6 +21,8 @@ T = TypeVar("T")
 Advance: TypeAlias = Callable[[int, int], object]  # (tasks that have ended, tasks of the call)
 DELAY = 1.0
 """Seconds that work takes before a bar appears that the caller did not ask for."""
+LINE_SECONDS = 30.0
+"""Seconds between the lines of a bar outside a terminal."""
 
 
 class Progress:
@@ -123,7 +125,21 @@ def make_bar(total: int | None, unit: str, done: int) -> Any:
             "True shows a bar of tqdm, which is not installed: pip install tqdm, or give a function of (done, total)",
             field="progress",
         ) from None
-    return tqdm(total=total, unit=f" {unit}", initial=done)
+    shape: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "B" else {"unit": f" {unit}"}
+    if not in_terminal() and "ipykernel" not in sys.modules:
+        shape.update(file=Lines(), ncols=0, miniters=1, mininterval=LINE_SECONDS, maxinterval=LINE_SECONDS)
+    return tqdm(total=total, initial=done, **shape)
+
+
+class Lines:
+    """Where a bar is written that no terminal shows: a line each time, without the carriage returns of a terminal."""
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            sys.stderr.write(text + "\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def watched(items: Iterable[T], label: str, unit: str, total: int | None = None) -> Iterator[T]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from prelude.bulk.rows import Position
 from prelude.progress import Progress
 
 Told: TypeAlias = Callable[[int, int | None], object]  # (rows that have ended, rows of the call where it is known)
@@ -13,10 +15,13 @@ Told: TypeAlias = Callable[[int, int | None], object]  # (rows that have ended, 
 class RowBar(Progress):
     """``Progress`` of rows, which end a window at a time."""
 
-    def __init__(self, told: bool | Told | None, total: int | None, done: int = 0) -> None:
-        """``done``: rows of an earlier run."""
-        super().__init__(told, total, "row", done)
-        self.prompt_tokens = self.cached_tokens = 0
+    def __init__(self, told: bool | Told | None, total: int | None, unit: str = "row") -> None:
+        super().__init__(told, total, unit)
+        self.rows = self.prompt_tokens = self.cached_tokens = 0
+
+    def begin_window(self) -> Literal[False] | Callable[[int, int], object]:
+        """The ``progress`` of the window's ``run_many``."""
+        return False
 
     def end_window(self, rows: int, results: Mapping[int, Any]) -> None:
         """A window of so many ``rows`` has ended. ``results``: those of its tasks."""
@@ -25,14 +30,56 @@ class RowBar(Progress):
             if stats is not None:
                 self.prompt_tokens += stats.prompt_tokens
                 self.cached_tokens += stats.cached_tokens
+        self.rows += rows
         if self._bar is not None:
-            self._bar.set_postfix_str(f"cache {self.hit_rate:.0%}", refresh=False)
-        self.advance(rows)
+            self._bar.set_postfix_str(self.words(), refresh=False)
+        self.advance(self.ended(rows))
+
+    def words(self) -> str:
+        return f"cache {self.hit_rate:.0%}"
+
+    def ended(self, rows: int) -> int:
+        """By how much the bar moves at the end of a window."""
+        return rows
 
     @property
     def hit_rate(self) -> float:
         """The share of prompt tokens that were taken from the prefix cache."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+class FileBar(RowBar):
+    """The bar of a run over a file: how much of the file is done, and the new rows in words."""
+
+    def __init__(self, told: bool | Told | None, position: Position) -> None:
+        super().__init__(told, position.total, position.unit)
+        self._position = position
+        self._began: float | None = None
+
+    def begin_window(self) -> Literal[False] | Callable[[int, int], object]:
+        if self._began is None:
+            self._began = time.monotonic()
+            self.pass_over(self._position.passed)
+        begin, end = self.done, self._position.read
+
+        def running(done: int, total: int) -> None:
+            self.advance(max(begin + (end - begin) * done // total - self.done, 0))
+
+        return running if self else False
+
+    def pass_over(self, count: int) -> None:
+        """What an earlier run has done is not counted to this one's rate."""
+        self.done = count
+        if self._bar is not None:
+            self._bar.reset()
+            self._bar.initial = self._bar.n = self._bar.last_print_n = count
+
+    def words(self) -> str:
+        seconds = max(time.monotonic() - (self._began or 0.0), 1e-3)
+        return f"{self.rows:,} rows, {self.rows / seconds:,.0f} rows/s, {super().words()}"
+
+    def ended(self, rows: int) -> int:
+        return max(self._position.read - self.done, 0)
 
 
 def length(rows: Any) -> int | None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from prelude.bulk import columnar
 from prelude.bulk.bar import RowBar
-from prelude.bulk.files import arrow_type
 from prelude.bulk.form import Column, Form
 from prelude.bulk.mapping import map_rows
 from prelude.bulk.windows import WINDOW_ROWS, window_size
@@ -73,17 +73,13 @@ class BatchScorer:
 
     def arrow(self, table: Any) -> Any:
         """A ``pyarrow.Table`` with the columns of ``table`` and the new ones. ``BulkError`` where a name is taken."""
-        import pyarrow as pa
-
         taken = [column.name for column in self.columns if column.name in table.column_names]
         if taken:
             raise BulkError(f"the batch has a column {taken[0]!r} already: prefix= puts a text before the new names")
         read = [name for name in self.form.placeholders if name in table.column_names]
-        rows = table.select(read).to_pylist() if read else [{}] * table.num_rows
-        found = self.values(rows)
-        for column in self.columns:
-            array = pa.array([values.get(column.name) for values in found], arrow_type(column))
-            table = table.append_column(column.name, array)
+        found = self.values(list(columnar.json_rows(table.select(read))))
+        for field, array in columnar.result_arrays(self.columns, found):
+            table = table.append_column(field, array)
         return table
 
     def close(self) -> None:

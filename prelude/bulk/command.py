@@ -14,6 +14,8 @@ from prelude.command_line import add_model
 from prelude.errors import BulkError, reason
 
 if TYPE_CHECKING:
+    from prelude.bulk.files import Table
+    from prelude.bulk.form import Form
     from prelude.bulk.run import Report
 
 MAX_FORM = 1 << 24  # bytes
@@ -60,38 +62,39 @@ def main(chosen: argparse.Namespace) -> int:
     form = Form(read_form(chosen))
     source, target = Table.of(chosen.input), Table.of(chosen.output)
     if not source.remote and not Path(source.path).is_file():
-        raise BulkError(f"{source.path}: there is no such file")
-    journal_path = Path(chosen.journal or f"{target.path}.journal")
+        problem = "is not a regular file" if Path(source.path).exists() else "there is no such file"
+        raise BulkError(f"{source.path}: {problem}")
     if target.remote and chosen.journal is None:
         raise BulkError(f"{target.path}: --journal has to name a local file for it")
-    files.check_target(target)
-    if not target.remote and Path(target.path).exists() and not chosen.overwrite:
-        raise BulkError(f"{target.path}: is there already; --overwrite replaces it")
-    if chosen.restart:
-        journal_path.unlink(missing_ok=True)
+    journal_path = Path(chosen.journal or f"{target.path}.journal")
+    names = {"the input": source.path, "the output": target.path, "the journal": str(journal_path)}
+    files.check_apart(names if chosen.task is None else {**names, "the task": chosen.task})
+    files.check_target(target, chosen.overwrite)
     return run(chosen, form, source, target, journal_path)
 
 
-def run(chosen: argparse.Namespace, form: Any, source: Any, target: Any, journal_path: Path) -> int:
+def run(chosen: argparse.Namespace, form: Form, source: Table, target: Table, journal_path: Path) -> int:
     from prelude import Engine, EngineConfig
     from prelude.bulk.journal import Journal
-    from prelude.bulk.run import BulkRun, configuration_hash
+    from prelude.bulk.run import BulkRun, configuration, configuration_hash
 
     config = EngineConfig(deterministic=True)
     with Engine.from_pretrained(chosen.model, revision=chosen.revision, dtype=chosen.dtype, config=config) as engine:
         bulk = BulkRun(engine, form, source, target, chosen.window, chosen.prefix)
-        configuration = bulk.configuration()
-        with Journal(journal_path, configuration_hash(configuration), configuration) as journal:
-            earlier, began = journal.rows, time.perf_counter()
-            if earlier:
-                print(f"{journal_path}: goes on after {earlier:,} rows", file=sys.stderr)
+        says = configuration(engine, form)
+        with Journal(journal_path, configuration_hash(says), says, chosen.restart) as journal:
+            began = time.perf_counter()
+            if journal.rows:
+                print(f"{journal_path}: goes on after {journal.rows:,} rows", file=sys.stderr)
             try:
                 report = bulk.compute(journal, None if chosen.no_progress else True)
                 seconds = time.perf_counter() - began
                 bulk.finish(journal, report)
-            except KeyboardInterrupt:
+            except BaseException as error:
                 print(f"\n{journal.rows:,} rows are in {journal_path}; the same command goes on", file=sys.stderr)
-                return INTERRUPTED
+                if isinstance(error, KeyboardInterrupt):
+                    return INTERRUPTED
+                raise
             journal.remove()
     print(summary(report, seconds, target.path))
     return FAILED if chosen.fail_on_errors and report.failed else 0

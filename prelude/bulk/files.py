@@ -5,34 +5,23 @@ A name with ``://`` goes through fsspec. ``.gz`` behind ``.jsonl`` or ``.csv`` i
 
 from __future__ import annotations
 
-import csv
 import gzip
-import importlib
 import io
-import json
+import itertools
 import os
+import secrets
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import IO, Any
+from typing import IO, Any, cast
 
-from prelude.bulk.form import INTEGER, NUMBER, NUMBERS, TEXT, VECTOR, Column
-from prelude.errors import BulkError, shown
+from prelude.bulk import columnar, texts
+from prelude.bulk.rows import Malformed, Position, Row
+from prelude.errors import BulkError
 
-MAX_LINE = 1 << 26  # bytes of one JSON line, characters of one CSV field
-GROUP_ROWS = 1 << 14  # of a Parquet row group
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
-
-
-class BadRow(dict[str, Any]):
-    """A row that could not be read: it has no columns. ``problem`` says why."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__()
-        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +33,16 @@ class Table:
 
     @classmethod
     def of(cls, path: str) -> Table:
+        """``BulkError`` if the name has another end, or a package is missing that reads it."""
+        if "://" in path:
+            filesystem, name = located(path)
+            path = name if "file" in filesystem.protocol else path
         name = path.lower().removesuffix(".gz")
         found = FORMATS.get(os.path.splitext(name)[1])
         if found is None or (found == "parquet" and name != path.lower()):
             raise BulkError(f"{path}: the name has to end in {', '.join(FORMATS)}, the first three also with .gz")
         if found == "parquet":
-            parquet()
+            columnar.parquet()
         return cls(path, found)
 
     @property
@@ -60,12 +53,10 @@ class Table:
     def zipped(self) -> bool:
         return self.path.lower().endswith(".gz")
 
-    def count(self) -> int | None:
-        """The number of rows, where the file tells it without being read."""
-        if self.format != "parquet":
-            return None
+    def schema(self) -> Any:
+        """The Arrow schema of a Parquet file."""
         with reading(self.path) as file:
-            return int(parquet_file(file).metadata.num_rows)
+            return columnar.opened(file).schema_arrow
 
     def column_names(self) -> list[str] | None:
         """``None`` of JSON lines, whose rows may differ."""
@@ -73,43 +64,71 @@ class Table:
             return None
         with reading(self.path) as file:
             if self.format == "parquet":
-                return list(parquet_file(file).schema_arrow.names)
-            return next(csv.reader(as_text(file, self.zipped)), [])
+                return columnar.names_once(columnar.opened(file).schema_arrow)
+            return texts.header(unpacked(file, self.zipped))
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows, ``BadRow`` for those that cannot be read; ``BulkError`` where the file cannot be."""
+    def check_types(self, read: Sequence[str], handed_through: bool) -> None:
+        """``BulkError`` if a Parquet file has a column of a type that cannot be ``read`` or written."""
         with reading(self.path) as file:
-            yield from {"jsonl": read_lines, "csv": read_csv, "parquet": read_parquet}[self.format](file, self.zipped)
+            columnar.check_types(columnar.opened(file).schema_arrow, read, handed_through)
 
+    def position(self) -> Position:
+        """The beginning of the file."""
+        with reading(self.path) as file:
+            if self.format == "parquet":
+                return Position("row", int(columnar.opened(file).metadata.num_rows))
+            try:
+                return Position("B", file.seek(0, os.SEEK_END))
+            except (OSError, ValueError, NotImplementedError):  # some remote files
+                return Position("B", None)
 
-def parquet() -> ModuleType:
-    try:
-        return importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise BulkError("Parquet needs pyarrow: pip install 'prelude-engine[bulk]'") from None
+    def rows(self, names: Sequence[str] | None = None, position: Position | None = None) -> Iterator[Row]:
+        """The rows, as JSON values. A row that cannot be read says its ``problem``; ``BulkError`` if the file cannot
+        be. ``names``: the columns that are needed; a format that keeps them apart reads no other. ``position`` is
+        kept up to date."""
+        with reading(self.path) as file:
+            if self.format == "parquet":
+                yield from columnar.read(columnar.opened(file), names, position)
+                return
+            if position is not None:
+                position.file = file
+            read = texts.read_lines if self.format == "jsonl" else texts.read_csv
+            yield from read(unpacked(file, self.zipped))
+
+    def batches(self) -> Iterator[Any]:
+        """The ``RecordBatch`` es of a Parquet file, as they are stored."""
+        with reading(self.path) as file:
+            yield from columnar.batches(columnar.opened(file), None)
 
 
 @contextmanager
 def opened(path: str, mode: str) -> Iterator[IO[bytes]]:
+    """The file ``path``, open; "xb" makes a new one, through no link. ``BulkError`` if it cannot be."""
     try:
         if "://" in path:
-            try:
-                import fsspec
-            except ImportError:
-                raise BulkError(f"{path}: fsspec is needed: pip install 'prelude-engine[bulk]'") from None
-            file: IO[bytes] = fsspec.open(path, mode).open()
+            filesystem, name = located(path)
+            file: IO[bytes] = filesystem.open(name, mode)
         else:
             file = open(path, mode)  # noqa: SIM115 -- closed below
-    except BulkError:
-        raise
     except (OSError, ValueError, ImportError) as error:
+        if isinstance(error, BulkError):
+            raise
         raise BulkError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     with closing(file):
         yield file
 
 
-class Malformed(BulkError):
-    """A file that is not in its format: ``reading`` adds its name."""
+def located(path: str) -> tuple[Any, str]:
+    """The file system of a name with ``://``, and the name there."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise BulkError(f"{path}: fsspec is needed: pip install 'prelude-engine[bulk]'") from None
+    try:
+        filesystem, name = url_to_fs(path)
+    except (OSError, ValueError, ImportError) as error:
+        raise BulkError(f"{path}: {error}") from error
+    return filesystem, name
 
 
 @contextmanager
@@ -118,187 +137,55 @@ def reading(path: str) -> Iterator[IO[bytes]]:
     with opened(path, "rb") as file:
         try:
             yield file
-        except (OSError, EOFError, csv.Error, zlib.error, Malformed) as error:
+        except (OSError, EOFError, zlib.error, Malformed) as error:
             raise BulkError(f"{path}: {error}") from error
 
 
-def as_text(file: IO[bytes], zipped: bool) -> io.TextIOWrapper:
-    """A CSV file's text. Bytes that are no UTF-8 become lone surrogates, and their row becomes a ``BadRow``."""
-    raw: Any = gzip.GzipFile(fileobj=file) if zipped else file
-    return io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="")
-
-
-def read_lines(file: IO[bytes], zipped: bool) -> Iterator[dict[str, Any]]:
-    raw: Any = gzip.GzipFile(fileobj=file) if zipped else file
-    number = 0
-    while line := raw.readline(MAX_LINE):
-        number += 1
-        if len(line) == MAX_LINE and not line.endswith(b"\n"):
-            while (rest := raw.readline(MAX_LINE)) and not rest.endswith(b"\n"):
-                pass
-            yield BadRow(f"line {number}: longer than {MAX_LINE} bytes")
-        elif line.strip():
-            yield json_row(line, number)
-
-
-def json_row(line: bytes, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        return BadRow(f"line {number}: not UTF-8")
-    except (ValueError, RecursionError) as error:
-        return BadRow(f"line {number}: not JSON: {error}")
-    return row if isinstance(row, dict) else BadRow(f"line {number}: {shown(row)} is not an object")
-
-
-def read_csv(file: IO[bytes], zipped: bool) -> Iterator[dict[str, Any]]:
-    csv.field_size_limit(MAX_LINE)
-    reader = csv.reader(as_text(file, zipped))
-    header = next(reader, [])
-    if len(set(header)) < len(header):
-        raise Malformed(f"two columns of the header have one name: {shown(header)}")
-    for values in reader:
-        if not values:
-            continue
-        if len(values) != len(header):
-            yield BadRow(f"line {reader.line_num}: {len(values)} fields under a header of {len(header)}")
-        elif any("\udc80" <= char <= "\udcff" for value in values if not value.isascii() for char in value):
-            yield BadRow(f"line {reader.line_num}: not UTF-8")
-        else:
-            yield dict(zip(header, values))
-
-
-def parquet_file(file: IO[bytes]) -> Any:
-    module = parquet()
-    try:
-        return module.ParquetFile(file)
-    except Exception as error:  # pyarrow's own kinds
-        raise Malformed(f"not a Parquet file: {error}") from error
-
-
-def read_parquet(file: IO[bytes], zipped: bool) -> Iterator[dict[str, Any]]:
-    del zipped
-    from pyarrow import ArrowException
-
-    try:
-        for batch in parquet_file(file).iter_batches(batch_size=1024):
-            yield from batch.to_pylist()
-    except ArrowException as error:  # a part that is corrupt
-        raise Malformed(str(error)) from error
+def unpacked(file: IO[bytes], zipped: bool) -> Any:
+    return io.BufferedReader(gzip.GzipFile(fileobj=file)) if zipped else file
 
 
 # ------------------------------------------------------------------ writing
 
 
-def write(
-    target: Table,
-    path: str,
-    rows: Iterable[Mapping[str, Any]],
-    names: Sequence[str],
-    columns: Sequence[Column],
-    schema: Any,
-) -> None:
-    """``rows`` in the format of ``target`` to the file ``path``, which is synced. ``names``: of the input's columns.
-    ``schema``: the Arrow schema of the input's columns; of Parquet alone."""
-    with opened(path, "wb") as file:
-        if target.format == "parquet":
-            write_parquet(file, rows, columns, schema)
-        else:
-            packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) if target.zipped else None
-            if target.format == "csv":
-                write_csv(packed or file, rows, [*names, *[column.name for column in columns]])
-            else:
-                for row in rows:
-                    (packed or file).write(json_line(row))
-            if packed is not None:
-                packed.close()
-        file.flush()
-        if not target.remote:
-            os.fsync(file.fileno())
-
-
-def json_line(row: Mapping[str, Any]) -> bytes:
+@contextmanager
+def created(target: Table) -> Iterator[IO[bytes]]:
+    """A new file, which takes the place of ``target`` when it is whole and on the disk: no reader sees a part of it.
+    It is made beside ``target`` under a name that cannot have been given to another file or link before."""
+    if target.remote:
+        with opened(target.path, "wb") as file:
+            yield from packed(file, target.zipped)
+        return
+    beside = f"{target.path}.{secrets.token_hex(8)}.part"
     try:
-        return json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
-    except UnicodeEncodeError:  # a lone surrogate of the input
-        return json.dumps(row, default=str).encode() + b"\n"
+        with opened(beside, "xb") as file:
+            yield from packed(file, target.zipped)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target.path)
+        sync_folder(target.path)
+    finally:
+        Path(beside).unlink(missing_ok=True)
 
 
-def write_csv(file: Any, rows: Iterable[Mapping[str, Any]], header: Sequence[str]) -> None:
-    text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="", write_through=False)
-    writer = csv.writer(text)
-    writer.writerow(header)
-    for row in rows:
-        writer.writerow([csv_value(row.get(name)) for name in header])
-    text.flush()
-    text.detach()
+def packed(file: IO[bytes], zipped: bool) -> Iterator[IO[bytes]]:
+    if not zipped:
+        yield file
+        return
+    with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as inner:
+        yield cast(IO[bytes], inner)
 
 
-def csv_value(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+def sync_folder(path: str | Path) -> None:
+    """The name ``path`` is on the disk, as its content is."""
+    folder = os.open(Path(path).absolute().parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
-def arrow_schema(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column]) -> Any:
-    """The schema of the input's columns over all rows. A column whose values have no common type becomes text."""
-    import pyarrow as pa
-
-    found: dict[str, Any] = {}
-    added = {column.name for column in columns}
-    for group in groups(rows):
-        for name in dict.fromkeys(name for row in group for name in row if name not in added):
-            values = [row.get(name) for row in group]
-            try:
-                kind = pa.infer_type(values)
-                if name in found:
-                    both = [pa.schema([(name, found[name])]), pa.schema([(name, kind)])]
-                    kind = pa.unify_schemas(both, promote_options="permissive").field(name).type
-            except (pa.ArrowInvalid, pa.ArrowTypeError):
-                kind = pa.string()
-            found[name] = kind
-    return pa.schema(list(found.items()))
-
-
-def arrow_type(column: Column) -> Any:
-    """The Arrow type of a result's column."""
-    import pyarrow as pa
-
-    if column.kind == NUMBERS:
-        return pa.struct([(label, pa.float64()) for label in column.labels])
-    return {TEXT: pa.string(), NUMBER: pa.float64(), INTEGER: pa.int64(), VECTOR: pa.list_(pa.float32())}[column.kind]
-
-
-def write_parquet(file: Any, rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], schema: Any) -> None:
-    import pyarrow as pa
-
-    for column in columns:
-        schema = schema.append(pa.field(column.name, arrow_type(column)))
-    texts = {field.name for field in schema if field.type == pa.string()}
-    with parquet().ParquetWriter(file, schema) as writer:
-        for group in groups(rows):
-            plain = [
-                {name: as_string(value) if name in texts else value for name, value in row.items()} for row in group
-            ]
-            writer.write_table(pa.Table.from_pylist(plain, schema=schema))
-
-
-def as_string(value: Any) -> Any:
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    group: list[Mapping[str, Any]] = []
-    for row in rows:
-        group.append(row)
-        if len(group) == GROUP_ROWS:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
-def check_target(target: Table) -> None:
+def check_target(target: Table, overwrite: bool) -> None:
     """Before any work: whether ``target`` can be made. ``BulkError`` says why not."""
     if target.remote:
         return
@@ -309,3 +196,20 @@ def check_target(target: Table) -> None:
         raise BulkError(f"{target.path}: there is no folder {str(path.parent)!r}")
     if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise BulkError(f"{target.path}: cannot be written")
+    if os.path.lexists(path) and not overwrite:
+        raise BulkError(f"{target.path}: is already there; --overwrite replaces it")
+
+
+def check_apart(paths: Mapping[str, str]) -> None:
+    """``BulkError`` if two of the files are one, under any name. ``paths``: by what each is."""
+    for (one, path), (other, there) in itertools.combinations(paths.items(), 2):
+        if is_one_file(path, there):
+            raise BulkError(f"{there}: {one} and {other} are one file")
+
+
+def is_one_file(path: str, other: str) -> bool:
+    if "://" not in path + other:
+        with suppress(OSError):
+            return os.path.samefile(path, other)
+        return os.path.realpath(path) == os.path.realpath(other)
+    return "://" in path and "://" in other and located(path) == located(other)

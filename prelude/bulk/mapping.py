@@ -51,9 +51,10 @@ def map_rows(
             places = window.grouped(descending=number % 2 == 1)
             results: dict[int, Any] = {}
             wait = FIRST_WAIT
+            running = bar.begin_window()
             while places:
                 tasks = [window.tasks[at] for at in places]
-                found = engine.run_many(tasks, options, return_exceptions=True, progress=False)
+                found = engine.run_many(tasks, options, return_exceptions=True, progress=running)
                 places = keep(places, found, results)
                 if places:
                     time.sleep(wait)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any
 
 import prelude
-from prelude.bulk import files
-from prelude.bulk.bar import RowBar
-from prelude.bulk.files import BadRow, Table
+from prelude.bulk import columnar, files, texts
+from prelude.bulk.bar import FileBar
+from prelude.bulk.files import Table
 from prelude.bulk.form import Column, Form
-from prelude.bulk.journal import Journal, row_key
+from prelude.bulk.journal import Journal, Results, row_key
 from prelude.bulk.mapping import map_rows
-from prelude.errors import BulkError, InvalidRequest
+from prelude.bulk.rows import Position, Row, groups, key_names
+from prelude.errors import BulkError, InvalidRequest, shown
 from prelude.models.identity import model_hash
 from prelude.options import NO_OPTIONS
 
@@ -49,50 +49,50 @@ class BulkRun:
             Column(prefix + column.name, column.kind, column.labels)
             for column in form.columns(engine.model_info.labels)
         ]
+        self._names = {column.name for column in self._columns}
         self._prefix = prefix
+        self._read = form.placeholders
         self.check()
 
     def check(self) -> None:
-        """The checks before the first row. ``BulkError`` where every row would fail."""
+        """The checks before the first row. ``BulkError`` if every row would fail, or a new column has a name of the
+        input's; of JSON lines the first window is looked at."""
         names = self._source.column_names()
         if names is not None:
-            missing = [name for name in self._form.placeholders if name not in names]
+            missing = [name for name in self._read if name not in names]
             if missing:
                 raise BulkError(f"{self._source.path}: there is no column {missing[0]!r}; it has {', '.join(names)}")
-            self.check_names(names)
+            self._check_names(names)
+        else:
+            for row in islice(self._source.rows(), self._window):
+                self._check_names(row)
+        if self._source.format == "parquet":
+            self._source.check_types(self._read, self._target.format == "parquet")
+        if not all(map(texts.is_text, self._names)):
+            raise BulkError(f"the names of the new columns are not text: {shown(self._names)}")
         try:
-            self._engine.explain(self._form.task(dict.fromkeys(self._form.placeholders, "text")))
+            self._engine.explain(self._form.task(dict.fromkeys(self._read, "text")))
         except InvalidRequest as error:
             raise BulkError(f"no row could be served: {error}") from error
 
-    def check_names(self, names: Any) -> None:
-        taken = [column.name for column in self._columns if column.name in names]
-        if taken:
-            raise BulkError(f"the input has a column {taken[0]!r} already: --prefix puts a text before the new names")
-
-    def configuration(self) -> dict[str, Any]:
-        """Everything that the columns depend on, beside the rows."""
-        info = self._engine.model_info
-        return {
-            "form": self._form.given,
-            "model": model_hash(info.path),
-            "dtype": info.dtype,
-            "device": info.device,
-            "max_length": info.max_length,
-            "prefix": self._prefix,
-            "version": prelude.__version__,
-        }
+    def _check_names(self, names: Iterable[str], where: str = "the input") -> None:
+        if not self._names.isdisjoint(names):
+            taken = next(name for name in names if name in self._names)
+            raise BulkError(
+                f"{where} has a column {shown(taken)} already: --prefix puts a text before the new names, and no "
+                "row is computed again"
+            )
 
     def compute(self, journal: Journal, progress: Any = None) -> Report:
         """Computes the rows that ``journal`` lacks. An exception of a row is its error; a broken input ends the run
         after the rows before the break."""
-        rows = self._source.rows()
-        self.check_journal(journal, rows)
         report = Report()
-        bar = RowBar(progress, self._source.count(), journal.rows)
+        position = self._source.position()
+        rows = self._missing(journal.results(), position)
+        bar = FileBar(progress, position)
         try:
-            for mapped in map_rows(self._engine, self._task, rows, self._window, True, bar, NO_OPTIONS):
-                journal.append(row_key(mapped.row), self._form.values(mapped))
+            for mapped in map_rows(self._engine, task_of, rows, self._window, True, bar, NO_OPTIONS):
+                journal.append(mapped.row[0], self._form.values(mapped))
                 report.computed += 1
                 if report.computed % self._window == 0:
                     journal.flush()
@@ -107,50 +107,95 @@ class BulkRun:
         report.hit_rate = bar.hit_rate
         return report
 
-    def _task(self, row: dict[str, Any]) -> Any:
-        if isinstance(row, BadRow):
+    def _missing(self, earlier: Results, position: Position) -> Iterator[tuple[str, Any]]:
+        """(key, task) of the rows that are not among the ``earlier``. In place of a task: the error of making it."""
+        for row in self._source.rows(self._read, position):
+            key = self._key(row)
+            if earlier.get(key) is not None:
+                position.passed = position.read
+                continue
+            try:
+                yield key, self._task(row)
+            except Exception as error:
+                yield key, error
+
+    def _key(self, row: Row) -> str:
+        return row_key({name: row[name] for name in self._read if name in row}, row.problem)
+
+    def _task(self, row: Row) -> Any:
+        if row.problem is not None:
             raise InvalidRequest(row.problem)
         return self._form.task(row)
 
-    def check_journal(self, journal: Journal, rows: Iterator[dict[str, Any]]) -> None:
-        """Takes the journal's rows from ``rows``, which then goes on with the first that it lacks. ``BulkError``
-        where a row of the input is another one."""
-        for number, key in enumerate(journal.keys()):
-            row = next(rows, None)
-            if row is None or row_key(row) != key:
-                raise BulkError(f"row {number} of {self._source.path} is not the row that the journal has: --restart")
-
     def finish(self, journal: Journal, report: Report) -> None:
         """Writes the output beside its place and moves it there: no reader sees a part of it."""
-        schema, names = None, self._source.column_names() or []
-        if self._target.format == "parquet":
-            schema = files.arrow_schema(self._source.rows(), self._columns)
-        elif self._target.format == "csv" and not names:
-            names = list(dict.fromkeys(name for row in self._source.rows() for name in row))
-        beside = self._target.path if self._target.remote else f"{self._target.path}.writing"
+        values = self._values(journal, report)
         try:
-            files.write(self._target, beside, self._joined(journal, report), names, self._columns, schema)
-            if not self._target.remote:
-                os.replace(beside, self._target.path)
+            with files.created(self._target) as file:
+                if self._target.format == "parquet":
+                    self._write_parquet(file, values)
+                    return
+                joined = ((row, values(row)) for row in self._source.rows())
+                if self._target.format == "csv":
+                    names = self._source.column_names()
+                    known = key_names(self._source.rows()) if names is None else names
+                    texts.write_csv(file, joined, known, [column.name for column in self._columns])
+                else:
+                    texts.write_lines(file, joined)
         except OSError as error:
             raise BulkError(
                 f"{self._target.path}: {error.strerror or error}; the journal is kept, and a new run goes on"
             ) from error
-        finally:
-            if not self._target.remote:
-                Path(beside).unlink(missing_ok=True)
 
-    def _joined(self, journal: Journal, report: Report) -> Iterator[dict[str, Any]]:
-        rows = self._source.rows()
-        empty = {column.name: None for column in self._columns}
-        for key, values in journal.read():
-            row = next(rows, None)
-            if row is None or row_key(row) != key:
-                raise BulkError(f"{self._source.path} was changed while the run went on")
-            self.check_names(row)
+    def _values(self, journal: Journal, report: Report) -> Callable[[Row], dict[str, Any]]:
+        """A function from a row to its new columns, each of them."""
+        results, path = journal.results(), self._source.path
+        names = [(column.name, column.name.removeprefix(self._prefix)) for column in self._columns]
+
+        def values(row: Row) -> dict[str, Any]:
+            found = results.get(self._key(row))
             report.rows += 1
-            report.failed += values.get("error") is not None
-            yield {**row, **empty, **{self._prefix + name: value for name, value in values.items()}}
+            if found is None:
+                raise BulkError(f"{path} was changed while the run went on, at row {report.rows}: run it again")
+            self._check_names(row, f"row {report.rows} of {path}")
+            report.failed += found.get("error") is not None
+            return {name: found.get(own) for name, own in names}
+
+        return values
+
+    def _write_parquet(self, file: IO[bytes], values: Callable[[Row], dict[str, Any]]) -> None:
+        source = self._source
+        parts: Iterator[tuple[Any, Iterable[Row]]]
+        if source.format == "parquet":
+            schema = source.schema()
+            parts = ((batch, columnar.json_rows(batch.select(self._read))) for batch in source.batches())
+        else:
+            names = source.column_names()
+            schema = columnar.common_schema(source.rows) if names is None else columnar.text_schema(names)
+            parts = ((columnar.batch_of(group, schema), group) for group in groups(source.rows()))
+        joined = (columnar.with_results(batch, self._columns, [values(row) for row in rows]) for batch, rows in parts)
+        columnar.write(file, joined, schema, self._columns)
+
+
+def task_of(pending: tuple[str, Any]) -> Any:
+    """The task of a row that is to be computed; raises the error of making it."""
+    if isinstance(pending[1], Exception):
+        raise pending[1]
+    return pending[1]
+
+
+def configuration(engine: Engine, form: Form) -> dict[str, Any]:
+    """Everything that a row's columns depend on beside the row, by name. The names of the files and the prefix of the
+    columns are no part of it."""
+    info = engine.model_info
+    return {
+        "form": form.given,
+        "model": model_hash(info.path),
+        "dtype": info.dtype,
+        "device": info.device,
+        "max_length": info.max_length,
+        "version": prelude.__version__,
+    }
 
 
 def configuration_hash(configuration: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import daft
 
 from prelude.bulk.batches import BatchScorer, read_form
-from prelude.bulk.files import arrow_type
+from prelude.bulk.columnar import arrow_type
 from prelude.bulk.form import Form
 from prelude.bulk.windows import WINDOW_ROWS
 

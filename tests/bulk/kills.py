@@ -32,15 +32,10 @@ def write_input(path: Path, rows: int) -> None:
             file.write("{torn\n" if at % 97 == 96 else json.dumps(row) + "\n")
 
 
-def command(source: Path, target: Path) -> list[str]:
-    return [sys.executable, "-m", "prelude", "score", str(source), str(target), *FLAGS]
-
-
 def start(source: Path, target: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "prelude", "score", str(source), str(target), *FLAGS]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command(source, target), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
-    )
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
 
 
 def wait_for_growth(process: subprocess.Popen[bytes], journal: Path, more: int) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +16,8 @@ import pytest
 from prelude import BulkError, Choice, Decide, Engine, EngineConfig, Noul, cli
 from prelude.bulk.files import Table
 from prelude.bulk.form import Form
-from prelude.bulk.journal import Journal, row_key
-from prelude.bulk.run import BulkRun
-from tests.bulk.kills import run_with_kills, write_input
-
-ROWS = [
-    {"id": 1, "text": "This is a text about birds."},
-    {"id": 2, "text": "Dies ist ein Text über Vögel."},
-    {"id": 3, "text": "Write to bob@example.com"},
-]
-FLAGS = ["--text-column", "text", "--choice", "language=English,German", "--noul", "personal=Is there personal data?"]
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]] | None = None) -> Path:
-    rows = ROWS if rows is None else rows
-    name = path.name.removesuffix(".gz")
-    if name.endswith(".parquet"):
-        pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-        import pyarrow.parquet as parquet
-
-        parquet.write_table(pa.Table.from_pylist(rows), path)
-        return path
-    opener: Any = gzip.open if path.name.endswith(".gz") else open
-    with opener(path, "wt", encoding="utf-8", newline="") as file:
-        if name.endswith(".csv"):
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        else:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    return path
-
-
-def score(source: Path, target: Path, *more: str, flags: list[str] | None = None) -> int:
-    return cli.main(["score", str(source), str(target), *(FLAGS if flags is None else flags), "--no-progress", *more])
+from tests.bulk.kills import write_input
+from tests.bulk.runs import FLAGS, ROWS, score, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -83,139 +48,6 @@ def test_each_format_to_each(tmp_path: Path, want: list[Any], kind: str) -> None
             assert float(found["language_mass"]) == answers["language"].mass
             assert int(found["prompt_tokens"]) == answers.stats.prompt_tokens
             assert not found["error"]
-
-
-def cut_run(source: Path, folder: Path, kills: int, sign: int = signal.SIGKILL) -> Path:
-    """The output of a run that was killed ``kills`` times at most, and once at least: on a busy machine a run may end
-    before the test that watches it gets its turn."""
-    for attempt in range(6):
-        target = folder / f"cut-{attempt}.jsonl"
-        if run_with_kills(source, target, kills, seed=3 + attempt, sign=sign):
-            return target
-    raise AssertionError("six runs ended before they were killed")
-
-
-@pytest.mark.fault(71)
-def test_killed_runs_end_in_the_bytes_of_a_whole_one(tmp_path: Path) -> None:
-    source = tmp_path / "rows.jsonl"
-    write_input(source, 300)
-    run_with_kills(source, tmp_path / "whole.jsonl", 0, seed=3)
-    cut = cut_run(source, tmp_path, 3)
-    assert cut.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    lines = [json.loads(line) for line in (tmp_path / "whole.jsonl").read_text("utf-8").splitlines()]
-    assert [line["id"] for line in lines if "id" in line] == [at for at in range(300) if at % 97 != 96]
-
-
-@pytest.mark.fault(71)
-def test_ctrl_c_keeps_the_rows_that_are_written(tmp_path: Path) -> None:
-    source = tmp_path / "rows.jsonl"
-    write_input(source, 200)
-    cut = cut_run(source, tmp_path, 1, signal.SIGINT)
-    run_with_kills(source, tmp_path / "whole.jsonl", 0, seed=5)
-    assert cut.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-
-
-def test_a_run_that_goes_on_reads_its_input_once_to_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Any] = []
-    rows_of = Table.rows
-
-    def counted(table: Table) -> Iterator[dict[str, Any]]:
-        for row in rows_of(table):
-            read.append(row["id"])
-            yield row
-
-    monkeypatch.setattr(Table, "rows", counted)
-    source, target = Table.of(str(write_rows(tmp_path / "in.jsonl"))), Table.of(str(tmp_path / "out.jsonl"))
-    form = Form({"verb": "decide", "state": "{text}", "questions": {"language": {"labels": ["English", "German"]}}})
-    with (
-        Engine.from_pretrained(config=EngineConfig(deterministic=True)) as engine,
-        Journal(tmp_path / "journal", "c", {}) as journal,
-    ):
-        bulk = BulkRun(engine, form, source, target, window=2)
-        assert bulk.compute(journal).computed == 3
-        journal.rows = 2  # as a run that was cut short left it
-        read.clear()
-        assert bulk.compute(journal).computed == 1
-    assert read == [1, 2, 3]
-
-
-class TestJournal:
-    def fill(self, path: Path, rows: int = 3, configuration: str = "c") -> None:
-        with Journal(path, configuration, {"model": configuration}) as journal:
-            for at in range(rows):
-                journal.append(row_key({"at": at}), {"value": "é" * at})
-
-    @pytest.mark.fault(71)
-    @pytest.mark.parametrize("lost", range(1, 60, 7))
-    def test_a_torn_end_is_cut_off(self, tmp_path: Path, lost: int) -> None:
-        path = tmp_path / "j"
-        self.fill(path)
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-lost])
-        with Journal(path, "c", {}) as journal:
-            left = journal.rows
-            assert left < 3
-            for at in range(left, 3):
-                journal.append(row_key({"at": at}), {"value": "é" * at})
-            assert [columns["value"] for _, columns in journal.read()] == ["", "é", "éé"]
-        assert path.read_bytes() == whole
-
-    @pytest.mark.fault(71)
-    def test_a_line_with_a_wrong_sum_ends_the_trusted_rows(self, tmp_path: Path) -> None:
-        path = tmp_path / "j"
-        self.fill(path)
-        lines = path.read_bytes().splitlines(keepends=True)
-        lines[2] = lines[2].replace(b"value", b"valve")
-        path.write_bytes(b"".join(lines))
-        with Journal(path, "c", {}) as journal:
-            assert journal.rows == 1
-
-    @pytest.mark.fault(71)
-    def test_another_configuration_is_refused_by_its_name(self, tmp_path: Path) -> None:
-        path = tmp_path / "j"
-        self.fill(path)
-        with pytest.raises(BulkError, match="another model; --restart"):
-            Journal(path, "d", {"model": "d"})
-
-    @pytest.mark.parametrize("text", [b"my notes\n", b"my notes", b'{"a": 1}\n'])
-    def test_a_file_of_the_user_s_is_not_overwritten(self, tmp_path: Path, text: bytes) -> None:
-        path = tmp_path / "j"
-        path.write_bytes(text)
-        with pytest.raises(BulkError, match="no journal"):
-            Journal(path, "c", {})
-        assert path.read_bytes() == text
-
-    def test_two_writers(self, tmp_path: Path) -> None:
-        with Journal(tmp_path / "j", "c", {}), pytest.raises(BulkError, match="another process"):
-            Journal(tmp_path / "j", "c", {})
-
-
-@pytest.mark.fault(71)
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [("flags", "another form"), ("row", "is not the row that the journal has"), ("fewer", "row 1 of")],
-)
-def test_a_journal_of_other_work_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, change: str, says: str
-) -> None:
-    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    with monkeypatch.context() as patch:  # the run ends before its output is made
-        patch.setattr("prelude.bulk.run.BulkRun.finish", interrupted)
-        assert score(source, target) == 130
-    flags = FLAGS
-    if change == "flags":
-        flags = [*FLAGS, "--score", "length=3"]
-    elif change == "row":
-        write_rows(source, [ROWS[0], {"id": 2, "text": "changed"}, ROWS[2]])
-    else:
-        write_rows(source, ROWS[:1])
-    assert score(source, target, flags=flags) == 2
-    assert says in capsys.readouterr().err
-    assert score(source, target, "--restart", flags=flags) == 0
-
-
-def interrupted(*given: Any) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.fault(73)

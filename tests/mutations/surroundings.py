@@ -173,7 +173,7 @@ EDITS = (
         ),
     ),
     # ---- bulk runs
-    edit("torn_lines_are_taken", "71", (JOURNAL, '.endswith(b"\\n") and _whole(line):', '.endswith(b"\\n"):')),
+    edit("torn_lines_are_taken", "71", (JOURNAL, " and int(line[:8], 16) == zlib.crc32(line[9:-1])", "")),
     edit(
         "journals_of_other_work_are_taken",
         "71",
