@@ -7,6 +7,9 @@
          -d '{"state": "Le quai est vide.", "questions": [{"question": "Language?", "labels": ["French", "Thai"]}]}'
     curl -N localhost:8000/v1/generate -H 'content-type: application/json' \\
          -d '{"prompt": [{"role": "user", "content": "Hello"}], "max_tokens": 32, "stream": true}'
+
+A body has at most 128 KB and arrives within 10 seconds. The time of a request's headers and the number of connections
+are a proxy's to bound.
 """
 
 from __future__ import annotations
@@ -17,17 +20,20 @@ import json
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from prelude import AsyncEngine, Choice, EngineConfig, SamplingParams, YesNo, errors
 from prelude.results import Chunk
+from prelude.systemone import SystemOneError, aread_body
 
 T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
+MAX_BODY = 1 << 17  # bytes; pydantic makes an object of every field that is wrong
 # The first class that fits decides; an error that is not listed is our own fault: 500.
 STATUS: dict[type[errors.PreludeError], int] = {
     errors.PromptTooLong: 413,
@@ -45,25 +51,36 @@ class Body(BaseModel):
 
 class Asked(Body):
     question: str
-    labels: list[str] | None = None  # None: yes or no
+    labels: list[Any] | None = None  # None: yes or no. The engine checks items of lists, up to its first error
 
 
 class DecideBody(Body):
     state: str
-    questions: list[Asked]
+    questions: Annotated[list[Asked], FailFast()]
 
 
 class GenerateBody(Body):
-    prompt: str | list[int] | list[dict[str, str]]
+    prompt: str | list[Any]  # token ids or messages
     stream: bool = False
     max_tokens: int = 64
     temperature: float = 1.0
     seed: int | None = None
-    stop: list[str] = []
+    stop: list[Any] = []
     ignore_eos: bool = False
 
     def sampling(self) -> SamplingParams:
         return SamplingParams(**self.model_dump(exclude={"prompt", "stream"}))
+
+
+async def read(request: Request, kind: type[B]) -> B:
+    """The body as ``kind``: of bounded size, time and nesting, with errors that do not repeat what was sent."""
+    body = await aread_body(request.stream(), request.headers.get("content-encoding"), max_bytes=MAX_BODY)
+    try:
+        return kind.model_validate(body)
+    except ValidationError as wrong:
+        first = wrong.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part)[:80] for part in first["loc"])
+        raise HTTPException(422, f"{where}: {first['msg'][:200]} ({wrong.error_count()} errors)") from None
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
@@ -117,7 +134,12 @@ def described(error: Exception) -> dict[str, Any]:
 
 async def refused(request: Request, error: Exception) -> JSONResponse:
     status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
-    return JSONResponse({"error": described(error)}, status, {"retry-after": "1"} if status in (429, 503) else {})
+    if isinstance(error, SystemOneError):  # of the body's bytes
+        status = error.status
+    headers = {"retry-after": "1"} if status in (429, 503) else {}
+    if status in (408, 413):
+        headers["connection"] = "close"  # the body was not read to its end
+    return JSONResponse({"error": described(error)}, status, headers)
 
 
 def create_app(model: str | None = None, config: EngineConfig | None = None) -> FastAPI:
@@ -130,13 +152,15 @@ def create_app(model: str | None = None, config: EngineConfig | None = None) -> 
     app = FastAPI(title="Prelude", lifespan=lifespan, exception_handlers={errors.PreludeError: refused})
 
     @app.post("/v1/decide")
-    async def decide(body: DecideBody, request: Request) -> list[dict[str, Any]]:
+    async def decide(request: Request) -> list[dict[str, Any]]:
+        body = await read(request, DecideBody)
         questions = [YesNo(q.question) if q.labels is None else Choice(q.question, q.labels) for q in body.questions]
         answers = await while_connected(request, request.app.state.engine.decide(body.state, questions))
         return [{"label": a.label, "probabilities": dict(a.probabilities), "mass": a.mass} for a in answers]
 
     @app.post("/v1/generate", response_model=None)
-    async def generate(body: GenerateBody, request: Request) -> StreamingResponse | dict[str, Any]:
+    async def generate(request: Request) -> StreamingResponse | dict[str, Any]:
+        body = await read(request, GenerateBody)
         engine: AsyncEngine = request.app.state.engine
         if body.stream:
             stream = engine.generate(body.prompt, body.sampling())

@@ -60,26 +60,6 @@ def reply(status: int, body: Any) -> Response:
     return Response(write_body(body), status, headers, media_type="application/json")
 
 
-# ------------------------------------------------------------------ reading
-
-
-async def read(request: Request, most: int, seconds: float) -> Any:
-    """The JSON of the body; refused as soon as it is longer than ``most`` bytes or takes longer than ``seconds``."""
-    data = bytearray()
-
-    async def received() -> None:
-        async for chunk in request.stream():
-            data.extend(chunk)
-            if len(data) > most:
-                raise Refused(413, error("request_too_large", f"the body has more than {most} bytes"))
-
-    try:
-        await asyncio.wait_for(received(), seconds)
-    except asyncio.TimeoutError:
-        raise Refused(408, error("timeout_error", f"the body did not come within {seconds:g} s")) from None
-    return await aread_body(bytes(data), request.headers.get("content-encoding"), max_bytes=most)
-
-
 # ------------------------------------------------------------------ answering
 
 
@@ -142,12 +122,16 @@ def create_app(
 
         return handle
 
+    async def read(request: Request) -> Any:
+        encoding = request.headers.get("content-encoding")
+        return await aread_body(request.stream(), encoding, max_bytes=max_body, seconds=body_seconds)
+
     async def systemone(request: Request) -> dict[str, Any]:
-        body = await read(request, max_body, body_seconds)
+        body = await read(request)
         return await while_connected(request, request.app.state.one.aanswer(body))
 
     async def decisions(request: Request) -> dict[str, Any]:
-        body = await read(request, max_body, body_seconds)
+        body = await read(request)
         return await while_connected(request, request.app.state.one.adecisions(body))
 
     async def models(request: Request) -> dict[str, Any]:

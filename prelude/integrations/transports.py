@@ -68,7 +68,7 @@ class AsyncTransport(_Routes, httpx2.AsyncBaseTransport):
         if not isinstance(route, str):
             return route
         try:
-            body = await aread_body(await request.aread(), request.headers.get("content-encoding"))
+            body = await aread_body(request.stream, request.headers.get("content-encoding"))
             answer = self.one.aanswer if route == "systemone" else self.one.adecisions
             answered = await answer(body, **deadline(request))
         except PreludeError as error:

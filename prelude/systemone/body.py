@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterable
 from typing import Any
 
 from prelude.strict_json import loads
@@ -25,18 +26,33 @@ def read_body(data: bytes, encoding: str | None = None, *, max_bytes: int = MAX_
     elif name != "identity":
         raise _refused(415, "unsupported_encoding", f"content-encoding {name[:40]!r}; use zstd or none")
     if len(data) > max_bytes:
-        raise _refused(413, "request_too_large", f"the body has more than {max_bytes} bytes")
+        raise _too_large(max_bytes)
     try:
         return loads(data)
     except ValueError as wrong:
         raise SystemOneError([fault((), f"JSON decode error: {wrong}", "json_invalid")]) from wrong
 
 
-async def aread_body(data: bytes, encoding: str | None = None, *, max_bytes: int = MAX_BODY) -> Any:
-    """As ``read_body``. A large body, or a compressed one, is read in a thread, so that the event loop goes on."""
+async def aread_body(
+    chunks: AsyncIterable[bytes], encoding: str | None = None, *, max_bytes: int = MAX_BODY, seconds: float = 10.0
+) -> Any:
+    """As ``read_body``, of a body that comes in parts: refused as soon as it is longer than ``max_bytes``, or takes
+    longer than ``seconds`` (408). A large or compressed one is parsed in a thread, so that the event loop goes on."""
+    data = bytearray()
+
+    async def received() -> None:
+        async for chunk in chunks:
+            data.extend(chunk)
+            if len(data) > max_bytes:
+                raise _too_large(max_bytes)
+
+    try:
+        await asyncio.wait_for(received(), seconds)
+    except asyncio.TimeoutError:
+        raise _refused(408, "timeout_error", f"the body did not come within {seconds:g} s") from None
     if len(data) <= SMALL_BODY and not encoding:
-        return read_body(data, max_bytes=max_bytes)
-    return await asyncio.to_thread(read_body, data, encoding, max_bytes=max_bytes)
+        return read_body(bytes(data), max_bytes=max_bytes)
+    return await asyncio.to_thread(read_body, bytes(data), encoding, max_bytes=max_bytes)
 
 
 def write_body(body: Any) -> bytes:
@@ -58,6 +74,10 @@ def _unzstd(data: bytes, max_bytes: int) -> bytes:
     except zstandard.ZstdError as wrong:
         raise SystemOneError([fault((), f"the body is not zstd: {wrong}", "encoding_invalid")]) from wrong
     return bytes(plain)
+
+
+def _too_large(max_bytes: int) -> SystemOneError:
+    return _refused(413, "request_too_large", f"the body has more than {max_bytes} bytes")
 
 
 def _refused(status: int, kind: str, message: str) -> SystemOneError:

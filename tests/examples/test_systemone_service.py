@@ -164,6 +164,41 @@ def test_a_body_that_is_compressed() -> None:
     run(test)
 
 
+def test_hostile_bodies_get_short_answers() -> None:
+    from tests.systemone.test_hostile_bodies import NAMES, shapes
+
+    async def test() -> None:
+        async with client(config={"max_length": 256}) as (_, http):
+            for body in shapes(NAMES["79 pictures"]):
+                data = json.dumps(body).encode()
+                for route in ("systemone", "decisions"):
+                    reply = await http.post(f"/v1/{route}", content=data)
+                    assert reply.status_code in (200, 404, 413, 422), reply.text[:300]
+                    assert len(reply.content) <= 10 * len(data) + (1 << 16)
+
+    run(test)
+
+
+def test_a_body_has_256_kb_and_ten_seconds_by_default_and_a_slow_one_is_408() -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield b'{"state": '
+        await asyncio.sleep(10 * PATIENCE)
+
+    async def test() -> None:
+        async with client(body_seconds=0.01) as (_, http):
+            reply = await http.post("/v1/systemone", content=slow())
+            assert (reply.status_code, reply.headers["connection"]) == (408, "close")
+            assert reply.json()["detail"]["message"] == "the body did not come within 0.01 s"
+        async with client() as (_, http):
+            data = json.dumps(BODY).encode()
+            for size, status in ((1 << 18, 200), ((1 << 18) + 1, 413)):
+                reply = await http.post("/v1/systemone", content=data.ljust(size))
+                assert reply.status_code == status
+        assert load("systemone_service").BODY_SECONDS == 10
+
+    run(test)
+
+
 def test_a_full_queue_is_429_and_a_closed_engine_503() -> None:
     from tests.patience import Paced, comes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import subprocess
 import sys
 from enum import IntEnum
@@ -373,6 +374,43 @@ def test_transports_answer_paths_that_they_do_not_serve(engine: Engine) -> None:
     assert client.get("/v1/models").json()["models"]
     for content, headers in ((b"{", {}), (b"\x00", {"content-encoding": "zstd"})):
         assert client.post("/v1/systemone", content=content, headers=headers).status_code in (400, 422)
+
+
+def test_transports_read_bodies_as_every_entrance_does(engine: Engine) -> None:
+    """Bounded, strict, and with answers of bounded length: half a character in a label is no error of the encoder."""
+    httpx2 = pytest.importorskip("httpx2")
+    zstandard = pytest.importorskip("zstandard")
+    from prelude.integrations.transports import AsyncTransport, Transport
+
+    many = {f"{'n' * 100}{index}": 5 for index in range(2000)}
+    half = {"type": "choice", "criteria": {"\ud800": None, "b": None}}
+    bodies: list[tuple[int, str | None, bytes]] = [
+        (422, None, b'{"state": "x", "state": "y"}'),
+        (422, None, b'{"input": "x", "questions": [{"type": "predicate", "instructions": 1e999}]}'),
+        (422, None, b'{"state": NaN}'),
+        (422, None, b"[" * 2000),
+        (413, None, b" " * ((16 << 20) + 1)),
+        (413, "zstd", zstandard.compress(b" " * (17 << 20))),
+        (415, "gzip", b"{}"),
+        (422, None, json.dumps({"state": "x", "questions": {"n" * 5000: {**QUESTIONS["refund"], **many}}}).encode()),
+        (422, None, json.dumps({"state": "x", "questions": {"a": half}}).encode()),
+        (422, None, json.dumps({"input": "x", "questions": [{"type": "predicate", **many}] * 9}).encode()),
+    ]
+
+    def checked(status: int, data: bytes, reply: Any) -> None:
+        assert reply.status_code == status, reply.text[:200]
+        assert len(reply.content) <= 10 * len(data) + (1 << 16) and reply.json()["detail"]
+
+    async def main() -> None:
+        async with httpx2.AsyncClient(transport=AsyncTransport(engine), base_url="http://prelude.invalid") as other:
+            for status, encoding, data in bodies:
+                headers = {} if encoding is None else {"content-encoding": encoding}
+                for route in ("systemone", "decisions"):
+                    checked(status, data, client.post(f"/v1/{route}", content=data, headers=headers))
+                    checked(status, data, await other.post(f"/v1/{route}", content=data, headers=headers))
+
+    with httpx2.Client(transport=Transport(engine), base_url="http://prelude.invalid") as client:
+        asyncio.run(main())
 
 
 def test_a_client_takes_an_engine_alone() -> None:
