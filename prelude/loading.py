@@ -348,7 +348,7 @@ def _preparer(
         from prelude.tokenizer.template_process import TemplateProcess
 
         process = TemplateProcess()  # started by the first rendering; the preparer closes it
-    model.check_vocabulary(tokenizer.id_limit - 1)
+    model.check_vocabulary(tokenizer.id_limit - 1, str(directory))
     return Preparer(
         tokenizer,
         limits,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prelude.config import EngineConfig
-from prelude.errors import ConfigError
+from prelude.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from prelude.admission.preparer import Preparer
@@ -29,6 +29,7 @@ def load_sparrow(
     from prelude.runtime.assembly import make_core
     from prelude.runtime.core import EngineCore
     from prelude.tokenizer import Tokenizer
+    from prelude.tokenizer.errors import TokenizerError
 
     began = time.perf_counter()
     if device == "cuda" or dtype == "bfloat16" or config.quantization is not None:
@@ -42,7 +43,10 @@ def load_sparrow(
     executor = SparrowExecutor(found)
     config.resolved_length(executor.limits().max_positions)
     path = Path(os.path.abspath(os.fspath(model)))
-    tokenizer = Tokenizer.from_str(found.tokenizer_json())
+    try:
+        tokenizer = Tokenizer.from_str(found.tokenizer_json())
+    except TokenizerError as failure:
+        raise ModelError(f"{model}: tokenizer.json: {failure}") from failure
     preparer = Preparer(tokenizer, executor.limits(), config, options=found.settings(), model=str(path))
     core = make_core(EngineCore, executor, config)
     seconds = time.perf_counter() - began

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypedDict
 
-from prelude.errors import ModelError, shown
+from prelude.errors import PreludeError, shown
 
 MAX_DEPTH = 128
 """Arrays and objects inside each other. The values of a request may have half of it (``admission.messages``)."""
@@ -111,7 +111,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def parse(data: bytes | str, where: str, error: type[ModelError], *, numbers: Numbers = ANY) -> Any:
+def parse(data: bytes | str, where: str, error: type[PreludeError], *, numbers: Numbers = ANY) -> Any:
     """The value in a model's file ``data``, or ``error`` naming ``where``."""
     try:
         return loads(data, numbers=numbers, max_values=MAX_FILE_VALUES)

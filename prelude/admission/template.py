@@ -34,6 +34,7 @@ from typing import Any
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import Piece
 from prelude.errors import TemplateError, shown
+from prelude.strict_json import parse
 from prelude.tasks import strict_keywords
 from prelude.tokenizer._files import read_plain
 
@@ -128,16 +129,16 @@ class DecisionTemplate:
     @classmethod
     def from_json(cls, data: bytes, path: str) -> DecisionTemplate:
         """From the content of such a file; ``path`` is named in messages."""
-        try:
-            found = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise TemplateError(f"{path}: not a readable JSON file: {error}") from error
+        found = parse(data, path, TemplateError)
         if not isinstance(found, dict):
             raise TemplateError(f"{path}: {type(found).__name__} instead of an object")
         known = [item.name for item in fields(cls) if item.init]
         if unknown := sorted(set(found) - set(known)):
             raise TemplateError(f"{path}: unknown field {shown(unknown[0])}; the fields are {', '.join(known)}")
-        return cls(**found)
+        try:
+            return cls(**found)
+        except TemplateError as error:
+            raise TemplateError(f"{path}: {error}") from error
 
     @property
     def chars(self) -> int:

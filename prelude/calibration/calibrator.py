@@ -18,9 +18,10 @@ from prelude.calibration.identity import check_asked, common_asked
 from prelude.calibration.metrics import F64, check_rows, summary, worsened
 from prelude.errors import CalibrationError, reason, shown
 from prelude.results import Answer
+from prelude.strict_json import parse
 
-T = TypeVar("T")
 Method = Literal["temperature", "platt", "isotonic"]
+_Kept = TypeVar("_Kept", "Calibrator", "PriorCorrection")
 METHODS: tuple[str, ...] = get_args(Method)
 VERSION = 1
 LEAST_ROWS = 30
@@ -31,6 +32,7 @@ _LEAST = 1e-30  # the least probability whose logarithm is taken
 _LEAST_SHARE = 1e-9  # the least that the isotonic function gives: no label is excluded by a few hundred examples
 _ROUNDING = 1e-12  # of the sum of shares
 log = logging.getLogger("prelude.calibration")
+_LARGEST = 1e6  # of a parameter: no row of probabilities becomes infinite by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,8 @@ class Calibrator:
                 raise CalibrationError(f"{name}: {shown(getattr(self, name))} is not an object")
         given = self.parameters
         if self.method == "temperature":
-            if _number(given, "temperature") <= 0:
-                raise CalibrationError("the temperature must be above 0")
+            if _number(given, "temperature") < 1 / _LARGEST:
+                raise CalibrationError(f"temperature: {given['temperature']} is not at least {1 / _LARGEST:g}")
         elif self.method == "platt":
             offsets = _numbers(given, "offsets")
             if self.labels is None or len(self.labels) != len(offsets) or _number(given, "slope") <= 0:
@@ -217,9 +219,9 @@ class PriorCorrection:
             if shares is None and name == "target":
                 continue
             numbers = _numbers({name: shares}, name)
-            if len(numbers) != len(self.labels) or not numbers or min(numbers) <= 0:
+            if len(numbers) != len(self.labels) or not numbers or min(numbers) < _LEAST:
                 raise CalibrationError(
-                    f"{name} {shown(shares)}: a number above 0 for each of {len(self.labels)} labels"
+                    f"{name} {shown(shares)}: a number of at least {_LEAST:g} for each of {len(self.labels)} labels"
                 )
             total = sum(numbers)
             if abs(total - 1) > _ROUNDING:  # shares that were divided before keep their bits, as those of a file do
@@ -257,6 +259,7 @@ class PriorCorrection:
 
     @classmethod
     def load(cls, path: str | Path) -> PriorCorrection:
+        """Raises ``CalibrationError`` that names the file."""
         return _loaded(path, "prior", cls)
 
 
@@ -314,13 +317,9 @@ def _common(answers: Sequence[Answer]) -> tuple[str, ...]:
 
 def _number(values: Mapping[str, Any], name: str) -> float:
     value = values.get(name)
-    try:
-        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
-    except OverflowError:  # an integer above 1.8e308
-        number = math.nan
-    if not math.isfinite(number):
-        raise CalibrationError(f"{name}: {shown(value)} is not a finite number")
-    return number
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST <= value <= _LARGEST:
+        raise CalibrationError(f"{name}: {shown(value)} is not a number from {-_LARGEST:g} to {_LARGEST:g}")
+    return float(value)
 
 
 def _labels(given: Any) -> tuple[str, ...]:
@@ -338,19 +337,23 @@ def _numbers(values: Mapping[str, Any], name: str) -> list[float]:
     return [_number({name: value}, name) for value in given]
 
 
-def _loaded(path: str | Path, kind: str, cls: type[T]) -> T:
+def _loaded(path: str | Path, kind: str, cls: type[_Kept]) -> _Kept:
     from prelude.tokenizer._files import read_plain
 
     try:
-        found = json.loads(read_plain(path, MAX_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
+        data = read_plain(path, MAX_BYTES)
+    except (OSError, ValueError) as error:
         raise CalibrationError(f"{path}: cannot be read: {reason(error)}") from error
+    found = parse(data, str(path), CalibrationError)
     if not isinstance(found, dict) or found.pop("kind", None) != kind or found.pop("version", None) != VERSION:
         raise CalibrationError(f"{path}: not a {kind} of version {VERSION}")
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    if unknown := sorted(set(found) - {one.name for one in fields}):
+    known = {one.name: one for one in dataclasses.fields(cls)}
+    if unknown := sorted(found.keys() - known.keys()):
         raise CalibrationError(f"{path}: unknown field {shown(unknown[0])}")
+    for name, one in known.items():
+        if name not in found and one.default is one.default_factory is dataclasses.MISSING:
+            raise CalibrationError(f"{path}: {name} is missing")
     try:
-        return cls(**{one.name: None for one in fields[:2]} | found)
+        return cls(**found)
     except CalibrationError as error:
         raise CalibrationError(f"{path}: {error}") from error

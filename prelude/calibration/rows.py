@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +17,11 @@ from typing import Any
 
 from prelude.errors import CalibrationError, reason, shown
 from prelude.results import Answer, AskedQuestion
+from prelude.strict_json import parse
 from prelude.tasks import Choice, Decide, Noul, Score
 
 MAX_BYTES = 1 << 28
+_LARGEST = 1e100  # of a number: sums of a row stay finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,7 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 def _row(line: str, where: str) -> Row:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise CalibrationError(f"{where}: not JSON: {error}") from error
+    found = parse(line, where, CalibrationError)
     if not isinstance(found, dict) or "label" not in found:
         raise CalibrationError(f"{where}: an object with a label is expected")
     label = found["label"]
@@ -98,7 +96,7 @@ def _answered(values: Any, name: str, label: str, where: str) -> Answer:
 
 
 def _number(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= _LARGEST
 
 
 def answers_of(rows: Sequence[Row], engine: Any) -> list[Answer]:

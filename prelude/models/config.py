@@ -110,6 +110,7 @@ class ModelConfig:
         if not isinstance(raw, Mapping):
             raise ModelError(f"{where}: holds a {type(raw).__name__}, an object is needed")
         family, architecture = _family(raw, where)
+        beside = f"{where.removesuffix('config.json')}generation_config.json"
         if family.nested is not None:
             raw, where = _text_config(raw, family.nested, where), f"{where}: {family.nested}"
         fields = Fields(raw, where, family.defaults)
@@ -126,7 +127,7 @@ class ModelConfig:
             model_type=family.model_type,
             spec=spec,
             dtype=_dtype(fields),
-            eos_token_ids=_eos(fields, generation, vocab_size),
+            eos_token_ids=_eos(fields, None if generation is None else Fields(generation, beside), vocab_size),
             bos_token_id=fields.token_id("bos_token_id", vocab_size),
             pad_token_id=fields.token_id("pad_token_id", vocab_size),
             labels=labels,
@@ -147,11 +148,11 @@ class ModelConfig:
             return self
         return replace(self, spec=longer)
 
-    def check_vocabulary(self, highest_token_id: int) -> None:
-        """Raise unless every id of a tokenizer has a row in the embeddings."""
+    def check_vocabulary(self, highest_token_id: int, where: str) -> None:
+        """``ModelError`` unless every id of the tokenizer of ``where`` has a row in the embeddings."""
         if highest_token_id >= self.vocab_size:
             raise ModelError(
-                f"the tokenizer has token id {highest_token_id:,}, but vocab_size is {self.vocab_size:,}: "
+                f"{where}: the tokenizer has token id {highest_token_id:,}, but vocab_size is {self.vocab_size:,}: "
                 "this tokenizer.json does not belong to this config.json"
             )
 
@@ -220,9 +221,7 @@ def _dtype(fields: Fields) -> str:
     return named.pop() if named else "float32"
 
 
-def _eos(fields: Fields, generation: Mapping[str, Any] | None, vocab_size: int) -> tuple[int, ...]:
-    if generation is not None:
-        found = Fields(generation, "generation_config.json").token_ids("eos_token_id", vocab_size)
-        if found:
-            return found
+def _eos(fields: Fields, generation: Fields | None, vocab_size: int) -> tuple[int, ...]:
+    if generation is not None and (found := generation.token_ids("eos_token_id", vocab_size)):
+        return found
     return fields.token_ids("eos_token_id", vocab_size)

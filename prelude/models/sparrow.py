@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import zipfile
 from collections.abc import Mapping
@@ -31,7 +32,11 @@ from prelude.strict_json import parse
 SUFFIX = ".sparrow"
 DIGITS = "0123456789.-"
 """Tokens that numbers of a state are written with, one character each."""
-_FILE, _CONFIG, _TOKENIZER, _WEIGHTS = 256 << 20, 1 << 20, 32 << 20, 512 << 20
+_FILE, _CONFIG, _TOKENIZER, _WEIGHTS = 256 << 20, 1 << 20, 32 << 20, 256 << 20
+_ARRAYS = 512 << 20
+"""Bytes of all arrays together, as float32."""
+_ENTRIES = 1000
+"""Of an archive."""
 _BLOCKS, _PAIR_BLOCKS, _VALUES = 6, 4, 4
 _KINDS = {"noul": 0, "choice": 1, "score": 2}
 
@@ -93,12 +98,12 @@ def read_sparrow(path: str | os.PathLike[str]) -> SparrowModel:
     where = os.fspath(path)
     try:
         data = read_plain(Path(where), _FILE)
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            config = Fields(_object(archive, "config.json", _CONFIG, where), f"{where}: config.json")
-            vocab = _vocab(archive, where)
-            return _model(config, vocab, _Arrays(_read(archive, "model.npz", _WEIGHTS, where), f"{where}: model.npz"))
-    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as failure:
-        raise ModelError(f"{where}: not a readable archive: {failure}") from failure
+    except OSError as failure:
+        raise ModelError(f"{where}: cannot be read: {failure}") from failure
+    archive = _opened(data, where)
+    config = Fields(_object(archive, "config.json", _CONFIG, where), f"{where}: config.json")
+    vocab = _vocab(archive, where)
+    return _model(config, vocab, _Arrays(_read(archive, "model.npz", _WEIGHTS, where), f"{where}: model.npz"))
 
 
 def _model(config: Fields, vocab: dict[str, int], arrays: _Arrays) -> SparrowModel:
@@ -145,6 +150,23 @@ def _heat(heat: Fields, kind: str) -> float:
     return heat.number(kind, 0.999 * COLDEST, HOTTEST, 1.0)
 
 
+def _opened(data: bytes, where: str) -> zipfile.ZipFile:
+    """The archive in ``data``, whose directory is read into memory: its entries are counted before."""
+    if data.count(b"PK\1\2") > _ENTRIES:
+        raise ModelError(f"{where}: an archive of more than {_ENTRIES:,} entries")
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+    except Exception as failure:  # malformed fields raise errors of many kinds
+        raise ModelError(f"{where}: not a readable archive: {failure}") from failure
+    names = archive.namelist()
+    if len(set(names)) < len(names):
+        raise ModelError(f"{where}: a name is there twice: {shown(names)}")
+    for entry in archive.infolist():
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise UnsupportedModel(f"{where}: unsupported: {shown(entry.filename)} is neither stored nor deflated")
+    return archive
+
+
 def _read(archive: zipfile.ZipFile, name: str, limit: int, where: str) -> bytes:
     try:
         with archive.open(name) as part:
@@ -176,38 +198,43 @@ def _vocab(archive: zipfile.ZipFile, where: str) -> dict[str, int]:
 
 
 class _Arrays:
-    """The arrays of ``model.npz``. A header that promises another shape is refused before memory is asked for."""
+    """The arrays of ``model.npz``. A header that promises another shape is refused before memory is asked for, and so
+    are arrays of more than ``_ARRAYS`` bytes."""
 
     def __init__(self, data: bytes, where: str) -> None:
         self._where = where
-        self._archive = zipfile.ZipFile(io.BytesIO(data))
+        self._archive = _opened(data, where)
         self._names = set(self._archive.namelist())
+        self._room = _ARRAYS
 
     def of(self, name: str, shape: tuple[int, ...]) -> F32:
+        self._room -= 4 * math.prod(shape)
+        if self._room < 0:
+            raise ModelError(f"{self._where}: its arrays have more than {_ARRAYS:,} bytes: {name} is {list(shape)}")
         if f"{name}.q8.npy" in self._names:
             found = self._plain(f"{name}.q8", shape, ("i1",)).astype(np.float32)
             found *= self._plain(f"{name}.scale", shape[:1], ("f4",))[:, None]
         else:
-            found = self._plain(name, shape, ("f4", "f2")).astype(np.float32)
+            found = self._plain(name, shape, ("f4", "f2")).astype(np.float32, copy=False)
         if not np.isfinite(found).all():
             raise ModelError(f"{self._where}: {name} holds NaN or infinity")
         return found
 
     def _plain(self, name: str, shape: tuple[int, ...], kinds: tuple[str, ...]) -> np.ndarray[Any, Any]:
-        wanted = max(np.dtype(kind).itemsize for kind in kinds) * int(np.prod(shape))
+        wanted = max(np.dtype(kind).itemsize for kind in kinds) * math.prod(shape)
         data = _read(self._archive, f"{name}.npy", wanted + 4096, self._where)
         stream = io.BytesIO(data)
         try:
             version = np.lib.format.read_magic(stream)
             reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             seen, columns, dtype = reader(stream)
-        except ValueError as failure:
-            raise ModelError(f"{self._where}: {name} is no array: {failure}") from failure
+        except Exception as failure:  # a header is a literal of Python, with errors of many kinds
+            raise ModelError(f"{self._where}: {name} is no array: {shown(str(failure))}") from failure
         if seen != shape or columns or dtype.str.lstrip("<|") not in kinds:
             raise ModelError(
                 f"{self._where}: {name} is {dtype} {list(seen)}, {' or '.join(kinds)} {list(shape)} needed"
             )
-        body = data[stream.tell() :]
-        if len(body) != dtype.itemsize * int(np.prod(shape)):
+        body = memoryview(data)[stream.tell() :]
+        if len(body) != dtype.itemsize * math.prod(shape):
             raise ModelError(f"{self._where}: {name} ends early")
         return np.frombuffer(body, dtype).reshape(shape)

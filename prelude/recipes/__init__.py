@@ -11,7 +11,6 @@ A recipe is a JSON file. The ones that ship lie beside this module; a model dire
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -20,6 +19,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from prelude.errors import RecipeError, shown
+from prelude.strict_json import parse
 
 if TYPE_CHECKING:
     from prelude.admission.template import DecisionTemplate
@@ -187,14 +187,12 @@ class ModelRecipes:
 
 def read_recipe(data: bytes | str, where: str) -> Recipe:
     """``RecipeError`` that names ``where`` for a file that is not a recipe."""
-    try:
-        found = json.loads(data)
-    except ValueError as error:
-        raise RecipeError(f"{where}: not JSON: {shown(str(error))}") from error
-    if not isinstance(found, dict) or found.get("verb") not in _KINDS:
+    found = parse(data, where, RecipeError)
+    verb = found.get("verb") if isinstance(found, dict) else None
+    if not isinstance(verb, str) or verb not in _KINDS:
         raise RecipeError(f"{where}: an object with verb {' or '.join(map(repr, _KINDS))} is expected")
     try:
-        recipe: Recipe = _make(_KINDS[found["verb"]], {key: found[key] for key in found if key != "verb"}, "recipe")
+        recipe: Recipe = _make(_KINDS[verb], {key: found[key] for key in found if key != "verb"}, "recipe")
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from error
     return recipe

@@ -18,17 +18,19 @@ The sums and their solution are in ``_native/include/prelude/cost_fit.hpp``; no 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prelude._native.core import CostFit
-from prelude.errors import ConfigError, reason
+from prelude.errors import ConfigError, reason, shown
+from prelude.strict_json import parse
+from prelude.tokenizer._files import read_plain
 
 _TERMS = ("constant", "token", "key", "lm_row")
 _N = len(_TERMS)
+_MAX_BYTES = 1 << 20
+_MOST_SECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,8 @@ class CostModel:
     def load(cls, path: str | Path, memory: int = 512) -> CostModel:
         """``ConfigError`` where the file is not a cost model."""
         try:
-            data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            data = parse(read_plain(path, _MAX_BYTES), str(path), ConfigError)
+        except OSError as error:
             raise ConfigError(f"{path} cannot be read as a cost model: {reason(error)}") from error
         if (
             not isinstance(data, dict)
@@ -105,13 +107,18 @@ class CostModel:
             or not isinstance(data.get("seconds"), dict)
         ):
             raise ConfigError(f"{path} is not a cost model; CostModel.save writes one")
-        return cls(memory, data["seconds"])
+        try:
+            return cls(memory, data["seconds"])
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
 
     def _start_from(self, coefficients: Mapping[str, float]) -> None:
         for name in _TERMS:
             value = coefficients.get(name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ConfigError(f"cost model: {name}={value!r} is not a number of seconds of at least 0")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_SECONDS:
+                raise ConfigError(
+                    f"cost model: {name}={shown(value)} is not a number of seconds from 0 to {_MOST_SECONDS:g}"
+                )
         constant, token, key, row = (float(coefficients[name]) for name in _TERMS)
         learnt = any((constant, token, key, row))
         if learnt:

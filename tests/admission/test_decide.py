@@ -381,7 +381,7 @@ def test_a_template_is_data_beside_the_model(tmp_path: Any) -> None:
     ("text", "match"),
     [
         ("[]", "list instead of an object"),
-        ("{", "not a readable JSON file"),
+        ("{", "not usable JSON|nested too deeply"),
         ('{"state": 5}', "template.state: 5 is not a string"),
         ('{"state": "x"}', "{state} is missing"),
         ('{"state": "{state}{state}"}', "stands twice"),
@@ -391,7 +391,7 @@ def test_a_template_is_data_beside_the_model(tmp_path: Any) -> None:
         ('{"chat": 1}', "not true or false"),
         ('{"yes": ""}', "two different labels"),
         ('{"question": null}', "not a string"),
-        ("[" * 100_000, "not a readable JSON file"),
+        ("[" * 100_000, "not usable JSON|nested too deeply"),
         ('{"state": "{state.__class__}"}', "{state} is missing"),
         ('{"state": "{state[0]} {0}"}', "{state} is missing"),
         ('{"state": "{state!r:>99999999}"}', "{state} is missing"),

@@ -279,6 +279,20 @@ def test_separable_data_stay_finite(caplog: pytest.LogCaptureFixture) -> None:
         {"kind": "prior"},
         {"version": 9},
         {"unknown": 1},
+        {"parameters": None},
+        {"parameters": 3},
+        {"parameters": [2.0]},
+        {"parameters": {"temperature": 10**400}},
+        {"parameters": {"temperature": 1e-320}},
+        {"method": "platt", "parameters": {"slope": 1.0, "offsets": [10**400, 0]}, "labels": ["a", "b"]},
+        {"method": "platt", "parameters": {"slope": 1.0, "offsets": [1e308, 0]}, "labels": ["a", "b"]},
+        {"method": "platt", "parameters": {"slope": 1.0, "offsets": [1, 0]}, "labels": ["a", "a"]},
+        {"labels": 3},
+        {"labels": "ab"},
+        {"labels": [1, 2]},
+        {"facts": None},
+        {"method": None},
+        {"method": ["temperature"]},
     ],
 )
 def test_a_file_that_is_no_calibrator(wrong: dict[str, Any], tmp_path: Path) -> None:
@@ -292,9 +306,45 @@ def test_a_file_that_is_no_calibrator(wrong: dict[str, Any], tmp_path: Path) -> 
     path.write_text(json.dumps({name: value for name, value in good.items() if name != "method"}))
     with pytest.raises(CalibrationError, match=r"c\.json.*method"):
         Calibrator.load(path)
-    path.write_text("[")
-    with pytest.raises(CalibrationError, match=r"c\.json"):
-        Calibrator.load(path)
+    path.write_text(json.dumps({key: value for key, value in good.items() if key not in wrong}))
+    if wrong.keys() & good.keys():
+        with pytest.raises(CalibrationError, match=r"c\.json"):
+            Calibrator.load(path)
+    for text in ("[", "[" * 100_000, '{"kind": "calibrator", "kind": "calibrator"}', "9" * 5000, "\ufeff{}"):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(CalibrationError, match=r"c\.json"):
+            Calibrator.load(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"labels": None},
+        {"labels": 2},
+        {"labels": ["a", "a"]},
+        {"prior": None},
+        {"prior": [0.5]},
+        {"prior": [0.5, "0.5"]},
+        {"prior": [10**400, 1]},
+        {"prior": [1e308, 1e308]},
+        {"prior": [5e-324, 1.0]},
+        {"target": 0.5},
+        {"target": [0.5, 0.0]},
+    ],
+)
+def test_a_file_that_is_no_prior(wrong: dict[str, Any], tmp_path: Path) -> None:
+    good = {"version": 1, "kind": "prior", "labels": ["a", "b"], "prior": [0.25, 0.75]}
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(good))
+    assert PriorCorrection.load(path).prior == (0.25, 0.75)
+    [name] = wrong
+    path.write_text(json.dumps({**good, **wrong}))
+    with pytest.raises(CalibrationError, match=rf"p\.json: .*{name}"):
+        PriorCorrection.load(path)
+    path.write_text(json.dumps({key: value for key, value in good.items() if key != name}))
+    if name in good:
+        with pytest.raises(CalibrationError, match=rf"p\.json: {name} is missing"):
+            PriorCorrection.load(path)
 
 
 def test_a_calibrator_is_never_applied_on_its_own() -> None:

@@ -100,7 +100,7 @@ def test_the_prior_of_the_labels_corrects_a_leaning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not JSON"),
+        ("{", "not usable JSON"),
         ("[]", "an object with a label"),
         ('{"label": "a"}', "neither probabilities nor logprobs"),
         ('{"label": null, "state": "a"}', "label None"),

@@ -247,6 +247,91 @@ def test_hostile_files_are_refused_by_name(tmp_path: Path) -> None:
         Engine.from_pretrained(tmp_path / "text.sparrow")
 
 
+def archive_of(
+    path: Path, arrays: dict[str, bytes], config: dict[str, Any], method: int = zipfile.ZIP_DEFLATED
+) -> Path:
+    """``arrays``: the content of each ``.npy`` file."""
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, content in arrays.items():
+            made.writestr(f"{name}.npy", content)
+    with zipfile.ZipFile(path, "w", method) as made:
+        made.writestr("config.json", json.dumps(config))
+        made.writestr("tokenizer.json", json.dumps({"vocab": {piece: at for at, piece in enumerate(VOCAB)}}))
+        made.writestr("model.npz", inner.getvalue())
+    return path
+
+
+def npy(array: np.ndarray, header: str | None = None) -> bytes:
+    """``header``: a literal in the place of the array's own."""
+    out = io.BytesIO()
+    np.save(out, array)
+    data = out.getvalue()
+    length = int.from_bytes(data[8:10], "little")
+    text = data[10 : 10 + length] if header is None else header.encode()
+    return data[:8] + len(text).to_bytes(2, "little") + text + data[10 + length :]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': (), 'fortran_order': False, 'shape': (12,)}",
+        "{'descr': None, 'fortran_order': False, 'shape': (12,)}",
+        "{'descr': 'x', 'fortran_order': False, 'shape': (12,)}",
+        "{'descr': '<f4', 'fortran_order': 1, 'shape': (12,)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': 12}",
+        f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**400},)}}",
+        "{'descr': '>f4', 'fortran_order': False, 'shape': (12,)}",
+        "{'descr': ('<f4', (12,)), 'fortran_order': False, 'shape': ()}",
+        "(" * 3000,
+        "-" * 5000 + "1",
+        "",
+        "{}",
+    ],
+)
+def test_the_header_of_an_array_is_refused_by_name(header: str, tmp_path: Path) -> None:
+    content = {name: npy(array) for name, array in arrays(False).items()}
+    path = archive_of(tmp_path / "bad.sparrow", content, config(False))
+    Engine.from_pretrained(path).close()
+    content["mlp.0.bias"] = npy(arrays(False)["mlp.0.bias"], header)
+    with pytest.raises(ModelError, match=r"bad.sparrow: model.npz: mlp.0.bias"):
+        Engine.from_pretrained(archive_of(path, content, config(False)))
+
+
+def test_arrays_are_bounded_together_before_they_are_read(tmp_path: Path) -> None:
+    """An archive of 300 KB whose two matrices have 671 million bytes, each of them less than the bound."""
+    stored = {"mlp.0.weight.q8": npy(np.zeros((8192, 6 * 2048), np.int8)), "mlp.0.bias": npy(np.zeros(8192, "f4"))}
+    stored["mlp.0.weight.scale"] = stored["mlp.0.bias"]
+    path = archive_of(tmp_path / "wide.sparrow", stored, config(False, dim=2048, hidden=8192))
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(
+        ModelError, match=r"wide.sparrow: .* more than 536,870,912 bytes: mlp.2.weight is \[8192, 8192\]"
+    ):
+        Engine.from_pretrained(path)
+
+
+def test_archives_are_read_in_one_way(tmp_path: Path) -> None:
+    content = {name: npy(array) for name, array in arrays(False).items()}
+    path = tmp_path / "odd.sparrow"
+    with pytest.raises(UnsupportedModel, match=r"'config.json' is neither stored nor deflated"):
+        Engine.from_pretrained(archive_of(path, content, config(False), zipfile.ZIP_LZMA))
+    archive_of(path, content, config(False))
+    with zipfile.ZipFile(path, "a") as made, pytest.warns(UserWarning, match="Duplicate name"):
+        made.writestr("config.json", json.dumps(config(False)))
+    with pytest.raises(ModelError, match="a name is there twice"):
+        Engine.from_pretrained(path)
+    for more, told in ((996, None), (998, "more than 1,000 entries")):
+        archive_of(path, content, config(False))
+        with zipfile.ZipFile(path, "a") as made:
+            for at in range(more):
+                made.writestr(str(at), b"")
+        if told is None:
+            Engine.from_pretrained(path).close()
+        else:
+            with pytest.raises(ModelError, match=told):
+                Engine.from_pretrained(path)
+
+
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     path = write(tmp_path / "tiny.sparrow", arrays(True), config(True))
     code = (

@@ -265,9 +265,9 @@ def test_unsupported_before_the_weights_are_touched(copy_of: Any) -> None:
 @pytest.mark.fault(43)
 def test_vocabulary_smaller_than_the_tokenizer() -> None:
     config = read()
-    config.check_vocabulary(63)
+    config.check_vocabulary(63, "m")
     with pytest.raises(ModelError, match="token id 64, but vocab_size is 64"):
-        config.check_vocabulary(64)
+        config.check_vocabulary(64, "m")
 
 
 @pytest.mark.fault(43)

@@ -222,6 +222,7 @@ VALUES: list[Any] = [
     1 << 63,
     7,
     0.0,
+    1e308,
     float("nan"),
     float("inf"),
     True,

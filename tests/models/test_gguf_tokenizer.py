@@ -106,6 +106,39 @@ def test_template_and_named_tokens() -> None:
     assert config == {"chat_template": "{{ bos_token }}", "eos_token": told["tokenizer.ggml.tokens"][0]}
 
 
+def of_runs(letters: int, longest: int) -> dict[str, Any]:
+    """Tokens of scores: ``letters`` letters, and of each all runs of up to ``longest``."""
+    runs = [chr(0x4E00 + at) * length for at in range(letters) for length in range(1, longest + 1)]
+    told = {"model": "llama", "tokens": runs, "scores": [-float(len(run)) for run in runs]}
+    return {f"tokenizer.ggml.{key}": value for key, value in told.items()}
+
+
+@pytest.mark.parametrize(
+    "letters, longest, held",
+    [(2, 256, True), (1, 257, True), (3, 256, False), (18_000, 16, False)],
+)
+def test_merges_are_counted_before_they_are_made(letters: int, longest: int, held: bool) -> None:
+    """Up to four times the tokens and a million, and the same of their characters. A token of more than 256
+    characters has none, so it is spelled by others."""
+    tokenizer = GgufTokenizer(of_runs(letters, longest), Path("m.gguf"))
+    if not held:
+        with pytest.raises(ModelError, match=r"m.gguf: tokenizer.ggml.tokens makes more than [\d,]+ merges"):
+            tokenizer.file()
+        return
+    merges = json.loads(tokenizer.file())["model"]["merges"]
+    most = min(longest, 256)
+    assert len(merges) == letters * most * (most - 1) // 2 and merges[0] == ["\u4e00"] * 2
+
+
+def test_halves_of_a_token_are_ordered_by_score_and_length() -> None:
+    """As llama.cpp merges: the better score first; of one score the longer left half, then the first token."""
+    told = {"model": "llama", "tokens": ["a", "b", "ab", "ba", "aba", "bb", "<x>"]}
+    told |= {"scores": [0.0, 0.0, -2.0, -1.0, -1.0, -2.0, 0.0], "token_type": [1] * 6 + [CONTROL]}
+    made = GgufTokenizer({f"tokenizer.ggml.{key}": value for key, value in told.items()}, Path("m.gguf")).file()
+    merges = json.loads(made)["model"]["merges"]
+    assert merges == [["ab", "a"], ["a", "ba"], ["b", "a"], ["a", "b"], ["b", "b"]]
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"tokens": None}, "tokenizer.ggml.tokens is None"),
     "tokens of numbers": ({"tokens": [1, 2]}, "an array of str is needed"),
@@ -115,6 +148,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a merge of three": ({"merges": ["a b c"]}, "merges has 'a b c'"),
     "a token that is not there": ({"bos_token_id": 1 << 30, "add_bos_token": True}, "bos_token_id is 1073741824"),
     "a switch of text": ({"add_bos_token": "yes"}, "add_bos_token is 'yes'"),
+    "many control tokens": (
+        {"tokens": [f"{at}" for at in range((1 << 16) + 1)], "token_type": [CONTROL] * ((1 << 16) + 1)},
+        "65,537 added tokens, the limit is 65,536",
+    ),
     "scores of another length": ({"model": "llama", "scores": [0.0]}, "1 scores for"),
 }
 

@@ -5,7 +5,6 @@ A key of the architecture that is not known could change every answer, so it is 
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +42,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Keys whose value is already the default."""
 _LOCAL_BASE = 10000.0
+_LARGEST = 1e30
+"""Of a number of the metadata; float32 holds it."""
+_MOST_FACTORS = 1 << 16
+"""Of the pairs of a head that turn."""
 _ORIGINAL = "rope.scaling.original_context_length"
 _GEMMA2_27B, _GEMMA3_27B = 46, 62
 """Layers of the sizes whose scores are scaled by another number than the width of a head."""
@@ -78,8 +81,8 @@ class _Keys:
         value = self.get(key)
         if value is None:
             return default
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise self.wrong(key, "a number is needed")
+        if type(value) not in (int, float) or not -_LARGEST <= value <= _LARGEST:
+            raise self.wrong(key, f"a number from {-_LARGEST:g} to {_LARGEST:g} is needed")
         return plain(value)
 
     def wrong(self, key: str, why: str) -> ModelError:
@@ -228,11 +231,11 @@ def _rope(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
     if keys.architecture == "phi3" and (SHORT_FACTORS in keys.file or LONG_FACTORS in keys.file):
         return {**found, **_phi3_factors(keys, attention)}
     if ROPE_FACTORS in keys.file:
-        if kind not in (None, "none") or keys.file.tensors[ROPE_FACTORS].dtype != "F32":
+        if kind not in (None, "none"):
             raise UnsupportedModel(
                 f"{keys.file.path}: unsupported: {ROPE_FACTORS} with rope.scaling.type {shown(kind)}"
             )
-        factors = keys.file.tensor(ROPE_FACTORS).flatten().tolist()
+        factors = _factors(keys.file, ROPE_FACTORS)
         scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
         scaling["original_max_position_embeddings"] = config["max_position_embeddings"]
     elif kind in (None, "none", "linear") and (kind == "linear" or old is not None):
@@ -256,12 +259,19 @@ def _phi3_factors(keys: _Keys, attention: float | None) -> dict[str, Any]:
         raise UnsupportedModel(f"{file.path}: unsupported: {SHORT_FACTORS} with rope.scaling.type {shown(kind)}")
     scaling: dict[str, Any] = {"rope_type": "longrope"}
     for ours, theirs in (("short_factor", SHORT_FACTORS), ("long_factor", LONG_FACTORS)):
-        if theirs not in file or file.tensors[theirs].dtype != "F32":
-            raise ModelError(f"{file.path}: tensor {theirs} of F32 is needed beside the other factors")
-        scaling[ours] = file.tensor(theirs).flatten().tolist()
+        scaling[ours] = _factors(file, theirs)
     if attention is not None:
         scaling["attention_factor"] = attention
     return {"rope_scaling": scaling, "original_max_position_embeddings": keys.needed(_ORIGINAL)}
+
+
+def _factors(file: GgufFile, name: str) -> list[float]:
+    info = file.tensors.get(name)
+    if info is None or info.dtype != "F32" or len(info.shape) != 1 or info.shape[0] > _MOST_FACTORS:
+        told = "missing" if info is None else f"{info.dtype} {list(info.shape)}"
+        raise ModelError(f"{file.path}: tensor {name} is {told}, at most {_MOST_FACTORS:,} values of F32 are needed")
+    found: list[float] = file.tensor(name).tolist()
+    return found
 
 
 def _tokens(file: GgufFile) -> dict[str, Any]:

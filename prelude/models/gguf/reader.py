@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.files import LFS_ADVICE, LFS_POINTER
 from prelude.models.mapped_file import MappedFile, TensorInfo
@@ -202,7 +204,8 @@ class _Header:
         if kind not in _NUMBERS:
             raise self.wrong(f"{name} is an array of the unknown type {kind}")
         letter = _NUMBERS[kind]
-        return list(struct.unpack(f"<{length}{letter}", self.take(length * struct.calcsize(letter), name)))
+        found: list[Any] = np.frombuffer(self.take(length * struct.calcsize(letter), name), f"<{letter}").tolist()
+        return found
 
     def texts(self, count: int, name: str) -> list[str]:
         """As ``count`` times ``text``, in a loop that takes a third of the time."""

@@ -7,6 +7,7 @@ llama   BPE of sentencepiece with bytes for unknown characters; merges follow fr
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ from typing import Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
 
+_MOST_ADDED = 1 << 16
+"""Control tokens and tokens of the user; the most that we know of are 6,400."""
+_MORE_MERGES, _MORE_CHARS = 1_000_000, 16_000_000
+"""Beyond four times the tokens and their characters; Gemma's 262,144 tokens make 514,906 merges."""
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = 1, 2, 3, 4, 5
 _SPACE = "\u2581"
 _WORD = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
@@ -72,11 +77,16 @@ class GgufTokenizer:
                 "put the model's tokenizer.json beside the file"
             )
         vocabulary = found["model"]["vocab"]
-        added = [self._added(token) for token, kind in enumerate(self.kinds) if kind in (_UNKNOWN, _CONTROL, _USER)]
+        others = [token for token, kind in enumerate(self.kinds) if kind in (_UNKNOWN, _CONTROL, _USER)]
+        if len(others) > _MOST_ADDED:
+            raise self._wrong(
+                f"tokenizer.ggml.token_type has {len(others):,} added tokens, the limit is {_MOST_ADDED:,}"
+            )
+        added = [self._added(token) for token in others]
         for one in added:
             vocabulary.setdefault(one["content"], one["id"])
         whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **found}
-        return json.dumps({**whole, "post_processor": self._post_processor(begins)}).encode()
+        return json.dumps({**whole, "post_processor": self._post_processor(begins)}, ensure_ascii=False).encode()
 
     def config(self) -> bytes:
         """``tokenizer_config.json``: the template and the tokens that it may name."""
@@ -122,15 +132,6 @@ class GgufTokenizer:
         if len(scores) != len(self.tokens):
             raise self._wrong(f"{len(scores):,} scores for {len(self.tokens):,} tokens")
         vocabulary = self._vocabulary(())
-        pairs: list[tuple[float, int, int, str, str]] = []
-        for token, (text, kind) in enumerate(zip(self.tokens, self.kinds)):
-            if kind not in (_NORMAL, _USER) or len(text) > 256:
-                continue
-            halves = [(text[:at], text[at:]) for at in range(1, len(text))]
-            known = [(left, right) for left, right in halves if left in vocabulary and right in vocabulary]
-            known.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-            pairs += [(scores[token], len(left), len(right), left, right) for left, right in known]
-        pairs.sort(key=lambda pair: pair[:3], reverse=True)
         prefix = self._get("add_space_prefix") is not False
         replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
         before = [{"type": "Prepend", "prepend": _SPACE}, replace] if prefix else [replace]
@@ -147,12 +148,42 @@ class GgufTokenizer:
             "decoder": {"type": "Sequence", "decoders": back},
             "model": self._bpe(
                 vocabulary,
-                [[left, right] for *_, left, right in pairs],
+                self._merges(vocabulary, scores),
                 None if unknown is None else self.tokens[unknown],
                 fuse_unk=True,
                 byte_fallback=True,
             ),
         }
+
+    def _merges(self, vocabulary: dict[str, int], scores: list[float]) -> list[list[str]]:
+        """Both halves of each token wherever they are tokens, the best first. Of texts in texts there are as many as
+        the square of the file's size, so they are counted while they are ids."""
+        import numpy as np
+
+        lengths = np.array([len(text) for text in self.tokens], np.int64)
+        most, most_chars = 4 * len(self.tokens) + _MORE_MERGES, 4 * int(lengths.sum()) + _MORE_CHARS
+        made, lefts, rights, chars = array("q"), array("q"), array("q"), 0
+        for token, (text, kind) in enumerate(zip(self.tokens, self.kinds)):
+            if kind not in (_NORMAL, _USER) or len(text) > 256:
+                continue
+            for at in range(1, len(text)):
+                left = vocabulary.get(text[:at])
+                right = None if left is None else vocabulary.get(text[at:])
+                if left is not None and right is not None:
+                    made.append(token)
+                    lefts.append(left)
+                    rights.append(right)
+                    chars += len(text)
+            if len(made) > most or chars > most_chars:
+                raise self._wrong(
+                    f"tokenizer.ggml.tokens makes more than {most:,} merges, or of more than {most_chars:,} "
+                    "characters: too many of its tokens are put together of others"
+                )
+        first, second, whole = (np.array(one) for one in (lefts, rights, made))
+        by = (second, first, whole, -lengths[second], -lengths[first], -np.array(scores)[whole])
+        order = np.lexsort(by)
+        halves = zip(first[order].tolist(), second[order].tolist())
+        return [[self.tokens[left], self.tokens[right]] for left, right in halves]
 
     def _bpe(
         self, vocabulary: dict[str, int], merges: list[Any], unknown: str | None, **more: bool
