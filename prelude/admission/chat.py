@@ -67,18 +67,20 @@ def chat_renderer(tokenizer: Any, process: TemplateProcess | None = None, **opti
     named = {name: getattr(tokenizer, name) for name in _SPECIAL_TOKENS}
     given = {**{name: token for name, token in named.items() if token is not None}, **options}
 
-    @lru_cache(maxsize=16)
+    @lru_cache(maxsize=32)
     def takes_parts(role: str) -> bool:
         return _shows_parts(written, role)
 
+    def in_text(message: Message) -> Message:
+        from prelude.tokenizer.chat import ROLES  # of any other role a caller could make a rendering
+
+        content = message.get("content")
+        if not isinstance(content, list | tuple) or (message["role"] in ROLES and takes_parts(message["role"])):
+            return message
+        return {**message, "content": "".join(part["text"] for part in content)}
+
     def render(messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
-        shown = [
-            message
-            if not isinstance(message.get("content"), list | tuple) or takes_parts(message["role"])
-            else {**message, "content": "".join(part["text"] for part in message["content"])}
-            for message in messages
-        ]
-        return written(shown, add_generation_prompt)
+        return written(list(map(in_text, messages)), add_generation_prompt)
 
     def written(messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
         from prelude.tokenizer.chat import render_segments

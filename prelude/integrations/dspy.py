@@ -21,6 +21,7 @@ from dspy.utils.callback import with_callbacks
 from dspy.utils.inspect_history import pretty_print_history
 
 from prelude.admission.conversation import content_of
+from prelude.admission.messages import MAX_DEPTH, written
 from prelude.integrations.engines import system_one
 
 _PRIVATE = frozenset(["type", "choice", "score", "legend"])
@@ -80,21 +81,23 @@ class PreludeDecisions:
                 "usage": usage,
                 "cache_hit": False,
                 "messages": None,
-                "prompt": json.dumps(request, ensure_ascii=False),
+                "prompt": json.dumps(request, ensure_ascii=False, default=str),
                 "outputs": [json.dumps(answers)],
             }
             record_history(self, entry)
         return answers
 
 
-def _plain(value: Any, here: str) -> Any:
+def _plain(value: Any, path: Any, depth: int = MAX_DEPTH) -> Any:
     """With the text of DSPy's own types, such as ``dspy.Image``, which come as parts in a string; what is no text is
-    refused."""
+    refused. ``path``: a chain as ``messages.written`` takes it."""
     if isinstance(value, str):
-        return _TYPED.sub(lambda found: content_of(json.loads(found[1]), here), value)
-    if isinstance(value, Mapping):
-        return {key: _plain(item, f"{here}.{key}") for key, item in value.items()}
-    return [_plain(item, f"{here}[{at}]") for at, item in enumerate(value)] if isinstance(value, list) else value
+        return _TYPED.sub(lambda found: content_of(json.loads(found[1]), written(path)), value)
+    if depth and isinstance(value, Mapping):
+        return {key: _plain(item, (path, key), depth - 1) for key, item in value.items()}
+    if depth and isinstance(value, list | tuple):
+        return [_plain(item, (path, at), depth - 1) for at, item in enumerate(value)]
+    return value  # of one that is too deep the engine says so
 
 
 def _answers(body: Mapping[str, Any]) -> dict[str, Any]:

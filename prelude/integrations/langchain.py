@@ -16,6 +16,7 @@ from langchain_core.messages import BaseMessage, convert_to_openai_messages
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from prelude.admission.conversation import turns_of
+from prelude.admission.messages import MAX_DEPTH, written
 from prelude.errors import InvalidRequest, shown
 from prelude.integrations.engines import Engines, system_one
 from prelude.results import Ranking
@@ -56,38 +57,39 @@ def _request(state: Any, questions: Mapping[str, Any]) -> dict[str, Any]:
     asked = {name: question.model_dump(exclude_none=True) for name, question in questions.items()}
     if isinstance(state, BaseMessage):
         state = [state]
-    return {"state": _plain(state, "state", first=True), "questions": asked}
+    return {"state": _plain(state, "state"), "questions": asked}
 
 
-def _plain(value: Any, here: str, *, first: bool = False) -> Any:
+def _plain(value: Any, path: Any, depth: int = MAX_DEPTH) -> Any:
     """Messages in OpenAI's form. Those inside an object become what they are in a prompt, a role and a text; the
-    engine does the same with a list of them, and names the message that it refuses."""
+    engine does the same with a list of them, and names the message that it refuses. ``path``: a chain as
+    ``messages.written`` takes it."""
     if isinstance(value, BaseMessage):
-        turns = turns_of(_openai_form(value, here), here)
+        turns = turns_of(_openai_form(value, path), written(path))
         return turns[0] if len(turns) == 1 else turns
+    if not depth:
+        return value  # the engine refuses it
     if isinstance(value, Mapping):
-        return {key: _plain(item, f"{here}.{key}") for key, item in value.items()}
+        return {key: _plain(item, (path, key), depth - 1) for key, item in value.items()}
     if not isinstance(value, list | tuple):
         return value
-    places = [(item, f"{here}[{at}]") for at, item in enumerate(value)]
     if not any(isinstance(item, BaseMessage) for item in value):
-        return [_plain(item, place) for item, place in places]
+        return [_plain(item, (path, at), depth - 1) for at, item in enumerate(value)]
     messages: list[Any] = []
-    for item, place in places:
-        messages += _openai_form(item, place) if isinstance(item, BaseMessage) else [item]
-    return messages if first else turns_of(messages, here)
+    for at, item in enumerate(value):
+        messages += _openai_form(item, (path, at)) if isinstance(item, BaseMessage) else [item]
+    return messages if path == "state" else turns_of(messages, written(path))
 
 
-def _openai_form(message: BaseMessage, here: str) -> list[dict[str, Any]]:
+def _openai_form(message: BaseMessage, path: Any) -> list[dict[str, Any]]:
     """One message, and those of the results of tools in it."""
     if getattr(message, "invalid_tool_calls", None):
-        raise InvalidRequest(
-            "a call of a tool that could not be read; leave it out", field=f"{here}.invalid_tool_calls"
-        )
+        said = "a call of a tool that could not be read; leave it out"
+        raise InvalidRequest(said, field=written((path, "invalid_tool_calls")))
     try:
         found: list[dict[str, Any]] = convert_to_openai_messages([message], text_format="block")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidRequest(f"the message cannot be read: {shown(str(error))}", field=here) from error
+        raise InvalidRequest(f"the message cannot be read: {shown(str(error))}", field=written(path)) from error
     first = found[0]
     if isinstance(message.content, str):
         first["content"] = message.content

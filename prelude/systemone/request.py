@@ -29,7 +29,7 @@ MAX_OPTIONS = 255
 MIN_LEVELS, MAX_LEVELS = 2, 10
 MAX_KNOWN_BYTES = 1 << 21
 _FIELDS = frozenset(["type", "instructions", "criteria"])
-_ASSETS = ("assets", "images", "image", "audio", "videos", "video", "files")  # in any dialect of the protocol
+_ASSETS = frozenset(["assets", "images", "image", "audio", "videos", "video", "files"])  # of any dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def parse(body: Any, known: Known | None = None) -> Parsed:
     if known is not None:
         key = known.key(body.get("questions"))
         found = known.get(key)
-        if found is not None and isinstance(body.get("state"), str) and not any(map(body.get, _ASSETS)):
+        if found is not None and isinstance(body.get("state"), str) and _ASSETS.isdisjoint(body):
             asked = body["questions"]
             same: Parsed = _make_parsed(body["state"], tuple(asked), found, tuple(asked.values()))
             return same
@@ -127,7 +127,7 @@ def parse(body: Any, known: Known | None = None) -> Parsed:
     check.missing(body, "state", "questions")
     if "state" in body:
         check.text(body["state"], ("state",), null=False)
-    for name in filter(body.get, _ASSETS):
+    for name in filter(body.get, sorted(_ASSETS)):
         check.wrong((name,), "this model reads text only; leave out images, sounds and files", "unsupported")
     questions = body.get("questions")
     if "questions" in body and not (isinstance(questions, Mapping) and questions):

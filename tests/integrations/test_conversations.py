@@ -350,6 +350,20 @@ def test_messages_of_langchain_are_the_conversation_that_they_say(entrances: Ent
     assert converted > 12
 
 
+def test_langchain_names_the_message_that_it_cannot_read(entrances: Entrances) -> None:
+    messages = pytest.importorskip("langchain_core.messages")
+    broken = messages.AIMessage("", invalid_tool_calls=[{"name": "f", "args": "{", "id": "1", "error": "no JSON"}])
+    film = messages.HumanMessage([{"type": "video", "url": "http://example.invalid"}])
+    for state, field in (
+        ([messages.HumanMessage("hi"), broken], "state[1].invalid_tool_calls"),
+        ({"log": [film]}, "state.log[0]"),
+        ({"last": messages.ToolMessage("yes", tool_call_id="1")}, "state.last[0].tool_call_id"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            entrances.langchain(state)
+        assert caught.value.field == field
+
+
 @pytest.mark.parametrize("part", [IMAGE, {"type": "image", "base64": "AAAA", "mime_type": "image/png"}])
 def test_an_image_inside_an_object_is_refused(entrances: Entrances, part: Any) -> None:
     state = {"plan": "pro", "messages": [{"role": "user", "content": [text("hi"), part]}]}
@@ -358,4 +372,9 @@ def test_an_image_inside_an_object_is_refused(entrances: Entrances, part: Any) -
             entrance(entrances, state)
         if isinstance(caught.value, SystemOneError):
             assert caught.value.errors[0]["loc"] == ["body", "state", "messages", 0, "content", 1]
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = {"in": deep}
+    with pytest.raises(SystemOneError, match="nested deeper"):
+        entrances.langchain(deep)
     assert entrances.decide({"type": "file", "name": "a.txt"}) == '{"type": "file", "name": "a.txt"}'

@@ -52,6 +52,15 @@ EDITS = (
         ),
     ),
     edit(
+        "an_output_stands_where_it_came",
+        "G21",
+        (
+            "prelude/admission/conversation.py",
+            '        place.append(_turn("tool", [names[0] or called, *names[1:]], text))\n',
+            '        self._places.append([_turn("tool", [names[0] or called, *names[1:]], text)])\n',
+        ),
+    ),
+    edit(
         "a_chat_prompt_gets_a_second_start",
         "27",
         (
