@@ -41,7 +41,6 @@ COMMANDS = {
     "serving": "serving.service",
     "gpu": "gpu.device",
     "gpu_first": "gpu.first",
-    "gpu_count": "gpu.count",
     "gpu_host": "gpu.host",
     "gpu_stage": "gpu.stages",
     "gpu_ready": "gpu.ready",

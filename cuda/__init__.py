@@ -13,8 +13,8 @@ readout_operation.py   hidden rows -> numbers: the interface of a readout on the
 read_*.py      the kinds of readouts: logprobs, sampled tokens, vectors
 step_readouts.py       all readouts of a step
 matmul_search.py       the fastest cuBLASLt algorithm of each matmul, kept on disk; cublaslt.py: its C interface
-own_matmul.py products of up to 256 rows by kernels/matmul.cu, and their choice; own_trial.py tries them before use
-own_attention.py  short prompts by kernels/prompts.cu, and its choice; kept_choices.py keeps both on disk
+own_attention.py  short prompts by kernels/prompts.cu, and its choice; own_trial.py tries it before use
+kept_choices.py   choices and outcomes of trials on disk
 graphs.py      recorded steps and which of them are kept
 weights.py     checkpoint -> merged places on the device, through pinned memory
 memory.py      the share of device memory that becomes KV blocks

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from prelude.cuda import compiler, matmul_search, own_attention, own_matmul
+from prelude.cuda import compiler, matmul_search, own_attention
 from prelude.cuda.driver import CudaError, Driver
-from prelude.cuda.kernels import FILES, Argument, Kernel, RowBoxes, check
+from prelude.cuda.kernels import FILES, Argument, Kernel, check
 from prelude.cuda.matmul_search import MatmulSearch
 from prelude.cuda.own_attention import OwnAttention
-from prelude.cuda.own_matmul import OwnMatmuls
 
 if TYPE_CHECKING:
     import torch
@@ -88,12 +87,11 @@ class CudaDevice:
         ordinal: int = 0,
         pdl: bool = True,
         tune: bool = True,
-        own_matmuls: bool = True,
         own_attention: bool = True,
         ranks: RankGroup | None = None,
     ) -> None:
         """``tune``: matmuls of recorded steps run by the algorithms that ``matmul_search.py`` finds fastest;
-        ``own_matmuls``: this project's kernel is among them; ``own_attention``: it is tried for short prompts;
+        ``own_attention``: this project's kernel is tried for short prompts;
         ``ranks``: of a tensor-parallel model."""
         self.driver = Driver(ordinal)
         import torch
@@ -121,7 +119,6 @@ class CudaDevice:
         with self.scope():
             self.sums_in_float32 = self._adds_in_place()
             self.matmul_search = self._make_matmul_search() if tune and not deterministic else None
-            self.own_matmuls = self._make_own_matmuls() if own_matmuls and (major, minor) == (9, 0) else None
             self.own_attention = self._make_own_attention() if own_attention else None
 
     def _load_kernel(self, name: str, flags: tuple[str, ...] = ()) -> int:
@@ -140,12 +137,6 @@ class CudaDevice:
         name = torch.cuda.get_device_name(self.ordinal)
         room = [self.empty((size,), torch.uint8) for size in (matmul_search.WORKSPACE, matmul_search.SPOIL)]
         return MatmulSearch(library, self.handle, name, room[0], room[1], self.mark, free=lambda: self.memory()[0])
-
-    def _make_own_matmuls(self) -> OwnMatmuls | None:
-        search = self.matmul_search
-        if search is None:
-            return None
-        return OwnMatmuls(self, search.seconds, own_matmul.path_beside(search.path))
 
     def _make_own_attention(self) -> OwnAttention | None:
         search = self.matmul_search
@@ -230,9 +221,6 @@ class CudaDevice:
             elif kind == "float":
                 values.append(value)
                 types.append(ctypes.c_float)
-            elif isinstance(value, RowBoxes):
-                values.append(self.driver.tensor_map(value))
-                types.append(None)
             else:
                 values.append(0 if value is None else value.data_ptr())  # type: ignore[union-attr]
                 types.append(ctypes.c_void_p)
@@ -259,15 +247,6 @@ class CudaDevice:
             self._matmul(_tile(x, at), weight, _tile(out, at), bias, add)
 
     def _matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
-        def library(x: Tensor, out: Tensor) -> None:
-            self._by_library(x, weight, out, bias, add)
-
-        mode = own_matmul.ADD if add else own_matmul.NARROW if out.dtype == x.dtype else own_matmul.WIDE
-        if bias is None and self.own_matmuls is not None and self.own_matmuls.run(mode, x, weight, out, library):
-            return
-        library(x, out)
-
-    def _by_library(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
         if bias is None and self.matmul_search is not None:
             if self._searching:
 
@@ -309,8 +288,6 @@ class CudaDevice:
     def _search(self, on: bool, attention: bool = False) -> None:
         """``on``: of matmuls, which takes half a second and more each. The search of attention takes milliseconds."""
         self._searching = on
-        if self.own_matmuls is not None:
-            self.own_matmuls.searching = on
         if self.own_attention is not None:
             self.own_attention.searching = attention
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from prelude.cuda.kernels import Argument, Kernel
 from prelude.cuda.own_attention import OwnAttention
-from prelude.cuda.own_matmul import OwnMatmuls
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +44,6 @@ class Graph(Protocol):
 class Device(Protocol):
     element: torch.dtype
     deterministic: bool
-    own_matmuls: OwnMatmuls | None
-    """None: all products are the library's."""
     own_attention: OwnAttention | None
     """None: attention of prompts is FlashInfer's."""
     divided: bool

@@ -9,18 +9,14 @@ cuda.bindings returns ``(error, *results)`` and never raises for an error code; 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from prelude._native.gpu import DriverCalls
 
 from prelude.errors import DeviceUnavailable
-
-if TYPE_CHECKING:
-    from prelude.cuda.kernels import RowBoxes
 
 MIN_CAPABILITY = (8, 0)
 """bfloat16 tensor cores."""
@@ -94,17 +90,6 @@ def _checked(result: tuple[Any, ...], call: str) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-class TensorMap:
-    """128 bytes at a multiple of 64, as the driver wants them: cuda-python's own lie anywhere."""
-
-    def __init__(self) -> None:
-        self._memory = (ctypes.c_byte * 192)()
-        self._address = -(-ctypes.addressof(self._memory) // 64) * 64
-
-    def getPtr(self) -> int:  # the name by which cuda-python asks a kernel's argument
-        return self._address
-
-
 class Driver:
     """The primary context of one GPU, which torch shares."""
 
@@ -128,7 +113,6 @@ class Driver:
         found = [_checked(driver.cuGetProcAddress(name.encode(), 12000, 0), name)[0] for name in names]
         self.calls = DriverCalls(int(self._context), *(int(address) for address in found))
         self._events: list[int] = []
-        self._encode: Callable[..., int] | None = None  # cuTensorMapEncodeTiled
 
     def make_current(self) -> None:
         """For the calling thread. torch does it lazily, in calls of its own; the driver's calls need it done."""
@@ -214,32 +198,6 @@ class Driver:
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(self._driver.cuFuncSetAttribute(function, attribute, shared), f"kernel {name}")
         return function
-
-    def tensor_map(self, boxes: RowBoxes) -> TensorMap:
-        """What a kernel takes for ``boxes`` of bfloat16. Rows behind the last are zeros."""
-        driver, rows = self._driver, boxes.rows
-        if self._encode is None:
-            address = _checked(driver.cuGetProcAddress(b"cuTensorMapEncodeTiled", 12000, 0), "cuTensorMapEncodeTiled")
-            pointers = [ctypes.c_void_p] * 5
-            kinds = (ctypes.c_int, ctypes.c_uint32, *pointers, *[ctypes.c_int] * 4)
-            self._encode = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *kinds)(int(address[0]))
-        made = TensorMap()
-        code = self._encode(
-            made.getPtr(),
-            int(driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
-            2,
-            rows.data_ptr(),
-            (ctypes.c_uint64 * 2)(rows.shape[1], rows.shape[0]),
-            (ctypes.c_uint64 * 1)(rows.stride(0) * rows.itemsize),
-            (ctypes.c_uint32 * 2)(128 // rows.itemsize, boxes.count),
-            (ctypes.c_uint32 * 2)(1, 1),
-            int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
-            int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
-            int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B),
-            int(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-        )
-        _checked((driver.CUresult(code),), "cuTensorMapEncodeTiled")
-        return made
 
     def launch(
         self,

@@ -1,7 +1,6 @@
 """Our kernels: their sources, arguments and extents, and for each kernel a function that launches it.
 
-``kinds`` says for each argument ``int``, ``float``, ``map`` (``RowBoxes``), or the type behind a pointer (``?``
-where it may be null).
+``kinds`` says for each argument ``int``, ``float``, or the type behind a pointer (``?`` where it may be null).
 ``extents`` gives, for a grid and arguments, how many values each pointer must have behind it; reads through
 indices are checked where the indices are made.
 """
@@ -18,19 +17,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from prelude.cuda.device import Device
 
-Argument: TypeAlias = "Tensor | RowBoxes | int | float | None"
+Argument: TypeAlias = "Tensor | int | float | None"
 FILES = ("norms", "heads", "attend", "logits", "sample", "publish")
 _TYPES = {"i32": torch.int32, "f32": torch.float32, "f64": torch.float64}
-
-
-@dataclass(frozen=True, slots=True)
-class RowBoxes:
-    """``rows`` [rows, columns] of elements as boxes of ``count`` rows of 128 bytes, which the tensor memory
-    accelerator brings to ``blocks`` blocks at once."""
-
-    rows: Tensor
-    count: int
-    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +44,6 @@ def check(kernel: Kernel, grid: tuple[int, ...], args: Sequence[Argument], eleme
         if kind in ("int", "float"):
             if not isinstance(value, int if kind == "int" else (int, float)):
                 raise TypeError(f"{kernel.name}: {value!r} where {kind} is taken")
-        elif kind == "map":
-            if not isinstance(value, RowBoxes) or value.rows.dtype != element:
-                raise TypeError(f"{kernel.name}: {value!r} where boxes of {element} are taken")
         elif value is None:
             if not kind.endswith("?"):
                 raise TypeError(f"{kernel.name}: null where {kind} is taken")

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from prelude.cuda.device import FIXED_ROWS, Device
-from prelude.cuda.own_matmul import ROWS
 from torch import Tensor
 
 from prelude.errors import InsufficientMemory
@@ -48,7 +47,6 @@ class Workspace:
     read_normed: Tensor
     read_q: Tensor
     read_attended: Tensor
-    squares: Tensor  # sums of squares of a row's parts, of products by own kernels
     final: Tensor  # [chunk, hidden] rows behind the final norm
     logits: Tensor  # [chunk, vocab] f32
 
@@ -116,7 +114,6 @@ def _sizes(
         (many, hidden, element),
         (many, queries, element),
         (many, queries, element),
-        (ROWS[-1] * -(-hidden // 64), 1, f32),
         (chunk, hidden, element),
         (chunk if vocab else 0, vocab, f32),
     )

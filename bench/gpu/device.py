@@ -3,7 +3,7 @@
     python -m bench gpu [--only PART,PART] [--seconds 540] [--repeats 5]
 
 Parts: correctness; the table's rows (oneshot, throughput, decode, questions, deterministic, ready); decode_sampled,
-throughput_flights, oneshot_ways, decode_ways, questions_ways, oneshot_varied, startup, chat, oneshot_variants.
+throughput_flights, oneshot_transformers, oneshot_varied, startup, chat.
 
 Random bfloat16 weights of the exact shapes, made on the device. Nothing is timed unless every check of correctness in
 the same run has passed. Parts that no time is left for are named as left out. JSON goes to ``bench/results/`` under
@@ -39,13 +39,10 @@ PARTS: dict[str, Callable[[Bench], Iterable[Load]]] = {
     "ready": Bench.ready,
     "decode_sampled": Bench.decode_sampled,
     "throughput_flights": Bench.throughput_flights,
-    "oneshot_ways": Bench.oneshot_ways,
-    "decode_ways": Bench.decode_ways,
-    "questions_ways": Bench.questions_ways,
+    "oneshot_transformers": Bench.oneshot_transformers,
     "oneshot_varied": Bench.oneshot_varied,
     "startup": Bench.startup,
     "chat": Bench.chat,
-    "oneshot_variants": Bench.oneshot_variants,
 }
 
 

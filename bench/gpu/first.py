@@ -11,8 +11,8 @@ fails.
     log.txt         the last lines of each stage's output
     cache.tgz       the algorithms that were searched for and the compiled kernels, for the next call
 
-Correctness comes first, then the table by the kernels of the libraries. Behind it this project's own products and
-attention are tried, in processes that may hang; then correctness and the table with those that passed; all else
+Correctness comes first, then the table by the kernels of the libraries. Behind it this project's own
+attention is tried, in processes that may hang; then correctness and the table with the widths that passed; all else
 follows. A stage that passes its limit is ended, with its children. A stage is not begun where less than half of its
 limit is left. A second call with ``--from`` (the folder that the first call filled; ``--out`` itself is one) leaves
 out the stages that ended well there, but for those that ``--only`` names, and begins with the cache of that call. The
@@ -50,7 +50,7 @@ LIMITS: dict[str, float] = {
     "questions": 80,
     "deterministic": 150,
     "ready": 90,
-    "own_products": 150,
+    "own_trial": 150,
     "correctness_own": 150,
     "oneshot_own": 90,
     "decode_own": 90,
@@ -60,13 +60,10 @@ LIMITS: dict[str, float] = {
     "smoke": 100,
     "decode_sampled": 60,
     "throughput_flights": 150,
-    "oneshot_ways": 90,
-    "decode_ways": 90,
-    "questions_ways": 80,
+    "oneshot_transformers": 60,
     "oneshot_varied": 80,
     "startup": 60,
     "chat": 60,
-    "oneshot_variants": 150,
 }
 """Seconds of each stage, in the order in which they run: correctness, the table, this project's own kernels, all
 else. The first process on a machine reads torch from a cold disk."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,20 +59,6 @@ class Load:
         return {**asdict(self), "value": self.value}
 
 
-Ways: TypeAlias = "tuple[tuple[str, dict[str, Any]], ...]"
-_SERVED: Ways = (("", {}),)
-_WAYS: Ways = (
-    ("_cublas", {"tune": False}),
-    ("_eager", {"graphs": False}),
-)
-"""With cuBLAS's own choice of algorithms; without graphs."""
-VARIANTS: Ways = tuple(
-    (f"_{prefill}{'_pdl' if pdl else ''}{'_search' if tune else ''}", {"prefill": prefill, "pdl": pdl, "tune": tune})
-    for prefill in ("fa2", "fa3")
-    for pdl in (True, False)
-    for tune in (True, False)
-)
-"""Prefill by FlashInfer's two backends, with and without dependent launch and the search of products."""
 VARIED = (33, 71, 128, 200, 301, 442, 65, 500)
 """Tokens of prompts in turn, where lengths vary."""
 
@@ -85,7 +71,7 @@ READY = (sys.executable, "-m", "bench.gpu.ready")
 
 class Bench:
     def __init__(self, repeats: int, own: bool = True) -> None:
-        """``own``: this project's kernels of products and attention may be chosen, where they passed their trial."""
+        """``own``: this project's attention may be chosen, if it passed its trial."""
         self.repeats = repeats
         self.own = own
         self.steps: list[dict[str, Any]] = []
@@ -140,7 +126,6 @@ class Bench:
             deterministic=deterministic,
             tune=tune,
             pdl=pdl,
-            own_matmuls=self.own,
             own_attention=self.own,
         )
         with device.scope():
@@ -264,30 +249,24 @@ class Bench:
 
     # ------------------------------------------------------------------ loads
 
-    def oneshot(self, ways: Ways = _SERVED) -> Iterator[Load]:
+    def oneshot(self) -> Iterator[Load]:
         """0.6B, prompts of exactly 128 tokens, one output token, alone."""
         floor = self.floor("06b").prefill(128, 1, causal(128)) * 1e3
-        for name, options in ways:
-            executor = self.executor("06b", **options)
-            engine = self.engine(executor)
-            values = [v * 1e3 for v in asyncio.run(lone_requests(engine, 128, self.repeats, 60))]
-            key = f"oneshot_06b_128in_1out_c1{name}.p50_ms"
-            paper = {"prelude": 5.2, "vllm": 13.5, "sglang": 28.3}
-            yield self.load(key, "ms", values, floor, None if name else 1.1, paper)
-            batch = OneShotBatch(forest([(draw(0, 128), -1)]), greedy([127]))
-            steps = [v * 1e3 for v in self.timed(lambda e=executor, b=batch: e.wait(e.submit(b)), 30)]
-            yield Load(f"oneshot_06b_128in_1out_c1{name}.step_ms", "ms", steps, floor)
-            self.release()
+        executor = self.executor("06b")
+        engine = self.engine(executor)
+        values = [v * 1e3 for v in asyncio.run(lone_requests(engine, 128, self.repeats, 60))]
+        key, paper = "oneshot_06b_128in_1out_c1", {"prelude": 5.2, "vllm": 13.5, "sglang": 28.3}
+        yield self.load(f"{key}.p50_ms", "ms", values, floor, 1.1, paper)
+        batch = OneShotBatch(forest([(draw(0, 128), -1)]), greedy([127]))
+        steps = [v * 1e3 for v in self.timed(lambda: executor.wait(executor.submit(batch)), 30)]
+        yield Load(f"{key}.step_ms", "ms", steps, floor)
+        self.release()
 
-    def oneshot_ways(self) -> Iterator[Load]:
-        """The same in other ways, and by transformers."""
+    def oneshot_transformers(self) -> Iterator[Load]:
+        """The step of ``oneshot`` by transformers."""
         floor = self.floor("06b").prefill(128, 1, causal(128)) * 1e3
         theirs = [v * 1e3 for v in self.by_transformers("06b", 128)]
         yield Load("oneshot_06b_128in_1out_c1_transformers.step_ms", "ms", theirs, floor)
-        yield from self.oneshot(_WAYS)
-
-    def oneshot_variants(self) -> Iterator[Load]:
-        yield from self.oneshot(VARIANTS)
 
     def oneshot_varied(self) -> Iterator[Load]:
         """0.6B, prompts of ``VARIED`` lengths in turn, one output token, alone."""
@@ -329,19 +308,6 @@ class Bench:
         for name, values, floor in zip(("batch_ms", "prefill_ms"), both, floors):
             yield Load(f"{key}.{name}", "ms", [v * 1e3 for v in values], floor * 1e3)
         self.release()
-
-    def questions_ways(self) -> Iterator[Load]:
-        """64 questions of 8 tokens on one cold state of 1,000, as it is served and in other ways."""
-        pairs = causal(1000) + 64 * (8 * 1000 + causal(8))
-        floor = self.floor("06b").prefill(1000 + 64 * 8, 64, pairs) * 1e3
-        segments = [(draw(1, 1000), -1), *((draw(2 + i, 8), 0) for i in range(64))]
-        batch = OneShotBatch(forest(segments), labels([1000 + 8 * i + 7 for i in range(64)], [11, 12]))
-        for name, options in (*_SERVED, *_WAYS):
-            executor = self.executor("06b", **options)
-            values = [v * 1e3 for v in self.timed(lambda e=executor: e.wait(e.submit(batch)), 10)]
-            key = f"questions_06b_64x8_on_1000{name}.batch_ms"
-            yield self.load(key, "ms", values, floor, None if name else 2.5)
-            self.release()
 
     def throughput(self) -> Iterator[Load]:
         """4B, 512 in, 1 out, with 96 in flight."""
@@ -400,28 +366,18 @@ class Bench:
     def _saturated(self, engine: AsyncEngine, flights: int, shared: float = 0.0, seconds: float = 4.0) -> list[float]:
         return asyncio.run(saturated(engine, 512, flights, shared, self.repeats, seconds=seconds))
 
-    def decode(self, ways: tuple[tuple[str, bool | None, bool], ...] = (("", None, True),)) -> Iterator[Load]:
-        """0.6B, 128 in, 32 out, four in flight, with a decode step in flight. ``ways``: a name, the engine's
-        ``overlap``, and whether steps are recorded."""
+    def decode(self) -> Iterator[Load]:
+        """0.6B, 128 in, 32 out, four in flight, with a decode step in flight."""
         floor = self.floor("06b").decode(4, 144)
         paper = {"prelude": 2.1, "vllm": 1.7, "sglang": 1.8}
         rates = {"prelude": 1474.0, "vllm": 1430.0, "sglang": 1177.0}
-        for name, overlap, captured in ways:
-            executor = self.executor("06b", graphs=captured)
-            engine = self.engine(executor, overlap)
-            tpot, rate = asyncio.run(chats(engine, 128, 32, 4, self.repeats))
-            key, graphs, first = f"decode_06b_128in_32out_c4{name}", executor.graphs, not name
-            replayed = graphs.replays / max(1, graphs.replays + graphs.eager)
-            times = [v * 1e3 for v in tpot]
-            yield self.load(f"{key}.tpot_ms", "ms", times, floor * 1e3, 0.75 if first else None, paper)
-            reach = 5000.0 if first else None
-            yield self.load(f"{key}.tokens_s", "1/s", rate, 4 / floor, reach, rates, better="higher")
-            yield Load(f"{key}.replayed_share", "", [replayed])
-            self.release()
-
-    def decode_ways(self) -> Iterator[Load]:
-        """The same with each step postprocessed before the next, and eagerly."""
-        yield from self.decode((("_without_overlap", False, True), ("_eager", None, False)))
+        executor = self.executor("06b")
+        tpot, rate = asyncio.run(chats(self.engine(executor), 128, 32, 4, self.repeats))
+        key, graphs = "decode_06b_128in_32out_c4", executor.graphs
+        yield self.load(f"{key}.tpot_ms", "ms", [v * 1e3 for v in tpot], floor * 1e3, 0.75, paper)
+        yield self.load(f"{key}.tokens_s", "1/s", rate, 4 / floor, 5000.0, rates, better="higher")
+        yield Load(f"{key}.replayed_share", "", [graphs.replays / max(1, graphs.replays + graphs.eager)])
+        self.release()
 
     def decode_sampled(self) -> Iterator[Load]:
         """As ``decode``, with the sampling that Qwen3 asks for."""

@@ -137,17 +137,21 @@ def smoke(stage: Stage) -> None:
         left = [name for name in left if name not in seen and name not in lost]
 
 
-def own_products(stage: Stage) -> None:
-    """The trial of this project's products and attention, in processes of its own. Those that pass are offered to the
-    stages behind."""
+def own_trial(stage: Stage) -> None:
+    """The trial of this project's attention, in processes of its own. Widths that pass are offered to the stages
+    behind. One without a verdict has failed."""
+    from prelude.cuda.own_attention import HEAD_DIMS
+
+    verdicts: dict[int, str] = {}
     for line in lines_of([sys.executable, "-m", *TRIAL]):
-        said = re.match(r"(\d+) rows(?:, (\d+) outputs a block)?(?:, rows of (\d+) tiles)?: (.*)", line)
-        if said:
-            named = f"own.{said[1]}x{said[2] or '?'}" + (f"x{said[3]}" if said[3] else "")
-            stage.tell(named, ok=said[4] == "passed", value=said[4])
         said = re.match(r"attention, heads of (\d+): (.*)", line)
         if said:
-            stage.tell(f"own.attention.{said[1]}", ok=said[2] == "passed", value=said[2])
+            verdicts[int(said[1])] = said[2]
+    for width in HEAD_DIMS:
+        verdict = verdicts.get(width, "the process ended without a verdict")
+        stage.tell(f"own.attention.{width}", ok=verdict == "passed", value=verdict)
+    if "passed" not in verdicts.values():
+        raise RuntimeError("no width of heads passed the trial")
 
 
 def tests(stage: Stage) -> None:
@@ -196,11 +200,11 @@ def lines_of(command: list[str]) -> Iterator[str]:
 
 def part(stage: Stage, name: str) -> None:
     """One part of ``bench gpu``, by the kernels of the libraries; with ``OWN`` behind its name, by this project's own
-    kernels too, where some passed their trial."""
+    attention too, if it passed its trial."""
     from bench.gpu.loads import Bench
 
     own = name.endswith(OWN)
-    if own and not any(x["stage"] == "own_products" and x.get("ok") for x in read_results(stage.results)):
+    if own and not any(x["stage"] == "own_trial" and x.get("ok") for x in read_results(stage.results)):
         raise LookupError("no kernel of this project's passed its trial: the stage was left out")
     bench = Bench(stage.repeats, own)
     try:
@@ -276,7 +280,7 @@ def profile(stage: Stage) -> None:
     bench.release()
 
 
-_APART = {stage.__name__: stage for stage in (versions, smoke, own_products, tests, operations, profile)}
+_APART = {stage.__name__: stage for stage in (versions, smoke, own_trial, tests, operations, profile)}
 STAGES: dict[str, Callable[[Stage], None]] = {
     name: _APART.get(name) or (lambda stage, name=name: part(stage, name))  # type: ignore[misc]
     for name in LIMITS

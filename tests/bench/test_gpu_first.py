@@ -222,7 +222,7 @@ def test_a_stage_begins_only_with_time_left(tmp_path: Path, monkeypatch: pytest.
 def test_correctness_and_the_table_come_before_all_that_may_hang() -> None:
     order = list(first.LIMITS)
     rows = ["oneshot", "throughput", "decode", "questions", "deterministic", "ready"]
-    assert order[:9] == ["versions", "correctness", *rows, "own_products"]
+    assert order[:9] == ["versions", "correctness", *rows, "own_trial"]
     assert order[9:12] == [f"{name}{OWN}" for name in ("correctness", "oneshot", "decode")]
     assert sum(first.LIMITS[name] for name in order[:12]) <= 3 * 540, "what 30 minutes of a device have room for"
     assert set(stages.STAGES) == set(order)

@@ -23,7 +23,7 @@ import torch
 from prelude.cuda import own_trial, weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
-from prelude.cuda.own_matmul import OwnMatmuls
+from prelude.cuda.own_attention import HEAD_DIMS, OwnAttention
 
 from bench.gpu import chips, clients, exactness, loads, models, ready, stages
 from bench.gpu.models import RandomSource, qwen3
@@ -71,16 +71,14 @@ class AtOnce(SimulatedDevice):
 
 
 def trial() -> None:
-    """The trial of the kernels for 16 rows, by their twins."""
-    passes = own_trial.passes
-
-    def passes_at(device: Any, rows: int, groups: int, share: int) -> bool:
-        twins.HEAD_DIM = 64 * groups
-        return passes(device, rows, groups, share)
-
-    own_trial.passes = passes_at
+    """The trial of attention, by the kernel's twin."""
     with tempfile.TemporaryDirectory() as folder:
-        own_trial.note(OwnMatmuls(AtOnce(torch.bfloat16), lambda work: 0.0, Path(folder) / "choices.json"), 16)
+        for head_dim in HEAD_DIMS:
+            twins.HEAD_DIM = head_dim
+            device = AtOnce(torch.bfloat16)
+            own_trial.note_attention(
+                OwnAttention(device, lambda work: 0.0, Path(folder) / "choices.json", "1"), head_dim
+            )
 
 
 def patch() -> None:

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from prelude.cuda import compiler, kernels
-from prelude.cuda.kernels import Argument, Kernel, RowBoxes, check
+from prelude.cuda.kernels import Argument, Kernel, check
 from prelude.cuda.own_attention import ATTEND_PROMPTS
-from prelude.cuda.own_matmul import PRODUCT
 from torch import Tensor
 
 from tests.cuda.simulated import Pointer, SimulatedDevice
@@ -28,29 +27,11 @@ CLUSTER = 2
 """Blocks of an emulated cluster, at most."""
 
 
-class Map(ctypes.Structure):
-    """``TensorMap`` in the emulator."""
-
-    _fields_ = [
-        ("base", ctypes.c_void_p),
-        ("stride", ctypes.c_longlong),
-        ("rows", ctypes.c_int),
-        ("columns", ctypes.c_int),
-        ("box_rows", ctypes.c_int),
-    ]
-
-
-def _map(boxes: RowBoxes) -> Map:
-    rows = boxes.rows
-    return Map(rows.data_ptr(), rows.stride(0) * rows.itemsize, *rows.shape, boxes.count)
-
-
-def _wrapper(kernel: Kernel, shared: bool) -> str:
-    kinds = (*kernel.kinds, *(("map",) if kernel is PRODUCT and shared else ()))
+def _wrapper(kernel: Kernel) -> str:
+    kinds = kernel.kinds
     parameters = [_TYPES.get(kind, "void*") for kind in kinds]
     named = ", ".join(f"{kind} a{i}" for i, kind in enumerate(parameters))
     pointers = {"i32": "(int*)", "f32": "(float*)", "f64": "(double*)", "element": "(element*)"}
-    pointers["map"] = "*(const TensorMap*)"
     passed = ", ".join(
         f"a{i}" if kind in _TYPES else f"{pointers[kind.removesuffix('?')]}a{i}" for i, kind in enumerate(kinds)
     )
@@ -65,9 +46,7 @@ def library(file: str, float32: bool, head_dim: int, flags: tuple[str, ...] = ()
     text = compiler.source(file).replace(
         "extern __shared__ float shared[];", "float* shared = (float*)the_room->shared;"
     )
-    shared = any(flag.startswith("-DSHARE=") and flag != "-DSHARE=1" for flag in flags)
-    every = (*kernels.ALL, PRODUCT, ATTEND_PROMPTS)
-    text += "".join(_wrapper(kernel, shared) for kernel in every if kernel.file == file)
+    text += "".join(_wrapper(kernel) for kernel in (*kernels.ALL, ATTEND_PROMPTS) if kernel.file == file)
     folder = Path(tempfile.mkdtemp(prefix="emulated"))
     source, built = folder / f"{file}.cpp", folder / f"{file}.so"
     source.write_text(f'#include "{Path(__file__).parent / "emulator.hpp"}"\n' + text)
@@ -99,19 +78,10 @@ class EmulatedDevice(SimulatedDevice):
         columns, rows = (*grid, 1)[:2]
         cluster = min(kernel.cluster, CLUSTER) if kernel.file in ("sample", "logits") else kernel.cluster
         # Where a block's work depends on its size, the grid counts on it.
-        block = kernel.block if kernel.name in ("silu_gate", "attend", "product", "attend_prompts") else BLOCK
+        block = kernel.block if kernel.name in ("silu_gate", "attend", "attend_prompts") else BLOCK
 
         def execute() -> None:
-            maps = [_map(a) for a in seen if isinstance(a, RowBoxes)]
-            places = iter(ctypes.addressof(one) for one in maps)
-            raw: list[Any] = [
-                a.everything().data_ptr()
-                if isinstance(a, Pointer)
-                else next(places)
-                if isinstance(a, RowBoxes)
-                else a
-                for a in seen
-            ]
+            raw: list[Any] = [a.everything().data_ptr() if isinstance(a, Pointer) else a for a in seen]
             typed = [
                 ctypes.c_float(a) if kind == "float" else ctypes.c_int(a) if kind == "int" else ctypes.c_void_p(a)
                 for kind, a in zip(kernel.kinds, raw)

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <functional>
 #include <initializer_list>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -45,7 +44,7 @@ struct Barrier {
   }
 };
 
-// A block of the cluster that runs. Its dynamic shared memory is aligned as swizzled tiles need it.
+// A block of the cluster that runs.
 struct Room {
   Barrier block;
   std::vector<Barrier> warps;
@@ -74,8 +73,6 @@ struct Fiber {
   int turn = 0;
   bool done = false;
   std::vector<std::vector<std::function<void()>>> copies;  // groups of cp.async; the last one is open
-  std::vector<std::function<void()>> products;             // wgmma that nothing has waited for
-  bool unfenced = false;                                   // copies have landed that wgmma need not see
   static constexpr int STACK = 128 << 10;
 };
 static std::vector<std::unique_ptr<Fiber>> the_fibers;
@@ -128,9 +125,8 @@ T __shfl_sync(unsigned, T value, int lane) {
   return exchange(value, lane);
 }
 
-// Asynchronous copies and products. Each is done as late as the kernel allows, at the wait for it: a value
-// that is read before it has landed, or overwritten before it has been read, gives another result. Shared memory
-// begins 16 bytes off the swizzle's period.
+// Asynchronous copies. Each is done as late as the kernel allows, at the wait for it: a value that is read before it
+// has landed, or overwritten before it has been read, gives another result.
 constexpr unsigned SHARED_BASE = 1024 + 16;
 inline unsigned shared_address(const void* at) {
   return SHARED_BASE + (unsigned)((const char*)at - the_room->shared);
@@ -152,119 +148,9 @@ void copy_wait() {
   auto& groups = the_fiber->copies;
   while ((int)groups.size() - 1 > LEFT) {
     for (auto& copy : groups.front()) copy();
-    the_fiber->unfenced |= !groups.front().empty();
     groups.erase(groups.begin());
   }
 }
-inline void fence_async() { the_fiber->unfenced = false; }
-
-inline float bfloat16_at(unsigned long long matrix, int row, int column) {
-  if (matrix >> 62 != 1 || (matrix >> 49 & 7)) die("a matrix that is not swizzled by 128 bytes");
-  const unsigned start = (unsigned)(matrix & 0x3fff) << 4, stride = (unsigned)(matrix >> 32 & 0x3fff) << 4;
-  unsigned at = start + row / 8 * stride + row % 8 * 128 + column * 2;
-  at ^= (at >> 7 & 7) << 4;
-  unsigned short bits;
-  std::memcpy(&bits, the_room->shared + (at - SHARED_BASE), 2);
-  const unsigned wide = (unsigned)bits << 16;
-  float value;
-  std::memcpy(&value, &wide, 4);
-  return value;
-}
-
-// m64nNk16: lane l of warp w has rows 16 w + l / 4 and 8 below it, and in every eight columns 2 (l % 4) and the next.
-template <size_t HALF>
-void wgmma(float (&d)[HALF], unsigned long long a, unsigned long long b) {
-  float* sums = d;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  the_fiber->products.push_back([=] {
-    for (int i = 0; i < (int)HALF; i++) {
-      const int row = 16 * warp + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      for (int k = 0; k < 16; k++) sums[i] += bfloat16_at(a, row, k) * bfloat16_at(b, column, k);
-    }
-  });
-}
-inline void wgmma_fence() {
-  for (int t = 0; t < blockDim.x; t++)
-    if (the_fibers[the_rank * blockDim.x + t]->unfenced) die("wgmma reads memory without a fence");
-}
-inline void wgmma_commit() {}
-inline void wgmma_wait() {
-  for (auto& product : the_fiber->products) product();
-  the_fiber->products.clear();
-}
-
-// A matrix in memory, and boxes of it that arrive in several blocks at once. A barrier has a phase: it ends when all
-// have arrived and as many bytes have landed as were expected. Boxes of odd rows of a matrix' boxes land when they are
-// asked for, all others when a thread waits for them: a stage that is overwritten too early, or read too early, gives
-// other values.
-struct alignas(64) TensorMap {
-  const char* base;
-  long long stride;  // bytes
-  int rows, columns, box_rows;
-};
-struct Phases {
-  int count = 0, pending = 0, ended = 0;
-  long long expected = 0, landed = 0;
-  std::vector<std::function<void()>> boxes;
-};
-static std::map<std::pair<int, unsigned>, Phases> the_phases;  // by rank and address
-inline Phases& phases_at(int rank, unsigned barrier) {
-  const auto found = the_phases.find({rank, barrier});
-  if (barrier % 8 || found == the_phases.end()) die("a barrier that was not made");
-  return found->second;
-}
-inline void barrier_init(unsigned barrier, int count) {
-  Phases made;
-  made.count = made.pending = count;
-  the_phases[{the_rank, barrier}] = made;
-}
-inline void barrier_fence() {}
-inline void barrier_arrived(Phases& phases) {
-  if (--phases.pending < 0) die("more arrivals at a barrier than it has");
-}
-inline void barrier_expect(unsigned barrier, int bytes) {
-  Phases& phases = phases_at(the_rank, barrier);
-  phases.expected += bytes;
-  barrier_arrived(phases);
-}
-inline void barrier_arrive(unsigned barrier, int rank) { barrier_arrived(phases_at(rank, barrier)); }
-inline void barrier_wait(unsigned barrier, unsigned parity) {
-  Phases& phases = phases_at(the_rank, barrier);
-  for (int turns = 0; (phases.ended & 1) == (int)parity; turns++) {
-    if (phases.pending == 0 && phases.landed == phases.expected) {
-      for (auto& box : phases.boxes) box();
-      const int ended = phases.ended + 1;
-      phases = Phases{phases.count, phases.count, ended, 0, 0, {}};
-      return;
-    }
-    if (turns > 100000) die("waits at a barrier for ever");
-    swapcontext(&the_fiber->context, &the_scheduler);
-  }
-}
-inline void load_box(unsigned to, const TensorMap& map, unsigned barrier, int column, int row, unsigned short mask) {
-  if (to % 1024) die("a box that is not aligned to the swizzle");
-  for (int rank = 0; rank < (int)the_cluster.size(); rank++) {
-    if (!(mask >> rank & 1)) continue;
-    char* place = the_cluster[rank]->shared + (to - SHARED_BASE);
-    const auto land = [=] {
-      for (int r = 0; r < map.box_rows; r++)
-        for (int piece = 0; piece < 8; piece++) {
-          char* at = place + r * 128 + ((piece ^ (r & 7)) << 4);
-          if (row + r < map.rows)
-            std::memcpy(at, map.base + (row + r) * map.stride + column * 2 + piece * 16, 16);
-          else
-            std::memset(at, 0, 16);
-        }
-    };
-    Phases& phases = phases_at(rank, barrier);
-    phases.landed += map.box_rows * 128;
-    if (row / map.box_rows % 2)
-      land();
-    else
-      phases.boxes.push_back(land);
-  }
-}
-
 // Instructions of a warp. Each gathers the lanes' registers, and then does its lane's part.
 using Fragments = const unsigned (*)[6];
 inline Fragments gathered(std::initializer_list<unsigned> own) {
@@ -382,7 +268,6 @@ inline void run_cluster(int cluster, int block, int shared, int x, int y) {
   const size_t count = (size_t)cluster * block;
   cluster_barrier = std::make_unique<Barrier>(cluster * block);
   the_cluster.clear();
-  the_phases.clear();
   for (int rank = 0; rank < cluster; rank++) the_cluster.push_back(std::make_unique<Room>(block, shared));
   while (the_fibers.size() < count) the_fibers.push_back(std::make_unique<Fiber>());
   for (size_t i = 0; i < count; i++) {
@@ -393,8 +278,6 @@ inline void run_cluster(int cluster, int block, int shared, int x, int y) {
     fiber.barrier = nullptr;
     fiber.turn = 0;
     fiber.copies.assign(1, {});
-    fiber.products.clear();
-    fiber.unfenced = false;
     fiber.done = false;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();

@@ -31,7 +31,6 @@ from prelude.cuda.cuda_device import _tile
 from prelude.cuda.device import FIXED_ROWS
 from prelude.cuda.kernels import Argument, Kernel, check
 from prelude.cuda.own_attention import OwnAttention
-from prelude.cuda.own_matmul import OwnMatmuls
 from prelude.cuda.staging import Area
 from torch import Tensor
 
@@ -131,7 +130,6 @@ class SimulatedDevice:
         self.divided = ranks is not None
         self.leads = ranks is None or ranks.rank == 0
         self.element = element
-        self.own_matmuls: OwnMatmuls | None = None
         self.own_attention: OwnAttention | None = None
         self.deterministic = deterministic
         self.total = memory

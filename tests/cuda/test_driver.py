@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Iterator
 from threading import Timer
@@ -12,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prelude.cuda import kernels, own_matmul
+from prelude.cuda import kernels
 from prelude.cuda.cuda_device import CudaGraph, CudaMark
-from prelude.cuda.driver import CudaError, TensorMap
+from prelude.cuda.driver import CudaError
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
-from prelude.cuda.kernels import SILU_GATE, RowBoxes
-from prelude.cuda.own_matmul import Variant
+from prelude.cuda.kernels import SILU_GATE
 from prelude.cuda.staging import Area
 
 from bench.gpu import null
@@ -160,45 +158,6 @@ def test_clusters_are_asked_for_where_there_are_some(stub: Any, device: null.Nul
     stub.stub_last_launch(seen.ctypes.data)
     assert seen[0] == 3 * (8 if clusters else 1) and seen[6] >= 4 * 101 // 8
     assert seen[10] == (8 if clusters else 0)
-
-
-def test_shared_rows_come_as_boxes(stub: Any, device: null.NullDevice) -> None:
-    """Of a product whose rows four tiles read together: their map is the last parameter."""
-    x, weight = torch.zeros(100, 264, dtype=torch.bfloat16)[:, :256], torch.zeros(1024, 256, dtype=torch.bfloat16)
-    out, variant = torch.zeros(100, 1024, dtype=torch.bfloat16), Variant(2, 2, 4)
-    job = own_matmul.job_of(own_matmul.NARROW, x, weight, out)
-    assert job is not None and variant in own_matmul.variants(job)
-    made, shared = own_matmul.kernel(128, variant)
-    function = device.driver.function(device._modules["attend"], made.name, shared)
-    device._functions[made.name, shared, made.flags] = function
-    asked, tensor_map = list[RowBoxes](), device.driver.tensor_map
-
-    def kept(boxes: RowBoxes) -> TensorMap:
-        asked.append(boxes)
-        return tensor_map(boxes)
-
-    device.driver.tensor_map = kept  # type: ignore[method-assign]
-    own_matmul.run(device, job, variant, x, weight, out)
-    seen = np.zeros(11, np.uint64)
-    stub.stub_last_launch(seen.ctypes.data)
-    assert (seen[0], seen[3], seen[10]) == (8 * 2, 256, 8), "two blocks a tile, in clusters of four tiles"
-    (boxes,) = asked
-    assert boxes.rows is x and (boxes.count, boxes.blocks) == (32, 4)
-
-
-def test_the_map_of_rows_is_one_that_the_driver_takes(stub: Any, device: null.NullDevice) -> None:
-    x = torch.zeros(100, 136, dtype=torch.bfloat16)[:, :128]
-    made = device.driver.tensor_map(RowBoxes(x, 32, 4))
-    assert np.ctypeslib.as_array((ctypes.c_uint64 * 5).from_address(made.getPtr())).tolist() == [
-        x.data_ptr(),
-        128,
-        100,
-        272,
-        32,
-    ]
-    with pytest.raises(CudaError, match="cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE"):
-        device.driver.tensor_map(RowBoxes(x[:, 1:], 32, 4))
-    assert complaint(stub) == "cuTensorMapEncodeTiled: alignment"
 
 
 def test_more_than_48_kib_of_shared_memory_is_asked_for(stub: Any, device: null.NullDevice) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prelude.cuda import compiler, kernels, own_attention, own_matmul, own_trial
+from prelude.cuda import compiler, kernels, own_attention, own_trial
 from prelude.cuda.cuda_device import CudaDevice
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
@@ -248,7 +248,6 @@ def test_a_shape_that_is_recorded_when_idle_is_searched_too(model: Model, tmp_pa
 def test_recording_searches_attention_without_matmuls(tmp_path: Path) -> None:
     """The real device, up to the end of its first run of the work."""
     device = object.__new__(CudaDevice)
-    device.own_matmuls = None
     own = device.own_attention = OwnAttention(device, lambda work: 0.0, tmp_path / "choices.json", "1")
     seen = []
 
@@ -291,23 +290,15 @@ def test_another_release_of_flashinfer_has_choices_of_its_own(model: Model, tmp_
 
 
 def test_outcomes_and_choices_are_of_one_binary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another compiler, or another flag of any of its variants, makes another kernel: it was not tried yet."""
+    """Another compiler, or another flag, makes another kernel: it was not tried yet."""
     names = set[Path]()
-    attention, ring = ATTEND_PROMPTS, own_matmul.kernel
-
-    def with_flag(rows: int, variant: own_matmul.Variant) -> tuple[kernels.Kernel, int]:
-        made, shared = ring(rows, variant)
-        return (replace(made, flags=(*made.flags, "-DRING=1")) if rows == 256 else made), shared
-
+    attention = ATTEND_PROMPTS
     for version in ("nvrtc 13.0", "nvrtc 13.5"):
         monkeypatch.setattr(compiler, "nvrtc_version", lambda version=version: version)
         for flags in (attention.flags, ("-DWARPS=8",)):
             monkeypatch.setattr(own_attention, "ATTEND_PROMPTS", replace(attention, flags=flags))
             names.add(own_attention.path_beside(Path("matmuls.json")))
-        for made in (ring, with_flag):
-            monkeypatch.setattr(own_matmul, "kernel", made)
-            names.add(own_matmul.path_beside(Path("matmuls.json")))
-    assert len(names) == 8
+    assert len(names) == 4
 
 
 def test_other_operands_are_flashinfers() -> None:
@@ -353,10 +344,8 @@ def test_a_trial_that_does_not_end_leaves_no_older_outcome(tmp_path: Path, monke
     assert own_on(Device(cheap), tmp_path, tried=False).passed == set()
 
 
-def test_attention_is_tried_before_most_products_and_two_that_hang_leave_it_time() -> None:
-    assert [part for part, _ in own_trial.parts()[:3]] == ["rows", "attention", "attention"]
-    assert {size for part, size in own_trial.parts() if part == "rows"} == set(own_matmul.ROWS)
-    assert first.LIMITS["own_products"] >= 3 * own_trial.LIMIT
+def test_two_trials_that_hang_leave_the_third_its_time() -> None:
+    assert first.LIMITS["own_trial"] >= 3 * own_trial.LIMIT
 
 
 # ------------------------------------------------------------------ the compiled code

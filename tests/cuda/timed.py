@@ -35,15 +35,14 @@ class TimedDevice(SimulatedDevice):
 
     def capture(self, work: Callable[[], None], *, search: bool = True) -> Any:
         """Attention is searched whether matmuls are or not, as on the real device."""
-        for own, on in ((self.own_matmuls, search), (self.own_attention, True)):
-            if own is not None:
-                own.searching = on
+        own = self.own_attention
+        if own is None:
+            return super().capture(work, search=search)
+        own.searching = True
         try:
             return super().capture(work, search=search)
         finally:
-            for own in (self.own_matmuls, self.own_attention):
-                if own is not None:
-                    own.searching = False
+            own.searching = False
 
     def seconds(self, work: Callable[[], object]) -> float:
         before = self.elapsed

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from prelude.cuda import kernels
-from prelude.cuda.kernels import RowBoxes
-from prelude.cuda.own_matmul import ADD, GATE, HEADS, NORM, WIDE
 from torch import Tensor
 
 from prelude.batch import LogitEdits, SampleRows
@@ -304,51 +302,6 @@ def attend_prompts(
     edges = starts.at(prompts + 1).tolist()
     for part in map(slice, edges, edges[1:]):
         result[part] = attention(queries[part], keys[part], values[part], causal=True)[0].to(result.dtype)
-
-
-def product(
-    n: int,
-    mode: int,
-    x: Any,
-    x_stride: int,
-    weight: Any,
-    rows: int,
-    outputs: int,
-    inner: int,
-    out: Any,
-    wide: Any,
-    out_stride: int,
-    gain: Any,
-    squares: Any,
-    row_squares: Any,
-    row_parts: int,
-    row_eps: float,
-    *heads: Any,
-) -> None:
-    """In float32 up to the one rounding of the result. ``heads``: last come the boxes of shared rows, if any."""
-    if heads and isinstance(heads[-1], RowBoxes):
-        n, heads = n * heads[-1].blocks, heads[:-1]
-    sums = x.strided((rows, inner), (x_stride, 1)).float() @ weight.at(outputs, inner).float().t()
-    if row_squares is not None:
-        mean = row_squares.at(rows, row_parts).sum(1, keepdim=True) / inner
-        sums = sums * torch.rsqrt(mean + row_eps)
-    if mode == NORM:
-        to = wide.strided((rows, outputs), (out_stride, 1))
-        to.copy_(sums + to)
-        out.strided((rows, outputs), (out_stride, 1)).copy_(to * gain.at(outputs))
-        tile = 64 * -(-outputs // (64 * n))  # of a grid of ``n`` tiles
-        parts = [part.square().sum(1) for part in to.split(tile, dim=1)]
-        squares.at(rows, n).copy_(torch.stack(parts, dim=1))
-    elif mode in (WIDE, ADD):
-        to = wide.strided((rows, outputs), (out_stride, 1))
-        to.copy_(sums + to if mode == ADD else sums)
-    elif mode == GATE:
-        gated = torch.nn.functional.silu(sums[:, : outputs // 2]) * sums[:, outputs // 2 :]
-        out.strided((rows, outputs // 2), (out_stride, 1)).copy_(gated)
-    else:
-        out.strided((rows, outputs), (out_stride, 1)).copy_(sums)
-        if mode == HEADS:
-            qk_rope(rows, out, *heads)
 
 
 def publish(n: int, source: Any, count: int, ticket: Any, stride: int, areas: int, host: Any) -> None:
