@@ -45,6 +45,7 @@ _FUNCTION = _IDS | {"name", "arguments", "args", "input"}
 _AROUND = _IDS | {"call_id", "namespace", "status"}  # of a call, beside its function
 _OUTPUT = _IDS | {"call_id", "output", "status"}
 _PART = _IDS | {"annotations", "logprobs"}
+_EMPTY = frozenset(["output", "input"])  # texts that may be empty
 
 
 def is_conversation(value: Any) -> bool:
@@ -75,8 +76,17 @@ def turns_of(items: Sequence[Any], field: str) -> Sequence[Mapping[str, str]]:
             raise RequestTooLarge(item.reason, field=here)
         if not isinstance(item, Mapping):
             raise InvalidRequest(f"{shown(item)} is not a message (an object with role and content)", field=here)
-        turns.take({key: value for key, value in item.items() if value is not None or key == "content"}, here)
+        turns.take(_given(item), here)
     return turns.all()
+
+
+def _given(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say something: no ``None``, and no empty text but a content."""
+    return {
+        key: value
+        for key, value in item.items()
+        if key == "content" or not (value is None or (isinstance(value, str) and not value and key not in _EMPTY))
+    }
 
 
 def _is_turn(item: Any) -> bool:
@@ -141,7 +151,7 @@ class _Turns:
         for call, place in given:
             if not isinstance(call, Mapping):
                 raise InvalidRequest(f"{shown(call)} is not a call of a tool", field=place)
-            self._call({key: value for key, value in call.items() if value is not None}, place)
+            self._call(_given(call), place)
 
     def _call(self, call: Mapping[str, Any], here: str, *, named: bool = False) -> None:
         """``named``: whether it needs an id, as calls do that are items of their own."""
@@ -149,6 +159,7 @@ class _Turns:
         function = call if inside is None else call[inside]
         if not isinstance(function, Mapping):
             raise InvalidRequest(f"{shown(function)} is not a function with a name and arguments", field=here)
+        function = _given(function)
         refuse_others(call, _AROUND | (_FUNCTION if inside is None else {inside}), here, "call")
         refuse_others(function, _FUNCTION | (_AROUND if inside is None else set()), here, "call")
         name = _text(function, "name", here)
@@ -159,7 +170,7 @@ class _Turns:
         if len(arguments) > 1:
             raise InvalidRequest(f"a call has one of {' and '.join(arguments)}", field=here)
         if arguments == ["input"]:
-            told["input"] = _text(function, "input", here)
+            told["input"] = validation.text(function["input"], f"{here}.input", MAX_TEXT)
         else:
             given = function[arguments[0]] if arguments else {}
             told["arguments"] = _arguments(given, f"{here}.arguments")

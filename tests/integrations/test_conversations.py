@@ -79,6 +79,10 @@ SHOWN: dict[str, tuple[list[Any], str]] = {
         ],
         f"{ASKED}\n\nassistant: No.",
     ),
+    "fields that are empty": (
+        [{**USER, "name": "", "tool_calls": []}, call("1", arguments="", namespace=""), output("1", "")],
+        f'{ASKED}\n\ntool_call: {{"name": "warm", "arguments": {{}}}}\n\ntool (warm): ',
+    ),
     "a name": ([{**USER, "name": "Ada"}], "user (Ada): Is it warm in Rome?"),
     "another role": ([USER, {"role": "judge", "content": "Fair."}], f"{ASKED}\n\njudge: Fair."),
     "a phase": (
@@ -87,6 +91,10 @@ SHOWN: dict[str, tuple[list[Any], str]] = {
     ),
     "a typed message": ([{**USER, "type": "message", "id": "m1", "status": "completed"}], ASKED),
     "a call": ([USER, assistant(content=None, tool_calls=[called("1")])], ASKED + ROME),
+    "a call without arguments": (
+        [USER, assistant(content=None, tool_calls=[called("1", arguments=None)])],
+        f'{ASKED}\n\ntool_call: {{"name": "warm", "arguments": {{}}}}',
+    ),
     "a call with a name": (
         [USER, assistant(content=None, name="bot", tool_calls=[called("1")])],
         f"{ASKED}\n\nassistant (bot): {ROME}",
