@@ -5,12 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
+
+from tests.bulk.runs import write_rows
 
 pytest.importorskip("tqdm")
 
@@ -93,3 +97,34 @@ def test_a_run_many_of_more_than_a_second_shows_a_bar_in_a_terminal_alone(call: 
 
 def test_a_terminal_that_goes_away_ends_nothing() -> None:
     assert stderr_of(LOAD.format(pause=SLOW), terminal=True, closed=True) == ""
+
+
+SCORE = """
+from prelude.cli import main
+flags = ["--text-column", "text", "--noul", "q=Is it?", "--window", "20"]
+print("loaded", flush=True)
+main(["score", {source!r}, {target!r}, *flags])
+"""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_run_over_a_file_shows_how_much_of_it_is_done(kind: str, terminal: bool, tmp_path: Path) -> None:
+    """Also of a file that tells no number of rows. Outside a terminal in lines."""
+    if kind == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    source = write_rows(tmp_path / f"in.{kind}", [{"text": f"{at} " + "long " * 10} for at in range(100)])
+    code = SCORE.format(source=str(source), target=str(tmp_path / "out.jsonl"))
+    written = stderr_of(code, terminal)
+    size = r"100/100" if kind == "parquet" else r"[\d.]+k/[\d.]+k"
+    last = re.split(r"[\r\n]+", written.strip())[-1]
+    assert " 0.00/" in written or "0/100 " in written, written
+    assert re.search(rf"100%.* {size} \[.*, 100 rows, [\d,]+ rows/s", last), last
+    assert ("\r" in written) is terminal
+
+
+def test_a_bar_that_is_asked_for_is_lines_outside_a_terminal() -> None:
+    written = stderr_of(
+        RUN.format(time="float(next(clock))", call=BLOCKING.format({"progress": True})), terminal=False
+    )
+    assert "\r" not in written and "100% 40/40 [" in written.splitlines()[-1]

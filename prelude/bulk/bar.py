@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from prelude.bulk.rows import Position
 from prelude.progress import Progress
@@ -18,10 +18,6 @@ class RowBar(Progress):
     def __init__(self, told: bool | Told | None, total: int | None, unit: str = "row") -> None:
         super().__init__(told, total, unit)
         self.rows = self.prompt_tokens = self.cached_tokens = 0
-
-    def begin_window(self) -> Literal[False] | Callable[[int, int], object]:
-        """The ``progress`` of the window's ``run_many``."""
-        return False
 
     def end_window(self, rows: int, results: Mapping[int, Any]) -> None:
         """A window of so many ``rows`` has ended. ``results``: those of its tasks."""
@@ -39,7 +35,7 @@ class RowBar(Progress):
         return f"cache {self.hit_rate:.0%}"
 
     def ended(self, rows: int) -> int:
-        """By how much the bar moves at the end of a window."""
+        """By how much the bar moves then."""
         return rows
 
     @property
@@ -54,32 +50,21 @@ class FileBar(RowBar):
     def __init__(self, told: bool | Told | None, position: Position) -> None:
         super().__init__(told, position.total, position.unit)
         self._position = position
-        self._began: float | None = None
+        self._began = time.monotonic()
 
-    def begin_window(self) -> Literal[False] | Callable[[int, int], object]:
-        if self._began is None:
-            self._began = time.monotonic()
-            self.pass_over(self._position.passed)
-        begin, end = self.done, self._position.read
-
-        def running(done: int, total: int) -> None:
-            self.advance(max(begin + (end - begin) * done // total - self.done, 0))
-
-        return running if self else False
-
-    def pass_over(self, count: int) -> None:
-        """What an earlier run has done is not counted to this one's rate."""
-        self.done = count
-        if self._bar is not None:
-            self._bar.reset()
-            self._bar.initial = self._bar.n = self._bar.last_print_n = count
+    def end_window(self, rows: int, results: Mapping[int, Any]) -> None:
+        if not self.rows:  # what an earlier run has done does not count to this one's rate
+            self.done = self._position.passed
+            if self._bar is not None:
+                self._bar.initial = self._bar.n = self._bar.last_print_n = self.done
+        super().end_window(rows, results)
 
     def words(self) -> str:
-        seconds = max(time.monotonic() - (self._began or 0.0), 1e-3)
+        seconds = max(time.monotonic() - self._began, 1e-3)
         return f"{self.rows:,} rows, {self.rows / seconds:,.0f} rows/s, {super().words()}"
 
     def ended(self, rows: int) -> int:
-        return max(self._position.read - self.done, 0)
+        return self._position.read - self.done
 
 
 def length(rows: Any) -> int | None:

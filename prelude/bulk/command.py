@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     task.add_argument("--classify", action="store_true", help="the model's own classification head")
     task.add_argument("--embed", action="store_true", help="one vector for each row")
     add_model(parser)
-    parser.add_argument("--window", type=int, default=WINDOW_ROWS, help="rows in memory at a time (%(default)s)")
+    parser.add_argument(
+        "--window", type=int, default=WINDOW_ROWS, help="rows that run together, at most (%(default)s)"
+    )
     parser.add_argument("--prefix", default="", help="put before the names of the new columns")
     parser.add_argument("--journal", default=None, help="OUTPUT.journal by default")
     parser.add_argument("--restart", action="store_true", help="forget the journal of an earlier run")

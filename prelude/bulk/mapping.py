@@ -47,20 +47,24 @@ def map_rows(
     options: RequestOptions,
 ) -> Iterator[Mapped[T, Any]]:
     with bar:
-        for number, window in enumerate(windows(make, rows, size)):
-            places = window.grouped(descending=number % 2 == 1)
-            results: dict[int, Any] = {}
-            wait = FIRST_WAIT
-            running = bar.begin_window()
-            while places:
-                tasks = [window.tasks[at] for at in places]
-                found = engine.run_many(tasks, options, return_exceptions=True, progress=running)
-                places = keep(places, found, results)
-                if places:
-                    time.sleep(wait)
-                    wait = min(2 * wait, LONGEST_WAIT)
+        for number, window in enumerate(windows(make, rows, lambda: size)):
+            results = run_places(engine, window, window.grouped(descending=number % 2 == 1), options)
             bar.end_window(len(window.rows), results)
             yield from in_order(window, results, ordered)
+
+
+def run_places(engine: Engine, window: Window[Any], places: list[int], options: RequestOptions) -> dict[int, Any]:
+    """The results of the tasks at these ``places`` of the window."""
+    results: dict[int, Any] = {}
+    wait = FIRST_WAIT
+    while places:
+        tasks = [window.tasks[at] for at in places]
+        found = engine.run_many(tasks, options, return_exceptions=True, progress=False)
+        places = keep(places, found, results)
+        if places:
+            time.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+    return results
 
 
 async def map_rows_async(

@@ -11,7 +11,6 @@ from typing import IO, Any
 
 from prelude.errors import BulkError
 
-MAX_LINE = 1 << 26  # bytes of a JSON line, characters of a CSV record
 MAX_COLUMNS = 1 << 12  # of JSON lines that become a table
 GROUP_ROWS, GROUP_BYTES = 1 << 14, 1 << 27  # of a Parquet row group
 

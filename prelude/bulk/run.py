@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
@@ -16,14 +16,17 @@ from prelude.bulk.bar import FileBar
 from prelude.bulk.files import Table
 from prelude.bulk.form import Column, Form
 from prelude.bulk.journal import Journal, Results, row_key
-from prelude.bulk.mapping import map_rows
+from prelude.bulk.mapping import in_order, run_places
 from prelude.bulk.rows import Position, Row, groups, key_names
+from prelude.bulk.windows import windows
 from prelude.errors import BulkError, InvalidRequest, shown
 from prelude.models.identity import model_hash
 from prelude.options import NO_OPTIONS
 
 if TYPE_CHECKING:
     from prelude.sync import Engine
+
+FIRST_ROWS, WINDOW_SECONDS = 16, 5.0
 
 
 @dataclass(slots=True)
@@ -89,22 +92,22 @@ class BulkRun:
         report = Report()
         position = self._source.position()
         rows = self._missing(journal.results(), position)
-        bar = FileBar(progress, position)
+        pace = Pace(self._window)
         try:
-            for mapped in map_rows(self._engine, task_of, rows, self._window, True, bar, NO_OPTIONS):
-                journal.append(mapped.row[0], self._form.values(mapped))
-                report.computed += 1
-                if report.computed % self._window == 0:
+            with FileBar(progress, position) as bar:
+                for number, window in enumerate(windows(task_of, rows, pace.rows)):
+                    began = time.monotonic()
+                    results = run_places(self._engine, window, window.grouped(number % 2 == 1), NO_OPTIONS)
+                    for mapped in in_order(window, results, True):
+                        journal.append(mapped.row[0], self._form.values(mapped))
                     journal.flush()
-            journal.flush()
+                    report.computed += len(window.rows)
+                    pace.measure(len(window.rows), time.monotonic() - began)
+                    bar.end_window(len(window.rows), results)
+                report.hit_rate = bar.hit_rate
         except OSError as error:
             problem = error.strerror or error
             raise BulkError(f"{journal.path}: {problem}; the rows before are kept, and a new run goes on") from error
-        except BaseException:  # Ctrl-C, or a broken input: the rows that have ended are kept
-            with suppress(OSError):
-                journal.flush()
-            raise
-        report.hit_rate = bar.hit_rate
         return report
 
     def _missing(self, earlier: Results, position: Position) -> Iterator[tuple[str, Any]]:
@@ -175,6 +178,22 @@ class BulkRun:
             parts = ((columnar.batch_of(group, schema), group) for group in groups(source.rows()))
         joined = (columnar.with_results(batch, self._columns, [values(row) for row in rows]) for batch, rows in parts)
         columnar.write(file, joined, schema, self._columns)
+
+
+class Pace:
+    """How many rows run together, ``most`` at most: so many that they take some seconds, since a run that is killed
+    loses the rows that run."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._rows = min(FIRST_ROWS, most)
+
+    def rows(self) -> int:
+        return self._rows
+
+    def measure(self, rows: int, seconds: float) -> None:
+        """So many ``rows`` took so many ``seconds``."""
+        self._rows = min(max(int(rows * WINDOW_SECONDS / max(seconds, 1e-3)), FIRST_ROWS), self._most)
 
 
 def task_of(pending: tuple[str, Any]) -> Any:

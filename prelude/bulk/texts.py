@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from prelude.bulk.rows import MAX_LINE, Malformed, Row, json_text, text_of
+from prelude.bulk.rows import Malformed, Row, json_text, text_of
 from prelude.errors import shown
 from prelude.strict_json import MAX_FILE_VALUES, loads
 
+MAX_LINE = 1 << 26  # bytes of a JSON line, characters of a CSV record
 _NO_STRUCTURE = re.compile('[^",\r\n]+')
 
 
@@ -55,7 +56,7 @@ class Records:
         self._text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         self._number = 0
         self.begin()
-        csv.field_size_limit(MAX_LINE)
+        csv.field_size_limit(max(MAX_LINE, csv.field_size_limit()))
         self._reader = csv.reader(self, strict=True)
 
     def begin(self) -> None:

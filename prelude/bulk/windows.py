@@ -92,8 +92,8 @@ def window_size(given: Any) -> int:
     return integer(given, "window", 1, MAX_WINDOW_ROWS)
 
 
-def windows(make: Callable[[T], Any], rows: Iterable[T], size: int) -> Iterator[Window[T]]:
-    """Windows of at most ``size`` rows. An exception of ``rows`` is raised after the window of the rows before it."""
+def windows(make: Callable[[T], Any], rows: Iterable[T], size: Callable[[], int]) -> Iterator[Window[T]]:
+    """Windows of at most ``size()`` rows. An exception of ``rows`` is raised after the window of the rows before."""
     window: Window[T] = Window(0)
     failed: Exception | None = None
     source = iter(rows)
@@ -104,7 +104,7 @@ def windows(make: Callable[[T], Any], rows: Iterable[T], size: int) -> Iterator[
             break
         except Exception as error:
             failed = error
-        if window.full(size):
+        if window.full(size()):
             yield window
             window = Window(window.first + len(window.rows))
     if window.rows:

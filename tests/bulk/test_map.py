@@ -102,6 +102,21 @@ def test_no_more_than_a_window_is_in_memory(engine: Engine) -> None:
     assert most <= 12
 
 
+def test_a_window_of_long_texts_ends_early(engine: Engine) -> None:
+    """Sixteen texts of a million characters are a window, whatever their number may be."""
+    read = 0
+
+    def rows() -> Iterator[str]:
+        nonlocal read
+        for at in range(60):
+            read += 1
+            yield f"{at} " + "long " * 209_715  # a mebibyte
+
+    mapped = engine.map(decide, rows(), window=1024)
+    assert type(next(mapped).error).__name__ == "RequestTooLarge" and read == 16
+    assert [one.index for one in mapped] == list(range(1, 60))
+
+
 def test_beginnings_that_are_alike_are_neighbours() -> None:
     """Twelve beginnings of 200 tokens in turns, and a pool that holds four of them."""
     rubrics = [[5 + number] * 200 for number in range(12)]

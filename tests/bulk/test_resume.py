@@ -210,3 +210,20 @@ def test_a_run_that_goes_on_reads_its_input_once_to_compute(tmp_path: Path, monk
         with Journal(path, "c", {}) as journal:
             assert bulk.compute(journal).computed == 1
     assert read == [row["id"] for row in ROWS]
+
+
+@pytest.mark.fault(71)
+def test_the_first_rows_are_kept_before_a_window_of_the_given_size_has_ended(tmp_path: Path) -> None:
+    source, target = (
+        Table.of(str(write_rows(tmp_path / "in.jsonl", texts(100)))),
+        Table.of(str(tmp_path / "out.jsonl")),
+    )
+    form = Form({"verb": "decide", "state": "{text}", "questions": {"language": {"labels": ["English", "German"]}}})
+    path, kept = tmp_path / "journal", list[int]()
+    with (
+        Engine.from_pretrained(config=EngineConfig(deterministic=True)) as engine,
+        Journal(path, "c", {}) as journal,
+    ):
+        bulk = BulkRun(engine, form, source, target, window=1024)
+        bulk.compute(journal, lambda done, total: kept.append(len(path.read_bytes().splitlines()) - 1))
+    assert kept[0] == 16 and kept[-1] == 100
