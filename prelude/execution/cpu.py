@@ -264,9 +264,22 @@ class CpuExecutor:
         layers = self.weights.layers
         attention = PlannedAttention(plans, self._places, layers, self.pool.layers, step, runs, last_runs)
         token_ids = step.token_ids if step.decode is None else self._pending.resolve(step.token_ids)
-        ids, positions = torch.from_numpy(token_ids), torch.from_numpy(step.positions)
+        ids, positions = torch.from_numpy(token_ids), torch.from_numpy(self._positions(step))
         read = None if rows is None else torch.from_numpy(rows)
         return self.decoder.forward(ids, positions, highest, attention, read, self._types(step), states)
+
+    def _positions(self, step: StepTokens) -> I64:
+        """[tokens]: those of the step; for models that leave one token uncounted, its row and those of the others."""
+        table = self.config.spec.embeddings.positions
+        if table is None or table.uncounted is None or step.forest is None:
+            return step.positions
+        skipped = step.token_ids == table.uncounted
+        if not skipped.any():
+            return step.positions
+        before = np.concatenate([[0], np.cumsum(skipped)])
+        trees = step.forest.trees()
+        counted = step.positions - before[1:] + np.repeat(before[trees[:-1]], np.diff(trees))
+        return np.where(skipped, self.config.spec.max_positions, counted)
 
     def _types(self, step: StepTokens) -> Tensor | None:
         """[tokens], for models with token types."""

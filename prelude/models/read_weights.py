@@ -281,8 +281,10 @@ class _Reader:
             tokens = stored.to(stored.dtype if kept else self.dtype, copy=True)
         table: Tensor | None = None
         if spec.positions is not None:
-            first = spec.positions.first
-            table = self.vector(f"{spec.positions.name}.weight")[first : first + count]
+            first, stored = spec.positions.first, self.vector(f"{spec.positions.name}.weight")
+            table = stored[first : first + count]
+            if spec.positions.uncounted is not None:  # one row more, behind the others
+                table = torch.cat([table, stored[first - 1 : first]])
             if spec.types is not None:
                 types = self.vector(f"{spec.types}.weight")
                 table = (table[None] + types[:, None]).view(-1, spec.width)

@@ -240,7 +240,8 @@ class Transformer:
         if highest >= self.spec.max_positions:
             raise IndexError(f"position {highest} is past the model's last, {self.spec.max_positions - 1}")
         if weights.positions is not None:
-            at = positions if types is None else positions + types * self.spec.max_positions
+            rows = len(weights.positions) // max(1, self.spec.embeddings.num_types)
+            at = positions if types is None else positions + types * rows
             x.add_(weights.positions.index_select(0, at))
         if weights.norm is not None:
             weights.norm(x, torch.float32, x)

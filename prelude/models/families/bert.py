@@ -1,6 +1,6 @@
 """Encoders of the BERT kind: learned positions, LayerNorm behind the sums, an MLP without gate, biases everywhere.
 
-RoBERTa and XLM-R count positions from ``pad_token_id + 1`` on; ELECTRA may have embeddings narrower than its layers;
+RoBERTa and XLM-R count positions from ``pad_token_id + 1`` on, and pad tokens have row ``pad_token_id``; ELECTRA may have embeddings narrower than its layers;
 DistilBERT has names of its own and no token types.
 """
 
@@ -114,7 +114,7 @@ class Kind:
     names: Names = Names()
     keys: Keys = Keys()
     after_padding: bool = False
-    """Positions count from ``pad_token_id + 1``."""
+    """Positions count from ``pad_token_id + 1``, and pad tokens are not counted."""
     narrow: bool = False
     """``embedding_size`` may differ from the width of the layers."""
     types: bool = True
@@ -218,7 +218,7 @@ def _embeddings(kind: Kind, fields: Fields, hidden: int, eps: float) -> tuple[Em
         f"{at}.word_embeddings",
         fields.integer("vocab_size", 1, MAX_VOCABULARY),
         width,
-        PositionEmbeddings(f"{at}.position_embeddings", rows, first),
+        PositionEmbeddings(f"{at}.position_embeddings", rows, first, first - 1 if kind.after_padding else None),
         f"{at}.token_type_embeddings" if types else None,
         types,
         Norm(f"{at}.LayerNorm", "layer", width, eps, bias=True),

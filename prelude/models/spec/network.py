@@ -87,11 +87,13 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class PositionEmbeddings:
-    """Learned positions: row ``first + i`` of ``name`` [rows, width] belongs to position i."""
+    """Learned positions: row ``first + i`` of ``name`` [rows, width] belongs to position i. A token of the id
+    ``uncounted`` has row ``first - 1``, and the tokens behind it stand where they would without it."""
 
     name: str
     rows: int
     first: int = 0
+    uncounted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
