@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prelude.admission.preparer import Preparer
 from prelude.errors import ConfigError, WrongUse, shown
@@ -35,8 +35,11 @@ class Health:
 class ModelInfo:
     """The properties of an engine's model. ``max_positions`` are the checkpoint's, ``max_length`` the most tokens
     that one sequence may hold in this engine, ``kv_tokens`` those of the KV pool. ``labels``: of the classification
-    head, none without one. ``pooling``: the default of ``embed``; ``None``: the caller has to name it. ``dtype``: of
-    rows, keys and values; ``weights``: the type that the weights of the layers and of the LM head are kept in."""
+    head, none without one. ``pooling``: the default of ``embed``; ``None``: the caller has to name it.
+    ``truncation``: the side that the directory's tokenizer cuts, "tail" or "head". ``similarity`` and
+    ``score_activation``: as sentence-transformers' settings in the directory name them; ``None`` for no activation.
+    ``dtype``: of rows, keys and values; ``weights``: the type that the weights of the layers and of the LM head are
+    kept in."""
 
     path: Path
     device: str
@@ -55,6 +58,9 @@ class ModelInfo:
     pooling: str | None
     quantization: str | None = None
     weights: str = ""
+    truncation: Literal["head", "tail"] = "tail"
+    similarity: str = "cosine"
+    score_activation: str | None = None
 
 
 class ModelProperties:
@@ -106,6 +112,9 @@ class ModelProperties:
             pooling=ctx.embedding.pooling,
             quantization=limits.quantization,
             weights=limits.weights,
+            truncation=ctx.embedding.truncation,
+            similarity=ctx.embedding.similarity,
+            score_activation=ctx.embedding.activation,
         )
 
 

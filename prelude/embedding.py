@@ -1,9 +1,10 @@
-"""The settings of a model directory for embeddings, as admission needs them."""
+"""The settings of a model directory for texts that are pooled or read by a head, as admission needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from prelude.arrays import F32
 POOLINGS = ("last", "cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean")
 """sentence-transformers' names, but for its "lasttoken". "mean_sqrt_len_tokens" divides the sum by the root of the
 number of tokens; "weightedmean" weighs a token by its place in the prompt, counted from 1."""
+
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,15 +42,26 @@ class EmbeddingSettings:
 
     pooling: str | None = None
     """A name of ``POOLINGS``, or several joined by "+"; None where the directory does not say."""
-    normalize: bool = True
+    normalize: bool = False
+    """Whether a Normalize module stands behind the others."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Text that is put before the caller's, by name."""
     default_prompt_name: str | None = None
     include_prompt: bool = True
     """Whether the mean is over the tokens of such a prompt too."""
     max_length: int | None = None
-    """Tokens of one text, prompt and special tokens among them; None for the model's own limit."""
-    lower_case: bool = False
+    """Tokens of a text or a pair, prompt and special tokens among them; None for the model's own limit."""
+    truncation: Literal["head", "tail"] = "tail"
+    """The side that the directory's tokenizer cuts."""
+    token_types: bool = True
+    """Whether the second text of a pair has the token type that the tokenizer gives it."""
+    truncate_dim: int | None = None
+    """Values of a vector that are left, behind all modules; None for all."""
+    similarity: str = "cosine"
+    """A name of ``SIMILARITIES``."""
+    activation: str | None = None
+    """Of a cross-encoder's scores, where sentence-transformers' settings name it: "none", "sigmoid", "softmax", or a
+    name in the file that is none of them."""
     dense: tuple[Dense, ...] = ()
     """One after the other, behind pooling and before the vector is normalised."""
     unsupported: str | None = None

@@ -67,13 +67,13 @@ def load(
 
         ranks = Ranks.join(directory, model_config, config, lead=True, gpus=device == "cuda")
     with ranks as joined:
-        tokenizer, host = _weighed_tokenizer(directory)
+        (tokenizer, side), host = _weighed_tokenizer(directory, model_config)
         executor: Executor
         if device == "cuda":
             executor, config = _cuda_executor(directory, model_config, config, dtype, joined)
         else:
             executor, config = _cpu_executor(directory, model_config, config, dtype, host, joined)
-        preparer = _preparer(directory, model_config, executor.limits(), config, tokenizer)
+        preparer = _preparer(directory, model_config, executor.limits(), config, tokenizer, side)
         core = make_core(EngineCore, executor, config)
     seconds = time.perf_counter() - began
     log_loaded(Path(str(directory)), preparer, dtype, seconds)
@@ -335,6 +335,7 @@ def _preparer(
     limits: ExecutorLimits,
     config: EngineConfig,
     tokenizer: Tokenizer,
+    side: str,
 ) -> Preparer:
     from prelude.admission.chat import chat_renderer
     from prelude.admission.preparer import Preparer
@@ -359,7 +360,7 @@ def _preparer(
         activation=model.activation,
         pad_id=model.pad_token_id,
         mask_id=_mask_id(directory, tokenizer) if limits.masked_lm else None,
-        embedding=read_embedding(directory, model.hidden_size),
+        embedding=read_embedding(directory, model.hidden_size, side),
         template=_decision_template(directory),
         recipes=read_recipes(directory, tokenizer.chat_template, model.vocab_size),
         chat=chat_renderer(tokenizer, process),
@@ -378,19 +379,22 @@ def _mask_id(directory: ModelDirectory, tokenizer: Tokenizer) -> int | None:
     return tokenizer.token_to_id("<mask>") if found is None else found
 
 
-def _weighed_tokenizer(directory: ModelDirectory) -> tuple[Tokenizer, int]:
-    """The tokenizer, and how many bytes of memory it took."""
+def _weighed_tokenizer(directory: ModelDirectory, model: ModelConfig) -> tuple[tuple[Tokenizer, str], int]:
+    """The tokenizer with its side, and how many bytes of memory it took."""
     from prelude.execution.peak import resident_bytes
 
     before = resident_bytes()
-    tokenizer = _tokenizer(directory)
-    return tokenizer, 0 if before is None else max(0, (resident_bytes() or before) - before)
+    found = _tokenizer(directory, model)
+    return found, 0 if before is None else max(0, (resident_bytes() or before) - before)
 
 
-def _tokenizer(directory: ModelDirectory) -> Tokenizer:
-    """The tokenizer of ``directory``; ``ModelError`` names the file for each error that its contents cause."""
+def _tokenizer(directory: ModelDirectory, model: ModelConfig) -> tuple[Tokenizer, str]:
+    """The tokenizer of ``directory``, and the side that its file cuts, "left" or "right"; ``ModelError`` names the
+    file for each error that its contents cause."""
     from prelude.models.options import option_model
+    from prelude.models.pooling import lowers_text
     from prelude.tokenizer import Tokenizer
+    from prelude.tokenizer.class_settings import Model
 
     head = option_model(directory)
     folder = "" if head is None else head.tokenizer
@@ -402,11 +406,13 @@ def _tokenizer(directory: ModelDirectory) -> Tokenizer:
         return directory.read(folder + name, limit) if directory.has(folder + name) else None
 
     try:
-        tokenizer = Tokenizer.from_reader(read, str(directory))
+        of = Model(model.model_type, model.vocab_size, lowers_text(directory))
+        tokenizer = Tokenizer.from_reader(read, str(directory), model=of)
+        side = (tokenizer.truncation or {}).get("direction", "right")
         tokenizer.no_truncation()  # requests set their truncation, and a batch is not padded
         tokenizer.no_padding()
         tokenizer.encode("")  # runs the post-processor: a template may name a token that the file does not declare
-        return tokenizer
+        return tokenizer, side
     except (ModelError, MemoryError):
         raise
     except Exception as failure:

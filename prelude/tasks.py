@@ -238,7 +238,9 @@ class Classify(TaskOf[Classification]):
     at the first one or at the mean of all.
 
     ``prompt`` may be a pair of texts, a tuple such as ``(query, passage)``: they are joined as the model's tokenizer
-    joins pairs, with the token types that it gives them. Truncation cuts the second text.
+    joins pairs, with the token types that it gives them. Truncation cuts the longer text first, as the tokenizer's
+    own does. ``instruction``, ``prompt_name`` and the longest text are as in ``Embed``; a prompt stands before the
+    first text of a pair.
 
     ``activation``: "default" follows the model directory, as transformers' text-classification pipeline does: the
     activation that ``config.json`` names for sentence-transformers, else by ``problem_type`` none for regression and
@@ -253,6 +255,8 @@ class Classify(TaskOf[Classification]):
     prompt: Prompt | Pair
     activation: Activation = "default"
     skip_pad: bool = True
+    instruction: str | None = None
+    prompt_name: str | None = None
     truncation: Truncation = "error"
     cache: CacheMode = "auto"
     salt: str | None = None
@@ -279,10 +283,12 @@ class ClassifyTokens(TaskOf[TokenClassification]):
 @dataclass(frozen=True, slots=True, repr=False)
 class Embed(TaskOf[Embedding]):
     """One vector. ``pooling`` must be named where the model directory does not say it; several poolings give their
-    vectors one behind the other. ``dimensions`` cuts the vector before it is normalised; ``normalize=None`` does as
-    the model directory says. ``prompt_name`` names one of the prompts of ``config_sentence_transformers.json``, which
-    is put before the text; None takes the directory's default for text, "" none at all. The longest text is the
-    directory's ``max_seq_length``."""
+    vectors one behind the other. ``dimensions`` cuts the vector before it is normalised, by default to the
+    directory's ``truncate_dim``. With ``normalize=None`` the directory's modules alone say whether it is normalised,
+    and it is cut behind them, as sentence-transformers does. ``instruction`` is put before the text as it stands, or
+    ``prompt_name`` names one of the prompts of ``config_sentence_transformers.json`` for that; None takes the
+    directory's default for text, "" none at all. The longest text is the directory's ``max_seq_length`` or
+    ``model_max_length``."""
 
     prepared_by = "prelude.admission.pooled:prepare_embed"
 
@@ -290,6 +296,7 @@ class Embed(TaskOf[Embedding]):
     pooling: Pooling | Sequence[Pooling] | None = None
     dimensions: int | None = None
     normalize: bool | None = True
+    instruction: str | None = None
     prompt_name: str | None = None
     truncation: Truncation = "error"
     cache: CacheMode = "auto"
@@ -349,7 +356,8 @@ class Rerank(TaskOf[RerankResult]):
     ``instruction`` takes the place of the recipe's own; a cross-encoder reads it directly before the query.
     ``prompt_name`` takes a prompt of the model directory as the instruction; by default that is the directory's
     default one, if it has one, and "" is none. ``activation``: "default" is the recipe's, or the model
-    directory's for a cross-encoder; "none" gives the raw score. Truncation cuts the document alone.
+    directory's for a cross-encoder; "none" gives the raw score. Truncation cuts a decoder's document alone, and the
+    longer text of a cross-encoder first. The longest text is as in ``Embed``.
     """
 
     prepared_by = "prelude.admission.rerank:prepare_rerank"

@@ -101,6 +101,8 @@ class DecideKeywords(VerbKeywords, total=False):
 class ClassifyKeywords(VerbKeywords, total=False):
     activation: Activation
     skip_pad: bool
+    instruction: str | None
+    prompt_name: str | None
 
 
 class ClassifyTokensKeywords(VerbKeywords, total=False):
@@ -112,6 +114,7 @@ class EmbedKeywords(VerbKeywords, total=False):
     pooling: Pooling | Sequence[Pooling] | None
     dimensions: int | None
     normalize: bool | None
+    instruction: str | None
     prompt_name: str | None
 
 

@@ -102,12 +102,14 @@ def warn_contradictions(
     tokenizer_file: str,
     token_to_id: Callable[[str], int | None],
     added_around: tuple[list[int], list[int]],
+    said: list[str],
 ) -> None:
     """Warn, once per loading, about each member of the configuration that tokenizer.json does not bear out.
 
-    ``added_around`` are the ids that the post-processor puts before and after a single sequence.
+    ``added_around`` are the ids that the post-processor puts before and after a single sequence; ``said`` are the
+    settings of a class that are not followed.
     """
-    found = []
+    found = list(said)
     for flag, role, ids, where in (
         ("add_bos_token", "bos_token", added_around[0], "begins"),
         ("add_eos_token", "eos_token", added_around[1], "ends"),
@@ -134,7 +136,8 @@ def warn_contradictions(
             )
     if found:
         warnings.warn(
-            f"{config.source} contradicts {tokenizer_file}, and tokenizer.json is followed: " + "; ".join(found[:8]),
+            f"{config.source or 'AutoTokenizer'} contradicts {tokenizer_file}, and tokenizer.json is followed: "
+            + "; ".join(found[:8]),
             TokenizerConfigWarning,
             stacklevel=4,
         )

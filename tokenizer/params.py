@@ -165,7 +165,11 @@ def truncate_pair(encoding: Encoding, pair: Encoding | None, rule: Truncation, a
     elif total <= limit:
         return
     elif rule.strategy == "longest_first":
-        targets = _longest_first(encoding, pair, limit)
+        if pair is None:
+            targets = [(encoding, limit)]
+        else:
+            first, second = longest_first(len(encoding), len(pair), limit)
+            targets = [(encoding, first), (pair, second)]
     else:
         target = encoding if rule.strategy == "only_first" else pair
         if target is None:
@@ -179,17 +183,15 @@ def truncate_pair(encoding: Encoding, pair: Encoding | None, rule: Truncation, a
         one.truncate(kept, rule.stride, rule.direction)
 
 
-def _longest_first(encoding: Encoding, pair: Encoding | None, limit: int) -> list[tuple[Encoding, int]]:
-    """The longer one gives way first; when both must, each gets half and the longer the odd token."""
-    if pair is None:
-        return [(encoding, limit)]
-    shorter, longer = (pair, encoding) if len(encoding) > len(pair) else (encoding, pair)
-    short = len(shorter)
+def longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
+    """Tokens that are left of two texts of so many, ``limit`` in all: the longer one gives way first; when both must,
+    each gets half and the longer the odd token."""
+    short = min(first, second)
     long = short if short > limit else max(short, limit - short)
     if short + long > limit:
         short = limit // 2
         long = short + limit % 2
-    return [(shorter, short), (longer, long)]
+    return (long, short) if first > second else (short, long)
 
 
 def _direction(value: str) -> Direction:

@@ -12,6 +12,7 @@ import json
 import operator
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ from ._sequences import Sequences
 from ._trusted import ControlTokens
 from ._whole_calls import WholeCalls
 from .added_token import AddedToken
+from .class_settings import Changes, Model
+from .class_settings import changes as class_changes
 from .config import BESIDE, FileConfig, Reader, beside, folder_reader, warn_contradictions
 from .encoding import Encoding
 from .errors import BackendUnavailable, TokenizerFileError, TokenizersMutationError
@@ -37,6 +40,7 @@ from .params import Padding, Truncation, truncate_pair
 
 if TYPE_CHECKING:
     from ._backends import Core
+    from ._cache import TableCache
 
 Cache = bool | str | os.PathLike[str]
 
@@ -64,15 +68,16 @@ class Tokenizer(ArrayMethods):
         return Tokenizer._build(where, config, str(where), cache)
 
     @staticmethod
-    def from_reader(read: Reader, folder: str, *, cache: Cache = True) -> Tokenizer:
+    def from_reader(read: Reader, folder: str, *, cache: Cache = True, model: Model | None = None) -> Tokenizer:
         """Load the files of ``folder``, whose contents ``read(name, limit)`` gives: for a caller that has rules of
-        its own about which files may be read. Raises the errors of ``read``, and ``FileNotFoundError`` without a
-        tokenizer.json."""
+        its own about which files may be read. With a ``model`` the entries of tokenizer_config.json that its class
+        in transformers applies are followed over tokenizer.json. Raises the errors of ``read``, and
+        ``FileNotFoundError`` without a tokenizer.json."""
         where = os.path.join(folder, "tokenizer.json")
         data = read("tokenizer.json", TOKENIZER_LIMIT)
         if data is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
-        return Tokenizer._build(data, beside(read, folder), where, cache)
+        return Tokenizer._build(data, beside(read, folder), where, cache, model)
 
     @staticmethod
     def from_str(json: str, *, cache: Cache = True) -> Tokenizer:
@@ -121,11 +126,34 @@ class Tokenizer(ArrayMethods):
         return made
 
     @staticmethod
-    def _build(data: bytes | Path, config: FileConfig, source: str, cache: Cache) -> Tokenizer:
+    def _build(
+        data: bytes | Path, config: FileConfig, source: str, cache: Cache, model: Model | None = None
+    ) -> Tokenizer:
         made = Tokenizer.__new__(Tokenizer)
         made._assemble(*load(data, cache_at(cache)), config)
-        if config.source:
-            warn_contradictions(config, source, made._core.token_to_id, made._around_lists())
+        if model is not None:
+            # Without the file nothing says that the class's own settings are meant: they are warned of.
+            found = made._class_changes(model if config.source else replace(model, type=""))
+            if found.sections or found.added:
+                made = made._with(found, cache_at(cache))
+        if config.source or model is not None:
+            said = made._class_changes(model).said
+            warn_contradictions(config, source, made._core.token_to_id, made._around_lists(), said)
+        return made
+
+    def _class_changes(self, model: Model | None) -> Changes:
+        size = self.get_vocab_size(False)
+        added = self.get_added_tokens_decoder()
+        return class_changes(self._config.values, self._section, added, size, self._core.token_to_id, model)
+
+    def _with(self, found: Changes, cache: TableCache | None) -> Tokenizer:
+        """The same tokenizer with other sections and further added tokens."""
+        whole = {**self._whole(), **found.sections}
+        added = {token["id"]: token for token in whole["added_tokens"]}
+        added |= {id: {"id": id, **token} for id, token in found.added.items()}
+        whole["added_tokens"] = [token for _, token in sorted(added.items())]
+        made = Tokenizer.__new__(Tokenizer)
+        made._assemble(*load(json.dumps(whole, ensure_ascii=False).encode(), cache), self._config)
         return made
 
     def _assemble(self, core: Core, backend: str, config: FileConfig) -> None:

@@ -62,6 +62,17 @@ class AdmissionContext:
         return self.encoder.kept
 
     @property
+    def text_room(self) -> int:
+        """Tokens of a text or a pair that is pooled or read by a head: the engine's limit, or the directory's."""
+        said = self.embedding.max_length
+        return self.max_length if said is None else min(self.max_length, said)
+
+    def cuts_the_whole(self, truncation: str) -> bool:
+        """Whether a prompt and the text of a template are cut too: a tokenizer of the directory that cuts the
+        beginning knows of neither."""
+        return truncation == "head" == self.embedding.truncation
+
+    @property
     def layout(self) -> Layout:
         """How objects and arrays are written."""
         return "json" if self.options is None else self.options.layout

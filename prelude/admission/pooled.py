@@ -10,7 +10,7 @@ from prelude.admission import validation
 from prelude.admission.context import AdmissionContext, admitted
 from prelude.admission.pairs import as_pair, encode_pair
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
-from prelude.admission.prompts import encode_prompt, require_messages
+from prelude.admission.prompts import Encoded, encode_prompt, prompt_before, require_messages
 from prelude.admission.tokenization import TokenizationScope
 from prelude.batch import F32, I32, HeadOutput, HeadRows, PooledOutput, PooledRows
 from prelude.embedding import POOLINGS, EmbeddingSettings
@@ -34,13 +34,13 @@ def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed) 
     # The Dense modules belong to the vector that the directory describes.
     dense = settings.dense if pooling == settings.pooling else ()
     hidden = len(dense[-1].weight) if dense else len(modes) * ctx.limits.hidden_size
-    dimensions = hidden if task.dimensions is None else validation.integer(task.dimensions, "dimensions", 1, hidden)
-    normalize = settings.normalize if task.normalize is None else validation.flag(task.normalize, "normalize")
-    before, text = prompt_before(settings, task), task.prompt
-    if settings.lower_case and isinstance(text, str):
-        before, text = before.lower(), text.lower()
-    room = ctx.max_length if settings.max_length is None else min(ctx.max_length, settings.max_length)
-    prompt = encode_prompt(ctx, scope, text, field="prompt", truncation=task.truncation, room=room, before=before)
+    dimensions = min(hidden, settings.truncate_dim or hidden)
+    if task.dimensions is not None:
+        dimensions = validation.integer(task.dimensions, "dimensions", 1, hidden)
+    by_module = task.normalize is None and settings.normalize
+    normalize = task.normalize is not None and validation.flag(task.normalize, "normalize")
+    before = prompt_before(ctx, task, text=isinstance(task.prompt, str))
+    prompt = _encode(ctx, scope, task, before)
     n = len(prompt.token_ids)
     first = 0
     if before and not settings.include_prompt:
@@ -57,7 +57,7 @@ def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed) 
         vector = output.vectors[0]
         for module in dense:
             vector = module(vector)
-        vector = vector[:dimensions]
+        vector = (unit(vector) if by_module else vector)[:dimensions]
         return Embedding.of(unit(vector) if normalize else vector.copy(), outcome.stats)
 
     return admitted(ctx, scope, task, TokenTree.single(prompt.token_ids), readout, finish, truncated=prompt.truncated)
@@ -81,20 +81,6 @@ def no_pooling(settings: EmbeddingSettings) -> InvalidRequest:
             'guess would be silently wrong; name it: pooling="last", "cls" or "mean"'
         )
     return InvalidRequest(why, field="pooling")
-
-
-def prompt_before(settings: EmbeddingSettings, task: Embed) -> str:
-    """The model's own prompt that ``task`` asks for, or the default one for text; "" for none."""
-    name = task.prompt_name
-    if name is None:
-        named = settings.default_prompt_name is not None and isinstance(task.prompt, str)
-        return settings.prompts[settings.default_prompt_name or ""] if named else ""
-    if not isinstance(name, str) or (name and name not in settings.prompts):
-        known = ", ".join(map(repr, list(settings.prompts)[:16])) or "none"
-        raise InvalidRequest(f"{shown(name)} is not a prompt of this model; it has {known}", field="prompt_name")
-    if name and not isinstance(task.prompt, str):
-        raise InvalidRequest("a named prompt is put before text, not before ids or messages", field="prompt_name")
-    return settings.prompts[name] if name else ""
 
 
 def unit(vector: F32) -> F32:
@@ -137,7 +123,7 @@ def prepare_classify_tokens(
             field="ClassifyTokens",
         )
     activation = head_activation(ctx, task.activation)
-    prompt = encode_prompt(ctx, scope, task.prompt, field="prompt", truncation=task.truncation, room=ctx.max_length)
+    prompt = _encode(ctx, scope, task)
     ids = prompt.token_ids
     rows = np.arange(len(ids), dtype=np.int32) if task.at is None else _places(ctx, scope, task.at, ids)
 
@@ -172,7 +158,8 @@ def head_activation(ctx: AdmissionContext, asked: str) -> str:
     activation = validation.one_of(asked, "activation", ACTIVATIONS)
     if activation != "default":
         return activation
-    activation = ctx.activation or ("sigmoid" if ctx.limits.num_labels == 1 else "softmax")
+    usual = "sigmoid" if ctx.limits.num_labels == 1 else "softmax"
+    activation = ctx.embedding.activation or ctx.activation or usual
     if activation not in ACTIVATIONS:
         raise InvalidRequest(
             f"config.json names {shown(activation)} for the scores, which is not supported; name another one: "
@@ -195,7 +182,7 @@ def prepare_reward(ctx: AdmissionContext, scope: TokenizationScope, task: Reward
     require_messages(task.prompt, "prompt", "a reward model")
     activation = validation.one_of(task.activation, "activation", ("default", "none", "sigmoid"))
     activation = "none" if activation == "default" else activation
-    prompt = encode_prompt(ctx, scope, task.prompt, field="prompt", truncation=task.truncation, room=ctx.max_length)
+    prompt = _encode(ctx, scope, task)
     readout = head_readout(ctx, prompt.token_ids, skip_pad=validation.flag(task.skip_pad, "skip_pad"))
 
     def finish(outcome: Outcome) -> RewardResult:
@@ -235,10 +222,26 @@ def head_readout(ctx: AdmissionContext, ids: I32, *, skip_pad: bool) -> HeadRows
 def _tree(ctx: AdmissionContext, scope: TokenizationScope, task: Classify) -> tuple[TokenTree, int]:
     """The tokens of a prompt or a pair, and how many were cut off."""
     pair = as_pair(task.prompt)
+    before = prompt_before(ctx, task, text=pair is not None or isinstance(task.prompt, str))
     if pair is not None:
-        return encode_pair(ctx, scope, pair, field="prompt", truncation=task.truncation, room=ctx.max_length)
-    prompt = encode_prompt(ctx, scope, task.prompt, field="prompt", truncation=task.truncation, room=ctx.max_length)
+        names = ("prompt[0]", "prompt[1]")
+        return encode_pair(ctx, scope, pair, field="prompt", fields=names, truncation=task.truncation, before=before)
+    prompt = _encode(ctx, scope, task, before)
     return TokenTree.single(prompt.token_ids), prompt.truncated
+
+
+def _encode(
+    ctx: AdmissionContext,
+    scope: TokenizationScope,
+    task: Embed | Classify | ClassifyTokens | Reward,
+    before: str = "",
+) -> Encoded:
+    """The prompt of a task, as far as the directory's settings leave it room."""
+    cut = task.truncation
+    whole, room = ctx.cuts_the_whole(cut), ctx.text_room
+    return encode_prompt(
+        ctx, scope, task.prompt, field="prompt", truncation=cut, room=room, before=before, whole=whole
+    )
 
 
 def last_row(ids: I32, pad_id: int | None) -> int:

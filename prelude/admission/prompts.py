@@ -31,6 +31,7 @@ from prelude.admission.messages import check_messages, shorten_messages, too_man
 from prelude.admission.tokenization import Mask, Piece, TokenizationScope, token_ids
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, PromptTooLong, TemplateError, shown
+from prelude.tasks import Classify, Embed, Rerank
 
 TRUNCATIONS = ("error", "head", "tail", "middle")
 
@@ -56,11 +57,13 @@ def encode_prompt(
     continued: bool = False,
     offsets: bool = False,
     before: str = "",
+    whole: bool = False,
 ) -> Encoded:
     """At least one and at most ``room`` ids. An empty prompt is the model's BOS; ``InvalidRequest`` where it has
     none, ``PromptTooLong`` where it does not fit and may not be cut. A prompt that is
     ``continued`` gets no end-of-text token from the tokenizer, and may start from EOS where there is no BOS.
-    ``before`` is put before a text, encoded together with it and never cut."""
+    ``before`` is put before a text, encoded together with it and not cut. ``whole``: it is cut too, and so is the
+    text of a template."""
     validation.one_of(truncation, "truncation", TRUNCATIONS)
     spans: I32 | None = None
     pieces: list[Piece] | None = None
@@ -91,11 +94,12 @@ def encode_prompt(
         cuttable = np.ones(len(ids), dtype=np.bool_)
         if isinstance(prompt, str):
             keep_specials(cuttable, ids, scope, suffix=not continued)
-            if before:
+            if before and not whole:
                 _, spans_of = scope.encode_with_offsets(prompt, special=True, parse_special=True)
                 cuttable &= spans_of[:, 0] >= len(before)
     else:
         ids, cuttable = scope.encode_cuttable(pieces)
+        cuttable |= whole
     keep = kept(ctx, cuttable, excess, truncation, field, room)
     return Encoded(ids[keep], excess, None if spans is None else spans[keep])
 
@@ -122,6 +126,26 @@ def require_messages(prompt: Any, field: str, reader: str) -> None:
     """``InvalidRequest`` unless ``prompt`` is a list of messages, which ``reader`` needs."""
     if isinstance(prompt, str) or not is_messages(prompt, field):
         raise InvalidRequest(f"{reader} reads a conversation; give a list of messages", field=field)
+
+
+def prompt_before(ctx: AdmissionContext, task: Embed | Classify | Rerank, *, text: bool = True) -> str:
+    """The text that is put before the caller's: ``instruction``, the model's own prompt that ``prompt_name`` names,
+    or its default one; "" for none. ``text``: whether the caller gave text, which alone can have a prompt."""
+    settings, name, given = ctx.embedding, task.prompt_name, task.instruction
+    if name is not None and given is not None:
+        raise InvalidRequest("the prompt and an instruction have one place; give one", field="prompt_name")
+    if (name or given) and not text:
+        field, what = ("prompt_name", "a named prompt") if name else ("instruction", "an instruction")
+        raise InvalidRequest(f"{what} is put before text, not before ids or messages", field=field)
+    if given is not None:
+        return validation.text(given, "instruction", ctx.max_chars)
+    if name is None:
+        default = settings.default_prompt_name
+        return settings.prompts[default] if default is not None and text else ""
+    if not isinstance(name, str) or (name and name not in settings.prompts):
+        known = ", ".join(map(repr, list(settings.prompts)[:16])) or "none"
+        raise InvalidRequest(f"{shown(name)} is not a prompt of this model; it has {known}", field="prompt_name")
+    return settings.prompts.get(name, "")
 
 
 def beginning(ctx: AdmissionContext, field: str, *, eos: bool = False) -> I32:
@@ -171,24 +195,33 @@ def shorten(value: Any, most: int, truncation: str) -> tuple[Any, int, int]:
 
 def kept(ctx: AdmissionContext, cuttable: Mask, excess: int, truncation: str, field: str, room: int) -> Mask:
     """Which tokens stay after ``excess`` of the ``cuttable`` ones are dropped. At least one of them stays."""
-    n = len(cuttable)
+    check_room(ctx, cuttable, excess, truncation, field, room)
+    keep = np.ones(len(cuttable), dtype=np.bool_)
+    drop(keep, cuttable, excess, truncation)
+    return keep
+
+
+def check_room(ctx: AdmissionContext, cuttable: Mask, excess: int, truncation: str, field: str, room: int) -> None:
+    """``PromptTooLong`` unless ``excess`` of the ``cuttable`` tokens may be cut, and one of them is left."""
+    n, free = len(cuttable), int(np.count_nonzero(cuttable))
     if truncation == "error":
         raise too_long(ctx, n, room, field)
-    where = np.flatnonzero(cuttable)
-    rest = len(where) - excess
-    if rest < 1:
-        fixed = n - len(where)
+    if free <= excess:
         raise PromptTooLong(
-            f"{fixed} tokens belong to the template or may not be cut, which leaves no room for the text: the limit "
-            f"is {room}; shorten the fixed part",
+            f"{n - free} tokens belong to the template or may not be cut, which leaves no room for the text: the "
+            f"limit is {room}; shorten the fixed part",
             tokens=n,
             limit=room,
             field=field,
         )
+
+
+def drop(keep: Mask, cuttable: Mask, excess: int, truncation: str) -> None:
+    """Leave out ``excess`` of the ``cuttable`` tokens at the side that ``truncation`` names."""
+    where = np.flatnonzero(cuttable)
+    rest = len(where) - excess
     first = {"head": 0, "tail": rest, "middle": (rest + 1) // 2}[truncation]
-    keep = np.ones(n, dtype=np.bool_)
     keep[where[first : first + excess]] = False
-    return keep
 
 
 def too_long(ctx: AdmissionContext, tokens: int, room: int, field: str) -> PromptTooLong:

@@ -15,7 +15,7 @@ from prelude.admission.context import AdmissionContext, admitted
 from prelude.admission.pairs import encode_pair
 from prelude.admission.pooled import activate, head_activation, head_logits, head_readout
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
-from prelude.admission.prompts import TRUNCATIONS, kept, render, shorten
+from prelude.admission.prompts import TRUNCATIONS, kept, prompt_before, render, shorten
 from prelude.admission.tokenization import Piece, TokenizationScope
 from prelude.batch import F32, I32, LogprobRows
 from prelude.errors import InvalidRequest, RecipeError, shown
@@ -79,11 +79,18 @@ def rerank_recipe(ctx: AdmissionContext, task: Rerank) -> RerankRecipe | None:
 
 
 def _as_pair(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank) -> tuple[Admitted, Notes]:
-    activation = head_activation(ctx, task.activation)
-    query = validation.text(task.query, "query", ctx.max_chars)
-    first = (_prompt(ctx, task) or "") + query
+    asked = task.activation
+    if asked == "default" and ctx.embedding.activation is None:
+        asked = "sigmoid"  # as sentence-transformers, whatever the problem_type of the head
+    activation = head_activation(ctx, asked)
     tree, truncated = encode_pair(
-        ctx, scope, (first, task.document), field="document", truncation=task.truncation, room=ctx.max_length
+        ctx,
+        scope,
+        (task.query, task.document),
+        field="document",
+        fields=("query", "document"),
+        truncation=task.truncation,
+        before=prompt_before(ctx, task),
     )
     readout = head_readout(ctx, tree.token_ids, skip_pad=True)
     ready = admitted(
@@ -157,12 +164,14 @@ def _encode(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank, recip
     }
     if (instruction := _instruction(ctx, task, recipe)) is not None:
         values["instruction"] = instruction
-    room = ctx.max_length if recipe.max_length is None else min(ctx.max_length, recipe.max_length)
+    room = ctx.text_room if recipe.max_length is None else min(ctx.text_room, recipe.max_length)
     parts = _parts(recipe, values) if recipe.parts else [_messages(ctx, recipe, values)]
     ids = np.concatenate([scope.encode_pieces(part) for part in parts])
     excess = len(ids) - room
     if excess <= 0:
         return ids, int(dropped > 0)
+    if not recipe.parts and ctx.cuts_the_whole(task.truncation):
+        return ids[excess:], excess
     fixed = tuple(value for name, value in values.items() if name != "document" and value != document)
     encoded = [scope.encode_cuttable(part, fixed) for part in parts]
     cuttable = np.concatenate([mask for _, mask in encoded])
@@ -170,24 +179,9 @@ def _encode(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank, recip
     return np.concatenate([some for some, _ in encoded])[keep], excess
 
 
-def _prompt(ctx: AdmissionContext, task: Rerank) -> str | None:
-    """The instruction that is given, or the prompt of the model directory that is named, or its default one."""
-    settings, name = ctx.embedding, task.prompt_name
-    if name is None:
-        default = settings.prompts.get(settings.default_prompt_name or "")
-        given = task.instruction
-        return default if given is None else validation.text(given, "instruction", ctx.max_chars)
-    if task.instruction is not None:
-        raise InvalidRequest("the prompt and an instruction have one place; give one", field="prompt_name")
-    if not isinstance(name, str) or (name and name not in settings.prompts):
-        known = ", ".join(map(repr, list(settings.prompts)[:16])) or "none"
-        raise InvalidRequest(f"{shown(name)} is not a prompt of this model; it has {known}", field="prompt_name")
-    return settings.prompts.get(name, "")
-
-
 def _instruction(ctx: AdmissionContext, task: Rerank, recipe: RerankRecipe) -> str | None:
     takes = not recipe.parts or any("instruction" in placeholders(part) for part in recipe.parts)
-    given = task.instruction if task.prompt_name is None else _prompt(ctx, task)
+    given = task.instruction if task.prompt_name is None else prompt_before(ctx, task)
     if given is None:
         if recipe.instruction is None and recipe.parts and takes:
             raise InvalidRequest(

@@ -10,6 +10,7 @@ the LM head where each of them is one token.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,8 +26,11 @@ from lm_eval.models.utils import (
 
 from prelude.config import EngineConfig
 from prelude.engine import Engine
-from prelude.errors import ConfigError, InvalidRequest
+from prelude.errors import ConfigError, InvalidRequest, shown
 from prelude.tasks import Generate, Loglikelihood, SamplingParams
+from prelude.tokenizer import ChatTemplateError
+
+log = logging.getLogger(__name__)
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
@@ -35,8 +39,10 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "se
 class PreludeLM(TemplateLM):
     """``engine``, or ``pretrained`` (a directory or hub name; the packaged model without one) with ``dtype``,
     ``device`` and ``revision`` as of ``Engine.from_pretrained``. ``max_length`` lowers the longest row.
-    ``add_bos_token``: None leaves it to the tokenizer's own post-processor. ``batch_size`` is taken and not used: the
-    engine plans its own steps."""
+    ``add_bos_token``: None leaves it to the tokenizer's own post-processor, and True and False take its place: a text
+    begins with the BOS token or has no special token. A continuation that has no token of its own is refused, and a
+    system message that the chat template refuses is left out with a warning. ``batch_size`` is taken and not used:
+    the engine plans its own steps."""
 
     def __init__(
         self,
@@ -88,20 +94,27 @@ class PreludeLM(TemplateLM):
             special = self._add_bos is not False
             if has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id], skip_special_tokens=False)):
                 special = False
-        found: list[int] = self.tokenizer.encode_array(string, special).tolist()
-        return found
+        # Said either way, the setting takes the place of the post-processor, as transformers does it.
+        found: list[int] = self.tokenizer.encode_array(string, special and self._add_bos is None).tolist()
+        begins = self._special("bos_token", -1) if special and self._add_bos else -1
+        return found if begins < 0 else [begins, *found]
 
     # -------------------------------------------------------------- likelihoods
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        for request in requests:
+            if not any(request.args):
+                raise _nothing_to_score(request.args)
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        return found
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        results: list[Any] = [None] * len(requests)
-        tasks, places = [], []
-        for at, (_, context, continuation) in enumerate(requests):
+        tasks = []
+        for key, context, continuation in requests:
             if not continuation:
-                results[at] = (0.0, True)
-                continue
+                raise _nothing_to_score(key)
             if len(continuation) > self.max_length:
                 raise InvalidRequest(
                     f"{len(continuation)} tokens of continuation; the limit is {self.max_length}",
@@ -109,9 +122,8 @@ class PreludeLM(TemplateLM):
                 )
             kept = (context + continuation)[-(self.max_length + 1) :][: -len(continuation)]
             tasks.append(Loglikelihood(kept or [self.prefix_token_id], continuation))
-            places.append(at)
-        for at, found in zip(places, self.engine.run_many(tasks, progress=not disable_tqdm)):
-            results[at] = (found.total, found.is_greedy)
+        found = self.engine.run_many(tasks, progress=not disable_tqdm)
+        results = [(one.total, one.is_greedy) for one in found]
         for (key, _, _), result in zip(requests, results):
             if key is not None:
                 self.cache_hook.add_partial("loglikelihood", key, result)
@@ -176,17 +188,36 @@ class PreludeLM(TemplateLM):
 
         names = ("bos_token", "eos_token", "pad_token")
         tokens = {name: getattr(self.tokenizer, name, None) for name in names}
-        return apply_chat_template(
-            chat_history,
-            self.tokenizer.chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-            **{name: token for name, token in tokens.items() if token is not None},
-        )
+
+        def rendered(history: list[dict[str, str]]) -> str:
+            return apply_chat_template(
+                history,
+                self.tokenizer.chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+                **{name: token for name, token in tokens.items() if token is not None},
+            )
+
+        try:
+            return rendered(chat_history)
+        except ChatTemplateError as error:
+            rest = [message for message in chat_history if message["role"] != "system"]
+            if len(rest) == len(chat_history):
+                raise
+            log.warning("the chat template refuses these messages (%s); the system's are left out", error)
+            return rendered(rest)
 
     @property
     def tokenizer_name(self) -> str:
         return str(self.engine.model_info.path).replace("/", "__")
+
+
+def _nothing_to_score(pair: Any) -> InvalidRequest:
+    """lm-eval's own backends stop here too: a score of 0.0 would win against every other one."""
+    return InvalidRequest(
+        f"the continuation of {shown(pair)} has no token of its own: the context alone has as many tokens as both",
+        field="continuation",
+    )
 
 
 def _device(name: str | None) -> str:

@@ -50,15 +50,15 @@ class SentenceEncoder:
         one = isinstance(sentences, str)
         texts = [sentences] if isinstance(sentences, str) else list(sentences)
         dimensions = truncate_dim if truncate_dim is not None else self._truncate_dim
-        name = "" if prompt is not None and prompt_name is None else prompt_name
         tasks = [
             Embed(
-                f"{prompt or ''}{text}",
+                text,
                 pooling=self._pooling,
                 normalize=True if normalize_embeddings else None,
                 dimensions=dimensions,
-                truncation="tail",
-                prompt_name=name,
+                truncation=self._engine.sync.model_info.truncation,
+                instruction=prompt,
+                prompt_name=prompt_name if prompt is None else None,
             )
             for text in texts
         ]
@@ -68,21 +68,31 @@ class SentenceEncoder:
         return found[0] if one else found
 
     def similarity(self, first: F32, second: F32) -> F32:
-        """Cosines, [n, m]."""
-        sides = [np.atleast_2d(np.asarray(side, dtype=np.float32)) for side in (first, second)]
-        left, right = (side / np.maximum(np.linalg.norm(side, axis=1, keepdims=True), 1e-12) for side in sides)
+        """[n, m]: cosines, or what the model directory names as ``similarity_fn_name``."""
+        left, right = (np.atleast_2d(np.asarray(side, dtype=np.float32)) for side in (first, second))
+        kind = self._engine.sync.model_info.similarity
+        if kind in ("euclidean", "manhattan"):
+            distances = np.linalg.norm(left[:, None] - right[None], ord=1 if kind == "manhattan" else 2, axis=-1)
+            return np.asarray(-distances, dtype=np.float32)
+        if kind == "cosine":
+            left, right = (
+                side / np.maximum(np.linalg.norm(side, axis=1, keepdims=True), 1e-12) for side in (left, right)
+            )
         found: F32 = left @ right.T
         return found
 
 
 class PairScorer:
-    """Over an engine of either kind. ``options`` are keywords of ``Rerank``, such as ``recipe``. A model with several
-    labels has ``predict`` alone, and gives its raw logits, as there."""
+    """Over an engine of either kind. ``options`` are keywords of ``Rerank``, such as ``recipe``, or of ``Classify``
+    for a model with several labels. Such a model has ``predict`` alone, and gives its raw logits, as there, unless
+    the directory names an activation."""
 
     def __init__(self, engine: Any, **options: Any) -> None:
         self._engine = Engines(engine)
-        self._options = {"truncation": "tail", **options}
-        self.num_labels = max(1, len(self._engine.sync.model_info.labels))
+        info = self._engine.sync.model_info
+        self._options = {"truncation": info.truncation, **options}
+        self._activation = info.score_activation or "none"  # of several labels
+        self.num_labels = max(1, len(info.labels))
 
     def predict(
         self,
@@ -103,28 +113,26 @@ class PairScorer:
         _refuse("convert_to_numpy", convert_to_numpy, True)
         one = len(inputs) == 2 and all(isinstance(text, str) for text in inputs)
         pairs = [tuple(inputs)] if one else [tuple(pair) for pair in inputs]
+        options = dict(self._options)
+        if prompt is not None:
+            options["instruction"] = prompt
+        elif prompt_name is not None:
+            options["prompt_name"] = prompt_name
         if self.num_labels > 1:
-            _refuse("prompt_name", prompt_name, None)
-            pairs = [((prompt or "") + query, document) for query, document in pairs]
-            found = self._logits(pairs, show_progress_bar)
-        else:
-            options: dict[str, Any] = {"instruction": prompt, "prompt_name": prompt_name}
-            if activation_fn is not None:
-                options["activation"] = "none"
-            options = {**self._options, **{name: given for name, given in options.items() if given is not None}}
-            tasks = [Rerank(query, document, **options) for query, document in pairs]
-            results = self._engine.sync.run_many(tasks, progress=bool(show_progress_bar))
-            found = np.array([result.score for result in results], dtype=np.float32)
+            options.setdefault("activation", self._activation)
+        if activation_fn is not None:
+            options["activation"] = "none"
+        kind: Callable[..., Any] = Rerank if self.num_labels == 1 else _classify
+        results: list[Any] = self._engine.sync.run_many(
+            [kind(query, document, **options) for query, document in pairs], progress=bool(show_progress_bar)
+        )
+        found = np.array([one.score if self.num_labels == 1 else one.scores for one in results], dtype=np.float32)
         if activation_fn is not None:
             found = np.asarray(activation_fn(found), dtype=np.float32)
-        if apply_softmax:
+        if apply_softmax and found.ndim > 1:
             found = np.exp(found - found.max(axis=-1, keepdims=True))
             found = found / found.sum(axis=-1, keepdims=True)
         return found[0] if one else found
-
-    def _logits(self, pairs: Sequence[Any], progress: bool | None) -> F32:
-        tasks = [Classify(pair, activation="none", truncation="tail") for pair in pairs]
-        return np.array([one.logits for one in self._engine.sync.run_many(tasks, progress=bool(progress))])
 
     def rank(
         self,
@@ -151,6 +159,10 @@ class PairScorer:
         order = np.argsort(-np.asarray(scores), kind="stable").tolist()[:top_k]
         found = [{"corpus_id": at, "score": float(scores[at])} for at in order]
         return [{**item, "text": documents[item["corpus_id"]]} for item in found] if return_documents else found
+
+
+def _classify(query: str, document: str, **options: Any) -> Classify:
+    return Classify((query, document), **options)
 
 
 def _refuse(name: str, given: Any, only: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prelude.models.fields import Fields
 
 MAX_LABELS = 1 << 16
@@ -29,18 +31,32 @@ def read_labels(fields: Fields) -> tuple[str, ...]:
 def read_activation(fields: Fields, labels: int) -> str:
     """The activation of sentence-transformers or of transformers' text-classification pipeline: "none", "sigmoid" or
     "softmax". A name that is none of them is returned as it stands in the file."""
-    ours = fields.get("sentence_transformers", None)
-    named = ours.get("activation_fn") if isinstance(ours, dict) else None
-    if named is None:
-        named = fields.get("sbert_ce_default_activation_function", None)
+    named = named_activation(fields)
     if named is not None:
-        if not isinstance(named, str):
-            raise fields.wrong("sentence_transformers", "with the name of a class as its activation_fn")
-        package, _, name = named.rpartition(".")
-        return _TORCH.get(name, named) if package.startswith("torch.nn") else named
+        return named
     problem = fields.get("problem_type", None)
     if problem is None or problem == "single_label_classification":
         return "sigmoid" if labels == 1 else "softmax"
     if not isinstance(problem, str) or problem not in _PROBLEMS:
         raise fields.wrong("problem_type", f"one of {', '.join(_PROBLEMS)} is needed")
     return _PROBLEMS[problem]
+
+
+def named_activation(fields: Fields) -> str | None:
+    """The one that sentence-transformers has written into ``config.json``."""
+    ours = fields.get("sentence_transformers", None)
+    named = ours.get("activation_fn") if isinstance(ours, dict) else None
+    if named is not None:
+        return activation_name(fields, "sentence_transformers", named)
+    key = "sbert_ce_default_activation_function"
+    return activation_name(fields, key, fields.get(key, None))
+
+
+def activation_name(fields: Fields, key: str, named: Any) -> str | None:
+    """Of a class of torch, such as ``torch.nn.modules.activation.Sigmoid``; another name as it stands."""
+    if named is None:
+        return None
+    if not isinstance(named, str):
+        raise fields.wrong(key, "with the name of a class as its activation_fn")
+    package, _, name = named.rpartition(".")
+    return _TORCH.get(name, named) if package.startswith("torch.nn") else named

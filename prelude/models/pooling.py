@@ -5,6 +5,9 @@
     2_Dense/                             a projection of the pooled vector, with its weights
     config_sentence_transformers.json    prompts by name, and the one that is taken where none is named
     sentence_bert_config.json            the longest text, and whether it is lowered
+    tokenizer_config.json                the longest text where no other file says it, and the side that is cut
+
+Names and meanings are those of sentence-transformers; a setting that is not followed is named in a warning.
 
 Where no file says how to pool, the caller has to name it, because a guess would be silently wrong. A pooling that is
 not implemented concerns ``embed`` alone: such a model loads, and ``EmbeddingSettings.unsupported`` states the reason.
@@ -12,22 +15,39 @@ not implemented concerns ``embed`` alone: such a model loads, and ``EmbeddingSet
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 
 from prelude.arrays import F32
-from prelude.embedding import POOLINGS, Dense, EmbeddingSettings
+from prelude.embedding import POOLINGS, SIMILARITIES, Dense, EmbeddingSettings
 from prelude.errors import CheckpointError, ModelError, shown
+from prelude.models.classifier import activation_name, named_activation
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory, Where
 from prelude.models.safetensors_file import SafetensorsFile
+from prelude.tokenizer.class_settings import gives_types
+
+log = logging.getLogger(__name__)
 
 _LIMIT = 1 << 20
+_CONFIG_LIMIT = 4 << 20
 _TOKENIZER_LIMIT = 16 << 20
 _MAX_PROMPTS = 4096
 _MAX_PROMPT_CHARS = 1 << 16
 _OURS = {name: name for name in POOLINGS if name != "last"} | {"lasttoken": "last"}
+_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_TRANSFORMER = (
+    *("max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"),
+    *("processing_kwargs", "unpad_inputs"),
+)
+_PROCESSING, _TEXT = ("text", "chat_template"), ("max_length",)
+_SETTINGS = (
+    *("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "activation_fn"),
+    *("__version__", "model_type", "requirements", "keep_in_fp32_modules"),
+)
+"""Keys that are followed, or change no number."""
 _MAX_DENSE = 1 << 16
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu"}
 _PLAIN_DENSE: dict[str, tuple[Any, ...]] = {
@@ -45,15 +65,16 @@ _OLD = {
 }
 
 
-def read_embedding(where: Where, hidden: int | None = None) -> EmbeddingSettings:
-    """Raises ``ModelError`` for malformed files, and for a Dense module that does not take vectors of ``hidden``."""
+def read_embedding(where: Where, hidden: int | None = None, side: str = "right") -> EmbeddingSettings:
+    """``side``: the one that ``tokenizer.json`` cuts. Raises ``ModelError`` for malformed files, and for a Dense
+    module that does not take vectors of ``hidden``."""
     directory = ModelDirectory.of(where)
     pooling: dict[str, Any] = {}
     if directory.has("modules.json"):
         pooling = _read_modules(directory)
     elif directory.has("1_Pooling/config.json"):
         pooling = _read_pooling(directory, "1_Pooling")
-    settings = EmbeddingSettings(**pooling, **_read_prompts(directory), **_read_lengths(directory))
+    settings = EmbeddingSettings(**pooling, **_read_settings(directory), **_read_tokenizing(directory, side))
     made = None if hidden is None or settings.pooling is None else hidden * len(settings.pooling.split("+"))
     if made is not None and settings.dense and settings.dense[0].weight.shape[1] != made:
         raise ModelError(
@@ -152,31 +173,81 @@ def _values(file: SafetensorsFile, name: str, wanted: tuple[int, ...]) -> F32:
     return found
 
 
-def _read_prompts(directory: ModelDirectory) -> dict[str, Any]:
+def _read_settings(directory: ModelDirectory) -> dict[str, Any]:
+    """Of ``config_sentence_transformers.json``, and of ``config.json`` where older files have the activation."""
     name = "config_sentence_transformers.json"
-    if not directory.has(name):
-        return {}
-    fields = Fields(directory.object(name, _LIMIT), str(directory.path / name))
+    fields = Fields(directory.object(name, _LIMIT) if directory.has(name) else {}, str(directory.path / name))
     prompts = fields.get("prompts", None) or {}
     if not isinstance(prompts, dict) or len(prompts) > _MAX_PROMPTS:
         raise fields.wrong("prompts", f"an object of at most {_MAX_PROMPTS:,} texts is needed")
-    prompts = {key: text for key, text in prompts.items() if text is not None}
+    prompts = {key: "" if text is None else text for key, text in prompts.items()}
     if not all(isinstance(text, str) and len(text) <= _MAX_PROMPT_CHARS for text in prompts.values()):
         raise fields.wrong("prompts", f"texts of at most {_MAX_PROMPT_CHARS:,} characters are needed")
     default = fields.get("default_prompt_name", None)
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise fields.wrong("default_prompt_name", f"one of the prompts is needed: {shown(list(prompts))}")
-    return {"prompts": prompts, "default_prompt_name": default}
+    dimensions, similarity = fields.get("truncate_dim", None), fields.get("similarity_fn_name", None)
+    activation = fields.get("activation_fn", None)
+    if activation is None and directory.has("config.json"):
+        activation = named_activation(Fields(directory.object("config.json", _CONFIG_LIMIT), "config.json"))
+    else:
+        activation = activation_name(fields, "activation_fn", activation)
+    _warn_unread(fields, _SETTINGS)
+    return {
+        "prompts": prompts,
+        "default_prompt_name": default,
+        "truncate_dim": None if dimensions is None else fields.integer("truncate_dim", 1, 1 << 20),
+        "similarity": similarity if similarity in SIMILARITIES else "cosine",
+        "activation": activation,
+    }
 
 
-def _read_lengths(directory: ModelDirectory) -> dict[str, Any]:
-    """``max_seq_length``; sentence-transformers directories that do not say it mean the tokenizer's own limit."""
-    name = "sentence_bert_config.json"
-    fields = Fields(directory.object(name, _LIMIT) if directory.has(name) else {}, str(directory.path / name))
-    longest = None
+def _read_tokenizing(directory: ModelDirectory, side: str) -> dict[str, Any]:
+    """The longest text: sentence-transformers' ``max_seq_length``, or else the tokenizer's own limit. The side that
+    is cut: that of ``tokenizer_config.json``, or else ``side``, which is that of ``tokenizer.json``. And whether
+    there are token types."""
+    fields = transformer_settings(directory)
+    tokenizer = Fields({}, "")
+    if directory.has("tokenizer_config.json"):
+        where = str(directory.path / "tokenizer_config.json")
+        tokenizer = Fields(directory.object("tokenizer_config.json", _TOKENIZER_LIMIT), where)
+    longest: int | None
     if fields.get("max_seq_length", None) is not None:
         longest = fields.integer("max_seq_length", 1, 1 << 40)
-    elif directory.has("modules.json") and directory.has("tokenizer_config.json"):
-        said = directory.object("tokenizer_config.json", _TOKENIZER_LIMIT).get("model_max_length")
-        longest = said if type(said) is int and said >= 1 else None  # some files have 1e30 for no limit
-    return {"max_length": longest, "lower_case": fields.boolean("do_lower_case", False)}
+    else:
+        said = tokenizer.get("model_max_length", tokenizer.get("max_len", None))
+        # some files have 1e30 for no limit
+        longest = int(said) if type(said) in (int, float) and 1 <= said < 1 << 40 else None
+    given = fields.get("processing_kwargs", None)
+    text = given.get("text") if isinstance(given, dict) else None
+    if isinstance(text, dict) and text.get("max_length") is not None:  # of each call, before the others
+        longest = Fields(text, f"{fields.where}: processing_kwargs.text").integer("max_length", 1, 1 << 40)
+    side = tokenizer.get("truncation_side", side)
+    if side not in ("left", "right"):
+        raise tokenizer.wrong("truncation_side", "left or right is needed")
+    _warn_unread(fields, _TRANSFORMER)
+    _warn_unread(Fields(given if isinstance(given, dict) else {}, f"{fields.where}: processing_kwargs"), _PROCESSING)
+    _warn_unread(Fields(text if isinstance(text, dict) else {}, f"{fields.where}: processing_kwargs.text"), _TEXT)
+    found = {"max_length": longest, "truncation": "head" if side == "left" else "tail"}
+    if directory.has("config.json"):
+        kind = directory.object("config.json", _CONFIG_LIMIT).get("model_type")
+        found["token_types"] = gives_types(tokenizer.values, kind if isinstance(kind, str) else "")
+    return found
+
+
+def lowers_text(directory: ModelDirectory) -> bool:
+    """Whether text is lowered before it is tokenised."""
+    return transformer_settings(directory).boolean("do_lower_case", False)
+
+
+def transformer_settings(directory: ModelDirectory) -> Fields:
+    """The settings of sentence-transformers' Transformer module, from the first of its files that is there."""
+    names = [f"sentence_{kind}_config.json" for kind in _KINDS]
+    name = next((name for name in names if directory.has(name)), names[0])
+    return Fields(directory.object(name, _LIMIT) if directory.has(name) else {}, str(directory.path / name))
+
+
+def _warn_unread(fields: Fields, read: tuple[str, ...]) -> None:
+    unread = sorted(key for key, value in fields.values.items() if key not in read and value)
+    if unread:
+        log.warning("%s: %s not followed: sentence-transformers may give other numbers", fields.where, shown(unread))

@@ -1,4 +1,4 @@
-"""One engine of the packaged model for all clients; each file skips where its library is not installed."""
+"""One engine of the packaged model for all clients. Files of libraries outside the test extra skip without them."""
 
 from __future__ import annotations
 

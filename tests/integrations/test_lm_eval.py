@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,15 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lm_eval.models.huggingface import HFLM
 
 from prelude import Engine, EngineConfig
 from prelude.errors import ConfigError, InvalidRequest
-
-pytest.importorskip("lm_eval")
-pytest.importorskip("accelerate", reason="lm-eval's own HF backend, the oracle, needs accelerate")
-
-from lm_eval.models.huggingface import HFLM
-
 from prelude.integrations.lm_eval import PreludeLM
 from tests.checkpoints import make_checkpoint
 
@@ -154,6 +150,70 @@ def test_a_chat_template_is_applied(shared: Path, tmp_path: Path) -> None:
         theirs = HFLM(pretrained=str(path), dtype="float32", device="cpu")
         assert lm.apply_chat_template(history) == theirs.apply_chat_template(history)
         assert "fruit" in lm.apply_chat_template(history, add_generation_prompt=False) and lm.tokenizer_name
+
+
+REFUSES_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<model>{% endif %}"
+)
+
+
+def test_a_system_turn_that_the_template_refuses_is_left_out(
+    directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = shutil.copytree(directory, tmp_path / "model")
+    (path / "chat_template.jinja").write_text(REFUSES_SYSTEM, encoding="utf-8")
+    history = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which is a fruit?"}]
+    history.append({"role": "assistant", "content": "An apple"})
+    theirs = HFLM(pretrained=str(path), dtype="float32", device="cpu")
+    with Engine.from_pretrained(path, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine:
+        lm = PreludeLM(engine=engine)
+        for generation_prompt in (True, False):
+            found = lm.apply_chat_template(history, generation_prompt)
+            assert found == theirs.apply_chat_template(history, generation_prompt) and "brief" not in found
+        assert "System role not supported" in caplog.text
+
+
+@pytest.mark.parametrize("bos", ["<|endoftext|>", None])
+@pytest.mark.parametrize("add", [True, False, None])
+@pytest.mark.parametrize("framed", [True, False])
+def test_add_bos_token_is_that_of_the_hf_backend(
+    directory: Path, tmp_path: Path, bos: str | None, add: bool | None, framed: bool
+) -> None:
+    """Also where the post-processor adds another token, or none."""
+    path = shutil.copytree(directory, tmp_path / "model")
+    settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": bos}), encoding="utf-8")
+    if framed:
+        whole = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+        token, text = {"SpecialToken": {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+        tokens = {"a": {"id": "a", "ids": [65], "tokens": ["a"]}}
+        whole["post_processor"] = {"type": "TemplateProcessing", "single": [token, text], "special_tokens": tokens}
+        whole["post_processor"]["pair"] = [token, text, {"Sequence": {"id": "B", "type_id": 1}}]
+        (path / "tokenizer.json").write_text(json.dumps(whole), encoding="utf-8")
+    theirs = HFLM(pretrained=str(path), dtype="float32", device="cpu", add_bos_token=add)
+    rows = asked(*[(context, continuation) for context in CONTEXTS for continuation in CONTINUATIONS[:2]])
+    texts = asked(("Two boats lay at the quay.",), ("<|endoftext|>a",))
+    with Engine.from_pretrained(path, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine:
+        ours = PreludeLM(engine=engine, add_bos_token=add)
+        for text in (*CONTEXTS, "<|endoftext|>a"):
+            for special in (None, True, False):
+                assert ours.tok_encode(text, special) == theirs.tok_encode(text, special), (text, special)
+        mine, other = (one.loglikelihood(rows, disable_tqdm=True) for one in (ours, theirs))
+        assert [row[0] for row in mine] == pytest.approx([row[0] for row in other], abs=1e-4)
+        mine, other = (one.loglikelihood_rolling(texts, disable_tqdm=True) for one in (ours, theirs))
+        assert mine == pytest.approx(other, abs=1e-4)
+
+
+def test_a_continuation_without_a_token_of_its_own_is_refused(ours: PreludeLM, theirs: Any) -> None:
+    words = (word for word in ours.tokenizer.get_vocab() if word.isalpha() and word.isascii() and len(word) > 4)
+    pairs = ((word[:-3], word[-3:]) for word in words)
+    merged = next(pair for pair in pairs if len(ours.tok_encode("".join(pair))) == len(ours.tok_encode(pair[0])))
+    for pair in (merged, ("", ""), ("", "<|endoftext|>")):
+        for lm, error in ((ours, InvalidRequest), (theirs, (AssertionError, IndexError))):
+            with pytest.raises(error):
+                lm.loglikelihood(asked(("Two boats", " lay"), pair), disable_tqdm=True)
 
 
 def test_an_engine_is_needed() -> None:

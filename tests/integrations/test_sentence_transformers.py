@@ -27,7 +27,8 @@ def with_settings(path: Path) -> Path:
 
 
 def test_encode_is_that_of_the_library(tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers")
+    import sentence_transformers as library
+
     path = with_settings(write(tmp_path, "Model"))
     write_pooling(path)
     theirs = library.SentenceTransformer(str(path), device="cpu")
@@ -49,7 +50,8 @@ def test_encode_is_that_of_the_library(tmp_path: Path) -> None:
 
 
 def test_predict_and_rank_are_those_of_the_library(tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers")
+    import sentence_transformers as library
+
     path = with_settings(write(tmp_path, "ForSequenceClassification", num_labels=1))
     theirs = library.CrossEncoder(str(path), device="cpu")
     pairs = [("w1 w2", "w5 w6"), ("w1 w2", "w9"), ("w3", " ".join(["w9"] * 300))]
@@ -72,7 +74,8 @@ def test_predict_and_rank_are_those_of_the_library(tmp_path: Path) -> None:
 
 
 def test_several_labels_are_raw_logits(tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers")
+    import sentence_transformers as library
+
     path = with_settings(write(tmp_path, "ForSequenceClassification", num_labels=3))
     theirs = library.CrossEncoder(str(path), device="cpu")
     pairs = [("w1 w2", "w5 w6"), ("w1 w2", "w9")]

@@ -30,7 +30,7 @@ def listing(*names: str, folder: str = "1_Pooling") -> list[dict[str, Any]]:
 
 
 def test_no_files_say_nothing(tmp_path: Path) -> None:
-    assert read_embedding(tmp_path) == EmbeddingSettings(None, True)
+    assert read_embedding(tmp_path) == EmbeddingSettings()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,6 @@ def test_an_unsupported_pooling_is_refused_by_name(
         ("config_sentence_transformers.json", {"default_prompt_name": "a"}, "one of the prompts is needed"),
         ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length is 0, the limits"),
         ("sentence_bert_config.json", {"max_seq_length": "5"}, "max_seq_length is '5', an integer"),
-        ("sentence_bert_config.json", {"do_lower_case": "no"}, "do_lower_case"),
     ],
 )
 def test_malformed_settings(name: str, content: dict[str, Any], match: str, tmp_path: Path) -> None:

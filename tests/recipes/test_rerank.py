@@ -169,7 +169,7 @@ PAIR_TEMPLATE = (
 
 
 def test_a_generative_cross_encoder_is_found_from_its_files(shared: Path, tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers")
+    import sentence_transformers as library
 
     source = write_qwen(shared, tmp_path / "source", PAIR_TEMPLATE)
     theirs = library.CrossEncoder(str(source), device="cpu", model_kwargs={"dtype": "float32"})
@@ -247,7 +247,7 @@ def test_a_cross_encoder_ranks_pairs(family: str, tmp_path: Path) -> None:
 
 
 def test_a_cross_encoder_scores_as_sentence_transformers(tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers")
+    import sentence_transformers as library
 
     path = write(tmp_path, "ForSequenceClassification", num_labels=1)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_max_length": 140}
@@ -262,7 +262,8 @@ def test_a_cross_encoder_scores_as_sentence_transformers(tmp_path: Path) -> None
 
 
 def test_prompts_of_a_cross_encoder_are_those_of_sentence_transformers(tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers")
+    import sentence_transformers as library
+
     from prelude.integrations.sentence_transformers import PairScorer
 
     path = write(tmp_path / "plain", "ForSequenceClassification", num_labels=1)

@@ -1,7 +1,7 @@
 """Encoders of the BERT kind: learned positions, LayerNorm behind the sums, an MLP without gate, biases everywhere.
 
-RoBERTa and XLM-R count positions from ``pad_token_id + 1`` on, and pad tokens have row ``pad_token_id``; ELECTRA may have embeddings narrower than its layers;
-DistilBERT has names of its own and no token types.
+RoBERTa and XLM-R count positions from ``pad_token_id + 1`` on, and pad tokens have row ``pad_token_id``; ELECTRA may
+have embeddings narrower than its layers; DistilBERT has names of its own and no token types.
 """
 
 from __future__ import annotations
