@@ -181,7 +181,7 @@ def module(kinds: str, warned: str = "", **entries: Any) -> Row:
     return Row(kinds, {"sentence_bert_config": entries}, warned)
 
 
-ENCODERS, PAIRED = "vectors scores labels", "scores labels recipe"
+ENCODERS, PAIRED, TOKENIZED = "vectors scores labels", "scores labels recipe", "vectors labels"
 ALL = f"{ENCODERS} recipe reward roberta"
 LEFT = {"max_length": 8, "strategy": "LongestFirst", "stride": 0, "direction": "Left"}
 RIGHT = {**LEFT, "direction": "Right"}
@@ -267,25 +267,25 @@ SETTINGS: dict[str, Row] = {
     "problem_type": Row("scores", {"config_sentence_transformers": None, "config": {"problem_type": "regression"}}),
     # the tokenizer
     "do_lower_case of the module": Row(
-        ENCODERS,
+        TOKENIZED,
         {
             "sentence_bert_config": {"do_lower_case": True},
             "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast"},
             "tokenizer": CASED,
         },
     ),
-    "do_lower_case": tokenizer_config(ENCODERS, do_lower_case=False),
-    "do_lower_case left out": Row(ENCODERS, {"tokenizer": CASED}),
+    "do_lower_case": tokenizer_config(TOKENIZED, do_lower_case=False),
+    "do_lower_case left out": Row(TOKENIZED, {"tokenizer": CASED}),
     "do_lower_case of another class": tokenizer_config(
-        ENCODERS, do_lower_case=False, tokenizer_class="PreTrainedTokenizerFast"
+        TOKENIZED, do_lower_case=False, tokenizer_class="PreTrainedTokenizerFast"
     ),
-    "strip_accents": tokenizer_config(ENCODERS, strip_accents=False),
-    "tokenize_chinese_chars": tokenizer_config(ENCODERS, tokenize_chinese_chars=False),
+    "strip_accents": tokenizer_config(TOKENIZED, strip_accents=False),
+    "tokenize_chinese_chars": tokenizer_config(TOKENIZED, tokenize_chinese_chars=False),
     "add_prefix_space": tokenizer_config("roberta", add_prefix_space=True),
-    "additional_special_tokens": tokenizer_config(ENCODERS, additional_special_tokens=["[x]", "quiet", "<pad>"]),
-    "extra_special_tokens": tokenizer_config(ENCODERS, extra_special_tokens={"x_token": "[x]", "y_token": "<pad>"}),
-    "added_tokens_decoder": tokenizer_config(ENCODERS, added_tokens_decoder={"4": MASK}),
-    "special_tokens_map": Row(ENCODERS, {"special_tokens_map": {"additional_special_tokens": ["[x]"]}}),
+    "additional_special_tokens": tokenizer_config(TOKENIZED, additional_special_tokens=["[x]", "quiet", "<pad>"]),
+    "extra_special_tokens": tokenizer_config(TOKENIZED, extra_special_tokens={"x_token": "[x]", "y_token": "<pad>"}),
+    "added_tokens_decoder": tokenizer_config(TOKENIZED, added_tokens_decoder={"4": MASK}),
+    "special_tokens_map": Row(TOKENIZED, {"special_tokens_map": {"additional_special_tokens": ["[x]"]}}),
     "model_input_names": tokenizer_config("labels", model_input_names=["input_ids", "attention_mask"]),
     # not followed
     "split_special_tokens": tokenizer_config("vectors", "split_special_tokens", split_special_tokens=True),
