@@ -93,7 +93,7 @@ def _is_turn(item: Any) -> bool:
     if type(item) is not dict or not 2 <= len(item) <= 3:
         return False
     texts = map(item.get, ("role", "content") if len(item) == 2 else ("role", "content", "name"))
-    return all(isinstance(text, str) for text in texts)
+    return all(isinstance(text, str) for text in texts) and item.get("name") != ""
 
 
 class _Turns:

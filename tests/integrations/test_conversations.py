@@ -79,6 +79,7 @@ SHOWN: dict[str, tuple[list[Any], str]] = {
         ],
         f"{ASKED}\n\nassistant: No.",
     ),
+    "an empty name": ([{**USER, "name": ""}], ASKED),
     "fields that are empty": (
         [{**USER, "name": "", "tool_calls": []}, call("1", arguments="", namespace=""), output("1", "")],
         f'{ASKED}\n\ntool_call: {{"name": "warm", "arguments": {{}}}}\n\ntool (warm): ',
