@@ -48,7 +48,7 @@ class Growth:
 
     @staticmethod
     def _read(whole: dict[str, Any], name: str, inner: str, times: dict[str, int], most: int) -> list[_Step]:
-        steps = [_Step(step, name, times) for step in _flat(whole.get(name), inner)]
+        steps = [_Step(step, name, times) for step in flat(whole.get(name), inner)]
         if len(steps) > MOST_STEPS:
             raise TokenizerFileError(name, f"{len(steps)} steps; at most {MOST_STEPS} are taken")
         if _product(steps) > most:
@@ -163,13 +163,13 @@ def _charsmap(member: Any) -> int:
     return max(1, *map(len, raw[4 + size :].split(b"\0")))
 
 
-def _flat(component: Any, inner: str) -> Iterator[dict[str, Any]]:
+def flat(component: Any, inner: str) -> Iterator[dict[str, Any]]:
     if not isinstance(component, dict):
         return
     nested = component.get(inner)
     if isinstance(nested, list):
         for one in nested:
-            yield from _flat(one, inner)
+            yield from flat(one, inner)
     else:
         yield component
 

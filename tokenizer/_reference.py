@@ -7,6 +7,7 @@ special tokens as text is such a setting, so a second, lazily made copy has it s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._bounds import checked
+from ._growth import flat
 from ._post_processing import trimmed
 from ._processor_file import parse
 from .errors import BackendUnavailable, LoneSurrogateError, TokenizerError, TokenizerFileError
@@ -42,6 +44,7 @@ class ReferenceCore:
             ) from error
         _check_normalized(whole)
         self._sections = {k: json.dumps(v) for k, v in state.items() if k != "model"}
+        _check_maps(state["normalizer"])
         model = state["model"]
         self._unk = model.get("unk_token")
         self._unk_id = model.get("unk_id")
@@ -292,6 +295,24 @@ def _check_normalized(whole: Any) -> None:
                 f"the normalizer leaves nothing of {token.content[:60]!r} (id {id}): remove the token, or set its "
                 "`normalized` to false",
             )
+
+
+def _check_maps(normalizer: Any) -> None:
+    """HF panics where a look-up leads out of a map of characters. The native core, which checks that while loading,
+    has not seen the map if it left the file to HF for another reason."""
+    try:
+        from ._core import CoreTokenizer, UnsupportedFeature
+    except ImportError:  # the native extension is not built
+        return
+    for step in flat(normalizer, "normalizers"):
+        if step["type"] == "Precompiled":
+            alone = {
+                "added_tokens": [],
+                "normalizer": step,
+                "model": {"type": "WordLevel", "vocab": {}, "unk_token": ""},
+            }
+            with contextlib.suppress(UnsupportedFeature):
+                CoreTokenizer.from_json(json.dumps(alone).encode())
 
 
 def _bare(hf: Any) -> Any:

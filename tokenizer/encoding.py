@@ -10,6 +10,7 @@ as in HF; nothing is shared with the tokenizer but its immutable vocabulary.
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +37,8 @@ Pending = Callable[[], Int32] | None  # makes a column, until it is asked for
 
 _MOST_PART_TOKENS = 1 << 26  # of all overflowing parts of one encoding
 _PART = 64  # tokens that take about as much memory as a part itself
-_MERGED_PART = 2560  # and tokens that take about as much time as merging two parts and padding the result
+_MOST_MERGED_BYTES = 1 << 30  # of all parts that one call merges out of others, those between two steps among them
+_MERGED_PART, _MERGED_TOKEN = 2048, 40  # bytes of a merged part, and of each of its tokens
 _MOST_INT32 = (1 << 31) - 1
 _NO_IDS: Int32 = np.empty(0, np.int32)
 _ATTRIBUTES = "ids, type_ids, tokens, offsets, attention_mask, special_tokens_mask, overflowing"
@@ -302,24 +304,23 @@ class Encoding(FreshEncoding):
 
 def merge(encodings: Iterable[Encoding], growing_offsets: bool = False) -> Encoding:
     """One encoding after the other; each overflowing part is combined with each of the others, as in HF."""
-    merged, room = Encoding(), [_MOST_PART_TOKENS]
-    for encoding in encodings:
+    given, merged, room = list(encodings), Encoding(), [_MOST_MERGED_BYTES]
+    if math.prod(1 + len(one._overflowing) for one in given) * _MERGED_PART > _MOST_MERGED_BYTES:
+        raise _too_many_parts()
+    for encoding in given:
         merged = _merged(merged, encoding, growing_offsets, room)
     return merged
 
 
 def _merged(left: Encoding, right: Encoding, growing: bool, room: list[int]) -> Encoding:
-    """``room``: tokens that all parts of the call may still have."""
+    """``room``: bytes that all parts of the call may still take."""
     parts = []
     if left._overflowing or right._overflowing:
         pairs = ((a, b) for a in left._overflowing for b in (right, *right._overflowing))
         for one, other in chain(pairs, ((left, other) for other in right._overflowing)):
-            room[0] -= len(one) + len(other) + _MERGED_PART
+            room[0] -= (len(one) + len(other)) * _MERGED_TOKEN + _MERGED_PART
             if room[0] < 0:
-                raise TokenizerError(
-                    "the post_processor combines each overflowing part with each of the others, and all of them may "
-                    f"have {_MOST_PART_TOKENS} tokens, {_MERGED_PART} for each part among them; truncate less"
-                )
+                raise _too_many_parts()
             parts.append(_merged(one, other, growing, room))
     shift = left._offset(len(left) - 1)[1] if growing and len(left) else 0
     joined = _joined(left, right, shift)
@@ -327,6 +328,13 @@ def _merged(left: Encoding, right: Encoding, growing: bool, room: list[int]) -> 
     joined._ranges = {**left._ranges, **{s: (a + n, b + n) for s, (a, b) in right._ranges.items()}}
     joined._overflowing = parts
     return joined
+
+
+def _too_many_parts() -> TokenizerError:
+    return TokenizerError(
+        "the post_processor combines each overflowing part with each of the others, and all of them would take more "
+        f"than {_MOST_MERGED_BYTES >> 20} MB; truncate to more tokens, or give shorter texts"
+    )
 
 
 def _joined(left: Encoding, right: Encoding, shift: int) -> Encoding:

@@ -22,9 +22,9 @@ from prelude.tokenizer import (
     _bounds,
 )
 
-from prelude.errors import PreludeError
 from tests.patience import PATIENCE
 from tests.tokenizer.small_files import VOCAB, WORD, file, left_to_reference
+from tests.tokenizer.test_unigram import MAP, map_of
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("regex")
@@ -287,14 +287,33 @@ def test_a_tiny_file_cannot_ask_for_all_memory(kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "rest", [charsmap(4, b"\xff\xff\xff\xff" + b"abc\0"), charsmap(0, b""), charsmap(8, b"\x01\x04\0\x40" * 4)]
 )
-def test_a_panic_of_the_reference_is_an_error_of_ours(rest: str) -> None:
-    try:
-        ours = Tokenizer.from_str(left_to_reference(normalizer={"type": "Precompiled", "precompiled_charsmap": rest}))
-        for text in ("ab", "é\u0301 b", "\uffff"):
-            ours.encode(text)
-            ours.decode(ours.encode(text).ids)
-    except PreludeError as error:
-        assert isinstance(error, ValueError)
+def test_a_map_of_characters_that_ends_in_a_panic_of_hf_is_refused_at_load(rest: str) -> None:
+    text = left_to_reference(normalizer={"type": "Precompiled", "precompiled_charsmap": rest})
+    with pytest.raises(BaseException, match=r"out of range|out of bounds"):
+        tokenizers.Tokenizer.from_str(text).encode("é\u0301 b")
+    with pytest.raises(TokenizerFileError, match=r"^normalizer\.precompiled_charsmap: a broken map of characters"):
+        Tokenizer.from_str(text)
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize("make", [file, left_to_reference])
+def test_no_call_fails_by_a_map_of_characters_that_was_loaded(make: Any) -> None:
+    raw, rng, loaded = base64.b64decode(map_of(MAP)), random.Random(13), 0
+    size = int.from_bytes(raw[:4], "little")
+    used = [at for at in range(4, 4 + size, 4) if raw[at : at + 4] != bytes(4)]
+    for _ in range(120):
+        changed = bytearray(raw)
+        for at in rng.sample(used, rng.randint(1, 3)):
+            changed[at : at + 4] = rng.choice([rng.randbytes(4), b"\xff" * 4, bytes(4)])
+        member = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(changed).decode()}
+        try:
+            ours = Tokenizer.from_str(make(normalizer=member))
+        except TokenizerFileError:
+            continue
+        loaded += 1
+        for _ in range(20):
+            ours.encode("".join(rng.choices([*MAP, "a", "b", "\u0301", "你", "🙂"], k=rng.randint(1, 8))))
+    assert 10 < loaded < 110
 
 
 PREFIX = '"continuing_subword_prefix":'
@@ -318,6 +337,18 @@ def test_a_prefix_that_ends_inside_a_character_is_no_end_of_the_process(
     )
     found = apart(code, file(model=model).replace('"KEY": 0', prefixes))
     assert found.startswith(("model.merges[0]: ", "the file: "))
+
+
+@pytest.mark.slow
+def test_many_overflowing_parts_are_as_in_hf(json_of: Any) -> None:
+    """What one call may take is bounded in bytes, not in parts."""
+    ours, theirs = (t.from_str(json_of("template")) for t in (Tokenizer, tokenizers.Tokenizer))
+    for given, most in ((("the fox " * 40, "a dog " * 40), 5), (("the fox " * 7_000, None), 4)):
+        for one in (ours, theirs):
+            one.enable_truncation(most)
+        found, wanted = ours.encode(*given), theirs.encode(*given)
+        assert len(found.overflowing) == len(wanted.overflowing) > 6_000
+        assert [e.ids for e in found.overflowing] == [e.ids for e in wanted.overflowing]
 
 
 @pytest.mark.fault(30)

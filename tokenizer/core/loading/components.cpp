@@ -65,7 +65,9 @@ void Normalizer::read(const Json& json, Externals& externals) {
   } else if (type == "Precompiled") {
     step.kind = Kind::charsmap;
     const Json map = json.need("precompiled_charsmap");
-    std::optional<Charsmap> read = Charsmap::read(map.string());
+    bool broken = false;
+    std::optional<Charsmap> read = Charsmap::read(map.string(), broken);
+    if (broken) throw FileError(map.path(), "a broken map of characters: look-ups lead out of it");
     if (!read) throw Unsupported("this map of characters", map.path());
     step.charsmap = std::make_shared<const Charsmap>(std::move(*read));
   } else {

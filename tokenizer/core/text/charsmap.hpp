@@ -23,8 +23,8 @@ namespace fasttoken {
 
 class Charsmap {
  public:
-  // Nothing for a text that is no such map, or for a map that HF may not survive.
-  static std::optional<Charsmap> read(std::string_view base64) {
+  // Nothing for a text that is no such map, or one past a bound. broken: a look-up may lead out of it, and HF panics.
+  static std::optional<Charsmap> read(std::string_view base64, bool& broken) {
     std::optional<std::string> raw = decoded(base64);
     if (!raw || raw->size() < 4) return std::nullopt;
     const size_t size = unit_at(*raw, 0);
@@ -32,7 +32,7 @@ class Charsmap {
     Charsmap made;
     for (size_t at = 4; at < 4 + size; at += 4) made.units_.push_back(unit_at(*raw, at));
     made.texts_ = raw->substr(4 + size);
-    if (!made.is_sound()) return std::nullopt;
+    if ((broken = !made.is_sound()) || !made.has_short_texts()) return std::nullopt;
     for (unsigned c = 0; c < 128; ++c) {
       const char one = static_cast<char>(c);
       std::string_view found;
@@ -175,14 +175,18 @@ class Charsmap {
     return false;
   }
 
-  // Whether all walks from the root stay in the trie, and all values are places where a character of the texts
-  // begins.
-  bool is_sound() const {
-    if (units_.empty() || utf8_invalid_at(texts_) != std::string_view::npos) return false;
+  bool has_short_texts() const {
     for (size_t from = 0, to; from < texts_.size(); from = to + 1) {
       to = std::min(texts_.find('\0', from), texts_.size());
       if (to - from > most_content) return false;
     }
+    return true;
+  }
+
+  // Whether all walks from the root stay in the trie, and all values are places where a character of the texts
+  // begins.
+  bool is_sound() const {
+    if (units_.empty() || utf8_invalid_at(texts_) != std::string_view::npos) return false;
     const auto whole = [&](uint32_t at) { return (at | 255) < units_.size(); };
     const uint32_t root = offset(units_[0]);
     if (!whole(root)) return false;
