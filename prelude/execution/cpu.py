@@ -174,7 +174,7 @@ class CpuExecutor:
             vocab_size=config.vocab_size,
             max_positions=config.max_positions,
             hidden_size=config.hidden_size,
-            num_labels=head.out.weight.shape[0] if head is not None else int(reads_options),
+            num_labels=head.out.outputs if head is not None else int(reads_options),
             block_size=self.block_size,
             num_blocks=self._num_blocks,
             kv_bytes_per_token=config.spec.kv_bytes_per_token(self.dtype.itemsize),

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prelude.models.ops import Linear, RowNorm
+from prelude.models.packed import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
 class PointerWeights:
-    query: Linear
-    key: Linear
+    query: Linear | PackedLinear
+    key: Linear | PackedLinear
 
     def __call__(self, rows: Tensor, kind: int) -> Tensor:
         """Logits [n] of the rows [n + 1, hidden] of n options and of the answer."""
@@ -29,13 +30,13 @@ class PointerWeights:
 @dataclass(frozen=True, slots=True)
 class ChoiceLayerWeights:
     norm: RowNorm
-    query: Linear
-    key: Linear
-    value: Linear
-    out: Linear
+    query: Linear | PackedLinear
+    key: Linear | PackedLinear
+    value: Linear | PackedLinear
+    out: Linear | PackedLinear
     mlp_norm: RowNorm
-    up: Linear
-    down: Linear
+    up: Linear | PackedLinear
+    down: Linear | PackedLinear
 
     def __call__(self, x: Tensor) -> Tensor:
         normed = self.norm(x, torch.float32)
@@ -55,8 +56,8 @@ class ChoiceWeights:
     norm: RowNorm
     layers: tuple[ChoiceLayerWeights, ...]
     final_norm: RowNorm
-    answer: Linear
-    choice: Linear
+    answer: Linear | PackedLinear
+    choice: Linear | PackedLinear
 
     def __call__(self, rows: Tensor, kind: int) -> Tensor:
         """Logits [n] of the rows [n + 1, hidden] of n options and of the answer."""

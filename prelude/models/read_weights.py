@@ -187,7 +187,7 @@ class _Reader:
             return self.source.blocks(name)
         return Blocks.of(self.source.finite(name).to(torch.float32))
 
-    def packed(self, linear: Linear, bias: Tensor | None = None) -> AnyLinear:
+    def packed(self, linear: Linear, bias: Tensor | None = None) -> Linear | PackedLinear:
         """``linear`` in the type that the weights of layers and of the LM head are asked for in. ``bias``: the one of
         ``linear``, not rounded to the working type, for a packed weight, as a converted directory gives it."""
         weight, packing = linear.weight, self.packing
@@ -297,36 +297,38 @@ class _Reader:
 
     def classifier(self, spec: Classifier) -> ClassifierWeights:
         return ClassifierWeights(
-            self.linear(spec.out),
-            None if spec.dense is None else self.linear(spec.dense),
+            self.packed(self.linear(spec.out)),
+            None if spec.dense is None else self.packed(self.linear(spec.dense)),
             None if spec.norm is None else self.norm(spec.norm),
         )
 
     def masked(self, spec: MaskedHead) -> MaskedWeights:
-        return MaskedWeights(self.linear(spec.dense), spec.activation, self.norm(spec.norm), self.vector(spec.bias))
+        return MaskedWeights(
+            self.packed(self.linear(spec.dense)), spec.activation, self.norm(spec.norm), self.vector(spec.bias)
+        )
 
     def options(self, spec: OptionHead) -> OptionWeights:
         if isinstance(spec, PointerHead):
-            return PointerWeights(self.linear(spec.query), self.linear(spec.key))
+            return PointerWeights(self.packed(self.linear(spec.query)), self.packed(self.linear(spec.key)))
         return ChoiceWeights(
             self.vector(f"{spec.types}.weight"),
             self.norm(spec.norm),
             tuple(map(self._choice_layer, spec.layers)),
             self.norm(spec.final_norm),
-            self.linear(spec.answer),
-            self.linear(spec.choice),
+            self.packed(self.linear(spec.answer)),
+            self.packed(self.linear(spec.choice)),
         )
 
     def _choice_layer(self, spec: ChoiceLayer) -> ChoiceLayerWeights:
         return ChoiceLayerWeights(
             self.norm(spec.norm),
-            self.linear(spec.query),
-            self.linear(spec.key),
-            self.linear(spec.value),
-            self.linear(spec.out),
+            self.packed(self.linear(spec.query)),
+            self.packed(self.linear(spec.key)),
+            self.packed(self.linear(spec.value)),
+            self.packed(self.linear(spec.out)),
             self.norm(spec.mlp_norm),
-            self.linear(spec.up),
-            self.linear(spec.down),
+            self.packed(self.linear(spec.up)),
+            self.packed(self.linear(spec.down)),
         )
 
     def _entry(self, entry: LayerInput) -> EntryWeights:
@@ -395,8 +397,9 @@ def load_weights(
     made: dict[tuple[str, ...], PackedLinear] | None = None,
 ) -> ModelWeights:
     """Read everything ``spec`` needs out of ``source``, which may be closed afterwards. ``packing``: of the
-    projections of layers and of the LM head, which tied embeddings are rows of; other embeddings, norms and the heads
-    of classifiers are not packed. ``made``: takes the packed weights, by the names of the weights in each."""
+    projections of layers and of the LM head, which tied embeddings are rows of. If there is one, other heads are
+    packed in float32; other embeddings and norms are not packed. ``made``: takes the packed weights, by the names of
+    the weights in each."""
     reader = _Reader(source, dtype, spec.max_positions, packing, made)
     lm_head: AnyLinear | None = None
     own, name = f"{LM_HEAD}.weight" in reader.names, f"{spec.embeddings.name}.weight"
@@ -408,7 +411,7 @@ def load_weights(
     if tied and lm_head is None and isinstance(embeddings.tokens, Tensor):
         lm_head = Linear(embeddings.tokens)
     # Heads read a handful of rows: float32 costs nothing and spares the answer one rounding.
-    exact = _Reader(source, torch.float32)
+    exact = _Reader(source, torch.float32, packing=None if packing is None else "float32")
     return ModelWeights(
         embeddings=embeddings,
         layers=tuple(map(reader.layer, watched(spec.layers, "loading", "layers", len(spec.layers)))),

@@ -85,8 +85,8 @@ class EmbeddingWeights:
 
 @dataclass(frozen=True, slots=True)
 class ClassifierWeights:
-    out: Linear
-    dense: Linear | None
+    out: Linear | PackedLinear
+    dense: Linear | PackedLinear | None
     norm: RowNorm | None
 
     def tensors(self) -> list[Tensor]:
@@ -95,7 +95,7 @@ class ClassifierWeights:
 
 @dataclass(frozen=True, slots=True)
 class MaskedWeights:
-    dense: Linear
+    dense: Linear | PackedLinear
     activation: HeadActivation
     norm: RowNorm
     bias: Tensor  # [vocab] float32

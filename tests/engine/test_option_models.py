@@ -100,15 +100,23 @@ def test_bev_options_in_another_order_have_the_same_probabilities(bev: tuple[Eng
     check_answers(body, recorded["answers_reversed_options"], 2e-5)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
+    torch.set_num_threads(request.param)
+    yield request.param
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("one_thread")  # the bits of this model change with the thread count: see docs/ROADMAP.md
+def test_a_head_of_options_has_the_same_bits_with_any_thread_count(
+    bev: tuple[Engine, dict[str, Any]], threads: int
+) -> None:
+    found = [answer.logprobs for answer in bev[0].decide(STATE, QUESTIONS)]
+    torch.set_num_threads(3 - threads)
+    assert [answer.logprobs for answer in bev[0].decide(STATE, QUESTIONS)] == found
+
+
+@pytest.mark.usefixtures("threads")
 def test_a_join_has_the_same_bits_in_any_company(bev: tuple[Engine, dict[str, Any]]) -> None:
     """Requests with one prompt share it in a step; the answer of one must not see the options of another."""
     engine, _ = bev
