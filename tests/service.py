@@ -163,6 +163,7 @@ class ToyPreparer:
 
     prepare_threads = 2
     tokenizer_calls = 0
+    kept_bytes = 0
     decode_states: dict[str, int] = {}  # noqa: RUF012
 
     def __init__(self, delay: float = 0.0) -> None:

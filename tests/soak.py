@@ -2,6 +2,7 @@
 
 python -m tests.soak --requests 200000          mixed requests on the default model, with slopes printed
 python -m tests.soak --hours 24                 the same for so long
+python -m tests.soak --hours 0.34 --new         every decision with a new salt, question, label or template as well
 python -m tests.soak --storm 10000 --seed 1     cancellations at random states on the default model, deterministic,
                                                 audited after every step, the survivors compared bit by bit
 """
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude import AsyncEngine, Choice, EngineConfig, SamplingParams, YesNo
+from prelude import AsyncEngine, Choice, DecisionTemplate, EngineConfig, SamplingParams, YesNo
 from prelude.errors import PreludeError
 from tests.service import is_empty
 from tests.storm import ModelLoad, storm
@@ -80,8 +81,9 @@ def _memory() -> dict[str, int]:
 class _Load:
     """Mixed requests on one engine, and how each of them ended."""
 
-    def __init__(self, engine: Any, seed: int) -> None:
-        self.engine = engine
+    def __init__(self, engine: Any, seed: int, new: bool) -> None:
+        self.engine, self.new = engine, new
+        self.count = 0
         self.rng = np.random.default_rng(seed)
         self.ends: Counter[str] = Counter()
 
@@ -111,6 +113,9 @@ class _Load:
         }
         if kind == "embed":
             await engine.embed(text, pooling="mean", **options)
+        elif kind == "decide" and self.new:
+            self.count += 1
+            await self._new_decision(text, self.count, options)
         elif kind == "decide":
             questions = [
                 YesNo("Is it polite?"),
@@ -133,15 +138,33 @@ class _Load:
                     if kind == "left stream":
                         break
 
+    async def _new_decision(self, text: str, count: int, options: dict[str, Any]) -> None:
+        """In turn: a new salt for a known question, new labels, a new question, a new template, a bad question."""
+        turn = count % 5
+        known, more = [YesNo("Is it polite?"), Choice("Where?", ["harbour", "city"])], {}
+        if turn == 0:
+            options["salt"] = f"tenant {count}"
+        elif turn == 1:
+            known = [Choice("Where?", [f"place {count} {number}" for number in range(count % 40 + 2)])]
+        elif turn == 2:
+            known = [YesNo(f"Is it {count}? " + "Say so. " * (count % 50))]
+        elif turn == 3:
+            more = {"template": DecisionTemplate(judge=f"Answer {count}.")}
+        else:
+            known = [Choice(f"Where {count}?", ["same", "same"])]
+        await self.engine.decide(text, known, **options, **more)
 
-async def soak(requests: int, in_flight: int, seed: int, hours: float | None = None) -> dict[str, Any]:
+
+async def soak(
+    requests: int, in_flight: int, seed: int, hours: float | None = None, new: bool = False
+) -> dict[str, Any]:
     """``requests`` of them, or as many as ``hours`` give; 40 samples of memory, threads and descriptors."""
     config = EngineConfig(kv_bytes=1 << 24, max_running=16)
     samples: list[dict[str, float]] = []
     done = 0
     async with AsyncEngine.from_pretrained(config=config) as engine:
         await engine.warmup(freeze_gc=True)
-        load = _Load(engine, seed)
+        load = _Load(engine, seed, new)
         began = time.perf_counter()
 
         def part() -> float:
@@ -156,6 +179,7 @@ async def soak(requests: int, in_flight: int, seed: int, hours: float | None = N
                 if part() * 40 >= len(samples) + 1:
                     gc.collect()
                     samples.append({"requests": done, "seconds": time.perf_counter() - began, **_memory()})
+                    samples[-1]["question_bytes"] = engine.stats()["memory"]["question_bytes"]
                     print(json.dumps(samples[-1]), file=sys.stderr, flush=True)
 
         await asyncio.gather(*(worker() for _ in range(in_flight)))
@@ -166,6 +190,7 @@ async def soak(requests: int, in_flight: int, seed: int, hours: float | None = N
         core.audit()
         empty = is_empty(core)
     later = samples[len(samples) // 4 :]
+    half = [sample["rss"] for sample in samples[len(samples) // 2 :]]
     at = np.array([sample["requests"] for sample in later], dtype=float)
     slopes = {
         f"{name}_per_1000_requests": float(np.polyfit(at, [s[name] for s in later], 1)[0] * 1000)
@@ -177,6 +202,7 @@ async def soak(requests: int, in_flight: int, seed: int, hours: float | None = N
         "seconds": seconds,
         "requests_per_second": done / seconds,
         **slopes,
+        "rss_of_second_half": {"first": half[0], "last": half[-1], "least": min(half), "most": max(half)},
         "threads": sorted({int(s["threads"]) for s in later}),
         "fds": sorted({int(s["fds"]) for s in later}),
         "gc_pauses": stats["gc_pauses"],
@@ -206,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--hours", type=float, help="run for so long, instead of a number of requests")
+    parser.add_argument("--new", action="store_true", help="decisions that were never asked before")
     parser.add_argument("--in-flight", type=int, default=32)
     parser.add_argument("--storm", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
@@ -215,7 +242,9 @@ def main() -> None:
     if arguments.storm:
         found: dict[str, Any] = storm(arguments.storm, arguments.seed, ModelLoad())
     else:
-        found = asyncio.run(soak(arguments.requests, arguments.in_flight, arguments.seed, arguments.hours))
+        found = asyncio.run(
+            soak(arguments.requests, arguments.in_flight, arguments.seed, arguments.hours, arguments.new)
+        )
     report = {"command": "python -m tests.soak " + " ".join(sys.argv[1:]), "commit": commit, **found}
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

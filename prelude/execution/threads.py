@@ -65,6 +65,8 @@ def processors(root: str | Path = "/") -> int:
 
 _omp_threads = torch_symbol("omp_set_num_threads")
 _mkl_threads = torch_symbol("MKL_Set_Num_Threads_Local")
+_omp_pause = torch_symbol("omp_pause_resource_all")
+_SOFT = 1  # keeps OpenMP's settings
 
 
 class ThreadCount:
@@ -229,3 +231,19 @@ class Governor:
 
 
 GOVERNOR = Governor()
+
+
+def _before_fork() -> None:
+    """The thread that forks ends its OpenMP threads; its next operation makes new ones. libgomp does not notice a
+    fork: in the child that thread would wait for threads that are not there, for ever."""
+    if _omp_pause is not None:
+        _omp_pause(_SOFT)
+
+
+def _in_child() -> None:
+    if _omp_pause is None:  # libgomp before GCC 9
+        ThreadCount().use(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)

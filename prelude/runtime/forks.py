@@ -21,7 +21,7 @@ class Forkable:
         if self.forked:
             raise EngineForked(
                 "this process was forked after the engine was made, and the engine's threads stayed behind; make an "
-                "engine in the child, or start processes with the 'spawn' method"
+                "engine in the child, or start processes with the 'forkserver' or 'spawn' method"
             )
 
 

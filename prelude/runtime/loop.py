@@ -15,7 +15,6 @@ from prelude.runtime.idle import IdleWork
 from prelude.runtime.stepper import Stepper
 
 _NO_MEMORY_SECONDS = 0.01  # before the engine thread tries again
-_START = threading.Lock()
 
 
 class StepLoop:
@@ -24,6 +23,7 @@ class StepLoop:
     def __init__(self, stepper: Stepper, lock: StepLock, close_when_idle: Callable[[], bool]) -> None:
         self.lock = lock
         self.thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._stepper = stepper
         self._close_when_idle = close_when_idle
         self.idle = IdleWork(stepper.executor)
@@ -40,7 +40,7 @@ class StepLoop:
         self._wake.set()
 
     def _start(self) -> None:
-        with _START:
+        with self._starting:
             if self.thread is None:
                 self.thread = threading.Thread(target=self._run, name="prelude-engine", daemon=True)
                 try:

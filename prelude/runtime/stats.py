@@ -83,11 +83,12 @@ class GcPauses:
 
     @classmethod
     def shared(cls) -> GcPauses:
-        with cls._lock:
-            if cls._shared is None:
-                cls._shared = cls()
-                gc.callbacks.append(cls._shared._heard)
-            return cls._shared
+        if cls._shared is None:  # a forked child may have a lock that a thread held which is not there
+            with cls._lock:
+                if cls._shared is None:
+                    cls._shared = cls()
+                    gc.callbacks.append(cls._shared._heard)
+        return cls._shared
 
     def reset(self) -> None:
         self.count = 0
