@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -94,9 +95,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with AsyncEngine.from_pretrained(model, config=config) as engine:  # drained on the way out
-            await engine.warmup()
+            await engine.warmup(freeze_gc=True)  # a collection while a body is parsed looks at the body alone
             app.state.engine, app.state.one = engine, SystemOne(engine, **options)
             yield
+            gc.unfreeze()
 
     def check_key(request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")

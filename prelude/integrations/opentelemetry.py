@@ -19,6 +19,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, Status, StatusCode
 
 from prelude import __version__
+from prelude.errors import shown
 from prelude.systemone import SystemOne
 
 _JSON = "application/json"
@@ -92,4 +93,7 @@ class TracedSystemOne(SystemOne):
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, TypeError, RecursionError):  # no JSON: the request is refused behind this
+        return shown(value)

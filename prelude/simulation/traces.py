@@ -33,6 +33,7 @@ from prelude.batch import I32, LogprobRows, PooledRows
 from prelude.errors import TraceError, shown
 from prelude.options import RequestOptions
 from prelude.readouts.sampling import Sampling
+from prelude.strict_json import loads
 from prelude.tasks import CacheMode
 
 Part: TypeAlias = "tuple[str | None, int]"
@@ -164,9 +165,7 @@ def read_trace(path: str | Path) -> Iterator[Arrival]:
             if not line.strip():
                 continue
             try:
-                arrival = _arrival(json.loads(line.decode()))
-            except RecursionError:
-                raise TraceError(f"{path}, line {number}: it is nested too deeply") from None
+                arrival = _arrival(loads(line))
             except (TypeError, ValueError) as error:
                 raise TraceError(f"{path}, line {number}: {error}") from None
             if arrival.at < before:

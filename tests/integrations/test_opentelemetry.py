@@ -81,6 +81,19 @@ def test_content_is_recorded_on_request_and_errors_are_marked(
     assert (failed.attributes or {})["decision.system"] == "openai"
 
 
+def test_a_request_that_is_no_json_is_refused_as_without_spans(
+    engine: Engine, provider: Any, exporter: InMemorySpanExporter
+) -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    one = TracedSystemOne(engine, tracer_provider=provider, content=True)
+    for request in (deep, {"state": deep, "questions": {}}, {("a", 1): 1}):
+        with pytest.raises(InvalidRequest):
+            one.answer(request)
+    assert len(exporter.get_finished_spans()) == 3
+
+
 def test_clients_take_a_traced_one(engine: Engine, provider: Any, exporter: InMemorySpanExporter) -> None:
     pytest.importorskip("dspy")
     from prelude.integrations.dspy import PreludeDecisions
