@@ -106,6 +106,8 @@ def json_type(kind: Any) -> Any:
     )
     if any(is_one(kind) for is_one in lists):
         return pa.large_list(json_type(kind.value_type))
+    if types.is_float16(kind):  # numpy's numbers in older pyarrow
+        return pa.float32()
     if types.is_duration(kind):
         return pa.int64()
     if types.is_temporal(kind) or types.is_decimal(kind):
@@ -154,7 +156,7 @@ def result_arrays(columns: Sequence[Column], values: Sequence[Mapping[str, Any]]
         kind = arrow_type(column)
         try:
             yield pa.field(column.name, kind), pa.array([one.get(column.name) for one in values], kind)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OverflowError) as error:
             raise BulkError(f"the journal's {column.name!r} has another type ({error}): --restart") from error
 
 

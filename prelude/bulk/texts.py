@@ -48,15 +48,16 @@ def json_row(line: bytes, number: int) -> Row:
 
 
 class Records:
-    """The lines of a CSV file, for ``csv.reader``. Of a record that is too long only the structure is kept (quotes,
-    commas, ends of lines, an x for any other text), so that the next record is found in bounded memory."""
+    """The lines of a CSV file, for ``csv.reader``. Of a record that is too long only the structure is kept, so that
+    the next record is found in bounded memory: quotes, commas, ends of lines and an x for any other text; of the
+    lines in which a quoted field goes on, what follows the first quote."""
 
     def __init__(self, file: IO[bytes]) -> None:
         # Bytes that are no UTF-8 become lone surrogates, and their row a problem.
         self._text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         self._number = 0
         self.begin()
-        csv.field_size_limit(max(MAX_LINE, csv.field_size_limit()))
+        csv.field_size_limit(max(2 * MAX_LINE, csv.field_size_limit()))
         self._reader = csv.reader(self, strict=True)
 
     def begin(self) -> None:
@@ -72,6 +73,7 @@ class Records:
                 raise Malformed(f"line {self.first}: a quote of this record is open at the end of the file")
             raise StopIteration
         self._number += 1
+        inside = self.size > 0  # in a quoted field that began in a line before
         self.size += len(line)
         if self.size < MAX_LINE:
             return line
@@ -82,6 +84,9 @@ class Records:
             kept += _NO_STRUCTURE.sub("x", line)
             if len(kept) > MAX_LINE:
                 raise Malformed(f"line {self.first}: longer than {MAX_LINE} characters")
+        if inside:
+            _, quote, behind = kept.partition('"')
+            return quote + behind
         return kept
 
     def records(self) -> Iterator[list[str]]:
