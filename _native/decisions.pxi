@@ -151,6 +151,7 @@ cdef class AnswerReader:
     whose numbers are those of its ``edges`` of the trie behind it. ``weigh(logprobs, first, alone, by_length,
     relative)`` gives the labels and the numbers of ``paths.weighed`` for a question whose options are shown in another
     order than the caller's; else it is None. ``asked`` stands in each of its answers.
+    ``low_mass(asked, mass)`` is called for each answer with a mass below ``least_mass``.
     ``unconditional``: the second half of the numbers is without the state."""
 
     cdef Maker answer
@@ -158,9 +159,11 @@ cdef class AnswerReader:
     cdef object names
     cdef tuple questions
     cdef bint unconditional, by_length, relative
+    cdef double least_mass
+    cdef object low_mass
 
     def __cinit__(self, Maker answer not None, type answers not None, tuple questions not None, names, *,
-                  cbool unconditional, cbool by_length, cbool relative):
+                  cbool unconditional, cbool by_length, cbool relative, double least_mass, low_mass):
         for question in questions:
             if not isinstance(question[0], LabelPaths):
                 raise TypeError("a question without the paths of its labels")
@@ -168,12 +171,13 @@ cdef class AnswerReader:
             raise TypeError(f"{answers.__name__} is not a class of tuples")
         self.answer, self.answers, self.questions, self.names = answer, answers, questions, names
         self.unconditional, self.by_length, self.relative = unconditional, by_length, relative
+        self.least_mass, self.low_mass = least_mass, low_mass
 
     cpdef AnswerReader named(self, tuple names):
         """The same reader for questions of these names."""
         cdef AnswerReader reader = AnswerReader.__new__(
             AnswerReader, self.answer, self.answers, (), names, unconditional=self.unconditional,
-            by_length=self.by_length, relative=self.relative)
+            by_length=self.by_length, relative=self.relative, least_mass=self.least_mass, low_mass=self.low_mass)
         reader.questions = self.questions
         return reader
 
@@ -200,6 +204,8 @@ cdef class AnswerReader:
         cdef Py_ssize_t i, index = weighed[0]
         cdef list shares = weighed[1]
         cdef object probabilities = weighed[2], logprobs = weighed[3], mass = weighed[4], expected = None
+        if mass < self.least_mass:
+            self.low_mass(asked, mass)
         if kind == "score":
             expected = _fsum([(first + i) * <double>shares[i] for i in range(len(shares))])
         return self.answer.make((labels[index], index, labels, probabilities, logprobs, mass,

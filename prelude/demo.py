@@ -13,11 +13,13 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from prelude.command_line import add_model
+from prelude.errors import InvalidRequest
 from prelude.tables import shortened, shown_width, text_table
 
 if TYPE_CHECKING:
     from prelude.engine import Engine
     from prelude.results import Answer, Answers
+    from prelude.tasks import Orders
 
 BAR = 24  # places of a probability of 1
 SHOWN_TEXTS = 10
@@ -56,7 +58,11 @@ def main(chosen: argparse.Namespace) -> int:
         _show_ticket(engine)
         if chosen.model is None:
             print(_FORM)
-        _show_known(engine, script)
+        for show in (_show_known, _show_vectors):
+            try:
+                show(engine, script)
+            except InvalidRequest as error:
+                print(f"\nLeft out: {error}")
         if chosen.model is None:
             print(_KNOWS)
         took = time.perf_counter() - loaded
@@ -80,19 +86,33 @@ def _questions(turned: bool = False) -> dict[str, Any]:
 
 
 def _show_ticket(engine: Engine) -> None:
-    questions = _questions()
+    questions, orders = _questions(), _orders(engine)
+    answers = engine.decide(_TICKET, questions, orders=orders)
     print(f"One ticket, three typed questions, one pass over the ticket\n\n{json.dumps(_TICKET)}\n")
-    answers = engine.decide(_TICKET, questions, orders="all")
-    notes = ["yes or no", "options with descriptions, shown in all cyclic orders", "levels, lowest first"]
+    shown_in = ", shown in all cyclic orders" if orders == "all" else ""
+    notes = ["yes or no", f"options with descriptions{shown_in}", "levels, lowest first"]
     for (name, question), answer, note in zip(questions.items(), answers, notes):
         print(f"{name}: {question.question}  ({note})")
         print("\n".join(_bars(question, answer)), end="\n\n")
-    again = engine.decide(_TICKET, _questions(turned=True), orders="all")
+    if orders != "all":
+        return
+    again = engine.decide(_TICKET, _questions(turned=True), orders=orders)
     same = _numbers(answers) == _numbers([again["a"], again["b"], again["c"]])
     print(
         "The same request with its questions renamed and reordered and its options in another order:\n"
         f"{'all' if same else 'NOT all'} {len(_numbers(answers))} probabilities have the same bits."
     )
+
+
+def _orders(engine: Engine) -> Orders:
+    """ "given" for a head that takes no others."""
+    from prelude import Decide
+
+    try:
+        engine.explain(Decide(_TICKET, _questions(), orders="all"))
+    except InvalidRequest as error:
+        return "given" if error.field == "orders" else "all"
+    return "all"
 
 
 def _bars(question: Any, answer: Answer) -> list[str]:
@@ -102,7 +122,7 @@ def _bars(question: Any, answer: Answer) -> list[str]:
     for name, share in zip(names, answer.probabilities.values()):
         space = " " * (width - shown_width(name))
         lines.append(f"  {name}{space}  {'█' * round(BAR * share):{BAR}}  {share:.3f}")
-    said = [f"mass {answer.mass:.3f}"]
+    said = [f"mass {answer.mass:.3f}"] if answer.mass == answer.mass else []  # a head that reads options has none
     if answer.confidence is not None:
         said.insert(0, f"confidence {answer.confidence:.3f}")
     if answer.expected is not None:
@@ -139,7 +159,11 @@ def _show_known(engine: Engine, script: dict[str, Any]) -> None:
     width = get_terminal_size().columns
     print()
     print(text_table(rows, header=header, right=range(2, len(header), 2), title=title, elastic=0, width=width))
-    vectors = [engine.embed(text, pooling="last") for text in texts[:4]]
+
+
+def _show_vectors(engine: Engine, script: dict[str, Any]) -> None:
+    named = engine.model_info.pooling is not None
+    vectors = [engine.embed(text, pooling=None if named else "mean") for text in script["texts"][: 3 * 4 : 3]]
     near = " ".join(f"{float(vectors[0] @ other):+.2f}" for other in vectors[1:])
     print(f"\nEmbeddings  {len(vectors[0])} dimensions; cosine of text 1 with texts 2 to 4: {near}")
 

@@ -63,6 +63,7 @@ _GAUGES = {
     "peak_activation_bytes": "most activation bytes of one step",
 }
 _LABELLED = {"requests": "execution_class", "rejected": "reason", "steps": "kind", "eager_reasons": "reason"}
+_REJECTED = ("queued_requests", "queued_tokens", "deadline")  # each has a series before the first rejection
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -136,7 +137,8 @@ class PrometheusMetrics:
             yield GaugeMetricFamily(f"{self._prefix}_{name}", text, value=stats[name])
         for name, label in _LABELLED.items():
             family = CounterMetricFamily(f"{self._prefix}_{name}", f"{name} by {label}", labels=[label])
-            for value, count in stats[name].items():
+            first = dict.fromkeys(_REJECTED if name == "rejected" else (), 0)
+            for value, count in {**first, **stats[name]}.items():
                 family.add_metric([value], count)
             yield family
         pauses = stats["gc_pauses"]

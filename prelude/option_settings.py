@@ -30,6 +30,8 @@ class OptionSettings:
     state_length: int = 0
     mask_text: str = ""
     """In a caller's text it becomes a space."""
+    static: bool = False
+    """A token has the same vector in any text."""
     layout: Layout = "json"
     """How objects and arrays are written."""
     temperatures: tuple[float, float, float] = (1.0, 1.0, 1.0)

@@ -48,3 +48,17 @@ def test_named_files_and_modules_exist(page: Path) -> None:
         name for name in modules if not ((ROOT / f"{name}.py").exists() or (ROOT / name / "__main__.py").exists())
     ]
     assert not missing
+
+
+def test_the_table_of_extras_is_that_of_pyproject() -> None:
+    """Each extra once, and the pages of the parts that need one name it."""
+    page = (ROOT / "docs" / "INSTALL.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| extra \|.*?\n\n", page, re.M | re.S)
+    assert table is not None
+    listed = re.findall(r"^\| (`[^|]*) \|", table[0], re.M)
+    found = [name for row in listed for name in re.findall("`([a-z-]+)`", row)]
+    part = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[project.optional-dependencies]\n")[1]
+    extras = re.findall(r"^([a-z-]+) = \[", part.split("\n[")[0], re.M)
+    assert sorted(found) == sorted(extras)
+    for name, extra in (("BULK", "bulk"), ("CALIBRATION", "calibration"), ("SERVICES", "metrics")):
+        assert f"prelude-engine[{extra}]" in (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ class TokenizerFileError(TokenizerError):
         self.path, self.message = path, message
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
+        return f"{self.path or 'the file'}: {self.message}"
 
 
 class LoneSurrogateError(UnicodeEncodeError, TypeError):

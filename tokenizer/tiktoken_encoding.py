@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from .errors import TokenizerError, TokenizersMutationError
+from .errors import TokenizerError
 from .tokenizer import Cache, Tokenizer
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class TiktokenEncoding:
         return self._ids[raw]
 
     def encode_with_unstable(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TokenizersMutationError("encode_with_unstable is left out: use tiktoken for it")
+        raise TokenizerError("TiktokenEncoding has no encode_with_unstable; use tiktoken for it")
 
     # ---- decoding
 

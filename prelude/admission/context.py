@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -15,16 +16,20 @@ from prelude.admission.prepared import Admitted, Outcome, Prepared, TokenTree
 from prelude.admission.tokenization import Encoder, TokenizationScope
 from prelude.config import EngineConfig
 from prelude.embedding import EmbeddingSettings
-from prelude.errors import InvalidRequest
+from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
 from prelude.option_settings import Layout, OptionSettings
 from prelude.readouts import RequestReadout
 from prelude.readouts.sampling import Sampling
 from prelude.recipes import ModelRecipes
+from prelude.results import AskedQuestion
 from prelude.streaming.detokenize import Texts
 from prelude.tasks import CacheMode, Task
 
 CHARS_PER_TOKEN = 16
+LEAST_MASS = 0.01
+"""Of the labels of a question together, below which a warning is due."""
+log = logging.getLogger("prelude.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class AdmissionContext:
     settings: Memo[Any, Any] = field(default_factory=lambda: Memo(1 << 20))  # of texts, that were checked before
     words: Memo[int, str] = field(default_factory=lambda: Memo(1 << 13))  # the text of single tokens
     frames: list[Frame] = field(default_factory=list)  # at most one: the text of the chat template around a turn
+    warned: list[str] = field(default_factory=list)  # at most one: the question whose labels had hardly any mass
 
     @property
     def kept(self) -> Memo[Any, Any]:
@@ -107,7 +113,7 @@ def admitted(
         require_lm_head(ctx, task)
     if readout is None and ctx.limits.bidirectional:
         raise InvalidRequest(
-            "this model is an encoder, and keeps nothing of a prompt for later ones; embed or classify reads it",
+            f"this model is an encoder, and keeps nothing of a prompt for later ones; it serves {served(ctx)}",
             field=type(task).__name__,
         )
     prepared = make_prepared(
@@ -148,13 +154,36 @@ def require_lm_head(ctx: AdmissionContext, task: Task) -> None:
         return
     kind = "is an encoder, which sees a whole text at once" if ctx.limits.bidirectional else "has no such head"
     pairs = ""
-    if ctx.limits.bidirectional and ctx.limits.num_labels:
+    if ctx.limits.bidirectional and "classify(prompt)" in served(ctx):
         pairs = "; classify((question and option, state)) reads its own head, in the text form that it was trained on"
     raise InvalidRequest(
-        f"this task needs a language-model head, and this model {kind}: it can embed or classify, and cannot score "
-        f"or write text; load a decoder (a …ForCausalLM checkpoint) for that{pairs}",
+        f"this task needs a language-model head, and this model {kind}: it serves {served(ctx)}, and cannot score or "
+        f"write text; load a decoder (a …ForCausalLM checkpoint) for that{pairs}",
         field=type(task).__name__,
     )
+
+
+def served(ctx: AdmissionContext) -> str:
+    """The verbs of this model, for the advice of an error."""
+    limits, found = ctx.limits, []
+    if ctx.options is not None or limits.lm_head or limits.masked_lm:
+        found.append("decide(state, [...])")
+    if ctx.options is None and limits.num_labels:
+        found.append("classify_tokens(prompt)" if limits.head_pooling == "tokens" else "classify(prompt)")
+    return " and ".join([*found, "embed(prompt)"])
+
+
+def warn_of_mass(warned: list[str], asked: AskedQuestion, mass: float) -> None:
+    """Once for an engine, which has ``warned``: its model would not have answered with any of the labels."""
+    if not warned:
+        warned.append(asked.question)
+        log.warning(
+            "question %s: its labels have a probability of %.1g together (answer.mass), so that the model would have "
+            "answered something else, and the probabilities among them follow chance; ask in other words, or load a "
+            "model that was trained for such questions. Later answers of this engine are not warned about",
+            shown(asked.question),
+            mass,
+        )
 
 
 def cache_of(ctx: AdmissionContext, task: Task) -> CacheMode:

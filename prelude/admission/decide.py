@@ -11,6 +11,7 @@ import numpy as np
 from prelude._native.core import AnswerReader, DecisionPreparer, Maker, PromptMould, join_ids, names_of
 from prelude.admission import validation
 from prelude.admission.context import (
+    LEAST_MASS,
     AdmissionContext,
     admitted,
     cache_of,
@@ -18,6 +19,7 @@ from prelude.admission.context import (
     make_prepared,
     require_lm_head,
     salt_of,
+    warn_of_mass,
 )
 from prelude.admission.conversation import is_conversation, turns_of
 from prelude.admission.decision import Decision, StateFrame, assembled, decision_of
@@ -180,6 +182,8 @@ def reader_of(ctx: AdmissionContext, decision: Decision, names: tuple[str, ...] 
         unconditional=decision.norm == "unconditional",
         by_length=decision.norm == "token",
         relative=not decision.mass,
+        least_mass=LEAST_MASS,
+        low_mass=partial(warn_of_mass, ctx.warned),
     )
 
 

@@ -68,7 +68,7 @@ def guard_recipe(ctx: AdmissionContext, given: Any) -> GuardRecipe:
     if ctx.recipes.guard is not None:
         return ctx.recipes.guard
     raise RecipeError(
-        f"the model directory does not say how it guards (looked for: {'; '.join(ctx.recipes.looked)}), and other "
+        f"the model directory does not say how it guards{ctx.recipes.looked_for}, and other "
         f"models answer in other words; name it: recipe={' or '.join(map(repr, names(GuardRecipe)))}, or a "
         "GuardRecipe of your own",
         field="recipe",

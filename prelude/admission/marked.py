@@ -95,11 +95,19 @@ def _cut(ctx: AdmissionContext, settings: OptionSettings, rendered: list[Rendere
 def _refuse(task: Decide) -> None:
     """Refuses the settings that have no meaning where a head reads the options."""
     if task.template is not None:
-        raise InvalidRequest("a model whose head reads the options has a text form of its own", field="template")
+        raise InvalidRequest(
+            "a model whose head reads the options has a text form of its own; leave it at None", field="template"
+        )
     if task.length_norm != "none":
-        raise InvalidRequest("such a head gives one number an option of any length", field="length_norm")
+        raise InvalidRequest(
+            f'{shown(task.length_norm)}: such a head gives one number an option of any length; leave it at "none"',
+            field="length_norm",
+        )
     if task.orders != "given":
-        raise InvalidRequest("such a head reads the options as they are listed", field="orders")
+        raise InvalidRequest(
+            f'{shown(task.orders)}: such a head reads the options as they are listed; leave it at "given"',
+            field="orders",
+        )
 
 
 def _state(ctx: AdmissionContext, state: Any) -> tuple[str, bool]:

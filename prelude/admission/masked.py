@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from prelude.admission import validation
-from prelude.admission.context import AdmissionContext, admitted
+from prelude.admission.context import LEAST_MASS, AdmissionContext, admitted, warn_of_mass
 from prelude.admission.decide import named, state_content
 from prelude.admission.decision import template_of
 from prelude.admission.plain_question import PlainQuestion, check_characters, plain_question
@@ -77,7 +77,7 @@ def prepare_masked(ctx: AdmissionContext, scope: TokenizationScope, task: Decide
         (plain, AskedQuestion(plain.text, labels, plain.notes, hashed, "none", ctx.model))
         for plain, labels, _, _ in asked
     ]
-    finish = partial(_answers, read, names)
+    finish = partial(_answers, ctx, read, names)
     truncated = cut or int(dropped > 0)
     return admitted(ctx, scope, task, TokenTree.build(segments), readout, finish, truncated=truncated, masked=True)
 
@@ -88,9 +88,15 @@ def _refuse(ctx: AdmissionContext, task: Decide, template: DecisionTemplate) -> 
     if template.chat:
         raise InvalidRequest("an encoder has no chat template; use a template with chat=False", field="template")
     if task.length_norm != "none":
-        raise InvalidRequest("a label of any length is one token at a mask", field="length_norm")
+        raise InvalidRequest(
+            f'{shown(task.length_norm)}: a label of any length is one token at a mask; leave it at "none"',
+            field="length_norm",
+        )
     if task.orders != "given":
-        raise InvalidRequest("a masked-language head reads the labels as they are listed", field="orders")
+        raise InvalidRequest(
+            f'{shown(task.orders)}: such a head reads the labels as they are listed; leave it at "given"',
+            field="orders",
+        )
 
 
 def _labels(
@@ -119,7 +125,10 @@ def _labels(
 
 
 def _answers(
-    read: list[tuple[PlainQuestion, AskedQuestion]], names: tuple[str, ...] | None, outcome: Outcome
+    ctx: AdmissionContext,
+    read: list[tuple[PlainQuestion, AskedQuestion]],
+    names: tuple[str, ...] | None,
+    outcome: Outcome,
 ) -> Answers:
     output = outcome.output
     if not isinstance(output, LogprobOutput):
@@ -129,6 +138,9 @@ def _answers(
         labels = asked.labels
         logprobs = output.logprobs[at : at + len(labels)].tolist()
         at += len(labels)
+        mass = min(1.0, math.fsum(map(math.exp, logprobs)))
+        if mass < LEAST_MASS:
+            warn_of_mass(ctx.warned, asked, mass)
         highest = max(logprobs)
         weights = [math.exp(one - highest) for one in logprobs]
         shares = [weight / math.fsum(weights) for weight in weights]
@@ -143,7 +155,7 @@ def _answers(
                 labels,
                 dict(zip(labels, shares)),
                 dict(zip(labels, logprobs)),
-                min(1.0, math.fsum(map(math.exp, logprobs))),
+                mass,
                 shares[0 if plain.kind == "noul" else index],
                 expected,
                 plain.kind,

@@ -6,8 +6,10 @@ caller sets on a subclass of ``str`` must not reach another caller.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from prelude.admission import validation
@@ -19,6 +21,7 @@ from prelude.tasks import Choice, Noul, Score
 
 MAX_LEVELS = 10
 Kind: TypeAlias = Literal["choice", "noul", "score"]
+log = logging.getLogger("prelude.engine")
 _SIDES = ("true", "false")  # of a Noul, in the order of its labels
 
 
@@ -74,7 +77,17 @@ def _choice(ctx: AdmissionContext, question: Choice, field: str) -> PlainQuestio
         written = [_note(ctx, labels[label], f"{here}[{index}]") for index, label in enumerate(given)]
         notes = tuple(written) if any(written) else ()
     text = _text(question.question, field, ctx.layout, needed=False)
+    if len(given) == 1:
+        warn_of_one_label(str(text), str(given[0]))
     return PlainQuestion("choice", text, tuple([str.__str__(label) for label in given]), notes)
+
+
+@lru_cache(maxsize=256)
+def warn_of_one_label(question: str, label: str) -> None:
+    """Once for each: a program may narrow its labels down to one, and a list of labels may be written as one."""
+    log.warning(
+        "question %s has the one label %s, whose probability is 1 for any state", shown(question), shown(label)
+    )
 
 
 def _noul(ctx: AdmissionContext, question: Noul, field: str) -> PlainQuestion:

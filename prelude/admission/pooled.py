@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from prelude.admission import validation
-from prelude.admission.context import AdmissionContext, admitted
+from prelude.admission.context import AdmissionContext, admitted, served
 from prelude.admission.pairs import as_pair, encode_pair
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
 from prelude.admission.prompts import Encoded, encode_prompt, prompt_before, require_messages
@@ -28,6 +28,10 @@ def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed) 
     pooling = settings.pooling if task.pooling is None else _pooling(task.pooling)
     if pooling is None:
         raise no_pooling(settings)
+    if ctx.options is not None and ctx.options.static and pooling != "mean":
+        raise InvalidRequest(
+            f'{pooling!r}: a token has the same vector in any text; "mean" is the vector of a text', field="pooling"
+        )
     modes = pooling.split("+")
     if ctx.limits.device == "cuda" and (len(modes) > 1 or pooling not in _ON_CUDA):
         raise InvalidRequest(f"{pooling} has no kernel on CUDA; {', '.join(_ON_CUDA)} have", field="pooling")
@@ -94,10 +98,9 @@ def prepare_classify(ctx: AdmissionContext, scope: TokenizationScope, task: Clas
     count = ctx.limits.num_labels
     if count == 0:
         raise InvalidRequest(
-            "this model has no classification head; load a …ForSequenceClassification checkpoint"
-            if ctx.limits.bidirectional
-            else "this model has no classification head; ask it with decide(state, [Choice(...)]), which reads the "
-            "probabilities of any labels"
+            f"this model has no classification head; it serves {served(ctx)}; load a …ForSequenceClassification "
+            "checkpoint",
+            field="Classify",
         )
     activation = head_activation(ctx, task.activation)
     labels = ctx.labels if len(ctx.labels) == count else tuple(f"LABEL_{i}" for i in range(count))
@@ -118,8 +121,8 @@ def prepare_classify_tokens(
 ) -> tuple[Admitted, Notes]:
     if ctx.limits.head_pooling != "tokens":
         raise InvalidRequest(
-            "this model has no head that reads single tokens; load a …ForTokenClassification or "
-            "…ForProcessRewardModel checkpoint",
+            f"this model has no head that reads single tokens; it serves {served(ctx)}; load a "
+            "…ForTokenClassification or …ForProcessRewardModel checkpoint",
             field="ClassifyTokens",
         )
     activation = head_activation(ctx, task.activation)
@@ -172,11 +175,11 @@ def head_activation(ctx: AdmissionContext, asked: str) -> str:
 def prepare_reward(ctx: AdmissionContext, scope: TokenizationScope, task: Reward) -> tuple[Admitted, Notes]:
     limits = ctx.limits
     if limits.num_labels != 1 or limits.bidirectional:
-        has = "no classification head" if not limits.num_labels else f"a head of {limits.num_labels} labels"
+        has = f"a head of {limits.num_labels} labels" if limits.num_labels else "no classification head"
         kind = "an encoder" if limits.bidirectional else "a decoder"
         raise RecipeError(
             f"a reward model is a decoder with a head of one label (…ForSequenceClassification), and this model is "
-            f"{kind} with {has}; load a reward model, or read a head with classify(prompt)",
+            f"{kind} with {has}; it serves {served(ctx)}; load a reward model",
             field="Reward",
         )
     require_messages(task.prompt, "prompt", "a reward model")
@@ -211,10 +214,10 @@ def head_readout(ctx: AdmissionContext, ids: I32, *, skip_pad: bool) -> HeadRows
             return HeadRows(np.zeros(1, dtype=np.int32))
         case "markers":
             raise InvalidRequest(
-                "this model's head reads the options of a question; ask it with decide(state, [...])"
+                f"this model's head reads the options of a question; it serves {served(ctx)}", field="prompt"
             )
         case "tokens":
-            raise InvalidRequest("this model's head reads single tokens; ask it with classify_tokens(prompt)")
+            raise InvalidRequest(f"this model's head reads single tokens; it serves {served(ctx)}", field="prompt")
         case _:
             return HeadRows(np.array([last_row(ids, ctx.pad_id if skip_pad else None)], dtype=np.int32))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from prelude.admission import validation
-from prelude.admission.context import AdmissionContext, admitted
+from prelude.admission.context import AdmissionContext, admitted, served
 from prelude.admission.pairs import encode_pair
 from prelude.admission.pooled import activate, head_activation, head_logits, head_readout
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
@@ -61,14 +61,14 @@ def rerank_recipe(ctx: AdmissionContext, task: Rerank) -> RerankRecipe | None:
             return None
         has = f"a head of {limits.num_labels} labels" if limits.num_labels else "no classification head"
         raise RecipeError(
-            f"a cross-encoder for reranking has a head of one label, and this encoder has {has}; load a reranker "
-            "(…ForSequenceClassification with one label), or compare embeddings",
+            f"a cross-encoder for reranking has a head of one label, and this encoder has {has}; it serves "
+            f"{served(ctx)}; load a reranker (…ForSequenceClassification with one label)",
             field="Rerank",
         )
     if ctx.recipes.rerank is not None:
         return ctx.recipes.rerank
     raise RecipeError(
-        f"the model directory does not say how it ranks (looked for: {'; '.join(ctx.recipes.looked)}), and a wrong "
+        f"the model directory does not say how it ranks{ctx.recipes.looked_for}, and a wrong "
         f"text form ranks plausibly and wrongly; name it: recipe={' or '.join(map(repr, names(RerankRecipe)))}, or a "
         "RerankRecipe of your own",
         field="recipe",

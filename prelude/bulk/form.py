@@ -156,7 +156,13 @@ def read_questions(given: Any) -> dict[str, Any]:
             raise BulkError(f"questions[{shown(name)}]: it takes a question, and labels or levels or criteria")
         asked = one.get("question")
         if "labels" in one:
-            found[name] = Choice(asked, one["labels"])
+            labels = one["labels"]
+            if isinstance(labels, Mapping | list) and len(labels) == 1:
+                raise BulkError(
+                    f"questions[{shown(name)}]: the one label {shown(next(iter(labels)))} has the probability 1 in "
+                    "every row; give two or more, in --choice as NAME=A,B"
+                )
+            found[name] = Choice(asked, labels)
         elif "levels" in one:
             found[name] = Score(asked, one["levels"])
         else:

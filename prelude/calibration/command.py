@@ -13,7 +13,7 @@ from prelude.calibration.report import Report, calibrate
 from prelude.calibration.rows import Row, answers_of, read_rows
 from prelude.command_line import add_model, check_target, writing
 from prelude.errors import CalibrationError
-from prelude.tables import text_table
+from prelude.tables import shortened, text_table
 
 PRIORS = ("none", "labels", "content-free")
 
@@ -62,7 +62,7 @@ def main(chosen: argparse.Namespace) -> int:
     if chosen.report:
         with writing(chosen.report):
             Path(chosen.report).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
-    title = f"{report.held_out} held-out answers"
+    title = title_of(report, chosen)
     if chosen.plot or chosen.risk_plot:
         from prelude.calibration import plots
 
@@ -73,6 +73,16 @@ def main(chosen: argparse.Namespace) -> int:
             with writing(chosen.risk_plot):
                 plots.risk_coverage_plot(report.curves, chosen.risk_plot, title=title)
     return 0
+
+
+def title_of(report: Report, chosen: argparse.Namespace) -> str:
+    """The question, the model and the method of a figure."""
+    question = report.calibrator.asked.get("question")
+    asked = f'"{shortened(question, 70)}"' if question else f"{Path(chosen.file).name}: several questions"
+    known = "model" in report.calibrator.asked
+    model = Path(chosen.model or "packaged model").name if known else f"answers of {Path(chosen.file).name}"
+    fitted = f"{report.calibrator.method}, fitted on {report.fitted}, {report.held_out} held-out answers"
+    return f"{asked}\n{shortened(model, 40)}: {fitted}"
 
 
 def same_question(rows: Sequence[Row]) -> Any:

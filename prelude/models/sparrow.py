@@ -68,6 +68,7 @@ class SparrowModel:
             digits,
             state_length=self.max_len,
             option_length=self.max_len,
+            static=True,
             layout="indented",
             temperatures=self.temperatures,
         )

@@ -184,6 +184,10 @@ class ModelRecipes:
     guard: GuardRecipe | None = None
     looked: tuple[str, ...] = ()
 
+    @property
+    def looked_for(self) -> str:
+        return f" (looked for: {'; '.join(self.looked)})" if self.looked else ""
+
 
 def read_recipe(data: bytes | str, where: str) -> Recipe:
     """``RecipeError`` that names ``where`` for a file that is not a recipe."""

@@ -82,7 +82,7 @@ def located(error: InvalidRequest, names: Sequence[str], questions: Sequence[dic
 
 def placed(error: InvalidRequest, loc: Loc) -> SystemOneError:
     """An error of the engine's admission at the place ``loc`` of the body."""
-    message = str(error).removeprefix(f"{error.field}: ")
+    message = str(error).removeprefix(f"{error.field}: ") if loc else str(error)  # a keyword of SystemOne is named
     if isinstance(error, PromptTooLong | RequestTooLarge):
         return SystemOneError([fault(loc, message, "too_long")], status=413, error_type="request_too_large")
     return SystemOneError([fault(loc, message, "value_error")])

@@ -167,7 +167,7 @@ def test_tasks_that_an_encoder_cannot_do_are_refused_with_the_way_out(embedder: 
         lambda: embedder.prompt_logprobs("w1 w2"),
         lambda: list(embedder.stream("w1")),
     ):
-        with pytest.raises(InvalidRequest, match=r"is an encoder.* embed or classify.* load a decoder"):
+        with pytest.raises(InvalidRequest, match=r"is an encoder.* serves .*embed.* load a decoder"):
             ask()
     with pytest.raises(InvalidRequest, match="keeps nothing of a prompt"):
         embedder.complete("w1", SamplingParams(max_tokens=0))

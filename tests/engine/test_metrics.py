@@ -224,6 +224,7 @@ def test_prometheus_reads_the_same_numbers() -> None:
     assert get("prelude_steps_total", {"kind": "decode"}) == engine.stats()["steps"]["decode"]
     assert get("prelude_blocks_free") == engine.stats()["blocks_free"]
     assert get("prelude_healthy") == 1
+    assert get("prelude_rejected_total", {"reason": "deadline"}) == 0, "a series before the first rejection"
     assert get("prelude_request_seconds_count", {"execution_class": "decode"}) == 5
     assert get("prelude_output_token_seconds_count", {"execution_class": "decode"}) == 5
     assert get("prelude_output_token_seconds_count", {"execution_class": "oneshot"}) is None

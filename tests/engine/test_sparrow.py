@@ -143,6 +143,8 @@ def test_answers_are_those_of_the_formulas(tmp_path: Path, paired: bool) -> None
             assert np.abs(np.array(shares) - expected / expected.sum()).max() < 1e-5
             [alone] = engine.run(Decide(STATE, [question]))
             assert alone.logprobs == answer.logprobs, "the same bits alone and in company"
+        with pytest.raises(InvalidRequest, match="'last': a token has the same vector"):
+            engine.embed("abc", pooling="last")
         assert np.abs(engine.embed("abc", normalize=False, pooling="mean") - formula.mean("abc")).max() < 1e-6
 
 

@@ -133,11 +133,12 @@ def test_only_plain_ascii_states_skip_their_checks() -> None:
 
 def test_an_answer_reader_needs_the_paths_of_its_labels() -> None:
     made = Maker(Answer)
+    ways: Any = {"unconditional": False, "by_length": False, "relative": False, "least_mass": 0.0, "low_mass": print}
     with pytest.raises(TypeError, match="paths"):
-        AnswerReader(made, tuple, ((None, ("a",), 1, "choice", 1, None),), None,
-                     unconditional=False, by_length=False, relative=False)  # fmt: skip
-    reader = AnswerReader(made, tuple, ((LabelPaths([[0]], [0], 1), ("a",), 1, "choice", 1, None),), None,
-                          unconditional=False, by_length=False, relative=False)  # fmt: skip
+        AnswerReader(made, tuple, ((None, ("a",), 1, "choice", 1, None, None),), None,
+                     **ways)  # fmt: skip
+    reader = AnswerReader(made, tuple, ((LabelPaths([[0]], [0], 1), ("a",), 1, "choice", 1, None, None),), None,
+                          **ways)  # fmt: skip
     with pytest.raises(TypeError):
         reader(None)  # type: ignore[arg-type]
 
