@@ -1,0 +1,90 @@
+"""Entries of tokenizer_config.json that transformers' classes apply over tokenizer.json, against AutoTokenizer."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from prelude.tokenizer import Tokenizer, TokenizerConfigWarning
+from prelude.tokenizer.class_settings import Model
+from tokenizers import models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer
+
+TEXTS = ("ab ba", "a  b", "Ab<x>b", "<s>ab", "b<x> a</s>")
+PIECES = ["<unk>", "<s>", "</s>", "▁", "a", "b", "A", "<", ">", "x", "s", "/", "▁a", "▁b", "ab", "▁ab"]
+MERGES = [("▁", "a"), ("▁", "b"), ("a", "b"), ("▁", "ab")]
+
+
+def llama(kind: str) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(models.BPE({one: n for n, one in enumerate(PIECES)}, MERGES, unk_token="<unk>"))
+    if kind == "Prepend":
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    made.add_special_tokens(PIECES[:3])
+    return made
+
+
+def gpt2() -> tokenizers.Tokenizer:
+    letters = ["<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    made = tokenizers.Tokenizer(models.BPE({one: n for n, one in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens(["<|endoftext|>"])
+    return made
+
+
+def both(path: Path, made: tokenizers.Tokenizer, kind: str, rows: int, **config: Any) -> tuple[Any, Tokenizer, str]:
+    """AutoTokenizer, ours, and what ours warned of."""
+    made.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (path / "config.json").write_text(json.dumps({"model_type": kind}), encoding="utf-8")
+
+    def read(name: str, limit: int) -> bytes | None:
+        return (path / name).read_bytes() if (path / name).exists() else None
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = Tokenizer.from_reader(read, str(path), model=Model(kind, rows))
+    return AutoTokenizer.from_pretrained(str(path)), ours, " ".join(str(one.message) for one in caught)
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "config"),
+    [
+        ("Prepend", "llama", {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False}),
+        ("Metaspace", "llama", {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False}),
+        ("Metaspace", "llama", {"tokenizer_class": "LlamaTokenizerFast", "add_prefix_space": True}),
+        ("Metaspace", "llama", {"tokenizer_class": "LlamaTokenizer", "legacy": True}),
+        ("Metaspace", "llama", {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}),
+        ("gpt2", "gpt2", {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}),
+        ("gpt2", "gpt2", {"add_prefix_space": True, "additional_special_tokens": ["<x>", "ab"]}),
+        ("gpt2", "gpt2", {"tokenizer_class": "GPT2Tokenizer", "pad_token": "<x>", "other_token": "<s>"}),
+    ],
+)
+def test_ids_are_those_of_auto_tokenizer(made: str, kind: str, config: dict[str, Any], tmp_path: Path) -> None:
+    file = gpt2() if made == "gpt2" else llama(made)
+    theirs, ours, said = both(tmp_path, file, kind, 400, **config)
+    assert [ours.encode(text).ids for text in TEXTS] == [theirs(text)["input_ids"] for text in TEXTS]
+    assert not said
+
+
+def test_settings_that_are_not_followed_are_named(tmp_path: Path) -> None:
+    _, ours, said = both(tmp_path, llama("Prepend"), "llama", 400, tokenizer_class="LlamaTokenizer")
+    assert "add_prefix_space" in said and ours.encode(" ab").tokens[0] == "▁"
+    extra = {"extra_special_tokens": ["<x>"], "split_special_tokens": True}
+    _, ours, said = both(tmp_path, gpt2(), "gpt2", 257, **extra)  # no row is left for a token
+    assert "'<x>' of extra_special_tokens is not in the vocabulary" in said and "split_special_tokens" in said
+    assert ours.token_to_id("<x>") is None
+
+
+def test_a_tokenizer_alone_follows_its_file_and_names_what_the_class_would_do(tmp_path: Path) -> None:
+    settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True, "extra_special_tokens": ["<x>"]}
+    both(tmp_path, gpt2(), "gpt2", 400, **settings)
+    with pytest.warns(TokenizerConfigWarning, match=r"add_prefix_space is True, and ByteLevel has False.*'<x>'"):
+        alone = Tokenizer.from_file(tmp_path / "tokenizer.json")
+    plain = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert [alone.encode(text).ids for text in TEXTS] == [plain.encode(text).ids for text in TEXTS]
