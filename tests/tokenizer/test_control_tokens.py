@@ -234,6 +234,8 @@ def test_marks_of_trusted_segments_are_control_tokens_of_their_call(spaced: Call
     assert (ids.count(opened), ids.count(closed), ids.count(tokenizer.token_to_id("<eos>"))) == (1, 1, 0)
     assert tokenizer.decode(ids, False) == f"<start_of_turn>user\n{attack}<end_of_turn>\n"
     assert tokenizer.token_to_id("<b>") in ids and tokenizer.token_to_id("\u2581\u2581") in ids
+    flagged = tokenizer.encode_segments(render_segments([{"role": "user", "content": "<eos>"}], TURN)).tolist()
+    assert flagged.count(opened) == 1 and tokenizer.token_to_id("<eos>") not in flagged
     assert opened in tokenizer.encode_segments([(attack, False)]).tolist(), "no call before has changed it"
 
 
