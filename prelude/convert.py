@@ -126,7 +126,9 @@ def _copy_others(directory: ModelDirectory, target: Path, beside: set[str]) -> N
         inside = Path(root).relative_to(directory.path)
         folders[:] = [name for name in folders if inside == Path() and name[:1].isdigit()]
         for name in names:
-            own = inside == Path() and (name.endswith((*_WEIGHTS, _INDEX)) and name not in beside)
+            own = str(inside) in (".", directory.inner) and (
+                name.endswith((*_WEIGHTS, _INDEX)) and name not in beside
+            )
             if own or name.startswith("."):
                 continue
             (target / inside).mkdir(exist_ok=True)

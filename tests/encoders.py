@@ -53,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "deberta-v2-no-buckets": {"family": "deberta-v2", "position_buckets": -1, "max_relative_positions": 40},
     "deberta-v2-old-spelling": {"family": "deberta-v2", "pos_att_type": "c2p|p2c", "norm_rel_ebd": "none"},
     "gemma3_text": {"family": "gemma3_text"},
+    "gemma3_text-narrowest-window": {"family": "gemma3_text", "sliding_window": 1},
     "gemma3_text-odd-window": {"family": "gemma3_text", "sliding_window": 7, "query_pre_attn_scalar": 12},
 }
 

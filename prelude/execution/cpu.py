@@ -199,6 +199,8 @@ class CpuExecutor:
         if self._closed:
             raise EngineClosed("the executor is closed")
         try:
+            if self.weights.used is not None:
+                self.weights.used.check()
             with torch.inference_mode(), GOVERNOR:
                 return Finished(self._run(batch, readouts), None)
         except Exception as error:  # ``wait`` raises the failure of the step

@@ -25,7 +25,7 @@ from prelude.models.files import ModelDirectory, Where
 from prelude.models.gguf.directory import GgufDirectory
 from prelude.models.gguf.reader import BLOCK_TYPES, TYPES
 from prelude.models.gguf.weights import GgufWeights
-from prelude.models.mapped_file import TensorInfo
+from prelude.models.mapped_file import TensorInfo, UsedFile
 from prelude.models.memory import available_memory, require_memory
 from prelude.models.packed_file import PACKED, PACKED_FILE, Converted, Kept, PackedWeights
 from prelude.models.safetensors_file import SafetensorsFile
@@ -177,6 +177,12 @@ class Checkpoint:
         kept = None if found is None else found.find(names)
         return None if found is None or kept is None else (found.words(kept), kept)
 
+    @property
+    def used(self) -> UsedFile | None:
+        """The file whose words stay in use where they lie, once one was read."""
+        found = self._packed_weights()
+        return None if found is None else found.used
+
     def _packed_weights(self) -> PackedWeights | None:
         return next((file for file in self._files if isinstance(file, PackedWeights)), None)
 
@@ -322,6 +328,11 @@ def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) 
     """Check names, shapes and types; leave in ``places`` the tensors that the model uses, in the expected order."""
     expected = config.spec.tensors()
     parts = _parts(expected, config.spec.prefix)
+    table = f"{config.spec.embeddings.name}.weight"
+    if config.spec.lm_head == "tied" and table not in places and _LM_HEAD in places:
+        places[table] = places.pop(_LM_HEAD)  # one weight, which was saved under its other name
+    if table not in places:
+        _check_beginnings(directory, config, places)
     head = _decide_head(directory, config, places)
     if head == "own":
         expected[_LM_HEAD] = (config.vocab_size, config.hidden_size)
@@ -348,6 +359,21 @@ def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) 
     places.clear()
     places.update(ordered)
     return head
+
+
+def _check_beginnings(directory: Path, config: ModelConfig, places: Mapping[str, _Place]) -> None:
+    """Names of another class's model, or of one that was wrapped, have a part in front that transformers does not
+    take away either."""
+    prefix = config.spec.prefix
+    body = f"{config.spec.embeddings.name}.weight".removeprefix(prefix)
+    for place in places.values():
+        for end in (f"{prefix}{body}", body, _LM_HEAD):
+            if place.name.endswith(f".{end}"):
+                begins = place.name.removesuffix(end)
+                raise CheckpointError(
+                    f"{place.file.path}: tensor {shown(place.name)} begins with {shown(begins)}, as no weight of a "
+                    f"{config.architecture} does; save the model inside, or rename the weights"
+                )
 
 
 def _parts(expected: Iterable[str], prefix: str) -> tuple[str, ...]:

@@ -52,21 +52,31 @@ class ModelDirectory:
 
     path: Path
     links: bool = False
+    inner: str = ""
+    """The folder of the model's own files in the old layout of sentence-transformers, such as ``0_Transformer``."""
 
     @classmethod
-    def of(cls, where: Where) -> ModelDirectory:
+    def of(cls, where: Where, links: bool = False) -> ModelDirectory:
         """``where`` itself, or the directory at that path; ``ModelError`` where there is none."""
-        return where if isinstance(where, ModelDirectory) else cls(check_directory(where))
+        if isinstance(where, ModelDirectory):
+            return where
+        found = ModelDirectory(check_directory(where), links)
+        return ModelDirectory(found.path, links, _transformer_folder(found))
 
     def __str__(self) -> str:
         return str(self.path)
 
     def has(self, name: str) -> bool:
         """Whether there is anything of that name, be it a link that leads nowhere."""
-        return os.path.lexists(self.path / name)
+        return os.path.lexists(self.path / self._at(name))
+
+    def _at(self, name: str) -> str:
+        inside = f"{self.inner}/{name}"
+        return inside if self.inner and os.path.lexists(self.path / inside) else name
 
     def file(self, name: str, error: type[ModelError] = ModelError) -> Path:
         """Where the file ``name`` lies, its links resolved; ``error`` if that is not a file of this model."""
+        name = self._at(name)
         shown_path = self.path / name
         if os.path.isabs(name) or ".." in Path(name).parts:
             raise error(f"{self.path}: {shown(name)} leads out of the model directory")
@@ -111,6 +121,21 @@ class ModelDirectory:
 
 
 Where: TypeAlias = "ModelDirectory | str | os.PathLike[str]"
+
+
+def _transformer_folder(directory: ModelDirectory) -> str:
+    """As modules.json says; "" where the model lies in the directory itself. Other faults of that file are those of
+    the readers of its modules."""
+    if not directory.has("modules.json"):
+        return ""
+    modules = directory.value("modules.json", 1 << 20)
+    first = modules[0] if isinstance(modules, list) and modules else None
+    if not isinstance(first, dict) or str(first.get("type", "")).rsplit(".", 1)[-1] != "Transformer":
+        return ""
+    folder = first.get("path", "")
+    if not isinstance(folder, str) or Path(folder).name != folder:
+        raise ModelError(f"{directory.path / 'modules.json'}: path {shown(folder)} is not the name of a folder")
+    return folder
 
 
 def open_regular(path: Path, error: type[ModelError]) -> int:

@@ -4,7 +4,7 @@ The mapping is private and read through numpy; ``close`` only lets go of it. A f
 it are in use ends the process with a bus error, as any mapping would. So weights are copied out when a model is
 loaded, and ``changed`` tells whether it changed until then. The packed weights of a converted directory are not
 copied: they are used where they lie as long as the model is in use (``prelude/models/packed_file.py``). Such a file
-is replaced by renaming another one over it, and never overwritten.
+is replaced by renaming another one over it, and never overwritten: ``UsedFile`` tells, before each step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import mmap
 import os
 import sys
+import weakref
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -80,6 +81,10 @@ class MappedFile:
         """Whether the file was written to since it was opened. Deleted or replaced, it stays readable."""
         return self._file.closed or _written(os.fstat(self._file.fileno())) != self._written
 
+    def used(self) -> UsedFile:
+        """For views that stay in use after ``close``."""
+        return UsedFile(self.path, self._file.fileno(), self._written)
+
     def close(self) -> None:
         """Let go of the mapping; tensors that are still in use keep it alive."""
         self._bytes = None
@@ -120,6 +125,23 @@ class MappedFile:
             return
         first -= first % mmap.PAGESIZE
         advise(mmap.MADV_DONTNEED, first, last - first)
+
+
+class UsedFile:
+    """A file that is used where it lies after it was loaded. It is written into if its size or its time is another;
+    replaced by renaming another file over it, it stays as it is."""
+
+    def __init__(self, path: Path, descriptor: int, written: tuple[int, int]) -> None:
+        self._path, self._descriptor, self._written = path, os.dup(descriptor), written
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def check(self) -> None:
+        """``CheckpointError`` if it was written into."""
+        if _written(os.fstat(self._descriptor)) != self._written:
+            raise CheckpointError(
+                f"{self._path}: was written into while it is in use, so that answers would be wrong; make the engine "
+                "again, and replace such a file by renaming another one over it"
+            )
 
 
 def _only_ours(status: os.stat_result) -> bool:

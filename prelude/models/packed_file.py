@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
-from prelude.models.mapped_file import TensorInfo
+from prelude.models.mapped_file import TensorInfo, UsedFile
 from prelude.models.safetensors_file import DTYPES, SafetensorsFile
 from prelude.strict_json import NATURAL, parse
 
@@ -79,6 +79,7 @@ class PackedWeights:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = SafetensorsFile(path)
+        self.used: UsedFile | None = None
         try:
             self.converted = self._converted()
             self._kept = {kept.parts[0][0]: kept for kept in self._weights()}
@@ -118,7 +119,11 @@ class PackedWeights:
     def words(self, kept: Kept) -> torch.Tensor:
         """The words of ``kept``, int32: a view of the file where no other user can write it."""
         found = self.file.tensor(kept.tensor)
-        return found if self.file.only_ours and found.data_ptr() % ALIGNMENT == 0 else found.clone()
+        if not self.file.only_ours or found.data_ptr() % ALIGNMENT:
+            return found.clone()
+        if self.used is None:
+            self.used = self.file.used()
+        return found
 
     def check(self) -> None:
         """Read all words; ``CheckpointError`` where their digest is not that of the metadata."""

@@ -16,7 +16,7 @@ Tied embeddings are rows of the packed LM head.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -412,7 +412,7 @@ def load_weights(
         lm_head = Linear(embeddings.tokens)
     # Heads read a handful of rows: float32 costs nothing and spares the answer one rounding.
     exact = _Reader(source, torch.float32, packing=None if packing is None else "float32")
-    return ModelWeights(
+    found = ModelWeights(
         embeddings=embeddings,
         layers=tuple(map(reader.layer, watched(spec.layers, "loading", "layers", len(spec.layers)))),
         final_norm=None if spec.final_norm is None else reader.norm(spec.final_norm),
@@ -422,3 +422,4 @@ def load_weights(
         masked=None if masked is None else exact.masked(masked),
         dtype=dtype,
     )
+    return replace(found, used=source.used)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from prelude.models.gguf.blocks import Blocks
+from prelude.models.mapped_file import UsedFile
 from prelude.models.packed import Packing
 from prelude.models.packed_file import Converted, Kept
 from prelude.models.spec import (
@@ -39,6 +40,10 @@ class WeightSource(Protocol):
     def packed(self, names: Sequence[str]) -> tuple[Tensor, Kept] | None:
         """The words of the weight that was packed of ``names``, and their description; None where they are stored as
         weights."""
+
+    @property
+    def used(self) -> UsedFile | None:
+        """The file whose words stay in use where they lie, once one was read."""
 
 
 class SizedSource(Protocol):

@@ -9,6 +9,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from prelude.models.mapped_file import UsedFile
 from prelude.models.ops import Linear, RowNorm, activate
 from prelude.models.option_heads import OptionWeights
 from prelude.models.packed import PackedLinear
@@ -120,6 +121,8 @@ class ModelWeights:
     """The dtype of the inputs and outputs of projections."""
     options: OptionWeights | None = None
     masked: MaskedWeights | None = None
+    used: UsedFile | None = None
+    """The file that packed weights are used in."""
 
     def linears(self) -> Iterator[AnyLinear]:
         for layer in self.layers:

@@ -178,6 +178,29 @@ def test_scan_finds_values_that_are_not_finite(value: float, kind: str, copy_of:
     refused(directory, f"{Q_PROJ}: 2 of 1,024 values are NaN or infinite", scan=True)
 
 
+def test_tied_weights_saved_under_the_name_of_the_head(copy_of: Copy) -> None:
+    directory = copy_of("tied")
+    with open_checkpoint(directory) as checkpoint:
+        expected = checkpoint.load(torch.float32)
+    edit_weights(directory / FILE, lambda t: {k.replace("model.embed_tokens", "lm_head"): v for k, v in t.items()})
+    with open_checkpoint(directory) as checkpoint:
+        assert checkpoint.head == "tied"
+        found = checkpoint.load(torch.float32)
+    assert all(torch.equal(found[name], expected[name]) for name in expected) and list(found) == list(expected)
+
+
+@pytest.mark.parametrize("begins", ["_orig_mod.", "language_model.", "module.", "model.language_model."])
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+def test_names_of_a_wrapped_model_are_named(
+    kind: str, begins: str, copy_of: Copy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers draws such weights at random."""
+    directory = copy_of(kind)
+    edit_weights(directory / FILE, lambda t: {begins + k: v for k, v in t.items()})
+    refused(directory, f"begins with '{begins}', as no weight of a Qwen3ForCausalLM does; save the model inside")
+    assert "saved alone" not in caplog.text
+
+
 @pytest.mark.fault(42)
 def test_untied_without_a_head_is_an_error(copy_of: Copy) -> None:
     directory = copy_of("tied")

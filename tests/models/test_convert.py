@@ -16,14 +16,14 @@ from prelude._native import cpu
 from prelude import Engine, EngineConfig, SamplingParams
 from prelude.cli import main
 from prelude.convert import convert
-from prelude.errors import CheckpointError, ModelError, UnsupportedModel
+from prelude.errors import CheckpointError, ExecutionError, ModelError, UnsupportedModel
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.kernels import wide
 from prelude.models.packed import PackedLinear
 from prelude.models.packed_file import LAYOUT, PACKED_FILE, PackedWeights
 from prelude.models.safetensors_file import SafetensorsFile
-from tests.checkpoints import save_model
+from tests.checkpoints import make_checkpoint, save_model
 from tests.encoders import CLASSES, Encoder, write_encoder
 from tests.execution.conftest import RECURRENT, VARIANTS
 from tests.execution.helpers import Model, hidden, i32, last_logprobs, prompts, random_ids
@@ -112,6 +112,31 @@ def test_weights_are_used_where_they_lie(tmp_path: Path) -> None:
             line.split()[0] for line in maps.read_text(encoding="utf-8").splitlines() if line.endswith(PACKED_FILE)
         ]
         assert not any(int(first, 16) <= at < int(last, 16) for first, last in (span.split("-") for span in spans))
+
+
+@pytest.mark.parametrize("how", ["truncated", "overwritten", "replaced"])
+def test_a_file_that_is_written_into_while_it_is_in_use(how: str, tmp_path: Path) -> None:
+    """No step reads it any more. A file that another one was renamed over stays in use."""
+    folder = tmp_path / "converted"
+    convert(make_checkpoint(tmp_path / "source"), folder)
+    path = folder / PACKED_FILE
+    with Engine.from_pretrained(folder, config=EngineConfig(kv_blocks=64)) as engine:
+        before = engine.complete("a text", params=GREEDY).token_ids
+        if how == "truncated":
+            os.truncate(path, 0)
+        elif how == "overwritten":
+            with path.open("r+b") as file:
+                file.seek(-4096, os.SEEK_END)
+                file.write(b"\0" * 4096)
+        else:
+            (folder / "other").write_bytes(b"")
+            os.replace(folder / "other", path)
+            assert engine.complete("a text", params=GREEDY).token_ids == before
+            return
+        for _ in range(2):
+            with pytest.raises(ExecutionError) as caught:
+                engine.complete("a text", params=GREEDY)
+            assert f"{path}: was written into while it is in use" in str(caught.value.__cause__ or caught.value)
 
 
 def test_the_owner_is_that_of_the_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from prelude.models.gguf.config import architecture_of, config_of
 from prelude.models.gguf.directory import GgufDirectory, open_directory
 from prelude.models.gguf.reader import GgufFile
 from prelude.models.packed import PackedLinear
+from prelude.models.pooling import read_embedding
 from tests.checkpoints import PLAIN, SMALL, write_checkpoint
 from tests.execution.helpers import Model, all_logprobs, prompts, random_ids, run
 from tests.gguf_files import BYTES, SCALES, TYPE, dequantized, gguf, quantized, write_model
@@ -164,6 +165,107 @@ def test_rotary_factors_are_those_of_phi_3(turning: float, tmp_path: Path) -> No
     assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
 
 
+def test_biases_of_attention_turn_with_their_rows(tmp_path: Path) -> None:
+    model = source(tmp_path / "model", "llama", attention_bias=True, mlp_bias=True)
+    path = write_model(model, tmp_path / "model.gguf", "F32")
+    ids = random_ids(6, 60)
+    assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
+
+
+@pytest.mark.parametrize("pattern", [None, 2, [False, True, False], [True, True, False]])
+def test_windows_and_bases_of_gemma_3(pattern: Any, tmp_path: Path) -> None:
+    """Of each layer as the file says, every sixth without a window if it does not; bases of both kinds."""
+    kinds = ["sliding_attention"] * 3
+    if pattern == 2:
+        kinds[1] = "full_attention"
+    elif pattern is not None:
+        kinds = ["sliding_attention" if one else "full_attention" for one in pattern]
+    ropes = {"full_attention": 5e5, "sliding_attention": 3e3}
+    rope = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in ropes.items()}
+    model = source(tmp_path / "model", "gemma3_text", layer_types=kinds, rope_parameters=rope, head_dim=32)
+
+    def changed(writer: Any) -> None:
+        writer.add_float32("gemma3.rope.freq_base_swa", 3e3)
+        if isinstance(pattern, list):
+            writer.add_array("gemma3.attention.sliding_window_pattern", pattern)
+        elif pattern is not None:
+            writer.add_uint32("gemma3.attention.sliding_window_pattern", pattern)
+
+    path = write_model(model, tmp_path / "model.gguf", "F32", changed)
+    ids = random_ids(7, 90)
+    assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_linear_scaling_under_both_of_its_names(old: bool, tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    model = source(tmp_path / "model", "llama", rope_parameters=rope)
+
+    def changed(writer: Any) -> None:
+        if old:
+            writer.add_float32("llama.rope.scale_linear", 4.0)
+        else:
+            writer.add_string("llama.rope.scaling.type", "linear")
+            writer.add_float32("llama.rope.scaling.factor", 4.0)
+
+    path = write_model(model, tmp_path / "model.gguf", "F32", changed)
+    ids = random_ids(8, 90)
+    assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
+
+
+def test_every_id_that_ends_a_text_is_read(tmp_path: Path) -> None:
+    def changed(writer: Any) -> None:
+        writer.add_eos_token_id(3)
+        writer.add_eot_token_id(5)
+        writer.add_uint32("tokenizer.ggml.eom_token_id", 3)
+
+    path = write_model(source(tmp_path / "model", "llama"), tmp_path / "model.gguf", "F32", changed)
+    assert ModelConfig.from_dir(open_directory(path)).eos_token_ids == (3, 5)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_a_weight_of_more_than_one_chunk(kind: str) -> None:
+    """Repacked some rows at a time; the chunk is four million values."""
+    rows, inputs = 4200, 1024
+    generator = np.random.default_rng(5)
+    some = quantized(generator.standard_normal((300, inputs)).astype(np.float32), kind)
+    stored = np.concatenate([some] * 14)
+    blocks = Blocks(kind, (rows, inputs), torch.from_numpy(stored.view(np.uint8)))
+    wanted = gguf.quants.dequantize(stored[[0, 299, 4095, 4096, 4199]], TYPE[kind])
+    found = Blocks("Q8_0", (rows, inputs), blocks.eight_bits()).rows(torch.tensor([0, 299, 4095, 4096, 4199])).dense()
+    assert np.abs(found.numpy() - wanted).max() <= np.abs(wanted).max() * 0.0045 + 5e-6
+
+
+NEUTRAL: dict[str, Any] = {
+    "attention.shared_kv_layers": 0,
+    "nextn_predict_layers": 0,
+    "leading_dense_block_count": 0,
+    "expert_shared_count": 0,
+    "pooling_type": 0,
+    "embedding_length_out": SMALL["hidden_size"],
+}
+
+
+@pytest.mark.parametrize("key", NEUTRAL)
+def test_keys_that_change_nothing_are_read_and_others_refused(key: str, tmp_path: Path) -> None:
+    model = source(tmp_path / "model", "qwen3")
+    path = write_model(model, tmp_path / "a.gguf", "F32", lambda w: w.add_uint32(f"qwen3.{key}", NEUTRAL[key]))
+    assert ModelConfig.from_dir(open_directory(path)).spec == ModelConfig.from_dir(model).spec
+    other = write_model(model, tmp_path / "b.gguf", "F32", lambda w: w.add_uint32(f"qwen3.{key}", NEUTRAL[key] + 4))
+    with pytest.raises(UnsupportedModel, match=f"qwen3.{key} = {NEUTRAL[key] + 4}"):
+        open_directory(other)
+
+
+@pytest.mark.parametrize("number, pooling", [(1, "mean"), (2, "cls"), (3, "last"), (0, None)])
+def test_the_pooling_of_a_file(number: int, pooling: str | None, tmp_path: Path) -> None:
+    model = source(tmp_path / "model", "qwen3")
+    path = write_model(model, tmp_path / "m.gguf", "F32", lambda w: w.add_uint32("qwen3.pooling_type", number))
+    assert read_embedding(open_directory(path)).pooling == pooling
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
+    assert read_embedding(open_directory(path)).pooling == "max"  # what lies beside a file wins
+
+
 def test_a_directory_with_one_file(tmp_path: Path) -> None:
     model = source(tmp_path / "model", "llama")
     write_model(model, tmp_path / "a.gguf", "F32")
@@ -248,7 +350,7 @@ def test_metadata_of_other_values_and_types_are_refused(family: str, tmp_path: P
             for value in VALUES:
                 file.metadata = {**good, name: value}
                 try:
-                    directory = GgufDirectory(tmp_path, False, path, {}, config_of(file, architecture_of(file)))
+                    directory = GgufDirectory(tmp_path, False, "", path, {}, config_of(file, architecture_of(file)))
                     config = ModelConfig.from_dir(directory)
                     Checkpoint.open(directory, config).close()
                 except ModelError as refused:

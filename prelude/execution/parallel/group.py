@@ -26,6 +26,10 @@ from prelude.errors import ConfigError, RankLost
 HEADER = 4096
 """Bytes of a message's first broadcast, in which the messages of small steps are whole."""
 _SIZES = 16  # of them its number and its length
+MAX_MESSAGE = 1 << 30
+"""Bytes of a message; one that says more is none of ours."""
+_MAX_SAID = 1 << 20
+"""Bytes of a rank's facts."""
 _LIMITS = (1.0, 86400.0)  # seconds
 _LOADING = 1800.0
 """Seconds that a rank waits for the others while they load, which one may do from a slower disk."""
@@ -174,9 +178,16 @@ class RankGroup:
         """The message of each rank, as JSON."""
         text = np.frombuffer(json.dumps(said).encode(), np.uint8)
         lengths = self.gather(np.array([len(text)], np.int64))[:, 0]
+        if not 0 <= lengths.min() <= lengths.max() <= _MAX_SAID:
+            error = ValueError(f"a rank says facts of {lengths.tolist()} bytes, the limit is {_MAX_SAID}")
+            raise self.lose(error, "comparing settings") from error
         padded = np.zeros(int(lengths.max()), np.uint8)
         padded[: len(text)] = text
-        return [json.loads(row[:length].tobytes()) for row, length in zip(self.gather(padded), lengths.tolist())]
+        rows = self.gather(padded)
+        try:
+            return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths.tolist())]
+        except (ValueError, RecursionError) as error:
+            raise self.lose(error, "comparing settings") from error
 
     def agree(self, facts: dict[str, Any]) -> None:
         """``ConfigError`` on every rank where one of ``facts`` differs between them."""
@@ -216,6 +227,8 @@ class RankGroup:
             raise self.lose(error, "waiting for rank 0") from error
 
     def _send(self, message: bytes) -> None:
+        if len(message) > MAX_MESSAGE:
+            raise ValueError(f"a message of {len(message)} bytes, the limit is {MAX_MESSAGE}")
         self._sent += 1
         first = torch.zeros(HEADER, dtype=torch.uint8)
         first.numpy()[:_SIZES].view(np.int64)[:] = self._sent, len(message)
@@ -233,6 +246,8 @@ class RankGroup:
         number, length = first.numpy()[:_SIZES].view(np.int64).tolist()
         if number != self._sent:
             raise ValueError(f"message {number} of rank 0 came where {self._sent} was due")
+        if not 0 <= length <= MAX_MESSAGE:
+            raise ValueError(f"message {number} of rank 0 says {length} bytes, the limit is {MAX_MESSAGE}")
         inside = min(length, HEADER - _SIZES)
         message = bytearray(first.numpy()[_SIZES : _SIZES + inside].tobytes())
         if inside < length:

@@ -37,6 +37,7 @@ class ShardSource:
         return self._checkpoint.in_blocks(name)
 
     converted: None = None
+    used: None = None
 
     def packed(self, names: Sequence[str]) -> None:
         """Weights are cut before they are packed; those of a converted directory are refused by ``tensor``."""

@@ -146,7 +146,7 @@ def _window(fields: Fields, positions: int, causal: bool) -> int | None:
     """How far a layer with a window reaches; None where that is as far as any context."""
     if fields.get("sliding_window") is None:
         return None
-    window = fields.integer("sliding_window", 1, MAX_POSITIONS)
+    window = fields.integer("sliding_window", int(causal), MAX_POSITIONS)
     # The window of a bidirectional model counts both sides.
     return shorter(window if causal else window // 2 + 1, positions)
 

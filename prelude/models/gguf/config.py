@@ -39,8 +39,17 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "tensor_data_layout": ("Meta AI original pth", "reference"),
     "rope.scaling.finetuned": (True, False),
+    "attention.shared_kv_layers": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "expert_shared_count": (0,),
+    "expert_feed_forward_length": (0,),
+    "leading_dense_block_count": (0,),
+    "nextn_predict_layers": (0,),
 }
 """Keys whose value is already the default."""
+_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
+"""By llama.cpp's number; 0 is none, 4 a score."""
 _LOCAL_BASE = 10000.0
 _LARGEST = 1e30
 """Of a number of the metadata; float32 holds it."""
@@ -151,8 +160,19 @@ def config_of(file: GgufFile, architecture: str) -> dict[str, Any]:
             )
     config |= _rope(keys, config)
     config |= _tokens(file)
+    keys.get("mm.tokens_per_image")  # of the pictures of a larger model
+    if keys.get("embedding_length_out") not in (None, 0, config["hidden_size"]):
+        raise keys.unsupported("embedding_length_out")
+    pooling = keys.get("pooling_type")
+    if pooling not in (None, 0, *_POOLINGS):
+        raise keys.unsupported("pooling_type")
     keys.check_all_known()
     return config
+
+
+def pooling_of(metadata: dict[str, Any]) -> str | None:
+    """How the file's vectors are pooled, as sentence-transformers names it."""
+    return _POOLINGS.get(metadata.get(f"{metadata['general.architecture']}.pooling_type", 0))
 
 
 def _kv_heads(keys: _Keys) -> Any:

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from prelude.errors import ModelError, shown
-from prelude.models.files import GGUF, ModelDirectory, check_directory
-from prelude.models.gguf.config import architecture_of, config_of
+from prelude.models.files import GGUF, ModelDirectory
+from prelude.models.gguf.config import architecture_of, config_of, pooling_of
 from prelude.models.gguf.reader import GgufFile
 from prelude.models.gguf.tokenizer import GgufTokenizer
 from prelude.models.shards import INDEX, SINGLE
 
 log = logging.getLogger("prelude.models.gguf")
 
-_TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+_TOKENIZER, _TOKENIZER_CONFIG, _POOLING = "tokenizer.json", "tokenizer_config.json", "1_Pooling/config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class GgufDirectory(ModelDirectory):
     @classmethod
     def opened(cls, folder: Path, links: bool, weights: Path) -> GgufDirectory:
         with GgufFile(weights) as file:
-            return cls(folder, links, weights, file.metadata, config_of(file, architecture_of(file)))
+            return cls(folder, links, "", weights, file.metadata, config_of(file, architecture_of(file)))
 
     def __str__(self) -> str:
         return str(self.weights)
@@ -46,11 +46,15 @@ class GgufDirectory(ModelDirectory):
             return True
         if ModelDirectory.has(self, name):
             return name not in (SINGLE, INDEX, "generation_config.json")
+        if name == _POOLING:
+            return pooling_of(self.metadata) is not None
         return name in (_TOKENIZER, _TOKENIZER_CONFIG) and "tokenizer.ggml.model" in self.metadata
 
     def read(self, name: str, limit: int, error: type[ModelError] = ModelError) -> bytes:
         if name == "config.json":
             return json.dumps(self.config).encode()
+        if name == _POOLING and not ModelDirectory.has(self, name):
+            return json.dumps({"pooling_mode": pooling_of(self.metadata)}).encode()
         if name in (_TOKENIZER, _TOKENIZER_CONFIG):
             if not ModelDirectory.has(self, name):
                 tokenizer = GgufTokenizer(self.metadata, self.weights)
@@ -63,7 +67,7 @@ def open_directory(path: Path, links: bool = False) -> ModelDirectory:
     """The model at ``path``: a directory, a GGUF file, or a directory whose only weights are one GGUF file."""
     if path.is_file() and path.suffix == GGUF:
         return GgufDirectory.opened(path.parent, links, path)
-    directory = ModelDirectory(check_directory(path), links)
+    directory = ModelDirectory.of(path, links)
     if directory.has(SINGLE) or directory.has(INDEX):
         return directory
     names = sorted(name for name in os.listdir(directory.path) if name.endswith(GGUF))
