@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prelude.bulk.windows import WINDOW_ROWS
 from prelude.command_line import add_model
 from prelude.errors import BulkError, reason
+from prelude.strict_json import loads
 
 if TYPE_CHECKING:
     from prelude.bulk.files import Table
@@ -133,8 +133,8 @@ def read_task(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_FORM:
             raise BulkError(f"{path}: {path.stat().st_size} bytes; the limit is {MAX_FORM}")
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = loads(path.read_bytes())
+    except (OSError, ValueError) as error:
         if isinstance(error, BulkError):
             raise
         raise BulkError(f"{path}: cannot be read as JSON: {reason(error)}") from error

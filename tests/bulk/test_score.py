@@ -166,6 +166,17 @@ class TestForm:
         row = json.loads(target.read_text("utf-8").splitlines()[0])
         assert set(row["level_probabilities"]) == {"0", "1"} and 0 <= row["level_expected"] <= 1
 
+    def test_a_task_file_is_read_strictly(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        source, task = write_rows(tmp_path / "in.jsonl"), tmp_path / "task.json"
+        spec = b'{"state": "{text}", "questions": {"ok": {"question": "Is it polite?"}}'
+        task.write_bytes(b"\xef\xbb\xbf" + spec + b"}")
+        assert score(source, tmp_path / "out.jsonl", "--task", str(task), flags=[]) == 0
+        for more, says in ((b', "state": "x"}', "'state' appears twice"), (b', "mass": NaN}', "not a finite number")):
+            task.write_bytes(spec + more)
+            assert score(source, tmp_path / "other.jsonl", "--task", str(task), flags=[]) == 2
+            said = capsys.readouterr().err
+            assert f"{task}: cannot be read as JSON: " in said and says in said
+
     def test_one_placeholder_takes_the_value_as_it_is(self) -> None:
         form = Form({"state": "{chat}", "questions": {"ok": {"question": "Is it polite?"}}})
         messages = [{"role": "user", "content": "Hello"}]
