@@ -110,7 +110,7 @@ class CascadePlan:
         relative: RelativeWeights | None = None,
         section: int | None = None,
     ) -> Tensor:
-        queries, heads, width = q.shape
+        queries, heads, width = q.size(0), q.size(1), q.size(2)
         if len(self.own) == 1 and not self.more and self.decode is None:
             return self._part(self.own[0], q, k, v)[0].reshape(queries, heads * width)
         out = torch.empty_like(q)
@@ -131,7 +131,7 @@ class CascadePlan:
     def _part(self, part: Part, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         def take(x: Tensor, where: Where) -> Tensor:
             x = x[where] if isinstance(where, slice) else x.index_select(0, where)
-            return x.view(part.batch, -1, x.shape[1], x.shape[2])
+            return x.view(part.batch, -1, x.size(1), x.size(2))
 
         return attend(take(q, part.queries), take(k, part.keys), take(v, part.keys), part.causal, part.mask)
 
@@ -257,7 +257,7 @@ class DecodePart:
     def run(self, q: Tensor, pool_k: Tensor, pool_v: Tensor, out: Tensor) -> None:
         """Queries and outputs [Q, heads, D]; the kernel gets addresses, so the tensors are checked here."""
         q, out = q[self.queries], out[self.queries]
-        slots, kv_heads, width = pool_k.shape
+        slots, kv_heads, width = pool_k.size(0), pool_k.size(1), pool_k.size(2)
         for tensor in (q, pool_k, pool_v, out):
             if tensor.dtype != out.dtype or tensor.stride()[1:] != (width, 1) or tensor.device.type != "cpu":
                 raise TypeError(f"paged attention over {tensor.dtype} with strides {tensor.stride()}")
@@ -270,7 +270,7 @@ class DecodePart:
             pool_v.data_ptr(),
             out.data_ptr(),
             slots=slots,
-            heads=q.shape[1],
+            heads=q.size(1),
             kv_heads=kv_heads,
             head_dim=width,
             bfloat16=out.dtype == torch.bfloat16,

@@ -101,7 +101,7 @@ class RunsPlan:
     ) -> Tensor:
         """[queries, heads * width]: in the memory of ``q``, whose values are gone, unless decode rows read pages.
         ``section``: the one whose queries ``q`` has; None where there is one alone."""
-        queries, heads, width = q.shape
+        queries, heads, width = q.size(0), q.size(1), q.size(2)
         paged = self._paged[section or 0]
         if paged is None:  # a tile of the kernel has read its queries when it writes
             out = q.as_strided((queries, heads * width), (q.stride(0), 1))

@@ -143,15 +143,13 @@ def log_normalisers(logits: Tensor) -> tuple[Tensor, F64]:
     """
     largest = logits.amax(dim=1, keepdim=True)
     rest: F64 = sums_of_exponentials(logits, largest).log_().numpy()
-    return largest, rest[: logits.shape[0]]
+    return largest, rest[: logits.size(0)]
 
 
 def sums_of_exponentials(logits: Tensor, largest: Tensor) -> Tensor:
     """[n] float64, for one row 2 equal ones: sums of exponentials of ``logits`` relative to ``largest`` [n, 1]."""
     relative = (logits - largest).exp_()
-    if (
-        relative.shape[0] == 1
-    ):  # torch cuts the sum of a single long row over its threads, and the bits change with it
+    if relative.size(0) == 1:  # torch cuts the sum of a single long row over its threads, and the bits change with it
         relative = relative.expand(2, -1)
     return relative.sum(dim=1).to(torch.float64)
 
@@ -166,7 +164,7 @@ def logprobs_of(logits: Tensor, largest: Tensor, rest: F64, rows: I64, targets: 
 
 def best(logits: Tensor, count: int) -> tuple[I64, F32]:
     """The ``count`` largest of each row, best first, equal ones by id: ``(ids, logits)``."""
-    count = min(count, logits.shape[1])
+    count = min(count, logits.size(1))
     values, ids = (t.numpy() for t in torch.topk(logits, count, dim=1))
     # topk leaves open which of several logits equal to its last one it returns, and their order.
     at_edge = (logits == torch.from_numpy(values[:, -1:].copy())).sum(dim=1).numpy()

@@ -36,7 +36,7 @@ class PlannedAttention:
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
         GOVERNOR.look()
-        if self._slots.shape[0]:
+        if self._slots.size(0):
             write_pool(k, v, *self._pool[self._places[layer]], self._slots, self._written)
 
     def run(self, layer: int, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

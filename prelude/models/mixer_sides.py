@@ -38,8 +38,8 @@ class SomeOutputs:
         self._first = first
 
     def into(self, x: Tensor, out: Tensor) -> Tensor:
-        made = self._of.into(x, out.new_empty(x.shape[0], self._of.outputs))
-        return out.copy_(made[:, self._first : self._first + out.shape[1]])
+        made = self._of.into(x, out.new_empty(x.size(0), self._of.outputs))
+        return out.copy_(made[:, self._first : self._first + out.size(1)])
 
 
 InProj: TypeAlias = AnyLinear | SomeOutputs
@@ -100,7 +100,7 @@ class BeforeMixer:
         if self.native is not None:
             self.native(x, out, chunk, normed, table, positions)
             return
-        for rows in _slices(x.shape[0], chunk):
+        for rows in _slices(x.size(0), chunk):
             some = part_of(out, rows)
             self._in_proj.into(_read(self._norm, part_of(x, rows), normed), some)
             turn = self._rotation
@@ -108,7 +108,7 @@ class BeforeMixer:
                 continue
             if table is None or positions is None:
                 raise ValueError("heads that turn need a rope table and positions")
-            heads = some.view(some.shape[0], -1, turn.width)[:, turn.first : turn.first + turn.heads]
+            heads = some.view(some.size(0), -1, turn.width)[:, turn.first : turn.first + turn.heads]
             rotate(heads, turn.gain, turn.eps, table, part_of(positions, rows))
 
 
@@ -152,7 +152,7 @@ class BehindMixer:
             return
         layer, mlp = self._layer, self._layer.spec.mlp
         first = layer.spec.norm_first
-        for rows in _slices(x.shape[0], chunk):
+        for rows in _slices(x.size(0), chunk):
             part = part_of(x, rows)
             _add(part, layer.out, part_of(mixed, rows), layer.mixer_after)
             if not first and layer.mixer_norm is not None:
@@ -166,7 +166,7 @@ class BehindMixer:
 
 def part_of(x: Tensor, rows: slice) -> Tensor:
     """Those rows of ``x``, which is no new view where they are all of them."""
-    return x if rows.start == 0 and rows.stop == x.shape[0] else x[rows]
+    return x if rows.start == 0 and rows.stop == x.size(0) else x[rows]
 
 
 def _slices(rows: int, chunk: int) -> Sequence[slice]:

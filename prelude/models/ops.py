@@ -44,7 +44,7 @@ class Linear:
 
     @property
     def outputs(self) -> int:
-        return self.weight.shape[0]
+        return self.weight.size(0)
 
     @property
     def min_rows(self) -> int:
@@ -62,15 +62,15 @@ class Linear:
         self._of_few = Product(self.weight) if self._few else None  # the product of so few rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.into(x, torch.empty(x.shape[0], self.weight.shape[0], dtype=self.weight.dtype))
+        return self.into(x, torch.empty(x.size(0), self.weight.size(0), dtype=self.weight.dtype))
 
     def into(self, x: Tensor, out: Tensor) -> Tensor:
         """``self(x)`` in the memory of ``out``, which is returned."""
-        rows = x.shape[0]
+        rows = x.size(0)
         if rows <= self._few and self._of_few is not None:
             self._of_few(x, out)
         elif rows < self.min_rows:
-            padded = out.new_empty(self.min_rows, out.shape[1])
+            padded = out.new_empty(self.min_rows, out.size(1))
             out.copy_(self._matmul(F.pad(x, (0, 0, 0, self.min_rows - rows)), padded)[:rows])
         else:
             self._matmul(x, out)
@@ -80,7 +80,7 @@ class Linear:
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """``residual += self(x)``, in place."""
-        rows = residual.shape[0]
+        rows = residual.size(0)
         if rows <= self._few and self._of_few is not None:
             self._of_few(x, residual, True)
             if self.bias is not None:
@@ -106,7 +106,7 @@ class Linear:
 
     def _add_matmul(self, target: Tensor, x: Tensor, first: int) -> None:
         """Adds the product of the inner values from ``first`` on."""
-        for at in range(first, self.weight.shape[1], self._inner):
+        for at in range(first, self.weight.size(1), self._inner):
             target.addmm_(x[:, at : at + self._inner], self.transposed[at : at + self._inner])
 
     def rows(self, start: int, stop: int) -> Linear:
@@ -177,15 +177,15 @@ class RotaryTable:
         """[more than ``highest``, D / 2] complex64; raises ``IndexError`` for a position the model does not have."""
         if highest >= self._max:
             raise IndexError(f"position {highest} is past the model's last, {self._max - 1}")
-        if highest >= self._table.shape[0]:
+        if highest >= self._table.size(0):
             self._grow(highest)
         return self._table
 
     def _grow(self, highest: int) -> None:
         pages = [self._table]
-        for start in range(self._table.shape[0], highest + 1, self.PAGE):
+        for start in range(self._table.size(0), highest + 1, self.PAGE):
             angles = torch.arange(start, start + self.PAGE, dtype=torch.float32)[:, None] * self._frequencies
-            page = torch.ones(self.PAGE, self._table.shape[1], dtype=torch.complex64)
-            page[:, : angles.shape[1]] = torch.complex(angles.cos() * self._factor, angles.sin() * self._factor)
+            page = torch.ones(self.PAGE, self._table.size(1), dtype=torch.complex64)
+            page[:, : angles.size(1)] = torch.complex(angles.cos() * self._factor, angles.sin() * self._factor)
             pages.append(page)
         self._table = torch.cat(pages)

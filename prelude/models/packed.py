@@ -131,7 +131,7 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, outputs] float32."""
-        return self.into(x, torch.empty(x.shape[0], self.outputs))
+        return self.into(x, torch.empty(x.size(0), self.outputs))
 
     def into(self, x: Tensor, out: Tensor) -> Tensor:
         """``self(x)`` in the memory of ``out`` [rows, outputs], float32 or bfloat16, which is returned."""

@@ -184,7 +184,7 @@ def room_of(spec: ModelSpec) -> int:
 
 def gate_heads(attended: Tensor, gates: Tensor) -> None:
     """``attended *= sigmoid(gates)``, in place; both [tokens, width] of one dtype."""
-    rows, width = attended.shape
+    rows, width = attended.size(0), attended.size(1)
     if gates.shape != attended.shape or gates.dtype != attended.dtype or gates.stride(1) != 1:
         raise ValueError(f"gates {gates.dtype} {list(gates.shape)} for {attended.dtype} {list(attended.shape)}")
     half = is_half(attended)

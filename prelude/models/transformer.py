@@ -139,7 +139,7 @@ class Transformer:
         layers, runs = self.weights.layers, attention.runs
         rope_tables = {rope: table.upto(highest) for rope, table in self._tables.items()}
         tables = [rope_tables[heads.rope] if heads.rope is not None else None for heads in self.spec.attentions]
-        tokens, longest = x.shape[0], min(x.shape[0], self.token_chunk)
+        tokens, longest = x.size(0), min(x.size(0), self.token_chunk)
         most = tokens if len(runs) == 1 else longest * self.run_chunks
         workspace = _Workspace(self.sizes, tokens, longest, most, self.dtype)
         chunk, last, place = self._chunk(tokens), len(layers) - 1, 0
@@ -220,7 +220,7 @@ class Transformer:
             if spec.activation == "tanh":
                 rows = rows.tanh_()
             elif spec.activation is not None:
-                rows = activate(rows, rows.shape[1], spec.activation, gated=False)
+                rows = activate(rows, rows.size(1), spec.activation, gated=False)
             if head.norm is not None and not norm_first:
                 rows = head.norm(rows, torch.float32)
         return head.out(rows)
@@ -396,7 +396,7 @@ def _enter(layer: LayerWeights, x: Tensor, types: Tensor | None) -> None:
 
 def _by_heads(rows: Tensor, mixer: Attention) -> Tensor:
     """[tokens, heads, D] in the memory of ``rows``."""
-    return rows.view(rows.shape[0], rows.shape[1] // mixer.head_dim, mixer.head_dim)
+    return rows.view(rows.size(0), rows.size(1) // mixer.head_dim, mixer.head_dim)
 
 
 def _parted(rows: Tensor, mixer: Attention) -> tuple[Tensor | None, Tensor]:

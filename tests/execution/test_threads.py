@@ -118,6 +118,15 @@ def test_all_threads_come_back_when_no_call_waits_any_more(machine: Machine) -> 
 
 
 @governed
+def test_threads_that_are_left_come_back_when_it_is_quiet(machine: Machine) -> None:
+    machine.step(1.0)
+    assert machine.step(0.1, 0.0, 0.0, 0.0, 0.6) == 3
+    assert machine.step(0.04, 0.6, 0.6, 0.0) == 1
+    assert machine.step(0.06) == 1, "a thread waited a moment ago"
+    assert machine.step(0.4) > 1
+
+
+@governed
 def test_attempts_that_fail_grow_rare(machine: Machine) -> None:
     """One of four processors is another's: all four threads are tried again, less and less often."""
     tries, last = [], 4

@@ -306,7 +306,7 @@ EDITS = (
         (
             CONFIG,
             '{"max_running": 32, "chunk_tokens": 128, "oneshot_share": 0.1, **limits}',
-            '{"max_running": 256, "chunk_tokens": 4096, "oneshot_share": 0.5, **limits}',
+            '{"max_running": 256, "chunk_tokens": 4096, "oneshot_share": 0.9, **limits}',
         ),
     ),
     edit(

@@ -108,7 +108,7 @@ EDITS = (
         "wide_intermediates_are_of_all_tokens",
         "G8",
         (TRANSFORMER, "        chunks = -(-tokens // self.token_chunk)\n", "        chunks = 1\n"),
-        (TRANSFORMER, "longest = x.shape[0], min(x.shape[0], self.token_chunk)", "longest = x.shape[0], x.shape[0]"),
+        (TRANSFORMER, "longest = x.size(0), min(x.size(0), self.token_chunk)", "longest = x.size(0), x.size(0)"),
     ),
     edit(
         "every_layer_keeps_its_projections",
