@@ -123,3 +123,23 @@ def test_a_stream_without_the_characters_shows_others() -> None:
     ran = subprocess.run([sys.executable, "-m", "prelude", "demo"], env=environment, capture_output=True)
     assert ran.returncode == 0, ran.stderr.decode()
     assert b"####" in ran.stdout and b"----" in ran.stdout and ran.stdout.isascii()
+
+
+@pytest.mark.parametrize("choice", ["a=b", "a=x;y", "a= x ;y"])
+def test_a_choice_of_one_label_is_refused_by_name(
+    choice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.csv").write_text("text\nHello.\n", encoding="utf-8")
+    words = [
+        "score",
+        str(tmp_path / "in.csv"),
+        str(tmp_path / "out.csv"),
+        "--text-column",
+        "text",
+        "--choice",
+        choice,
+    ]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert repr(choice.partition("=")[2].strip()) in said and "NAME=A,B" in said
+    assert not (tmp_path / "out.csv").exists()
