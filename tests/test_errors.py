@@ -23,6 +23,7 @@ INTERNAL = {
     ("prelude.text_streams", "RuntimeError"),
     ("prelude.simulation.replica", "RuntimeError"),
     ("prelude.simulation.traces", "ValueError"),
+    ("prelude.strict_json", "ValueError"),  # which each entrance makes its own error
 }
 
 
