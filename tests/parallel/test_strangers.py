@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +65,28 @@ def test_lengths_are_bounded_before_memory_is_asked_for(what: str, length: int, 
         stranger.kill()
         stranger.wait()
     assert ran.returncode == 0, ran.stderr[-2000:]
+
+
+MEETING = """
+import os, sys, psutil
+from prelude.execution.parallel.group import RankGroup
+rank = int(os.environ["RANK"])
+group = RankGroup.join(2, steady=False, limit=60.0)
+group.agree({"version": 1})
+mine = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"]
+here = [ip for ip, port in mine if port == int(os.environ["MASTER_PORT"])]
+group.leave()
+sys.exit(0 if here == (["127.0.0.1"] if rank == 0 else []) else f"listens at {mine}")
+"""
+
+
+def test_ranks_meet_at_the_address_that_was_given() -> None:
+    pytest.importorskip("psutil")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    told.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    command = [sys.executable, "-c", MEETING]
+    ranks = [subprocess.Popen(command, env={**told, "RANK": str(rank)}) for rank in (0, 1)]
+    assert [rank.wait() for rank in ranks] == [0, 0]

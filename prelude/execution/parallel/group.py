@@ -65,7 +65,7 @@ class RankGroup:
         made = cls(rank_here(), size, steady, limit, _own=own)
         try:
             if own:
-                dist.init_process_group("gloo", timeout=timedelta(seconds=_LOADING))
+                dist.init_process_group("gloo", timeout=timedelta(seconds=_LOADING), **_meeting(size))
             if dist.get_world_size() == size:
                 patience = timedelta(seconds=made.loading_limit)
                 made._group = dist.new_group(list(range(size)), backend="gloo", timeout=patience)
@@ -260,6 +260,23 @@ class RankGroup:
 def rank_here() -> int:
     """This process's rank, in torch.distributed or as torchrun says it."""
     return dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"])
+
+
+def _meeting(size: int) -> dict[str, Any]:
+    """Where the ranks meet: rank 0 listens at MASTER_ADDR alone, where torch would listen on every interface. With
+    torchrun its agent listens."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return {}
+    host, port, rank = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank_here()
+    listener = None
+    if rank == 0:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=size).detach()
+    patience = timedelta(seconds=_LOADING)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, size, rank == 0, patience, wait_for_workers=False, master_listen_fd=listener
+    )
+    return {"store": store, "rank": rank, "world_size": size}
 
 
 def _initialized(size: int) -> bool:
