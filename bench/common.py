@@ -286,4 +286,4 @@ def part_of_planning(doc: str | None, measured: Callable[[bool], Part], key: str
     part.report.show()
     if options.json:
         rows = {**asdict(part.report), key: part.us}
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

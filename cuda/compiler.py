@@ -27,7 +27,7 @@ class CompileError(RuntimeError):
 @cache
 def source(name: str) -> str:
     """The whole text of a kernel file, the shared part in front."""
-    return (FOLDER / _COMMON).read_text() + (FOLDER / f"{name}.cu").read_text()
+    return (FOLDER / _COMMON).read_text(encoding="utf-8") + (FOLDER / f"{name}.cu").read_text(encoding="utf-8")
 
 
 def options(arch: str, *, float32: bool, head_dim: int) -> tuple[str, ...]:

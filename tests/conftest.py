@@ -121,6 +121,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     try:
         RECORD.parent.mkdir(exist_ok=True)
-        RECORD.write_text(json.dumps(_shown))
+        RECORD.write_text(json.dumps(_shown), encoding="utf-8")
     except OSError:  # a read-only checkout can still be tested
         pass

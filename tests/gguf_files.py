@@ -27,7 +27,7 @@ def write_model(
 ) -> Path:
     """The safetensors model in ``source`` as a GGUF file. ``kind``: the type of its matrices, of all or by their GGUF
     name; ``changed`` adds metadata and tensors."""
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     family = config["model_type"]
     arch = gguf.MODEL_ARCH[ARCHITECTURES[family]]
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
@@ -110,7 +110,7 @@ SCALES = {"Q4_K": [(0, 1 / 240), (2, 1 / 32)], "Q5_K": [(0, 1 / 480), (2, 1 / 32
 
 def dequantized(path: Path, source: Path, target: Path) -> Path:
     """The model in ``source`` with the values that the ``gguf`` package reads in ``path``."""
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     arch = gguf.MODEL_ARCH[ARCHITECTURES[config["model_type"]]]
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -127,5 +127,5 @@ def dequantized(path: Path, source: Path, target: Path) -> Path:
         found[name] = torch.from_numpy(values.copy())
     target.mkdir()
     save_file(found, target / "model.safetensors", {"format": "pt"})
-    (target / "config.json").write_text(json.dumps(config))
+    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return target

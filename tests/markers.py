@@ -43,9 +43,9 @@ def write_laya(path: Path, recorded: dict[str, Any], tensor: Callable[..., Any])
     for folder in ("encoder", "tokenizer"):
         (path / folder).mkdir(exist_ok=True)
     save_file(made, path / "model.safetensors")
-    (path / "rl_agent_config.json").write_text(json.dumps(recorded["agent_config"]))
-    (path / "encoder/config.json").write_text(json.dumps(recorded["encoder_config"]))
-    (path / "tokenizer/tokenizer.json").write_text(json.dumps(byte_tokenizer()))
+    (path / "rl_agent_config.json").write_text(json.dumps(recorded["agent_config"]), encoding="utf-8")
+    (path / "encoder/config.json").write_text(json.dumps(recorded["encoder_config"]), encoding="utf-8")
+    (path / "tokenizer/tokenizer.json").write_text(json.dumps(byte_tokenizer()), encoding="utf-8")
     return path
 
 
@@ -82,6 +82,6 @@ def write_random(path: Path, agent: dict[str, Any] | None = None, encoder: dict[
         gain = ("norm" in name and name.endswith("weight")) or name == "scorer.0.weight"
         made[name.replace("in_proj.", "in_proj_")] = float(gain) + 0.15 * torch.randn(shape)
     save_file(made, path / "model.safetensors")
-    (path / "rl_agent_config.json").write_text(json.dumps({**AGENT, **(agent or {})}))
-    (path / "encoder/config.json").write_text(json.dumps({**ENCODER, **(encoder or {})}))
+    (path / "rl_agent_config.json").write_text(json.dumps({**AGENT, **(agent or {})}), encoding="utf-8")
+    (path / "encoder/config.json").write_text(json.dumps({**ENCODER, **(encoder or {})}), encoding="utf-8")
     return path

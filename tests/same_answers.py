@@ -155,7 +155,9 @@ def main() -> int:
     print(json.dumps({key: value for key, value in found.items() if key != "examples"}, indent=1))
     if chosen.json is not None:
         command = f"python -m tests.same_answers --requests {chosen.requests} --seed {chosen.seed}"
-        chosen.json.write_text(json.dumps({"command": command, **found}, indent=1, ensure_ascii=False) + "\n")
+        chosen.json.write_text(
+            json.dumps({"command": command, **found}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
     return 1 if sum(found["answers_changed"].values()) else 0
 
 

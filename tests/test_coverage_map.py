@@ -60,7 +60,7 @@ def test_a_row_is_shown_by_a_test_that_passed(tmp_path: Path) -> None:
         "passed": {"marks": [["feature", "B6"], ["fault", "23"]], "passed": True, "failed": False},
         "failed": {"marks": [["feature", "B6"], ["fault", "24"]], "passed": True, "failed": True},
     }
-    record.write_text(json.dumps(entries))
+    record.write_text(json.dumps(entries), encoding="utf-8")
     shown = coverage(record)
     assert shown == {"features": {"B6": ["passed"]}, "faults": {"23": ["passed"]}}
     assert coverage(tmp_path / "missing.json") == {"features": {}, "faults": {}}

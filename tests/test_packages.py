@@ -23,7 +23,7 @@ MADE = {".so", ".pyc", ".pyd"}  # by building and by running
 
 
 def test_every_package_folder_is_listed() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     block = re.search(r"^packages = \[\n(.*?)^\]", text, re.S | re.M)
     assert block is not None
     listed = set(re.findall(r'"([\w.]+)"', block[1]))
@@ -81,11 +81,11 @@ def test_an_sdist_needs_no_cython_until_a_source_changes(tmp_path: Path) -> None
     unchanged = without_cython(tree, tmp_path / "unchanged")
     assert unchanged.returncode == 0, unchanged.stderr
     for number, name in enumerate(("_native/errors.pxi", "written/_native/gpu.cpp", "setup.py")):
-        kept = (tree / name).read_text()
-        (tree / name).write_text(kept + "\n")
+        kept = (tree / name).read_text(encoding="utf-8")
+        (tree / name).write_text(kept + "\n", encoding="utf-8")
         changed = without_cython(tree, tmp_path / str(number))
         assert changed.returncode != 0 and "Cython" in changed.stderr, name
-        (tree / name).write_text(kept)
+        (tree / name).write_text(kept, encoding="utf-8")
 
 
 def test_wheel_leaves_out_training_and_sources(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_a_python_that_makes_no_environment_fails_its_legs_alone(capsys: pytest.
 
 
 def test_pre_commit_has_the_versions_of_the_lint_extra() -> None:
-    extra = re.search(r"^lint = (.*)$", (ROOT / "pyproject.toml").read_text(), re.M)
+    extra = re.search(r"^lint = (.*)$", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
     assert extra is not None
     pinned = set(re.findall(r'"([\w-]+==[\w.]+)"', extra[1]))
-    hooks = set(re.findall(r'"([\w-]+==[\w.]+)"', (ROOT / ".pre-commit-config.yaml").read_text()))
+    hooks = set(re.findall(r'"([\w-]+==[\w.]+)"', (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")))
     assert len(hooks) == 3 and hooks < pinned  # mypy runs in the developer's own environment
 
 

@@ -33,7 +33,7 @@ def download(folder: Path, suite: str, architecture: str, packages: list[str]) -
     apt = (folder / "apt").resolve()
     for name in ("lists/partial", "archives/partial", "sources"):
         (apt / name).mkdir(parents=True, exist_ok=True)
-    (apt / "sources.list").write_text(f"deb [signed-by={KEYS}] {MIRROR} {suite} main\n")
+    (apt / "sources.list").write_text(f"deb [signed-by={KEYS}] {MIRROR} {suite} main\n", encoding="utf-8")
     (apt / "status").touch()
     settings = {
         "APT::Architecture": architecture,
@@ -82,10 +82,10 @@ def own_pip(tree: Path, minor: int) -> None:
     """``ensurepip`` of the tree installs the tree's pip: the machine's own may be too old for this Python."""
     module = tree / "usr" / "lib" / f"python3.{minor}" / "ensurepip" / "__init__.py"
     asks = "sysconfig.get_config_var('WHEEL_PKG_DIR')"
-    source = module.read_text()
+    source = module.read_text(encoding="utf-8")
     if asks not in source:
         raise SystemExit(f"{module} does not say where it finds pip")
-    module.write_text(source.replace(asks, repr(str(tree / "usr" / "share" / "python-wheels"))))
+    module.write_text(source.replace(asks, repr(str(tree / "usr" / "share" / "python-wheels"))), encoding="utf-8")
 
 
 def main() -> None:

@@ -71,8 +71,8 @@ def compiler(tool: Path, architecture: str) -> dict[str, str]:
     for name in ("cc", "c++"):  # ccache takes one word for a compiler
         script = tool / f"zig-{architecture}-{name}"
         text = f'#!/bin/sh\nexec {zig} {name} -target {architecture}-linux-gnu.{GLIBC} "$@"\n'
-        if not script.exists() or script.read_text() != text:
-            script.write_text(text)
+        if not script.exists() or script.read_text(encoding="utf-8") != text:
+            script.write_text(text, encoding="utf-8")
             script.chmod(0o755)
         commands[name] = str(script)
     return {
@@ -140,8 +140,10 @@ def tokenizer_wheel(tool: Path, wheel: Path, folder: Path) -> Path:
     shutil.copy(whole / "prelude" / "py.typed", part / "prelude" / "tokenizer")
     own = part / f"{name}-{version}.dist-info"
     shutil.copytree(info, own, ignore=shutil.ignore_patterns("RECORD", "entry_points.txt", "sboms"))
-    (own / "METADATA").write_text(tokenizer_metadata((info / "METADATA").read_text()))
-    (own / "top_level.txt").write_text("prelude\n")
+    (own / "METADATA").write_text(
+        tokenizer_metadata((info / "METADATA").read_text(encoding="utf-8")), encoding="utf-8"
+    )
+    (own / "top_level.txt").write_text("prelude\n", encoding="utf-8")
     run(tool / "wheel", "pack", "-d", folder, part)
     (made,) = folder.glob("*.whl")
     return made

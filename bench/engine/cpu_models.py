@@ -112,7 +112,7 @@ class Session:
         path: Path | None = self.options.rows
         if path is None or not path.exists():
             return
-        for line in path.read_text().splitlines():
+        for line in path.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 given = json.loads(line)
                 self.made[given["load"]] = [Row(**row) for row in given["rows"]]
@@ -157,7 +157,7 @@ class Session:
             self.report.facts |= self.common_facts()
             self.report.finish(self.options, unit="ms")
             if self.options.table is not None:
-                self.options.table.write_text(table(self.report.rows))
+                self.options.table.write_text(table(self.report.rows), encoding="utf-8")
 
     def common_facts(self) -> dict[str, Any]:
         """A fact that loads have in common once, else each of its values."""

@@ -27,7 +27,7 @@ def write_gguf(source: Path, path: Path, kind: str) -> Path:
     from tests.engine.test_gguf import add_tokenizer
     from tests.gguf_files import write_model
 
-    vocab = json.loads((source / "config.json").read_text())["vocab_size"]
+    vocab = json.loads((source / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     part = path.with_suffix(".part")
     write_model(source, part, kind, lambda writer: add_tokenizer(writer, vocab))
     return part.rename(path)

@@ -97,7 +97,9 @@ class Report:
         every = {key: load for told in self.parts.values() for key, load in told["loads"].items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(self.path.name + ".new")
-        beside.write_text(json.dumps({**self.known, "loads": every, "parts": self.parts}, indent=1) + "\n")
+        beside.write_text(
+            json.dumps({**self.known, "loads": every, "parts": self.parts}, indent=1) + "\n", encoding="utf-8"
+        )
         beside.replace(self.path)
 
 

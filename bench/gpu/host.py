@@ -168,7 +168,7 @@ def main() -> None:
     stub = null.load()
     executor = null.executor()
     null.answer(executor, stub)
-    before = {} if options.before is None else rows_of(json.loads(options.before.read_text()))
+    before = {} if options.before is None else rows_of(json.loads(options.before.read_text(encoding="utf-8")))
     report = Report("Host time of the CUDA executor over a null device", facts=machine_facts())
     for name, steps in loads().items():
         plans = executor.calls.plans  # type: ignore[union-attr]

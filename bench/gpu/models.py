@@ -233,6 +233,7 @@ def save_checkpoint(config: ModelConfig, folder: Path, device: str = "cpu") -> N
                 "torch_dtype": "bfloat16",
                 "eos_token_id": 0,
             }
-        )
+        ),
+        encoding="utf-8",
     )
     shutil.copy(default_model.path() / "tokenizer.json", folder / "tokenizer.json")

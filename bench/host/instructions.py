@@ -50,7 +50,7 @@ def build(folder: Path) -> tuple[Path, str]:
     configure = [cmake, "-S", str(ROOT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release"]
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
     subprocess.run([cmake, "--build", str(folder), "--target", "operations"], check=True, stdout=subprocess.DEVNULL)
-    cache = (folder / "CMakeCache.txt").read_text()
+    cache = (folder / "CMakeCache.txt").read_text(encoding="utf-8")
     compiler = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.+)$", cache, re.M)
     version = "unknown"
     if compiler is not None:
@@ -69,7 +69,7 @@ def count(driver: Path, operation: str, blocks: int, cache: bool) -> Count:
         )
         if done.returncode != 0:
             sys.exit(f"bench instructions: {operation} failed:\n{done.stderr}")
-        text = out.read_text()
+        text = out.read_text(encoding="utf-8")
     events = re.search(r"^events: (.+)$", text, re.M)
     totals = re.search(r"^(?:summary|totals): (.+)$", text, re.M)
     if events is None or totals is None:
@@ -85,7 +85,7 @@ def read_kept(compiler: str) -> tuple[dict[str, float], str]:
     """The kept counts and the compiler they were taken with; ``compiler`` where nothing is kept."""
     if not KEPT.exists():
         return {}, compiler
-    value = json.loads(KEPT.read_text())
+    value = json.loads(KEPT.read_text(encoding="utf-8"))
     return value["instructions"], value["compiler"]
 
 
@@ -127,7 +127,7 @@ def main() -> None:
     if options.write:
         together = {**(kept if options.operations else {}), **counted}
         value = {"command": "python -m bench instructions --write", "compiler": compiler, "instructions": together}
-        KEPT.write_text(json.dumps(value, indent=1) + "\n")
+        KEPT.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     elif worse:
         sys.exit(f"more than {options.tolerance:g} % dearer than kept: {', '.join(worse)}")
 

@@ -228,7 +228,7 @@ def main() -> None:
             "end_to_end": asdict(end_to_end.report)["rows"],
             "end_to_end_us": end_to_end.us,
         }
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

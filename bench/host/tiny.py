@@ -66,7 +66,7 @@ def bare_forward(path: Path) -> Callable[[Ids], list[int]]:
     from safetensors.torch import load_file
 
     weights = load_file(path / "model.safetensors")
-    config = json.loads((path / "config.json").read_text())
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     heads, kv, size = SIZES["num_attention_heads"], SIZES["num_key_value_heads"], SIZES["head_dim"]
     eps = config["rms_norm_eps"]
     theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]

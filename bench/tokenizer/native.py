@@ -40,7 +40,7 @@ def build(folder: Path, flags: Sequence[str]) -> Any:
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
-    core = [line.strip() for line in (ROOT / "native_sources.txt").read_text().splitlines()]
+    core = [line.strip() for line in (ROOT / "native_sources.txt").read_text(encoding="utf-8").splitlines()]
     sources = [ROOT / "bench/tokenizer/driver.cpp", *(ROOT / line for line in core if line.startswith("tokenizer/"))]
     extension = Pybind11Extension(
         "tokenizer_driver",

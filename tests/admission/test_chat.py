@@ -26,8 +26,10 @@ TEMPLATE = (
 
 def beside(folder: Path, template: str) -> Tokenizer:
     """A tokenizer whose directory has this chat template."""
-    (folder / "tokenizer.json").write_text(toys.plain_tokenizer().to_str())
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "bos_token": toys.END}))
+    (folder / "tokenizer.json").write_text(toys.plain_tokenizer().to_str(), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": template, "bos_token": toys.END}), encoding="utf-8"
+    )
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 

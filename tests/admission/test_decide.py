@@ -365,7 +365,7 @@ def test_a_template_is_data_beside_the_model(tmp_path: Any) -> None:
     path = tmp_path / "decision_template.json"
     data = {"state": "<{state}>\n", "question": "Q: {question} {{x}} ({labels})\nA:", "label": " {label}.",
             "yes_no": "Is it so that {question}", "yes": "ja", "no": "nein", "separator": "|"}  # fmt: skip
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(data), encoding="utf-8")
     template = DecisionTemplate.from_file(path)
     preparer = toys.make(template=template)
     shown = preparer.explain(Decide("s {question}", [Choice("q {labels}?", ["a", "b"]), YesNo("it is")]))
@@ -408,7 +408,7 @@ def test_a_template_is_data_beside_the_model(tmp_path: Any) -> None:
 )
 def test_malformed_template_files(tmp_path: Any, text: str, match: str) -> None:
     path = tmp_path / "decision_template.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(TemplateError, match=match):
         DecisionTemplate.from_file(path)
     with pytest.raises(TemplateError):

@@ -27,7 +27,9 @@ def test_a_cut_run_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     for load in LOADS:
         with first.rows_of(load) as report:
             report.add(load, "prelude float32", (1.0, 1.0, 1.0), "ms")
-    file.write_text(file.read_text()[:-20])  # killed while the second load was written
+    file.write_text(
+        file.read_text(encoding="utf-8")[:-20], encoding="utf-8"
+    )  # killed while the second load was written
     again = session(file)
     again.read()
     assert list(again.made) == LOADS[:1] and again.made[LOADS[0]] == first.made[LOADS[0]]
@@ -41,7 +43,7 @@ def test_facts_of_several_runs_are_named_once_where_they_agree(tmp_path: Path) -
         one.report.facts["threads"] = threads
         with one.rows_of(load):
             pass
-    averages = [json.loads(line)["facts"]["load average"] for line in file.read_text().splitlines()]
+    averages = [json.loads(line)["facts"]["load average"] for line in file.read_text(encoding="utf-8").splitlines()]
     both = session(file)
     both.read()
     facts = both.common_facts()

@@ -173,7 +173,9 @@ def test_parts_of_several_calls_gather_in_the_file_of_the_day(
             if name == "correctness" and not right:
                 raise gpu_loads.NotRight("an error of 9")
             if name == "chat":
-                assert "decode.ms" in json.loads(path.read_text())["loads"], "written behind every part"
+                assert "decode.ms" in json.loads(path.read_text(encoding="utf-8"))["loads"], (
+                    "written behind every part"
+                )
                 raise RuntimeError("no room")
             return [gpu_loads.Load(f"{name}.ms", "ms", [float(len(seen))])]
 
@@ -186,7 +188,7 @@ def test_parts_of_several_calls_gather_in_the_file_of_the_day(
     def call(*options: str) -> tuple[int, dict[str, Any]]:
         monkeypatch.setattr(sys, "argv", ["gpu", "--json", str(path), *options])
         seen.clear()
-        return gpu.main(), json.loads(path.read_text())
+        return gpu.main(), json.loads(path.read_text(encoding="utf-8"))
 
     code, told = call("--only", "decode")
     assert code == 0 and seen == ["correctness", "decode"]

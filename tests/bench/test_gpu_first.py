@@ -55,7 +55,7 @@ NAMES = ("versions", "correctness", "oneshot", "decode")
 
 
 def run(tmp_path: Path, faults: dict[str, str], monkeypatch: pytest.MonkeyPatch, **options: Any) -> first.FirstRun:
-    (tmp_path / "fake.py").write_text(FAKE)
+    (tmp_path / "fake.py").write_text(FAKE, encoding="utf-8")
     monkeypatch.setenv("FAULTS", json.dumps(faults))
     made = first.FirstRun(
         tmp_path / options.pop("out", "out"),
@@ -152,7 +152,7 @@ def test_results_of_another_gpu_are_not_taken(tmp_path: Path, monkeypatch: pytes
 
 
 def main_over_fakes(tmp_path: Path, faults: dict[str, str], *options: str) -> subprocess.Popen[str]:
-    (tmp_path / "fake_stages.py").write_text(FAKE)
+    (tmp_path / "fake_stages.py").write_text(FAKE, encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "FAULTS": json.dumps(faults), "PYTHONPATH": path}
     command = [sys.executable, "-m", "bench", "gpu_first", "--out", str(tmp_path / "out")]
@@ -244,7 +244,7 @@ def test_the_time_before_the_first_stage_counts_too(tmp_path: Path, monkeypatch:
     class Run(first.FirstRun):
         def run(self, stages: Sequence[str]) -> None:
             made.append(self.until - time.monotonic())
-            (self.out / "table.md").write_text("")
+            (self.out / "table.md").write_text("", encoding="utf-8")
 
     monkeypatch.setattr(first, "FirstRun", Run)
     monkeypatch.setattr(sys, "argv", ["gpu_first", "--out", str(tmp_path), "--began", str(time.time() - 100)])
@@ -386,7 +386,7 @@ def test_the_limits_of_a_dry_run_do_without_a_stages_first_result(tmp_path: Path
         {"stage": "tests", "key": "tests.collected", "at": 34.0},
     ]
     results = tmp_path / "results.jsonl"
-    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     seconds = dry_faults.first_results(results)
     assert seconds == {"versions": 60.0, "tests": 4.0}
     limits = dry_faults.limits_of({"smoke": "hang", "tests": "child", "decode": "segv"}, seconds)

@@ -37,7 +37,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_counts_are_steady_and_the_kept_ones_are_of_these_operations(built: Path) -> None:
     driver, _ = instructions.build(built)
     listed = subprocess.run([driver, "--list"], check=True, capture_output=True, text=True).stdout.split()
-    kept = json.loads(instructions.KEPT.read_text())["instructions"]
+    kept = json.loads(instructions.KEPT.read_text(encoding="utf-8"))["instructions"]
     assert set(kept) == {f"{name} {blocks}" for name in listed for blocks in instructions.POOLS}
     first, second = (instructions.count(driver, "allocate_evict_free", 4096, cache=False) for _ in range(2))
     assert first == second and first.instructions > 32

@@ -35,7 +35,9 @@ def test_the_command_lists_every_file_of_bench_that_can_be_run() -> None:
     runnable = {
         ".".join(path.relative_to(FOLDER).with_suffix("").parts)
         for path in FOLDER.rglob("*.py")
-        if path.name != "__main__.py" and "train" not in path.parts and '== "__main__"' in path.read_text()
+        if path.name != "__main__.py"
+        and "train" not in path.parts
+        and '== "__main__"' in path.read_text(encoding="utf-8")
     }
     assert runnable == set(COMMANDS.values())
     listed = bench().stdout

@@ -29,19 +29,21 @@ def test_a_kept_result_has_a_command_whose_options_there_are(path: Path) -> None
         words = shlex.split(command)
         words = words[words.index("python") if "python" in words else words.index("prelude") :]
         if words[0] == "prelude":
-            source = (ROOT / "prelude" / "simulation" / "command.py").read_text()
+            source = (ROOT / "prelude" / "simulation" / "command.py").read_text(encoding="utf-8")
         else:
             assert words[1] == "-m", command
             module = f"bench.{COMMANDS[words[3]]}" if words[2] == "bench" else words[2]
             spec = importlib.util.find_spec(module)
             assert spec is not None and spec.origin is not None, command
-            source = Path(spec.origin).read_text(encoding="utf-8") + (ROOT / "bench" / "common.py").read_text()
+            source = Path(spec.origin).read_text(encoding="utf-8") + (ROOT / "bench" / "common.py").read_text(
+                encoding="utf-8"
+            )
         for option in (word for word in words if word.startswith("--")):
             assert f'"{option.partition("=")[0]}"' in source, f"{command}: {option}"
 
 
 def test_the_page_of_benchmarks_names_files_that_there_are() -> None:
-    named = set(re.findall(r"`([a-z0-9-]+\.json)`", (ROOT / "docs" / "BENCHMARKS.md").read_text()))
+    named = set(re.findall(r"`([a-z0-9-]+\.json)`", (ROOT / "docs" / "BENCHMARKS.md").read_text(encoding="utf-8")))
     assert named and named <= {path.name for path in RESULTS}
 
 

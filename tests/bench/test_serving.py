@@ -129,7 +129,7 @@ def test_the_bench_runs_and_keeps_every_number(tmp_path: Path, capsys: pytest.Ca
     serving.main([*arguments, "--raw", "--json", str(target), "--plot", str(tmp_path / "plot.png")])
     printed = capsys.readouterr().out
     assert "no HTTP is in these figures" in printed and "PASS" in printed
-    kept = json.loads(target.read_text())
+    kept = json.loads(target.read_text(encoding="utf-8"))
     assert kept["command"].startswith("python -m bench serving oneshot_128in_1out_c1") and kept["facts"]["torch"]
     assert kept["facts"]["cpu"] and kept["facts"]["cores"] == os.cpu_count()
     assert kept["facts"]["transformers"] == transformers.__version__
@@ -174,7 +174,7 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_four_questions_are_asked_of_two_sizes(tmp_path: Path) -> None:
     target = tmp_path / "questions.json"
     serving.main(["questions", "--quick", "--repeats", "1", "--json", str(target)])
-    rows = json.loads(target.read_text())["rows"]
+    rows = json.loads(target.read_text(encoding="utf-8"))["rows"]
     asked = {(row["load"].split(",")[0], row["measure"]) for row in rows}
     for size in ("packaged", "tiny"):
         for question in ("Q1", "Q2", "Q3"):

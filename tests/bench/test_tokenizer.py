@@ -66,10 +66,10 @@ def test_a_fault_in_another_family_stops_it_before_that_is_timed(
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    (tmp_path / "en.txt").write_text((ROOT / "README.md").read_text())
+    (tmp_path / "en.txt").write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
     whole = json.loads(Path(tokenizer_file).read_text(encoding="utf-8"))
     whole["model"]["dropout"] = 0.5  # HF leaves merges out at random, ours never does
-    (other / "tokenizer.json").write_text(json.dumps(whole))
+    (other / "tokenizer.json").write_text(json.dumps(whole), encoding="utf-8")
     done = bench(
         "--tokenizer", tokenizer_file, "--family", str(other / "tokenizer.json"), "--only", part,
         "--texts", str(tmp_path), "--json", str(tmp_path / "table.json"),
@@ -84,14 +84,14 @@ def test_a_fault_in_another_family_stops_it_before_that_is_timed(
 @pytest.mark.feature("K3")
 @pytest.mark.timeout(900)
 def test_without_a_fault_it_says_equal_and_gives_every_row(tokenizer_file: str, tmp_path: Path) -> None:
-    (tmp_path / "en.txt").write_text((ROOT / "README.md").read_text() * 4)
+    (tmp_path / "en.txt").write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
     table = tmp_path / "table.json"
     done = bench(
         "--tokenizer", tokenizer_file, "--family", tokenizer_file, "--texts", str(tmp_path), "--json", str(table)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("equal to HF")
-    rows = json.loads(table.read_text())["rows"]
+    rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
     with_reach = {(row["load"].split(" (")[0], row["measure"]) for row in rows if row["reach"]}
     assert {
         ("geometric mean of 10 inputs", "to a list, times HF"),
@@ -236,7 +236,7 @@ def test_a_folder_of_texts_is_made_of_sources_and_manual_pages(tmp_path: Path) -
     page = ".TH ls 1\n.SH NAME\nls \\- \\fBlist\\fR what is in a folder, as long as it is to be listed\n" + "x " * 400
     for name in ("man/man1/ls.1", "man/zh_CN/man1/ls.1", "man/zh_CN/man1/ls2.1"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(page)
+        (tmp_path / name).write_text(page, encoding="utf-8")
     sizes = dict(made(tmp_path / "texts", [tmp_path / "man"], 50_000))
     texts = texts_of(tmp_path / "texts")
     assert {name: len(text) for name, text in texts.items()} == sizes
@@ -264,7 +264,7 @@ def test_the_core_is_timed_without_python_after_it_was_compared(tokenizer_file: 
     assert not (tmp_path / "table.json").exists()
     done = run()
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))["rows"]
     of_one = {row["measure"]: row["value"] for row in rows if row["load"].startswith("medium_prose")}
     assert set(of_one) == {"one thread", "python", "boundary", "2 threads"}
     assert of_one["one thread"] > 0 and of_one["2 threads"] > 0
@@ -284,7 +284,7 @@ def test_the_bench_of_the_reference_backend(tokenizer_file: str, tmp_path: Path)
     done = subprocess.run([*command, "--json", str(tmp_path / "rows.json")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "backend reference" in done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]
     assert len(rows) == len(CALLS) and all(row["value"] > 0 for row in rows)
 
 

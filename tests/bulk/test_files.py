@@ -81,7 +81,7 @@ def test_an_error_without_a_number_that_ends_the_output_is_said(
 
     fsspec.register_implementation("fullstore", Store, clobber=True)
     source = tmp_path / "in.csv"
-    source.write_text("text\na\n")
+    source.write_text("text\na\n", encoding="utf-8")
     options = ["--text-column", "text", "--noul", "q=Is it?", "--no-progress", "--journal", str(tmp_path / "journal")]
     assert main(["score", str(source), "fullstore://out.jsonl", *options]) != 0
     assert "fullstore://out.jsonl: the bucket has no room" in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_targets_and_flags(
 ) -> None:
     source = write_rows(tmp_path / "in.csv")
     (tmp_path / "folder.csv").mkdir()
-    (tmp_path / "there.csv").write_text("")
+    (tmp_path / "there.csv").write_text("", encoding="utf-8")
     name = target if "://" in target else str(tmp_path / target)
     assert cli.main(["score", str(source), name, *FLAGS, "--no-progress", *more]) == 2
     assert says in capsys.readouterr().err
@@ -158,7 +158,7 @@ class TestForm:
             "questions": {"level": {"question": "How good?", "levels": ["bad", "good"]}},
             "length_norm": "token",
         }
-        (tmp_path / "task.json").write_text(json.dumps(spec))
+        (tmp_path / "task.json").write_text(json.dumps(spec), encoding="utf-8")
         task = Form(spec).task({"text": "a"})
         assert task.state == "Read: {a}" and task.length_norm == "token"
         source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
@@ -204,7 +204,7 @@ def test_vectors(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     source, target = write_rows(tmp_path / "in.csv"), tmp_path / "out.parquet"
     spec = {"verb": "embed", "prompt": "{text}", "pooling": "mean"}
-    (tmp_path / "task.json").write_text(json.dumps(spec))
+    (tmp_path / "task.json").write_text(json.dumps(spec), encoding="utf-8")
     assert score(source, target, "--task", str(tmp_path / "task.json"), flags=[]) == 0
     with Engine.from_pretrained(config=EngineConfig(deterministic=True)) as engine:
         for row in Table.of(str(target)).rows():

@@ -298,15 +298,15 @@ def test_separable_data_stay_finite(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_file_that_is_no_calibrator(wrong: dict[str, Any], tmp_path: Path) -> None:
     good = {"version": 1, "kind": "calibrator", "method": "temperature", "parameters": {"temperature": 2.0}}
     path = tmp_path / "c.json"
-    path.write_text(json.dumps(good))
+    path.write_text(json.dumps(good), encoding="utf-8")
     assert Calibrator.load(path).parameters["temperature"] == 2.0
-    path.write_text(json.dumps({**good, **wrong}))
+    path.write_text(json.dumps({**good, **wrong}), encoding="utf-8")
     with pytest.raises(CalibrationError, match=r"c\.json"):
         Calibrator.load(path)
-    path.write_text(json.dumps({name: value for name, value in good.items() if name != "method"}))
+    path.write_text(json.dumps({name: value for name, value in good.items() if name != "method"}), encoding="utf-8")
     with pytest.raises(CalibrationError, match=r"c\.json.*method"):
         Calibrator.load(path)
-    path.write_text(json.dumps({key: value for key, value in good.items() if key not in wrong}))
+    path.write_text(json.dumps({key: value for key, value in good.items() if key not in wrong}), encoding="utf-8")
     if wrong.keys() & good.keys():
         with pytest.raises(CalibrationError, match=r"c\.json"):
             Calibrator.load(path)
@@ -335,13 +335,13 @@ def test_a_file_that_is_no_calibrator(wrong: dict[str, Any], tmp_path: Path) -> 
 def test_a_file_that_is_no_prior(wrong: dict[str, Any], tmp_path: Path) -> None:
     good = {"version": 1, "kind": "prior", "labels": ["a", "b"], "prior": [0.25, 0.75]}
     path = tmp_path / "p.json"
-    path.write_text(json.dumps(good))
+    path.write_text(json.dumps(good), encoding="utf-8")
     assert PriorCorrection.load(path).prior == (0.25, 0.75)
     [name] = wrong
-    path.write_text(json.dumps({**good, **wrong}))
+    path.write_text(json.dumps({**good, **wrong}), encoding="utf-8")
     with pytest.raises(CalibrationError, match=rf"p\.json: .*{name}"):
         PriorCorrection.load(path)
-    path.write_text(json.dumps({key: value for key, value in good.items() if key != name}))
+    path.write_text(json.dumps({key: value for key, value in good.items() if key != name}), encoding="utf-8")
     if name in good:
         with pytest.raises(CalibrationError, match=rf"p\.json: {name} is missing"):
             PriorCorrection.load(path)

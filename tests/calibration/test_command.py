@@ -37,7 +37,7 @@ def test_the_command_fits_on_some_rows_and_measures_on_the_others(
     given = ["calibrate", str(path), "--method", method, "--labels", "200", "--save", str(tmp_path / "c.json")]
     given += ["--report", str(tmp_path / "r.json"), "--plot", str(tmp_path / "p.png")]
     assert main([*given, "--risk-plot", str(tmp_path / "risk.svg")]) == 0
-    report = json.loads((tmp_path / "r.json").read_text())
+    report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert (report["fitted"], report["held_out"]) == (200, 400)
     assert report["after"]["ece"] < report["before"]["ece"] / 2
     assert report["after_ece_95"][0] <= report["after_ece_95"][1]
@@ -66,7 +66,7 @@ def test_rows_for_a_model_become_its_answers(tmp_path: Path, capsys: pytest.Capt
     question, labels = "Which language is it?", ["English", "French", "German"]
     rows = [{"state": text, "question": question, "labels": labels, "label": label} for text, label in texts * 20]
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     prior = tmp_path / "prior.json"
     assert (
         main(["calibrate", str(path), "--labels", "30", "--prior", "content-free", "--save-prior", str(prior)]) == 0
@@ -78,7 +78,7 @@ def test_rows_for_a_model_become_its_answers(tmp_path: Path, capsys: pytest.Capt
         {"state": "a", "question": "Is it?", "label": True},
         {"state": "a", "question": "?", "levels": 3, "label": 2},
     ]
-    path.write_text("\n".join(map(json.dumps, mixed)))
+    path.write_text("\n".join(map(json.dumps, mixed)), encoding="utf-8")
     assert [row.label for row in read_rows(path)] == ["English", "German", "yes", "2"]
     assert main(["calibrate", str(path), "--prior", "content-free"]) == 2
     assert "the rows of the file ask several" in capsys.readouterr().err
@@ -113,7 +113,7 @@ def test_the_prior_of_the_labels_corrects_a_leaning(tmp_path: Path) -> None:
 )
 def test_a_wrong_line_is_named(line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"label": "a", "probabilities": {"a": 1, "b": 0}}\n\n' + line + "\n")
+    path.write_text('{"label": "a", "probabilities": {"a": 1, "b": 0}}\n\n' + line + "\n", encoding="utf-8")
     assert main(["calibrate", str(path)]) == 2
     said = capsys.readouterr().err
     assert message in said and "rows.jsonl:3" in said
@@ -140,7 +140,7 @@ def test_options_are_checked(
 
 def test_files_without_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", str(tmp_path / "none.jsonl")]) == 2
-    (tmp_path / "empty.jsonl").write_text("\n\n")
+    (tmp_path / "empty.jsonl").write_text("\n\n", encoding="utf-8")
     assert main(["calibrate", str(tmp_path / "empty.jsonl")]) == 2
     assert "no rows" in capsys.readouterr().err
 
@@ -148,7 +148,7 @@ def test_files_without_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_the_committed_figures_halve_the_error() -> None:
     """Of the run in bench/results; ``python -m bench calibration`` makes it anew."""
     file = Path(__file__).resolve().parents[2] / "bench" / "results" / "calibration.json"
-    found: dict[str, Any] = json.loads(file.read_text())
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     for model in ("packaged", "overconfident"):
         pairs = found[model]["temperature"]["ece"]
         assert found["labels"] == 200 and len(pairs) == 5
@@ -159,7 +159,7 @@ def test_the_label_of_a_level_may_be_a_number(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     rows = [{"probabilities": {"0": 0.2, "1": 0.8}, "label": label} for label in (0, 1)]
     rows += [{"probabilities": {"yes": 0.2, "no": 0.8}, "label": label} for label in (True, False)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert [row.label for row in read_rows(file)] == ["0", "1", "yes", "no"]
 
 

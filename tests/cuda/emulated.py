@@ -49,7 +49,7 @@ def library(file: str, float32: bool, head_dim: int, flags: tuple[str, ...] = ()
     text += "".join(_wrapper(kernel) for kernel in (*kernels.ALL, ATTEND_PROMPTS) if kernel.file == file)
     folder = Path(tempfile.mkdtemp(prefix="emulated"))
     source, built = folder / f"{file}.cpp", folder / f"{file}.so"
-    source.write_text(f'#include "{Path(__file__).parent / "emulator.hpp"}"\n' + text)
+    source.write_text(f'#include "{Path(__file__).parent / "emulator.hpp"}"\n' + text, encoding="utf-8")
     options = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-DHEAD_DIM={head_dim}", *flags]
     if float32:
         options.append("-DPRELUDE_FLOAT32")

@@ -41,7 +41,7 @@ def sources() -> dict[str, str]:
         if metadata.version("flashinfer-python") != VERSION:
             pytest.skip(f"flashinfer is {metadata.version('flashinfer-python')}, not {VERSION}")
         folder = Path(found.origin).parent
-    return {name: (folder / name).read_text() for name in wanted if (folder / name).is_file()}
+    return {name: (folder / name).read_text(encoding="utf-8") for name in wanted if (folder / name).is_file()}
 
 
 def function(file: str, name: str, of: str | None = None) -> ast.FunctionDef:
@@ -159,7 +159,7 @@ def test_without_splitting_a_plan_does_not_depend_on_the_keys() -> None:
 
 
 def test_the_release_is_pinned() -> None:
-    assert f'"flashinfer-python=={VERSION}"' in (ROOT / "pyproject.toml").read_text()
+    assert f'"flashinfer-python=={VERSION}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

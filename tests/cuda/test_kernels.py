@@ -80,7 +80,7 @@ def test_nvrtc_names_the_line(nvrtc: None) -> None:
 @pytest.mark.parametrize("arch", ["80", "90a"])
 def test_nvcc_compiles_without_spills(tmp_path: Path, file: str, arch: str) -> None:
     source = tmp_path / f"{file}.cu"
-    source.write_text(compiler.source(file))
+    source.write_text(compiler.source(file), encoding="utf-8")
     target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
     done = subprocess.run(
         [
@@ -121,7 +121,7 @@ def test_a_cubin_is_compiled_once_per_content(tmp_path: Path) -> None:
     get(("a",), version="2")
     assert len(made) == 3 and len(list(tmp_path.iterdir())) == 3
     nowhere = tmp_path / "file"
-    nowhere.write_text("")
+    nowhere.write_text("", encoding="utf-8")
     assert compiler.cubin("norms", ("a",), version="1", folder=nowhere / "x", compile_=fake).startswith(b"\x7fELF")
 
 

@@ -184,7 +184,7 @@ def test_the_fastest_right_one_is_found_and_gives_the_product(tmp_path: Path, ou
     wanted = x.float() @ weight.float().t() + (before if add else 0)
     assert torch.allclose(to.float(), wanted, atol=0.1 if out == torch.bfloat16 else 1e-4)
     assert torch.equal(to.as_strided((6, 8), (32, 1), 24), beside), "nothing beside the rows is written"
-    (entry,) = json.loads(search.path.read_text()).values()
+    (entry,) = json.loads(search.path.read_text(encoding="utf-8")).values()
     assert entry["us"] == pytest.approx(3) and entry["torch_us"] == pytest.approx(5)
 
 
@@ -238,7 +238,7 @@ def test_a_choice_that_the_library_no_longer_takes_is_made_again(tmp_path: Path)
 def test_a_damaged_file_is_searched_again(tmp_path: Path, text: str) -> None:
     library = HostLibrary()
     x, weight, out = matrices()
-    make(library, tmp_path).path.write_text(text)
+    make(library, tmp_path).path.write_text(text, encoding="utf-8")
     search = make(library, tmp_path)
     assert not search.run(x, weight, out, False)
     search.search(x, weight, out, False, by_torch(library, weight, 5e-6))
@@ -247,7 +247,7 @@ def test_a_damaged_file_is_searched_again(tmp_path: Path, text: str) -> None:
 
 def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     library = HostLibrary()
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     search = make(library, tmp_path / "file")
     x, weight, out = matrices()
     search.search(x, weight, out, False, by_torch(library, weight, 5e-6))

@@ -356,7 +356,7 @@ def test_two_trials_that_hang_leave_the_third_its_time() -> None:
 @pytest.mark.parametrize("head_dim", own_attention.HEAD_DIMS)
 def test_own_attention_compiles_without_spills(tmp_path: Path, arch: str, head_dim: int) -> None:
     source = tmp_path / "prompts.cu"
-    source.write_text(compiler.source(ATTEND_PROMPTS.file))
+    source.write_text(compiler.source(ATTEND_PROMPTS.file), encoding="utf-8")
     command = [str(NVCC), f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17", "-cubin", "-Xptxas", "-v"]
     options = [*ATTEND_PROMPTS.flags, f"-DHEAD_DIM={head_dim}", "-o", str(tmp_path / "out"), str(source)]
     done = subprocess.run([*command, "-Werror", "all-warnings", *options], capture_output=True, text=True)

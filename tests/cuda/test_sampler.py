@@ -165,7 +165,7 @@ def test_random_rows() -> None:
 
 
 def test_the_list_has_the_size_that_the_launch_counts_on() -> None:
-    source = (Path(kernels.__file__).parent / "kernels" / "sample.cu").read_text()
+    source = (Path(kernels.__file__).parent / "kernels" / "sample.cu").read_text(encoding="utf-8")
     assert "constexpr int LIST = 1024;" in source
     sums, lists = 8 * (4 * 32 + 2 * 4 + 2 * 4), 1024 * (8 + 4 + 4 + 2 + 2)
     assert sums + lists == kernels._SAMPLE_BYTES

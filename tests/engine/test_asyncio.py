@@ -185,7 +185,7 @@ with prelude.Engine.from_pretrained({str(checkpoint)!r}) as engine:
 
 @pytest.mark.fault(47)
 def test_a_path_that_is_no_model_directory_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
+    (tmp_path / "file").write_text("x", encoding="utf-8")
     for bad in (tmp_path / "file", tmp_path / "missing" / "dir", tmp_path):
         with pytest.raises(ModelError, match=str(tmp_path)):
             Engine.from_pretrained(bad)

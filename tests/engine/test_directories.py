@@ -128,7 +128,7 @@ def sentence_directory(path: Path, pooling: dict[str, Any], *more: str, **settin
         {"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{name}"}
         for i, (folder, name) in enumerate(names)
     ]
-    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     for name, content in settings.items():
         edit(path / f"{name}.json", **content)
     return path
@@ -255,7 +255,9 @@ def test_dense_modules_between_pooling_and_norm(kinds: tuple[str, str], tmp_path
         ours = engine.embed("a b c")
         raw = engine.embed("a b c", normalize=False)
         cut = engine.embed("a b c", dimensions=8)
-    (path / "modules.json").write_text((path / "modules.json").read_text().replace(".Dense", ".Transformer"))
+    (path / "modules.json").write_text(
+        (path / "modules.json").read_text(encoding="utf-8").replace(".Dense", ".Transformer"), encoding="utf-8"
+    )
     with Engine.from_pretrained(path) as engine, torch.no_grad():
         wanted = second(first(torch.from_numpy(engine.embed("a b c", normalize=False).copy()))).numpy()
     assert np.abs(raw - wanted).max() < 1e-6

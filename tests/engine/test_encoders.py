@@ -63,7 +63,7 @@ def tokenizer_file(pair_type: int) -> str:
 
 def write(path: Path, kind: str, family: str = "bert", **changes: Any) -> Path:
     write_encoder(path, family=family, kind=kind, **changes)
-    (path / "tokenizer.json").write_text(tokenizer_file(1 if family in ("bert", "electra") else 0))
+    (path / "tokenizer.json").write_text(tokenizer_file(1 if family in ("bert", "electra") else 0), encoding="utf-8")
     return path
 
 
@@ -74,10 +74,11 @@ def write_pooling(path: Path, mode: str = "mean", normalize: bool = True) -> Non
         {"idx": n, "name": str(n), "path": folder, "type": f"sentence_transformers.models.{kind}"}
         for n, (folder, kind) in enumerate(kinds)
     ]
-    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     (path / "1_Pooling").mkdir()
     (path / "1_Pooling" / "config.json").write_text(
-        json.dumps({"word_embedding_dimension": 48, f"pooling_mode_{mode}_token{'s' * (mode == 'mean')}": True})
+        json.dumps({"word_embedding_dimension": 48, f"pooling_mode_{mode}_token{'s' * (mode == 'mean')}": True}),
+        encoding="utf-8",
     )
 
 
@@ -106,7 +107,8 @@ def test_embeddings_are_those_of_sentence_transformers(mode: str, tmp_path: Path
     path = write(tmp_path, "Model")
     write_pooling(path, mode)
     (path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_max_length": 140})
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_max_length": 140}),
+        encoding="utf-8",
     )
     theirs = library.SentenceTransformer(str(path), device="cpu").encode(list(TEXTS))
     with Engine.from_pretrained(path) as engine:

@@ -91,12 +91,12 @@ def test_a_file_serves_system_one_and_bulk_runs(
         [listed, _] = SystemOne(engine).models()["models"]
         assert listed["name"] == "model.gguf" and len(listed["release_date"]) == len("2026-01-02")
     source, target = tmp_path / "in.csv", tmp_path / "out.jsonl"
-    source.write_text("text\na\nb\n")
+    source.write_text("text\na\nb\n", encoding="utf-8")
     options = ["--model", str(path), "--text-column", "text", "--noul", "q=Is it?", "--no-progress"]
     assert main(["score", str(source), str(target), *options]) == 0, capsys.readouterr().err
-    assert len(target.read_text().splitlines()) == 2
+    assert len(target.read_text(encoding="utf-8").splitlines()) == 2
     before = model_hash(path)
     (tmp_path / "other.gguf").write_bytes(b"another model")
     assert model_hash(path) == before
-    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     assert model_hash(path) != before

@@ -26,7 +26,7 @@ ENCODER = {"vocab_size": 50288, "hidden_size": 64, "max_position_embeddings": 10
 
 @pytest.fixture(scope="module")
 def recorded(shared: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((shared / "decision" / "laya_real.json").read_text())
+    found: dict[str, Any] = json.loads((shared / "decision" / "laya_real.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -36,7 +36,7 @@ def write(path: Path, shared: Path, **agent: Any) -> Path:
     shapes = LAYA.network(ModelDirectory(path)).spec.tensors()
     renamed = {name.replace("in_proj.", "in_proj_"): shape for name, shape in shapes.items()}
     save_file(random_weights(renamed), path / "model.safetensors")
-    tokenizer = json.loads((shared / "tokenizers/gpt-neox/tokenizer.json").read_text())
+    tokenizer = json.loads((shared / "tokenizers/gpt-neox/tokenizer.json").read_text(encoding="utf-8"))
     kept = [token for token in tokenizer["added_tokens"] if token["id"] not in SPECIALS.values()]
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     own = [{"id": at, "content": name, "special": True} | plain for name, at in SPECIALS.items()]

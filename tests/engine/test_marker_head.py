@@ -40,7 +40,7 @@ def test_answers_are_those_of_layas_own_program(shared: Path, tmp_path: Path) ->
     assert spec is not None and spec.loader is not None
     formula = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(formula)
-    recorded = json.loads((folder / "laya_tiny.json").read_text())
+    recorded = json.loads((folder / "laya_tiny.json").read_text(encoding="utf-8"))
     asked = 0
     with Engine.from_pretrained(write_laya(tmp_path, recorded, formula.tensor)) as engine:
         decide = SystemOne(engine, truncation="head")
@@ -61,7 +61,7 @@ def test_answers_are_those_of_layas_own_program(shared: Path, tmp_path: Path) ->
 
 
 def test_temperatures_of_the_trained_checkpoint_by_kind_and_number_of_options(shared: Path) -> None:
-    recorded = json.loads((shared / "decision" / "laya_real.json").read_text())
+    recorded = json.loads((shared / "decision" / "laya_real.json").read_text(encoding="utf-8"))
     said = recorded["temperature"]["typed-decisions by options"]
     settings = OptionSettings("laya", 1024, temperatures=(1.0148, 1.0374, 1.0575), by_options=said)
     assert settings.temperature("choice", 2) == said["choice:2"]
@@ -174,6 +174,6 @@ def test_hostile_configs(agent: dict[str, Any], encoder: dict[str, Any], words: 
 
 def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
     write_random(tmp_path)
-    (tmp_path / "tokenizer/tokenizer_config.json").write_text(json.dumps({"mask_token": "<mask>"}))
+    (tmp_path / "tokenizer/tokenizer_config.json").write_text(json.dumps({"mask_token": "<mask>"}), encoding="utf-8")
     with pytest.raises(ModelError, match="no token '<mask>' for mask_token"):
         Engine.from_pretrained(tmp_path)

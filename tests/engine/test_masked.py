@@ -65,7 +65,7 @@ def with_tokenizer(path: Path) -> Path:
         "model": {**model, "max_input_chars_per_word": 100, "vocab": {piece: at for at, piece in enumerate(VOCAB)}},
     }
     found["normalizer"]["strip_accents"] = None
-    (path / "tokenizer.json").write_text(json.dumps(found))
+    (path / "tokenizer.json").write_text(json.dumps(found), encoding="utf-8")
     return path
 
 

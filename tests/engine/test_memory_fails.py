@@ -63,7 +63,7 @@ def frames_of_a_crash(script: Path, times: int, otherwise: str) -> list[str]:
 @pytest.mark.parametrize("taken", ["tensor.shape[0]", "rows, width = tensor.shape"])
 def test_a_crash_on_an_item_of_torchs_shapes_is_not_the_engines(taken: str, tmp_path: Path) -> None:
     script = tmp_path / "shape.py"
-    script.write_text(SHAPE.replace("TAKEN", taken))
+    script.write_text(SHAPE.replace("TAKEN", taken), encoding="utf-8")
     frames = frames_of_a_crash(script, 4, "this torch raises where the integers of a shape find no memory")
     assert no_memory.takes_from_a_shape(frames[0])
     assert not no_memory.takes_from_a_shape(f'  File "{script}", line 5 in <module>')
@@ -82,7 +82,7 @@ _testcapi.remove_mem_hooks()
 
 def test_a_crash_on_numpys_index_by_an_array_is_not_the_engines(tmp_path: Path) -> None:
     script = tmp_path / "indexed.py"
-    script.write_text(INDEXED)
+    script.write_text(INDEXED, encoding="utf-8")
     frames = frames_of_a_crash(script, 12, "this numpy raises where the cast of an index finds no memory")
     assert no_memory.indexes_by_an_array(frames[0])
     for line in (5, 6, 8):  # calls, an item of a list by a number

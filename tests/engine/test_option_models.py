@@ -40,7 +40,7 @@ STATE = "I was billed twice. Please refund me today!"
 
 
 def recorded_of(shared: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((shared / "decision" / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads((shared / "decision" / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -147,7 +147,7 @@ def wrapped(source: Path, path: Path) -> Path:
     named = {f"model.language_model.{key.removeprefix('model.')}": tensor for key, tensor in tensors.items()}
     named |= {"model.visual.blocks.0.attn.qkv.weight": torch.ones(6, 2), "mtp.fc.weight": torch.ones(4, 8)}
     save_file(named, path / "model.safetensors")
-    text = json.loads((source / "config.json").read_text())
+    text = json.loads((source / "config.json").read_text(encoding="utf-8"))
     text.pop("architectures")
     config = {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -157,7 +157,7 @@ def wrapped(source: Path, path: Path) -> Path:
         "vision_config": {"model_type": "qwen3_5_vision", "depth": 1},
         "image_token_id": 7,
     }
-    (path / "config.json").write_text(json.dumps(config))
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (path / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
     return path
 

@@ -153,7 +153,7 @@ def test_answers_are_those_of_its_own_program(shared: Path) -> None:
     package = importlib.util.find_spec("sparrow_decider")
     if package is None or package.origin is None:
         pytest.skip("the package sparrow-decider with the trained models is not installed")
-    recorded = json.loads((shared / "decision" / "sparrow_real.json").read_text())
+    recorded = json.loads((shared / "decision" / "sparrow_real.json").read_text(encoding="utf-8"))
     for case in recorded["cases"]:
         with Engine.from_pretrained(Path(package.origin).parent / "models" / f"{case['model']}.sparrow") as engine:
             body = SystemOne(engine).answer({"state": case["state"], "questions": case["questions"]})
@@ -244,7 +244,7 @@ def test_hostile_files_are_refused_by_name(tmp_path: Path) -> None:
     for vocab, told in (([], "not an object"), ({"[UNK]": 1}, "ids are not"), ({"a": "b"}, "not an object")):
         with pytest.raises(ModelError, match=told):
             Engine.from_pretrained(write(tmp_path / "bad.sparrow", arrays(False), config(False), vocab))
-    (tmp_path / "text.sparrow").write_text("no archive")
+    (tmp_path / "text.sparrow").write_text("no archive", encoding="utf-8")
     with pytest.raises(ModelError, match="not a readable archive"):
         Engine.from_pretrained(tmp_path / "text.sparrow")
 

@@ -27,7 +27,7 @@ def stories(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(stories: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((stories / "expected.json").read_text())["cases"]
+    found: list[dict[str, Any]] = json.loads((stories / "expected.json").read_text(encoding="utf-8"))["cases"]
     assert len(found) >= 6 and all(len(case["greedy_ids"]) == 64 for case in found)
     return found
 

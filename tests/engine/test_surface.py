@@ -18,7 +18,7 @@ from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, Unknown
 
 def test_both_engines_describe_their_model(make_engine: Callable[..., Engine], checkpoint: Path) -> None:
     engine = make_engine(max_length=300)
-    config = json.loads((checkpoint / "config.json").read_text())
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     info = engine.model_info
     assert (info.vocab_size, info.hidden_size) == (config["vocab_size"], config["hidden_size"])
     assert info.max_positions == config["max_position_embeddings"] and info.max_length == engine.max_length == 300

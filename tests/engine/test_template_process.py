@@ -38,7 +38,7 @@ HOSTILE = {
 
 def directory(path: Path, template: str = TEMPLATE) -> Path:
     make_checkpoint(path)
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}), encoding="utf-8")
     return path
 
 

@@ -78,10 +78,10 @@ def test_a_process_reward_model_reads_the_token_behind_each_step(tmp_path: Path)
         {"score.0.weight": (32, 32), "score.0.bias": (32,), "score.2.weight": (2, 32), "score.2.bias": (2,)}
     )
     save_file({**body, **head}, tmp_path / "model.safetensors")
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     own = {"architectures": ["Qwen2ForProcessRewardModel"], "id2label": {"0": "bad", "1": "good"}}
     own["auto_map"] = {"AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel"}
-    (tmp_path / "config.json").write_text(json.dumps({**config, **own}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, **own}), encoding="utf-8")
     plain = transformers.Qwen2Model.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with Engine.from_pretrained(with_tokenizer(tmp_path)) as engine:
         ids = engine.tokenizer.encode("one . two . three .").ids

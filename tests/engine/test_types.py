@@ -109,7 +109,7 @@ SAID: dict[int, tuple[str, str]] = {
 @pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is in the extra [lint]")
 def test_mypy_knows_the_verbs(tmp_path: Path) -> None:
     lint.link_package()
-    (tmp_path / "snippet.py").write_text(SNIPPET)
+    (tmp_path / "snippet.py").write_text(SNIPPET, encoding="utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--python-version=3.10"]
     command += [f"--cache-dir={lint.ROOT / 'build' / 'mypy-snippet'}", "--config-file=", "snippet.py"]
     environment = {**os.environ, "MYPYPATH": str(lint.TREE)}
@@ -124,9 +124,9 @@ def test_mypy_knows_the_verbs(tmp_path: Path) -> None:
 @pytest.mark.skipif(find_spec("pyright") is None or not shutil.which("node"), reason="needs pyright and node")
 def test_pyright_knows_the_verbs(tmp_path: Path) -> None:
     lint.link_package()
-    (tmp_path / "snippet.py").write_text(SNIPPET)
+    (tmp_path / "snippet.py").write_text(SNIPPET, encoding="utf-8")
     settings = {"extraPaths": [str(lint.TREE)], "pythonVersion": "3.10", "include": ["snippet.py"]}
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     found = json.loads(done.stdout)["generalDiagnostics"]

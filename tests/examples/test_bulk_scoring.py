@@ -97,7 +97,9 @@ def test_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "texts.jsonl"
-    source.write_text(json.dumps({"id": "a", "text": TEXTS[0]}) + "\n\n" + TEXTS[1] + "\n" + '["no object"]\n')
+    source.write_text(
+        json.dumps({"id": "a", "text": TEXTS[0]}) + "\n\n" + TEXTS[1] + "\n" + '["no object"]\n', encoding="utf-8"
+    )
     bulk.main([str(source), "--question", "Does it contain personal data?", "--rubric", "You read one short text."])
     captured = capsys.readouterr()
     lines = [json.loads(line) for line in captured.out.splitlines()]

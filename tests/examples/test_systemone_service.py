@@ -76,7 +76,7 @@ def test_jevcompat_passes_all_that_can_be_seen_in_one_run(key: str | None, shoul
             *sdk,
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10 * PATIENCE)
-    found = json.loads(report.read_text())
+    found = json.loads(report.read_text(encoding="utf-8"))
     results = {(one["level"], one["id"]): one["status"] for one in found["results"]}
     assert not [name for name, status in results.items() if status == "fail"], done.stdout
     passed = [level for (level, _), status in results.items() if status == "pass"]

@@ -263,7 +263,7 @@ class WithScore:
 def test_classification_head(model: Model, dtype: str) -> None:
     score = torch.randn(3, 64)
     head = {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 3}
-    config = ModelConfig.from_dict(json.loads((model.path / "config.json").read_text()) | head)
+    config = ModelConfig.from_dict(json.loads((model.path / "config.json").read_text(encoding="utf-8")) | head)
     with Checkpoint.open(model.path, model.config) as checkpoint:
         executor = CpuExecutor(config, WithScore(checkpoint, score), num_blocks=1, dtype=dtype)
     assert executor.limits().num_labels == 3

@@ -322,7 +322,7 @@ def test_processors_are_bounded_by_quotas(
     for name, text in files.items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
     assert processors(tmp_path) == expected
 
 

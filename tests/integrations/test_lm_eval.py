@@ -31,7 +31,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "eos_token": "<|endoftext|>",
         "pad_token": "<|endoftext|>",
     }
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return path
 
 
@@ -108,7 +108,7 @@ def test_tokens_are_those_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> Non
 
 def test_a_local_task_runs_from_the_command_line(directory: Path, tmp_path: Path) -> None:
     rows = [{"question": f"Which is {n}?", "choices": [str(n), str(n + 1), "a", "b"], "gold": 0} for n in range(6)]
-    (tmp_path / "rows.json").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "rows.json").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     task = f"""task: local_choice
 dataset_path: json
 dataset_kwargs:
@@ -121,7 +121,7 @@ doc_to_target: gold
 metric_list:
   - metric: acc
 """
-    (tmp_path / "local_choice.yaml").write_text(task)
+    (tmp_path / "local_choice.yaml").write_text(task, encoding="utf-8")
     scores = []
     for model, arguments in (("prelude", "dtype=float32"), ("hf", "dtype=float32")):
         command = [sys.executable, "-m", "prelude.integrations.lm_eval", "run", "--model", model, "--model_args"]
@@ -130,7 +130,7 @@ metric_list:
         done = subprocess.run(command, capture_output=True, text=True, env={**_offline(tmp_path)}, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         [report] = (tmp_path / model).rglob("results_*.json")
-        scores.append(json.loads(report.read_text())["results"]["local_choice"]["acc,none"])
+        scores.append(json.loads(report.read_text(encoding="utf-8"))["results"]["local_choice"]["acc,none"])
     assert scores[0] == scores[1]
 
 
@@ -143,7 +143,7 @@ def _offline(folder: Path) -> dict[str, str]:
 def test_a_chat_template_is_applied(shared: Path, tmp_path: Path) -> None:
     from tests.recipes.conftest import write_qwen
 
-    path = write_qwen(shared, tmp_path, (shared / "chat_templates" / "Qwen-Qwen3.jinja").read_text())
+    path = write_qwen(shared, tmp_path, (shared / "chat_templates" / "Qwen-Qwen3.jinja").read_text(encoding="utf-8"))
     history = [{"role": "user", "content": "Which is a fruit?"}]
     with Engine.from_pretrained(path, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine:
         lm = PreludeLM(engine=engine)

@@ -70,7 +70,7 @@ def local_task(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     import lm_eval
 
     rows = [{"query": "Which is a fruit?", "choices": [" an apple", " a boat"], "gold": 0}] * 2
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     task = {
         "task": "arc_easy",
         "dataset_path": "json",

@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 def with_settings(path: Path) -> Path:
-    (path / "tokenizer_config.json").write_text(json.dumps(SETTINGS))
+    (path / "tokenizer_config.json").write_text(json.dumps(SETTINGS), encoding="utf-8")
     return path
 
 

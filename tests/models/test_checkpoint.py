@@ -90,7 +90,7 @@ def test_buffers_of_old_versions_are_ignored(copy_of: Copy) -> None:
 
 def test_one_file_is_preferred_to_an_index(copy_of: Copy, caplog: pytest.LogCaptureFixture) -> None:
     directory = copy_of("tied")
-    (directory / INDEX).write_text("nonsense")
+    (directory / INDEX).write_text("nonsense", encoding="utf-8")
     open_checkpoint(directory).close()
     assert "the index is not used" in caplog.text
 

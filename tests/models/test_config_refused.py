@@ -255,8 +255,10 @@ def test_unsupported_before_the_weights_are_touched(copy_of: Any) -> None:
     from prelude.models.checkpoint import Checkpoint
 
     directory = copy_of("tied")
-    raw = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**raw, "quantization_config": {"quant_method": "awq"}}))
+    raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    (directory / "config.json").write_text(
+        json.dumps({**raw, "quantization_config": {"quant_method": "awq"}}), encoding="utf-8"
+    )
     (directory / "model.safetensors").unlink()
     with pytest.raises(UnsupportedModel, match="quantization_config"):
         Checkpoint.open(directory, ModelConfig.from_dir(directory))
@@ -289,7 +291,7 @@ def test_vocabulary_smaller_than_the_tokenizer() -> None:
 )
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_file_that_is_not_a_json_object(name: str, content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(NEW))
+    (tmp_path / "config.json").write_text(json.dumps(NEW), encoding="utf-8")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=f"{name}: "):
         ModelConfig.from_dir(tmp_path)
@@ -324,10 +326,10 @@ def test_code_of_the_model_is_never_imported(
     directory = copy_of("tied")
     marker = directory / "was_run"
     for module in ("modeling_own", "configuration_own"):
-        (directory / f"{module}.py").write_text(f"open({str(marker)!r}, 'w')")
-    raw = json.loads((directory / "config.json").read_text())
+        (directory / f"{module}.py").write_text(f"open({str(marker)!r}, 'w')", encoding="utf-8")
+    raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     raw["auto_map"] = {"AutoConfig": "configuration_own.C", "AutoModelForCausalLM": "modeling_own.M"}
-    (directory / "config.json").write_text(json.dumps(raw))
+    (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     monkeypatch.chdir(directory)
     monkeypatch.syspath_prepend(str(directory))
     with caplog.at_level(logging.WARNING), Checkpoint.open(directory, ModelConfig.from_dir(directory)) as checkpoint:

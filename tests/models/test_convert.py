@@ -164,7 +164,7 @@ def test_the_owner_is_that_of_the_mapped_file(tmp_path: Path, monkeypatch: pytes
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     source, folder = save_model(tmp_path / "source"), tmp_path / "converted"
-    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
     with pytest.raises(ModelError, match=r"converted: cannot be written: .*; give a folder"):
         convert(source, tmp_path / "file" / "converted")
     (tmp_path / "converted.part").mkdir()  # as a run of another version left it

@@ -308,7 +308,9 @@ def test_weights_of_heads_that_the_model_does_not_have(copy_of: Copy, caplog: py
 def test_a_pointer_of_git_lfs_is_named(name: str, copy_of: Copy) -> None:
     directory = copy_of("tied")
     shutil.copy(default_model.path() / "tokenizer.json", directory)
-    (directory / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+    (directory / name).write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", encoding="utf-8"
+    )
     with pytest.raises(ModelError, match=rf"{name}: a git-LFS pointer, not the file itself; run `git lfs pull`"):
         Engine.from_pretrained(directory)
 
@@ -316,7 +318,7 @@ def test_a_pointer_of_git_lfs_is_named(name: str, copy_of: Copy) -> None:
 @pytest.mark.parametrize("content", ["{", '{"model": {"type": "BPE"}}', "[]"])
 def test_a_bad_tokenizer_file_is_a_model_error_that_names_it(content: str, copy_of: Copy) -> None:
     directory = copy_of("tied")
-    (directory / "tokenizer.json").write_text(content)
+    (directory / "tokenizer.json").write_text(content, encoding="utf-8")
     with pytest.raises(ModelError, match=rf"{directory}/tokenizer.json: not a usable tokenizer: "):
         Engine.from_pretrained(directory)
 

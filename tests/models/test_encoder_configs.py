@@ -186,7 +186,7 @@ def test_any_value_anywhere_is_read_or_refused(name: str) -> None:
 
 def test_a_config_written_by_transformers_is_read_as_it_stands(tmp_path: Path) -> None:
     path = write_encoder(tmp_path, family="roberta", kind="ForSequenceClassification", num_labels=3)
-    raw = json.loads((path / "config.json").read_text())
+    raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
     config = ModelConfig.from_dir(path)
     assert raw["model_type"] == config.model_type == "roberta"
     assert (config.labels, config.activation) == (("LABEL_0", "LABEL_1", "LABEL_2"), "softmax")

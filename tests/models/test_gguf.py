@@ -262,7 +262,7 @@ def test_the_pooling_of_a_file(number: int, pooling: str | None, tmp_path: Path)
     path = write_model(model, tmp_path / "m.gguf", "F32", lambda w: w.add_uint32("qwen3.pooling_type", number))
     assert read_embedding(open_directory(path)).pooling == pooling
     (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}', encoding="utf-8")
     assert read_embedding(open_directory(path)).pooling == "max"  # what lies beside a file wins
 
 
@@ -310,7 +310,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 
 def test_config_json_beside_a_file_is_not_read(tmp_path: Path) -> None:
     path = write_model(source(tmp_path / "model", "llama"), tmp_path / "model.gguf", "F32")
-    (tmp_path / "config.json").write_text(json.dumps({**PLAIN, "model_type": "bert"}))
+    (tmp_path / "config.json").write_text(json.dumps({**PLAIN, "model_type": "bert"}), encoding="utf-8")
     assert ModelConfig.from_dir(open_directory(path)).model_type == "llama"
 
 

@@ -76,7 +76,7 @@ def test_ids_are_those_of_the_real_tokenizer(family: str, pre: str | None) -> No
     if pre in ("llama-bpe", "tekken"):
         told["tokenizer.ggml.bos_token_id"] = theirs.encode("").ids[0]
     ours = made(told)
-    special = [token["content"] for token in json.loads(path.read_text())["added_tokens"][:3]]
+    special = [token["content"] for token in json.loads(path.read_text(encoding="utf-8"))["added_tokens"][:3]]
     for text in [*TEXTS, f"a {special[0]}b{special[-1]} c"]:
         assert ours.encode(text).ids == theirs.encode(text).ids, text
         ids = ours.encode(text, add_special_tokens=False).ids

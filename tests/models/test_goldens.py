@@ -36,12 +36,12 @@ def _write(path: Path, folder: Path, case: dict[str, Any], config: dict[str, Any
         full = name if name.startswith(("head.", "classifier.")) else prefix + name
         tensors[full] = torch.from_numpy(formula.tensor(full, shape, gain))
     save_file(tensors, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps(config))
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def test_modernbert(shared: Path, tmp_path: Path) -> None:
     folder = shared / "decision"
-    recorded = json.loads((folder / "arch_tiny.json").read_text())
+    recorded = json.loads((folder / "arch_tiny.json").read_text(encoding="utf-8"))
     case = recorded["modernbert"]
     config = {**case["config"], "architectures": ["ModernBertModel"], "model_type": "modernbert"}
     _write(tmp_path, folder, case, config)
@@ -55,7 +55,7 @@ def test_modernbert(shared: Path, tmp_path: Path) -> None:
 
 def test_deberta_v3(shared: Path, tmp_path: Path) -> None:
     folder = shared / "decision"
-    case = json.loads((folder / "arch_tiny.json").read_text())["deberta_v3"]
+    case = json.loads((folder / "arch_tiny.json").read_text(encoding="utf-8"))["deberta_v3"]
     config = {**case["config"], "architectures": ["DebertaV2Model"], "model_type": "deberta-v2"}
     _write(tmp_path, folder, case, config)
     executor = run_encoder(tmp_path)
@@ -67,7 +67,7 @@ def test_deberta_v3(shared: Path, tmp_path: Path) -> None:
 
 def test_modernbert_with_a_head(shared: Path, tmp_path: Path) -> None:
     folder = shared / "decision"
-    recorded = json.loads((folder / "arch_tiny.json").read_text())
+    recorded = json.loads((folder / "arch_tiny.json").read_text(encoding="utf-8"))
     body, case = recorded["modernbert"], recorded["modernbert_seqcls_mean"]
     case["tensors"] = {**body["tensors"], **case["tensors_added"]}
     config = {**body["config"], "architectures": ["ModernBertForSequenceClassification"], "model_type": "modernbert"}
@@ -82,7 +82,7 @@ def test_modernbert_with_a_head(shared: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen3_5_text", "lfm2"])
 def test_decoders_with_recurrent_layers(shared: Path, tmp_path: Path, name: str) -> None:
     folder = shared / "decision"
-    case = json.loads((folder / "arch_tiny.json").read_text())[name]
+    case = json.loads((folder / "arch_tiny.json").read_text(encoding="utf-8"))[name]
     architecture = {"qwen3_5_text": "Qwen3_5ForCausalLM", "lfm2": "Lfm2ForCausalLM"}[name]
     config = {"max_position_embeddings": 128, **case["config"], "architectures": [architecture]}
     _write(tmp_path, folder, case, config)

@@ -253,7 +253,7 @@ def test_cached_snapshot_offline(
     snapshot.mkdir(parents=True)
     (repository / "blobs").mkdir()
     (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(revision)
+    (repository / "refs" / "main").write_text(revision, encoding="utf-8")
     for path in checkpoint_dir("sharded").iterdir():
         shutil.copy(path, repository / "blobs" / path.name)
         (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")

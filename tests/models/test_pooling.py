@@ -18,9 +18,9 @@ KIND = "sentence_transformers.models."
 def directory(path: Path, pooling: dict[str, Any] | None, modules: Any = None, folder: str = "1_Pooling") -> Path:
     if pooling is not None:
         (path / folder).mkdir(parents=True)
-        (path / folder / "config.json").write_text(json.dumps(pooling))
+        (path / folder / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
     if modules is not None:
-        (path / "modules.json").write_text(json.dumps(modules))
+        (path / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     return path
 
 
@@ -110,7 +110,7 @@ def test_an_unsupported_pooling_is_refused_by_name(
     ],
 )
 def test_malformed_settings(name: str, content: dict[str, Any], match: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ModelError, match=match):
         read_embedding(tmp_path)
 
@@ -120,6 +120,8 @@ def test_a_path_may_not_lead_out_of_the_directory(tmp_path: Path) -> None:
     directory(tmp_path / "outside", {"pooling_mode": "cls"})
     model = directory(tmp_path / "model", None)
     model.mkdir()
-    (model / "modules.json").write_text(json.dumps(listing("Pooling", folder="../outside/1_Pooling")))
+    (model / "modules.json").write_text(
+        json.dumps(listing("Pooling", folder="../outside/1_Pooling")), encoding="utf-8"
+    )
     with pytest.raises(ModelError):
         read_embedding(model)

@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "1_Pooling").mkdir()
     for name, content in CONTENTS.items():
         if content is not None and name != "modules.json":  # with it the folder 1_Pooling would not be looked for
-            (path / name).write_text(content)
+            (path / name).write_text(content, encoding="utf-8")
     return path
 
 
@@ -61,7 +61,7 @@ def link_out(file: Path) -> None:
     if file.exists():
         file.rename(outside)
     else:
-        outside.write_text("[]")
+        outside.write_text("[]", encoding="utf-8")
     file.symlink_to(outside)
 
 
@@ -108,7 +108,7 @@ def test_follow_links_is_true_or_false(model: Path) -> None:
 @pytest.mark.parametrize("links", [False, True])
 def test_names_that_lead_out_of_the_directory(name: str, links: bool, tmp_path: Path) -> None:
     (tmp_path / "model" / "1_Pooling").mkdir(parents=True)
-    (tmp_path / "outside").write_text("{}")
+    (tmp_path / "outside").write_text("{}", encoding="utf-8")
     with pytest.raises(ModelError, match="leads out of the model directory"):
         ModelDirectory(tmp_path / "model", links).read(name, 100)
 

@@ -21,9 +21,9 @@ from .conftest import FILE, INDEX, Copy, edit_weights, open_checkpoint, referenc
 
 
 def edit_map(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    raw = json.loads((directory / INDEX).read_text())
+    raw = json.loads((directory / INDEX).read_text(encoding="utf-8"))
     change(raw["weight_map"])
-    (directory / INDEX).write_text(json.dumps(raw))
+    (directory / INDEX).write_text(json.dumps(raw), encoding="utf-8")
 
 
 @pytest.mark.fault(41)
@@ -217,7 +217,7 @@ def test_same_tensor_with_and_without_prefix(copy_of: Copy) -> None:
 )
 def test_index_that_is_not_one(content: str, match: str, copy_of: Copy) -> None:
     directory = copy_of("sharded")
-    (directory / INDEX).write_text(content)
+    (directory / INDEX).write_text(content, encoding="utf-8")
     refused(directory, f"{INDEX}: .*{match}")
 
 
@@ -225,10 +225,10 @@ def test_index_that_is_not_one(content: str, match: str, copy_of: Copy) -> None:
 def test_index_with_too_many_entries(copy_of: Copy) -> None:
     directory = copy_of("sharded")
     many = ",".join(f'"{number}":0' for number in range(1_000_000))
-    (directory / INDEX).write_text('{"weight_map": {' + many + "}}")
+    (directory / INDEX).write_text('{"weight_map": {' + many + "}}", encoding="utf-8")
     refused(directory, f"1,000,000 entries, the limit is {MAX_TENSORS:,}")
     few = {str(number): f"{number}.safetensors" for number in range(20_000)}
-    (directory / INDEX).write_text(json.dumps({"weight_map": few}))
+    (directory / INDEX).write_text(json.dumps({"weight_map": few}), encoding="utf-8")
     refused(directory, "names 20,000 files, the limit is 10,000")
 
 

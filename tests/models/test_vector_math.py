@@ -39,6 +39,6 @@ def test_the_product_calls_no_other_function_of_that_library() -> None:
     called: dict[str, Path] = {}
     for folder in ("prelude", "cuda"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for name in call.findall(path.read_text()):
+            for name in call.findall(path.read_text(encoding="utf-8")):
                 called.setdefault(name, path)
     assert set(called) <= set(VECTOR_MATH), called

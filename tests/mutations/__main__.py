@@ -57,7 +57,7 @@ def copy_of_tree(target: Path) -> None:
 def files_with(root: Path, marks: Sequence[str]) -> list[str]:
     """The test files that name one of the marks."""
     wanted = re.compile("|".join(_MARK.format(re.escape(mark)) for mark in marks))
-    found = (path for path in root.glob("tests/**/test_*.py") if wanted.search(path.read_text()))
+    found = (path for path in root.glob("tests/**/test_*.py") if wanted.search(path.read_text(encoding="utf-8")))
     return sorted(str(path.relative_to(root)) for path in found)
 
 
@@ -69,7 +69,9 @@ def nearest_first(root: Path, files: Sequence[str], edit: Edit) -> list[str]:
     packages = {path.parent.name.strip("_") for path in edited}
 
     def distance(file: str) -> int:
-        if imports.search((root / file).read_text()) or any(name in Path(file).name for name in names):
+        if imports.search((root / file).read_text(encoding="utf-8")) or any(
+            name in Path(file).name for name in names
+        ):
             return 0
         return 2 if packages.isdisjoint(Path(file).parts) else 1
 
@@ -100,7 +102,7 @@ def verdict(tests: WarmTests, edit: Edit, patience: float) -> tuple[str, str]:
         status, output = tests.run([*options, *shown, *files], SECONDS * patience)
     finally:
         for path, text in before.items():
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
         forget_bytecode(list(before))
         for path, data in built.items():  # behind the sources: an extension is built where a source is younger
             path.unlink()
@@ -167,7 +169,7 @@ def check(edits: Sequence[Edit]) -> None:
     for edit in edits:
         for change in edit.changes:
             path = ROOT / change.file
-            count = path.read_text().count(change.old) if path.is_file() else 0
+            count = path.read_text(encoding="utf-8").count(change.old) if path.is_file() else 0
             if count != 1:
                 wrong.append(f"{edit.name}: its old text stands in {change.file} {count} times, not once")
     if wrong:

@@ -34,13 +34,13 @@ class Edit:
         after: dict[Path, str] = {}
         for change in self.changes:
             path = root / change.file
-            text = after.get(path) or path.read_text()
+            text = after.get(path) or path.read_text(encoding="utf-8")
             if (count := text.count(change.old)) != 1:
                 raise TableError(f"{self.name}: its old text stands in {change.file} {count} times, not once")
             before.setdefault(path, text)
             after[path] = text.replace(change.old, change.new)
         for path, text in after.items():
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
         return before
 
     @property

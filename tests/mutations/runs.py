@@ -54,4 +54,4 @@ class WarmTests:
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError("the process that runs the tests has ended")
-        return int(answer), written.read_text(errors="replace")
+        return int(answer), written.read_text(errors="replace", encoding="utf-8")

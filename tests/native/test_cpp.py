@@ -40,4 +40,4 @@ def test_a_failed_build_shows_its_output(tmp_path: Path) -> None:
     done = run_cpp(BUILD_DIR=str(tmp_path), CXX="/bin/false")
     assert done.returncode == 1
     assert "is not able to compile a simple test program" in done.stdout and "build of" in done.stdout
-    assert (tmp_path / "cpp-address-undefined" / "output.txt").read_text() in done.stdout
+    assert (tmp_path / "cpp-address-undefined" / "output.txt").read_text(encoding="utf-8") in done.stdout

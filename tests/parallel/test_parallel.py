@@ -183,7 +183,8 @@ def test_a_program_under_torchrun(folder: Path, model: Path) -> None:
         "else:\n"
         "    engine = Engine.from_pretrained(sys.argv[1], **load)\n"  # not closed: the others end with the program
         "    text = engine.run(Generate([1, 2, 3], SamplingParams(max_tokens=4, temperature=0)))\n"
-        "    print('wrote', list(text.token_ids))\n"
+        "    print('wrote', list(text.token_ids))\n",
+        encoding="utf-8",
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "one"]

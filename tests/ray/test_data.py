@@ -87,7 +87,7 @@ def test_one_call_scores_a_dataset_and_a_bad_row_is_a_value(tmp_path: Path) -> N
     from prelude.ray import score
 
     path = tmp_path / "form.json"
-    path.write_text(json.dumps(FORM))
+    path.write_text(json.dumps(FORM), encoding="utf-8")
     found = score(ray_data.from_items(ROWS[:12]), str(path), replicas=1, prefix="p_").take_all()
     bad = [row for row in found if row["text"] is None]
     assert len(found) == 12 and bad and all("column 'text' is null" in row["p_error"] for row in bad)

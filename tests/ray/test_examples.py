@@ -26,7 +26,7 @@ def test_the_data_example_scores_a_file(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     source = tmp_path / "tickets.csv"
-    source.write_text("id,body\n" + "".join(f"{at},Where is parcel {at}?\n" for at in range(20)))
+    source.write_text("id,body\n" + "".join(f"{at},Where is parcel {at}?\n" for at in range(20)), encoding="utf-8")
     target = tmp_path / "scored"
     command = [sys.executable, str(EXAMPLES / "ray_data.py"), str(source), str(target)]
     command += ["--text", "body", "--choice", "topic=billing,delivery"]

@@ -19,10 +19,10 @@ def write_qwen(shared: Path, path: Path, chat_template: str | None = None, **opt
     write_checkpoint(path, WIDE, scale=0.3, eos_token_id=151645, pad_token_id=151643, **options)
     source = shared / "tokenizers" / "qwen3"
     shutil.copy(source / "tokenizer.json", path / "tokenizer.json")
-    config = json.loads((source / "tokenizer_config.json").read_text())
+    config = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
     if chat_template is not None:
         config["chat_template"] = chat_template
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    (path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return path
 
 

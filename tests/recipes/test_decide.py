@@ -21,7 +21,7 @@ PLAIN = Choice("Which team?", ["Billing", "Sales"])
 
 @pytest.fixture(scope="module")
 def directory(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    template = (shared / "chat_templates" / "Qwen-Qwen3.jinja").read_text()
+    template = (shared / "chat_templates" / "Qwen-Qwen3.jinja").read_text(encoding="utf-8")
     return write_qwen(shared, tmp_path_factory.mktemp("chat"), template)
 
 

@@ -195,10 +195,11 @@ def test_a_generative_cross_encoder_is_found_from_its_files(shared: Path, tmp_pa
 def test_a_chat_template_that_hides_the_pair_is_refused(shared: Path, tmp_path: Path) -> None:
     path = write_qwen(shared, tmp_path)  # Qwen3's own template knows neither role
     (path / "modules.json").write_text(
-        json.dumps([{"idx": 1, "name": "1", "path": "1_LogitScore", "type": "a.LogitScore"}])
+        json.dumps([{"idx": 1, "name": "1", "path": "1_LogitScore", "type": "a.LogitScore"}]), encoding="utf-8"
     )
     (path / "1_LogitScore").mkdir()
-    (path / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": 9693, "false_token_id": 2152}))
+    ends = {"true_token_id": 9693, "false_token_id": 2152}
+    (path / "1_LogitScore" / "config.json").write_text(json.dumps(ends), encoding="utf-8")
     with (
         Engine.from_pretrained(path, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine,
         pytest.raises(RecipeError, match="shows no message of the role 'query'"),
@@ -209,7 +210,7 @@ def test_a_chat_template_that_hides_the_pair_is_refused(shared: Path, tmp_path: 
 def test_a_directory_may_bring_its_own_recipe(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path)
     own = {"verb": "rerank", "name": "ours", "parts": ["Q: {query} D: {document}", " A:"], "yes": "y", "no": "n"}
-    (path / "recipe.json").write_text(json.dumps(own))
+    (path / "recipe.json").write_text(json.dumps(own), encoding="utf-8")
     with Engine.from_pretrained(path) as engine:
         said = engine.explain(Rerank("a cat", "a dog"))
         assert said.text == "Q: a cat D: a dog A:" and said.recipe == "ours"
@@ -218,7 +219,7 @@ def test_a_directory_may_bring_its_own_recipe(tmp_path: Path) -> None:
             engine.rerank("a cat", ["a dog"], instruction="strictly")
         with pytest.raises(RecipeError, match=r"recipe.yes: .*is 3 tokens"):
             engine.rerank("a", ["b"], recipe=RerankRecipe("x", yes="zqx", parts=("{query}{document}",)))
-    (path / "recipe.json").write_text(json.dumps({**own, "parts": ["{query}"]}))
+    (path / "recipe.json").write_text(json.dumps({**own, "parts": ["{query}"]}), encoding="utf-8")
     with pytest.raises(ModelError, match=r"recipe.json: .*\{document\}"):
         Engine.from_pretrained(path)
 
@@ -252,7 +253,7 @@ def test_a_cross_encoder_scores_as_sentence_transformers(tmp_path: Path) -> None
     path = write(tmp_path, "ForSequenceClassification", num_labels=1)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_max_length": 140}
     settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     documents = ["w5 w6", "w9 w10 w11", "w1"]
     theirs = library.CrossEncoder(str(path), device="cpu").rank("w1 w2", documents)
     with Engine.from_pretrained(path) as engine:
@@ -269,7 +270,7 @@ def test_prompts_of_a_cross_encoder_are_those_of_sentence_transformers(tmp_path:
     path = write(tmp_path / "plain", "ForSequenceClassification", num_labels=1)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_max_length": 140}
     settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     prompts = {"query": "w7 w8 ", "other": "w3"}
     theirs = library.CrossEncoder(str(path), device="cpu", prompts=prompts, default_prompt_name="query")
     saved = tmp_path / "saved"

@@ -27,7 +27,7 @@ OTHER = [GOOD[0], {"role": "assistant", "content": "北京 has <|endoftext|> 13 
 @pytest.fixture(scope="module")
 def directory(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen3's own chat template, as Skywork's checkpoints have it."""
-    template = (shared / "chat_templates" / "Qwen-Qwen3.jinja").read_text()
+    template = (shared / "chat_templates" / "Qwen-Qwen3.jinja").read_text(encoding="utf-8")
     return write_qwen(
         shared, tmp_path_factory.mktemp("reward"), template, kind="ForSequenceClassification", num_labels=1
     )

@@ -136,7 +136,7 @@ def test_saved_and_loaded_it_predicts_the_same_and_still_learns(tmp_path: Path) 
 )
 def test_a_file_that_is_no_cost_model_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cost.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError):
         CostModel.load(path)
     with pytest.raises(ConfigError):

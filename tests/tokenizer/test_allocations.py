@@ -50,7 +50,7 @@ for n in (10, 100, 1000):
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_merging_does_not_allocate(tmp_path: Path) -> None:
     source, library = tmp_path / "counter.c", tmp_path / "counter.so"
-    source.write_text(COUNTER)
+    source.write_text(COUNTER, encoding="utf-8")
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
     environment = {**os.environ, "LD_PRELOAD": str(library)}
     shown = subprocess.run(

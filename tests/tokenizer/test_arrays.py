@@ -168,7 +168,7 @@ def test_marked_tokens_come_from_the_configuration(json_of: Any, tmp_path: Path)
 def test_the_template_file_counts_over_the_configuration(json_of: Any, tmp_path: Path) -> None:
     path = beside(tmp_path, json_of("template"), chat_template=[{"name": "default", "template": "named"}])
     assert Tokenizer.from_file(path).chat_template == "named"
-    (tmp_path / "chat_template.jinja").write_text("from the file")
+    (tmp_path / "chat_template.jinja").write_text("from the file", encoding="utf-8")
     assert Tokenizer.from_file(path).chat_template == "from the file"
 
 

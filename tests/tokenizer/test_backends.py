@@ -70,10 +70,10 @@ def test_without_the_package_of_a_rung_the_error_names_it(missing: str, json_of:
     still works."""
     (tmp_path / "blocked").mkdir()
     for package in {"tokenizers", missing}:
-        (tmp_path / "blocked" / f"{package}.py").write_text("raise ImportError('blocked')")
-    (tmp_path / "reference.json").write_text(left_to_reference())
-    (tmp_path / "pattern.json").write_text(split_by(json_of("byte-level"), PATTERNS[0]))
-    (tmp_path / "fine.json").write_text(json_of("template"))
+        (tmp_path / "blocked" / f"{package}.py").write_text("raise ImportError('blocked')", encoding="utf-8")
+    (tmp_path / "reference.json").write_text(left_to_reference(), encoding="utf-8")
+    (tmp_path / "pattern.json").write_text(split_by(json_of("byte-level"), PATTERNS[0]), encoding="utf-8")
+    (tmp_path / "fine.json").write_text(json_of("template"), encoding="utf-8")
     code = (
         "import sys\n"
         "from prelude.tokenizer import BackendUnavailable, Tokenizer\n"

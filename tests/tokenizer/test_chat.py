@@ -272,7 +272,7 @@ def test_features_that_templates_rely_on() -> None:
 
 
 def test_jinja2_missing_is_said(tmp_path: Path) -> None:
-    (tmp_path / "jinja2.py").write_text("raise ImportError('not here')")
+    (tmp_path / "jinja2.py").write_text("raise ImportError('not here')", encoding="utf-8")
     code = (
         "from prelude.tokenizer.chat import apply_chat_template\n"
         "from prelude.tokenizer import ChatTemplateError\n"

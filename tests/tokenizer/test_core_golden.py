@@ -56,7 +56,9 @@ LLAMA_CPP = {
 def test_llama_cpp_vectors(name: str) -> None:
     folder = shared() / "conformance" / "llama.cpp"
     texts = (folder / "inputs.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
-    expected = [[int(i) for i in row.split()] for row in (folder / f"{name}.out").read_text().split("\n")]
+    expected = [
+        [int(i) for i in row.split()] for row in (folder / f"{name}.out").read_text(encoding="utf-8").split("\n")
+    ]
     core = CoreTokenizer.from_json(tokenizer_json(LLAMA_CPP[name]))
     got = [core.encode_ids(text) for text in texts]
     assert got == expected[: len(texts)]

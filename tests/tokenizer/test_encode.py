@@ -245,6 +245,6 @@ def test_ids_are_ints_like_any_other_until_the_process_ends(tmp_path: Path, json
     large["model"]["vocab"] = {token: id + 100_000 for token, id in large["model"]["vocab"].items()}
     paths = [tmp_path / "small.json", tmp_path / "large.json"]
     for path, whole in zip(paths, (small, large)):
-        path.write_text(json.dumps(whole))
+        path.write_text(json.dumps(whole), encoding="utf-8")
     done = subprocess.run([sys.executable, "-c", IDS_AT_EXIT, *map(str, paths)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("left ")

@@ -269,7 +269,7 @@ BOMBS = {
 @pytest.mark.fault(30)
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_tiny_file_cannot_ask_for_all_memory(kind: str, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(BOMBS[kind])
+    (tmp_path / "tokenizer.json").write_text(BOMBS[kind], encoding="utf-8")
     code = (
         f"{PEAK}"
         "import sys, time\n"

@@ -270,9 +270,9 @@ def test_a_loaded_model_does_not_see_added_tokens(pair_of: Pair) -> None:
 
 
 def test_the_files_of_models_are_read(tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_text(json.dumps(PIECES))
-    (tmp_path / "vocab.txt").write_text("a\n b \nc\r\n\ne")
-    (tmp_path / "merges.txt").write_text("#version: 0.2\na é\r\n#version x\nc d\n")
+    (tmp_path / "vocab.json").write_text(json.dumps(PIECES), encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text("a\n b \nc\r\n\ne", encoding="utf-8")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na é\r\n#version x\nc d\n", encoding="utf-8")
     vocab, merges, words = (str(tmp_path / name) for name in ("vocab.json", "merges.txt", "vocab.txt"))
     for mine, other in zip(*((m.BPE, m.WordPiece, m.WordLevel) for m in (ours.models, theirs.models))):
         files = {"BPE": (vocab, merges), "WordPiece": (words,), "WordLevel": (vocab,)}[mine.__name__]
@@ -283,7 +283,7 @@ def test_the_files_of_models_are_read(tmp_path: Path) -> None:
     made = [m.WordPiece.from_file(words, unk_token="a") for m in (ours.models, theirs.models)]
     assert repr(made[0]) == repr(made[1])
     for spoiled in ("a  b\n", "a\n", "a b c\n", "\n"):
-        (tmp_path / "merges.txt").write_text(spoiled)
+        (tmp_path / "merges.txt").write_text(spoiled, encoding="utf-8")
         with pytest.raises(TokenizerFileError, match="line 1"):
             ours.models.BPE.read_file(vocab, merges)
         with pytest.raises(Exception, match="invalid"):
@@ -374,9 +374,9 @@ def test_ready_made_tokenizers(make: Callable[[Any], Any], assert_same: Any) -> 
 
 
 def test_ready_made_tokenizers_of_files(tmp_path: Path) -> None:
-    (tmp_path / "bert.txt").write_text("".join(f"{token}\n" for token in BERT_VOCAB))
-    (tmp_path / "vocab.json").write_text(json.dumps(BPE_VOCAB))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\nl o\n")
+    (tmp_path / "bert.txt").write_text("".join(f"{token}\n" for token in BERT_VOCAB), encoding="utf-8")
+    (tmp_path / "vocab.json").write_text(json.dumps(BPE_VOCAB), encoding="utf-8")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nl o\n", encoding="utf-8")
     bert, pair = (str(tmp_path / "bert.txt"),), (str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
     for name, files in (
         ("BertWordPieceTokenizer", bert),

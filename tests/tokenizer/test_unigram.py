@@ -324,7 +324,7 @@ def test_tables_are_kept_and_read(tmp_path: Any) -> None:
     state = trained(True)
     state["model"]["vocab"] += [[f"filling {i} of the file" * 4, -20.0] for i in range(9000)]
     file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps(state))
+    file.write_text(json.dumps(state), encoding="utf-8")
     first = Tokenizer.from_file(file, cache=tmp_path / "kept")
     again = Tokenizer.from_file(file, cache=tmp_path / "kept")
     assert list((tmp_path / "kept").iterdir())

@@ -416,7 +416,7 @@ def main() -> None:
         "// clang-format on\n\n}  // namespace fasttoken::tables\n",
     ]
     path = Path(__file__).with_name("unicode_tables.cpp")
-    path.write_text("".join(out))
+    path.write_text("".join(out), encoding="utf-8")
     print(path.name, path.stat().st_size, "bytes;", len(records), "records;", len(record_runs), "runs")
 
 
