@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from prelude.admission.guard import about_response, guard_recipe
 from prelude.admission.preparer import Preparer
-from prelude.admission.validation import flag, integer
+from prelude.admission.validation import flag, integer, wrong_type
 from prelude.errors import InvalidRequest, shown
 from prelude.options import RequestOptions
 from prelude.recipes import GuardField
@@ -66,8 +66,8 @@ def rerank_steps(
     name, top = ("top_n", top_n) if top_k is None else ("top_k", top_k)
     if top is not None:
         top = integer(top, name, 1, 1 << 31, "None for all documents")
-    if isinstance(documents, str | bytes | Mapping):
-        raise InvalidRequest(f"{shown(documents)} is not a list of documents", field="documents")
+    if isinstance(documents, str | bytes | Mapping) or not isinstance(documents, Iterable):
+        raise wrong_type(documents, "documents", "a list of texts, or of mappings with a text")
     given = list(documents)
     tasks = [Rerank(query, _text(one, at), **own) for at, one in enumerate(given)]
     results = (yield tasks) if tasks else []

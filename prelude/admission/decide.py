@@ -272,8 +272,7 @@ def state_content(ctx: AdmissionContext, state: Any, truncation: str) -> tuple[s
         text, _, dropped = shorten(state, ctx.max_chars, truncation)
         return validation.text(text, "state", ctx.max_chars), dropped
     if isinstance(state, bytes | bytearray) or not isinstance(state, Sequence | np.ndarray):
-        kind = "None" if state is None else f"of type {type(state).__name__}"
-        raise InvalidRequest(f"{shown(state)} is {kind}; give text, an object, an array or token ids", field="state")
+        raise validation.wrong_type(state, "state", "text, an object, an array or token ids")
     return token_ids(state, "state", ctx.encoder, ctx.max_chars), 0
 
 

@@ -49,7 +49,7 @@ def continuation_ids(ctx: AdmissionContext, scope: TokenizationScope, continuati
     elif isinstance(continuation, list | tuple | np.ndarray):
         ids = token_ids(continuation, "continuation", ctx.encoder, ctx.max_chars)
     else:
-        raise InvalidRequest(f"{type(continuation).__name__} is neither text nor token ids", field="continuation")
+        raise validation.wrong_type(continuation, "continuation", "text or token ids")
     if len(ids) == 0:
         raise InvalidRequest("it has no token to score; give at least one", field="continuation")
     return ids

@@ -17,8 +17,9 @@ from prelude.tokenizer.params import longest_first
 
 
 def as_pair(prompt: Any) -> tuple[str, str] | None:
-    """The prompt where it is a tuple of two texts. A list of two is one that ``encode_prompt`` refuses."""
-    if type(prompt) is tuple and len(prompt) == 2 and all(isinstance(text, str) for text in prompt):
+    """The prompt if it is a tuple of two that holds a text: ``encode_pair`` refuses another value beside it. A list
+    of two is one that ``encode_prompt`` refuses."""
+    if type(prompt) is tuple and len(prompt) == 2 and any(isinstance(text, str) for text in prompt):
         return prompt
     return None
 

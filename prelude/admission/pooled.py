@@ -10,7 +10,7 @@ from prelude.admission import validation
 from prelude.admission.context import AdmissionContext, admitted, served
 from prelude.admission.pairs import as_pair, encode_pair
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
-from prelude.admission.prompts import Encoded, encode_prompt, prompt_before, require_messages
+from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt, prompt_before, require_messages
 from prelude.admission.tokenization import TokenizationScope
 from prelude.batch import F32, I32, HeadOutput, HeadRows, PooledOutput, PooledRows
 from prelude.embedding import POOLINGS, EmbeddingSettings
@@ -240,7 +240,7 @@ def _encode(
     before: str = "",
 ) -> Encoded:
     """The prompt of a task, as far as the directory's settings leave it room."""
-    cut = task.truncation
+    cut = validation.one_of(task.truncation, "truncation", TRUNCATIONS)
     whole, room = ctx.cuts_the_whole(cut), ctx.text_room
     return encode_prompt(
         ctx, scope, task.prompt, field="prompt", truncation=cut, room=room, before=before, whole=whole

@@ -111,8 +111,7 @@ def is_messages(prompt: Any, field: str) -> bool:
     if isinstance(prompt, Mapping):
         raise InvalidRequest("one message alone is not a prompt; give a list of messages", field=field)
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
-        kind = "None" if prompt is None else type(prompt).__name__
-        raise InvalidRequest(f"{shown(prompt)} is {kind}; give text, token ids or a list of messages", field=field)
+        raise validation.wrong_type(prompt, field, "text, token ids or a list of messages")
     if len(prompt) > 0 and isinstance(prompt[0], str):
         raise InvalidRequest(
             f"a list of {len(prompt)} strings is not one prompt; give one string, or run_many() a list of tasks, one "
@@ -134,18 +133,20 @@ def prompt_before(ctx: AdmissionContext, task: Embed | Classify | Rerank, *, tex
     settings, name, given = ctx.embedding, task.prompt_name, task.instruction
     if name is not None and given is not None:
         raise InvalidRequest("the prompt and an instruction have one place; give one", field="prompt_name")
+    if given is not None:
+        before = validation.text(given, "instruction", ctx.max_chars)
+    elif name is None:
+        default = settings.default_prompt_name
+        return settings.prompts[default] if default is not None and text else ""
+    elif not isinstance(name, str) or (name and name not in settings.prompts):
+        known = ", ".join(map(repr, list(settings.prompts)[:16])) or "none"
+        raise InvalidRequest(f"{shown(name)} is not a prompt of this model; it has {known}", field="prompt_name")
+    else:
+        before = settings.prompts.get(name, "")
     if (name or given) and not text:
         field, what = ("prompt_name", "a named prompt") if name else ("instruction", "an instruction")
         raise InvalidRequest(f"{what} is put before text, not before ids or messages", field=field)
-    if given is not None:
-        return validation.text(given, "instruction", ctx.max_chars)
-    if name is None:
-        default = settings.default_prompt_name
-        return settings.prompts[default] if default is not None and text else ""
-    if not isinstance(name, str) or (name and name not in settings.prompts):
-        known = ", ".join(map(repr, list(settings.prompts)[:16])) or "none"
-        raise InvalidRequest(f"{shown(name)} is not a prompt of this model; it has {known}", field="prompt_name")
-    return settings.prompts.get(name, "")
+    return before
 
 
 def beginning(ctx: AdmissionContext, field: str, *, eos: bool = False) -> I32:

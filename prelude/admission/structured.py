@@ -57,8 +57,7 @@ def text_of(value: Any, field: str, most: int, *, empty: bool = True, layout: La
     if isinstance(value, str):
         return validation.text(value, field, most, empty=empty)
     if not is_structured(value):
-        kind = "None" if value is None else f"of type {type(value).__name__}"
-        raise InvalidRequest(f"{shown(value)} is {kind}; give a string, an object or an array", field=field)
+        raise validation.wrong_type(value, field, "a string, an object or an array")
     return validation.text(json_of(value, field, layout), field, most)
 
 

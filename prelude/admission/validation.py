@@ -51,7 +51,7 @@ def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
     tokenizers treat them differently.
     """
     if not isinstance(value, str):
-        raise InvalidRequest(f"{shown(value)} is {_kind(value)}, not a string", field=field)
+        raise wrong_type(value, field, "a string")
     if len(value) > most:
         raise RequestTooLarge(
             f"{len(value)} characters; the limit is {most}, checked before tokenising; shorten it or raise "
@@ -81,8 +81,9 @@ def salt(value: Any) -> str | None:
     return text(value, "salt", MAX_SALT)
 
 
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"of type {type(value).__name__}"
+def wrong_type(value: Any, field: str, takes: str) -> InvalidRequest:
+    said = "it is None" if value is None else f"{shown(value)} is of type {type(value).__name__}"
+    return InvalidRequest(f"{said}; give {takes}", field=field)
 
 
 def _outside(value: Any, defect: str, takes: str, field: str, hint: str) -> InvalidRequest:

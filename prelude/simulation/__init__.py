@@ -6,7 +6,7 @@
 docs/SIMULATOR.md says how to use it.
 """
 
-from prelude.simulation.compare import ABLATIONS, TODAY, ablation, equal_p99, most_rate, run, sweep
+from prelude.simulation.compare import ABLATIONS, BASELINE, ablation, equal_p99, most_rate, run, sweep
 from prelude.simulation.costs import LinearCost, RooflineCost, Shape, StepCost, StepWork, work_of
 from prelude.simulation.fleet import ClosedLoop, Fleet, OpenLoop, simulate
 from prelude.simulation.machines import MACHINES, Machine, machine
@@ -16,8 +16,8 @@ from prelude.simulation.workloads import WORKLOADS
 
 __all__ = [
     "ABLATIONS",
+    "BASELINE",
     "MACHINES",
-    "TODAY",
     "WORKLOADS",
     "Arrival",
     "ClosedLoop",

@@ -19,7 +19,7 @@ from prelude.config import EngineConfig
 from prelude.errors import ConfigError
 from prelude.progress import watched
 from prelude.simulation import compare, plots
-from prelude.simulation.compare import ABLATIONS, TODAY, AtRate, Settings
+from prelude.simulation.compare import ABLATIONS, BASELINE, AtRate, Settings
 from prelude.simulation.costs import RooflineCost
 from prelude.simulation.fleet import ClosedLoop, Failure, Source, failures
 from prelude.simulation.machines import MACHINES, Machine, machine
@@ -55,12 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MEAN[,DOWN]",
         help="a replica lives MEAN seconds in the mean, and is away DOWN seconds (30); until the last arrival",
     )
-    add("--ablation", action="store_true", help="all mechanisms, then each mechanism off in turn, then today's")
+    add(
+        "--ablation",
+        action="store_true",
+        help="all mechanisms, each mechanism off in turn, and the baseline, with none",
+    )
     add("--rates", default=None, help="a sweep: rates separated by commas")
     add(
         "--equal-p99",
         action="store_true",
-        help="the rate that carries the P99 which today's has at --rate; by default at its highest rate",
+        help="the rate that carries the P99 that the baseline has at --rate; by default at its highest rate",
     )
     add("--seeds", type=int, default=1, help="--equal-p99: the median of so many seeds, from --seed on")
     add("--audit", type=int, default=0, metavar="STEPS", help="check every account after so many steps")
@@ -106,7 +110,7 @@ def main(chosen: argparse.Namespace) -> int:
     at_rate: AtRate = lambda rate, seed: _arrivals(chosen, options, rate, seed)  # noqa: E731
     rate = chosen.rate
     if rate is None and chosen.equal_p99 and not _is_file(chosen):
-        rate = compare.capacity(engine.configured(**TODAY), at_rate)
+        rate = compare.capacity(engine.configured(**BASELINE), at_rate)
     if chosen.rates:
         return _sweep(chosen, engine, at_rate)
     if rate is None:
@@ -137,7 +141,7 @@ def main(chosen: argparse.Namespace) -> int:
         print(f"on {engine.name} {note}")
     if chosen.plot:
         with writing(chosen.plot):
-            plots.bars(reports, chosen.plot, title)
+            plots.dots(reports, chosen.plot, title)
     _write(chosen, [report.json() for report in reports], rate, note)
     return 0
 
@@ -171,7 +175,7 @@ def _variants(chosen: argparse.Namespace) -> Mapping[str, Settings]:
         return ABLATIONS
     if chosen.policy:
         return {name: {"policy": name} for name in chosen.policy.split(",")}
-    return {"all mechanisms": {}, "today's": TODAY}
+    return {"all mechanisms": {}, "baseline": BASELINE}
 
 
 def _sweep(chosen: argparse.Namespace, engine: Machine, trace: AtRate) -> int:

@@ -1,6 +1,6 @@
 """The same trace under different engines: policies, the effect of each mechanism, the rate that a policy carries.
 
-``TODAY`` is the baseline: first come, first served, and a prefix cache that is asked when a request is scheduled.
+``BASELINE`` is the baseline: first come, first served, and a prefix cache that is asked when a request is scheduled.
 Every request computes the tokens that the cache does not have by then. All of them are kept, and the least recently
 used block is evicted.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from prelude.errors import TraceError
 from prelude.simulation.fleet import Failure, Fleet, Source
 from prelude.simulation.machines import Machine
 from prelude.simulation.report import Report
@@ -22,7 +23,7 @@ Settings: TypeAlias = "Mapping[str, Any]"  # fields of EngineConfig, reestimate,
 Trace: TypeAlias = "Callable[[], Source | Iterable[Arrival]]"  # the same arrivals at every call
 AtRate: TypeAlias = "Callable[[float, int], Iterable[Arrival]]"  # rate, seed
 
-TODAY: Settings = {"policy": "first_come_first_served", "fold": False, "defer_steps": 0, "probation": False}
+BASELINE: Settings = {"policy": "first_come_first_served", "fold": False, "defer_steps": 0, "probation": False}
 ABLATIONS: Mapping[str, Settings] = {
     "all mechanisms": {},
     "without attach": {"prefix_cache": False},
@@ -33,7 +34,7 @@ ABLATIONS: Mapping[str, Settings] = {
     "without probation": {"probation": False},
     "steps filled up": {"group_tokens": 1 << 30},
     "first come, first served": {"policy": "first_come_first_served"},
-    "today's": TODAY,
+    "baseline": BASELINE,
 }
 _RATIO = 1.02  # how close the search comes to the rate
 
@@ -93,8 +94,10 @@ def sweep(
 
 
 def p99(machine: Machine, trace: AtRate, rate: float, seeds: Sequence[int] = (0,)) -> float:
-    """Seconds; the median of the seeds' P99."""
+    """Seconds; the median of the seeds' P99. ``TraceError`` if no request finishes."""
     found = sorted(Fleet(machine).run(trace(rate, seed)).latency.p99 for seed in seeds)
+    if math.isnan(sum(found)):
+        raise TraceError(f"no request finishes at {rate:.4g}/s, so that there is no P99; compare at another rate")
     return found[len(found) // 2]
 
 
@@ -144,7 +147,7 @@ def equal_p99(
     machine: Machine,
     trace: AtRate,
     base_rate: float,
-    base: tuple[str, Settings] = ("today's", TODAY),
+    base: tuple[str, Settings] = ("baseline", BASELINE),
     ours: tuple[str, Settings] = ("all mechanisms", {}),
     seeds: Sequence[int] = (0,),
 ) -> EqualP99:

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from prelude.errors import TraceError
 from prelude.simulation.compare import EqualP99, Sweep
 from prelude.simulation.report import Report, seconds_text
 
 _COLOURS = ("#3b6ea5", "#c8553d", "#588157", "#8d6a9f", "#b08900", "#555555", "#2a9d8f")
+_NAMES = {"mean": "mean", "p50": "P50", "p99": "P99"}
 
 
-def bars(reports: Sequence[Report], path: str | Path, title: str) -> None:
+def dots(reports: Sequence[Report], path: str | Path, title: str) -> None:
     """Mean, P50 and P99 latency of each report, each with its value; the share of reused tokens beside its name."""
     plt = _pyplot()
-    figure, axes = plt.subplots(figsize=(9, 0.75 * len(reports) + 1.4), layout="constrained")
-    longest = 0.0
+    figure, axes = plt.subplots(figsize=(9, 0.75 * len(reports) + 1.8), layout="constrained")
     for offset, (name, colour) in enumerate(zip(("mean", "p50", "p99"), _COLOURS)):
         places = [number + 0.26 * (offset - 1) for number in range(len(reports))]
         values = [getattr(report.latency, name) for report in reports]
-        longest = max([longest, *values])
-        drawn = axes.barh(places, values, 0.24, color=colour, label={"mean": "mean"}.get(name, name.upper()))
-        axes.bar_label(drawn, [seconds_text(value) for value in values], padding=3, fontsize=7)
-    names = [f"{r.label}\n{r.hit_rate + r.folded_rate:.0%} reused" for r in reports]
+        axes.plot(values, places, "o", markersize=5, color=colour, label=_NAMES[name])
+        for place, value in zip(places, values):
+            if not math.isnan(value):
+                axes.annotate(
+                    seconds_text(value), (value, place), (6, 0), textcoords="offset points", va="center", fontsize=7
+                )
+    names = [f"{r.label}\n{r.hit_rate + r.folded_rate:.0%} of prompt tokens reused" for r in reports]
     axes.set_yticks(range(len(reports)), names, fontsize=8)
     axes.invert_yaxis()
     _logarithmic(axes, "x")
-    axes.set_xlim(right=4 * longest)
-    axes.set_xlabel("latency, seconds (logarithmic)")
-    axes.legend(fontsize=8, loc="lower right")
-    _save(figure, axes, path, title)
+    axes.margins(x=0.12)
+    axes.set_xlabel("latency of finished requests, seconds (logarithmic)")
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=3)
+    _save(figure, path, f"Simulated latency: {title}")
 
 
 def curves(sweeps: Sequence[Sweep], path: str | Path, title: str) -> None:
     """Mean and P99 latency against the rate of arrivals."""
     plt = _pyplot()
-    figure, both = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, both = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for axes, name in zip(both, ("mean", "p99")):
         for sweep, colour in zip(sweeps, _COLOURS):
             values = [getattr(report.latency, name) for report in sweep.reports]
@@ -44,10 +52,10 @@ def curves(sweeps: Sequence[Sweep], path: str | Path, title: str) -> None:
         _logarithmic(axes, "y")
         axes.set_xlim(left=0)
         axes.set_xlabel("requests a second")
-        axes.set_ylabel(f"{'mean' if name == 'mean' else 'P99'} latency, seconds (logarithmic)")
+        axes.set_ylabel(f"{_NAMES[name]} latency, seconds (logarithmic)")
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    both[0].legend(fontsize=8)
-    _save(figure, both[0], path, title)
+        axes.legend(fontsize=8)
+    _save(figure, path, f"Simulated latency by rate of arrivals: {title}")
 
 
 def rates(found: EqualP99, path: str | Path, title: str) -> None:
@@ -59,14 +67,16 @@ def rates(found: EqualP99, path: str | Path, title: str) -> None:
     axes.bar_label(drawn, labels, padding=3, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(right=1.3 * max(found.base_rate, found.our_rate))
-    axes.set_xlabel(f"requests a second at a P99 of {seconds_text(found.bound)}")
-    _save(figure, axes, path, title)
+    axes.set_xlabel("requests a second")
+    _save(figure, path, f"Simulated rate with a P99 latency of {seconds_text(found.bound)}: {title}")
 
 
 def _logarithmic(axes: Any, which: str) -> None:
     """A logarithmic axis whose ticks are plain numbers: 0.5, 1, 2, 5, 10, and those between where it is short."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
+    if not np.isfinite(axes.dataLim.get_points()).all():
+        raise TraceError("no request finished, so that there is no latency to draw; leave out --plot")
     getattr(axes, f"set_{which}scale")("log")
     axis = getattr(axes, f"{which}axis")
     low, high = axis.get_view_interval()
@@ -84,6 +94,6 @@ def _pyplot() -> Any:
     return matplotlib.pyplot
 
 
-def _save(figure: Any, axes: Any, path: str | Path, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10)
+def _save(figure: Any, path: str | Path, title: str) -> None:
+    figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=120)

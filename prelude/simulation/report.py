@@ -211,19 +211,21 @@ def table(reports: Iterable[Report], title: str = "") -> str:
             (
                 report.label,
                 *(seconds_text(value) for value in (latency.mean, latency.p50, latency.p99, latency.longest)),
-                f"{report.throughput:.4g}",
+                _text(report.throughput, ".4g"),
                 f"{report.hit_rate:.1%}",
                 f"{report.folded_rate:.1%}",
                 f"{report.overtaken:,}",
-                "-" if math.isnan(report.starvation) else f"{report.starvation:.2f}",
-                f"{report.fairness:.3f}",
-                f"{report.busy:.0%}",
+                _text(report.starvation, ".2f"),
+                _text(report.fairness, ".3f"),
+                _text(report.busy, ".0%"),
             )
         )
     return text_table(rows, header=header, right=range(1, len(header)), title=title)
 
 
 def seconds_text(seconds: float) -> str:
-    if math.isnan(seconds):
-        return "-"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    return _text(seconds * 1e3, ".3g", " ms") if seconds < 1 else _text(seconds, ".3g", " s")
+
+
+def _text(value: float, form: str, unit: str = "") -> str:
+    return "-" if math.isnan(value) else f"{value:{form}}{unit}"

@@ -158,8 +158,8 @@ def write_trace(arrivals: Iterable[Arrival], path: str | Path) -> int:
 
 
 def read_trace(path: str | Path) -> Iterator[Arrival]:
-    """Line by line. ``TraceError`` names the line that is not an arrival."""
-    before = 0.0
+    """Line by line. ``TraceError`` names the line that is not an arrival, or says that the file has none."""
+    before = -1.0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -174,6 +174,8 @@ def read_trace(path: str | Path) -> Iterator[Arrival]:
                 )
             before = arrival.at
             yield arrival
+    if before < 0:
+        raise TraceError(f"{path}: it has no arrivals; write one JSON object a line, as --write-trace does")
 
 
 def _arrival(line: Any) -> Arrival:

@@ -452,9 +452,9 @@ def test_a_part_that_no_truncation_can_help_names_its_own_field(mode: Any) -> No
     ("prompt", "says"),
     [
         ({"role": "user", "content": "hi"}, "one message alone is not a prompt; give a list of messages"),
-        (None, "None is None; give text, token ids or a list of messages"),
-        (b"hi", "is bytes; give text"),
-        (5, "5 is int; give text"),
+        (None, "it is None; give text, token ids or a list of messages"),
+        (b"hi", "is of type bytes; give text"),
+        (5, "5 is of type int; give text"),
     ],
 )
 def test_a_value_that_is_no_prompt_is_refused_with_the_forms_of_one(

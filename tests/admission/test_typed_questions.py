@@ -126,7 +126,7 @@ def test_a_state_of_any_shape(preparer: Preparer, state: Any, text: str) -> None
         (Choice("Q", {"a": "x", "": None}), r"questions\[0\].labels\[1\]: it is empty"),
         (Score("Q", ["one"]), r"questions\[0\].levels: 1 levels; it takes 2 to 10"),
         (Score("Q", ["x"] * 11), r"questions\[0\].levels: 11 levels; it takes 2 to 10"),
-        (Score("Q", ["x", None]), r"questions\[0\].levels\[1\]: None is None; give"),  # type: ignore[list-item]
+        (Score("Q", ["x", None]), r"questions\[0\].levels\[1\]: it is None; give"),  # type: ignore[list-item]
         (Score("Q", ["x", ""]), r"questions\[0\].levels\[1\]: it is empty"),
         (Score("Q", {"0": "x", "1": "y"}), r"questions\[0\].levels: .* is not an integer"),  # type: ignore[arg-type]
         (Score(None, 3), r"questions\[0\].question: it is None"),

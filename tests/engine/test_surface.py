@@ -12,8 +12,20 @@ from typing import Any
 import pytest
 
 import prelude
-from prelude import AsyncEngine, Decide, DecisionTemplate, Engine, Generate, SamplingParams, YesNo, errors, results
+from prelude import (
+    AsyncEngine,
+    Decide,
+    DecisionTemplate,
+    Engine,
+    Generate,
+    Rerank,
+    SamplingParams,
+    YesNo,
+    errors,
+    results,
+)
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, UnknownParameter
+from tests.engine.test_encoders import write
 
 
 def test_both_engines_describe_their_model(make_engine: Callable[..., Engine], checkpoint: Path) -> None:
@@ -69,6 +81,39 @@ def test_a_list_of_strings_is_not_one_prompt(make_engine: Callable[..., Engine])
             call(["a", "b"])
     array, text = (engine.explain(Decide(state, [YesNo("Is it?")])).text for state in (["a", "b"], '["a", "b"]'))
     assert array == text, "a state may be any array: it is read as JSON"
+
+
+def test_a_none_in_the_place_of_a_text_is_refused_with_the_field_and_its_forms(
+    make_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """The error says what to give, and does not say that None is None."""
+    decoder = make_engine()
+    pairs = make_engine(write(tmp_path, "ForSequenceClassification", num_labels=1))
+    nothing: Any = None
+    message = {"role": "user", "content": [{"type": "text", "text": nothing}]}
+    prompt = "text, token ids or a list of messages"
+    cases: list[tuple[Callable[[], Any], str, str]] = [
+        (lambda: decoder.decide(nothing, [YesNo("Is it?")]), "state", "text, an object, an array or token ids"),
+        (lambda: decoder.decide([message], [YesNo("Is it?")]), "state[0].content[0].text", "a string"),
+        (lambda: decoder.complete(nothing), "prompt", prompt),
+        (lambda: list(decoder.generate(nothing)), "prompt", prompt),
+        (lambda: decoder.prompt_logprobs(nothing), "prompt", prompt),
+        (lambda: decoder.embed(nothing, pooling="last"), "prompt", prompt),
+        (lambda: decoder.loglikelihood(nothing, "x"), "context", prompt),
+        (lambda: decoder.loglikelihood("x", nothing), "continuation", "text or token ids"),
+        (lambda: pairs.classify(nothing), "prompt", prompt),
+        (lambda: pairs.classify((nothing, "w1")), "prompt[0]", "a string"),
+        (lambda: pairs.classify(("w1", nothing)), "prompt[1]", "a string"),
+        (lambda: pairs.rerank(nothing, ["w1"]), "query", "a string"),
+        (lambda: pairs.rerank("w1", nothing), "documents", "a list of texts, or of mappings with a text"),
+        (lambda: pairs.run(Rerank("w1", nothing)), "document", "a string"),
+    ]
+    for call, field, takes in cases:
+        with pytest.raises(InvalidRequest) as caught:
+            call()
+        assert str(caught.value) == f"{field}: it is None; give {takes}" and caught.value.field == field
+    with pytest.raises(InvalidRequest, match=r"^documents: 5 is of type int; give a list of texts"):
+        pairs.rerank("w1", 5)  # type: ignore[arg-type]
 
 
 def test_a_field_of_the_sampling_params_is_named_as_one(make_engine: Callable[..., Engine]) -> None:

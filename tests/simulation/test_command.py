@@ -10,7 +10,7 @@ import pytest
 
 from prelude.cli import main
 from prelude.simulation import compare, machine
-from prelude.simulation.compare import ABLATIONS, TODAY
+from prelude.simulation.compare import ABLATIONS, BASELINE
 from prelude.simulation.workloads import rubrics
 
 # Half of the rubrics fit the pool.
@@ -40,16 +40,16 @@ def test_the_rate_at_an_equal_p99_is_one_that_has_it_and_a_higher_one_has_not(
     def trace(rate: float, seed: int) -> Any:
         return rubrics(rate, seed, requests=150, rubrics=32, skew=0)
 
-    assert compare.p99(chosen.configured(**TODAY), trace, 60) == found["bound"]
+    assert compare.p99(chosen.configured(**BASELINE), trace, 60) == found["bound"]
     assert compare.p99(chosen, trace, found["our_rate"]) <= found["bound"]
     assert compare.p99(chosen, trace, 1.05 * found["our_rate"]) > found["bound"]
     assert found["ratio"] == pytest.approx(found["our_rate"] / 60)
 
 
-def test_without_a_rate_the_base_rate_is_the_capacity_of_todays(tmp_path: Path) -> None:
+def test_without_a_rate_the_base_rate_is_the_capacity_of_the_baseline(tmp_path: Path) -> None:
     [found] = ran(tmp_path, "--equal-p99", "--seeds", "2")["reports"]
-    today = machine("h200-qwen3-4b", kv_blocks=1024).configured(**TODAY)
-    most = compare.capacity(today, lambda rate, seed: rubrics(rate, seed, requests=150, rubrics=32, skew=0))
+    baseline = machine("h200-qwen3-4b", kv_blocks=1024).configured(**BASELINE)
+    most = compare.capacity(baseline, lambda rate, seed: rubrics(rate, seed, requests=150, rubrics=32, skew=0))
     assert found["base_rate"] == most
 
 
@@ -68,13 +68,13 @@ def test_every_mechanism_is_switched_off_in_turn_and_drawn(tmp_path: Path) -> No
     assert list(by_label) == list(ABLATIONS) and drawn(tmp_path / "bars.png")
     assert by_label["without attach"]["hit_rate"] == 0 < by_label["all mechanisms"]["hit_rate"]
     assert by_label["without fold"]["folded_rate"] == 0
-    assert by_label["all mechanisms"]["latency"]["mean"] < by_label["today's"]["latency"]["mean"]
+    assert by_label["all mechanisms"]["latency"]["mean"] < by_label["baseline"]["latency"]["mean"]
 
 
 def test_each_finished_run_is_said_before_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran(tmp_path, "--rate", "300")
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["all mechanisms", "today's"] and "150 requests" in lines[0]
+    assert [line.split(":")[0] for line in lines] == ["all mechanisms", "baseline"] and "150 requests" in lines[0]
 
 
 def test_a_missing_matplotlib_is_said_before_the_run(
@@ -162,3 +162,22 @@ def test_options_of_the_workload_inside_are_checked_too(capsys: pytest.CaptureFi
     assert main(["simulate", "bursts", "--rate", "5", "--option", "requests=10", "calm=0"]) != 0
     assert "calm=0: it takes a number above 0" in capsys.readouterr().err
     assert main(["simulate", "bursts", "--rate", "5", "--option", "requests=10", "rubrics=3", "skew=0"]) == 0
+
+
+def test_a_table_of_no_finished_request_has_dashes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trace without arrivals is refused; one of which no request finishes has dashes and no P99 to compare at."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("", encoding="utf-8")
+    for more in ([], ["--rates", "1,2"], ["--equal-p99"], ["--write-trace", str(tmp_path / "copy.jsonl")]):
+        assert main(["simulate", str(trace), *more]) == 2
+        printed = capsys.readouterr()
+        assert "trace.jsonl: it has no arrivals" in printed.err and not printed.out
+    trace.write_text('{"at": 0, "parts": [["a", 10]], "deadline": 0}\n', encoding="utf-8")
+    pytest.importorskip("matplotlib")
+    for more in (["--rate", "1"], ["--rates", "1,2"]):
+        assert main(["simulate", str(trace), *more, "--plot", str(tmp_path / "none.png")]) == 2
+        printed = capsys.readouterr()
+        assert "nan" not in printed.out and "no request finished" in printed.err
+        assert not (tmp_path / "none.png").exists()
+    assert main(["simulate", str(trace), "--equal-p99"]) == 2
+    assert "no request finishes at 1/s" in capsys.readouterr().err

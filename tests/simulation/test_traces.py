@@ -140,3 +140,10 @@ def test_a_trace_out_of_order_is_refused(tmp_path: Path) -> None:
     write_trace([Arrival(2.0, ((None, 5),)), Arrival(1.0, ((None, 5),))], path)
     with pytest.raises(TraceError, match=r"line 2: at=1\.0 comes before 2\.0"):
         list(read_trace(path))
+
+
+def test_a_trace_without_arrivals_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(TraceError, match=r"trace\.jsonl: it has no arrivals; write one JSON object a line"):
+        list(read_trace(path))
