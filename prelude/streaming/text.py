@@ -126,9 +126,7 @@ class TextState:
         """All that was held, where no stop string cut it off."""
         text = ""
         if not self.stopped:
-            text = self._decoder.finish()
-            if self._stops is not None and self._pass <= 0:
-                text = self._searched(text)
+            text = self._searched(self._decoder.finish())
             if not self.stopped:
                 text += self._held
         text, self._word = self._word + text, ""
@@ -160,12 +158,11 @@ class TextState:
 
 
 def _last_boundary(text: str) -> int:
-    """The last place that no word crosses: after white space, before and after a character that is a word by
-    itself."""
+    """The end of the last white space, or of the last character that is a word by itself."""
     if len(text) > WORD_CHARS:
         return len(text)
     for at in range(len(text), 0, -1):
-        if text[at - 1].isspace() or _alone(text[at - 1]) or (at < len(text) and _alone(text[at])):
+        if text[at - 1].isspace() or _alone(text[at - 1]):
             return at
     return 0
 

@@ -155,9 +155,9 @@ def test_an_answer_keeps_the_models_probabilities() -> None:
     assert list(found.probabilities.values()) == pytest.approx((expected / expected.sum()).tolist())
     assert (found.label, found.mass, found.logprobs) == (given.label, given.mass, given.logprobs)
     assert found.probability == found.probabilities["a"] and found.confidence < given.confidence  # type: ignore[operator]
-    level = answer([0.5, 0.3, 0.2], ("1", "2", "3"), expected=1.7, kind="score")
-    told = fitted.apply(level)
-    assert told.expected == pytest.approx(sum(n * p for n, p in zip((1, 2, 3), told.probabilities.values())))
+    for first, levels in ((1, ("1", "2", "3")), (0, ("0", "1", "2"))):
+        told = fitted.apply(answer([0.5, 0.3, 0.2], levels, expected=first + 0.7, kind="score"))
+        assert told.expected == pytest.approx(sum(n * p for n, p in enumerate(told.probabilities.values(), first)))
     noul = answer([0.2, 0.8], ("yes", "no"), kind="noul")
     assert fitted.apply(noul).probability == fitted.apply(noul).probabilities["yes"]
 
@@ -191,6 +191,8 @@ def test_a_prior_is_divided_out() -> None:
     assert aimed.probabilities["a"] == pytest.approx(0.9)
     mean = PriorCorrection.of_answers([answer([0.9, 0.1], ("a", "b")), answer([0.5, 0.5], ("a", "b"))])
     assert mean.prior == pytest.approx((0.7, 0.3))
+    sure = dataclasses.replace(answer([0.9, 0.1], ("a", "b")), probabilities={"a": 1.0, "b": 0.0})
+    assert PriorCorrection.of_answers([sure]).apply(sure).label == "a", "a label that no answer had has a small share"
     with pytest.raises(CalibrationError, match="this prior is of"):
         mean.apply(answer([0.5, 0.3, 0.2]))
 
@@ -234,6 +236,10 @@ def test_a_content_free_prior_of_an_engine(tmp_path: Path) -> None:
 def test_data_that_cannot_be_fitted(rows: Any, truth: Any, options: Any) -> None:
     with pytest.raises(CalibrationError):
         Calibrator.fit(rows, truth, **options)
+
+
+def test_thirty_rows_are_enough_to_fit_on() -> None:
+    assert Calibrator.fit([[0.7, 0.3]] * 30, [0, 0, 1] * 10).facts["rows"] == 30
 
 
 def test_probabilities_that_say_the_opposite_are_refused_by_platt() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import transformers
 
+from prelude.models.config import ModelConfig
 from prelude.models.families import ARCHITECTURES, FAMILIES
 from tests.encoders import DEBERTA
 from tests.models.configs import refusal, refusals
@@ -40,15 +41,23 @@ COUNTS = {
 
 def base_of(architecture: str) -> dict[str, Any]:
     family = ARCHITECTURES[architecture].model_type
-    config = transformers.CONFIG_MAPPING[family](num_hidden_layers=4, **SMALL.get(family, {})).to_dict()
+    config = transformers.CONFIG_MAPPING[family](num_hidden_layers=7, **SMALL.get(family, {})).to_dict()
     return {**config, "architectures": [architecture], "model_type": family, "id2label": {"0": "a", "1": "b"}}
+
+
+def settings(base: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config that describes the text model."""
+    found: dict[str, Any] = base.get("text_config", base)
+    return found
 
 
 def changed(base: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     """``base`` with another value, in the part of it that describes the text model."""
-    if "text_config" in base:
-        return {**base, "text_config": {**base["text_config"], key: value}}
-    return {**base, key: value}
+    return _with(base, {**settings(base), key: value})
+
+
+def _with(base: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
+    return {**base, "text_config": text} if "text_config" in base else text
 
 
 @pytest.mark.fault(43)
@@ -57,7 +66,7 @@ def test_sizes_that_no_network_has_are_refused(architecture: str) -> None:
     base = base_of(architecture)
     assert refusal(base) is None
     for size, names in COUNTS.items():
-        [key] = [name for name in names if name in base.get("text_config", base)]
+        [key] = [name for name in names if name in settings(base)]
         for value in (0, -1, 10**9, "4", 2.5, None, True):
             reason = refusal(changed(base, key, value))
             assert reason is not None and key in reason and len(reason) <= 500, (size, value, reason)
@@ -68,5 +77,17 @@ def test_sizes_that_no_network_has_are_refused(architecture: str) -> None:
 def test_any_value_under_any_key_is_read_or_refused(family: str) -> None:
     """Nothing but a ModelError, of bounded length."""
     base = base_of(next(iter(FAMILIES[family].architectures)))
-    keys = base.get("text_config", base)
-    assert refusals(changed(base, key, value) for key in keys for value in VALUES) > 60
+    assert refusals(changed(base, key, value) for key in settings(base) for value in VALUES) > 60
+
+
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+def test_a_key_that_is_left_out_has_the_value_that_transformers_gives_it(architecture: str) -> None:
+    base = base_of(architecture)
+    given = {"architectures", "model_type", "id2label", "num_hidden_layers", *SMALL.get(base["model_type"], ())}
+    whole, read = ModelConfig.from_dict(base).spec, 0
+    for left_out in settings(base).keys() - given:
+        config = _with(base, {key: value for key, value in settings(base).items() if key != left_out})
+        if refusal(config) is None:  # some sizes have no default here
+            assert ModelConfig.from_dict(config).spec == whole, left_out
+            read += 1
+    assert read > 10

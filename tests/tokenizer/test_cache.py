@@ -215,8 +215,10 @@ def test_folders_that_others_may_write(file: Path, folder: Path, tmp_path: Path)
         os.chown(folder / "key", 12345, -1)
         assert_works(file, folder)
 
+    known = (folder / "key").read_bytes()
     (folder / "key").chmod(0o644)
     assert_works(file, folder)
+    assert (folder / "key").read_bytes() != known, "others may have read it"
     for content in (b"", b"short", b"x" * 33):
         (folder / "key").write_bytes(content)
         assert_works(file, folder)
@@ -285,16 +287,17 @@ def test_only_the_native_rung_is_kept(folder: Path) -> None:
 def test_the_oldest_go_where_there_are_too_many(
     folder: Path, json_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ["byte-level", "template", "sentence pieces"]
-    for i, name in enumerate(names):
-        before = set(tables(folder)) if folder.exists() else set()
+    made: list[Path] = []
+    for name in ("byte-level", "template", "sentence pieces"):
         Tokenizer.from_str(json_of(name), cache=folder)
-        (made,) = set(tables(folder)) - before
-        os.utime(made, (i, i))
-        if name == "template":
-            monkeypatch.setattr(_cache, "_MOST_BYTES", 2 * made.stat().st_size + (4 << 20))
-    sizes = [p.stat().st_size for p in tables(folder)]
-    assert sum(sizes) <= _cache._MOST_BYTES
+        made += set(tables(folder)) - set(made)
+        os.utime(made[-1], (len(made), len(made)))
+    sizes = [path.stat().st_size for path in made]
+    for most, kept in ((sum(sizes), made), (sum(sizes) - 1, made[1:]), (sum(sizes[1:]) - 1, made[2:])):
+        monkeypatch.setattr(_cache, "_MOST_BYTES", most)
+        made[-1].unlink()  # so that it is written again, and room is made for it
+        Tokenizer.from_str(json_of("sentence pieces"), cache=folder)
+        assert tables(folder) == sorted(kept)
 
 
 def test_digests_see_every_byte_and_the_length(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ SMOLLM3 = decoder(
 )
 
 BERT = encoder("bert", "Bert", bert.BERT, {"layer_norm_eps": 1e-12, "type_vocab_size": 2})
-_ROBERTA = {"layer_norm_eps": 1e-5, "type_vocab_size": 1, "pad_token_id": 1}
+_ROBERTA = {"layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 1}
 ROBERTA = encoder("roberta", "Roberta", bert.ROBERTA, _ROBERTA)
 XLM_ROBERTA = encoder("xlm-roberta", "XLMRoberta", bert.ROBERTA, _ROBERTA)
 DISTILBERT = encoder("distilbert", "DistilBert", bert.DISTILBERT, {"layer_norm_eps": 1e-12})
