@@ -101,7 +101,7 @@ class Row:
 
 COLUMN_PANELS = 3  # more panels than these stand side by side in two columns
 Panels = dict[str, list[tuple[str, Row]]]
-"""The panels of a figure by title: each row with the label of its bar."""
+"""The panels of a figure by title: each row with its label."""
 
 
 @dataclass(slots=True)
@@ -162,8 +162,8 @@ class Report:
         return found | ({"others" if found else "": single} if single else {})
 
     def plot(self, path: str | Path, unit: str = "x", panels: Panels | None = None) -> None:
-        """Bars with the value at each bar's end and the spread of its pairs. A panel whose values span more than a
-        factor of 20 has a logarithmic axis."""
+        """Dots, each with its value and the spread of its pairs. A panel whose values span more than a factor of 20
+        has a logarithmic axis, other panels begin at 0."""
         import matplotlib
 
         matplotlib.use("Agg")
@@ -201,14 +201,14 @@ class Report:
 
 
 def draw_panel(axes: Any, title: str, rows: Sequence[tuple[str, Row]]) -> None:
-    """One panel of a figure: a bar for each labelled row, on matplotlib's ``axes``."""
+    """One panel of a figure: a dot for each labelled row, on matplotlib's ``axes``."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     values = [row.value for _, row in rows]
     spread = [[max(0.0, r.value - r.low) for _, r in rows], [max(0.0, r.high - r.value) for _, r in rows]]
-    axes.barh(range(len(rows)), values, xerr=spread, color="#3b6ea5", ecolor="#888888", capsize=2)
+    axes.errorbar(values, range(len(rows)), xerr=spread, fmt="o", color="#3b6ea5", ecolor="#888888", capsize=2)
     axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     if min(values) > 0 and max(values) > 20 * min(values):
         axes.set_xscale("log")
         left = min(1.0, min(values) / 2)
@@ -217,13 +217,16 @@ def draw_panel(axes: Any, title: str, rows: Sequence[tuple[str, Row]]) -> None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if close else (1,), numticks=20))
         axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    end = min(max(row.high for _, row in rows), 1.5 * max(values))  # one bar's spread does not flatten all bars
+    end = min(max(row.high for _, row in rows), 1.5 * max(values))  # one row's spread does not squeeze all dots
     for at, (_, row) in enumerate(rows):
         text = f"{row.value:,.0f}" if row.value >= 100 else f"{row.value:.3g}"
         beside = (min(max(row.value, row.high), end), at)
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # a spread may go on behind it
         axes.annotate(text, beside, (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=box)
-    axes.set_xlim(right=1.15 * end if axes.get_xscale() == "linear" else 2 * end)
+    if axes.get_xscale() == "linear":
+        axes.set_xlim(min(0.0, *values), 1.15 * end)
+    else:
+        axes.set_xlim(right=2 * end)
     axes.axvline(1.0, color="#444444", linewidth=0.8, zorder=0)
     axes.set_title(title, loc="left", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)

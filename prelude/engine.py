@@ -40,7 +40,7 @@ from prelude.call_steps import (
 )
 from prelude.compound import adrive
 from prelude.config import EngineConfig
-from prelude.errors import EngineClosed, shown
+from prelude.errors import EngineClosed, ExecutionError, shown, starting_thread
 from prelude.options import RequestOptions
 from prelude.progress import Advance, Progress
 from prelude.results import (
@@ -108,7 +108,8 @@ class AsyncEngine(AsyncVerbs):
         if self._closed:
             raise EngineClosed("the engine is closed; make a new one")
         if self._engine is None:
-            await asyncio.to_thread(self._start)
+            with starting_thread():
+                await asyncio.to_thread(self._start)
         return self
 
     def _start(self) -> None:
@@ -125,7 +126,11 @@ class AsyncEngine(AsyncVerbs):
         the model. Any number of times, from any loop; a later ``drain=False`` cuts an earlier draining short."""
         self._closed = True
         if self._engine is not None:
-            await asyncio.to_thread(self._engine.close, drain=drain)
+            try:
+                with starting_thread():
+                    await asyncio.to_thread(self._engine.close, drain=drain)
+            except ExecutionError:  # no thread: the loop waits, and everything is given back
+                self._engine.close(drain=drain)
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
@@ -276,7 +281,8 @@ class AsyncEngine(AsyncVerbs):
                 end += 1
             part = slice(at, end)
             given = (admitted[part], calls[part], requests[part], ends)
-            results += await asyncio.to_thread(finish_all, *given) if pairs > TURN_PAIRS else finish_all(*given)
+            with starting_thread():
+                results += await asyncio.to_thread(finish_all, *given) if pairs > TURN_PAIRS else finish_all(*given)
             await asyncio.sleep(0)
             at = end
         return results
@@ -300,7 +306,8 @@ class AsyncEngine(AsyncVerbs):
         """As ``Engine.warmup``, on a thread."""
         if self._engine is None:
             await self.start()
-        await asyncio.to_thread(self.engine.warmup, freeze_gc=freeze_gc)
+        with starting_thread():
+            await asyncio.to_thread(self.engine.warmup, freeze_gc=freeze_gc)
 
     async def _prepare(self, preparer: Preparer, tasks: Sequence[Any]) -> list[Admitted | Exception]:
         """On threads."""
@@ -309,7 +316,15 @@ class AsyncEngine(AsyncVerbs):
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(preparer.prepare_threads, "prelude-prepare")
         loop = asyncio.get_running_loop()
-        jobs = [loop.run_in_executor(self._pool, preparer.prepare_all, job) for job in batches(tasks)]
+        pool, jobs = self._pool, []
+        try:
+            with starting_thread():
+                for job in batches(tasks):
+                    jobs.append(loop.run_in_executor(pool, preparer.prepare_all, job))
+        except ExecutionError:
+            self._pool = None  # a job that got no thread stays in its queue
+            pool.shutdown(wait=False)
+            raise
         return [item for items in await asyncio.gather(*jobs) for item in items]
 
     def _outbox(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> Outbox:

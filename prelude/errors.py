@@ -35,6 +35,8 @@ raised under ``python -O`` too.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from prelude.root_error import PreludeError as PreludeError
@@ -191,6 +193,20 @@ def own_error(raised: BaseException, said: str) -> ExecutionError:
     error = ExecutionError(f"{said}: {type(raised).__name__}: {raised}")
     error.__cause__ = raised
     return error
+
+
+@contextmanager
+def starting_thread() -> Iterator[None]:
+    """Around the start of a thread: ``ExecutionError`` if the system allows no more of them."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "new thread" not in str(error):  # Python's own words; a function that ran on the thread raises others
+            raise
+        raise ExecutionError(
+            "no thread can be started: the process, its user or its container has as many as it may have; end others "
+            "or raise the limit (ulimit -u, pids.max)"
+        ) from error
 
 
 class RankLost(ExecutionError):

@@ -144,13 +144,19 @@ def plot(report: ServingReport, path: str) -> None:
         middle = [rate["median"] / 60 for rate in rates]
         errors = [[(r["median"] - r["low"]) / 60 for r in rates], [(r["high"] - r["median"]) / 60 for r in rates]]
         left.errorbar([load["shape"]["in_flight"] for load in sweep], middle, yerr=errors, marker="o", capsize=3)
-    left.set(xlabel="in flight", ylabel="requests a second", title="512 tokens in, 1 out", ylim=(0, None))
+    left.set(
+        xlabel="in flight",
+        ylabel="requests a second",
+        title="Throughput: 512 tokens in, 1 out, median and range of runs",
+        ylim=(0, None),
+    )
     for place, percentile in enumerate((50, 95, 99)):
         values = [load["over_runs"][f"e2e_p{percentile}_ms"]["median"] for load in report.loads.values()]
-        right.barh([at + 0.26 * place for at in range(len(values))], values, height=0.24, label=f"P{percentile}")
+        right.plot(values, [at + 0.26 * place for at in range(len(values))], "o", label=f"P{percentile}")
     right.set_yticks([at + 0.26 for at in range(len(report.loads))], list(report.loads))
-    right.set(xlabel="end to end, ms", xscale="log", title=report.http.split(":")[0])
+    right.set(xlabel="end to end, ms (logarithmic)", xscale="log", title=f"Latency: {report.http.split(':')[0]}")
     right.invert_yaxis()
+    right.grid(axis="x", color="#dddddd", linewidth=0.6)
     right.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)

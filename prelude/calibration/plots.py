@@ -35,7 +35,7 @@ def reliability_plot(curves: Curves, path: str | Path, *, bins: int = BINS, titl
         middles = np.array([(one.low + one.high) / 2 for one in found]) + (at - (len(curves) - 1) / 2) * width
         below.bar(middles, count, width, color=colour, label=name)
     above.set(ylabel="accuracy, 95 % interval", ylim=(-0.03, 1.03))
-    above.set_title(title, fontsize=9)
+    above.set_title(f"Reliability\n{title}", fontsize=9)
     below.set(xlabel="confidence (largest probability)", ylabel="answers", xlim=(-0.02, 1.02))
     for axes in (above, below):
         axes.legend(fontsize=8, loc="upper left")
@@ -55,7 +55,7 @@ def risk_coverage_plot(curves: Curves, path: str | Path, *, title: str = "") -> 
         axes.vlines(x, low, high, color=colour, linewidth=1, alpha=0.4)
         axes.plot(x, risk[kept - 1], "o", markersize=3.5, color=colour, label=f"{name}: area {risk.mean():.4f}")
     axes.set(xlabel="coverage: share of answers kept", ylabel="risk: share of errors among them, 95 % interval")
-    axes.set_title(title, fontsize=9)
+    axes.set_title(f"Risk by coverage\n{title}", fontsize=9)
     axes.set(xlim=(0, 1.02), ylim=(0, None))
     axes.legend(fontsize=8, loc="upper left")
     _save(plt, figure, path)

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from prelude.batch import I32, DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, StepResult
-from prelude.errors import EngineClosed, RankLost
+from prelude.errors import EngineClosed, RankLost, starting_thread
 from prelude.execution.executor import Executor, ExecutorLimits
 
 if TYPE_CHECKING:
@@ -140,10 +140,12 @@ class ThreadedExecutor:
         self._steps.put(job)
 
     def _start(self) -> None:
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=_run, args=(self.inner, self._steps, self._pulse), name="prelude-executor", daemon=True
         )
-        self._thread.start()
+        with starting_thread():
+            thread.start()
+        self._thread = thread
         weakref.finalize(self, self._steps.put, None).atexit = False  # dropped, not closed: the thread ends too
 
     def wait(self, handle: _Step) -> StepResult:

@@ -15,6 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from prelude._native.core import StepLock, any_lives
@@ -142,11 +143,18 @@ class EngineCore(Forkable):
     # -------------------------------------------------------------- any thread
 
     def submit(self, request: Request) -> None:
-        """Puts a request in the inbox and wakes the engine thread."""
-        self.submit_many([request])
+        """Puts a request in the inbox and wakes the engine thread. If that fails, its place is given back."""
+        try:
+            self.submit_many([request])
+        except BaseException:
+            self.inbox.leave(request)
+            raise
 
     def submit_many(self, requests: list[Request], places: Places | None = None) -> None:
-        """All in one planning step, as far as the budgets go: they arrive together."""
+        """All in one planning step, as far as the budgets go: they arrive together. ``ExecutionError`` if no thread
+        can be started: nothing is posted then."""
+        self._start_watchdog()
+        self.loop.start()
         self.lifecycle.post(requests, places)
         self.loop.wake()
 
@@ -169,6 +177,7 @@ class EngineCore(Forkable):
     def run_inline(self, requests: list[Request], places: Places | None = None) -> None:
         """The direct path: on an idle engine the caller takes the steps itself; else it waits as all others do."""
         lock = self.loop.lock
+        self._start_watchdog()
         if not lock.try_acquire():
             self.check_may_wait()
             self.submit_many(requests, places)
@@ -182,7 +191,7 @@ class EngineCore(Forkable):
             wants = idle.works and idle.wanted
             wanted = lock.release()
             if wanted or self.stepper.busy or self.inbox.closed or wants:
-                self.loop.wake()  # work of others, or the rest after an interrupt, or the executor's own
+                self._wake_for_others()  # their work, or the rest after an interrupt, or the executor's own
 
     def warm_up(self) -> None:
         """The executor's own preparations, where it has any, between two steps."""
@@ -197,7 +206,16 @@ class EngineCore(Forkable):
                 prepare()
         finally:
             if self.loop.lock.release() or self.stepper.busy:
-                self.loop.wake()  # work of others
+                self._wake_for_others()
+
+    def _start_watchdog(self) -> None:
+        if self.watchdog is not None:
+            self.watchdog.start()
+
+    def _wake_for_others(self) -> None:
+        """Without a thread there is no other caller who waits for one: each starts it before it posts requests."""
+        with suppress(ExecutionError):
+            self.loop.wake()
 
     def check_may_wait(self) -> None:
         """``ExecutionError`` where this thread is in the middle of a step: it would wait for itself."""
@@ -229,12 +247,12 @@ class EngineCore(Forkable):
         self.loop.idle.stop()
         self.lifecycle.aborting = self.lifecycle.aborting or not drain
         self.inbox.close()
-        self.loop.wake()
+        self.loop.wake_to_end()
         if self.loop.lock.held or threading.current_thread() is self.loop.thread:
             return  # called back from a step: the engine closes when the step is over
         began = time.monotonic()
         while not self.stopped.wait(_CLOSE_LOOKS):
-            self.loop.wake_if_started()
+            self.loop.wake_to_end()
             if self.hanging:
                 log.error("closing without waiting for a step that has run for %.1f s", self.hanging)
                 return

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from prelude._native.core import StepLock, WakeEvent
+from prelude.errors import ExecutionError, starting_thread
 from prelude.runtime.idle import IdleWork
 from prelude.runtime.stepper import Stepper
 
@@ -30,22 +31,33 @@ class StepLoop:
         self._wake = WakeEvent()
 
     def wake(self) -> None:
-        """Starts the engine thread where there is none, and wakes it. ``MemoryError`` where it cannot be started."""
-        if self.thread is None:
-            self._start()
+        """Starts the engine thread if there is none, and wakes it."""
+        self.start()
         self._wake.set()
+
+    def wake_to_end(self) -> None:
+        """As ``wake``, of a closed engine. If the thread cannot be started, the caller takes the last steps."""
+        try:
+            self.wake()
+        except ExecutionError:
+            if self.lock.try_acquire():
+                self._step_until_idle()
 
     def wake_if_started(self) -> None:
         """Takes no lock: a finaliser may call it."""
         self._wake.set()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """``ExecutionError`` or ``MemoryError`` if the engine thread cannot be started; the next call tries again."""
+        if self.thread is not None:
+            return
         with self._starting:
             if self.thread is None:
                 self.thread = threading.Thread(target=self._run, name="prelude-engine", daemon=True)
                 try:
-                    self.thread.start()
-                except BaseException:  # no memory for a thread: the next call tries again
+                    with starting_thread():
+                        self.thread.start()
+                except BaseException:
                     self.thread = None
                     raise
 

@@ -12,6 +12,7 @@ import weakref
 from typing import Protocol
 
 from prelude._native.core import WakeEvent
+from prelude.errors import starting_thread
 
 log = logging.getLogger("prelude.engine")
 
@@ -33,15 +34,23 @@ class Watchdog:
         self._wake = WakeEvent()
         self._busy = False
         self._stopped = False
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """``ExecutionError`` if its thread cannot be started; the next call tries again."""
+        if self._thread is None and not self._stopped:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._watch, name="prelude-watchdog", daemon=True)
+                    with starting_thread():
+                        thread.start()
+                    self._thread = thread
 
     def step_begins(self) -> None:
         if not self._busy:
+            self.start()
             self._busy = True
-            if self._thread is None:
-                thread = threading.Thread(target=self._watch, name="prelude-watchdog", daemon=True)
-                thread.start()
-                self._thread = thread
             self._wake.set()
 
     def stop(self, wait: float = 0.0) -> None:

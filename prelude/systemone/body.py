@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterable
 from typing import Any
 
+from prelude.errors import starting_thread
 from prelude.strict_json import loads
 from prelude.systemone.errors import SystemOneError, fault
 
@@ -52,7 +53,8 @@ async def aread_body(
         raise _refused(408, "timeout_error", f"the body did not come within {seconds:g} s") from None
     if len(data) <= SMALL_BODY and not encoding:
         return read_body(bytes(data), max_bytes=max_bytes)
-    return await asyncio.to_thread(read_body, bytes(data), encoding, max_bytes=max_bytes)
+    with starting_thread():
+        return await asyncio.to_thread(read_body, bytes(data), encoding, max_bytes=max_bytes)
 
 
 def write_body(body: Any) -> bytes:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from prelude.batch import ForwardBatch, StepResult
-from prelude.errors import RankLost
+from prelude.errors import RankLost, starting_thread
 from prelude.execution.cpu import Finished
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.parallel.group import RankGroup
@@ -80,7 +80,8 @@ class TimeLimit:
         self._doing = ""
         self._seconds = 0.0
         self._ended = False
-        threading.Thread(target=self._watch, name="prelude-rank-limit", daemon=True).start()
+        with starting_thread():
+            threading.Thread(target=self._watch, name="prelude-rank-limit", daemon=True).start()
 
     @contextmanager
     def of(self, doing: str, seconds: float) -> Iterator[None]:
