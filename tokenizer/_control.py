@@ -10,8 +10,8 @@ template   a turn mark: a token that a chat template writes on a line of its own
     \\n<tool_call>\\n{"name": "  a mark on its own line
     Use <b> for names.        prose: <b> is no mark
 
-Added tokens of white space, of one character, and of letters alone are ordinary text unless they are flagged: a
-config may name one (a newline as ``eos_token``), and a text cannot do without it.
+Added tokens of letters alone are ordinary text unless they are flagged. Those of white space or of one character are
+always ordinary: a config may name one (a newline as ``eos_token``), and a text cannot do without it.
 """
 
 from __future__ import annotations

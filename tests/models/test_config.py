@@ -75,6 +75,14 @@ def test_yarn_in_either_spelling(key: str) -> None:
     assert scaling == rope(read(rope_parameters={"rope_theta": 1e6, "rope_type": "yarn", **YARN})).scaling
 
 
+def test_yarn_stretches_the_context_that_a_file_names_as_the_original_one() -> None:
+    def positions(**changes: Any) -> int:
+        scaling = {"type": "yarn", "factor": 4.0, **changes}
+        return read(OLD, max_position_embeddings=64, rope_scaling=scaling).max_positions
+
+    assert (positions(original_max_position_embeddings=64), positions()) == (256, 64)
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -83,6 +91,7 @@ def test_yarn_in_either_spelling(key: str) -> None:
         {"rope_type": "yarn", **YARN},
         {"rope_type": "yarn", **YARN, "truncate": False, "beta_fast": 16, "attention_factor": 1.5},
         {"rope_type": "yarn", **YARN, "mscale": 0.7, "mscale_all_dim": 1.0},
+        {"rope_type": "yarn", **YARN, "rope_theta": 100.0, "original_max_position_embeddings": 1 << 16},
         LLAMA3,
     ],
 )

@@ -66,11 +66,19 @@ def test_windows_of_gemma_alternate_and_count_the_own_position() -> None:
     assert windows(read(GEMMA2, **four | {"sliding_window": None})) == [None] * 4
     assert windows(read(GEMMA2, num_hidden_layers=4)) == [None] * 4, "4096 tokens, as long as any context"
     assert windows(read(GEMMA2, num_hidden_layers=2, max_position_embeddings=8192)) == [4095, None]
+    assert (
+        windows(read(GEMMA2, sliding_window=256)) == [None] * 2
+        and windows(read(GEMMA2, sliding_window=255))[0] == 254
+    )
     assert windows(read(GEMMA3, **four, sliding_window_pattern=3)) == [19, 19, None, 19]
     assert windows(read(GEMMA3, **four | {"num_hidden_layers": 6})) == [19] * 5 + [None]
     assert windows(read(GEMMA3, **four, use_bidirectional_attention=True)) == [10] * 4
     kinds = ["full_attention", "sliding_attention"]
     assert windows(read(GEMMA3, sliding_window=5, layer_types=kinds)) == [None, 4]
+
+
+def test_gelu_means_the_form_with_tanh_in_the_first_files_of_gemma() -> None:
+    assert read(GEMMA, hidden_act="gelu").spec == read(GEMMA, hidden_act="gelu_pytorch_tanh").spec == read(GEMMA).spec
 
 
 def test_rotary_bases_of_gemma3_in_either_spelling() -> None:
@@ -102,18 +110,19 @@ def test_parts_of_heads_turn() -> None:
 
 @pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
 @pytest.mark.parametrize("long", [False, True])
-def test_longrope_is_that_of_transformers(name: str, long: bool) -> None:
+@pytest.mark.parametrize("said", [{}, {"factor": 3.0}, {"factor": 0.5}, {"attention_factor": 1.25}], ids=str)
+def test_longrope_is_that_of_transformers(said: dict[str, float], name: str, long: bool) -> None:
     from transformers import Phi3Config
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     short = [1.0 + 0.05 * pair for pair in range(4)]
-    factors = {"short_factor": short, "long_factor": [2 * one for one in short]}
-    said = {"max_position_embeddings": 4096, "original_max_position_embeddings": 256}
-    config = read(PHI3, **said, rope_scaling={"type": name, **factors}).reaching(257 if long else None)
+    factors = {"short_factor": short, "long_factor": [2 * one for one in short], **said}
+    lengths = {"max_position_embeddings": 4096, "original_max_position_embeddings": 256}
+    config = read(PHI3, **lengths, rope_scaling={"type": name, **factors}).reaching(257 if long else None)
     rope = config.spec.attention.rope
     assert rope is not None and config.max_positions == (4096 if long else 256)
     parameters = {"rope_type": "longrope", "rope_theta": 1e4, **factors, "original_max_position_embeddings": 256}
-    reference = Phi3Config(**{**SIZES, **said, "pad_token_id": 0}, rope_parameters=parameters)
+    reference = Phi3Config(**{**SIZES, **lengths, "pad_token_id": 0}, rope_parameters=parameters)
     wanted, scale = ROPE_INIT_FUNCTIONS["longrope"](reference, torch.device("cpu"), seq_len=257 if long else 256)
     ours, factor = rope.frequencies()
     assert torch.equal(ours, wanted) and factor == pytest.approx(scale, rel=1e-12)

@@ -147,3 +147,14 @@ def test_after_a_failed_step_each_of_its_rows_runs_again_once_and_others_wait() 
     assert [len(rows) for rows in steps[4:8]] == [2] * 4 and set.union(*steps[4:8]) == all_ids
     assert steps[8] == all_ids
     assert all(sink.ends[r.id][1] is None for r in requests)
+
+
+@pytest.mark.feature("D9")
+def test_the_lower_priority_gives_way_though_it_came_first() -> None:
+    core, sink = service_core(toy.ToyExecutor(num_blocks=10), running=2, chunk=16), ById()
+    low = post(core, chat(prompt(8, 1), 20), sink)
+    core.step()
+    high = post(core, chat(prompt(8, 2), 20), sink, priority=1)
+    run_steps(core)
+    preempted = {request: sink.ends[request.id][0].stats.preemptions for request in (low, high)}
+    assert preempted[low] > 0 == preempted[high]

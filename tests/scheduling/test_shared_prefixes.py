@@ -328,6 +328,21 @@ def test_no_more_than_a_quarter_of_the_pool_is_taken_from_prefixes_that_were_use
 
 
 @pytest.mark.feature("G10")
+@pytest.mark.parametrize(("salt", "unkept"), [(7, 0), (8, 1)], ids=["the same salt", "another"])
+def test_a_prefix_that_a_waiting_request_of_its_salt_shares_takes_more_of_the_pool(salt: int, unkept: int) -> None:
+    core = rubric_core(executor=toy.ToyExecutor(num_blocks=64), step_tokens=128, step_requests=1)
+    sink = ById()
+    for number in range(8):
+        for tokens in tails(3, 3, prompt(32, 700 + number)):
+            post(core, last_logprob(tokens), sink)
+            run_steps(core)
+    for tokens, of in zip(tails(2, 3, prompt(80, 999)), (7, salt)):
+        post(core, last_logprob(tokens, salt=of), sink)
+    core.step()
+    assert core.pool.unkept == unkept
+
+
+@pytest.mark.feature("G10")
 @pytest.mark.parametrize(("cache", "kept"), [("never", (0, 0, 0)), ("auto", (9, 15, 21))])
 def test_the_cache_option_chooses_the_blocks_that_are_kept_and_never_changes_an_answer(
     cache: str, kept: tuple[int, int, int]

@@ -132,6 +132,8 @@ def test_runs_of_spaces_and_tags_are_ordinary_text(spaced: Callable[..., Tokeniz
         ("{{ bos_token }}<|user|>{{ x }}", {"<|user|>"}),
         ("{%- set mark = '<tool_call>' -%}", {"<tool_call>"}),
         ("<start_of_turn>user\n{{ x }}", {"<start_of_turn>"}),
+        (f"<start_of_turn>{'w' * 16}\n{{{{ x }}}}", {"<start_of_turn>"}),
+        (f"<start_of_turn>{'w' * 17}\n{{{{ x }}}}", set()),
         ("You are an assistant.<end_of_turn>\n{{ x }}", set()),
         ("You are an assistant.<end_of_turn>\n{{ x }}<end_of_turn>", {"<end_of_turn>"}),
         ("{{ '\\ud83d\\ude00' }}<tool_call>{{ x", {"<tool_call>"}),
@@ -190,6 +192,16 @@ def test_a_config_does_not_take_signs_and_spaces_from_the_text(spaced: Callable[
     )
     text = "# ab  an assistant\n\nab\n#"
     assert ours.encode_array(text, parse_special=False).tolist() == theirs.encode(text).ids
+
+
+def test_flagged_signs_and_spaces_stay_text_and_flagged_words_do_not() -> None:
+    file = spaced_file()
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    file["added_tokens"].append({"id": file["model"]["vocab"]["#"], "content": "#", **flags})
+    file["model"]["merges"].append(["\n", "\n"])
+    for token in file["added_tokens"]:
+        token["special"] = token["content"] in (*FLAGGED, "#", "\n", "\n\n", "assistant")
+    assert control_of(Tokenizer.from_str(json.dumps(file))) == {*FLAGGED, "assistant"}
 
 
 @pytest.mark.fault(25)
