@@ -21,6 +21,7 @@ COMMANDS = {
     "allowed_tokens": "engine.allowed_tokens",
     "bulk": "engine.bulk",
     "pauses": "engine.pauses",
+    "shares": "engine.shares",
     "fleet": "fleet.ray_fleet",
     "tensor_parallel": "engine.tensor_parallel",
     "memory": "engine.memory",
