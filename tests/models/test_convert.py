@@ -248,12 +248,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, str], dict[str, Any]], Any], type[Mod
 }
 
 
-@pytest.mark.parametrize("edit", sorted(EDITS))
-def test_changed_headers_are_refused(edit: str, tmp_path: Path) -> None:
-    source, folder = save_model(tmp_path / "source"), tmp_path / "converted"
-    convert(source, folder)
-    change, error, told = EDITS[edit]
-    path = folder / PACKED_FILE
+def _rewrite(path: Path, change: Callable[[dict[str, str], dict[str, Any]], Any]) -> None:
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -263,8 +258,40 @@ def test_changed_headers_are_refused(edit: str, tmp_path: Path) -> None:
     metadata["weights"] = json.dumps(weights)
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+@pytest.mark.parametrize("edit", sorted(EDITS))
+def test_changed_headers_are_refused(edit: str, tmp_path: Path) -> None:
+    source, folder = save_model(tmp_path / "source"), tmp_path / "converted"
+    convert(source, folder)
+    change, error, told = EDITS[edit]
+    _rewrite(folder / PACKED_FILE, change)
     with pytest.raises(error, match=told):
         Checkpoint.open(folder, ModelConfig.from_dir(folder)).close()
+
+
+def test_weights_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Keys and values have as many rows: nothing else tells them apart."""
+    folder = tmp_path / "converted"
+    convert(save_model(tmp_path / "source"), folder)
+
+    def swap(_: dict[str, str], weights: dict[str, Any]) -> None:
+        parts = next(one["parts"] for one in weights.values() if len(one["parts"]) == 3)
+        parts[1], parts[2] = parts[2], parts[1]
+
+    _rewrite(folder / PACKED_FILE, swap)
+    with pytest.raises(CheckpointError, match="are not packed together"):
+        converted(folder).executor()
+
+
+def test_weights_that_lie_in_one_tensor_share_its_bytes(tmp_path: Path) -> None:
+    """The memory that loading asks for is that of the file."""
+    folder = tmp_path / "converted"
+    convert(save_model(tmp_path / "source"), folder)
+    packed = PackedWeights(folder / PACKED_FILE)
+    asked, there = sum(info.nbytes for info in packed.tensors.values()), (folder / PACKED_FILE).stat().st_size
+    packed.close()
+    assert 0.9 * there < asked <= there
 
 
 def test_the_layout_is_that_of_the_kernels() -> None:

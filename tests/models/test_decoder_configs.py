@@ -94,6 +94,13 @@ def test_rotary_bases_of_gemma3_in_either_spelling() -> None:
     assert local is not None and local.scaling is None
 
 
+def test_the_first_layers_of_qwen_see_all() -> None:
+    window = {"use_sliding_window": True, "sliding_window": 9, "num_hidden_layers": 30}
+    base = {**SIZES, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **window}
+    assert windows(read(base)) == [None] * 28 + [8] * 2
+    assert windows(read(base, max_window_layers=1)) == [None] + [8] * 29
+
+
 def test_layers_that_do_not_rotate() -> None:
     assert bases(read(SMOLLM3, num_hidden_layers=5)) == [2e6, 2e6, 2e6, None, 2e6]
     assert bases(read(SMOLLM3, no_rope_layers=[0, 1])) == [None, 2e6]
