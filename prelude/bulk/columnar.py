@@ -76,7 +76,11 @@ def json_rows(batch: Any) -> Iterator[Row]:
     schema = pa.schema([field.with_type(json_type(field.type)) for field in batch.schema])
     exact = [field.name for field in schema if not is_plain(field.type)]
     size = batch.nbytes // max(batch.num_rows, 1)
-    for columns in batch.cast(schema).to_pylist() if len(schema) else [{}] * batch.num_rows:
+    try:
+        rows = batch.cast(schema).to_pylist() if len(schema) else [{}] * batch.num_rows
+    except UnicodeDecodeError as error:
+        raise Malformed(f"a text is not UTF-8: {error}") from error
+    for columns in rows:
         for name in exact:
             columns[name] = json_value(columns[name])
         yield Row(columns, size=size)
@@ -228,7 +232,7 @@ def kind_of(values: list[Any], kind: Any) -> Any:
     """``kind``, or without one the type that pyarrow finds, if it holds the values exactly; else text."""
     import pyarrow as pa
 
-    if kind == pa.string() or too_many_keys(values):
+    if kind == pa.string() or too_many_keys(values) or mixes(values):
         return pa.string()
     try:
         return pa.array(values, kind).type
@@ -257,6 +261,17 @@ def too_many_keys(values: Iterable[Any]) -> bool:
         inside = value.values() if isinstance(value, dict) else value
         ahead += [one for one in inside if isinstance(one, dict | list)]
     return len(keys) > MAX_KEYS
+
+
+def mixes(values: Sequence[Any]) -> bool:
+    """Whether booleans stand where numbers do, which pyarrow would write as 1.0 and 0.0."""
+    kinds = set(map(type, values))
+    if {bool, float} <= kinds:
+        return True
+    if list in kinds and mixes([one for value in values if isinstance(value, list) for one in value]):
+        return True
+    tables = [value for value in values if isinstance(value, dict)] if dict in kinds else []
+    return any(mixes([one[key] for one in tables if key in one]) for key in {key for one in tables for key in one})
 
 
 def is_stored(kind: Any) -> bool:

@@ -45,8 +45,9 @@ _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in the journal's
 
 
 def row_key(columns: Mapping[str, Any], problem: str | None = None) -> str:
-    """32 hexadecimal digits that name the contents of a row. ``problem``: why it could not be read."""
-    text = json.dumps([columns, problem], sort_keys=True)
+    """32 hexadecimal digits that name the contents of a row, with the order of keys in its objects, which the model
+    sees. ``problem``: why it could not be read."""
+    text = json.dumps([columns, problem])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -107,7 +108,7 @@ class Journal:
                 f"{self.path}: a journal of format {shown(version)}; this version has {VERSION}: --restart"
             )
         if configuration != self._configuration:
-            names = [name for name in {**said, **says} if said.get(name) != says.get(name)]
+            names = [name for name in {**said, **says} if json.dumps(said.get(name)) != json.dumps(says.get(name))]
             other = " and ".join(sorted(names))[:200] or "configuration"
             raise BulkError(
                 f"{self.path}: the journal was begun with another {other}; --restart begins anew, and the command "
@@ -138,7 +139,7 @@ class Journal:
         return Results(self._reader, self._file.seek(0, os.SEEK_END))
 
     def remove(self) -> None:
-        self.path.unlink()
+        self.path.unlink(missing_ok=True)
         self._files.close()
 
     def __enter__(self) -> Journal:

@@ -218,4 +218,4 @@ def configuration(engine: Engine, form: Form) -> dict[str, Any]:
 
 
 def configuration_hash(configuration: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(configuration, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(configuration).encode(), digest_size=16).hexdigest()

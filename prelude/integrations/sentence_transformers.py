@@ -7,7 +7,7 @@ are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class SentenceEncoder:
         _refuse("convert_to_tensor", convert_to_tensor, False)
         _refuse("convert_to_numpy", convert_to_numpy, True)
         one = isinstance(sentences, str)
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        texts = [sentences] if isinstance(sentences, str) else _listed(sentences, "sentences", "texts")
         dimensions = truncate_dim if truncate_dim is not None else self._truncate_dim
         tasks = [
             Embed(
@@ -111,8 +111,9 @@ class PairScorer:
         ``prompt_name``, is put before each query."""
         _refuse("convert_to_tensor", convert_to_tensor, False)
         _refuse("convert_to_numpy", convert_to_numpy, True)
-        one = len(inputs) == 2 and all(isinstance(text, str) for text in inputs)
-        pairs = [tuple(inputs)] if one else [tuple(pair) for pair in inputs]
+        given = _listed(inputs, "inputs", "(query, document) pairs")
+        one = len(given) == 2 and all(isinstance(text, str) for text in given)
+        pairs = [given] if one else [_listed(pair, f"inputs[{at}]", "two texts", 2) for at, pair in enumerate(given)]
         options = dict(self._options)
         if prompt is not None:
             options["instruction"] = prompt
@@ -150,7 +151,7 @@ class PairScorer:
         if self.num_labels > 1:
             raise InvalidRequest(f"rank() is for models with one label, and this one has {self.num_labels}")
         scores = self.predict(
-            [(query, document) for document in documents],
+            [(query, document) for document in _listed(documents, "documents", "texts")],
             show_progress_bar=show_progress_bar,
             activation_fn=activation_fn,
             prompt_name=prompt_name,
@@ -163,6 +164,15 @@ class PairScorer:
 
 def _classify(query: str, document: str, **options: Any) -> Classify:
     return Classify((query, document), **options)
+
+
+def _listed(given: Any, field: str, items: str, count: int | None = None) -> list[Any]:
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise InvalidRequest(f"{shown(given)} is not a list of {items}", field=field)
+    found = list(given)
+    if count is not None and len(found) != count:
+        raise InvalidRequest(f"{shown(found)} is not a list of {items}", field=field)
+    return found
 
 
 def _refuse(name: str, given: Any, only: Any) -> None:

@@ -35,7 +35,7 @@ def scorer(
 
 def kept(form: Mapping[str, Any], model: str | None, keywords: Mapping[str, Any]) -> BatchScorer:
     """The scorer of this process; another form or model closes the one before."""
-    key = json.dumps([form, model, keywords], sort_keys=True, default=repr)
+    key = json.dumps([form, model, keywords], default=repr)  # labels in another order are another form
     if key not in _KEPT:
         for other in _KEPT.values():
             other.close()

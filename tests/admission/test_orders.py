@@ -44,6 +44,19 @@ def mean_over(question: str, labels: list[str], starts: Any, described: Any = No
     return {label: sum(read[label] for read in reads) / len(reads) for label in labels}
 
 
+def test_the_characters_of_every_shift_are_bounded_before_tokenising() -> None:
+    question = Choice("Which?", [f"{at}" + "x" * 40 for at in range(100)])
+    preparer = toys.make(max_positions=1024)
+    with pytest.raises(RequestTooLarge, match="checked before tokenising"):
+        toys.run(preparer, Decide(STATE, [question], orders="all"))
+
+
+def test_orders_that_read_alike() -> None:
+    preparer = toys.make(max_positions=1024)
+    answer = toys.run(preparer, Decide(STATE, [Choice("Which?", ["x", "x, x"])], orders="all"))[0]
+    assert sum(answer.probabilities.values()) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("described", [None, DESCRIBED])
 @pytest.mark.parametrize("orders", ["sorted", 1, 2, 3, "all", 99, range(1, 3), range(3, 9)])
 def test_scores_are_means_over_the_shifts_of_the_sorted_options(orders: Any, described: Any) -> None:

@@ -162,6 +162,8 @@ COLUMNS: dict[str, tuple[list[Any], list[Any]]] = {
     "a number and a text": ([1, "x"], ["1", "x"]),
     "a text and a number": (["x", 1, None], ["x", "1", None]),
     "truth and a number": ([True, 1], ["true", "1"]),
+    "a number and truth": ([0.5, True], ["0.5", "true"]),
+    "a number and truth inside": ([{"a": [0.5]}, {"a": [True]}], ['{"a": [0.5]}', '{"a": [true]}']),
     "more than 63 bits": ([2**63, 1], [str(2**63), "1"]),
     "more than 64 bits": ([2**80], [str(2**80)]),
     "no field": ([{}, {}], ["{}", "{}"]),
@@ -260,6 +262,16 @@ def test_bytes_are_no_text(run: Run, tmp_path: Path) -> None:
     source, _ = stored(tmp_path / "in.parquet", {"c": TYPES["binary"][0]}, 3)
     with pytest.raises(BulkError, match=r"in\.parquet: column 'c' holds bytes"):
         run(source, "jsonl", {**FORM, "state": "{c}"})
+
+
+def test_a_text_that_is_no_utf_8_is_an_error_of_its_file(run: Run, tmp_path: Path) -> None:
+    broken = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"\xff", b""]).buffers())
+    source, _ = stored(tmp_path / "in.parquet", {"c": broken}, 3)
+    for kind, form in (("jsonl", FORM), ("parquet", {**FORM, "state": "{c}"})):
+        with pytest.raises(BulkError, match=r"in\.parquet: a text is not UTF-8"):
+            run(source, kind, form)
+    found = parquet.read_table(run(source, "parquet")).column("c").cast(pa.binary())
+    assert found.to_pylist() == [b"a", b"\xff", b""]
 
 
 def test_a_form_without_columns_reads_none(run: Run, tmp_path: Path) -> None:

@@ -62,6 +62,28 @@ def test_each_part_changed_alone_is_refused_by_its_name(name: str, known: dict[s
     refused_by_name(name, known, other, tmp_path)
 
 
+def choice(labels: list[str]) -> dict[str, Any]:
+    return {"state": "{text}", "questions": {"ok": {"labels": dict.fromkeys(labels)}}}
+
+
+@pytest.mark.fault(71)
+def test_labels_in_another_order_are_another_form(known: dict[str, Any], tmp_path: Path) -> None:
+    one, other = ({**known, "form": choice(labels)} for labels in (["a", "b"], ["b", "a"]))
+    refused_by_name("form", one, other, tmp_path)
+
+
+@pytest.mark.fault(71)
+def test_an_object_with_its_keys_in_another_order_is_another_row(tmp_path: Path) -> None:
+    """The model sees the order."""
+    source, target = tmp_path / "in.jsonl", Table.of(str(tmp_path / "out.jsonl"))
+    config = EngineConfig(deterministic=True)
+    with Engine.from_pretrained(str(MODEL), config=config) as engine, Journal(tmp_path / "j", "", {}) as journal:
+        for text, computed in (({"a": 1, "b": 2}, 1), ({"b": 2, "a": 1}, 1), ({"a": 1, "b": 2}, 0)):
+            write_rows(source, [{"text": text}])
+            report = BulkRun(engine, Form(FORM), Table.of(str(source)), target, 2).compute(journal)
+            assert report.computed == computed
+
+
 @pytest.mark.fault(71)
 @pytest.mark.parametrize("name", ["version", "device"])
 def test_another_version_or_device_is_refused_by_its_name(name: str, known: dict[str, Any], tmp_path: Path) -> None:

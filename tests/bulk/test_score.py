@@ -17,7 +17,7 @@ from prelude import BulkError, Choice, Decide, Engine, EngineConfig, Noul, cli
 from prelude.bulk.files import Table
 from prelude.bulk.form import Form
 from tests.bulk.kills import write_input
-from tests.bulk.runs import FLAGS, ROWS, score, write_rows
+from tests.bulk.runs import FLAGS, ROWS, read_rows, score, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,20 @@ def want() -> list[Any]:
             "personal": Noul("Is there personal data?"),
         }
         return [engine.run(Decide(str(row["text"]), questions)) for row in ROWS]
+
+
+def test_a_journal_that_was_moved_away_during_the_run_costs_no_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    replace = os.replace
+
+    def moved(*names: Any) -> None:
+        replace(*names)
+        Path(f"{target}.journal").rename(tmp_path / "elsewhere")
+
+    monkeypatch.setattr(os, "replace", moved)
+    assert score(source, target) == 0 and len(read_rows(target)) == 3
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"])

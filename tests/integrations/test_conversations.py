@@ -69,6 +69,10 @@ SHOWN: dict[str, tuple[list[Any], str]] = {
         [{"role": "user", "content": [text("See"), {"type": "input_json", "data": {"a": [1, "ü"]}}, text("now")]}],
         'user: See\n{"a": [1, "ü"]}\nnow',
     ),
+    "an empty part before JSON": (
+        [{"role": "user", "content": [text("See\n"), text(""), {"type": "input_json", "data": 1}]}],
+        "user: See\n1",
+    ),
     "a bare string in parts": ([{"role": "user", "content": ["Is it warm", text(" in Rome?")]}], ASKED),
     "no parts": ([USER, assistant(content=[])], f"{ASKED}\n\nassistant: "),
     "no content": ([USER, assistant(content=None)], f"{ASKED}\n\nassistant: "),
@@ -373,7 +377,10 @@ def test_langchain_names_the_message_that_it_cannot_read(entrances: Entrances) -
         assert caught.value.field == field
 
 
-@pytest.mark.parametrize("part", [IMAGE, {"type": "image", "base64": "AAAA", "mime_type": "image/png"}])
+@pytest.mark.parametrize(
+    "part",
+    [IMAGE, {"type": "image", "base64": "AAAA", "mime_type": "image/png"}, {"type": "input_file", "file_id": "f"}],
+)
 def test_an_image_inside_an_object_is_refused(entrances: Entrances, part: Any) -> None:
     state = {"plan": "pro", "messages": [{"role": "user", "content": [text("hi"), part]}]}
     for entrance in (Entrances.decide, Entrances.systemone, Entrances.langchain):

@@ -44,6 +44,9 @@ def test_encode_is_that_of_the_library(tmp_path: Path) -> None:
         assert np.abs(short - expected).max() < 1e-5
         assert np.abs(ours.similarity(short, short) - theirs.similarity(expected, expected).numpy()).max() < 1e-5
         assert ours.encode([]).shape == (0, 48)
+        for other in (None, 5, {"w1": "w2"}):
+            with pytest.raises(InvalidRequest, match=r"^sentences"):
+                ours.encode(other)  # type: ignore[arg-type]
         for wrong in ({"convert_to_tensor": True}, {"precision": "int8"}, {"output_value": "token_embeddings"}):
             with pytest.raises(InvalidRequest):
                 ours.encode(texts, **wrong)  # type: ignore[arg-type]
@@ -66,6 +69,12 @@ def test_predict_and_rank_are_those_of_the_library(tmp_path: Path) -> None:
         expected = theirs.predict(pairs[:2], activation_fn=torch.nn.Identity())
         assert np.abs(raw - expected).max() < 1e-5
         assert len(ours.predict(pairs)) == 3
+        for wrong in ("ab", ["ab", "cd", "ef"], [("w1",)], [("w1", "w2", "w3")], [5], None, {"w1": "w2", "w3": "w4"}):
+            with pytest.raises(InvalidRequest, match=r"^inputs"):
+                ours.predict(wrong)  # type: ignore[arg-type]
+        for wrong in ("w1", None):
+            with pytest.raises(InvalidRequest, match=r"^documents"):
+                ours.rank("w1", wrong)  # type: ignore[arg-type]
         for options in ({}, {"top_k": 2}, {"return_documents": True}):
             mine, other = (one.rank("w1 w2", documents, **options) for one in (ours, theirs))
             assert [item["corpus_id"] for item in mine] == [item["corpus_id"] for item in other]

@@ -33,6 +33,19 @@ def test_daft_adds_the_columns_with_the_same_bits() -> None:
         score(frame, {"state": "{text}"})
 
 
+def test_a_worker_of_spark_keeps_no_scorer_of_another_form() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    from prelude.integrations.spark import scorer
+
+    def shares(labels: list[str]) -> list[dict[str, float]]:
+        form = {"state": "{text}", "questions": {"ok": {"labels": dict.fromkeys(labels)}}}
+        [found] = scorer(form, threads=1)(iter([pandas.DataFrame({"text": ["Where is my parcel?"]})]))
+        return list(found["ok_probabilities"])
+
+    assert [list(one) for one in shares(["a", "b"])] == [["a", "b"]]
+    assert [list(one) for one in shares(["b", "a"])] == [["b", "a"]]
+
+
 @pytest.mark.slow
 def test_spark_adds_the_columns_with_the_same_bits() -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed")

@@ -108,6 +108,7 @@ def test_names_of_models(one: SystemOne, engine: Engine) -> None:
     assert [model["name"] for model in models] == ["small", "jev-latest", "other"]
     assert all(len(model["release_date"]) == 10 and model["description"] for model in models)
     assert SystemOne(engine).name == "default_model"
+    assert [model["name"] for model in SystemOne(engine, name="jev-latest").models()["models"]] == ["jev-latest"]
     assert SystemOne(engine, release_date="2026-01-02").models()["models"][0]["release_date"] == "2026-01-02"
     with pytest.raises(errors.UnknownParameter, match="truncatoin"):
         SystemOne(engine, truncatoin="tail")  # type: ignore[call-arg]
@@ -267,6 +268,12 @@ def test_parts_are_answered_in_the_order_of_the_body() -> None:
         assert list(body) == names
         for name in names:
             assert ask(one, {name: questions[name]})["answers"][name] == body[name]
+        two = {name: {**NOUL, "instructions": f"{long * 2} {name}?"} for name in ("a", "b")}
+        assert list(ask(one, two)["answers"]) == ["a", "b"]
+        with pytest.raises(SystemOneError) as caught:  # of the second part, after the characters of the first
+            many = {f"{at}": {**NOUL, "instructions": long * 2} for at in range(12)}
+            ask(one, {**many, "z": {**NOUL, "instructions": "\ud800"}})
+        assert caught.value.errors[0]["loc"] == ["body", "questions", "z", "noul", "instructions"]
 
 
 def test_errors_of_the_engine_have_a_status() -> None:
