@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prelude import Decide, Engine, EngineConfig, Generate, SamplingParams, YesNo
+from prelude import Decide, Engine, EngineConfig, Generate, Loglikelihood, SamplingParams, YesNo
 from prelude.config import CPU_KV_BYTES
 from prelude.errors import ConfigError, PromptTooLong
 from prelude.models.memory import available_memory
@@ -85,6 +85,16 @@ def test_a_full_pool_is_said_once_and_a_kept_prefix_is_not(
         engine.loglikelihood(list(range(11, 60)), [7])
     assert [("hit before" in record.getMessage()) for record in caplog.records] == [True]
     assert engine.stats()["prefixes_not_kept"] == 2
+
+
+def test_the_prompt_that_is_named_is_one_that_was_to_be_kept(
+    make_engine: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "prelude.engine"):
+        never = Loglikelihood(list(range(1, 100)), [7], cache="never")
+        make_engine(kv_blocks=2).run_many([never, Loglikelihood(list(range(9, 60)), [7]), never])
+    [said] = [text for record in caplog.records if "KV pool" in (text := record.getMessage())]
+    assert said.startswith("a prompt of 51 tokens")
 
 
 # ------------------------------------------------------------------ max_step_tokens and the length
