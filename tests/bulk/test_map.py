@@ -37,6 +37,12 @@ def test_the_results_of_run_many_in_order(engine: Engine, window: int) -> None:
     assert [one.get() for one in found] == engine.run_many([decide(row) for row in rows])
 
 
+def test_rows_that_fail_come_without_an_order_too(engine: Engine) -> None:
+    rows: list[Any] = ["a text", 5, "another", None]
+    found = list(engine.map(lambda row: decide(row) if isinstance(row, str) else row, rows, ordered=False))
+    assert sorted((one.index, one.error is None) for one in found) == [(0, True), (1, False), (2, True), (3, False)]
+
+
 @pytest.mark.fault(73)
 def test_a_row_that_fails_is_a_value(engine: Engine) -> None:
     def make(row: Any) -> Any:

@@ -84,10 +84,10 @@ def test_langchain_embeddings_and_reranker(engine: Engine) -> None:
     from prelude.recipes import RerankRecipe
 
     texts = ["a quiet harbour", "an open library"]
-    embeddings = PreludeEmbeddings(engine, pooling="mean", query={"dimensions": 64})
+    embeddings = PreludeEmbeddings(engine, pooling="mean", dimensions=32, query={"dimensions": 64})
     vectors = embeddings.embed_documents(texts)
     for vector, text in zip(vectors, texts):
-        assert vector == pytest.approx(engine.embed(text, pooling="mean").tolist(), abs=1e-5)
+        assert vector == pytest.approx(engine.embed(text, pooling="mean", dimensions=32).tolist(), abs=1e-5)
     assert len(embeddings.embed_query(texts[0])) == 64
     assert asyncio.run(embeddings.aembed_documents(texts))[1] == pytest.approx(vectors[1], abs=1e-5)
     assert len(asyncio.run(embeddings.aembed_query(texts[0]))) == 64
@@ -374,6 +374,17 @@ def test_transports_answer_paths_that_they_do_not_serve(engine: Engine) -> None:
     assert client.get("/v1/models").json()["models"]
     for content, headers in ((b"{", {}), (b"\x00", {"content-encoding": "zstd"})):
         assert client.post("/v1/systemone", content=content, headers=headers).status_code in (400, 422)
+
+
+def test_a_transport_over_a_closed_engine_says_when_to_come_again() -> None:
+    httpx2 = pytest.importorskip("httpx2")
+    from prelude.integrations.transports import Transport
+
+    with Engine.from_pretrained() as closed:
+        client = httpx2.Client(transport=Transport(closed), base_url="http://prelude.invalid")
+    body = {"state": "x", "questions": {"a": {"type": "noul", "instructions": "?"}}}
+    reply = client.post("/v1/systemone", json=body)
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
 
 
 def test_transports_read_bodies_as_every_entrance_does(engine: Engine) -> None:

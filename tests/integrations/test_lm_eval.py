@@ -80,7 +80,7 @@ def test_generation_is_that_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> N
     rows = asked(*[(context, given) for context in CONTEXTS[:3]], ("Two boats", {"until": ["e"], "max_gen_toks": 8}))
     mine, other = (one.generate_until(rows, disable_tqdm=True) for one in (ours, theirs))
     assert mine == other and any(mine)
-    for wrong in ({"max_gen_toks": 0}, {"max_gen_toks": 4096}, {"num_beams": 4}):
+    for wrong in ({"max_gen_toks": 0}, {"max_gen_toks": ours.max_length}, {"num_beams": 4}):
         with pytest.raises(InvalidRequest, match="gen_kwargs"):
             ours.generate_until(asked(("a", wrong)), disable_tqdm=True)
 
