@@ -222,7 +222,7 @@ def test_activations() -> None:
 
 
 def test_a_model_without_a_head_names_the_way_out(preparer: Preparer) -> None:
-    with pytest.raises(InvalidRequest, match=r"no classification head; ask it with decide"):
+    with pytest.raises(InvalidRequest, match=r"no classification head; it serves decide"):
         preparer.prepare(Classify("x"))
 
 
