@@ -254,6 +254,7 @@ class WithScore:
         raise TypeError(name)
 
     converted: None = None
+    used: None = None
 
     def packed(self, names: Sequence[str]) -> None:
         return None

@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.files import LFS_ADVICE, LFS_POINTER
 from prelude.models.mapped_file import MappedFile, TensorInfo
@@ -204,6 +202,8 @@ class _Header:
         if kind not in _NUMBERS:
             raise self.wrong(f"{name} is an array of the unknown type {kind}")
         letter = _NUMBERS[kind]
+        import numpy as np  # here: reading a directory's files needs none
+
         found: list[Any] = np.frombuffer(self.take(length * struct.calcsize(letter), name), f"<{letter}").tolist()
         return found
 
