@@ -33,7 +33,7 @@ REASONS = {
     "qwen3_5": RECURRENT,
     "lfm2": RECURRENT,
 }
-CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}
+CONVOLUTIONS = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}
 
 
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
