@@ -33,7 +33,7 @@ REASONS = {
     "qwen3_5": RECURRENT,
     "lfm2": RECURRENT,
 }
-CONVOLUTIONS = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}
+CONVOLUTIONS = {"layer_types": [*["conv", "full_attention"] * 3, "conv"]}  # of the seven layers of ``base_of``
 
 
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
