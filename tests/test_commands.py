@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there_is_said_so(
     missing = str(tmp_path / "nothing")
     assert main([word.format(missing) for word in words]) == 2
     said = capsys.readouterr().err
-    assert path.format(missing) in said and "no such file" in said and "Errno" not in said
+    assert path.format(missing)[:50] in said and "no such file" in said and "Errno" not in said  # a long one is cut
 
 
 @pytest.mark.parametrize(
