@@ -272,7 +272,8 @@ def judged(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield found
     try:
         variables = {"tools": None, "documents": None, "add_generation_prompt": False, **given}
-        theirs = _compile_jinja_template(template).render(messages=messages, **variables)
+        given = [{key: value for key, value in one.items() if value is not None} for one in messages]  # as it does
+        theirs = _compile_jinja_template(template).render(messages=given, **variables)
     except BaseException as error:
         yield {"theirs": type(error).__name__}
         return
