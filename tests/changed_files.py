@@ -306,22 +306,23 @@ def change_entry(rng: random.Random, entries: list[bytes]) -> None:
     key, how = entries[at][: 8 + length], rng.random()
     if how < 0.6:
         entries[at] = key + gguf_value(rng)
-    elif how < 0.7:
-        del entries[at]
-    elif how < 0.8:
-        entries.insert(at, entries[at])
     else:
-        entries[at] = with_number(rng, entries[at])
+        change_part(rng, entries, at, how - 0.6, 0.1)
 
 
 def change_tensor(rng: random.Random, tensors: list[bytes]) -> None:
     at, how = rng.randrange(len(tensors)), rng.random()
-    if how < 0.15:
-        del tensors[at]
-    elif how < 0.3:
-        tensors.insert(at, tensors[at])
+    change_part(rng, tensors, at, how, 0.15)
+
+
+def change_part(rng: random.Random, parts: list[bytes], at: int, how: float, share: float) -> None:
+    """A part is left out, stands twice, or has another number: ``how`` below ``share``, twice that, or above."""
+    if how < share:
+        del parts[at]
+    elif how < 2 * share:
+        parts.insert(at, parts[at])
     else:
-        tensors[at] = with_number(rng, tensors[at])
+        parts[at] = with_number(rng, parts[at])
 
 
 def with_number(rng: random.Random, part: bytes) -> bytes:

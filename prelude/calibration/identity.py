@@ -25,9 +25,9 @@ def asked_of(answer: Answer) -> dict[str, Any]:
     asked = answer.asked
     if asked is None:
         return {}
-    found = {"question": asked.question, "template": asked.template, "length_norm": asked.length_norm}
+    found: dict[str, Any] = {"question": asked.question, "template": asked.template, "length_norm": asked.length_norm}
     if asked.template:  # of an answer that an engine gave
-        found["descriptions"] = dict(zip(asked.labels, asked.notes))  # type: ignore[assignment]
+        found["descriptions"] = dict(zip(asked.labels, asked.notes))
         found["model"] = _model(asked.model)
     return {name: value for name, value in found.items() if value != "" or name == "question"}
 

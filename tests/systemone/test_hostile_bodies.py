@@ -50,7 +50,7 @@ def check(one: SystemOne, data: bytes) -> None:
     for route in ("systemone", "decisions"):
         status, body = answered(one, data, route)
         assert status in (200, 404, 413, 422)
-        for written in (write_body(body), json.dumps(body).encode()):  # a service of somebody else escapes all
+        for written in (write_body(body), json.dumps(body).encode()):  # other services escape non-ASCII text
             assert len(written) <= 10 * len(data) + (1 << 16), (route, len(data), len(written), written[:300])
         if status == 422:
             assert len(body["detail"]) <= 100
