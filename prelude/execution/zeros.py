@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
+import sys
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
-
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros of ``shape``. torch.zeros writes to every page; numpy takes pages that the system hands out as zeros."""
+    """Zeros of ``shape``. torch.zeros writes to every page; numpy asks for pages of 2 MB, of which the first written
+    value takes one. ``MemoryError`` where the system does not promise so much."""
     nbytes = math.prod(shape) * dtype.itemsize
-    room = np.zeros(nbytes + _ALIGNMENT, np.uint8)
-    first = -room.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(room[first : first + nbytes]).view(dtype).view(shape)
+    room = np.frombuffer(_pages(max(1, nbytes)), np.uint8)
+    return torch.from_numpy(room[:nbytes]).view(dtype).view(shape)
+
+
+def _pages(nbytes: int) -> mmap.mmap:
+    try:
+        if sys.platform == "win32":
+            return mmap.mmap(-1, nbytes)
+        pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{nbytes} bytes of zeros") from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel that was built without large pages
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return pages
