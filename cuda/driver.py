@@ -35,6 +35,12 @@ class CudaError(RuntimeError):
     """A driver call that failed, named."""
 
 
+def is_final(error: BaseException) -> bool:
+    """Whether ``error`` is a driver's, through cuda-python or torch, other than lack of memory: the driver answers
+    every later call of the process with it."""
+    return isinstance(error, CudaError) or type(error).__name__ == "AcceleratorError"
+
+
 @functools.cache
 def missing() -> tuple[str, ...]:
     """The parts that this process lacks for a GPU, each with the way out; empty where none is missing. Probed

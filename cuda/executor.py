@@ -22,6 +22,7 @@ import torch
 from prelude.cuda import kernels
 from prelude.cuda.attention import Calls
 from prelude.cuda.device import Device
+from prelude.cuda.driver import is_final
 from prelude.cuda.forward import Forward, Inputs, windows_of
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
 from prelude.cuda.host_blocks import CudaHostBlocks
@@ -40,7 +41,7 @@ from prelude.cuda.workspace import Workspace
 from torch import Tensor
 
 from prelude.batch import I32, ForwardBatch, Output, Readout, StepResult
-from prelude.errors import EngineClosed
+from prelude.errors import DeviceLost, EngineClosed
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.pending import num_sampled
 from prelude.execution.step_memory import StepMemory
@@ -86,6 +87,8 @@ class CudaExecutor:
         step_rows = power_bucket(step_rows)  # as sampled rows are rounded up
         self.step_rows = step_rows
         self.num_pending = 0
+        self.lost: DeviceLost | None = None
+        """The error after which no step runs."""
         self._closed = False
         self._host: CudaHostBlocks | None = None
         self._in_flight: deque[SubmittedStep] = deque()
@@ -167,6 +170,8 @@ class CudaExecutor:
         began = time.perf_counter()
         if self._closed:
             raise EngineClosed("the executor is closed")
+        if self.lost is not None:
+            return Failed(DeviceLost(str(self.lost)))
         try:
             if self._lane is not None:
                 step = self._lane.submit(batch, began)
@@ -180,20 +185,40 @@ class CudaExecutor:
             raise
         except Exception as error:  # a failure of the step is raised in ``wait``
             self.num_pending = num_sampled(batch) or self.num_pending  # the next step may name these tokens
-            return Failed(error)
+            return Failed(self._failure(error))
 
     def wait(self, handle: SubmittedStep | Failed) -> StepResult:
         if isinstance(handle, Failed):
             raise handle.error
         if not isinstance(handle, SubmittedStep):
             raise TypeError("this handle did not come from submit")
-        return self._finish(handle)
+        if self.lost is not None:  # its results, if it has some, are of a device that failed
+            raise DeviceLost(str(self.lost))
+        try:
+            return self._finish(handle)
+        except Exception as error:
+            raise self._failure(error)  # noqa: B904
+
+    def _failure(self, error: Exception) -> Exception:
+        """The error of a step: ``DeviceLost`` if the driver failed, and no step runs any more."""
+        if self.lost is None and is_final(error):
+            self.lost = DeviceLost(
+                f"the GPU failed ({error}), through no request's fault: no step runs any more in this process, which "
+                "has to be started again"
+            )
+        if self.lost is None:
+            return error
+        found = DeviceLost(str(self.lost))
+        found.__cause__ = error
+        return found
 
     def close(self) -> None:
         """Refuse further steps; wait for those in flight; let go of graphs and pool."""
         if self._closed:
             return
         self._closed = True
+        if self.lost is not None:  # its context answers every call with the same error
+            return
         with self.device.scope():
             self.device.close()
             self.graphs.close()

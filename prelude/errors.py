@@ -26,7 +26,9 @@
 ├── ``WrongUse`` (also a ``TypeError`` and a ``RuntimeError``): an object in a place or a way that it is not made for
 ├── ``RequestCancelled``: the caller cancelled the request; other waiters of its result get this error
 └── ``ExecutionError``: a step failed; it has the cause, and fails the rows of that step only
-    └── ``RankLost``             a process of a tensor-parallel model ended or hangs: no step runs any more
+    └── ``ExecutorLost``         the executor runs no step any more: all requests end with this error
+        ├── ``RankLost``         a process of a tensor-parallel model ended or hangs
+        └── ``DeviceLost``       the GPU's driver failed
 
 Messages name the field, the value, the limit and the way out. No validation is an ``assert``, so all of them are
 raised under ``python -O`` too.
@@ -209,6 +211,15 @@ def starting_thread() -> Iterator[None]:
         ) from error
 
 
-class RankLost(ExecutionError):
+class ExecutorLost(ExecutionError):
+    """The executor runs no step any more. No request is the cause, and none is run again."""
+
+
+class DeviceLost(ExecutorLost):
+    """A call of the GPU's driver failed, other than for lack of memory. The error stays with the process: start it
+    again. The driver's error is the ``__cause__``."""
+
+
+class RankLost(ExecutorLost):
     """A process of a tensor-parallel model ended, hangs or failed in a step. The ranks that are left compute nothing
     any more; all of them have to be started again."""

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from prelude.batch import I32, DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, StepResult
-from prelude.errors import EngineClosed, RankLost, starting_thread
+from prelude.errors import EngineClosed, ExecutorLost, starting_thread
 from prelude.execution.executor import Executor, ExecutorLimits
 
 if TYPE_CHECKING:
@@ -111,9 +111,9 @@ class ThreadedExecutor:
             self._start()
 
     @property
-    def lost(self) -> RankLost | None:
+    def lost(self) -> ExecutorLost | None:
         """The error after which ``inner`` runs no step any more."""
-        found: RankLost | None = getattr(self.inner, "lost", None)
+        found: ExecutorLost | None = getattr(self.inner, "lost", None)
         return found
 
     def limits(self) -> ExecutorLimits:

@@ -20,7 +20,7 @@ from typing import Any
 
 from prelude._native.core import StepLock, any_lives
 from prelude.admission.prepared import Outcome
-from prelude.errors import ExecutionError, RankLost
+from prelude.errors import ExecutionError, ExecutorLost
 from prelude.execution.executor import Executor
 from prelude.runtime.entry import Entry
 from prelude.runtime.events import Listeners
@@ -120,9 +120,9 @@ class EngineCore(Forkable):
         return self.failures.healthy and self.hanging == 0.0 and self.lost is None
 
     @property
-    def lost(self) -> RankLost | None:
+    def lost(self) -> ExecutorLost | None:
         """The error after which the executor runs no step any more; found out while it is idle too."""
-        found: RankLost | None = getattr(self.executor, "lost", None)
+        found: ExecutorLost | None = getattr(self.executor, "lost", None)
         return found
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from prelude.errors import ExecutionError, RankLost
+from prelude.errors import ExecutionError, ExecutorLost
 from prelude.runtime.events import Listeners
 from prelude.runtime.in_flight import StepsInFlight
 from prelude.runtime.lifecycle import Lifecycle
@@ -64,7 +64,8 @@ class Failures:
         if plan.empty:
             return
         self._note(error)
-        self.in_a_row = max(self.in_a_row + 1, self._unhealthy_after if isinstance(error, RankLost) else 0)
+        lost = isinstance(error, ExecutorLost)
+        self.in_a_row = max(self.in_a_row + 1, self._unhealthy_after if lost else 0)
         self._stats.failed_steps += 1
         ids = [request.options.request_id for request in plan.requests() if request.options.request_id]
         log.error(
@@ -85,7 +86,8 @@ class Failures:
         if not self.healthy:
             self._events.emit("unhealthy", failures=self.in_a_row, error=type(error).__name__)
             self.limit = None
-            self._lifecycle.end_waiting(failure_of(error, f"the engine failed {self.in_a_row} steps in a row"))
+            said = "the engine has ended" if lost else f"the engine failed {self.in_a_row} steps in a row"
+            self._lifecycle.end_waiting(failure_of(error, said))
 
     def step_succeeded(self) -> None:
         if self.limit is not None and not suspects_left(self._queues):

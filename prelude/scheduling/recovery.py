@@ -6,7 +6,7 @@
     OneShot rows   fail with the cause, and nothing of them is published; out of memory, they run once more, half as
                    many at a time
 
-After ``RankLost`` no row runs again: the executor takes no step any more.
+After ``ExecutorLost`` no row runs again: the executor takes no step any more.
 
 Repeated failures of every step are the engine's affair (``unhealthy_after``), which bounds all of this.
 """
@@ -14,7 +14,7 @@ Repeated failures of every step are the engine's affair (``unhealthy_after``), w
 from __future__ import annotations
 
 from prelude.admission.classes import ExecutionClass
-from prelude.errors import ExecutionError, RankLost
+from prelude.errors import ExecutionError, ExecutorLost
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.postprocess import finish
@@ -37,7 +37,7 @@ def out_of_memory(error: BaseException) -> bool:
 def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> int | None:
     """Handles a failed step. Returns how many of its rows the next step may have, ``None`` where none is left.
     ``plan`` has no rows of requests that have ended."""
-    lack, lost = out_of_memory(error), isinstance(error, RankLost)
+    lack, lost = out_of_memory(error), isinstance(error, ExecutorLost)
     decode = [*(row.request for row in plan.prefill), *plan.decode]
     oneshot = [row.request for row in plan.oneshot]
     alone = len(decode) + len(oneshot) == 1
@@ -102,8 +102,8 @@ def suspects_left(queues: Queues) -> bool:
 
 
 def failure_of(error: BaseException, message: str = "the step of this request failed") -> ExecutionError:
-    if isinstance(error, RankLost):
-        failure: ExecutionError = RankLost(f"{message}: {error}")
+    if isinstance(error, ExecutorLost):
+        failure: ExecutionError = type(error)(f"{message}: {error}")
     else:
         failure = ExecutionError(f"{message}: {type(error).__name__}: {error}")
     failure.__cause__ = error

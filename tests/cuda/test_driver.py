@@ -20,9 +20,15 @@ from prelude.cuda.kernels import SILU_GATE
 from prelude.cuda.staging import Area
 
 from bench.gpu import null
+from prelude import DeviceLost, EngineConfig
 from prelude.batch import DecodeBatch, OneShotBatch
+from prelude.runtime.assembly import make_core
+from prelude.runtime.core import EngineCore
 from tests.cuda.plans import random_batch
+from tests.engine.test_faults import ById
 from tests.execution.helpers import decode_rows, i32, prompts, sampling
+from tests.scheduling.cores import chat, last_logprob
+from tests.service import run_steps
 
 bindings = pytest.importorskip("cuda.bindings.driver")
 
@@ -215,29 +221,63 @@ def test_launches_of_random_steps_are_inside_a_devices_limits(stub: Any) -> None
         assert stub.stub_complaint() == b""
 
 
-def test_a_launch_that_fails_fails_its_step_and_no_other(stub: Any, executor: CudaExecutor) -> None:
+def test_a_launch_that_finds_no_memory_fails_its_step_and_no_other(stub: Any, executor: CudaExecutor) -> None:
     executor.wait(executor.submit(greedy(50)))
-    for name, code, error in (
-        (b"cuGraphLaunch", ILLEGAL_ADDRESS, CudaError),
-        (b"cuMemcpyAsync", OUT_OF_MEMORY, torch.cuda.OutOfMemoryError),
-    ):
-        stub.stub_fail(name, 1, code)
-        handle = executor.submit(greedy(50))
-        with pytest.raises(error, match="a step's copy and its graph"):
-            executor.wait(handle)
-        assert not executor.wait(executor.submit(greedy(50))).eager
+    stub.stub_fail(b"cuMemcpyAsync", 1, OUT_OF_MEMORY)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="a step's copy and its graph"):
+        executor.wait(executor.submit(greedy(50)))
     tickets = [executor.submit(greedy(50)) for _ in range(3)]
     assert [executor.wait(ticket).eager for ticket in tickets] == [False] * 3
 
 
-def test_a_stream_that_fails_or_ends_without_results_ends_the_wait(stub: Any, executor: CudaExecutor) -> None:
+@pytest.mark.parametrize(
+    "name, code, said",
+    [
+        (b"cuGraphLaunch", ILLEGAL_ADDRESS, "a step's copy and its graph: CUDA_ERROR_ILLEGAL_ADDRESS"),
+        (b"cuStreamQuery", LAUNCH_FAILED, "the step on the device: CUDA_ERROR_LAUNCH_FAILED"),
+        (None, 0, "its stream ended and its results did not come"),
+    ],
+)
+def test_an_error_of_the_driver_is_the_end_of_the_executor(
+    stub: Any, executor: CudaExecutor, name: bytes | None, code: int, said: str
+) -> None:
+    """The steps that were submitted before end in it too, though their results came."""
     executor.wait(executor.submit(greedy(50)))
+    before = executor.submit(greedy(50))
     stub.stub_reply(None, 0, None)  # the kernel that writes the number never runs
-    with pytest.raises(CudaError, match="its stream ended and its results did not come"):
+    if name is not None:
+        stub.stub_fail(name, 1, code)
+    with pytest.raises(DeviceLost, match=said):
         executor.wait(executor.submit(greedy(50)))
+    null.answer(executor, stub)
+    for handle in (before, executor.submit(greedy(50))):
+        with pytest.raises(DeviceLost, match=said):
+            executor.wait(handle)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_engine_whose_device_failed_ends_every_request_and_runs_none_again(
+    stub: Any, executor: CudaExecutor, overlap: bool
+) -> None:
+    limits = {"max_length": 256, "max_step_tokens": 512, "max_running": 4, "max_step_requests": 8}
+    core = make_core(EngineCore, executor, EngineConfig(**limits, overlap=overlap))
+    sink = ById()
+    chats = [core.request(chat(i32(range(20)), 9), sink) for _ in range(6)]  # two of them wait
+    core.lifecycle.post([*chats, core.request(last_logprob(i32(range(9))), sink)])
+    for _ in range(3):
+        core.step()
+    assert core.healthy and not sink.ends.keys() & {request.id for request in chats}
+    stub.stub_reply(None, 0, None)
     stub.stub_fail(b"cuStreamQuery", 1, ILLEGAL_ADDRESS)
-    with pytest.raises(CudaError, match="the step on the device: CUDA_ERROR_ILLEGAL_ADDRESS"):
-        executor.wait(executor.submit(greedy(50)))
+    run_steps(core)
+    ends = [sink.ends[request.id][1] for request in chats]
+    assert all(isinstance(error, DeviceLost) for error in ends)
+    assert all("ILLEGAL_ADDRESS" in str(error) and "no request's fault" in str(error) for error in ends)
+    assert core.stats.replays == 0 and not core.healthy
+    late = core.request(last_logprob(i32(range(9))), sink)
+    core.run_inline([late])
+    assert isinstance(sink.ends[late.id][1], DeviceLost) and not core.healthy
+    core.close()
 
 
 def test_a_wait_goes_on_while_the_device_is_at_work(stub: Any, executor: CudaExecutor) -> None:
