@@ -28,8 +28,8 @@ class StepPacker:
         long_query: int,
         split_keys: int,
         whole_rows: int,
-        context_rows: int,
-        context_keys: int,
+        whole_tiles: int,
+        group: int,
     ) -> None: ...
     def measure(
         self, slices: Any, decode: Any, reads: tuple[tuple[I32, bool], ...], blocks: int, pending: int

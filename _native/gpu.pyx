@@ -37,7 +37,7 @@ cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu" nogil:
     cdef cppclass Limits:
         int32_t block_size, vocab, positions, blocks, pending
         int64_t rows
-        int32_t long_query, split_keys, whole_rows, context_rows, context_keys
+        int32_t long_query, split_keys, whole_rows, whole_tiles, group
         cbool cut
 
     cdef cppclass Counts:
@@ -152,14 +152,14 @@ cdef class StepPacker:
     cdef tuple held
 
     def __init__(self, int32_t block_size, int32_t vocab, int32_t positions, int64_t rows, bint cut,
-                 int32_t long_query, int32_t split_keys, int32_t whole_rows, int32_t context_rows,
-                 int32_t context_keys):
+                 int32_t long_query, int32_t split_keys, int32_t whole_rows, int32_t whole_tiles,
+                 int32_t group):
         cdef Limits* to = &self.limits
         if block_size < 1:
             raise ValueError(f"block_size: {block_size} is less than 1")
         to.block_size, to.vocab, to.positions, to.rows, to.cut = block_size, vocab, positions, rows, cut
         to.long_query, to.split_keys, to.whole_rows = long_query, split_keys, whole_rows
-        to.context_rows, to.context_keys = context_rows, context_keys
+        to.whole_tiles, to.group = whole_tiles, group
         self.held = ()
 
     def measure(self, slices, decode, tuple reads not None, int32_t blocks, int32_t pending):

@@ -4,8 +4,8 @@ The demands of its wrappers, and how they are met here:
 
 - The first plan of a wrapper in graph mode fixes the most rows it will ever have: the caller plans a full bucket
   first.
-- Split-KV costs a merge kernel a layer, and in graph mode it would always be on. It is off but where one block a row
-  would leave the device idle: decode rows with many keys, and few rows behind a long cached prefix.
+- Split-KV costs a merge kernel a layer, and in graph mode it would always be on. It is off but where one block
+  a tile would leave the device idle: decode rows with many keys, and few rows behind a long prefix.
 - ``plan`` writes a pinned buffer of the wrapper and copies it asynchronously; a second plan before that copy ran
   would change the first. ``_Guard`` waits for the copy.
 - Index arrays live in the step's staging area, which the wrapper holds as its own buffers.
@@ -34,13 +34,13 @@ import numpy.typing as npt
 import torch
 from prelude.cuda.cuda_device import CudaDevice
 from prelude.cuda.device import Mark
+from prelude.cuda.shapes import FLOAT_WORKSPACE
 from torch import Tensor
 
 HEAD_DIMS = (64, 128, 256)
 """RecordedReadout widths FlashInfer is built for in both prefill and decode."""
 _CUDA_CORE_GROUPS = (1, 2, 3)
 """Query heads per KV head up to which decode on CUDA cores streams as fast as tensor cores."""
-_FLOAT_WORKSPACE = 256 << 20
 VERSION = "0.7.2.post1"
 """The release that this file was read against."""
 
@@ -120,7 +120,7 @@ class FlashInferCalls:
         self.prefill = prefill
         self.tensor_cores = heads // kv_heads not in _CUDA_CORE_GROUPS
         # Decode may split keys; its first use must find zeros there.
-        self.workspace = device.zeros((_FLOAT_WORKSPACE,), torch.uint8)
+        self.workspace = device.zeros((FLOAT_WORKSPACE,), torch.uint8)
         self.types = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
 
     @property

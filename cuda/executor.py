@@ -94,8 +94,8 @@ class CudaExecutor:
         self._in_flight: deque[SubmittedStep] = deque()
         self._lock = threading.Lock()  # of the list of submitted steps; submitting itself is one thread's affair
         self._clock = StepClock()
-        kv_heads = config.spec.attention.kv_heads
-        self.choices = Choices.of(self.calls is not None and self.calls.fa3, device.processors, kv_heads)
+        heads, fa3 = config.spec.attention, self.calls is not None and self.calls.fa3
+        self.choices = Choices.of(fa3, device.processors, heads)
         self._eager_calls = None if self.calls is None else ReusedCalls(self.calls)
         positions = weights.rope_table.shape[0]
         given = {window for window in windows_of(config.spec) if window is not None}
@@ -359,7 +359,7 @@ class CudaExecutor:
                 self.device, program.shape, program.inputs, area, self.config.spec.attention.kv_heads
             )
         self._eager_calls.begin()
-        return LevelsAttention(self._eager_calls, program.shape, program.inputs, area, self.work, False)
+        return LevelsAttention(self._eager_calls, program.shape, program.inputs, area, self.work)
 
     # ------------------------------------------------------------------ recording
 

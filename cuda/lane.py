@@ -29,7 +29,7 @@ from prelude._native.gpu import (
 )
 from prelude.cuda.graphs import Program
 from prelude.cuda.readout_operation import RecordedReadout
-from prelude.cuda.shapes import SPLIT_KEYS, SPLIT_ROWS, PagedShape, Shape, key_range, power_bucket
+from prelude.cuda.shapes import PagedShape, Shape, key_range, power_bucket
 from prelude.cuda.staging import HEADER, Area
 from prelude.cuda.step_readouts import groups_of, is_plain
 
@@ -192,8 +192,8 @@ class Lane:
             choices.long_query,
             choices.split_keys,
             choices.whole_rows,
-            SPLIT_ROWS,
-            SPLIT_KEYS,
+            choices.whole_tiles,
+            choices.group,
         )
         self._known: dict[tuple[ShapeKey, Asked], KnownStep] = {}
 

@@ -120,18 +120,28 @@ class KeysAttention:
 
 
 class LevelsAttention:
-    """``record``: the calls read fixed places and belong to a graph."""
+    """``record``: the calls read fixed places and belong to a graph. Other calls may split keys, as each plan finds
+    by the number of its blocks."""
 
     def __init__(
-        self, calls: Calls, shape: Shape, fields: Fields, area: Tensor, work: Workspace, record: bool
+        self,
+        calls: Calls,
+        shape: Shape,
+        fields: Fields,
+        area: Tensor,
+        work: Workspace,
+        *,
+        record: bool = False,
     ) -> None:
         self.calls = calls
+        self.record = record
         self.shape = shape
         self.fields = fields
         self.area = area
         self.work = work
         self.own: dict[bool, LevelCall] = {}
         self.more: dict[bool, list[LevelCall]] = {}
+        self.reading: dict[tuple[bool, int], slice] = {}  # of eager calls: the rows that each plan is for
         self.decode: LevelCall | None = None
         for last in (False, True) if shape.cut else (False,):
             suffix = ".last.qo" if last else ".qo"
@@ -149,7 +159,7 @@ class LevelsAttention:
                 calls.paged(
                     buffers(f"{i}{suffix}", str(i), "indptr", "pages", "last"),
                     level.page_size,
-                    level.split,
+                    level.split or not record,
                 )
                 for i, level in enumerate(shape.more)
             ]
@@ -176,9 +186,26 @@ class LevelsAttention:
             yield own, arrays("own.last.qo" if last else "own.qo", "own", "kv")
         for last, calls in self.more.items():
             for i, call in enumerate(calls):
-                yield call, arrays(f"{i}.last.qo" if last else f"{i}.qo", str(i), "indptr", "last")
+                given = arrays(f"{i}.last.qo" if last else f"{i}.qo", str(i), "indptr", "last")
+                if not self.record:
+                    given, rows = self._reading(given)
+                    self.reading[last, i] = rows
+                    if rows.start == rows.stop:
+                        continue
+                yield call, given
         if self.decode is not None:
             yield self.decode, arrays(None, "decode", "indptr", "last")
+
+    @staticmethod
+    def _reading(given: dict[str, Tensor]) -> tuple[dict[str, Tensor], slice]:
+        """A level from its first row with keys to its last one. FlashInfer counts the blocks of every row of a plan,
+        and those of a long state would hide that the questions behind it leave the device idle."""
+        held = np.flatnonzero(np.diff(given["indptr"].numpy()))
+        first, end = int(held[0]), int(held[-1]) + 1
+        qo = given["qo"][first : end + 1]
+        rows = slice(int(qo[0]), int(qo[-1]))
+        qo -= rows.start  # where it lies: an eager call reads no other copy of it
+        return given | {"qo": qo, "indptr": given["indptr"][first : end + 1], "last": given["last"][first:end]}, rows
 
     def run(
         self,
@@ -209,10 +236,13 @@ class LevelsAttention:
             return
         lse, part, part_lse = self.work.partial(rows, q.shape[1:])
         own.run(q, k, v, out, lse)
-        for call, level in zip(more, self.shape.more):
+        for i, (call, level) in enumerate(zip(more, self.shape.more)):
             keys, values = self.work.pages(pool) if level.pool else (k.unsqueeze(1), v.unsqueeze(1))
-            call.run(q, keys, values, part, part_lse)
-            self.calls.merge(out, lse, part, part_lse)
+            at = self.reading.get((last, i), slice(rows))
+            if at.start == at.stop:
+                continue
+            call.run(q[at], keys, values, part[at], part_lse[at])
+            self.calls.merge(out[at], lse[at], part[at], part_lse[at])
 
     def _lone(self, call: LevelCall, q: Tensor, k: Tensor, v: Tensor, out: Tensor, last: bool) -> None:
         """Prompts that attend to nothing else."""

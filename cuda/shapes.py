@@ -24,15 +24,19 @@ if TYPE_CHECKING:
     from prelude.cuda.readout_operation import RecordedReadout
     from prelude.cuda.staging import Fields
 
+    from prelude.models.spec import Attention
+
 SHORT, SHORT_STEP, STEP = 256, 32, 64
 """Tokens in steps of 32 to 256, then of 64; from 4,096 on at most 1/32 is padding. Few enough shapes to record them
 all before a request comes. Up to 256 tokens a step's time is that of reading the weights, for any number of rows."""
 LONG_QUERY = 256
 """Tokens of a prompt from which on attention is FA3's, where there is one."""
 SPLIT_KEYS = 512
-"""Keys up to which one block reads all of a decode row's: joining parts costs a kernel a layer."""
-SPLIT_ROWS = 64
-"""Rows below which the keys of a cached prefix are split among blocks."""
+"""Keys up to which one block reads all of a row's: joining parts costs a kernel a layer."""
+FLOAT_WORKSPACE = 256 << 20
+"""Bytes for the float32 sums of parts that are joined."""
+QUERY_TILE = 128
+"""Queries of a block of FlashInfer's prefill, those of a group of heads together."""
 
 
 def token_bucket(count: int) -> int:
@@ -55,16 +59,29 @@ def power_bucket(count: int, least: int = 1) -> int:
 @dataclass(frozen=True, slots=True)
 class Choices:
     """When attention takes which of its ways. ``long_query``: see ``LONG_QUERY``; a number above every length where
-    there is no FA3. ``whole_rows``: decode rows that fill the device, so that splitting their keys gains nothing."""
+    there is no FA3. ``whole_rows``: decode rows that fill the device, so that splitting their keys gains nothing;
+    ``whole_tiles``: tiles of prompts that do. ``group``: query heads that share a key."""
 
     long_query: int = 1 << 30
     split_keys: int = SPLIT_KEYS
     whole_rows: int = 1 << 30
+    whole_tiles: int = 1 << 30
+    group: int = 1
 
     @classmethod
-    def of(cls, fa3: bool, processors: int, kv_heads: int) -> Choices:
+    def of(cls, fa3: bool, processors: int, heads: Attention) -> Choices:
         """``processors``: multiprocessors of the device, each of which runs two blocks at a time."""
-        return cls(LONG_QUERY if fa3 else 1 << 30, SPLIT_KEYS, max(1, -(-2 * processors // kv_heads)))
+        whole = max(1, -(-2 * processors // heads.kv_heads))
+        # A bucket has at most twice the tiles, and each of them room for its float32 sums in FlashInfer's workspace.
+        room = FLOAT_WORKSPACE // (2 * heads.heads * QUERY_TILE * (heads.head_dim + 1) * 4)
+        group = heads.heads // heads.kv_heads
+        return cls(LONG_QUERY if fa3 else 1 << 30, SPLIT_KEYS, whole, min(whole, room), group)
+
+    def splits(self, level: Paged, rows: int) -> bool:
+        """Whether the keys of a recorded level are split among blocks: each tile of its ``rows`` has a block for each
+        KV head, and without a split these would not fill the device. An eager call's plan counts them itself."""
+        tiles = -(-rows * self.group // QUERY_TILE) + level.requests - 1
+        return tiles < self.whole_tiles and most_keys(level) > self.split_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +130,7 @@ class Shape:
         return cls(
             prompts=layout.prompts,
             own=0 if own is None else own.requests,
-            more=tuple(paged_shape(m, layout.prompts) for m in body.more) if levels else (),
+            more=tuple(paged_shape(m, choices.splits(m, layout.prompts)) for m in body.more) if levels else (),
             decoding=layout.decoding,
             decode_entries=0 if decode is None else len(decode.pages),
             read_prompts=layout.read_prompts,
@@ -209,8 +226,7 @@ def most_keys(level: Paged) -> int:
     return int(((pages - 1) * level.page_size + level.last)[pages > 0].max(initial=0))
 
 
-def paged_shape(level: Paged, rows: int) -> PagedShape:
-    split = level.pool and rows < SPLIT_ROWS and most_keys(level) > SPLIT_KEYS
+def paged_shape(level: Paged, split: bool) -> PagedShape:
     return PagedShape(level.requests, len(level.pages), level.page_size, level.pool, split)
 
 

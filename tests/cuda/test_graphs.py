@@ -209,6 +209,21 @@ def test_decode_is_planned_again_only_where_keys_are_split(
     assert np.flatnonzero(planned).tolist() == ([0, 16, 32] if split else [0])
 
 
+def test_an_eager_level_is_planned_for_the_rows_that_read_it(
+    model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer splits keys by the blocks of a whole plan: rows of a long state are no part of it. In the cut last
+    layer the questions' last rows alone are."""
+    executor, made = on_device(model), list[Any]()
+    calls: Any = executor.calls
+    paged = calls.paged
+    monkeypatch.setattr(calls, "paged", lambda *given: made.append((paged(*given), given[2])) or made[-1][0])
+    s = slices([Segment(random_ids(0, 90)), *(Segment(random_ids(1 + i, 5), parent=0) for i in range(3))])
+    batch = OneShotBatch(s, all_logprobs(ends(s)[1:]))
+    same(run(executor, batch), run(model.executor(num_blocks=BLOCKS), batch), 1e-4)
+    assert [(call.rows, split) for call, split in made] == [(15, True), (3, True)]
+
+
 @pytest.mark.feature("H13")
 def test_recording_keeps_the_next_steps_tokens(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
     executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)

@@ -15,7 +15,7 @@ from prelude.cuda.graphs import GraphPolicy, Program
 from prelude.cuda.lane import KnownStep, asked_of, shape_of
 from prelude.cuda.layout import lay_out
 from prelude.cuda.readout_operation import RecordedReadout
-from prelude.cuda.shapes import SPLIT_KEYS, SPLIT_ROWS, Choices, Shape, Writer, power_bucket, token_bucket
+from prelude.cuda.shapes import Choices, Shape, Writer, power_bucket, token_bucket
 from prelude.cuda.staging import Area, Fields
 from prelude.cuda.step_readouts import groups_of, recorded_readouts
 from torch import from_numpy
@@ -47,14 +47,14 @@ from tests.execution.helpers import (
     slices,
 )
 
-CHOICES = Choices(long_query=64, split_keys=40, whole_rows=6)
+CHOICES = Choices(long_query=64, split_keys=40, whole_rows=6, whole_tiles=3, group=2)
 LIMIT = 4096
 
 
 def packer(**changed: Any) -> StepPacker:
     limits = {"block_size": BLOCK, "vocab": VOCAB, "positions": LIMIT, "rows": LIMIT, "cut": True}
     limits |= {"long_query": CHOICES.long_query, "split_keys": CHOICES.split_keys, "whole_rows": CHOICES.whole_rows}
-    limits |= {"context_rows": SPLIT_ROWS, "context_keys": SPLIT_KEYS}
+    limits |= {"whole_tiles": CHOICES.whole_tiles, "group": CHOICES.group}
     return StepPacker(**limits | changed)
 
 

@@ -8,9 +8,20 @@ import pytest
 from prelude.cuda.key_lists import key_lists
 from prelude.cuda.layout import Levels, Paged, StepLayout, lay_out
 from prelude.cuda.prompt_tree import Tree
-from prelude.cuda.shapes import SHORT, SHORT_STEP, STEP, Shape, Writer, power_bucket, token_bucket
+from prelude.cuda.shapes import (
+    FLOAT_WORKSPACE,
+    SHORT,
+    SHORT_STEP,
+    STEP,
+    Choices,
+    Shape,
+    Writer,
+    power_bucket,
+    token_bucket,
+)
 from prelude.cuda.staging import Fields
 
+from bench.gpu.models import qwen3
 from prelude.batch import LogprobRows, MixedBatch, OneShotBatch, PromptSlices
 from tests.cuda.plans import BLOCKS, random_batch, random_decode, random_slices
 from tests.execution.helpers import BLOCK, VOCAB, Segment, i32, slices
@@ -51,6 +62,35 @@ def keys_of(levels: Levels, row: int, causal_at: int) -> list[int]:
     if levels.own.causal:
         end = causal_at + 1
     return [key for level in levels.more for key in level_keys(level, row)] + list(range(first, end))
+
+
+def reading(rows: int, keys: int) -> Paged:
+    """One request behind cached keys."""
+    pages = np.arange(-(-keys // BLOCK), dtype=np.int32)
+    return Paged(i32([0, rows]), i32([0, len(pages)]), pages, i32([(keys - 1) % BLOCK + 1]), BLOCK, True)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "keys", "splits"),
+    [
+        *[(16, 64 * 8, 8192, True), (16, 300 * 8, 8192, False), (16, 4, 513, True), (16, 4, 512, False)],
+        *[(32, 64 * 8, 8192, True), (32, 160 * 8, 8192, False)],
+    ],
+)
+def test_keys_are_split_where_blocks_would_not_fill_the_device(
+    heads: int, rows: int, keys: int, splits: bool
+) -> None:
+    """Two blocks for each of 132 multiprocessors, 8 KV heads: a block has 128 queries of the heads that share a key.
+    64 questions of 8 tokens are 64 or 128 blocks."""
+    choices = Choices.of(True, 132, qwen3(64, 1, heads, 64).spec.attention)
+    assert choices.splits(reading(rows, keys), rows) == splits
+
+
+@pytest.mark.parametrize("heads", [16, 40, 64, 128])
+def test_the_parts_of_split_keys_fit_into_flashinfers_workspace(heads: int) -> None:
+    """A recorded call has room for the float32 sums of each tile of its bucket, at most twice those that split."""
+    choices = Choices.of(True, 132, qwen3(64, 1, heads, 64).spec.attention)
+    assert 4 < choices.whole_tiles <= FLOAT_WORKSPACE / (2 * heads * 128 * (128 + 1) * 4)
 
 
 @pytest.mark.feature("H6")

@@ -30,12 +30,13 @@ struct Reads {
 
 struct Limits {
   int32_t block_size, vocab, positions, blocks, pending;
-  int64_t rows;                        // of a step
-  int32_t long_query;                  // tokens of a prompt from which on another kernel serves it
-  int32_t split_keys;                  // keys up to which a decode row is never split
-  int32_t whole_rows;                  // decode rows from which on none is split
-  int32_t context_rows, context_keys;  // rows below which, and keys above which, those of a cached prefix are
-  bool cut;                            // a last layer with fewer queries is allowed
+  int64_t rows;         // of a step
+  int32_t long_query;   // tokens of a prompt from which on another kernel serves it
+  int32_t split_keys;   // keys up to which those of a row are never split
+  int32_t whole_rows;   // decode rows from which on none is split
+  int32_t whole_tiles;  // tiles of prompts from which on none is
+  int32_t group;        // query heads that share a key
+  bool cut;             // a last layer with fewer queries is allowed
 };
 
 struct Counts {
@@ -64,6 +65,11 @@ struct Level {
     qo.push_back(end);
     indptr.push_back(static_cast<int32_t>(pages.size()));
     last.push_back(keys);
+  }
+  // Tiles of the queries of `rows`, as FlashInfer counts them for a graph.
+  int64_t tiles(int32_t rows, int32_t group) const {
+    constexpr int64_t tile = 128;
+    return (int64_t{rows} * group + tile - 1) / tile + requests() - 1;
   }
   // Rows up to `first` that read nothing stand in a request without keys.
   void skip_to(int32_t first) {

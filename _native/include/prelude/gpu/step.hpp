@@ -282,9 +282,10 @@ class Step {
       end = below_[i];
     }
     if (!close()) return false;
-    if (level != nullptr) {
-      level->skip_to(rows);
-      level->split = rows < limits_.context_rows && level->most_keys() > limits_.context_keys;
+    if (level != nullptr) level->skip_to(rows);
+    for (int32_t i = 0; i < level_count_; ++i) {
+      Level& made = levels_[static_cast<size_t>(i)];
+      made.split = made.tiles(rows, limits_.group) < limits_.whole_tiles && made.most_keys() > limits_.split_keys;
     }
     return true;
   }
