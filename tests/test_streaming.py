@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -186,12 +187,62 @@ class OnlyDecode:
         return self._tokenizer.get_vocab_size()
 
 
+def check_blank(texts: Texts, tokenizer: Tokenizer, sequences: int) -> None:
+    """Random ids, and every second time with many that show nothing alone: white space, control tokens, bytes."""
+    assert isinstance(texts.decoder(), WindowDecoder)
+    source = fuzz_streaming.Source(tokenizer, 3)
+    special = list(tokenizer.get_added_tokens_decoder())[:3]
+    blank = [i for i in map(tokenizer.token_to_id, ["\u2581", "\u2581\u2581", "<0x20>", "<0xC3>"]) if i is not None]
+    for number in range(sequences):
+        ids = source.draw()
+        if number % 2:
+            ids = [int(i) for i in source.rng.choice([*blank, *special, *ids[:5], ord("a")], 14)]
+        check(texts, tokenizer, ids, source.rng)
+
+
 @pytest.mark.feature("I3")
 def test_a_tokenizer_that_can_only_decode(tokenizer: Tokenizer) -> None:
-    texts, source = Texts(OnlyDecode(tokenizer)), fuzz_streaming.Source(tokenizer, 3)
-    assert isinstance(texts.decoder(), WindowDecoder)
-    for _ in range(300):
-        check(texts, tokenizer, source.draw(), source.rng)
+    check_blank(Texts(OnlyDecode(tokenizer)), tokenizer, 300)
+
+
+@pytest.mark.feature("I3")
+@pytest.mark.parametrize("name", ["llama2", "t5", "bert-base-uncased"])
+def test_another_tokenizer_can_only_decode(shared: Path, name: str) -> None:
+    found = Tokenizer.from_file(shared / "tokenizers" / name / "tokenizer.json")
+    check_blank(Texts(OnlyDecode(found)), found, 200)
+
+
+MARK = "\u2581"
+REPLACE = {"type": "Replace", "pattern": {"String": MARK}, "content": " "}
+METASPACE = {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "always"}
+BYTES = {"type": "ByteFallback"}
+
+
+@pytest.mark.feature("I3")
+@pytest.mark.parametrize(
+    "members",
+    [
+        [REPLACE, BYTES, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 1}],
+        [REPLACE, BYTES, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 0, "stop": 3}],
+        [BYTES, METASPACE],
+        [METASPACE, BYTES, {"type": "Fuse"}],
+    ],
+    ids=["strip both ends", "strip the end", "bytes first", "bytes second"],
+)
+def test_a_decoder_that_is_not_followed_token_by_token(members: list[dict[str, Any]]) -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += [MARK, 2 * MARK, f"{MARK}a", "a", f"{MARK}the", "\u9053", "\u00e9"]
+    vocab = {token: at for at, token in enumerate(tokens)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    file = {
+        "version": "1.0",
+        "added_tokens": [{"id": at, "content": tokens[at], "special": True, **flags} for at in range(3)],
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": True},
+        "decoder": {"type": "Sequence", "decoders": members},
+    }
+    found = Tokenizer.from_str(json.dumps(file))
+    check_blank(Texts(found), found, 300)
+    check_blank(Texts(OnlyDecode(found)), found, 300)
 
 
 # ------------------------------------------------------------------ stop strings

@@ -60,6 +60,8 @@ def test_brackets_and_commas_of_texts_do_not_count() -> None:
     text = '\\"[{,' * MAX_VALUES + "\\"
     assert loads(json.dumps({"state": [text, '"', "[{" * 500, "\\"]})) == {"state": [text, '"', "[{" * 500, "\\"]}
     assert loads(json.dumps({"a": "\\", "b": "[" * 500 + "]" * 500}))
+    assert loads(json.dumps(["\\", "," * MAX_VALUES]))  # the quote behind an escaped backslash ends a text
+    assert loads(json.dumps(['\\"', "," * MAX_VALUES]))
     assert loads(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
     assert loads(b"[[]," + b"[" * (MAX_DEPTH - 1) + b"]" * MAX_DEPTH)  # counted bracket by bracket
     assert loads(b"\xef\xbb\xbf[]") == []

@@ -136,6 +136,8 @@ def value_of(row: Mapping[str, Any], name: str) -> Any:
     if value is None:
         problem = "is null" if name in row else "is missing"
         raise InvalidRequest(f"the row's column {shown(name)} {problem}", field=name)
+    if isinstance(value, list) and value and type(value[0]) is int:  # numbers of a row, not ids of tokens
+        return as_text(value)
     return value if isinstance(value, str | list | dict) else as_text(value)
 
 

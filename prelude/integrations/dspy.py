@@ -22,6 +22,7 @@ from dspy.utils.inspect_history import pretty_print_history
 
 from prelude.admission.conversation import content_of
 from prelude.admission.messages import MAX_DEPTH, written
+from prelude.errors import InvalidRequest, shown
 from prelude.integrations.engines import system_one
 
 _PRIVATE = frozenset(["type", "choice", "score", "legend"])
@@ -92,12 +93,21 @@ def _plain(value: Any, path: Any, depth: int = MAX_DEPTH) -> Any:
     """With the text of DSPy's own types, such as ``dspy.Image``, which come as parts in a string; what is no text is
     refused. ``path``: a chain as ``messages.written`` takes it."""
     if isinstance(value, str):
-        return _TYPED.sub(lambda found: content_of(json.loads(found[1]), written(path)), value)
+        return _TYPED.sub(lambda found: _typed_text(found[1], written(path)), value)
     if depth and isinstance(value, Mapping):
         return {key: _plain(item, (path, key), depth - 1) for key, item in value.items()}
     if depth and isinstance(value, list | tuple):
         return [_plain(item, (path, at), depth - 1) for at, item in enumerate(value)]
     return value  # of one that is too deep the engine says so
+
+
+def _typed_text(parts: str, field: str) -> str:
+    try:
+        read = json.loads(parts)
+    except (ValueError, RecursionError):
+        said = f"the mark of DSPy's types stands around {shown(parts)}, which is no JSON; leave the mark out"
+        raise InvalidRequest(said, field=field) from None
+    return content_of(read, field)
 
 
 def _answers(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -185,30 +185,37 @@ class _Firsts(dict[int, "str | bytes | None"]):
 class WindowDecoder:
     """Any other tokenizer: with each new token the last few are decoded again.
 
-    ``ids`` begin with the last ones that made whole characters, for the context of those after them; the first
-    ``known`` characters of their text were given already.
+    ``ids`` begin with the last ones that made whole characters, for the context of those after them: some that are
+    more than white space, since a decoder may strip the beginning of a text. The first ``known`` characters of their
+    text were given already.
     """
 
-    __slots__ = ("_decode", "_ids", "_known", "_read")
+    __slots__ = ("_decode", "_ids", "_known", "_read", "_run", "_token")
 
     def __init__(self, tokenizer: Detokenizes) -> None:
-        self._decode = tokenizer.decode
+        self._decode, self._token = tokenizer.decode, tokenizer.id_to_token
         self._ids: list[int] = []
         self._read = 0
         self._known = 0
+        self._run = False  # of byte tokens, and of control tokens among them, which are skipped
 
     def feed(self, token_id: int) -> str:
         self._ids.append(token_id)
-        text = self._decode(self._ids)
         full = len(self._ids) > _WINDOW  # nothing stays open that long
+        is_byte = _BYTE_TOKEN.fullmatch(self._token(token_id) or "") is not None
+        self._run = is_byte or (self._run and not self._decode([token_id]))
+        if self._run and not full:
+            return ""  # it may be decoded as a whole
+        text = self._decode(self._ids)
         # An open character shows as one U+FFFD at the end; the text before it is certain.
         certain = len(text) - 1 if text.endswith(BROKEN) and not full else len(text)
         new = text[self._known : certain]
         self._known = max(self._known, certain)
-        if full or (text and certain == len(text)):
-            self._ids = self._ids[self._read :]
-            self._read = len(self._ids)
-            self._known = len(self._decode(self._ids))
+        if full or certain == len(text):
+            later = self._ids[self._read :]
+            context = self._decode(later)
+            if full or context.strip():
+                self._ids, self._read, self._known = later, len(later), len(context)
         return new
 
     def finish(self) -> str:

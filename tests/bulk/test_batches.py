@@ -49,6 +49,11 @@ def test_a_missing_column_is_each_rows_error_and_an_empty_batch_stays_typed(scor
 def test_taken_names_are_refused_and_a_prefix_is_the_way_out(scorer: BatchScorer) -> None:
     with pytest.raises(BulkError, match="column 'error' already: prefix="):
         scorer.arrow(pa.table({"text": ["x"], "rubric": ["y"], "error": ["z"]}))
+    one = BatchScorer({**FORM, "mass": False}, prefix="new_")
+    found = one.arrow(pa.table({"text": ["x", None], "rubric": ["y", "y"], "error": ["z", "z"]})).to_pylist()
+    one.close()
+    assert found[0]["new_language"] in ("English", "German") and found[0]["error"] == found[1]["error"] == "z"
+    assert found[0]["new_language_mass"] is None and "'text' is null" in found[1]["new_error"]
 
 
 @pytest.mark.parametrize("threads", [0, 1.5, "2"])

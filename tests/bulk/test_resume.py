@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +220,12 @@ def test_the_first_rows_are_kept_before_a_window_of_the_given_size_has_ended(tmp
         Table.of(str(tmp_path / "out.jsonl")),
     )
     form = Form({"verb": "decide", "state": "{text}", "questions": {"language": {"labels": ["English", "German"]}}})
-    path, kept = tmp_path / "journal", list[int]()
-    with (
-        Engine.from_pretrained(config=EngineConfig(deterministic=True)) as engine,
-        Journal(path, "c", {}) as journal,
-    ):
-        bulk = BulkRun(engine, form, source, target, window=1024)
-        bulk.compute(journal, lambda done, total: kept.append(len(path.read_bytes().splitlines()) - 1))
-    assert kept[0] == 16 and kept[-1] == 100
+    path = tmp_path / "journal"
+    with Engine.from_pretrained(config=EngineConfig(deterministic=True)) as engine:
+        for most in (1024, 20, 7):
+            kept = [0]
+            with Journal(path, "c", {}, restart=True) as journal:
+                bulk = BulkRun(engine, form, source, target, window=most)
+                bulk.compute(journal, lambda done, total: kept.append(len(path.read_bytes().splitlines()) - 1))  # noqa: B023
+            assert kept[1] == min(16, most) and kept[-1] == 100
+            assert max(after - before for before, after in pairwise(kept)) <= most

@@ -196,6 +196,11 @@ class TestForm:
         messages = [{"role": "user", "content": "Hello"}]
         assert form.task({"chat": messages}).state == messages
 
+    @pytest.mark.parametrize("spec", [{"state": "{c}", "questions": {"ok": {}}}, {"verb": "embed", "prompt": "{c}"}])
+    def test_numbers_of_a_column_are_no_ids_of_tokens(self, spec: dict[str, Any]) -> None:
+        form = Form(spec)
+        assert form.task({"c": [1, 2, 3]}) == form.task({"c": "[1, 2, 3]"})
+
     @pytest.mark.parametrize(
         ("spec", "says"),
         [

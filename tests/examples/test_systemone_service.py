@@ -117,6 +117,8 @@ def test_keys_encodings_limits_and_routes() -> None:
                 reply = await http.post("/v1/systemone", json=BODY, headers=headers)
                 assert reply.status_code == status, reply.text
                 assert status == 200 or reply.json()["detail"]["error_type"] == "authentication_error"
+                # the body of a refused request was not read
+                assert reply.headers.get("connection") == (None if status == 200 else "close")
                 assert (await http.get("/v1/models", headers=headers)).status_code == status
             assert (await http.get("/health")).json()["ok"] is True, "the health of the service needs no key"
 
@@ -143,8 +145,11 @@ def test_keys_encodings_limits_and_routes() -> None:
                 json={"input": "x", "questions": [{"type": "predicate", "instructions": "?"}]},
             )
             assert reply.status_code == 200 and 0 <= reply.json()["answers"][0]["probability"] <= 1
-            assert (await http.get("/nothing")).status_code == 404
-            assert (await http.get("/v1/systemone", headers=good)).status_code == 405
+            for reply, status in (
+                (await http.post("/nothing", json=BODY), 404),
+                (await http.put("/v1/systemone", headers=good, json=BODY), 405),
+            ):
+                assert (reply.status_code, reply.headers["connection"]) == (status, "close")
 
     run(test)
 

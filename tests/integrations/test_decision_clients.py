@@ -273,6 +273,9 @@ def test_dspy_sees_the_calls_as_those_of_its_own_client(engine: Engine, tmp_path
 
 def test_dspy_refuses_what_is_no_text(engine: Engine) -> None:
     dspy = pytest.importorskip("dspy")
+    from dspy.adapters.types.base_type import CUSTOM_TYPE_END_IDENTIFIER as END
+    from dspy.adapters.types.base_type import CUSTOM_TYPE_START_IDENTIFIER as START
+
     from prelude.integrations.dspy import PreludeDecisions
 
     class Look(dspy.Signature):  # type: ignore[misc, name-defined]
@@ -283,6 +286,10 @@ def test_dspy_refuses_what_is_no_text(engine: Engine) -> None:
     with dspy.context(lm=PreludeDecisions(engine)), refused as caught:
         dspy.Predict(Look)(pictures=[dspy.Image("data:image/png;base64,iVBORw0KGgo=")])
     assert caught.value.field == "state.inputs.pictures[0][0]"
+    for inside in ("", "no JSON", "[" * 100_000, "5", '[{"type": "text"}]'):
+        with pytest.raises(InvalidRequest) as caught:
+            PreludeDecisions(engine)({"a": f"{START}{inside}{END}"}, {"cat": {"type": "noul", "instructions": "?"}})
+        assert caught.value.field is not None and caught.value.field.startswith("state.a")
 
 
 # ------------------------------------------------------------------ the two SDKs, without a socket

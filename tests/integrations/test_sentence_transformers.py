@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from prelude import Engine
+from prelude import Engine, EngineConfig
 from prelude.errors import InvalidRequest
 from prelude.integrations.sentence_transformers import PairScorer, SentenceEncoder
 from tests.engine.test_encoders import TEXTS, write, write_pooling
@@ -21,8 +22,8 @@ SETTINGS = {
 }
 
 
-def with_settings(path: Path) -> Path:
-    (path / "tokenizer_config.json").write_text(json.dumps(SETTINGS), encoding="utf-8")
+def with_settings(path: Path, **more: Any) -> Path:
+    (path / "tokenizer_config.json").write_text(json.dumps({**SETTINGS, **more}), encoding="utf-8")
     return path
 
 
@@ -50,6 +51,21 @@ def test_encode_is_that_of_the_library(tmp_path: Path) -> None:
         for wrong in ({"convert_to_tensor": True}, {"precision": "int8"}, {"output_value": "token_embeddings"}):
             with pytest.raises(InvalidRequest):
                 ours.encode(texts, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("engine_s", "directory_s"), [(20, 140), (140, 20)])
+def test_the_shorter_of_the_engine_s_and_the_directory_s_limits_cuts(
+    tmp_path: Path, engine_s: int, directory_s: int
+) -> None:
+    import sentence_transformers as library
+
+    path = with_settings(write(tmp_path, "Model"), model_max_length=directory_s)
+    write_pooling(path)
+    theirs = library.SentenceTransformer(str(path), device="cpu")
+    theirs.max_seq_length = 20
+    texts = [" ".join(["w5 w6 w7"] * 40), "w1"]
+    with Engine.from_pretrained(path, config=EngineConfig(max_length=engine_s)) as engine:
+        assert np.abs(SentenceEncoder(engine).encode(texts) - theirs.encode(texts)).max() < 1e-5
 
 
 def test_predict_and_rank_are_those_of_the_library(tmp_path: Path) -> None:
