@@ -39,6 +39,7 @@ COMMANDS = {
     "instructions": "host.instructions",
     "opcodes": "host.opcodes",
     "shared_cpu": "shared_cpu",
+    "tables": "tables",
     "serving": "serving.service",
     "gpu": "gpu.device",
     "gpu_first": "gpu.first",

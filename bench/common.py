@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import textwrap
 import time
@@ -21,7 +17,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench import record
 from bench.command_line import command_line, options_parser
+from bench.record import machine_facts as machine_facts  # of a report's facts, for its benchmark
 from prelude.progress import watched
 
 TABLE_WIDTH = 120
@@ -112,7 +110,6 @@ class Report:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.facts = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), **self.facts}
         print(f"{self.title}\n  {self.command}", file=sys.stderr, flush=True)
 
     def add(
@@ -147,9 +144,7 @@ class Report:
                 print(textwrap.fill(row.note, TABLE_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6))
 
     def write(self, path: str | Path) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        record.write(path, asdict(self))
 
     def panels(self, unit: str) -> Panels:
         """The rows in ``unit`` by measure; measures of one row share a panel."""
@@ -251,29 +246,6 @@ def figure_path(value: str) -> Path:
     return path
 
 
-def commit() -> str:
-    """The commit that is checked out, with ``+`` where tracked files differ from it; empty outside a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--dirty=+"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def machine_facts(extra: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
-    """Hardware and versions of a run, without names of hosts or paths."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [
-            line.split(":", 1)[1].strip()
-            for line in info.read_text(encoding="utf-8").splitlines()
-            if "model name" in line
-        ]
-        model = lines[0] if lines else model
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), **dict(extra)}
-
-
 class Part(Protocol):
     report: Report
     us: dict[str, float]
@@ -288,5 +260,4 @@ def part_of_planning(doc: str | None, measured: Callable[[bool], Part], key: str
     part = measured(options.quick)
     part.report.show()
     if options.json:
-        rows = {**asdict(part.report), key: part.us}
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        record.write(options.json, {**asdict(part.report), key: part.us})

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
 import subprocess
 import sys
 import time
 
-from bench.command_line import command_line, options_parser
-from bench.common import machine_facts
+from bench.command_line import options_parser
+from bench.common import Report, add_outputs, three
 from prelude.progress import watched
 
 BURN = """
@@ -60,7 +58,7 @@ def child(count: int, threads: int | None, together: bool) -> dict[str, float]:
     return result
 
 
-def compare(burners: int, rounds: int, count: int, together: bool) -> dict[str, object]:
+def compare(report: Report, burners: int, rounds: int, count: int, together: bool) -> None:
     running = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(burners)]
     default, single = [], []
     try:
@@ -71,15 +69,11 @@ def compare(burners: int, rounds: int, count: int, together: bool) -> dict[str, 
         for process in running:
             process.kill()
             process.wait()
+    load = f"{count} {'together' if together else 'one by one'}, {burners} burners"
+    report.add(load, "the engine's choice of threads", three([one["seconds"] for one in default]), "s")
+    report.add(load, "one thread", three([one["seconds"] for one in single]), "s")
     ratios = [a["seconds"] / b["seconds"] for a, b in zip(default, single)]
-    name = f"{count} {'together' if together else 'one by one'}, {burners} burners"
-    print(
-        f"{name:34} default {statistics.median(a['seconds'] for a in default):7.2f} s   one thread "
-        f"{statistics.median(b['seconds'] for b in single):7.2f} s   ratio {statistics.median(ratios):5.2f} "
-        f"[{min(ratios):.2f} .. {max(ratios):.2f}]   load {os.getloadavg()[0]:.1f}",
-        flush=True,
-    )
-    return {"name": name, "burners": burners, "default": default, "one_thread": single, "ratios": ratios}
+    report.add(load, "the engine's choice over one thread", three(ratios), "x")
 
 
 def main() -> None:
@@ -87,7 +81,7 @@ def main() -> None:
     parser.add_argument("--burners", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--decisions", type=int, default=300)
-    parser.add_argument("--json", metavar="FILE")
+    add_outputs(parser, plot=False)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--together", action="store_true", help=argparse.SUPPRESS)
@@ -95,14 +89,11 @@ def main() -> None:
     if chosen.child:
         print(json.dumps(decide(chosen.decisions, chosen.threads, chosen.together)))
         return
-    rows = [
-        compare(burners, chosen.rounds, chosen.decisions, together)
-        for burners in dict.fromkeys((chosen.burners, 0))
-        for together in (False, True)
-    ]
-    if chosen.json:
-        with open(chosen.json, "w", encoding="utf-8") as file:
-            json.dump({"command": command_line(), "facts": machine_facts(), "rows": rows}, file, indent=1)
+    report = Report("Decisions beside processes that compute without pause")
+    for burners in dict.fromkeys((chosen.burners, 0)):
+        for together in (False, True):
+            compare(report, burners, chosen.rounds, chosen.decisions, together)
+    report.finish(chosen)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Random requests asked again with other names, in another order, with more and with fewer questions, and with their
 options in another order: the bits of every answer are compared.
 
-    python -m tests.same_answers --requests 10000 --seed 1 --json bench/results/same-answers.json
+    python -m tests.same_answers --requests 10000 --seed 1 --json FILE
 
 The packaged model in float32 with ``deterministic=True``. A request is a random state and one to five random
 questions of all types, with descriptions and structured text. Each is answered alone; then its variants are answered

@@ -1,7 +1,7 @@
 """Very many requests through the simulator: small machines of random limits, random policies, workloads and callers
 that cancel, one machine after the other, all accounts audited.
 
-    python -m tests.simulate_many --requests 1000000 --seed 1 --json bench/results/simulated-1.json
+    python -m tests.simulate_many --requests 1000000 --seed 1 --json FILE
 
 Every request ends, and ends once. None fails, except a request for which no step can be planned. All blocks are given
 back. Where a policy states after how many tokens a request is overtaken no more, none is.

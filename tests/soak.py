@@ -15,15 +15,17 @@ import ctypes
 import gc
 import json
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from bench import record
+from bench.common import Row, three
 from prelude import AsyncEngine, Choice, DecisionTemplate, EngineConfig, SamplingParams, YesNo
 from prelude.errors import PreludeError
 from tests.service import is_empty
@@ -190,7 +192,7 @@ async def soak(
         core.audit()
         empty = is_empty(core)
     later = samples[len(samples) // 4 :]
-    half = [sample["rss"] for sample in samples[len(samples) // 2 :]]
+    half = samples[len(samples) // 2 :]
     at = np.array([sample["requests"] for sample in later], dtype=float)
     slopes = {
         f"{name}_per_1000_requests": float(np.polyfit(at, [s[name] for s in later], 1)[0] * 1000)
@@ -202,9 +204,7 @@ async def soak(
         "seconds": seconds,
         "requests_per_second": done / seconds,
         **slopes,
-        "rss_of_second_half": {"first": half[0], "last": half[-1], "least": min(half), "most": max(half)},
-        "threads": sorted({int(s["threads"]) for s in later}),
-        "fds": sorted({int(s["fds"]) for s in later}),
+        "rows": second_half(f"{done:,} mixed requests in {seconds / 60:.0f} minutes", half),
         "gc_pauses": stats["gc_pauses"],
         "preemptions": stats["preemptions"],
         "stats": {
@@ -215,17 +215,24 @@ async def soak(
     }
 
 
-def _commit() -> str:
-    """The code of the run: the commit of this working tree, and whether a file in it differs from that."""
-    here = Path(__file__).parent
-    try:
-        told = [
-            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-            for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        ]
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return told[0] + (" with changes" if told[1] else "")
+def second_half(load: str, samples: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
+    """Median, least and most of each sampled amount, and where resident memory began and ended."""
+    measures = {
+        "resident memory": ("rss", 1e6, "MB"),
+        "bytes that malloc has handed out": ("allocated", 1e6, "MB"),
+        "prepared questions": ("question_bytes", 1e6, "MB"),
+        "objects of the collector": ("objects", 1, ""),
+        "threads": ("threads", 1, ""),
+        "file descriptors": ("fds", 1, ""),
+    }
+    rows = []
+    for measure, (name, scale, unit) in measures.items():
+        of = [sample[name] / scale for sample in samples]
+        rows.append(asdict(Row(load, f"{measure}, second half", *three(of), unit)))
+    for measure, sample in (("halfway", samples[0]), ("at the end", samples[-1])):
+        amount = sample["rss"] / 1e6
+        rows.append(asdict(Row(load, f"resident memory {measure}", amount, amount, amount, "MB")))
+    return rows
 
 
 def main() -> None:
@@ -238,16 +245,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="write the result there as well")
     arguments = parser.parse_args()
-    commit = _commit()  # before the run: the tree may change meanwhile
+    commit = record.commit()  # before the run: the tree may change meanwhile
     if arguments.storm:
         found: dict[str, Any] = storm(arguments.storm, arguments.seed, ModelLoad())
     else:
         found = asyncio.run(
             soak(arguments.requests, arguments.in_flight, arguments.seed, arguments.hours, arguments.new)
         )
-    report = {"command": "python -m tests.soak " + " ".join(sys.argv[1:]), "commit": commit, **found}
+    report = {"command": "python -m tests.soak " + " ".join(sys.argv[1:]), **found, "facts": {"commit": commit}}
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        record.write(arguments.json, {key: value for key, value in report.items() if key != "samples"})
     print(json.dumps({key: value for key, value in report.items() if key != "samples"}, indent=1))
 
 

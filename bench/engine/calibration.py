@@ -1,4 +1,4 @@
-"""Held-out calibration error before and after fitting on 200 labels: python -m bench calibration [--out FILE]
+"""Held-out calibration error before and after fitting on 200 labels: python -m bench calibration [--json FILE]
 
 Two models answer "Which language is it?" about the first characters of the packaged model's evaluation sentences,
 with the rubric and the template that it was trained with. Whole sentences leave nothing to calibrate (98.9 % are
@@ -13,13 +13,12 @@ Each figure is of the rows that the fit did not see, for five random splits; the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
+from bench import common
 from bench.command_line import options_parser
 from bench.train import DATA
 from prelude import Choice, Decide, Engine, default_model
@@ -55,46 +54,31 @@ def answered(model: Path | None, characters: int | None) -> tuple[list[Answer], 
     return [answers[0] for answers in found], [row["language"] for row in rows]
 
 
-def measure(answers: list[Answer], truth: list[str]) -> dict[str, Any]:
+def measure(kept: common.Report, name: str, answers: list[Answer], truth: list[str]) -> None:
     """Every method on every split."""
-    found: dict[str, Any] = {"rows": len(answers)}
     for method in METHODS:
         reports: list[Report] = [
             calibrate(answers, truth, labels=LABELS, method=method, seed=seed)  # type: ignore[arg-type]
             for seed in range(SEEDS)
         ]
-        pairs = [(report.before.ece, report.after.ece) for report in reports]
-        found[method] = {
-            "ece": [{"before": round(before, 4), "after": round(after, 4)} for before, after in pairs],
-            "halved": sum(after <= before / 2 for before, after in pairs),
-            "first_split": reports[0].as_json(),
-        }
-    return found
+        for measure, errors in (
+            ("ECE before", [report.before.ece for report in reports]),
+            ("ECE after", [report.after.ece for report in reports]),
+        ):
+            kept.add(f"{name}, {method}", measure, common.three(errors), "")
 
 
 def main() -> int:
     parser = options_parser(__doc__)
-    parser.add_argument("--out", default=None)
+    common.add_outputs(parser, plot=False)
     chosen = parser.parse_args()
-    weights = (default_model.path() / "model.safetensors").read_bytes()
-    result: dict[str, Any] = {
-        "command": "python -m bench calibration",
-        "weights_sha256": hashlib.sha256(weights).hexdigest(),
-        "labels": LABELS,
-        "characters": CHARACTERS,
-        "whole_sentences": measure(*answered(None, None)),
-        "packaged": measure(*answered(None, CHARACTERS)),
-    }
+    report = common.Report(f"Calibration error on held-out rows, {LABELS} labels", facts={"splits": SEEDS})
+    measure(report, "whole sentences", *answered(None, None))
+    measure(report, "fragments", *answered(None, CHARACTERS))
     with tempfile.TemporaryDirectory() as folder:
         model = overconfident(Path(folder) / "model", FACTOR)
-        result["overconfident"] = measure(*answered(model, CHARACTERS))
-    for name in ("whole_sentences", "packaged", "overconfident"):
-        for method in METHODS:
-            found = result[name][method]
-            pairs = ", ".join(f"{one['before']:.3f} -> {one['after']:.3f}" for one in found["ece"])
-            print(f"{name:16}{method:12} ECE {pairs}   halved in {found['halved']} of {SEEDS} splits")
-    if chosen.out:
-        Path(chosen.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        measure(report, "fragments, logits times 4", *answered(model, CHARACTERS))
+    report.finish(chosen)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Accuracy and calibration of the forms of ``length_norm``: python -m bench label_lengths --model DIR... [--out FILE]
+"""Accuracy and calibration of the forms of ``length_norm``: python -m bench label_lengths --model DIR [--json FILE]
 
 Each model answers the questions of ``label_lengths.json``: six sets of labels of unequal lengths, 88 texts that were
 written by hand for this comparison. Four ways to weigh the labels are compared:
@@ -13,7 +13,7 @@ a text. It answers that question about eight held-out sentences of each language
 
 ``length_norm`` has the first three; the fourth asks for labels that were cut there. Every model is asked through the
 plain template and, where it has a chat template, through that as well. The options stand in the question's text, so
-that all four see one prompt. Nothing is timed. Models in FILE that are not measured again stay in it.
+that all four see one prompt. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 from prelude.tokenizer import Tokenizer
 
 from bench.command_line import options_parser
+from bench.common import Report, add_outputs
 from bench.train import DATA
 from prelude import Choice, Decide, DecisionTemplate, Engine, default_model
 from prelude.results import Answer
@@ -105,7 +106,7 @@ def packaged_sets() -> dict[str, Any]:
     }
 
 
-def measure(model: str) -> dict[str, Any]:
+def measure(report: Report, model: str) -> None:
     packaged = model == PACKAGED
     sets = packaged_sets() if packaged else json.loads(SETS.read_text(encoding="utf-8"))
     folder = default_model.path() if packaged else Path(model)
@@ -115,40 +116,24 @@ def measure(model: str) -> dict[str, Any]:
     has_chat = (folder / "chat_template.jinja").exists() or "chat_template" in chat.read_text(encoding="utf-8")
     if has_chat and not packaged:  # the packaged model was trained on the plain form
         templates["chat"] = CHAT
-    result: dict[str, Any] = {}
     with Engine.from_pretrained(folder) as engine:
         for form, template in templates.items():
             for norm in NORMS:
                 found = {name: answers(engine, tokenizer, template, asked, norm) for name, asked in sets.items()}
                 every = [row for rows in found.values() for row in rows]
-                result[f"{form}, {norm}"] = {
-                    "all": figures(every),
-                    **{name: figures(rows) for name, rows in found.items()},
-                }
-                line = result[f"{form}, {norm}"]["all"]
-                by_set = "  ".join(f"{name} {result[f'{form}, {norm}'][name]['accuracy']:.2f}" for name in sets)
-                print(
-                    f"  {form:6}{norm:17}accuracy {line['accuracy']:.3f}  ECE {line['ece']:.3f}  "
-                    f"NLL {line['nll']:6.3f}   {by_set}",
-                    flush=True,
-                )
-    return result
+                for measure, value in figures(every).items():
+                    report.add(f"{Path(model).name}, {form}, {norm}", measure, (value, value, value), "")
 
 
 def main() -> int:
     parser = options_parser(__doc__)
     parser.add_argument("--model", nargs="+", required=True, help="directories of checkpoints")
-    parser.add_argument("--out", default=None)
+    add_outputs(parser, plot=False)
     chosen = parser.parse_args()
-    kept = Path(chosen.out) if chosen.out else None
-    found = json.loads(kept.read_text(encoding="utf-8"))["models"] if kept and kept.exists() else {}
+    report = Report("Norms of labels of unequal lengths")
     for model in chosen.model:
-        name = Path(model).name
-        print(name, flush=True)
-        found[name] = measure(model)
-    if kept:
-        result = {"command": "python -m bench label_lengths", "models": found}
-        kept.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        measure(report, model)
+    report.finish(chosen)
     return 0
 
 

@@ -8,7 +8,7 @@ the client's own questions: state and questions are read off the client's first 
 are compared before anything is timed.
 
 Coroutines are gathered on both sides; lm-eval and sentence-transformers hand over lists, as ``run_many`` takes them.
-A library that is not installed is left out and named; ``--only`` adds to the figures of a file. ``pydantic-ai`` is
+A library that is not installed is left out and named. ``pydantic-ai`` is
 the model class alone, ``pydantic-ai Agent`` has that library's agent graph around each request.
 """
 
@@ -19,14 +19,12 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 import numpy as np
 
-from bench.command_line import command_line, options_parser
-from bench.common import commit, machine_facts
+from bench.command_line import options_parser
+from bench.common import Report, add_outputs, three
 from prelude import AsyncEngine, Embed, Engine, EngineConfig, Loglikelihood
 from prelude.systemone import SystemOne
 from prelude.systemone.request import Known, parse
@@ -321,7 +319,7 @@ CLIENTS = {
 # ------------------------------------------------------------------ measuring
 
 
-def measured(sides: Sides, rounds: int) -> dict[str, Any]:
+def measure(report: Report, client: str, sides: Sides, rounds: int) -> None:
     sides.same()
     given = texts(1)
     took: dict[str, list[float]] = {"client": [], "decide": []}
@@ -334,25 +332,18 @@ def measured(sides: Sides, rounds: int) -> dict[str, Any]:
             both[name](fresh)
             if at >= 0:
                 took[name].append((time.process_time() - began) * 1e6 / IN_FLIGHT)
-    ratios = sorted(client / decide for client, decide in zip(took["client"], took["decide"]))
-    return {
-        **{f"{name}_us": round(median(values), 1) for name, values in took.items()},
-        "ratio": round(median(ratios), 3),
-        "ratio_quartiles": [round(ratios[len(ratios) // 4], 3), round(ratios[3 * len(ratios) // 4], 3)],
-    }
+    report.add(client, "client / decide", three([a / b for a, b in zip(took["client"], took["decide"])]), "x", "1.15")
+    for name, values in took.items():
+        report.add(client, name, three(values), "us")
 
 
 def main() -> None:
     parser = options_parser(__doc__)
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    add_outputs(parser, plot=False)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", choices=list(CLIENTS), action="append", help="this client; may be given again")
     options = parser.parse_args()
-    found: dict[str, Any] = {}
-    commands = []
-    if options.json and options.json.exists() and options.only:  # openai 3 and dspy cannot stand in one environment
-        kept = json.loads(options.json.read_text(encoding="utf-8"))
-        found, commands = kept["clients"], kept["commands"]
+    report = Report("Clients over their own call to decide")
     with Engine.from_pretrained(dtype="float32", config=EngineConfig(kv_bytes=1 << 24)) as engine:
         for name in options.only or CLIENTS:
             try:
@@ -360,12 +351,8 @@ def main() -> None:
             except ImportError as error:
                 print(f"{name:22} left out: {error}")
                 continue
-            found[name] = measured(sides, options.rounds)
-            print(f"{name:22} {found[name]}", flush=True)
-    if options.json:
-        commands = [*(one for one in commands if one != command_line()), command_line()]
-        kept = {"commands": commands, "commit": commit(), "machine": machine_facts(), "clients": found}
-        options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+            measure(report, name, sides, options.rounds)
+    report.finish(options)
 
 
 if __name__ == "__main__":

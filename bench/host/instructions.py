@@ -22,6 +22,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import record
 from bench.command_line import options_parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,8 +127,7 @@ def main() -> None:
                 worse.append(name)
     if options.write:
         together = {**(kept if options.operations else {}), **counted}
-        value = {"command": "python -m bench instructions --write", "compiler": compiler, "instructions": together}
-        KEPT.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        record.write(KEPT, {"compiler": compiler, "instructions": together})
     elif worse:
         sys.exit(f"more than {options.tolerance:g} % dearer than kept: {', '.join(worse)}")
 

@@ -10,7 +10,6 @@ one opcode each.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from bench.command_line import options_parser
+from bench.common import Report, add_outputs
 from bench.host import typed_decisions as typed
 from bench.host.path import PARAMS, Bench
 from prelude import Decide, Generate
@@ -69,11 +69,11 @@ def loads(bench: Bench) -> dict[str, Callable[[int], list[Any]]]:
 
 def main() -> None:
     parser = options_parser(__doc__)
-    parser.add_argument("--json", type=Path)
+    add_outputs(parser, plot=False)
     parser.add_argument("--functions", type=int, default=0)
     chosen = parser.parse_args()
     bench = Bench(quick=True)
-    found: dict[str, dict[str, int]] = {}
+    report = Report("The interpreter's opcodes")
     for rows in ROWS:
         for name, make in loads(bench).items():
             engine = bench.engine(rows, 512)
@@ -82,13 +82,12 @@ def main() -> None:
                 run(make(rows))
             given = make(rows)
             opcodes, frames = counted(lambda run=run, given=given: run(given))  # type: ignore[misc]
-            found[f"{name}, {rows}"] = {"opcodes": opcodes.total(), "frames": frames}
-            print(f"{name:24} {rows:3} at once {opcodes.total():8} opcodes {frames:6} frames")
+            for measure, count in (("opcodes", opcodes.total()), ("frames", frames)):
+                report.add(name if rows == 1 else f"{name}, {rows} at once", measure, (count, count, count), "")
             for (file, function, line), count in opcodes.most_common(chosen.functions):
                 print(f"    {count:7}  {Path(file).name}:{line} {function}")
             engine.close()
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    report.finish(chosen)
 
 
 if __name__ == "__main__":

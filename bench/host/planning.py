@@ -9,7 +9,6 @@ from Python as the scheduler calls it. A request is 512 tokens in 32 blocks and 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from prelude._native import core
 
+from bench import record
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts
 from bench.host import path as host_path
@@ -228,7 +228,7 @@ def main() -> None:
             "end_to_end": asdict(end_to_end.report)["rows"],
             "end_to_end_us": end_to_end.us,
         }
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        record.write(options.json, rows)
 
 
 if __name__ == "__main__":

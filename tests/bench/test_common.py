@@ -52,7 +52,9 @@ def test_a_table_without_any_reach_is_shown(capsys: pytest.CaptureFixture[str]) 
 def test_a_result_has_its_date_commit_and_command(tmp_path: Path) -> None:
     report_with_rows().write(tmp_path / "new" / "result.json")
     kept = json.loads((tmp_path / "new" / "result.json").read_text(encoding="utf-8"))
-    assert kept["facts"]["date"].count("-") == 2 and "commit" in kept["facts"]
+    facts = kept["facts"]
+    assert facts["date"].count("-") == 2 and facts["cpu"] == "a processor " * 12 and len(facts["load"]) == 2
+    assert {"commit", "cores", "vectors", "versions", "builds", "files"} <= set(facts)
     assert kept["command"] == "python -m bench engine --quick"
     given = ["--texts", "a folder", "--only", "load"]
     assert shlex.split(command_line("tokenizer", given)) == ["python", "-m", "bench", "tokenizer", *given]
