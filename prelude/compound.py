@@ -1,7 +1,7 @@
 """Verbs that are more than one task, each as a generator: it yields tasks that run together, and gets their results.
 
-``drive`` and ``adrive`` run such a generator on an engine of either kind: ``rerank``, ``guard``, ``decide_by_margin``
-and ``SystemOne`` use them. The options of the call hold for all of its tasks, and the deadline counts from the call.
+``drive`` and ``adrive`` run such a generator on an engine of either kind: ``rerank``, ``guard`` and
+``SystemOne`` use them. The options of the call hold for all of its tasks, and the deadline counts from the call.
 """
 
 from __future__ import annotations

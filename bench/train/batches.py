@@ -12,7 +12,7 @@ one state. The rows of a batch share their rubric, which is computed once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
@@ -125,19 +125,3 @@ def document_batches(corpus: Corpus, tokenizer: Tokenizer, tokens: int) -> Itera
         del stream[: rows * width]
         positions = torch.arange(width).expand(rows, width)
         yield Batch(None, ids, positions, None, targets, torch.full_like(targets, IGNORE))
-
-
-def long_batches(corpus: Corpus, tokenizer: Tokenizer, most: int = 8000) -> Iterator[Batch]:
-    """One decision about a text of up to ``most`` tokens; a plain causal row, since there is one question."""
-    end, rng = tokenizer.token_to_id(END), corpus.rng
-    while True:
-        rubric, default = corpus.rubric()
-        example = corpus.example(default, rng.randint(4_000, 24_000))
-        example = replace(example, questions=(rng.choice(example.questions),))
-        prefix, rest, parts = render(example, rubric, False)
-        row = Rows(tokenizer, end, prefix + rest, parts)
-        if len(row.ids) > most:
-            continue
-        batch = decision_batch([row], [])
-        batch.mask = None
-        yield batch

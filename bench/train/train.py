@@ -24,17 +24,14 @@ from bench.command_line import options_parser
 from prelude.default_model import path
 
 from . import DATA, everyday
-from .batches import Batch, decision_batches, document_batches, long_batches
+from .batches import Batch, decision_batches, document_batches
 from .corpus import END, TEMPLATE, Corpus
 from .evaluate import evaluate, held_out
 from .languages import LANGUAGES
 from .network import CONFIG, Network
 from .rehearsal import rehearse, set_aside
 from .sources import fetch, sentences, without, word_lists
-from .tickets import tickets
 
-TYPED = 3
-"""The round of typed questions; the packaged weights are without it."""
 SPECIAL = [END, "<|im_start|>", "<|im_end|>", "<|pad|>"]
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -103,21 +100,12 @@ def optimizers(network: Network) -> list[torch.optim.Optimizer]:
     ]
 
 
-def batches(corpus: Corpus, tokenizer: Tokenizer, tokens: int, typed: bool) -> Iterator[Batch]:
-    """Documents and decisions in turn; with ``typed`` half of the steps are typed questions about messages, and one
-    in forty is one long text."""
+def batches(corpus: Corpus, tokenizer: Tokenizer, tokens: int) -> Iterator[Batch]:
+    """Four steps of decisions, then one of documents."""
     decisions = decision_batches(corpus, tokenizer, tokens)
     documents = document_batches(corpus, tokenizer, tokens)
-    if not typed:
-        for step in count():
-            yield next(documents if step % 5 == 4 else decisions)
-    messages = decision_batches(tickets(corpus), tokenizer, tokens)
-    long = long_batches(corpus, tokenizer)
     for step in count():
-        if step % 2:
-            yield next(messages)
-        else:
-            yield next(long if step % 40 == 0 else documents if step % 20 in (8, 16) else decisions)
+        yield next(documents if step % 5 == 4 else decisions)
 
 
 def train(network: Network, stream: Iterator[Batch], steps: int, peak: float, minutes: float = math.inf) -> None:
@@ -193,7 +181,7 @@ def main() -> None:
     parser = options_parser(__doc__)
     parser.add_argument("--sources", type=Path, default=Path("build/default_model"), help="where the wheels are kept")
     parser.add_argument("--output", type=Path, default=path(), help="where the model's files go")
-    parser.add_argument("--rounds", type=int, default=3, help="4 adds typed questions about messages")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--begin", type=int, default=0, help="the round to begin with, on the weights in --output")
     parser.add_argument("--steps", type=int, default=560, help="steps in a round")
     parser.add_argument("--tokens", type=int, default=3072, help="row tokens in a step")
@@ -221,9 +209,8 @@ def main() -> None:
             tokenizer = Tokenizer.from_file(str(options.output / "tokenizer.json"))
             network.load_state_dict(safetensors.load_file(options.output / "model.safetensors"))
         before = copy.deepcopy(network.state_dict())
-        typed = number == TYPED
-        stream = batches(corpus, tokenizer, options.tokens, typed)
-        train(network, stream, options.steps, 0.5 if typed else 1 / (1 + number), options.minutes)
+        stream = batches(corpus, tokenizer, options.tokens)
+        train(network, stream, options.steps, 1 / (1 + number), options.minutes)
         if number == 2:  # a quarter of the old weights keeps knowledge that the few everyday sentences would wash out
             network.load_state_dict({k: torch.lerp(old, network.state_dict()[k], 0.75) for k, old in before.items()})
         save(network, tokenizer, options.output)
