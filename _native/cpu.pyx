@@ -11,7 +11,7 @@ from __future__ import annotations
 
 cimport cython
 cimport ndarray as cnp
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 

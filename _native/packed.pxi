@@ -61,6 +61,12 @@ cdef extern from "prelude/cpu/blocks.hpp" namespace "prelude::cpu" nogil:
     void quantize_q8(const float* values, int64_t count, uint8_t* blocks)
 
 
+cdef extern from "prelude/cpu/targets.hpp" namespace "prelude::cpu" nogil:
+    void widen(const uint16_t*, int64_t count, float*)
+    void narrow(const float*, int64_t count, uint16_t*)
+    int64_t count_not_finite[Bits](const Bits*, int64_t count, Bits exponent)
+
+
 cdef const PackedKernels* for_packed[4]
 for_packed[0] = best_packed_kernels(Packing.f32)
 for_packed[1] = best_packed_kernels(Packing.bf16)
@@ -119,6 +125,34 @@ def pack_rows(uintptr_t weight, int64_t stride, bint half, int64_t outputs, int6
             )
         else:
             pack_weight(<const float*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first, fork, threads)
+
+
+def widen_values(uintptr_t values, int64_t count, uintptr_t out):
+    """``count`` bfloat16, side by side, as float32 at ``out``."""
+    with nogil:
+        widen(<const uint16_t*> values, count, <float*> out)
+
+
+def narrow_values(uintptr_t values, int64_t count, uintptr_t out):
+    """``count`` float32, side by side, as bfloat16 at ``out``, ties to even."""
+    with nogil:
+        narrow(<const float*> values, count, <uint16_t*> out)
+
+
+def not_finite(uintptr_t values, int64_t count, int size, uint64_t exponent):
+    """How many of ``count`` values of ``size`` bytes, side by side, are NaN or infinite: all bits of ``exponent`` are
+    set in them."""
+    if size not in (2, 4, 8):
+        raise ValueError(f"there are no floats of {size} bytes")
+    cdef int64_t found
+    with nogil:
+        if size == 2:
+            found = count_not_finite(<const uint16_t*> values, count, <uint16_t> exponent)
+        elif size == 4:
+            found = count_not_finite(<const uint32_t*> values, count, <uint32_t> exponent)
+        else:
+            found = count_not_finite(<const uint64_t*> values, count, exponent)
+    return found
 
 
 def large_pages(uintptr_t memory, size_t count):

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from prelude.cuda.device import Device
 from prelude.cuda.staging import Area, Ring
 from torch import Tensor
 
+from prelude.models.arrays import torch_of
 from prelude.models.spec import LM_HEAD, Layer, ModelSpec, Norm, Projection, Rope
 from prelude.models.weight_source import WeightSource
 from prelude.progress import watched
@@ -66,10 +68,9 @@ class DeviceWeights:
 
 
 def rope_table(rope: Rope, positions: int) -> Tensor:
-    """[positions, D]: cosines, then sines of position times frequency, in float32 as the reference computes them."""
-    frequencies, factor = rope.frequencies()
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies.to(torch.float32)
-    return torch.cat([angles.cos() * factor, angles.sin() * factor], dim=1).contiguous()
+    """[positions, D] float32: cosines, then sines of position times frequency."""
+    turns = rope.turns(0, positions)
+    return torch_of(np.concatenate([turns.real, turns.imag], axis=1))
 
 
 def rope_tables(device: Device, loader: Loader, spec: ModelSpec, positions: int) -> dict[Rope | None, Tensor]:
@@ -110,7 +111,7 @@ class Loader:
             area.busy = self.device.mark()
 
     def whole(self, name: str, dtype: torch.dtype) -> Tensor:
-        value = self.source.tensor(name)
+        value = torch_of(self.source.tensor(name))
         place = self.device.empty(tuple(value.shape), dtype)
         self.to(value, place)
         return place
@@ -124,11 +125,11 @@ class Loader:
         return None if norm is None else self.whole(f"{norm.name}.weight", torch.float32)
 
     def _stack(self, names: list[str]) -> Tensor:
-        shapes = [tuple(self.source.tensor(name).shape) for name in names]
+        shapes = [self.source.tensor(name).shape for name in names]
         place = self.device.empty((sum(s[0] for s in shapes), *shapes[0][1:]), self.device.element)
         at = 0
         for name, shape in zip(names, shapes):
-            self.to(self.source.tensor(name), place[at : at + shape[0]])
+            self.to(torch_of(self.source.tensor(name)), place[at : at + shape[0]])
             at += shape[0]
         return place
 

@@ -93,10 +93,10 @@ def convert(model: Path, folder: Path, dtype: str = "auto", quantization: str | 
             }
             write_safetensors(whole / PACKED_FILE, packed_words, metadata)
             others = [name for name in checkpoint.names() if name not in packed and not name.startswith(beside)]
-            stored = {name: checkpoint.tensor(name).clone() for name in others}
+            stored = {name: checkpoint.tensor(name).copy() for name in others}
             write_safetensors(whole / "model.safetensors", stored, {"format": "pt"})
             checkpoint.check_unchanged()
-    size = sum(tensor.nbytes for tensor in packed_words.values())
+    size = sum(words.nbytes for words in packed_words.values())
     return f"{folder}: {len(made)} packed weights, {size / 1e6:,.0f} MB; {precision.reason}"
 
 

@@ -89,6 +89,7 @@ PRELUDE_KERNELS("avx512")
 #undef PRELUDE_KERNELS
 
 void widen(const uint16_t* from, int64_t count, float* to) { portable::widen(from, count, to); }
+void narrow(const float* from, int64_t count, uint16_t* to) { portable::narrow(from, count, to); }
 
 const Kernels* kernels_named(const char* name) {
   if (std::strcmp(name, "portable") == 0) return &portable::kTable;

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.chips import Chip
+from prelude.models.arrays import BF16, Array
 from prelude.models.config import ModelConfig
 
 
@@ -72,7 +73,11 @@ class RandomSource:
     def names(self) -> Sequence[str]:
         return list(self._shapes)
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Array:
+        drawn = self.drawn(name).cpu()
+        return drawn.view(torch.int16).numpy().view(BF16) if drawn.dtype == torch.bfloat16 else drawn.numpy()
+
+    def drawn(self, name: str) -> Tensor:
         shape = self._shapes[name]
         generator = torch.Generator(self.device).manual_seed(self.seed + 1000 * list(self._shapes).index(name))
         drawn = torch.randn(shape, generator=generator, device=self.device, dtype=torch.float32)
@@ -88,10 +93,9 @@ class Reference:
     def __init__(self, source: RandomSource) -> None:
         self.config = source.config
         self.device = source.device
-        self.weights = {name: source.tensor(name).float() for name in source.names()}
-        frequencies, factor = source.config.spec.attention.rope.frequencies()
-        angles = torch.arange(source.config.max_positions, dtype=torch.float32)[:, None] * frequencies
-        self.cosine, self.sine = ((f(angles) * factor).to(source.device) for f in (torch.cos, torch.sin))
+        self.weights = {name: source.drawn(name).float() for name in source.names()}
+        turns = torch.from_numpy(source.config.spec.attention.rope.turns(0, source.config.max_positions))
+        self.cosine, self.sine = (part.contiguous().to(source.device) for part in (turns.real, turns.imag))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return (

@@ -76,11 +76,11 @@ def open_executor(
             if ranks is not None:
                 model, source = ranks.part(model, checkpoint)
                 ranks.agree(config, str(element), logits_chunk_rows=logits_rows)
-            require_memory(source.nbytes(element), f"{where}: loading the weights on cuda", before)
+            require_memory(source.nbytes(element.itemsize), f"{where}: loading the weights on cuda", before)
             require_memory(config.host_kv_bytes, "host_kv_bytes", available_memory())
             block_bytes = model.spec.kv_bytes_per_token(element.itemsize) * config.block_size
             config.host_entries(block_bytes)
-            MemoryPlan(config, model.spec, before, source.nbytes(element), 0, block_bytes).require_weights()
+            MemoryPlan(config, model.spec, before, source.nbytes(element.itemsize), 0, block_bytes).require_weights()
             device = CudaDevice(
                 element,
                 head_dim=model.spec.attention.head_dim,

@@ -1,9 +1,8 @@
 """The weights of a model directory, compared with its config.
 
-``Checkpoint.open`` maps the files and checks names, shapes and types; ``load`` copies the weights
-out in the type they will be used in, after asking whether there is memory for them. After that the
-directory may be deleted or overwritten: nothing of it is in use any more, but for the packed weights of
-a converted directory (``packed_file.py``). Overwritten *while* being loaded, it is an error.
+``Checkpoint.open`` maps the files and checks names, shapes and types. Once a reader has copied the weights
+out, the directory may be deleted or overwritten: nothing of it is in use any more, but for the packed
+weights of a converted directory (``packed_file.py``). Overwritten *while* being loaded, it is an error.
 
 Names: transformers writes ``model.layers.…`` for a model with its head and ``layers.…`` for a body
 that was saved alone. Here a weight always has the name with the prefix, as in ``ModelSpec``.
@@ -26,21 +25,18 @@ from prelude.models.gguf.directory import GgufDirectory
 from prelude.models.gguf.reader import BLOCK_TYPES, TYPES
 from prelude.models.gguf.weights import GgufWeights
 from prelude.models.mapped_file import TensorInfo, UsedFile
-from prelude.models.memory import available_memory, require_memory
 from prelude.models.packed_file import PACKED, PACKED_FILE, Converted, Kept, PackedWeights
-from prelude.models.safetensors_file import SafetensorsFile
+from prelude.models.safetensors_file import FLOATS, SafetensorsFile
 from prelude.models.shards import WeightFiles, find_weight_files
 from prelude.models.spec import LM_HEAD, ModelSpec
 
 if TYPE_CHECKING:
-    import torch
-
+    from prelude.models.arrays import Array
     from prelude.models.gguf.blocks import Blocks
 
 log = logging.getLogger(__name__)
 
 Head = Literal["own", "tied", "none"]
-FLOATS = ("F32", "BF16", "F16", "F64")
 _LM_HEAD = f"{LM_HEAD}.weight"
 _IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias", ".position_ids", ".token_type_ids")
 """Buffers that old versions saved; they are computed."""
@@ -137,15 +133,12 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._place(name).info.shape
 
-    def nbytes(self, dtype: torch.dtype | None = None, keep: str = "") -> int:
-        """Bytes of all weights in ``dtype``, or as they are stored; those stored as ``keep`` stay as they are, blocks
+    def nbytes(self, itemsize: int, keep: str = "") -> int:
+        """Bytes of all weights with ``itemsize`` bytes a value; those stored as ``keep`` stay as they are, blocks
         take 8 bits."""
-        infos = (place.info for place in self._places.values())
-        if dtype is None:
-            return sum(info.nbytes for info in infos)
-        return sum(_bytes_in(info, dtype, keep) for info in infos)
+        return sum(_bytes_in(place.info, itemsize, keep) for place in self._places.values())
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> Array:
         """The weight as it is stored: a view of the file, valid while the file is not truncated.
 
         The memory of the weight that was asked for before is given back, so that loading takes its copies and one
@@ -170,7 +163,7 @@ class Checkpoint:
         found = self._packed_weights()
         return None if found is None else found.converted
 
-    def packed(self, names: Sequence[str]) -> tuple[torch.Tensor, Kept] | None:
+    def packed(self, names: Sequence[str]) -> tuple[Array, Kept] | None:
         """The words of the weight that was packed of ``names``, and their description; None where they are stored as
         weights."""
         found = self._packed_weights()
@@ -197,49 +190,23 @@ class Checkpoint:
             raise CheckpointError(f"{place.file.path}: tensor {name}: {bad:,} blocks hold NaN or infinite values")
         return found
 
-    def finite(self, name: str, part: Callable[[torch.Tensor], torch.Tensor] | None = None) -> torch.Tensor:
+    def finite(self, name: str, part: Callable[[Array], Array] | None = None) -> Array:
         """``tensor(name)``, or the ``part`` of it that is wanted; ``CheckpointError`` where that holds a NaN or an
         infinity."""
-        import torch
+        from prelude.models.arrays import not_finite
 
-        tensor = self.tensor(name) if part is None else part(self.tensor(name))
-        # One pass without temporaries. Where the sum itself overflows, the values are looked at one by one.
-        if not math.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item()):
-            bad = sum(int((~part.isfinite()).sum()) for part in _chunks(tensor))
-            if bad:
-                raise CheckpointError(
-                    f"{self._place(name).file.path}: tensor {name}: {bad:,} of {tensor.numel():,} values are NaN or "
-                    "infinite"
-                )
-        return tensor
-
-    def load(self, dtype: torch.dtype, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
-        """Copies of all weights in ``dtype``; nothing of the files is needed afterwards."""
-        self.require_memory(dtype, device)
-        weights: dict[str, torch.Tensor] = {}
-        for name in self._places:
-            weights[name] = self.tensor(name).to(device=device, dtype=dtype, copy=True)
-        self.check_unchanged()
-        return weights
+        array = self.tensor(name) if part is None else part(self.tensor(name))
+        if bad := not_finite(array):
+            raise CheckpointError(
+                f"{self._place(name).file.path}: tensor {name}: {bad:,} of {array.size:,} values are NaN or infinite"
+            )
+        return array
 
     def check_unchanged(self) -> None:
         """For callers that copy weights out of ``tensor``: raises if a file was written to since it was opened."""
         for file in self._files:
             if file.changed():
                 raise CheckpointError(f"{file.path}: changed while it was being loaded; load it again")
-
-    def require_memory(self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> None:
-        """Raise ``InsufficientMemory`` unless the weights in ``dtype`` fit on ``device``."""
-        import torch
-
-        target = torch.device(device)
-        if target.type == "cpu":
-            available = available_memory()
-        elif target.type == "cuda":
-            available = torch.cuda.mem_get_info(target)[0]
-        else:
-            return
-        require_memory(self.nbytes(dtype), f"{self.directory}: loading the weights on {target}", available)
 
     def scan(self) -> None:
         """Read every weight; raise if one holds a NaN or an infinity, or is not what was packed."""
@@ -261,10 +228,10 @@ class Checkpoint:
         return place
 
 
-def _bytes_in(info: TensorInfo, dtype: torch.dtype, keep: str) -> int:
+def _bytes_in(info: TensorInfo, itemsize: int, keep: str) -> int:
     if info.dtype in BLOCK_TYPES:
         return -(-math.prod(info.shape) // Q8_VALUES) * Q8_BYTES
-    return info.nbytes if info.dtype in (keep, PACKED) else math.prod(info.shape) * dtype.itemsize
+    return info.nbytes if info.dtype in (keep, PACKED) else math.prod(info.shape) * itemsize
 
 
 def _open_files(found: WeightFiles) -> dict[str, SafetensorsFile]:
@@ -426,15 +393,11 @@ def _same_values(one: _Place, other: _Place) -> bool:
         return False
     if one.info.dtype not in FLOATS or other.info.dtype not in FLOATS:
         return False
-    left, right = (_chunks(place.file.tensor(place.name)) for place in (one, other))
-    return all(bool((a == b).all()) for a, b in zip(left, right))
+    from prelude.models.arrays import widen
 
-
-def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """``tensor`` as flat pieces, so that temporaries stay small."""
-    flat = tensor.reshape(-1)
-    for start in range(0, flat.numel(), _CHUNK):
-        yield flat[start : start + _CHUNK]
+    left, right = (place.file.tensor(place.name).reshape(-1) for place in (one, other))
+    parts = (slice(at, at + _CHUNK) for at in range(0, left.size, _CHUNK))  # so that temporaries stay small
+    return all(bool((widen(left[part]) == widen(right[part])).all()) for part in parts)
 
 
 def _several(names: list[str]) -> str:

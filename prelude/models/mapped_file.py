@@ -1,4 +1,4 @@
-"""An untrusted file of weights, mapped: its tensors are views, which keep the mapping alive as long as they live.
+"""An untrusted file of weights, mapped: its tensors are arrays over it, which keep the mapping alive.
 
 The mapping is private and read through numpy; ``close`` only lets go of it. A file that is *truncated* while views of
 it are in use ends the process with a bus error, as any mapping would. So weights are copied out when a model is
@@ -24,7 +24,7 @@ from prelude.errors import CheckpointError, ModelError
 from prelude.models.files import open_regular
 
 if TYPE_CHECKING:
-    import torch
+    from prelude.models.arrays import Array
 
 Self = TypeVar("Self", bound="MappedFile")
 
@@ -52,7 +52,7 @@ class MappedFile:
         self.path = Path(path)
         self._file: FileIO = os.fdopen(open_regular(self.path, CheckpointError), "rb", buffering=0)
         self._mapping: mmap.mmap | None = None
-        self._bytes: torch.Tensor | None = None
+        self._bytes: Array | None = None
         try:
             status = os.fstat(self._file.fileno())
             self._written = _written(status)
@@ -86,7 +86,7 @@ class MappedFile:
         return UsedFile(self.path, self._file.fileno(), self._written)
 
     def close(self) -> None:
-        """Let go of the mapping; tensors that are still in use keep it alive."""
+        """Let go of the mapping; arrays that are still in use keep it alive."""
         self._bytes = None
         self._file.close()
         mapping, self._mapping = self._mapping, None
@@ -105,16 +105,14 @@ class MappedFile:
             count -= len(part)
         return b"".join(parts)
 
-    def between(self, first: int, last: int) -> torch.Tensor:
+    def between(self, first: int, last: int) -> Array:
         """Bytes [first, last) of the file, a view: uint8."""
         if self._bytes is None:
-            import numpy as np
-            import torch
+            import numpy as np  # here: reading a directory's files needs none
 
             if self._mapping is None:
                 raise CheckpointError(f"{self.path}: already closed")
-            # Not torch.frombuffer: it would not stop the mapping from being closed under its tensors.
-            self._bytes = torch.from_numpy(np.frombuffer(self._mapping, dtype=np.uint8))
+            self._bytes = np.frombuffer(self._mapping, np.uint8)
         return self._bytes[first:last]
 
     def release_between(self, first: int, last: int) -> None:
@@ -156,7 +154,7 @@ def _written(status: os.stat_result) -> tuple[int, int]:
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:
-    """Copy on write, so that torch may take it as writable, though nothing ever writes to it."""
+    """Copy on write, so that arrays of it are writable, as torch needs them, though nothing ever writes to it."""
     if sys.platform == "win32":
         return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
     # Nothing is written, so nothing need be reserved: a file larger than memory can be mapped.

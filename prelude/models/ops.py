@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prelude.models.arrays import torch_of
 from prelude.models.kernels import Product, layer_norm, rms_norm, wide
 from prelude.models.kernels import activate as native_activate
-from prelude.models.spec import NormKind
+from prelude.models.spec import NormKind, Rope
 
 FEW_ROWS = 16
 """Products of so few rows are bound by reading the weights. Ours reads them once, where they lie; torch's are made
@@ -159,33 +161,31 @@ class RowNorm:
 
 
 class RotaryTable:
-    """``cos + i sin`` of position times frequency, grown in pages as positions are met.
+    """``rope.turns`` of positions, grown in pages as they are met.
 
-    A page always has the same shape, so a position has the same bits whenever it is computed. ``pairs`` beyond the
-    frequencies do not turn.
+    A page always has the same shape, so a position has the same bits whenever it is computed. ``pairs`` beyond those
+    of the rope do not turn.
     """
 
     PAGE = 1024
 
-    def __init__(self, inverse_frequencies: Tensor, factor: float, max_positions: int, pairs: int) -> None:
-        self._frequencies = inverse_frequencies.to(torch.float32)
-        self._factor = factor
+    def __init__(self, rope: Rope, max_positions: int, pairs: int) -> None:
+        self._rope = rope
         self._max = max_positions
-        self._table = torch.empty(0, pairs, dtype=torch.complex64)
+        self._table = np.empty((0, pairs), np.complex64)
 
     def upto(self, highest: int) -> Tensor:
         """[more than ``highest``, D / 2] complex64; raises ``IndexError`` for a position the model does not have."""
         if highest >= self._max:
             raise IndexError(f"position {highest} is past the model's last, {self._max - 1}")
-        if highest >= self._table.size(0):
+        if highest >= len(self._table):
             self._grow(highest)
-        return self._table
+        return torch_of(self._table)
 
     def _grow(self, highest: int) -> None:
         pages = [self._table]
-        for start in range(self._table.size(0), highest + 1, self.PAGE):
-            angles = torch.arange(start, start + self.PAGE, dtype=torch.float32)[:, None] * self._frequencies
-            page = torch.ones(self.PAGE, self._table.size(1), dtype=torch.complex64)
-            page[:, : angles.size(1)] = torch.complex(angles.cos() * self._factor, angles.sin() * self._factor)
+        for start in range(len(self._table), highest + 1, self.PAGE):
+            page = np.ones((self.PAGE, self._table.shape[1]), np.complex64)
+            page[:, : self._rope.width // 2] = self._rope.turns(start, start + self.PAGE)
             pages.append(page)
-        self._table = torch.cat(pages)
+        self._table = np.concatenate(pages)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from prelude._native import cpu
+from prelude.models.arrays import Array, torch_of
 from prelude.models.kernels import is_half
 
 if TYPE_CHECKING:
@@ -93,18 +94,18 @@ class PackedLinear:
         return made
 
     @classmethod
-    def of_words(cls, words: Tensor, kept: Kept, bias: Tensor | None) -> PackedLinear:
+    def of_words(cls, words: Array, kept: Kept, bias: Tensor | None) -> PackedLinear:
         """A weight that was packed before, of the size that ``PackedWeights`` has compared; its words are used where
         they lie."""
         made = object.__new__(cls)
         made._shape(kept.outputs, kept.inputs, bias, kept.packing)
-        made._hold(words)
+        made._hold(torch_of(words))
         return made
 
     @property
-    def words(self) -> Tensor:
+    def words(self) -> Array:
         """The packed weight, int32, without the bias."""
-        return self._words
+        return self._words.numpy()
 
     def _shape(self, outputs: int, inputs: int, bias: Tensor | None, packing: Packing) -> None:
         self.outputs, self.inputs = outputs, inputs

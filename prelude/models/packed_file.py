@@ -30,8 +30,7 @@ from prelude.models.safetensors_file import DTYPES, SafetensorsFile
 from prelude.strict_json import NATURAL, parse
 
 if TYPE_CHECKING:
-    import torch
-
+    from prelude.models.arrays import Array
     from prelude.models.packed import Packing
 
 PACKED_FILE = "packed.safetensors"
@@ -100,7 +99,7 @@ class PackedWeights:
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> Array:
         made = self.converted
         raise CheckpointError(
             f"{self.path}: weight {shown(name)} is there in packed form, for dtype={made.dtype!r} and "
@@ -116,12 +115,12 @@ class PackedWeights:
             raise CheckpointError(f"{self.path}: weights {shown(list(names))} are not packed together")
         return kept
 
-    def words(self, kept: Kept) -> torch.Tensor:
+    def words(self, kept: Kept) -> Array:
         """The words of ``kept``, int32: a view of the file where no other user can write it."""
         found = self.file.tensor(kept.tensor)
-        if not self.file.only_ours or found.data_ptr() % ALIGNMENT:
-            return found.clone()
-        if self.used is None:
+        if not self.file.only_ours or found.ctypes.data % ALIGNMENT:
+            found = found.copy()
+        elif self.used is None:
             self.used = self.file.used()
         return found
 
@@ -210,29 +209,29 @@ def _kept(name: str, entry: Any) -> Kept | None:
     return Kept(name, packing, inputs, tuple((part, rows) for part, rows in parts))
 
 
-def digest(tensors: Iterable[torch.Tensor]) -> str:
+def digest(arrays: Iterable[Array]) -> str:
     found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.numpy().data)
+    for array in arrays:
+        found.update(array.data)
     return found.hexdigest()
 
 
-def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """``tensors`` in their order. Those whose sizes are multiples of ``ALIGNMENT`` bytes lie at such addresses of a
-    mapping when they come first."""
-    import torch
+def write_safetensors(path: Path, arrays: dict[str, Array], metadata: dict[str, str]) -> None:
+    """``arrays`` in their order. Those whose sizes are multiples of ``ALIGNMENT`` bytes lie at such addresses of a
+    mapping when they come first; the ``safetensors`` package lays them at multiples of 8."""
+    from prelude.models.arrays import name_of
 
-    names = {torch_name: name for name, (_, torch_name) in DTYPES.items()}
+    names = {dtype: name for name, (_, dtype) in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
-    for name, tensor in tensors.items():
-        dtype = names[str(tensor.dtype).removeprefix("torch.")]
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes]}
-        at += tensor.nbytes
+    for name, array in arrays.items():
+        end = at + array.nbytes
+        header[name] = {"dtype": names[name_of(array.dtype)], "shape": list(array.shape), "data_offsets": [at, end]}
+        at = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
-        for tensor in tensors.values():
-            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for array in arrays.values():
+            file.write(array.tobytes())

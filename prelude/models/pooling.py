@@ -18,15 +18,14 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import numpy as np
-
 from prelude.arrays import F32
 from prelude.embedding import POOLINGS, SIMILARITIES, Dense, EmbeddingSettings
 from prelude.errors import CheckpointError, ModelError, shown
+from prelude.models.arrays import not_finite, widen
 from prelude.models.classifier import activation_name, named_activation
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory, Where
-from prelude.models.safetensors_file import SafetensorsFile
+from prelude.models.safetensors_file import FLOATS, SafetensorsFile
 from prelude.tokenizer.class_settings import gives_types
 
 log = logging.getLogger(__name__)
@@ -161,14 +160,14 @@ def _values(file: SafetensorsFile, name: str, wanted: tuple[int, ...]) -> F32:
     """A copy in float32."""
     if name not in file:
         raise CheckpointError(f"{file.path}: tensor {name} is missing")
-    tensor = file.tensor(name)
-    if tuple(tensor.shape) != wanted or not tensor.is_floating_point():
+    info = file.tensors[name]
+    if info.shape != wanted or info.dtype not in FLOATS:
         raise CheckpointError(
-            f"{file.path}: tensor {name} is {tensor.dtype} of shape {list(tensor.shape)}, config.json implies "
+            f"{file.path}: tensor {name} is {info.dtype} of shape {list(info.shape)}, config.json implies "
             f"{list(wanted)}"
         )
-    found: F32 = tensor.float().numpy().copy()
-    if not np.isfinite(found).all():
+    found: F32 = widen(file.tensor(name)).copy()
+    if not_finite(found):
         raise CheckpointError(f"{file.path}: tensor {name} holds a NaN or an infinity")
     return found
 

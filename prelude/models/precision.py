@@ -10,6 +10,7 @@ import torch
 from prelude._native import cpu
 from prelude.config import Quantization
 from prelude.errors import ModelError
+from prelude.models.arrays import name_of
 from prelude.models.kernels import wide
 from prelude.models.packed import Packing
 from prelude.models.packed_file import PRODUCED, Converted
@@ -53,7 +54,7 @@ def choose(
             packing = "bfloat16" if "bfloat16" in cpu.PACKED_KERNELS else "widened"
         return Precision(chosen, packing, f"dtype={_name(chosen)!r}")
     numbers = [name for name in _matrices(source, spec) if not source.in_blocks(name)]
-    stored = sorted({_name(source.tensor(name).dtype) for name in numbers}) or ["blocks of a few bits"]
+    stored = sorted({name_of(source.tensor(name).dtype) for name in numbers}) or ["blocks of a few bits"]
     files = f"the files have {' and '.join(stored)}"
     if "bfloat16" not in stored:
         return Precision(torch.float32, _float32(), f"dtype='auto': {files}, rows are computed in float32")

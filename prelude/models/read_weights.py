@@ -18,10 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from prelude._native import cpu
+from prelude.models.arrays import BF16, torch_of, widen
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.ops import Linear, RowNorm
 from prelude.models.option_heads import ChoiceLayerWeights, ChoiceWeights, OptionWeights, PointerWeights
@@ -82,7 +84,10 @@ class _Reader:
         self.distances: tuple[Tensor, Tensor] | None = None  # vectors and rows, read with the first layer
 
     def vector(self, name: str) -> Tensor:
-        return self.source.finite(name).to(torch.float32, copy=True)
+        return torch_of(widen(self.source.finite(name)).copy())
+
+    def finite(self, name: str) -> Tensor:
+        return torch_of(self.source.finite(name))
 
     def gain(self, norm: Norm) -> Tensor:
         gain = self.vector(f"{norm.name}.weight")
@@ -110,7 +115,7 @@ class _Reader:
             at = 0
             for name, rows in zip(projection.names, projection.rows):
                 if place is not None:
-                    part = self.source.finite(f"{name}.{kind}")
+                    part = self.finite(f"{name}.{kind}")
                     place[at : at + rows].copy_(part if rotated is None else rotated.interleaved(part, at))
                 at += rows
         if gain is not None:
@@ -119,7 +124,7 @@ class _Reader:
 
     def _is_half(self, projection: Projection) -> bool:
         stored = (self.source.tensor(f"{name}.weight") for name in projection.names)
-        return all(weight.dtype == torch.bfloat16 for weight in stored)
+        return all(weight.dtype == BF16 for weight in stored)
 
     def projection(
         self, projection: Projection, gain: Tensor | None = None, rotated: RotatedOutputs | None = None
@@ -149,10 +154,10 @@ class _Reader:
         for name, rows in zip(projection.names, projection.rows):
             part = self._blocks(f"{name}.weight")
             if rotated is not None:
-                part = part.rows(rotated.interleaved(torch.arange(rows), at))
-            stacked[at : at + rows].copy_(part.eight_bits())
+                part = part.rows(rotated.interleaved(torch.arange(rows), at).numpy())
+            stacked[at : at + rows].copy_(torch_of(part.eight_bits()))
             if bias is not None:
-                values = self.source.finite(f"{name}.bias")
+                values = self.finite(f"{name}.bias")
                 bias[at : at + rows].copy_(values if rotated is None else rotated.interleaved(values, at))
             at += rows
         return PackedLinear.of_blocks(stacked, bias)
@@ -171,7 +176,7 @@ class _Reader:
     def _parts(self, projection: Projection, rotated: RotatedOutputs | None, kind: str) -> Iterator[Tensor]:
         at = 0
         for name, rows in zip(projection.names, projection.rows):
-            part = self.source.finite(f"{name}.{kind}")
+            part = self.finite(f"{name}.{kind}")
             yield part if rotated is None else rotated.interleaved(part, at)
             at += rows
 
@@ -185,7 +190,7 @@ class _Reader:
         """A weight in blocks; in those of 8 bits where it is stored as numbers."""
         if self.source.in_blocks(name):
             return self.source.blocks(name)
-        return Blocks.of(self.source.finite(name).to(torch.float32))
+        return Blocks.of(widen(self.source.finite(name)))
 
     def packed(self, linear: Linear, bias: Tensor | None = None) -> Linear | PackedLinear:
         """``linear`` in the type that the weights of layers and of the LM head are asked for in. ``bias``: the one of
@@ -258,8 +263,8 @@ class _Reader:
     def _head(self, name: str) -> AnyLinear:
         """No copy lives beside a packed one, and none of all its rows on the way."""
         if self.source.in_blocks(name):
-            return PackedLinear.of_blocks(self.source.blocks(name).eight_bits().contiguous())
-        stored, packing = self.source.finite(name), self.packing
+            return PackedLinear.of_blocks(torch_of(np.ascontiguousarray(self.source.blocks(name).eight_bits())))
+        stored, packing = self.finite(name), self.packing
         if packing in HALVES and stored.dtype == torch.bfloat16:
             return self.packed(Linear(stored))
         if packing == "float32" or (packing == "int8" and PackedLinear.fits(stored)):
@@ -276,7 +281,7 @@ class _Reader:
         if head is not None:
             tokens = head if isinstance(head, PackedLinear) else head.weight
         else:
-            stored = self.source.finite(f"{spec.name}.weight")
+            stored = self.finite(f"{spec.name}.weight")
             kept = self.packing not in (None, "float32") and stored.dtype in (torch.bfloat16, torch.float16)
             tokens = stored.to(stored.dtype if kept else self.dtype, copy=True)
         table: Tensor | None = None

@@ -14,7 +14,7 @@ from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.fields import Fields
 
 if TYPE_CHECKING:
-    import torch
+    from prelude.arrays import F64
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 MAX_POSITIONS = 1 << 24
@@ -192,31 +192,28 @@ def _yarn_attention(rope: Fields, factor: float) -> float:
     return scale(1.0)
 
 
-def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tuple[torch.Tensor, float]:
-    """``(frequencies[head_dim / 2] in float32, factor on cosine and sine)``.
+def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tuple[F64, float]:
+    """``(frequencies [head_dim / 2], factor on cosine and sine)``.
 
-    Computed with the float32 operations of the reference implementation, in its order: angles at far
-    positions amplify the last bit.
+    In float64 from the exponents on, as the angles are that are made of them: of float32, whose last bit far
+    positions multiply, there is one rounding, that of cosine and sine.
     """
-    import torch
+    import numpy as np
 
-    powers = theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim)
+    powers = np.power(float(theta), np.arange(0, head_dim, 2) / head_dim)
     plain = 1.0 / powers
     if scaling is None:
         return plain, 1.0
     if scaling.kind == "linear":
         return plain / scaling.factor, 1.0
     if scaling.kind == "longrope":
-        return 1.0 / (torch.tensor(scaling.factors, dtype=torch.float32) * powers), scaling.attention_factor
+        return plain / np.array(scaling.factors), scaling.attention_factor
     original = scaling.original_max_positions
     if scaling.kind == "llama3":
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         wavelengths = 2 * math.pi / plain
-        stretched = torch.where(wavelengths > original / low, plain / scaling.factor, plain)
-        smooth = (original / wavelengths - low) / (high - low)
-        blended = (1 - smooth) * stretched / scaling.factor + smooth * stretched
-        between = ~(wavelengths < original / high) & ~(wavelengths > original / low)
-        return torch.where(between, blended, stretched), 1.0
+        smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+        return (1 - smooth) * plain / scaling.factor + smooth * plain, 1.0
     first, last = (
         head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
         for turns in (scaling.beta_fast, scaling.beta_slow)
@@ -224,8 +221,5 @@ def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling | None
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
-    ramp = torch.arange(head_dim // 2, dtype=torch.float32) - first
-    ramp = torch.clamp(ramp / (last - first if first != last else 0.001), 0, 1)
-    keep = 1 - ramp
-    interpolated = 1.0 / (scaling.factor * powers)
-    return interpolated * (1 - keep) + plain * keep, scaling.attention_factor
+    ramp = np.clip((np.arange(head_dim // 2) - first) / (last - first if first != last else 0.001), 0, 1)
+    return plain / scaling.factor * ramp + plain * (1 - ramp), scaling.attention_factor

@@ -1,4 +1,4 @@
-"""A ``.safetensors`` file: its header checked to the letter, its tensors as views of a mapping.
+"""A ``.safetensors`` file: its header checked to the letter, its tensors as arrays over a mapping.
 
     8 bytes   N, little endian
     N bytes   {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, …}
@@ -6,8 +6,9 @@
 
 The file is untrusted. No number of the header is used before it was compared with the size that
 ``fstat`` gave, all arithmetic is in Python's integers, which cannot wrap, and a header that two
-parsers could read differently (a key given twice) is refused. The parser is ours so that a refusal
-can name the tensor and its value.
+parsers could read differently (a key given twice) is refused. The parser is ours because the
+``safetensors`` package opens the path anew, copies tensors for numpy without saying where they lie,
+takes a key that is given twice, and names neither tensor nor value in most of its errors.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from prelude.models.mapped_file import MappedFile, TensorInfo
 from prelude.strict_json import NATURAL, parse
 
 if TYPE_CHECKING:
-    import torch
+    from prelude.models.arrays import Array
 
 MAX_HEADER_BYTES = 32 << 20
 """The reference implementation allows 100 MB; real headers have less than 2, and 100,000 tensors take 15."""
@@ -30,13 +31,12 @@ MAX_TENSORS = 100_000
 MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 1 << 60
 
-# dtype name: (bytes of one element, name in torch)
 DTYPES: dict[str, tuple[int, str]] = {
     "BOOL": (1, "bool"),
     "U8": (1, "uint8"),
     "I8": (1, "int8"),
-    "F8_E4M3": (1, "float8_e4m3fn"),
-    "F8_E5M2": (1, "float8_e5m2"),
+    "F8_E4M3": (1, "V1"),
+    "F8_E5M2": (1, "V1"),
     "I16": (2, "int16"),
     "U16": (2, "uint16"),
     "F16": (2, "float16"),
@@ -48,6 +48,8 @@ DTYPES: dict[str, tuple[int, str]] = {
     "U64": (8, "uint64"),
     "F64": (8, "float64"),
 }
+"""Bytes of a value, and its dtype; that of bfloat16 is ``arrays.BF16``."""
+FLOATS = ("F32", "BF16", "F16", "F64")
 
 
 class SafetensorsFile(MappedFile):
@@ -70,20 +72,19 @@ class SafetensorsFile(MappedFile):
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> Array:
         """A view of the file; a copy only where the data is not aligned to its element size."""
-        import torch
+        from prelude.models.arrays import BF16
 
         info = self.tensors.get(name)
         if info is None:
             raise CheckpointError(f"{self.path}: no tensor {shown(name)}")
-        size, torch_name = DTYPES[info.dtype]
+        size, dtype = DTYPES[info.dtype]
         begin = self.data_start + info.begin
         flat = self.between(begin, begin + info.nbytes)
         if begin % size:
-            flat = flat.clone()
-        view: torch.Tensor = flat.view(getattr(torch, torch_name)).view(info.shape)
-        return view
+            flat = flat.copy()
+        return flat.view(BF16 if info.dtype == "BF16" else dtype).reshape(info.shape)
 
     def release(self, name: str) -> None:
         """Take the pages of a tensor out of this process's memory. Views of it stay valid."""

@@ -69,7 +69,7 @@ class Transformer:
         self.dtype = weights.dtype
         ropes = dict.fromkeys(mixer.rope for mixer in spec.attentions if mixer.rope is not None)
         pairs = spec.attention.head_dim // 2  # of all layers that rotate
-        self._tables = {rope: RotaryTable(*rope.frequencies(), spec.max_positions, pairs) for rope in ropes}
+        self._tables = {rope: RotaryTable(rope, spec.max_positions, pairs) for rope in ropes}
         self._apart = [_apart(layer) for layer in weights.layers]
         self.before = [self._sides_before(index) for index in range(len(weights.layers))]
         self.behind = [BehindMixer(layer, self.dtype) for layer in weights.layers]

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
+from prelude.models.arrays import Array
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.mapped_file import UsedFile
 from prelude.models.packed import Packing
 from prelude.models.packed_file import Converted, Kept
-from prelude.models.spec import (
-    ModelSpec,
-)
+from prelude.models.spec import ModelSpec
 
 
 class WeightSource(Protocol):
@@ -23,9 +21,9 @@ class WeightSource(Protocol):
 
     def names(self) -> Sequence[str]: ...
 
-    def tensor(self, name: str) -> Tensor: ...
+    def tensor(self, name: str) -> Array: ...
 
-    def finite(self, name: str) -> Tensor: ...
+    def finite(self, name: str) -> Array: ...
 
     def in_blocks(self, name: str) -> bool:
         """Whether a weight is stored in blocks of a few bits."""
@@ -37,7 +35,7 @@ class WeightSource(Protocol):
     def converted(self) -> Converted | None:
         """What packed weights were made for; None where there are none."""
 
-    def packed(self, names: Sequence[str]) -> tuple[Tensor, Kept] | None:
+    def packed(self, names: Sequence[str]) -> tuple[Array, Kept] | None:
         """The words of the weight that was packed of ``names``, and their description; None where they are stored as
         weights."""
 
@@ -49,14 +47,14 @@ class WeightSource(Protocol):
 class SizedSource(Protocol):
     """The used methods of a checkpoint for the number of bytes of its weights."""
 
-    def nbytes(self, dtype: torch.dtype, keep: str = "") -> int: ...
+    def nbytes(self, itemsize: int, keep: str = "") -> int: ...
 
 
 def weight_bytes(source: SizedSource, spec: ModelSpec, dtype: torch.dtype, packing: Packing | None) -> int:
     """About the bytes that ``load_weights`` will hold: a byte for each weight of the layers and of the LM head where
     they are of int8, beside the others in ``dtype``."""
     if packing != "int8":
-        return source.nbytes(dtype, keep="BF16" if packing == "widened" else "")
+        return source.nbytes(dtype.itemsize, keep="BF16" if packing == "widened" else "")
     matrices = [shape for layer in spec.layers for _, shape in layer.tensors() if len(shape) == 2]
     if spec.lm_head is not None:
         matrices.append((spec.embeddings.vocab, spec.hidden))

@@ -18,6 +18,7 @@ from prelude.execution.cpu import CpuExecutor
 from prelude.execution.determinism import rows_needed
 from prelude.execution.executor import Executor
 from prelude.execution.hidden_rows import best, log_normalisers, logprobs_of
+from prelude.models.arrays import Array
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.gguf.blocks import Blocks
@@ -156,7 +157,7 @@ def change_head(executor: CpuExecutor, change: Callable[[torch.Tensor], object])
         return
     weight = head.gather(torch.arange(head.outputs))
     change(weight)
-    head.words.copy_(PackedLinear(weight, None, head.packing).words)
+    head.words[:] = PackedLinear(weight, None, head.packing).words
 
 
 @pytest.mark.fault(75)
@@ -241,11 +242,11 @@ class WithScore:
     def names(self) -> list[str]:
         return [*self.checkpoint.names(), "score.weight"]
 
-    def tensor(self, name: str) -> torch.Tensor:
-        return self.score if name == "score.weight" else self.checkpoint.tensor(name)
+    def tensor(self, name: str) -> Array:
+        return self.score.numpy() if name == "score.weight" else self.checkpoint.tensor(name)
 
-    def finite(self, name: str) -> torch.Tensor:
-        return self.score if name == "score.weight" else self.checkpoint.finite(name)
+    def finite(self, name: str) -> Array:
+        return self.score.numpy() if name == "score.weight" else self.checkpoint.finite(name)
 
     def in_blocks(self, name: str) -> bool:
         return False

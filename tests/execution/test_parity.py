@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from prelude._native import cpu
 from torch import Tensor
 
@@ -338,3 +340,25 @@ def test_decode_rows_read_in_place_and_gathered(model: Model) -> None:
         assert np.abs(second.top_logprobs[i] - model.logprobs(x)[-1][second.top_ids[i]]).max() < 1e-4
     whole = np.concatenate([texts[0][:128], random_ids(9, 4)])
     assert np.abs(first.logprobs - model.logprobs(whole)[-1]).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"rope_parameters": VARIANTS["llama-3-rope"]["rope_parameters"]}], ids=["plain", "llama-3-rope"]
+)
+def test_positions_far_from_the_start(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Attention sees differences of positions alone, so a text has the same logprobs wherever it begins. The angles
+    of transformers, in float32, are 1e-3 off at position 32,000, and so are its logprobs."""
+    model = Model(save_model(tmp_path, family="llama", max_position_embeddings=40_960, **changes))
+    executor, ids, begin = model.executor(), random_ids(1, 200), 32_000
+
+    def ours(begin: int) -> np.ndarray:
+        here = prompts(ids)
+        there = replace(here, positions=here.positions + np.int32(begin))
+        readout = all_logprobs(np.arange(len(ids)))
+        return run(executor, OneShotBatch(there, readout)).outputs[0].logprobs.reshape(len(ids), -1)
+
+    with torch.no_grad():
+        at = torch.arange(begin, begin + len(ids))[None]
+        theirs = model.oracle(torch.from_numpy(ids.astype(np.int64))[None], position_ids=at).logits[0]
+    assert np.abs(ours(begin) - model.logprobs(ids)).max() < 1e-5
+    assert np.abs(ours(begin) - theirs.double().log_softmax(-1).numpy()).max() < 2e-3

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from prelude.errors import CheckpointError, ModelError
+from prelude.models.arrays import torch_of
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from tests.checkpoints import TINY, write_checkpoint
@@ -43,6 +45,13 @@ def refused(directory: Path, match: str, error: type[ModelError] = CheckpointErr
     with pytest.raises(error, match=match) as failure:
         open_checkpoint(directory, **options)
     assert len(str(failure.value)) < 1000
+
+
+def loaded(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Copies of all weights as they are stored, of files that did not change."""
+    weights = {name: torch_of(checkpoint.tensor(name)).clone() for name in checkpoint}
+    checkpoint.check_unchanged()
+    return weights
 
 
 def edit_json(path: Path, *remove: str, **changes: Any) -> None:

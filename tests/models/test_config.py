@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prelude.models.config import ModelConfig
@@ -96,7 +97,6 @@ def test_yarn_stretches_the_context_that_a_file_names_as_the_original_one() -> N
     ],
 )
 def test_inverse_frequencies_are_those_of_transformers(said: dict[str, Any]) -> None:
-    import torch
     from transformers import Qwen3Config
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
@@ -104,7 +104,7 @@ def test_inverse_frequencies_are_those_of_transformers(said: dict[str, Any]) -> 
     sizes = {key: NEW[key] for key in ("hidden_size", "num_attention_heads", "max_position_embeddings")}
     reference = Qwen3RotaryEmbedding(Qwen3Config(**sizes, head_dim=32, rope_parameters=dict(said)))
     frequencies, factor = rope(read(rope_parameters=said, head_dim=32)).frequencies()
-    assert torch.equal(frequencies, reference.inv_freq)
+    assert np.abs(frequencies / reference.inv_freq.double().numpy() - 1).max() < 4e-7
     assert factor == reference.attention_scaling
 
 

@@ -16,6 +16,7 @@ from prelude.models.kernels import Product, activate, layer_norm, rms_norm, rota
 from prelude.models.ops import FEW_ROWS, Linear, RotaryTable
 from prelude.models.packed import PackedLinear
 from prelude.models.read_weights import interleave
+from prelude.models.spec import Rope
 from tests.checkpoints import save_model
 from tests.execution.helpers import Model, Noted, all_logprobs, hidden, prompts, random_ids, run
 
@@ -41,7 +42,7 @@ def test_rms_norm() -> None:
 def test_rotation_of_interleaved_halves(dtype: torch.dtype, normed: bool) -> None:
     """Interleaved rotation with the rows put back is the half-split rotation of the plain layout after the norm."""
     heads, width, positions = 3, 8, torch.tensor([0, 5, 1023, 1024, 2000])
-    frequencies = 1.0 / 100 ** (torch.arange(0, width, 2) / width)
+    frequencies = 1.0 / 100 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
     plain = torch.randn(5, heads, width).to(dtype)
     gain = torch.rand(heads, width)
     angles = torch.cat([positions[:, None] * frequencies] * 2, dim=-1)[:, None]
@@ -49,14 +50,14 @@ def test_rotation_of_interleaved_halves(dtype: torch.dtype, normed: bool) -> Non
     if normed:
         x = torch.nn.functional.rms_norm(x, (width,), None, 1e-6) * gain
     a, b = x.chunk(2, dim=-1)
-    expected = x * angles.cos() + torch.cat([-b, a], dim=-1) * angles.sin()
+    expected = (x * angles.cos() + torch.cat([-b, a], dim=-1) * angles.sin()).float()
 
     def mix(rows: torch.Tensor) -> torch.Tensor:
         return torch.stack([interleave(row.reshape(-1, 1), width, width).view(heads, width) for row in rows])
 
     wide = torch.zeros(5, heads + 2, width, dtype=dtype)  # heads of others stand beside them
     wide[:, :heads] = mix(plain)
-    table = RotaryTable(frequencies, 1.0, 2048, len(frequencies)).upto(2000)
+    table = RotaryTable(Rope(100.0, width), 2048, width // 2).upto(2000)
     rotate(wide[:, :heads], mix(gain[None])[0] if normed else None, 1e-6, table, positions)
     back = torch.cat([wide[:, :heads, 0::2], wide[:, :heads, 1::2]], dim=-1).float()
     assert torch.allclose(back, expected, atol=1e-5 if dtype == torch.float32 else 2e-2)
@@ -82,11 +83,7 @@ def test_tables_and_positions_of_other_types_are_refused() -> None:
 
 
 def test_a_position_has_the_same_turn_whenever_it_is_met() -> None:
-    frequencies = torch.rand(16)
-    late, early = (
-        RotaryTable(frequencies, 1.0, 5000, len(frequencies)),
-        RotaryTable(frequencies, 1.0, 5000, len(frequencies)),
-    )
+    late, early = (RotaryTable(Rope(1e4, 32), 5000, 16) for _ in range(2))
     late.upto(0)
     at = torch.tensor([3, 4001])
     assert torch.equal(late.upto(4001)[at], early.upto(4001)[at])

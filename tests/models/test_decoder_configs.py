@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -132,7 +133,7 @@ def test_longrope_is_that_of_transformers(said: dict[str, float], name: str, lon
     reference = Phi3Config(**{**SIZES, **lengths, "pad_token_id": 0}, rope_parameters=parameters)
     wanted, scale = ROPE_INIT_FUNCTIONS["longrope"](reference, torch.device("cpu"), seq_len=257 if long else 256)
     ours, factor = rope.frequencies()
-    assert torch.equal(ours, wanted) and factor == pytest.approx(scale, rel=1e-12)
+    assert np.abs(ours / wanted.double().numpy() - 1).max() < 4e-7 and factor == pytest.approx(scale, rel=1e-12)
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [

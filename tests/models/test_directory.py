@@ -18,15 +18,15 @@ import torch
 from prelude import Engine, EngineConfig, default_model
 from prelude.errors import CheckpointError, InsufficientMemory, ModelError
 from prelude.models import checkpoint as checkpoint_module
-from prelude.models import read_weights
+from prelude.models import memory, read_weights
+from prelude.models.arrays import torch_of
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.read_weights import load_weights
-from prelude.models.safetensors_file import SafetensorsFile
 from tests.checkpoints import TINY, make_checkpoint, write_checkpoint
 from tests.patience import shown
 
-from .conftest import FILE, Copy, edit_weights, open_checkpoint, reference_weights, refused
+from .conftest import FILE, Copy, edit_weights, loaded, open_checkpoint, reference_weights, refused
 
 # -- 45: pickles -----------------------------------------------------------------------------------
 
@@ -111,9 +111,8 @@ def test_files_that_may_not_be_read(name: str, copy_of: Copy) -> None:
 def test_files_deleted_or_overwritten_after_loading(kind: str, copy_of: Copy) -> None:
     directory = copy_of(kind)
     reference = reference_weights(directory)
-    dtype = torch.bfloat16 if kind == "sharded" else torch.float32  # no conversion: a copy all the same
     with open_checkpoint(directory) as checkpoint:
-        weights = checkpoint.load(dtype)
+        weights = loaded(checkpoint)
     assert str(directory) not in Path("/proc/self/maps").read_text(encoding="utf-8")
     for path in directory.iterdir():
         path.write_bytes(b"\xff" * 64)  # truncated and overwritten in place: a mapping would fault
@@ -127,7 +126,7 @@ def test_deleted_or_replaced_between_opening_and_loading(copy_of: Copy) -> None:
     reference = reference_weights(directory)
     with open_checkpoint(directory) as checkpoint:
         shutil.rmtree(directory)
-        weights = checkpoint.load(torch.float32)
+        weights = loaded(checkpoint)
     assert all(torch.equal(weights[name], value) for name, value in reference.items())
 
 
@@ -140,7 +139,7 @@ def test_overwritten_between_opening_and_loading(copy_of: Copy) -> None:
             file.seek(-8, os.SEEK_END)
             file.write(b"\0" * 8)
         os.utime(directory / FILE, ns=(1, 1))
-        for use in (checkpoint.check_unchanged, lambda: checkpoint.load(torch.float32)):
+        for use in (checkpoint.check_unchanged, lambda: loaded(checkpoint)):
             with pytest.raises(CheckpointError, match="changed while it was being loaded"):
                 use()
 
@@ -149,41 +148,42 @@ def test_overwritten_between_opening_and_loading(copy_of: Copy) -> None:
 
 
 @pytest.mark.fault(48)
-def test_not_enough_memory_is_said_before_anything_is_read(
-    checkpoint_dir: Copy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_not_enough_memory_is_said_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def touched(*_: Any) -> Any:
         raise RuntimeError("read before memory was checked")
 
-    with open_checkpoint(checkpoint_dir("untied")) as checkpoint:
-        needed = checkpoint.nbytes(torch.float32)
-        monkeypatch.setattr(checkpoint_module, "available_memory", lambda: needed - 1)
-        monkeypatch.setattr(SafetensorsFile, "tensor", touched)
-        with pytest.raises(InsufficientMemory, match=f"needs {needed:,} bytes .*{needed - 1:,} bytes") as failure:
-            checkpoint.load(torch.float32)
-        assert (failure.value.needed, failure.value.available) == (needed, needed - 1)
-        checkpoint.require_memory(torch.bfloat16)
-        monkeypatch.setattr(checkpoint_module, "available_memory", lambda: None)
-        checkpoint.require_memory(torch.float32)
+    path = make_checkpoint(tmp_path)
+    with open_checkpoint(path) as checkpoint:
+        needed = checkpoint.nbytes(4)
+    monkeypatch.setattr(memory, "available_memory", lambda: needed - 1)
+    monkeypatch.setattr(Checkpoint, "finite", touched)
+    with pytest.raises(InsufficientMemory, match=f"needs {needed:,} bytes .*{needed - 1:,} bytes") as failure:
+        Engine.from_pretrained(path)
+    assert (failure.value.needed, failure.value.available) == (needed, needed - 1)
 
 
 @pytest.mark.fault(48)
 def test_file_larger_than_memory_is_refused_without_touching_it(tmp_path: Path) -> None:
     """A sparse file of eight TiB: mapped and checked, and then there is no room for its copy."""
     sizes = {"hidden_size": 1 << 20, "vocab_size": 1 << 21, "intermediate_size": 4, "num_hidden_layers": 1}
-    config = ModelConfig.from_dict(
-        {
-            **sizes,
-            "architectures": ["Qwen3ForCausalLM"],
-            "num_attention_heads": 1,
-            "num_key_value_heads": 1,
-            "head_dim": 2,
-            "max_position_embeddings": 16,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1e4,
-            "tie_word_embeddings": True,
-        }
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                **sizes,
+                "architectures": ["Qwen3ForCausalLM"],
+                "num_attention_heads": 1,
+                "num_key_value_heads": 1,
+                "head_dim": 2,
+                "max_position_embeddings": 16,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 1e4,
+                "tie_word_embeddings": True,
+            }
+        ),
+        encoding="utf-8",
     )
+    shutil.copy(default_model.path() / "tokenizer.json", tmp_path / "tokenizer.json")
+    config = ModelConfig.from_dir(tmp_path)
     header: dict[str, Any] = {}
     end = 0
     for name, shape in config.spec.tensors().items():
@@ -195,11 +195,8 @@ def test_file_larger_than_memory_is_refused_without_touching_it(tmp_path: Path) 
         os.truncate(tmp_path / FILE, 8 + len(text) + end)
     except OSError:
         pytest.skip("this file system has no sparse files of that size")
-    with (
-        Checkpoint.open(tmp_path, config) as checkpoint,
-        pytest.raises(InsufficientMemory, match=r"needs 8,7\d\d,.* are available"),
-    ):
-        checkpoint.load(torch.float32)
+    with pytest.raises(InsufficientMemory, match=r"needs 8,7\d\d,.* are available"):
+        Engine.from_pretrained(tmp_path)
 
 
 PEAK = """
@@ -252,7 +249,7 @@ def test_a_released_weight_is_still_there(checkpoint_dir: Copy) -> None:
     reference = reference_weights(checkpoint_dir("untied"))
     with open_checkpoint(checkpoint_dir("untied")) as checkpoint:
         views = {name: checkpoint.tensor(name) for name in checkpoint}
-        assert all(torch.equal(view, reference[name]) for name, view in views.items())
+        assert all(torch.equal(torch_of(view), reference[name]) for name, view in views.items())
 
 
 @pytest.mark.fault(48)
@@ -327,7 +324,7 @@ def test_a_bad_tokenizer_file_is_a_model_error_that_names_it(content: str, copy_
 
 
 BARE = """
-import sys, torch
+import sys
 directory = sys.argv[1]
 def forbid(event, arguments):
     if event.startswith("socket.") or event in ("os.mkdir", "os.rename", "os.remove", "subprocess.Popen"):
@@ -340,7 +337,7 @@ from prelude.models.config import ModelConfig
 from prelude.models.checkpoint import Checkpoint
 path = resolve(directory)
 with Checkpoint.open(path, ModelConfig.from_dir(path), scan=True) as checkpoint:
-    weights = checkpoint.load(torch.float32)
+    weights = [checkpoint.tensor(name).copy() for name in checkpoint]
 loaded = [name for name in ("huggingface_hub", "transformers", "safetensors") if name in sys.modules]
 print(len(weights), loaded)
 """

@@ -163,7 +163,7 @@ def test_headers_at_random(tmp_path: Path) -> None:
                 for name in file:
                     info = file.tensors[name]
                     assert 0 < info.begin < info.end <= len(content)
-                    assert file.tensor(name).numel() > 0
+                    assert file.tensor(name).size > 0
             GgufWeights(path).close()
         except ModelError as refused:
             assert str(path) in str(refused)

@@ -17,7 +17,7 @@ from prelude.errors import ModelError
 from prelude.models.safetensors_file import MAX_TENSORS
 from tests.patience import open_files
 
-from .conftest import FILE, INDEX, Copy, edit_weights, open_checkpoint, reference_weights, refused
+from .conftest import FILE, INDEX, Copy, edit_weights, loaded, open_checkpoint, reference_weights, refused
 
 
 def edit_map(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -130,7 +130,7 @@ def test_snapshot_of_the_hub_cache(kind: str, shared: bool, checkpoint_dir: Copy
     store = tmp_path / "hub" / "blobs" / "ab" if shared else repository / "blobs"
     snapshot = hub_snapshot(checkpoint_dir(kind), repository, store)
     with open_checkpoint(snapshot) as checkpoint:
-        assert len(checkpoint.load(torch.float32)) == len(reference_weights(checkpoint_dir(kind)))
+        assert len(loaded(checkpoint)) == len(reference_weights(checkpoint_dir(kind)))
 
 
 @pytest.mark.fault(41)

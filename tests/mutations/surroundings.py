@@ -67,8 +67,8 @@ EDITS = (
         "42",
         (
             CHECKPOINT,
-            "        if not math.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item()):",
-            "        if False:",
+            "        if bad := not_finite(array):",
+            "        if bad := 0:",
         ),
     ),
     edit(

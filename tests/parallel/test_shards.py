@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from prelude import ConfigError
 from prelude.batch import DecodeBatch, DecodeRows, LogitEdits, OneShotBatch, PooledRows, PromptSlices, SampleRows
@@ -80,10 +79,10 @@ def test_sizes_that_do_not_fit_are_refused_by_name(changes: dict[str, Any], size
 
 
 def test_a_part_of_a_weight_is_a_view_where_it_is_one_run() -> None:
-    whole = torch.arange(24.0).view(6, 4)
+    whole = np.arange(24.0).reshape(6, 4)
     rows = part_of(whole, Cut(0, ((2, 4),)))
-    assert rows.data_ptr() == whole[2:].data_ptr() and rows.shape == (2, 4)
-    assert part_of(whole, Cut(1, ((1, 3),))).data_ptr() == whole[:, 1:].data_ptr()
+    assert np.shares_memory(rows, whole) and rows.tolist() == whole[2:4].tolist()
+    assert np.shares_memory(part_of(whole, Cut(1, ((1, 3),))), whole)
     assert part_of(whole, Cut(0, ((0, 1), (3, 4)))).tolist() == whole[[0, 3]].tolist()
     assert part_of(whole, None) is whole
 
@@ -96,12 +95,12 @@ def test_a_rank_reads_its_part_of_the_files(tmp_path: Path) -> None:
     with Checkpoint.open(path, config) as checkpoint:
         sources = [ShardSource(checkpoint, shard(config.spec, rank, 2)) for rank in range(2)]
         cut = sum(checkpoint.tensor(name).nbytes for name in checkpoint.names() if name in sources[0]._shard.cuts)
-        whole = checkpoint.nbytes(torch.float32)
-        assert sum(source.nbytes(torch.float32) for source in sources) == cut + 2 * (whole - cut)
+        whole = checkpoint.nbytes(4)
+        assert sum(source.nbytes(4) for source in sources) == cut + 2 * (whole - cut)
         assert sources[0].checksum() == sources[1].checksum()
         name = config.spec.layers[0].mlp.down.names[0] + ".weight"
-        joined = torch.cat([source.finite(name) for source in sources], dim=1)
-        assert torch.equal(joined, checkpoint.tensor(name))
+        joined = np.concatenate([source.finite(name) for source in sources], axis=1)
+        assert np.array_equal(joined, checkpoint.tensor(name))
 
 
 @pytest.mark.feature("Q15")

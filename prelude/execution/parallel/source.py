@@ -6,10 +6,10 @@ import math
 import zlib
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from prelude.execution.parallel.shards import Cut, Shard
+from prelude.models.arrays import BF16, Array, name_of
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.gguf.blocks import Blocks
 
@@ -26,10 +26,10 @@ class ShardSource:
     def names(self) -> Sequence[str]:
         return self._checkpoint.names()
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Array:
         return part_of(self._checkpoint.tensor(name), self._shard.cuts.get(name))
 
-    def finite(self, name: str) -> Tensor:
+    def finite(self, name: str) -> Array:
         """``tensor(name)``; ``CheckpointError`` where this rank's part has a NaN or an infinity."""
         return self._checkpoint.finite(name, lambda whole: part_of(whole, self._shard.cuts.get(name)))
 
@@ -46,16 +46,16 @@ class ShardSource:
     def blocks(self, name: str) -> Blocks:
         raise TypeError(f"{name}: weights in blocks are not read in parts")
 
-    def nbytes(self, dtype: torch.dtype, keep: str = "") -> int:
-        """Bytes of this rank's weights in ``dtype``; those stored as ``keep`` stay as they are."""
-        return sum(self._bytes(name, dtype, keep) for name in self.names())
+    def nbytes(self, itemsize: int, keep: str = "") -> int:
+        """Bytes of this rank's weights with ``itemsize`` bytes a value; those stored as ``keep`` stay as they are."""
+        return sum(self._bytes(name, itemsize, keep) for name in self.names())
 
-    def _bytes(self, name: str, dtype: torch.dtype, keep: str) -> int:
+    def _bytes(self, name: str, itemsize: int, keep: str) -> int:
         cut, shape = self._shard.cuts.get(name), list(self._checkpoint.shape(name))
         if cut is not None:
             shape[cut.axis] = sum(last - first for first, last in cut.runs)
-        stays = keep == "BF16" and self._checkpoint.tensor(name).dtype == torch.bfloat16
-        return math.prod(shape) * (2 if stays else dtype.itemsize)
+        stays = keep == "BF16" and self._checkpoint.tensor(name).dtype == BF16
+        return math.prod(shape) * (2 if stays else itemsize)
 
     def checksum(self) -> int:
         """CRC-32 over the names, shapes and types of all weights, and over those that every rank has whole, such as
@@ -63,15 +63,15 @@ class ShardSource:
         found = 0
         for name in self.names():
             stored = self._checkpoint.tensor(name)
-            found = zlib.crc32(f"{name} {tuple(stored.shape)} {stored.dtype}".encode(), found)
+            found = zlib.crc32(f"{name} {stored.shape} {name_of(stored.dtype)}".encode(), found)
             if name not in self._shard.cuts:
-                found = zlib.crc32(stored.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), found)
+                found = zlib.crc32(stored.tobytes(), found)
         return found
 
 
-def part_of(whole: Tensor, cut: Cut | None) -> Tensor:
+def part_of(whole: Array, cut: Cut | None) -> Array:
     """A view where the part is one run."""
     if cut is None:
         return whole
-    parts = [whole.narrow(cut.axis, first, last - first) for first, last in cut.runs]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, cut.axis)
+    parts = [whole[first:last] if cut.axis == 0 else whole[:, first:last] for first, last in cut.runs]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, cut.axis)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from prelude._native import cpu
 from prelude.errors import UnsupportedModel
+from prelude.models.arrays import F32, Array, address
 
 _CHUNK = 1 << 22
 """Values that are float32 at a time."""
@@ -32,41 +32,40 @@ class Blocks:
 
     kind: str
     shape: tuple[int, int]
-    data: Tensor
+    data: Array
 
     @classmethod
-    def of(cls, weight: Tensor) -> Blocks:
+    def of(cls, weight: F32) -> Blocks:
         """``weight`` [outputs, inputs] float32 in Q8_0; ``UnsupportedModel`` where rows are no whole blocks."""
         outputs, inputs = weight.shape
         if inputs % cpu.INT8_BLOCK:
             raise UnsupportedModel(f"unsupported: blocks beside a weight with rows of {inputs} values")
-        made = torch.empty(outputs, inputs // cpu.INT8_BLOCK * cpu.Q8_BYTES, dtype=torch.uint8)
-        cpu.quantize_rows(weight.contiguous().data_ptr(), outputs, inputs, made.data_ptr())
+        weight = np.ascontiguousarray(weight)
+        made = np.empty((outputs, inputs // cpu.INT8_BLOCK * cpu.Q8_BYTES), np.uint8)
+        cpu.quantize_rows(address(weight), outputs, inputs, address(made))
         return cls("Q8_0", (outputs, inputs), made)
 
-    def rows(self, order: Tensor) -> Blocks:
+    def rows(self, order: Array) -> Blocks:
         """The rows of ``order`` [n], in that order."""
-        return Blocks(self.kind, (len(order), self.shape[1]), self.data.index_select(0, order))
+        return Blocks(self.kind, (len(order), self.shape[1]), self.data[order])
 
-    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+    def dense(self, first: int = 0, last: int | None = None) -> F32:
         """Rows [first, last) as float32: the values that llama.cpp gives them."""
         part = self.data[first:last]
-        found = torch.empty(part.shape[0], self.shape[1])
-        cpu.dequantize_rows(
-            cpu.BLOCK_KINDS[self.kind], part.data_ptr(), part.shape[0], self.shape[1], found.data_ptr()
-        )
+        found = np.empty((len(part), self.shape[1]), np.float32)
+        cpu.dequantize_rows(cpu.BLOCK_KINDS[self.kind], address(part), len(part), self.shape[1], address(found))
         return found
 
-    def eight_bits(self) -> Tensor:
+    def eight_bits(self) -> Array:
         """The rows in Q8_0, [outputs, bytes of a row] uint8; of Q8_0 a view."""
         if self.kind == "Q8_0":
             return self.data
         outputs, inputs = self.shape
-        made = torch.empty(outputs, inputs // cpu.INT8_BLOCK * cpu.Q8_BYTES, dtype=torch.uint8)
+        made = np.empty((outputs, inputs // cpu.INT8_BLOCK * cpu.Q8_BYTES), np.uint8)
         step = max(1, _CHUNK // inputs)
         for first in range(0, outputs, step):
             rows = self.dense(first, first + step)
-            if float(rows.abs().max()) > cpu.MOST_INT8_WEIGHT:
+            if float(np.abs(rows).max()) > cpu.MOST_INT8_WEIGHT:
                 raise UnsupportedModel(f"unsupported: weights of {self.kind} above {cpu.MOST_INT8_WEIGHT:g}")
             made[first : first + step] = Blocks.of(rows).data
         return made
@@ -74,5 +73,5 @@ class Blocks:
     def count_bad(self) -> int:
         """Blocks with a scale that is a NaN or an infinity; the values of the others are finite."""
         first, size, count = _SCALES[self.kind]
-        scales = self.data.reshape(-1, size)[:, first : first + 2 * count].contiguous().view(torch.float16)
-        return int((~scales.isfinite()).any(dim=1).sum())
+        scales = np.ascontiguousarray(self.data.reshape(-1, size)[:, first : first + 2 * count]).view(np.float16)
+        return int((~np.isfinite(scales)).any(axis=1).sum())

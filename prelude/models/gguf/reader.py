@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.files import LFS_ADVICE, LFS_POINTER
 from prelude.models.mapped_file import MappedFile, TensorInfo
+from prelude.models.safetensors_file import DTYPES
 
 if TYPE_CHECKING:
-    import torch
+    from prelude.models.arrays import Array
 
 Value: TypeAlias = "int | float | bool | str | list[Any]"
 
@@ -64,7 +65,6 @@ _OTHERS |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL
 _OTHERS |= {23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0"}
 _OTHERS |= {35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"}
 BLOCK_TYPES = ("Q8_0", "Q4_K", "Q5_K", "Q6_K")
-_TORCH = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class GgufFile(MappedFile):
@@ -89,16 +89,16 @@ class GgufFile(MappedFile):
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> Array:
         """A view of the file: of F32, F16 and BF16 the values, of other types the rows of blocks, uint8."""
-        import torch
+        from prelude.models.arrays import BF16
 
         info = self.tensors[name]
         flat = self.between(info.begin, info.end)
-        if info.dtype not in _TORCH:
-            return flat.view(-1, row_bytes(info))
-        found = flat.view(getattr(torch, _TORCH[info.dtype]))  # the alignment is a multiple of 8
-        return found.view(info.shape)
+        if info.dtype in BLOCK_TYPES:
+            return flat.reshape(-1, row_bytes(info))
+        flat = flat.view(BF16 if info.dtype == "BF16" else DTYPES[info.dtype][1])  # the alignment is a multiple of 8
+        return flat.reshape(info.shape)
 
     def release(self, name: str) -> None:
         """Take the pages of a tensor out of this process's memory. Views of it stay valid."""

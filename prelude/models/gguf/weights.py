@@ -13,8 +13,7 @@ from prelude.models.gguf.reader import BLOCK_TYPES, GgufFile
 from prelude.models.mapped_file import TensorInfo
 
 if TYPE_CHECKING:
-    import torch
-
+    from prelude.models.arrays import Array
     from prelude.models.gguf.blocks import Blocks
 
 
@@ -38,7 +37,7 @@ class GgufWeights:
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> Array:
         """As it is stored, rows and gains as transformers has them; blocks as float32."""
         if self.tensors[name].dtype in BLOCK_TYPES:
             return self.blocks(name).dense()
@@ -46,8 +45,12 @@ class GgufWeights:
         found = self.file.tensor(own)
         order = self._order(own)
         if order is not None:
-            found = found.index_select(0, order)
-        return found - 1.0 if counts_from_one(own, self._architecture) else found
+            found = found[order]
+        if not counts_from_one(own, self._architecture):
+            return found
+        from prelude.models.arrays import widen
+
+        return widen(found) - 1
 
     def blocks(self, name: str) -> Blocks:
         """A weight that is stored in blocks."""
@@ -70,9 +73,9 @@ class GgufWeights:
     def close(self) -> None:
         self.file.close()
 
-    def _order(self, own: str) -> torch.Tensor | None:
+    def _order(self, own: str) -> Array | None:
         """Of the rows, where the halves of heads lie interleaved."""
-        import torch
+        import numpy as np
 
         metadata, architecture = self.file.metadata, self._architecture
         heads, kv_heads = (metadata.get(f"{architecture}.attention.head_count{kind}") for kind in ("", "_kv"))
@@ -84,4 +87,5 @@ class GgufWeights:
         rows = self.file.tensors[own].shape[0]
         if count < 1 or rows % (2 * count):
             raise CheckpointError(f"{self.path}: tensor {own} has {rows:,} rows, which are no {count:,} heads")
-        return torch.arange(rows).view(count, rows // count // 2, 2).transpose(1, 2).reshape(-1)
+        order: Array = np.arange(rows).reshape(count, rows // count // 2, 2).transpose(0, 2, 1).reshape(-1)
+        return order

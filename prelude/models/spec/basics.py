@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from prelude.models.rope import RopeScaling, inverse_frequencies
 
 if TYPE_CHECKING:
-    import torch
+    from prelude.arrays import C64, F64
 
 Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
 NormKind: TypeAlias = str  # "rms", or a name of NORMS in ops.py
@@ -61,6 +61,16 @@ class Rope:
     width: int
     scaling: RopeScaling | None = None
 
-    def frequencies(self) -> tuple[torch.Tensor, float]:
-        """Inverse frequencies [width / 2] in float32, and the factor on cosine and sine."""
+    def frequencies(self) -> tuple[F64, float]:
+        """Inverse frequencies [width / 2], and the factor on cosine and sine."""
         return inverse_frequencies(self.theta, self.width, self.scaling)
+
+    def turns(self, first: int, last: int) -> C64:
+        """[last - first, width / 2]: ``cos + i sin`` of positions from ``first`` on, times the factor. Computed in
+        float64 and rounded once."""
+        import numpy as np
+
+        frequencies, factor = self.frequencies()
+        angles = np.outer(np.arange(first, last), frequencies)
+        turns: C64 = ((np.cos(angles) + 1j * np.sin(angles)) * factor).astype(np.complex64)
+        return turns

@@ -38,6 +38,15 @@ struct Kernels {
 
 // bfloat16 to float.
 void widen(const uint16_t* from, int64_t count, float* to);
+// Ties to even.
+void narrow(const float* from, int64_t count, uint16_t* to);
+// How many of `count` values are NaN or infinite; Bits is of their size, `exponent` are the bits of their exponent.
+template <class Bits>
+int64_t count_not_finite(const Bits* values, int64_t count, Bits exponent) {
+  int64_t found = 0;
+  for (int64_t i = 0; i < count; ++i) found += (values[i] & exponent) == exponent;
+  return found;
+}
 
 // The kernels of that name, or null where this machine cannot run them.
 const Kernels* kernels_named(const char* name);

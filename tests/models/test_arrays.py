@@ -1,0 +1,79 @@
+"""Arrays of weights against torch's conversions, and the rule that bfloat16 is converted in one place."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from prelude.models.arrays import BF16, narrow, not_finite, torch_of, widen
+
+ROOT = Path(__file__).parents[2]
+
+
+def every_half() -> np.ndarray:
+    return np.arange(1 << 16, dtype=np.uint16).view(BF16)
+
+
+def test_every_bfloat16_widens_to_its_value() -> None:
+    halves = every_half()
+    assert widen(halves).tobytes() == torch_of(halves).float().numpy().tobytes()
+
+
+def test_floats_are_rounded_to_bfloat16_as_torch_rounds_them() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.integers(0, 1 << 32, 200_000, np.uint32).view(np.float32)
+    ties = (np.arange(1 << 16, dtype=np.uint32) << 16 | 0x8000).view(np.float32)
+    for wide in (values, ties):
+        wide = wide[~np.isnan(wide)]
+        assert torch.equal(torch_of(narrow(wide)), torch.from_numpy(wide).bfloat16())
+    assert np.isnan(widen(narrow(np.array([np.nan, -np.nan], np.float32)))).all()
+
+
+def test_arithmetic_on_bfloat16_raises() -> None:
+    halves = every_half()
+    for wrong in (lambda: halves + halves, lambda: halves * 2, lambda: halves @ halves, lambda: np.isfinite(halves)):
+        with pytest.raises(TypeError):
+            wrong()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_values_that_are_not_finite_are_counted(dtype: str) -> None:
+    values = torch.full((5, 7), float(torch.finfo(getattr(torch, dtype)).max), dtype=getattr(torch, dtype))
+    whole = values.view(torch.int16).numpy().view(BF16) if dtype == "bfloat16" else values.numpy()
+    assert not_finite(whole) == not_finite(whole[:, :3]) == not_finite(whole[:0]) == 0
+    for at, value in enumerate((float("nan"), float("inf"), float("-inf"))):
+        values[at, 2] = value
+    assert not_finite(whole) == not_finite(whole[:, 2:3]) == 3 and not_finite(whole[:, :2]) == 0
+
+
+def test_strided_arrays_are_converted_row_by_row() -> None:
+    halves = every_half().reshape(256, 256)
+    assert widen(halves[:, ::3]).tobytes() == widen(halves)[:, ::3].tobytes()
+    finite = widen(halves[:8, 10:20])
+    assert narrow(finite[:, ::2]).tobytes() == np.ascontiguousarray(halves[:8, 10:20:2]).tobytes()
+
+
+def uses(path: Path) -> Iterator[str]:
+    """Where a file names BF16 outside of a comparison of types and of ``view``: places that could make an array of it
+    and assign floats to it, which numpy takes as integers without an error."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    views = (
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".view")
+    )
+    fine: set[ast.AST] = set()
+    for node in (*views, *(node for node in ast.walk(tree) if isinstance(node, ast.Compare))):
+        fine.update(ast.walk(node))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "BF16" and node not in fine:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_no_array_of_bfloat16_is_made_or_assigned_to_but_by_narrow() -> None:
+    own = ROOT / "prelude/models/arrays.py"
+    assert [place for path in (ROOT / "prelude").rglob("*.py") if path != own for place in uses(path)] == []
+    assert list(uses(own))
