@@ -22,6 +22,7 @@ COMMANDS = {
     "bulk": "engine.bulk",
     "pauses": "engine.pauses",
     "shares": "engine.shares",
+    "fidelity": "engine.fidelity",
     "fleet": "fleet.ray_fleet",
     "tensor_parallel": "engine.tensor_parallel",
     "memory": "engine.memory",
