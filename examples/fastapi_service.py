@@ -25,6 +25,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from prelude import AsyncEngine, Choice, EngineConfig, SamplingParams, YesNo, errors
@@ -74,7 +75,10 @@ class GenerateBody(Body):
 
 async def read(request: Request, kind: type[B]) -> B:
     """The body as ``kind``: of bounded size, time and nesting, with errors that do not repeat what was sent."""
-    body = await aread_body(request.stream(), request.headers.get("content-encoding"), max_bytes=MAX_BODY)
+    try:
+        body = await aread_body(request.stream(), request.headers.get("content-encoding"), max_bytes=MAX_BODY)
+    except ClientDisconnect:
+        raise HTTPException(499, "the client went away") from None
     try:
         return kind.model_validate(body)
     except ValidationError as wrong:

@@ -50,9 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
         close_stdout()
         return 141  # as a shell says of a program that SIGPIPE ended
     except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"prelude: {error.filename}: {reason(error)}", file=sys.stderr)
+        named = "" if error.filename is None else f"{error.filename}: "  # none of the output, such as of a full disk
+        print(f"prelude: {named}{reason(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("prelude: interrupted", file=sys.stderr)

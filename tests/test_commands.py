@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from prelude.cli import command_parser, main
-from prelude.command_line import byte_count
+from prelude.command_line import byte_count, check_target
+from prelude.errors import ConfigError
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -103,6 +104,24 @@ def test_what_is_no_number_of_bytes(text: str) -> None:
 def test_memory_takes_a_size_with_a_unit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", "--max-memory", "1GiB"]) == 0
     assert "1.0 GiB" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_behind_stdout_is_said() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "prelude", "memory"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (ran.returncode, ran.stderr) == (2, "prelude: No space left on device\n")
+
+
+@pytest.mark.parametrize("name", ["risk.png", "RISK.PNG", "risk.Pdf", "risk.svg"])
+def test_a_figure_s_name_ends_in_its_format(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    check_target("--plot", str(tmp_path / name), figure=True)
+    for wrong in (name[:-3] + "gif", name + ".txt", "png"):
+        with pytest.raises(ConfigError, match="has to end in one of"):
+            check_target("--plot", str(tmp_path / wrong), figure=True)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["memory"], ["simulate", "posts", "--rate", "9"], ["score", "--help"]])

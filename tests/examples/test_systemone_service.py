@@ -4,48 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.examples.conftest import load
-from tests.patience import PATIENCE, until
+from tests.examples.conftest import load, service
+from tests.patience import PATIENCE
 
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
-ROOT = Path(__file__).resolve().parent.parent.parent
 BODY = {"model": "jev-latest", "state": "x", "questions": {"a": {"type": "noul", "instructions": "Is it?"}}}
-
-
-@contextmanager
-def service(*arguments: str) -> Iterator[str]:
-    """The address of the example as a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, str(ROOT / "examples/systemone_service.py"), "--port", str(port), *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: process.poll() is not None or answers(port), "the service does not come up")
-        assert process.poll() is None
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        assert process.wait(PATIENCE) is not None
-
-
-def answers(port: int) -> bool:
-    try:
-        return bool(httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200)
-    except httpx.HTTPError:
-        return False
 
 
 @pytest.mark.feature("G21")
@@ -61,7 +35,7 @@ def test_jevcompat_passes_all_that_can_be_seen_in_one_run(key: str | None, shoul
     report = tmp_path / "report.json"
     arguments = [] if key is None else ["--key", key]
     sdk = [] if find_spec("typesafe_sdk") else ["--no-sdk"]
-    with service(*arguments) as url:
+    with service("systemone_service", *arguments) as url:
         command = [
             sys.executable,
             "-c",

@@ -268,6 +268,9 @@ def test_dspy_sees_the_calls_as_those_of_its_own_client(engine: Engine, tmp_path
     assert copied(ticket=STATE).team == found.team and copied.lm.callbacks == [seen]
     with pytest.raises(UnknownParameter, match="rollout_id"):
         lm.copy(rollout_id=1, temperature=1.0)
+    named = PreludeDecisions(engine, name="first").copy(name="second", callbacks=[])
+    assert (named.model, named.copy().model, named.copy(name="third").model) == ("second", "second", "third")
+    assert lm.copy(callbacks=[]).callbacks == [] and lm.copy().callbacks == [seen] and not lm.copy().history
     lm.inspect_history(file=io.StringIO())
 
 

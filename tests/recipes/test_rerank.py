@@ -15,7 +15,7 @@ import transformers
 
 from prelude import AsyncEngine, Classify, Engine, EngineConfig, Rerank
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, RecipeError
-from prelude.recipes import RerankRecipe, names, read_recipe, shipped
+from prelude.recipes import MAX_PARTS, MAX_TEXT, RerankRecipe, names, read_recipe, shipped
 from tests.checkpoints import make_checkpoint
 from tests.engine.test_encoders import write
 from tests.recipes.conftest import write_qwen
@@ -339,12 +339,24 @@ def test_nothing_is_guessed(engine: Engine, tmp_path: Path) -> None:
         {"max_length": 0},
         {"name": 5},
         {"instruction": "\ud800"},
+        {"instruction": "x" * (MAX_TEXT + 1)},
+        {"parts": ["{query}", "{document}", *["x"] * (MAX_PARTS - 1)]},
         {"unknown": 1},
     ],
 )
 def test_a_malformed_recipe_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=r"here\.json"):
         read_recipe(json.dumps({"verb": "rerank", "name": "x", "yes": "y", **wrong}), "here.json")
+
+
+def test_a_recipe_may_reach_its_limits() -> None:
+    most = {
+        "instruction": "x" * MAX_TEXT,
+        "parts": ["{query}", "{document}", *["x"] * (MAX_PARTS - 2)],
+        "max_length": 1,
+    }
+    found = read_recipe(json.dumps({"verb": "rerank", "name": "x", "yes": "y", **most}), "here.json")
+    assert isinstance(found, RerankRecipe) and len(found.parts) == MAX_PARTS
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"verb": "sing"}', '{"verb": "rerank"}'])

@@ -104,6 +104,9 @@ def test_names_of_models(one: SystemOne, engine: Engine) -> None:
     with pytest.raises(SystemOneError, match=r"^model: there is no model 'x'; there is small, jev-latest") as caught:
         one.answer({"model": "x", "state": "x", "questions": {"a": NOUL}})
     assert caught.value.status == 404 and caught.value.body["detail"]["error_type"] == "not_found_error"
+    with pytest.raises(SystemOneError, match=r"^model: there is no model 5") as caught:
+        one.answer({"model": 5, "state": "x", "questions": {"a": NOUL}})
+    assert caught.value.status == 422 and caught.value.body["detail"][0]["loc"] == ["body", "model"]
     models = one.models()["models"]
     assert [model["name"] for model in models] == ["small", "jev-latest", "other"]
     assert all(len(model["release_date"]) == 10 and model["description"] for model in models)
@@ -418,6 +421,7 @@ def test_prompt_cache_keys_share_no_cached_tokens(engine: Engine) -> None:
         assert cached(service) == 0 and cached(service) > 30
         assert all(cached(service, prompt_cache_key=key) > 30 for key in keys)
     assert cached(one, prompt_cache_options={"mode": "implicit"}) > 30
+    assert cached(one, prompt_cache_options={"mode": None, "ttl": None, "other": None}) > 30, "null is not given"
     assert cached(one, prompt_cache_key=None, prompt_cache_options={"mode": "explicit"}) == 0
 
 
