@@ -3,7 +3,7 @@ from typing import Any, TypeAlias, final
 from prelude.arrays import F64, I32
 
 LevelSizes: TypeAlias = tuple[int, int, int, bool, bool]
-StepSizes: TypeAlias = tuple[int, int, tuple[LevelSizes, ...], int, int, int, int, bool, bool, bool]
+StepSizes: TypeAlias = tuple[int, int, tuple[LevelSizes, ...], int, int, int, int, bool, bool, bool, bool]
 
 @final
 class Places:
@@ -30,6 +30,7 @@ class StepPacker:
         whole_rows: int,
         whole_tiles: int,
         group: int,
+        alone_rows: int,
     ) -> None: ...
     def measure(
         self, slices: Any, decode: Any, reads: tuple[tuple[I32, bool], ...], blocks: int, pending: int

@@ -35,14 +35,14 @@ cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu" nogil:
         cbool of_decoding
 
     cdef cppclass Limits:
-        int32_t block_size, vocab, positions, blocks, pending
+        int32_t block_size, vocab, positions, blocks, pending, alone_rows
         int64_t rows
         int32_t long_query, split_keys, whole_rows, whole_tiles, group
         cbool cut
 
     cdef cppclass Counts:
         int32_t prompts, own, longest, read_prompts, decoding, pages, read_decoding, spare
-        cbool cut, long_query, split
+        cbool cut, long_query, split, alone
         int64_t attended
 
     cdef cppclass Level:
@@ -153,18 +153,18 @@ cdef class StepPacker:
 
     def __init__(self, int32_t block_size, int32_t vocab, int32_t positions, int64_t rows, bint cut,
                  int32_t long_query, int32_t split_keys, int32_t whole_rows, int32_t whole_tiles,
-                 int32_t group):
+                 int32_t group, int32_t alone_rows):
         cdef Limits* to = &self.limits
         if block_size < 1:
             raise ValueError(f"block_size: {block_size} is less than 1")
         to.block_size, to.vocab, to.positions, to.rows, to.cut = block_size, vocab, positions, rows, cut
         to.long_query, to.split_keys, to.whole_rows = long_query, split_keys, whole_rows
-        to.whole_tiles, to.group = whole_tiles, group
+        to.whole_tiles, to.group, to.alone_rows = whole_tiles, group, alone_rows
         self.held = ()
 
     def measure(self, slices, decode, tuple reads not None, int32_t blocks, int32_t pending):
         """The shape of a step of prompts (``slices``) and decode rows (``decode``), either of which may be None:
-        ``(prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, long_query, split)``, a level
+        ``(prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, long_query, split, alone)``, a level
         being ``(requests, entries, page_size, pool, split)``; None for a step that is not sound. ``reads``: for each
         readout ``(rows, whether they are decode rows)``. ``blocks`` of the pool; ``pending``: tokens that a decode
         row may name."""
@@ -256,7 +256,7 @@ cdef class StepPacker:
         if n.decoding:
             entries = power_bucket(n.pages + n.spare, 64)
         return (prompts, own, tuple(levels) if levels else (), power_bucket(n.decoding, 1), entries, reads,
-                power_bucket(n.read_decoding, 1), n.cut, n.long_query, n.split)
+                power_bucket(n.read_decoding, 1), n.cut, n.long_query, n.split, n.alone)
 
     @property
     def attended(self):

@@ -13,7 +13,8 @@ readout_operation.py   hidden rows -> numbers: the interface of a readout on the
 read_*.py      the kinds of readouts: logprobs, sampled tokens, vectors
 step_readouts.py       all readouts of a step
 matmul_search.py       the fastest cuBLASLt algorithm of each matmul, kept on disk; cublaslt.py: its C interface
-own_attention.py  short prompts by kernels/prompts.cu, and its choice; own_trial.py tries it before use
+flashinfer_trial.py   FlashInfer against float32, before an engine uses it
+own_attention.py  short prompts by kernels/prompts.cu; own_trial.py tries it before use
 kept_choices.py   choices and outcomes of trials on disk
 graphs.py      recorded steps and which of them are kept
 weights.py     checkpoint -> merged places on the device, through pinned memory

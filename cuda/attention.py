@@ -27,11 +27,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from prelude.cuda import kept_choices
 from prelude.cuda.cuda_device import CudaDevice
 from prelude.cuda.device import Mark
 from prelude.cuda.shapes import FLOAT_WORKSPACE
@@ -88,6 +90,13 @@ def missing() -> str | None:
     if importlib.util.find_spec("flashinfer") is None:
         return "flashinfer is not installed (pip install 'prelude-engine[cuda]')"
     return None
+
+
+def trials(gpu: str) -> kept_choices.Trials:
+    """The trials of this release on ``gpu``, under this torch."""
+    return kept_choices.Trials(
+        kept_choices.path_of("flashinfer", metadata.version("flashinfer-python"), torch.__version__, gpu)
+    )
 
 
 @dataclass(slots=True)

@@ -1,20 +1,18 @@
 """kernels/*.cu -> cubin: NVRTC through cuda-python, cached on disk by the hash of everything that goes in.
 
-The cache is ``$PRELUDE_CACHE/cuda`` (default ``~/.cache/prelude/cuda``). A cache that cannot be written is done
-without. ``CompileError`` carries the compiler's log.
+``CompileError`` carries the compiler's log.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from prelude.cuda import cache_files
+from prelude.cuda import kept_choices
 
 FOLDER = Path(__file__).parent / "kernels"
 _COMMON = "common.cuh"
@@ -33,10 +31,6 @@ def source(name: str) -> str:
 def options(arch: str, *, float32: bool, head_dim: int) -> tuple[str, ...]:
     found = [f"--gpu-architecture={arch}", "--std=c++17", f"-DHEAD_DIM={head_dim}"]
     return (*found, "-DPRELUDE_FLOAT32") if float32 else tuple(found)
-
-
-def cache_dir() -> Path:
-    return Path(os.environ.get("PRELUDE_CACHE") or Path.home() / ".cache" / "prelude") / "cuda"
 
 
 def nvrtc(text: str, flags: Iterable[str], name: str) -> bytes:
@@ -74,11 +68,11 @@ def cubin(
     """The cubin of ``kernels/name.cu``, compiled once per content, flags and compiler ``version``."""
     text = source(name)
     key = hashlib.sha256("\0".join((text, *flags, version)).encode()).hexdigest()[:32]
-    path = (folder or cache_dir()) / f"{name}-{key}.cubin"
+    path = (folder or kept_choices.folder()) / f"{name}-{key}.cubin"
     with contextlib.suppress(OSError):
         return path.read_bytes()
     made = compile_(text, flags, name)
-    cache_files.write(path, made)
+    kept_choices.write(path, made)
     return made
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from prelude.cuda import compiler, matmul_search, own_attention
+from prelude.cuda import compiler, matmul_search
 from prelude.cuda.driver import CudaError, Driver
 from prelude.cuda.kernels import FILES, Argument, Kernel, check
 from prelude.cuda.matmul_search import MatmulSearch
-from prelude.cuda.own_attention import OwnAttention
+from prelude.cuda.own_attention import trials as attention_trials
 
 if TYPE_CHECKING:
     import torch
@@ -91,11 +91,12 @@ class CudaDevice:
         ranks: RankGroup | None = None,
     ) -> None:
         """``tune``: matmuls of recorded steps run by the algorithms that ``matmul_search.py`` finds fastest;
-        ``own_attention``: this project's kernel is tried for short prompts;
+        ``own_attention``: prompts alone attend by this project's kernel, if it passed its trial here;
         ``ranks``: of a tensor-parallel model."""
         self.driver = Driver(ordinal)
         import torch
 
+        self.name = torch.cuda.get_device_name(ordinal)
         self.element = element
         self.deterministic = deterministic
         self.ordinal = ordinal
@@ -109,7 +110,7 @@ class CudaDevice:
         self.processors = self.driver.processors()
         self._dependent = pdl and major >= 9
         self._clusters = major >= 9
-        self._functions: dict[tuple[str, int, tuple[str, ...]], int] = {}
+        self._functions: dict[tuple[str, int], int] = {}
         self._flags = compiler.options(
             f"sm_{major}{minor}" + ("a" if major >= 9 else ""), float32=element == torch.float32, head_dim=head_dim
         )
@@ -119,10 +120,12 @@ class CudaDevice:
         with self.scope():
             self.sums_in_float32 = self._adds_in_place()
             self.matmul_search = self._make_matmul_search() if tune and not deterministic else None
-            self.own_attention = self._make_own_attention() if own_attention else None
+        self.own_attention = False
+        if own_attention and element == torch.bfloat16 and not deterministic:
+            self.own_attention = attention_trials(self.name).outcomes().get(str(head_dim), False)
 
-    def _load_kernel(self, name: str, flags: tuple[str, ...] = ()) -> int:
-        return self.driver.load(compiler.cubin(name, (*self._flags, *flags), version=compiler.nvrtc_version()))
+    def _load_kernel(self, name: str) -> int:
+        return self.driver.load(compiler.cubin(name, self._flags, version=compiler.nvrtc_version()))
 
     def _make_matmul_search(self) -> MatmulSearch | None:
         import torch
@@ -134,15 +137,10 @@ class CudaDevice:
             library = cublaslt.CublasLt(cublaslt.load())
         except (OSError, AttributeError, CudaError):
             return None  # torch's own way is always there
-        name = torch.cuda.get_device_name(self.ordinal)
         room = [self.empty((size,), torch.uint8) for size in (matmul_search.WORKSPACE, matmul_search.SPOIL)]
-        return MatmulSearch(library, self.handle, name, room[0], room[1], self.mark, free=lambda: self.memory()[0])
-
-    def _make_own_attention(self) -> OwnAttention | None:
-        search = self.matmul_search
-        if search is None:
-            return None
-        return OwnAttention(self, search.seconds, own_attention.path_beside(search.path), own_attention.library())
+        return MatmulSearch(
+            library, self.handle, self.name, room[0], room[1], self.mark, free=lambda: self.memory()[0]
+        )
 
     def _adds_in_place(self) -> bool:
         """Whether this torch multiplies bfloat16 straight into a float32 sum. Asked, not assumed."""
@@ -206,11 +204,12 @@ class CudaDevice:
         if 0 in grid:
             return
         check(kernel, grid, args, self.element)
-        key = (kernel.name, shared, kernel.flags)
+        key = (kernel.name, shared)
         function = self._functions.get(key)
         if function is None:
-            module = self._modules[kernel.file] if not kernel.flags else self._load_kernel(kernel.file, kernel.flags)
-            function = self.driver.function(module, kernel.name, shared)
+            if kernel.file not in self._modules:
+                self._modules[kernel.file] = self._load_kernel(kernel.file)
+            function = self.driver.function(self._modules[kernel.file], kernel.name, shared)
             self._functions[key] = function
         values: list[Any] = []
         types: list[Any] = []
@@ -285,12 +284,6 @@ class CudaDevice:
         if self._ranks is not None:
             self._ranks.sum_on_device(x)
 
-    def _search(self, on: bool, attention: bool = False) -> None:
-        """``on``: of matmuls, which takes half a second and more each. The search of attention takes milliseconds."""
-        self._searching = on
-        if self.own_attention is not None:
-            self.own_attention.searching = attention
-
     def mark(self) -> CudaMark:
         return CudaMark(self.driver, self.handle)
 
@@ -303,12 +296,11 @@ class CudaDevice:
     def capture(self, work: Callable[[], None], *, search: bool = True) -> CudaGraph:
         import torch
 
-        self._search(search, attention=True)
-        try:
-            for _ in range(_WARM_UPS):  # lazy loading and library workspaces, outside the recording
+        for _ in range(_WARM_UPS):  # lazy loading and library workspaces, outside the recording
+            if search:
+                self.search(work)
+            else:
                 work()
-        finally:
-            self._search(False)
         self.driver.synchronize(self.handle)
         recorded = torch.cuda.CUDAGraph(keep_graph=True)
         if self._pool is None:
@@ -319,11 +311,11 @@ class CudaDevice:
         return CudaGraph(self.driver, self.handle, recorded)
 
     def search(self, work: Callable[[], object]) -> None:
-        self._search(True)
+        self._searching = True
         try:
             work()
         finally:
-            self._search(False)
+            self._searching = False
 
     def memory(self) -> tuple[int, int]:
         return self.driver.memory()

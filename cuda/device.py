@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prelude.cuda.kernels import Argument, Kernel
-from prelude.cuda.own_attention import OwnAttention
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +43,8 @@ class Graph(Protocol):
 class Device(Protocol):
     element: torch.dtype
     deterministic: bool
-    own_attention: OwnAttention | None
-    """None: attention of prompts is FlashInfer's."""
+    own_attention: bool
+    """Whether this project's kernel serves prompts alone (``own_attention.py``)."""
     divided: bool
     """Whether the device computes one rank's part of each layer; ``all_reduce`` adds the parts."""
     leads: bool
@@ -103,8 +102,8 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], None], *, search: bool = True) -> Graph:
-        """``work`` only enqueues, on fixed addresses. It is run to warm up, then recorded. The kernel of its
-        attention is searched first, where it is not known, and with ``search`` its matmuls' algorithms."""
+        """``work`` only enqueues, on fixed addresses. It is run to warm up, then recorded. With ``search`` the
+        algorithms of its matmuls are searched first, where they are not known."""
         ...
 
     def search(self, work: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from prelude.cuda import kernels
+from prelude.cuda import kernels, own_attention
 from prelude.cuda.attention import Calls
 from prelude.cuda.device import Device
 from prelude.cuda.driver import is_final
@@ -29,7 +29,7 @@ from prelude.cuda.host_blocks import CudaHostBlocks
 from prelude.cuda.key_lists import key_lists
 from prelude.cuda.lane import Lane
 from prelude.cuda.layout import StepLayout, lay_out
-from prelude.cuda.levels import KeysAttention, LevelsAttention, ReusedCalls, StepAttention
+from prelude.cuda.levels import KeysAttention, LevelsAttention, PromptsAttention, ReusedCalls, StepAttention
 from prelude.cuda.readout_operation import ReadoutContext, RecordedReadout
 from prelude.cuda.recorder import Recorder
 from prelude.cuda.shapes import Choices, Shape, Writer, power_bucket
@@ -95,7 +95,8 @@ class CudaExecutor:
         self._lock = threading.Lock()  # of the list of submitted steps; submitting itself is one thread's affair
         self._clock = StepClock()
         heads, fa3 = config.spec.attention, self.calls is not None and self.calls.fa3
-        self.choices = Choices.of(fa3, device.processors, heads)
+        alone_rows = own_attention.ROWS if device.own_attention else 0
+        self.choices = Choices.of(fa3, device.processors, heads, alone_rows)
         self._eager_calls = None if self.calls is None else ReusedCalls(self.calls)
         positions = weights.rope_table.shape[0]
         given = {window for window in windows_of(config.spec) if window is not None}
@@ -312,7 +313,8 @@ class CudaExecutor:
         eagerly. Readouts of simple kinds are part of the graph. Where there is another one, all are enqueued after
         the graph; their arrays follow the arrays of the body in the same copy."""
         keys = 0
-        if self.calls is None or self._is_cut_by_a_window(layout):
+        windowed = self._is_cut_by_a_window(layout)
+        if windowed or (self.calls is None and not self.choices.alone(layout)):
             keys = max(1, len(key_lists(layout, self.block_size).keys))
         exact = Shape.exact(layout, keys, self.choices, self.windows)
         asked = [read.readout for read in layout.reads]
@@ -353,13 +355,18 @@ class CudaExecutor:
     def _run(self, program: Program, area: Tensor, attention: StepAttention) -> Tensor:
         return self.forward.run(program.shape, Inputs.of(program.inputs, area, self.pending_tokens), attention)
 
+    def own_attention(self, shape: Shape, fields: Fields, area: Tensor) -> StepAttention:
+        """By a kernel of this project."""
+        if shape.alone:
+            return PromptsAttention(self.device, fields, area)
+        return KeysAttention(self.device, shape, fields, area, self.config.spec.attention.kv_heads)
+
     def eager_attention(self, program: Program, area: Tensor) -> StepAttention:
-        if program.shape.keys or self._eager_calls is None:
-            return KeysAttention(
-                self.device, program.shape, program.inputs, area, self.config.spec.attention.kv_heads
-            )
-        self._eager_calls.begin()
-        return LevelsAttention(self._eager_calls, program.shape, program.inputs, area, self.work)
+        shape, calls = program.shape, self._eager_calls
+        if calls is None or not shape.levels:
+            return self.own_attention(shape, program.inputs, area)
+        calls.begin()
+        return LevelsAttention(calls, shape, program.inputs, area, self.work)
 
     # ------------------------------------------------------------------ recording
 

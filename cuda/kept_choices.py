@@ -1,34 +1,49 @@
-"""Choices that were made on a device, on disk for the next process: entries by name, in JSON."""
+"""The cache on disk, ``$PRELUDE_CACHE/cuda`` (default ``~/.cache/prelude/cuda``): cubins, choices and outcomes of
+trials for the next process. A cache that cannot be written is done without."""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
-from collections.abc import Callable, Iterable
+import os
+import re
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prelude.cuda import cache_files, compiler
+
+def folder() -> Path:
+    return Path(os.environ.get("PRELUDE_CACHE") or Path.home() / ".cache" / "prelude") / "cuda"
 
 
-def path_beside(choices: Path, kind: str, kernel_file: str, flags: Iterable[tuple[str, ...]]) -> Path:
-    """Where choices lie for the GPU and library that ``choices`` names: by the kernel's source and compiler, and by
-    the ``flags`` of each of its variants."""
-    text = compiler.source(kernel_file) + compiler.nvrtc_version() + str([*flags])
-    return choices.with_name(f"{choices.stem}-{kind}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json")
+def path_of(*names: str) -> Path:
+    """Of a file of entries that are good for all of these: a GPU, a release, a hash of a source."""
+    return folder() / ("-".join(re.sub(r"[^A-Za-z0-9.]+", "-", name) for name in names) + ".json")
 
 
-def trial_path(path: Path) -> Path:
-    """Of the outcomes of ``own_trial.py``, beside the choices."""
-    return path.with_name(f"{path.stem}-trial.json")
+def write(path: Path, data: bytes) -> None:
+    """Beside its name first, then renamed, so that processes that start together read no half of it; nothing is left
+    where that fails."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
 
 
-def write(path: Path, entries: dict[str, dict[str, Any]]) -> None:
-    cache_files.write(path, json.dumps(entries, indent=1).encode())
+def add(path: Path, sound: Callable[[Any], bool], entries: dict[str, dict[str, Any]]) -> None:
+    """Entries by name, beside the sound ones of the file."""
+    write(path, json.dumps({**read(path, sound), **entries}, indent=1).encode())
 
 
 def read(path: Path, sound: Callable[[Any], bool]) -> dict[str, dict[str, Any]]:
-    """The sound entries of a file; all others are searched again."""
+    """The sound entries of a file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -36,13 +51,17 @@ def read(path: Path, sound: Callable[[Any], bool]) -> dict[str, dict[str, Any]]:
     return {key: entry for key, entry in found.items() if sound(entry)} if isinstance(found, dict) else {}
 
 
-def passed(trial: Path) -> set[str]:
-    """The names of the kernels that passed."""
-    return {name for name, entry in read(trial, _tried).items() if entry["passed"]}
+class Trials:
+    """Outcomes of trials by name. A trial is noted as failed before it begins: one that ends its process has."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-def keep_trial(trial: Path, name: str, passed: bool) -> None:
-    write(trial, {**read(trial, _tried), name: {"passed": passed}})
+    def outcomes(self) -> dict[str, bool]:
+        return {name: bool(entry["passed"]) for name, entry in read(self.path, _tried).items()}
+
+    def note(self, name: str, passed: bool) -> None:
+        add(self.path, _tried, {name: {"passed": passed}})
 
 
 def _tried(entry: Any) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Argument: TypeAlias = "Tensor | int | float | None"
 FILES = ("norms", "heads", "attend", "logits", "sample", "publish")
+"""Loaded with the device; another file is when a kernel of it is first launched."""
 _TYPES = {"i32": torch.int32, "f32": torch.float32, "f64": torch.float64}
 
 
@@ -31,8 +32,6 @@ class Kernel:
     extents: Callable[..., tuple[int, ...]]  # (rows, *args) -> least number of values per pointer argument
     cluster: int = 1
     """Blocks that share memory, from compute capability 9.0. A grid counts clusters; before 9.0 each is one block."""
-    flags: tuple[str, ...] = ()
-    """Of the compiler. A file with flags is compiled when a kernel of it is first launched."""
 
 
 def check(kernel: Kernel, grid: tuple[int, ...], args: Sequence[Argument], element: torch.dtype) -> None:

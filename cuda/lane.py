@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from prelude.cuda.executor import CudaExecutor
     from prelude.cuda.submitted import SubmittedStep
 
-ShapeKey: TypeAlias = tuple[int, int, tuple[Any, ...], int, int, int, int, bool, bool, bool]
+ShapeKey: TypeAlias = tuple[int, int, tuple[Any, ...], int, int, int, int, bool, bool, bool, bool]
 Asked: TypeAlias = tuple[tuple[str, int, int], ...]  # as RecordedReadout, one for each group
 Groups: TypeAlias = "tuple[tuple[Readout, ...], ...]"
 Results: TypeAlias = "tuple[tuple[Output, ...], tuple[I32, ...]]"
@@ -194,6 +194,7 @@ class Lane:
             choices.whole_rows,
             choices.whole_tiles,
             choices.group,
+            choices.alone_rows,
         )
         self._known: dict[tuple[ShapeKey, Asked], KnownStep] = {}
 
@@ -292,7 +293,7 @@ class Lane:
 
 
 def shape_of(key: ShapeKey, asked: Asked) -> Shape:
-    prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, long_query, split = key
+    prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, long_query, split, alone = key
     return Shape(
         prompts,
         own,
@@ -306,4 +307,5 @@ def shape_of(key: ShapeKey, asked: Asked) -> Shape:
         tuple(RecordedReadout(*one) for one in asked),
         long_query,
         split,
+        alone,
     )

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from prelude.cuda import kernels
+from prelude.cuda import kernels, own_attention
 from prelude.cuda.attention import Calls, LevelCall
 from prelude.cuda.device import Device
-from prelude.cuda.own_attention import Prompts
 from prelude.cuda.shapes import Shape, key_range, list_suffixes
 from prelude.cuda.staging import Area, Fields
 from torch import Tensor
@@ -117,6 +116,30 @@ class KeysAttention:
     ) -> None:
         lists = (self.read if last else self.body)[window]
         kernels.attend(self.device, q, k, v, pool, lists, self.kv_heads, out)
+
+
+class PromptsAttention:
+    """Prompts that read nothing but themselves, by this project's kernel."""
+
+    def __init__(self, device: Device, fields: Fields, area: Tensor) -> None:
+        self.device = device
+        self.starts = fields.on(area, "own.qo")
+
+    def plan(self, area: Area) -> None:
+        pass
+
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pool: tuple[Tensor, Tensor],
+        out: Tensor,
+        *,
+        last: bool,
+        window: int | None = None,
+    ) -> None:
+        own_attention.run(self.device, q, k, v, self.starts, out.view(q.shape))
 
 
 class LevelsAttention:
@@ -232,7 +255,7 @@ class LevelsAttention:
         tokens = self.shape.prompts
         k, v = k[:tokens], v[:tokens]
         if not more:
-            self._lone(own, q, k, v, out, last)
+            own.run(q, k, v, out, None)
             return
         lse, part, part_lse = self.work.partial(rows, q.shape[1:])
         own.run(q, k, v, out, lse)
@@ -243,10 +266,6 @@ class LevelsAttention:
                 continue
             call.run(q[at], keys, values, part[at], part_lse[at])
             self.calls.merge(out[at], lse[at], part[at], part_lse[at])
-
-    def _lone(self, call: LevelCall, q: Tensor, k: Tensor, v: Tensor, out: Tensor, last: bool) -> None:
-        """Prompts that attend to nothing else."""
-        call.run(q, k, v, out, None)
 
 
 class RecordedLevels(LevelsAttention):
@@ -262,15 +281,6 @@ class RecordedLevels(LevelsAttention):
         self.place = fields.places.get("plans")
         self._kept: OrderedDict[bytes, npt.NDArray[np.uint8]] = OrderedDict()
         self._parts: list[tuple[int, int]] = []  # where each call's plan lies in the field
-
-    def _lone(self, call: LevelCall, q: Tensor, k: Tensor, v: Tensor, out: Tensor, last: bool) -> None:
-        def library(prompts: Prompts) -> None:
-            call.run(prompts.q, prompts.k, prompts.v, prompts.out, None)
-
-        own = None if last else self.device.own_attention  # rows of a cut layer are not the tokens' rows
-        prompts = Prompts(q, k, v, out, self.fields.on(self.area, "own.qo"))
-        if own is None or not own.run(prompts, library, long=self.shape.long_query):
-            library(prompts)
 
     def sizes(self, area: Area) -> list[int]:
         """Bytes of each call's plan, by planning ``area``: the first plan fixes the most rows there will be."""

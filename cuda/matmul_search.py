@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prelude.cuda import kept_choices
-from prelude.cuda.compiler import cache_dir
 from prelude.cuda.cublaslt import ALIGNMENT, Algorithm, Matmul
 from prelude.cuda.driver import CudaError
 from prelude.cuda.shapes import power_bucket, token_bucket
@@ -93,8 +92,8 @@ class MatmulSearch:
         self._workspace = workspace
         self._spoil = spoil
         self._mark = mark
-        safe = re.sub(r"[^A-Za-z0-9]+", "-", name)
-        self.path = (folder or cache_dir()) / f"matmuls-{safe}-{library.version}.json"
+        path = kept_choices.path_of("matmuls", name, str(library.version))
+        self.path = path if folder is None else folder / path.name
         self._kept: dict[str, dict[str, Any]] = kept_choices.read(self.path, _sound)
         self._chosen: dict[Matmul, Algorithm | None] = {}
         self._free = free
@@ -130,7 +129,7 @@ class MatmulSearch:
             log.warning("no algorithm was searched for matmul %s: %s", matmul.key, self.failed[matmul.key])
             return
         self._chosen.clear()
-        self._write()
+        kept_choices.add(self.path, _sound, self._kept)
 
     def _search(
         self,
@@ -223,9 +222,6 @@ class MatmulSearch:
             self._chosen.clear()
         self._chosen[matmul] = found
         return found
-
-    def _write(self) -> None:
-        kept_choices.write(self.path, {**kept_choices.read(self.path, _sound), **self._kept})
 
 
 def _like(rows: Tensor) -> Tensor:

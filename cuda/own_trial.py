@@ -3,8 +3,8 @@
     python -m prelude.cuda.own_trial
 
 The attention of each width of heads runs in a process of its own with a time limit, and is compared with float32
-results of torch. The widths that passed are stored by GPU, kernel source and compiler. ``OwnAttention`` offers only
-kernels that passed: a kernel that hangs or ends its process does so here, and not in an engine.
+results of torch. The widths that passed are stored by GPU, kernel source and compiler, and no engine uses another: a
+kernel that hangs or ends its process does so here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from prelude.cuda import own_attention
-from prelude.cuda.own_attention import OwnAttention, Prompts, same
+from prelude.cuda.kept_choices import Trials
+from prelude.cuda.own_attention import in_float32, same
 
 if TYPE_CHECKING:
     from prelude.cuda.device import Device
@@ -67,31 +68,24 @@ def _attends(
     out.fill_(7.0)
     starts = device.empty((len(lengths) + 1,), torch.int32)
     starts.copy_(torch.tensor([0, *ends]))
-    own_attention.run(device, Prompts(q, k, v, out, starts))
+    own_attention.run(device, q, k, v, starts, out)
     device.mark().wait()
     wanted = torch.full_like(out, 7.0, dtype=torch.float32)
-    group = heads // kv_heads
     for part in whole:
-        length = part.stop - part.start
-        keys, held = (x[part].float().repeat_interleave(group, 1) for x in (k, v))
-        scores = torch.einsum("nhd,mhd->hnm", q[part].float(), keys) * head_dim**-0.5
-        later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
-        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
-        wanted[part] = torch.einsum("hnm,mhd->nhd", weights, held)
+        wanted[part] = in_float32(q[part], k[part], v[part], causal=True)
     right = all(same(out[part], wanted[part]) for part in whole)
     return right and bool((out[ends[-1] :] == 7.0).all())
 
 
-def note_attention(own: OwnAttention, head_dim: int) -> bool:
-    """Tries the attention of heads of ``head_dim`` and keeps the outcome, which it returns. A process that does not
-    come back from the trial leaves it failed."""
-    own.keep_trial(head_dim, False)
+def note_attention(device: Device, trials: Trials, head_dim: int) -> bool:
+    """Tries the attention of heads of ``head_dim`` and keeps the outcome, which it returns."""
+    trials.note(str(head_dim), False)
     try:
-        passed = attends(own.device, head_dim)
+        passed = attends(device, head_dim)
     except RuntimeError as error:  # of the compiler or the driver
         print(f"attention, heads of {head_dim}: {error}", flush=True)
         passed = False
-    own.keep_trial(head_dim, passed)
+    trials.note(str(head_dim), passed)
     print(f"attention, heads of {head_dim}: {'passed' if passed else 'FAILED'}", flush=True)
     return passed
 
@@ -101,11 +95,8 @@ def one(head_dim: int) -> int:
     from prelude.cuda.cuda_device import CudaDevice
 
     device = CudaDevice(torch.bfloat16, head_dim=head_dim)
-    if device.own_attention is None:
-        print("this GPU, or this build of torch, has no place for this project's attention")
-        return 1
     with device.scope():
-        return 0 if note_attention(device.own_attention, head_dim) else 1
+        return 0 if note_attention(device, own_attention.trials(device.name), head_dim) else 1
 
 
 def main(arguments: list[str]) -> int:

@@ -1,8 +1,7 @@
 """Recording shapes: in a step that wants it at once, when the engine is idle, and before it serves.
 
-Recording runs the step twice and captures it, on arrays of padding. The kernel of its attention is searched then, in
-milliseconds. Matmul algorithms are searched only by ``warm_up`` and in steps that record at once: a search takes half
-a second and more.
+Recording runs the step twice and captures it, on arrays of padding. Matmul algorithms are searched only by
+``warm_up`` and in steps that record at once: a search takes half a second and more.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from prelude.cuda.forward import Inputs
 from prelude.cuda.graphs import DoesNotFit, Program
-from prelude.cuda.levels import KeysAttention, RecordedLevels, StepAttention, plan_room
+from prelude.cuda.levels import RecordedLevels, StepAttention, plan_room
 from prelude.cuda.matmul_search import LARGE_ROWS
 from prelude.cuda.readout_operation import RecordedReadout
 from prelude.cuda.shapes import Shape, Writer, power_bucket, token_bucket
@@ -102,8 +101,7 @@ class Recorder:
 
     def _expected(self) -> Iterator[Shape]:
         executor = self.executor
-        if executor.calls is None:
-            return  # key lists: their number is part of a shape
+        alone_rows, levels = executor.choices.alone_rows, executor.calls is not None
         kinds: list[tuple[RecordedReadout, ...] | None] = [None]
         if executor.weights.lm_head is not None:
             kinds = [(RecordedReadout("greedy", 1, 0),)]
@@ -111,9 +109,14 @@ class Recorder:
         longest = min(WARM_TOKENS, executor.step_tokens, executor.graphs.policy.max_rows)
         # A bucket may have prompts on both sides of the length from which on another kernel attends.
         least = executor.choices.long_query
-        for tokens, long in sorted({(token_bucket(n), n >= least) for n in range(1, longest + 1)}):
+        for tokens, long, alone in sorted(
+            {(token_bucket(n), n >= least and n > alone_rows, n <= alone_rows) for n in range(1, longest + 1)}
+        ):
+            if not alone and not levels:
+                return  # key lists: their number is part of a shape
+            cut = executor.cut_last_layer and not alone
             for readouts in kinds:
-                yield Shape(tokens, 1, (), 0, 0, 1, 0, executor.cut_last_layer, 0, readouts, long)
+                yield Shape(tokens, 1, (), 0, 0, 1, 0, cut, 0, readouts, long, alone=alone)
         if executor.weights.lm_head is None:
             return
         rows = 1
@@ -167,10 +170,8 @@ class Recorder:
         fields = Fields([*shape.sizes(), *readouts.inputs()])
         self._write_idle(shape, fields, area)
         calls = executor.calls
-        if shape.keys or calls is None:
-            heads = executor.config.spec.attention.kv_heads
-            attention: StepAttention = KeysAttention(executor.device, shape, fields, staging.input_area, heads)
-            return Program(shape, fields, outputs), attention
+        if calls is None or not shape.levels:
+            return Program(shape, fields, outputs), executor.own_attention(shape, fields, staging.input_area)
 
         def levels(fields: Fields) -> RecordedLevels:
             return RecordedLevels(calls, shape, fields, staging.input_area, executor.work, executor.device)

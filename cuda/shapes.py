@@ -60,28 +60,35 @@ def power_bucket(count: int, least: int = 1) -> int:
 class Choices:
     """When attention takes which of its ways. ``long_query``: see ``LONG_QUERY``; a number above every length where
     there is no FA3. ``whole_rows``: decode rows that fill the device, so that splitting their keys gains nothing;
-    ``whole_tiles``: tiles of prompts that do. ``group``: query heads that share a key."""
+    ``whole_tiles``: tiles of prompts that do. ``group``: query heads that share a key; ``alone_rows``: see ``alone``.
+    """
 
     long_query: int = 1 << 30
     split_keys: int = SPLIT_KEYS
     whole_rows: int = 1 << 30
     whole_tiles: int = 1 << 30
     group: int = 1
+    alone_rows: int = 0
 
     @classmethod
-    def of(cls, fa3: bool, processors: int, heads: Attention) -> Choices:
+    def of(cls, fa3: bool, processors: int, heads: Attention, alone_rows: int) -> Choices:
         """``processors``: multiprocessors of the device, each of which runs two blocks at a time."""
         whole = max(1, -(-2 * processors // heads.kv_heads))
         # A bucket has at most twice the tiles, and each of them room for its float32 sums in FlashInfer's workspace.
         room = FLOAT_WORKSPACE // (2 * heads.heads * QUERY_TILE * (heads.head_dim + 1) * 4)
         group = heads.heads // heads.kv_heads
-        return cls(LONG_QUERY if fa3 else 1 << 30, SPLIT_KEYS, whole, min(whole, room), group)
+        return cls(LONG_QUERY if fa3 else 1 << 30, SPLIT_KEYS, whole, min(whole, room), group, alone_rows)
 
     def splits(self, level: Paged, rows: int) -> bool:
         """Whether the keys of a recorded level are split among blocks: each tile of its ``rows`` has a block for each
         KV head, and without a split these would not fill the device. An eager call's plan counts them itself."""
         tiles = -(-rows * self.group // QUERY_TILE) + level.requests - 1
         return tiles < self.whole_tiles and most_keys(level) > self.split_keys
+
+    def alone(self, layout: StepLayout) -> bool:
+        """Whether this project's kernel attends, in every layer: a few rows of prompts that read nothing but
+        themselves. Their last layer is not cut, as its time is that of reading its weights."""
+        return 0 < layout.prompts <= self.alone_rows and not layout.decoding and not layout.body.more
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +116,17 @@ class Shape:
     readouts: tuple[RecordedReadout, ...] | None  # recorded in the graph; None: they run after it
     long_query: bool = False  # the own level is FA3's
     decode_split: bool = False  # keys of decode rows are split among blocks
+    alone: bool = False  # see ``Choices.alone``
     windows: tuple[int, ...] = ()  # of key lists: a row has a part of its list for each of them too
 
     @property
     def rows(self) -> int:
         return self.prompts + self.decoding
+
+    @property
+    def levels(self) -> bool:
+        """Whether FlashInfer attends."""
+        return not self.keys and not self.alone
 
     @property
     def read(self) -> int:
@@ -125,6 +138,7 @@ class Shape:
     ) -> Shape:
         body, choices = layout.body, choices or Choices()
         levels = keys == 0
+        alone = levels and choices.alone(layout)
         own = body.own if levels else None
         decode = body.decode if levels else None
         return cls(
@@ -135,13 +149,14 @@ class Shape:
             decode_entries=0 if decode is None else len(decode.pages),
             read_prompts=layout.read_prompts,
             read_decoding=len(layout.read) - layout.read_prompts,
-            cut=layout.last is not None,
+            cut=layout.last is not None and not alone,
             keys=keys,
             readouts=None,
-            long_query=own is not None and int(np.diff(own.qo).max(initial=0)) >= choices.long_query,
+            long_query=own is not None and not alone and int(np.diff(own.qo).max(initial=0)) >= choices.long_query,
             decode_split=decode is not None
             and layout.decoding < choices.whole_rows
             and most_keys(decode) > choices.split_keys,
+            alone=alone,
             windows=windows if keys else (),
         )
 
@@ -273,7 +288,7 @@ class Writer:
         first, end = key_range(self.fields, [name for name, _ in shape.lengths()])
         area[first:end] = 0  # between the arrays too: they are compared as one run of bytes
         if layout.body.own is not None:
-            self._write_own(area, layout.body.own, layout.last)
+            self._write_own(area, layout.body.own, layout.last if shape.cut else None)
         for i, level in enumerate(layout.body.more):
             self._write_level(area, i, level, layout.last)
         if shape.decoding:

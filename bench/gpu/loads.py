@@ -74,6 +74,7 @@ class Bench:
         """``own``: this project's attention may be chosen, if it passed its trial."""
         self.repeats = repeats
         self.own = own
+        self.attention = "FlashInfer"
         self.steps: list[dict[str, Any]] = []
         """Of each executor that was closed: how its steps ran."""
         self._open: list[Any] = []
@@ -115,19 +116,9 @@ class Bench:
         **options: Any,
     ) -> CudaExecutor:
         """``pdl``: programmatic dependent launch. ``prefill``: FlashInfer's backend of ragged prefill, or "auto"."""
-        from prelude.cuda.cuda_device import CudaDevice
-
         config = MODELS[name]
         element = torch.float32 if float32 else torch.bfloat16
-        width = config.spec.attention.head_dim
-        device = CudaDevice(
-            element,
-            head_dim=width,
-            deterministic=deterministic,
-            tune=tune,
-            pdl=pdl,
-            own_attention=self.own,
-        )
+        device = self.device(name, element, deterministic=deterministic, tune=tune, pdl=pdl, own_attention=self.own)
         with device.scope():
             loaded = weights.load(
                 device, RandomSource(config, "cuda", torch.bfloat16), config.spec, config.max_positions
@@ -135,6 +126,8 @@ class Bench:
         calls = attention_calls(config, device)
         if calls is not None:
             calls.prefill = prefill
+        elif not float32 and not deterministic:
+            self.attention = "key lists"
         settings: dict[str, Any] = {"num_blocks": 4096, "step_tokens": 16_384, "step_rows": 512}
         executor = CudaExecutor(
             config,
@@ -207,7 +200,22 @@ class Bench:
             found.append((time.perf_counter() - began) / count)
         return found
 
+    @staticmethod
+    def device(name: str, element: torch.dtype, **options: Any) -> Any:
+        from prelude.cuda.cuda_device import CudaDevice
+
+        return CudaDevice(element, head_dim=MODELS[name].spec.attention.head_dim, **options)
+
     # ------------------------------------------------------------------ correctness
+
+    def flashinfer(self) -> Iterator[Load]:
+        """Its trial on the heads of each model. If it fails, the stages behind go without FlashInfer."""
+        for name in ("06b", "4b"):
+            device = self.device(name, torch.bfloat16, tune=False)
+            began = time.perf_counter()
+            attention_calls(MODELS[name], device, "flashinfer")
+            yield Load(f"flashinfer_{name}.trial_s", "s", [time.perf_counter() - began])
+            device.close()
 
     def correctness(self) -> Iterator[Load]:
         """Folds, chunks, hits and decode of every path against a plain float32 forward over the same weights. A path

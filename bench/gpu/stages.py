@@ -211,7 +211,9 @@ def part(stage: Stage, name: str) -> None:
         for load in getattr(bench, name.removesuffix(OWN))():
             values = load.plain()
             key, dot, unit = values.pop("key").rpartition(".")
-            stage.tell(f"{key}{OWN if own else ''}{dot}{unit}", device=bench.chip.name, **values)
+            stage.tell(
+                f"{key}{OWN if own else ''}{dot}{unit}", device=bench.chip.name, attention=bench.attention, **values
+            )
     finally:
         bench.release()
         for at, steps in enumerate(bench.steps):

@@ -38,6 +38,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         shown_by = "correctness" + (OWN if stage.endswith(OWN) else "")
         return "" if shown_by in well else " (correctness not shown)"
 
+    def by(found: dict[str, Any]) -> str:
+        return "" if found.get("attention") in (None, "FlashInfer") else f" (attention by {found['attention']})"
+
     devices = [str(x["value"]) for x in lines if x["key"] == "device.name"]
     forced = [f"{x['value']} in {x['stage']}" for x in lines if x["key"] == "attention"]
     text = [", ".join([*(dict.fromkeys(devices) or ["device unknown"]), *forced]), ""]
@@ -48,7 +51,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             if found is not None:
                 paper = (found.get("paper") or {}).get("prelude")
                 cells = [*_cells(found), shown(found.get("reach")), shown(paper)]
-                text.append(f"| {name}{said}{mark(found['stage'])} | {' | '.join(cells)} |")
+                text.append(f"| {name}{said}{by(found)}{mark(found['stage'])} | {' | '.join(cells)} |")
             elif not which:
                 text.append(f"| {name} | not measured | | | | | |")
     text += ["", "| stage | ended | s |", "|---|---|---|"]
@@ -59,7 +62,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     text += [f"- {x['key']} ({x['stage']}): {x.get('error') or x.get('value') or 'failed'}" for x in bad]
     text += ["", "| figure | median | spread | unit | floor | reach |", "|---|---|---|---|---|---|"]
     for key, x in figures.items():
-        text.append(f"| {key}{mark(x['stage'])} | {' | '.join([*_cells(x), shown(x.get('reach'))])} |")
+        text.append(f"| {key}{by(x)}{mark(x['stage'])} | {' | '.join([*_cells(x), shown(x.get('reach'))])} |")
     return "\n".join(text) + "\n"
 
 
@@ -73,7 +76,7 @@ def figures_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for x in lines:
         if isinstance(x.get("values"), list) and x["values"]:
             row = {"measure": x["key"], "value": x.get("value"), "low": min(x["values"]), "high": max(x["values"])}
-            rows.append(row | {key: x[key] for key in ("unit", "floor", "reach", "device") if key in x})
+            rows.append(row | {key: x[key] for key in ("unit", "floor", "reach", "device", "attention") if key in x})
     return {"facts": facts, "rows": rows}
 
 

@@ -12,7 +12,7 @@
 // Tile t of prompt p is block (starts[p] + 15 p) / 16 + t. A prompt of n rows has (n + 15) / 16 tiles, and the next
 // prompt begins as many blocks later or more: no two tiles share a block. Of a lone prompt every block has a tile.
 
-constexpr int ROWS = 16, KEYS = 32;  // of a tile; of a warp's turn
+constexpr int ROWS = 16, KEYS = 32, WARPS = 4;  // of a tile; of a warp's turn; of a block
 constexpr int STEPS = HEAD_DIM / 16, TILES = HEAD_DIM / 8;
 constexpr int PITCH = HEAD_DIM + 8;  // of a row in shared memory: the eight rows that an instruction reads meet all banks
 constexpr int PART = HEAD_DIM + 4;   // of a row of a warp's output

@@ -9,7 +9,7 @@
 
 ``auto`` takes the first that serves, on a CPU step by step; ``EngineConfig(attention=...)`` or, where that is
 ``auto``, the environment's ``PRELUDE_ATTENTION`` takes one by name. One that cannot serve is refused when the engine
-is made, never replaced in silence.
+is made. ``auto`` does without FlashInfer where it is missing or fails its trial, and says so in the log.
 """
 
 from __future__ import annotations
@@ -102,8 +102,7 @@ def choose(setting: str, device: str, wanted: Wanted) -> str:
     if name == "auto":
         if device == "cpu":
             return name
-        serving = next(backend for backend in of_device if backend.refuses(wanted) is None)
-        return _installed(serving)
+        return next(backend.name for backend in of_device if backend.refuses(wanted) is None)
     backend = next(backend for backend in BACKENDS if backend.name == name)
     if backend.device != device:
         served = ", ".join(["auto", *(other.name for other in of_device)])
@@ -113,11 +112,6 @@ def choose(setting: str, device: str, wanted: Wanted) -> str:
     reason = backend.refuses(wanted)
     if reason is not None:
         raise ConfigError(f"attention={name!r} cannot serve here: {reason}; use attention='auto'")
-    return _installed(backend)
-
-
-def _installed(backend: Backend) -> str:
-    """Warns where the backend that is made for this is missing: its replacement is slow."""
     lack = backend.lacks()
     if lack is not None:
         raise DeviceUnavailable(f"attention={backend.name!r}: {lack}", missing=(lack,))

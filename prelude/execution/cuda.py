@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import threading
 from bisect import bisect_right
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +15,8 @@ import numpy as np
 
 from prelude.batch import LogprobRows, OneShotBatch, PooledRows, Readout
 from prelude.config import EngineConfig
-from prelude.errors import UnsupportedModel
-from prelude.execution.backends import Wanted, choose
+from prelude.errors import DeviceUnavailable, UnsupportedModel
+from prelude.execution.backends import Wanted, asked_for, choose
 from prelude.execution.layout import blank_prompts
 from prelude.execution.memory_plan import MemoryPlan
 from prelude.execution.step_memory import StepMemory
@@ -67,7 +69,8 @@ def open_executor(
     check_supported(model.spec if ranks is None else ranks.shard.spec)
     ordinal = 0 if ranks is None else ranks.own_gpu()
     element = torch.float32 if dtype == "float32" else torch.bfloat16
-    attention_for(config.attention, model, element, config.deterministic)  # before the weights are read
+    if attention_for(config.attention, model, element, config.deterministic) == "flashinfer":
+        threading.Thread(target=_import_flashinfer, daemon=True).start()  # two seconds, beside the weights
     positions = config.resolved_length(model.max_positions)
     before, _ = torch.cuda.mem_get_info()
     with fits(torch.cuda.mem_get_info, "loading the weights, with kernels and workspaces,"):
@@ -91,12 +94,17 @@ def open_executor(
             with device.scope():
                 loaded = weights.load(device, source, model.spec, positions)
             checkpoint.check_unchanged()
-        calls = attention_calls(model, device, config.attention)
+        calls = attention_calls(model, device, config.attention, alone=ranks is None)
     # Each rank records a shape in the same step: the step adds up over the ranks.
     policy = None if ranks is None else GraphPolicy(at_once=True)
     return make_executor(
         model, loaded, device, config, before, logits_rows=logits_rows, calls=calls, policy=policy, ranks=ranks
     )
+
+
+def _import_flashinfer() -> None:
+    with suppress(Exception):  # ``attention_calls`` says why it cannot be imported
+        importlib.import_module("flashinfer")
 
 
 def make_executor(
@@ -262,15 +270,37 @@ def attention_for(setting: str, model: ModelConfig, element: torch.dtype, determ
     return name
 
 
-def attention_calls(model: ModelConfig, device: CudaDevice, setting: str = "auto") -> Calls | None:
-    """FlashInfer's calls; None where attention goes by key lists."""
-    from prelude.cuda import attention
+def attention_calls(
+    model: ModelConfig, device: CudaDevice, setting: str = "auto", *, alone: bool = True
+) -> Calls | None:
+    """FlashInfer's calls; None where attention goes by key lists. If FlashInfer is missing or fails its trial, "auto"
+    does without it and says so, but on a rank of a divided model (not ``alone``): its ranks attend alike."""
+    from prelude.cuda import attention, flashinfer_trial
 
     if attention_for(setting, model, device.element, device.deterministic) == "keys":
         return None
-    heads = model.spec.attention
-    with device.scope():
-        return attention.FlashInferCalls(device, heads.heads, heads.kv_heads, heads.head_dim)
+    mixer = model.spec.attention
+    heads = mixer.heads, mixer.kv_heads, mixer.head_dim
+    lack = attention.missing()
+    try:
+        if lack is None:
+            with device.scope():
+                calls = attention.FlashInferCalls(device, *heads)
+                lack = flashinfer_trial.failure(device, calls, heads, attention.trials(device.name))
+            if lack is None:
+                return calls
+    except (ImportError, OSError) as error:
+        lack = f"it cannot be imported: {error}"
+    if asked_for(setting) == "flashinfer" or not alone:
+        raise DeviceUnavailable(f"attention='flashinfer': {lack}", missing=(lack,))
+    log.warning(
+        "FlashInfer is not used: %s. %s, without tensor cores",
+        lack,
+        "Longer prompts than 256 tokens, cached prefixes and decode attend by key lists"
+        if device.own_attention
+        else "Attention goes by key lists",
+    )
+    return None
 
 
 def probe_step(executor: CudaExecutor) -> OneShotBatch:

@@ -39,7 +39,8 @@ os.makedirs(os.path.join(os.environ["PRELUDE_CACHE"], "cuda"), exist_ok=True)
 open(os.path.join(os.environ["PRELUDE_CACHE"], "cuda", "matmuls-one.json"), "a").write(name + " ")
 print("output of", name)
 if kind != "silent":
-    tell(name + ".ms", values=[2.0, 1.0, 3.0], value=2.0, unit="ms")
+    attention = {"keys": "key lists", None: "FlashInfer"}[os.environ.get("PRELUDE_ATTENTION")]
+    tell(name + ".ms", values=[2.0, 1.0, 3.0], value=2.0, unit="ms", attention=attention)
 if kind == "raise": raise RuntimeError("a fault")
 if kind == "segv": os.kill(os.getpid(), signal.SIGSEGV)
 if kind == "torn":
@@ -51,7 +52,7 @@ if kind in ("hang", "child"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(600)
 """
-NAMES = ("versions", "correctness", "oneshot", "decode")
+NAMES = ("versions", "flashinfer", "correctness", "oneshot", "decode")
 
 
 def run(tmp_path: Path, faults: dict[str, str], monkeypatch: pytest.MonkeyPatch, **options: Any) -> first.FirstRun:
@@ -103,6 +104,7 @@ def test_one_stage_s_fault_costs_no_other(
     assert [line["stage"] for line in found if line["key"] == "end"] == list(NAMES), "a torn line costs no other"
     text = (made.out / "table.md").read_text("utf-8")
     assert ("correctness not shown" in text) == (at == "correctness" and how != "done")
+    assert ("| decode.ms (attention by key lists)" in text) == (at == "flashinfer" and how != "done")
     assert "output of decode" in (made.out / "log.txt").read_text("utf-8")
     assert not made.cache.exists()
 
@@ -134,7 +136,7 @@ def test_a_second_call_goes_on_from_the_first(tmp_path: Path, monkeypatch: pytes
     assert [end.stage for end in made.ends] == ["oneshot"]
     with tarfile.open(made.out / "cache.tgz") as packed:
         kept = packed.extractfile("matmuls-one.json")
-        assert kept is not None and kept.read() == b"versions correctness oneshot decode oneshot "
+        assert kept is not None and kept.read() == b"versions flashinfer correctness oneshot decode oneshot "
     assert first.ended_well(first.read_results(made.results)) == set(NAMES)
     assert "correctness not shown" not in (made.out / "table.md").read_text("utf-8")
 
@@ -169,7 +171,14 @@ def test_stages_that_are_named_run_again(tmp_path: Path) -> None:
     assert [line["stage"] for line in found if line["key"] == "end"] == ["versions", "oneshot", "oneshot"]
     figures = json.loads((tmp_path / "out" / "figures.json").read_text("utf-8"))
     assert figures["facts"]["commit"] == "abc" and "bench gpu_first" in figures["command"]
-    assert {"measure": "oneshot.ms", "value": 2.0, "low": 1.0, "high": 3.0, "unit": "ms"} in figures["rows"]
+    assert {
+        "measure": "oneshot.ms",
+        "value": 2.0,
+        "low": 1.0,
+        "high": 3.0,
+        "unit": "ms",
+        "attention": "FlashInfer",
+    } in figures["rows"]
 
 
 def test_a_call_that_is_ended_ends_its_stage(tmp_path: Path) -> None:
@@ -215,16 +224,16 @@ def test_a_stage_for_own_kernels_is_not_done_where_none_passed(tmp_path: Path) -
 
 def test_a_stage_begins_only_with_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = run(tmp_path, {}, monkeypatch, seconds=-1.0)
-    assert [end.how for end in made.ends] == ["not begun"] * 4
+    assert [end.how for end in made.ends] == ["not begun"] * len(NAMES)
     assert [line["stage"] for line in first.read_results(made.results) if line["key"] == "end"] == list(NAMES)
 
 
 def test_correctness_and_the_table_come_before_all_that_may_hang() -> None:
     order = list(first.LIMITS)
     rows = ["oneshot", "throughput", "decode", "questions", "deterministic", "ready"]
-    assert order[:9] == ["versions", "correctness", *rows, "own_trial"]
-    assert order[9:12] == [f"{name}{OWN}" for name in ("correctness", "oneshot", "decode")]
-    assert sum(first.LIMITS[name] for name in order[:12]) <= 3 * 540, "what 30 minutes of a device have room for"
+    assert order[:10] == ["versions", "flashinfer", "correctness", *rows, "own_trial"]
+    assert order[10:13] == [f"{name}{OWN}" for name in ("correctness", "oneshot", "decode")]
+    assert sum(first.LIMITS[name] for name in order[:13]) <= 3 * 540, "what 30 minutes of a device have room for"
     assert set(stages.STAGES) == set(order)
 
 
@@ -234,7 +243,7 @@ def test_a_stage_is_begun_only_where_half_of_its_limit_is_left(
     monkeypatch.setattr(first, "LIMITS", {**first.LIMITS, "oneshot": 2000.0})
     made = run(tmp_path, {}, monkeypatch, seconds=900.0)
     assert {end.stage: end.how for end in made.ends} == {
-        "versions": "done", "correctness": "done", "oneshot": "not begun", "decode": "done"
+        "versions": "done", "flashinfer": "done", "correctness": "done", "oneshot": "not begun", "decode": "done"
     }  # fmt: skip
 
 
@@ -363,8 +372,8 @@ def test_prompts_have_exactly_the_tokens_that_the_load_names(tokens: int) -> Non
 
 
 def test_the_real_stages_over_a_simulated_device(tmp_path: Path) -> None:
-    """Three stages as they run on a GPU, one of them broken by a wrong number. ``tests.cuda.dry_run`` runs all."""
-    stages = "versions,decode_sampled,operations"
+    """Stages as they run on a GPU, one of them broken by a wrong number. ``tests.cuda.dry_run`` runs all."""
+    stages = "versions,flashinfer,decode_sampled,operations"
     command = [sys.executable, "-m", "bench", "gpu_first", "--out", str(tmp_path), "--only", stages]
     more = ["--runner", "tests.cuda.dry_run", "--repeats", "1", "--limits", "10", "--seconds", "6000"]
     environment = {**os.environ, "PRELUDE_DRY_FAULT": "decode_sampled:wrong"}
@@ -372,7 +381,7 @@ def test_the_real_stages_over_a_simulated_device(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     found = first.read_results(tmp_path / "results.jsonl")
     ends = {line["stage"]: line["how"] for line in found if line["key"] == "end"}
-    assert ends == {"versions": "done", "decode_sampled": "failed", "operations": "done"}
+    assert ends == {"versions": "done", "flashinfer": "done", "decode_sampled": "failed", "operations": "done"}
     keys = {line["key"] for line in found}
     assert {"version.torch", "decode_06b_128in_32out_c4_sampled.tpot_ms", "operations.gate_up.128"} <= keys
     assert any("an error of 9" in str(line.get("error")) for line in found)

@@ -23,7 +23,8 @@ import torch
 from prelude.cuda import own_trial, weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
-from prelude.cuda.own_attention import HEAD_DIMS, OwnAttention
+from prelude.cuda.kept_choices import Trials
+from prelude.cuda.own_attention import HEAD_DIMS
 
 from bench.gpu import chips, clients, exactness, loads, models, ready, stages
 from bench.gpu.models import RandomSource, qwen3
@@ -75,10 +76,7 @@ def trial() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for head_dim in HEAD_DIMS:
             twins.HEAD_DIM = head_dim
-            device = AtOnce(torch.bfloat16)
-            own_trial.note_attention(
-                OwnAttention(device, lambda work: 0.0, Path(folder) / "choices.json", "1"), head_dim
-            )
+            own_trial.note_attention(AtOnce(torch.bfloat16), Trials(Path(folder) / "trials.json"), head_dim)
 
 
 def patch() -> None:
@@ -92,6 +90,8 @@ def patch() -> None:
     loads.Bench.chip = chips.H200  # type: ignore[assignment]
     loads.Bench.search_large_steps = staticmethod(lambda executor: None)  # type: ignore[assignment]
     loads.Bench.executor = executor  # type: ignore[assignment, method-assign]
+    loads.Bench.device = staticmethod(lambda name, element, **_: SimulatedDevice(element))  # type: ignore[assignment]
+    loads.attention_calls = lambda *_: None  # type: ignore[assignment]
     loads.Bench.by_transformers = lambda self, name, tokens: [0.5]  # type: ignore[method-assign]
     loads.Bench.timed = lambda self, work, count=1, repeats=None: [float(work() is None) + 0.001]  # type: ignore[method-assign]
     loads.RandomSource = lambda config, device, dtype: RandomSource(SMALL, "cpu", dtype)  # type: ignore[assignment, misc]

@@ -42,7 +42,7 @@ def _wrapper(kernel: Kernel) -> str:
 
 
 @functools.cache
-def library(file: str, float32: bool, head_dim: int, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+def library(file: str, float32: bool, head_dim: int) -> ctypes.CDLL:
     text = compiler.source(file).replace(
         "extern __shared__ float shared[];", "float* shared = (float*)the_room->shared;"
     )
@@ -50,7 +50,7 @@ def library(file: str, float32: bool, head_dim: int, flags: tuple[str, ...] = ()
     folder = Path(tempfile.mkdtemp(prefix="emulated"))
     source, built = folder / f"{file}.cpp", folder / f"{file}.so"
     source.write_text(f'#include "{Path(__file__).parent / "emulator.hpp"}"\n' + text, encoding="utf-8")
-    options = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-DHEAD_DIM={head_dim}", *flags]
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-DHEAD_DIM={head_dim}"]
     if float32:
         options.append("-DPRELUDE_FLOAT32")
     if COMPILER is None:
@@ -73,7 +73,7 @@ class EmulatedDevice(SimulatedDevice):
             return
         check(kernel, grid, args, self.element)
         seen = [self.pointer(a) if isinstance(a, Tensor) else a for a in args]
-        built = library(kernel.file, self.element == torch.float32, self.head_dim, kernel.flags)
+        built = library(kernel.file, self.element == torch.float32, self.head_dim)
         run = getattr(built, f"run_{kernel.name}")
         columns, rows = (*grid, 1)[:2]
         cluster = min(kernel.cluster, CLUSTER) if kernel.file in ("sample", "logits") else kernel.cluster

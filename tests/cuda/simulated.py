@@ -30,7 +30,6 @@ from prelude._native.gpu import reached
 from prelude.cuda.cuda_device import _tile
 from prelude.cuda.device import FIXED_ROWS
 from prelude.cuda.kernels import Argument, Kernel, check
-from prelude.cuda.own_attention import OwnAttention
 from prelude.cuda.staging import Area
 from torch import Tensor
 
@@ -130,9 +129,10 @@ class SimulatedDevice:
         self.divided = ranks is not None
         self.leads = ranks is None or ranks.rank == 0
         self.element = element
-        self.own_attention: OwnAttention | None = None
+        self.own_attention = False
         self.deterministic = deterministic
         self.total = memory
+        self.name, self.capability = "simulated", (9, 0)
         self.processors = 132
         self.calls: list[str] = []
         self.queue: list[Callable[[], None]] = []

@@ -54,7 +54,7 @@ LIMIT = 4096
 def packer(**changed: Any) -> StepPacker:
     limits = {"block_size": BLOCK, "vocab": VOCAB, "positions": LIMIT, "rows": LIMIT, "cut": True}
     limits |= {"long_query": CHOICES.long_query, "split_keys": CHOICES.split_keys, "whole_rows": CHOICES.whole_rows}
-    limits |= {"whole_tiles": CHOICES.whole_tiles, "group": CHOICES.group}
+    limits |= {"whole_tiles": CHOICES.whole_tiles, "group": CHOICES.group, "alone_rows": 0}
     return StepPacker(**limits | changed)
 
 

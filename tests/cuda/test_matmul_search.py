@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from prelude.cuda import cache_files
+from prelude.cuda import kept_choices
 from prelude.cuda.cublaslt import Algorithm, CublasLt
 from prelude.cuda.driver import CudaError
 from prelude.cuda.matmul_search import MatmulSearch, matmul_of
@@ -303,9 +303,9 @@ def test_the_time_of_a_kernel_is_not_that_of_the_host_which_enqueues_it(tmp_path
 
 def test_a_file_that_cannot_be_renamed_leaves_nothing_beside_it(tmp_path: Path) -> None:
     (tmp_path / "choices.json" / "in-the-way").mkdir(parents=True)
-    cache_files.write(tmp_path / "choices.json", b"some")
+    kept_choices.write(tmp_path / "choices.json", b"some")
     assert [path.name for path in tmp_path.iterdir()] == ["choices.json"]
-    cache_files.write(tmp_path / "new" / "choices.json", b"some")
+    kept_choices.write(tmp_path / "new" / "choices.json", b"some")
     assert (tmp_path / "new" / "choices.json").read_bytes() == b"some"
 
 

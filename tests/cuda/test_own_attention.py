@@ -1,4 +1,4 @@
-"""The project's own attention of short prompts: the kernel by the emulator, the choice between it and FlashInfer, and
+"""The project's own attention of short prompts: the kernel by the emulator, the steps that it serves, its trial, and
 the compiled code."""
 
 from __future__ import annotations
@@ -7,30 +7,29 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from prelude.cuda import compiler, kernels, own_attention, own_trial
-from prelude.cuda.cuda_device import CudaDevice
-from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
-from prelude.cuda.own_attention import ATTEND_PROMPTS, OwnAttention, Prompts
+from prelude.cuda.kept_choices import Trials
+from prelude.cuda.own_attention import ATTEND_PROMPTS
 from torch import Tensor
 
 from bench.gpu import first
-from prelude.batch import OneShotBatch, PooledRows
+from prelude.batch import MixedBatch, OneShotBatch, PooledRows
 from tests.checkpoints import save_model
 from tests.cuda import twins
 from tests.cuda.conftest import simulated
 from tests.cuda.emulated import COMPILER, EmulatedDevice
+from tests.cuda.plans import BLOCKS
 from tests.cuda.simulated import SimulatedDevice
-from tests.cuda.timed import TimedDevice
-from tests.execution.helpers import Model, Segment, i32, random_ids, run, slices
+from tests.cuda.test_parity import same
+from tests.execution.helpers import Model, Segment, decode_rows, i32, prompts, random_ids, run, sampling, slices
 
 emulated = pytest.mark.skipif(COMPILER is None, reason="no g++ to run kernels on the host")
 NVCC = shutil.which("nvcc")
@@ -97,7 +96,7 @@ def test_a_rows_bits_are_its_prompts_alone() -> None:
         ends = [sum(before[:i]) for i in range(len(before) + 1)]
         starts = device.empty((len(ends) + 1,), torch.int32)
         starts.copy_(torch.tensor([*ends, at + 37]))
-        own_attention.run(device, Prompts(q, k, v, out, starts))
+        own_attention.run(device, q, k, v, starts, out)
         device.close()
         return out[at:]
 
@@ -134,35 +133,13 @@ def test_scores_of_any_size_leave_no_nan() -> None:
     v.normal_()
     out, starts = device.zeros((20, 1, 64), BF16), device.empty((2,), torch.int32)
     starts.copy_(torch.tensor([0, 20]))
-    own_attention.run(device, Prompts(q, k, v, out, starts))
+    own_attention.run(device, q, k, v, starts, out)
     device.close()
     wanted, _ = twins.attention(q, k, v, causal=True)
     assert own_attention.same(out, wanted) and bool(out.isfinite().all())
 
 
-# ------------------------------------------------------------------ the choice
-
-
-class Device(TimedDevice):
-    """With ``wrong`` this project's attention gives other numbers."""
-
-    def __init__(self, cost: Callable[[str], float], wrong: bool = False) -> None:
-        super().__init__(cost)
-        self.wrong = wrong
-
-    def is_wrong(self, kernel: kernels.Kernel) -> bool:
-        return kernel is ATTEND_PROMPTS and self.wrong
-
-
-def own_on(device: Device, folder: Path, tried: bool = True, library: str = "1") -> OwnAttention:
-    own = device.own_attention = OwnAttention(device, device.seconds, folder / "choices.json", library)
-    if tried:
-        own.keep_trial(64, True)
-    return own
-
-
-def cheap(name: str) -> float:
-    return 1.0 if name == "attend_prompts" else 2.0
+# ------------------------------------------------------------------ where it serves
 
 
 @pytest.fixture(scope="module")
@@ -171,177 +148,95 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(save_model(tmp_path_factory.mktemp("heads-of-64"), **sizes))
 
 
-def recorded(model: Model, device: Device) -> CudaExecutor:
-    return simulated(model, device=device, policy=GraphPolicy(at_once=True))
-
-
-def two_prompts() -> OneShotBatch:
-    s = slices([Segment(random_ids(1, 20), write=[2, 3]), Segment(random_ids(2, 9))])
-    return OneShotBatch(s, PooledRows(i32([19, 28]), i32([0, 1, 2]), "last"))
-
-
-def names_of(executor: CudaExecutor) -> list[str]:
-    (program,) = executor.graphs._programs.values()
-    return [name for name, _ in program.graph.operations]
-
-
-def test_a_faster_kernel_with_the_librarys_numbers_is_taken_and_kept(model: Model, tmp_path: Path) -> None:
-    """In every layer but the last, whose rows are the read ones; in a step with fewer tokens than its shape has."""
-    own = own_on(device := Device(cheap), tmp_path)
-    executor = recorded(model, device)
-    ours, theirs = (run(e, two_prompts()).outputs for e in (executor, simulated(model, element=BF16)))
-    for a, b in zip(ours, theirs):
-        assert np.abs(a.vectors - b.vectors).max() < 0.06 * np.abs(b.vectors).max()
-    names = names_of(executor)
+@pytest.mark.parametrize("levels", [True, False], ids=["flashinfer", "without"])
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+def test_prompts_alone_need_nothing_of_flashinfer(model: Model, levels: bool, graphs: bool) -> None:
+    """In every layer, also of prompts that write blocks; in none of a step that reads more than itself."""
+    device = SimulatedDevice()
+    device.own_attention = True
+    policy = GraphPolicy(enabled=graphs, at_once=True)
+    executor = simulated(model, device=device, levels=levels, policy=policy, logits_chunk_rows=16)
+    reference = model.executor(num_blocks=BLOCKS)
     layers = len(model.config.spec.layers)
-    assert names.count("attend_prompts") == layers - 1 and names.count("ragged") == 1
-    (key,) = own._kept
-    assert key == "32x2x1x64:2"
-    later = Device(lambda name: 9.0)
-    own_on(later, tmp_path, tried=False)
-    executor = recorded(model, later)
-    run(executor, two_prompts())
-    assert names_of(executor).count("attend_prompts") == layers - 1, "kept for the next process"
 
+    def attended(batch: Any) -> dict[str, int]:
+        before = len(device.calls)
+        same(run(executor, batch), run(reference, batch), 2e-4)
+        if graphs:
+            program = max(executor.graphs._programs.values(), key=lambda program: program.used)
+            return Counter(name for name, _ in program.graph.operations)
+        return Counter(device.calls[before:])
 
-@pytest.mark.parametrize(
-    ("cost", "wrong", "tried"),
-    [(lambda name: 1.0, False, True), (cheap, True, True), (cheap, False, False)],
-    ids=["as fast", "other numbers", "not tried"],
-)
-def test_flashinfer_stays_otherwise(model: Model, tmp_path: Path, cost: Any, wrong: bool, tried: bool) -> None:
-    device = Device(cost, wrong)
-    own_on(device, tmp_path, tried)
-    executor = recorded(model, device)
-    run(executor, two_prompts())
-    assert "attend_prompts" not in names_of(executor)
-
-
-def test_a_choice_is_of_one_of_flashinfers_kernels(model: Model, tmp_path: Path) -> None:
-    """A prompt of 255 tokens has the shape of one of 256 but for the kernel that attends."""
-    own = own_on(device := Device(cheap), tmp_path)
-    executor = recorded(model, device)
-    executor.choices = replace(executor.choices, long_query=256)
-    for tokens in (255, 256):
-        s = slices([Segment(random_ids(1, tokens))])
-        run(executor, OneShotBatch(s, PooledRows(i32([tokens - 1]), i32([0, 1]), "last")))
-    assert set(own._kept) == {"256x2x1x64:1", "256x2x1x64:1:long"}
-
-
-def test_a_bucket_with_both_kernels_is_recorded_with_both(model: Model) -> None:
-    executor = simulated(model, policy=GraphPolicy())
-    executor.choices = replace(executor.choices, long_query=250)
-    found = {(shape.prompts, shape.long_query) for shape in executor.recorder._expected() if shape.prompts >= 224}
-    assert {(224, False), (256, False), (256, True), (320, True)} <= found
-    assert not {(224, True), (320, False)} & found
-
-
-def test_a_shape_that_is_recorded_when_idle_is_searched_too(model: Model, tmp_path: Path) -> None:
-    own = own_on(device := Device(cheap), tmp_path)
-    executor = simulated(model, device=device, policy=GraphPolicy())
-    run(executor, two_prompts())
-    assert not own._kept
-    executor.recorder.idle()
-    assert set(own._kept) == {"32x2x1x64:2"} and "attend_prompts" in names_of(executor)
-
-
-def test_recording_searches_attention_without_matmuls(tmp_path: Path) -> None:
-    """The real device, up to the end of its first run of the work."""
-    device = object.__new__(CudaDevice)
-    own = device.own_attention = OwnAttention(device, lambda work: 0.0, tmp_path / "choices.json", "1")
-    seen = []
-
-    def work() -> None:
-        seen.append((device._searching, own.searching))
-        raise KeyError
-
-    for search in (False, True):
-        with pytest.raises(KeyError):
-            device.capture(work, search=search)
-        assert not own.searching and not device._searching
-    assert seen == [(False, True), (True, True)]
-
-
-def test_an_error_is_no_choice_of_the_next_process(model: Model, tmp_path: Path) -> None:
-    own = own_on(device := Device(cheap), tmp_path)
-    asked = []
-
-    def no_memory(work: Callable[[], object]) -> float:
-        asked.append(work)
-        raise torch.cuda.OutOfMemoryError
-
-    own._seconds = no_memory
-    executor = recorded(model, device)
-    run(executor, two_prompts())
-    assert len(asked) == 1 and "attend_prompts" not in names_of(executor), "FlashInfer's, without a second search"
-    assert not own.path.exists()
-    own_on(device := Device(cheap), tmp_path, tried=False)
-    executor = recorded(model, device)
-    run(executor, two_prompts())
-    assert "attend_prompts" in names_of(executor)
-
-
-def test_another_release_of_flashinfer_has_choices_of_its_own(model: Model, tmp_path: Path) -> None:
-    own_on(device := Device(cheap), tmp_path)
-    run(recorded(model, device), two_prompts())
-    assert own_on(Device(cheap), tmp_path, tried=False)._kept
-    other = own_on(Device(cheap), tmp_path, tried=False, library="2")
-    assert not other._kept and other.passed == {64}, "the trial's outcome does not depend on it"
-
-
-def test_outcomes_and_choices_are_of_one_binary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another compiler, or another flag, makes another kernel: it was not tried yet."""
-    names = set[Path]()
-    attention = ATTEND_PROMPTS
-    for version in ("nvrtc 13.0", "nvrtc 13.5"):
-        monkeypatch.setattr(compiler, "nvrtc_version", lambda version=version: version)
-        for flags in (attention.flags, ("-DWARPS=8",)):
-            monkeypatch.setattr(own_attention, "ATTEND_PROMPTS", replace(attention, flags=flags))
-            names.add(own_attention.path_beside(Path("matmuls.json")))
-    assert len(names) == 4
-
-
-def test_other_operands_are_flashinfers() -> None:
-    device = SimulatedDevice(BF16)
-
-    def rows(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-        return device.empty(shape, dtype)
-
-    q, k = rows(32, 4, 64), rows(32, 2, 64)
-    starts = rows(2, dtype=torch.int32)
-    assert Prompts(q, k, rows(32, 2, 64), rows(32, 4, 64), starts).fit()
-    wide = rows(32, 2, 72)[..., :64]
-    for given in (
-        (rows(257, 4, 64), rows(257, 2, 64), rows(257, 2, 64), rows(257, 4, 64)),
-        (rows(32, 4, 96), rows(32, 2, 96), rows(32, 2, 96), rows(32, 4, 96)),
-        (rows(32, 4, 64, dtype=torch.float32), k, k, q),
-        (rows(32, 3, 64), k, k, rows(32, 3, 64)),  # heads that share no keys evenly
-        (q, wide, wide, q),
-        (q, k, rows(32, 4, 64)[:, :2], q),  # keys and values strided apart
-        (q[:0], k, k, q[:0]),
+    two = slices([Segment(random_ids(1, 20), write=[2, 3]), Segment(random_ids(2, 9))])
+    for alone in (
+        OneShotBatch(two, PooledRows(i32([19, 28]), i32([0, 1, 2]), "last")),
+        OneShotBatch(prompts(random_ids(3, 256)), sampling([255])),
+        OneShotBatch(prompts(random_ids(4, 1), random_ids(5, 70)), sampling([0, 70])),
     ):
-        assert not Prompts(*given, starts).fit()
+        names = attended(alone)
+        assert names["attend_prompts"] == layers and not names.keys() & {"ragged", "attend"}
+    made: Any = executor.calls
+    assert made is None or not made.made, "FlashInfer was not asked"
+    hit = slices([Segment(random_ids(6, 5), context=20, blocks=[2, 3])])
+    decode = decode_rows([1], [3], [[9]])
+    for other in (
+        OneShotBatch(prompts(random_ids(7, 257)), sampling([256])),
+        OneShotBatch(hit, sampling([4])),
+        OneShotBatch(slices([Segment(random_ids(8, 9)), Segment(random_ids(9, 4), 0)]), sampling([12])),
+        MixedBatch(two, (sampling([28]),), decode, sampling([0])),
+    ):
+        names = attended(other)
+        assert "attend_prompts" not in names and ("attend" in names) != levels
 
 
-def test_the_trial_finds_a_wrong_kernel(tmp_path: Path) -> None:
+def test_warming_up_records_prompts_alone_with_and_without_flashinfer(model: Model) -> None:
+    for levels in (True, False):
+        device = SimulatedDevice()
+        device.own_attention = True
+        executor = simulated(model, device=device, levels=levels, policy=GraphPolicy())
+        executor.choices = replace(executor.choices, long_query=300 if levels else 1 << 30)
+        found = {(s.prompts, s.alone, s.long_query) for s in executor.recorder._expected() if s.prompts}
+        short = {(n, True, False) for n in range(32, 257, 32)}
+        longer = {(320, False, False), (320, False, True), (384, False, True), (448, False, True), (512, False, True)}
+        assert found == short | (longer if levels else set())
+
+
+def wrong_device(wrong: bool) -> SimulatedDevice:
+    """Whose attention writes nothing if it is ``wrong``."""
+
+    class Device(SimulatedDevice):
+        def launch(self, kernel: kernels.Kernel, grid: Any, args: Any, shared: int = 0) -> None:
+            if not (wrong and kernel is ATTEND_PROMPTS):
+                super().launch(kernel, grid, args, shared)
+
+    return Device(BF16)
+
+
+def test_the_trial_finds_a_wrong_kernel_and_a_process_that_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     twins.HEAD_DIM = 64
-    for wrong in (False, True):
-        device = Device(cheap, wrong)
-        own = own_on(device, tmp_path, tried=False)
-        assert own_trial.note_attention(own, 64) is not wrong
-        assert own_on(device, tmp_path, tried=False).passed == (set() if wrong else {64})
-
-
-def test_a_trial_that_does_not_end_leaves_no_older_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = own_on(Device(cheap), tmp_path)
+    trials = Trials(tmp_path / "trials.json")
+    for wrong in (True, False):
+        assert own_trial.note_attention(wrong_device(wrong), trials, 64) is not wrong
+        assert trials.outcomes() == {"64": not wrong}
 
     def killed(device: Any, head_dim: int) -> bool:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(own_trial, "attends", killed)
     with pytest.raises(KeyboardInterrupt):
-        own_trial.note_attention(own, 64)
-    assert own_on(Device(cheap), tmp_path, tried=False).passed == set()
+        own_trial.note_attention(wrong_device(False), trials, 64)
+    assert trials.outcomes() == {"64": False}
+
+
+def test_outcomes_are_of_one_binary_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another compiler makes another kernel: it was not tried yet."""
+    names = set[Path]()
+    for version in ("nvrtc 13.0", "nvrtc 13.5"):
+        monkeypatch.setattr(compiler, "nvrtc_version", lambda version=version: version)
+        names |= {own_attention.trials(gpu).path for gpu in ("NVIDIA H200", "NVIDIA H100")}
+    assert len(names) == 4
 
 
 def test_two_trials_that_hang_leave_the_third_its_time() -> None:
@@ -358,7 +253,7 @@ def test_own_attention_compiles_without_spills(tmp_path: Path, arch: str, head_d
     source = tmp_path / "prompts.cu"
     source.write_text(compiler.source(ATTEND_PROMPTS.file), encoding="utf-8")
     command = [str(NVCC), f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17", "-cubin", "-Xptxas", "-v"]
-    options = [*ATTEND_PROMPTS.flags, f"-DHEAD_DIM={head_dim}", "-o", str(tmp_path / "out"), str(source)]
+    options = [f"-DHEAD_DIM={head_dim}", "-o", str(tmp_path / "out"), str(source)]
     done = subprocess.run([*command, "-Werror", "all-warnings", *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in done.stderr

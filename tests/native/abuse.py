@@ -92,7 +92,7 @@ def gpu_objects(module: Any) -> list[Any]:
         context_blocks=ints(),
         write_slots=None,
     )
-    packer = module.StepPacker(16, 64, 128, 256, True, 64, 64, 8, 64, 512)
+    packer = module.StepPacker(16, 64, 128, 256, True, 64, 64, 8, 64, 512, 0)
     packer.measure(slices, None, ((ints(2), False),), 8, 0)
     offsets = dict.fromkeys(("ids", "positions", "slots", "read", "read_positions"), 0)
     sizes = dict.fromkeys(

@@ -20,7 +20,7 @@ def install() -> None:
         twins.HEAD_DIM = head_dim
         return SimulatedDevice(element, deterministic=deterministic, memory=1 << 29, ranks=ranks)
 
-    def calls(model: Any, on: Any, setting: str) -> Any:
+    def calls(model: Any, on: Any, setting: str, **_: Any) -> Any:
         heads = model.spec.attention
         if cuda.attention_for(setting, model, on.element, on.deterministic) == "keys":
             return None

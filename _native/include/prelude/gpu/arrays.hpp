@@ -35,6 +35,7 @@ struct Limits {
   int32_t split_keys;   // keys up to which those of a row are never split
   int32_t whole_rows;   // decode rows from which on none is split
   int32_t whole_tiles;  // tiles of prompts from which on none is
+  int32_t alone_rows;   // up to which prompts that read nothing but themselves have a kernel of ours
   int32_t group;        // query heads that share a key
   bool cut;             // a last layer with fewer queries is allowed
 };
@@ -42,7 +43,7 @@ struct Limits {
 struct Counts {
   int32_t prompts, own, longest, read_prompts, decoding, pages, read_decoding;
   int32_t spare;  // padded decode rows
-  bool cut, long_query, split;
+  bool cut, long_query, split, alone;
   int64_t attended;
 };
 

@@ -34,7 +34,12 @@ class Step {
     if (prompts_.tokens > 0 && !(sound_prompts() && put_in_order() && make_levels())) return false;
     if (decoding_.rows > 0 && !measure_decoding()) return false;
     if (!take_reads(reads)) return false;
-    take_cut();
+    counts_.alone = prompts_.tokens > 0 && prompts_.tokens <= limits.alone_rows && decoding_.rows == 0 &&
+                    level_count_ == 0;
+    if (counts_.alone)
+      counts_.long_query = false;  // and the last layer is not cut
+    else
+      take_cut();
     counts_.prompts = static_cast<int32_t>(prompts_.tokens);
     counts_.decoding = static_cast<int32_t>(decoding_.rows);
     counts_.spare = power_bucket(counts_.decoding) - counts_.decoding;

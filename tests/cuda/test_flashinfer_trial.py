@@ -1,0 +1,134 @@
+"""A FlashInfer that fails, gives other numbers or is not there: the engine goes on without it, and says so."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prelude.cuda import attention, flashinfer_trial
+from prelude.cuda.driver import CudaError
+from prelude.cuda.kept_choices import Trials
+
+from prelude.errors import DeviceUnavailable
+from prelude.execution.cuda import attention_calls
+from tests.checkpoints import save_model
+from tests.cuda.simulated import SimulatedCall, SimulatedCalls, SimulatedDevice
+from tests.execution.helpers import Model
+
+HEADS = (4, 2, 64)
+KINDS = ("ragged", "paged", "decode")
+
+
+class Broken(SimulatedCalls):
+    """Calls of one kind, whose plan raises ``error``, or whose numbers are ``wrong``."""
+
+    def __init__(
+        self,
+        device: SimulatedDevice,
+        *heads: int,
+        kind: str = "",
+        error: Exception | None = None,
+        wrong: bool = False,
+    ) -> None:
+        super().__init__(device, *heads)
+        self.kind, self.error, self.wrong = kind, error, wrong
+
+    def call(self, made: SimulatedCall) -> SimulatedCall:
+        if made.kind == self.kind:
+            if self.error is not None:
+                made.plan = self._raise  # type: ignore[method-assign]
+            if self.wrong:
+                compute = made._compute
+                made._compute = lambda q, k, v, out, lse: compute(q, k, -v, out, lse)  # type: ignore[method-assign]
+        return made
+
+    def _raise(self, arrays: Any) -> Any:
+        assert self.error is not None
+        raise self.error
+
+    def ragged(self, *given: Any, **options: Any) -> Any:
+        return self.call(super().ragged(*given, **options))
+
+    def paged(self, *given: Any, **options: Any) -> Any:
+        return self.call(super().paged(*given, **options))
+
+    def decode(self, *given: Any, **options: Any) -> Any:
+        return self.call(super().decode(*given, **options))
+
+
+@pytest.fixture
+def device() -> SimulatedDevice:
+    return SimulatedDevice(torch.bfloat16)
+
+
+@pytest.fixture
+def trials(tmp_path: Path) -> Trials:
+    return Trials(tmp_path / "trials.json")
+
+
+def test_calls_that_are_right_pass_once_for_every_process(device: SimulatedDevice, trials: Trials) -> None:
+    torch.manual_seed(1)
+    calls = SimulatedCalls(device, *HEADS)
+    assert flashinfer_trial.failure(device, calls, HEADS, trials) is None
+    assert [kind for kind, _ in calls.made] == list(KINDS) and device.calls.count("graph") == 3
+    assert flashinfer_trial.failure(device, calls, HEADS, trials) is None
+    assert len(calls.made) == 3
+    assert flashinfer_trial.failure(device, SimulatedCalls(device, 2, 2, 64), (2, 2, 64), trials) is None
+    assert len(trials.outcomes()) == 2, "other heads are another kernel"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_that_fail_or_are_wrong_are_named(device: SimulatedDevice, trials: Trials, kind: str) -> None:
+    refused = Broken(device, *HEADS, kind=kind, error=RuntimeError("Invalid plan"))
+    said = flashinfer_trial.failure(device, refused, HEADS, trials)
+    assert said == f"its {kind} call failed: RuntimeError: Invalid plan"
+    wrong = Broken(device, *HEADS, kind=kind, wrong=True)
+    assert (
+        flashinfer_trial.failure(device, wrong, HEADS, trials) == f"its {kind} call gives other numbers than float32"
+    )
+    assert not trials.outcomes(), "the next process tries again"
+    final = Broken(device, *HEADS, kind=kind, error=CudaError("CUDA_ERROR_ILLEGAL_ADDRESS"))
+    with pytest.raises(CudaError):
+        flashinfer_trial.failure(device, final, HEADS, trials)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    sizes = {"hidden_size": 64, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return Model(save_model(tmp_path_factory.mktemp("heads-of-64"), **sizes))
+
+
+@pytest.mark.feature("H8")
+@pytest.mark.parametrize("how", ["missing", "import", "plan"])
+def test_an_engine_goes_on_without_it_unless_it_was_asked_for(
+    model: Model,
+    device: SimulatedDevice,
+    trials: Trials,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """``device`` has no trial of this project's attention, so all steps attend by key lists."""
+    made = {
+        "missing": SimulatedCalls,
+        "import": lambda *given: (_ for _ in ()).throw(ImportError("GLIBC_2.34 not found")),
+        "plan": lambda *given: Broken(*given, kind="paged", error=RuntimeError("Invalid plan")),
+    }[how]
+    said = {
+        "missing": "flashinfer is not installed",
+        "import": "it cannot be imported: GLIBC_2.34 not found",
+        "plan": "its paged call failed",
+    }
+    monkeypatch.setattr(attention, "missing", lambda: said["missing"] if how == "missing" else None)
+    monkeypatch.setattr(attention, "FlashInferCalls", made)
+    monkeypatch.setattr(attention, "trials", lambda gpu: trials)
+    on: Any = device
+    with caplog.at_level(logging.WARNING, "prelude.cuda"):
+        assert attention_calls(model.config, on) is None
+    assert f"FlashInfer is not used: {said[how]}" in caplog.text and "key lists" in caplog.text
+    for asked in ({"setting": "flashinfer"}, {"alone": False}):  # ranks of a divided model attend alike
+        with pytest.raises(DeviceUnavailable, match=said[how]):
+            attention_calls(model.config, on, **asked)  # type: ignore[arg-type]
