@@ -288,7 +288,7 @@ class CudaExecutor:
         def read(results: Area) -> tuple[tuple[Output, ...], tuple[I32, ...]]:
             return readouts.results(program.outputs, results.bytes[HEADER:])
 
-        attended = layout.attended if not program.shape.windows else self._attended(layout)
+        attended = self._attended(layout) if program.shape.keys and self.windows else layout.attended
         return self.enter(read, readouts.lm_head_rows, attended, area, ended, program.graph is not None, began)
 
     def _attended(self, layout: StepLayout) -> int:
@@ -316,7 +316,7 @@ class CudaExecutor:
         windowed = self._is_cut_by_a_window(layout)
         if windowed or (self.calls is None and not self.choices.alone(layout)):
             keys = max(1, len(key_lists(layout, self.block_size).keys))
-        exact = Shape.exact(layout, keys, self.choices, self.windows)
+        exact = Shape.exact(layout, keys, self.choices)
         asked = [read.readout for read in layout.reads]
         recorded = recorded_readouts(asked, self._context.chunk_rows)
         shape = exact.bucket(recorded)

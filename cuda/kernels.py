@@ -114,9 +114,14 @@ ATTEND = _kernel(
     "attend",
     "attend",
     128,
-    "element int element element int element element i32 i32 i32 int int float element",
-    lambda n, *args: (1, 0, 0, 0, 0, 0, n, n, n * args[10]),
+    "element int element element int element element i32 i32 i32 int int float int int int element",
+    lambda n, *args: (1, 0, 0, 0, 0, 0, args[13], args[13], args[13] * args[10]),
 )
+_TILE_QUERIES = 64
+_FULL_GRID = 1024
+"""Blocks from which on a block of ``attend`` has all tiles of its rows."""
+EVERY = (1 << 31) - 1
+"""A span of keys that leaves none out."""
 ROW_STATS = _kernel(
     "row_stats",
     "logits",
@@ -286,16 +291,23 @@ def attend(
     lists: tuple[Tensor, Tensor, Tensor],
     kv_heads: int,
     out: Tensor,
+    span: int = EVERY,
 ) -> None:
-    """q [rows, heads, D], k and v [tokens, kv_heads, D] strided alike; ``lists`` are keys, first, count."""
+    """q [rows, heads, D], k and v [tokens, kv_heads, D] strided alike; ``lists`` are keys, first, count. A row reads
+    the last ``span`` keys of its list."""
     rows, heads, width = q.shape
-    warps = ATTEND.block // 32
-    device.launch(
-        ATTEND,
-        (rows, -(-heads // warps)),
-        (q, q.stride(0), k, v, k.stride(0), *pool, *lists, heads, kv_heads, width**-0.5, out),
-        shared=warps * width * 4,
-    )
+    if device.element == torch.bfloat16 and width % 16 == 0:  # by tensor cores
+        group = heads // kv_heads
+        most, parts = _TILE_QUERIES // min(group, _TILE_QUERIES), -(-group // _TILE_QUERIES)
+        ranges, row = -(-rows // most), 2 * (width + 8)
+        spread = min(most, max(1, _FULL_GRID // (ranges * kv_heads * parts)))
+        grid, keys = (ranges * spread, kv_heads * parts), 16 if width > 128 else 32
+        shared = (_TILE_QUERIES + 4 * keys) * row + 4 * (2 * keys + _TILE_QUERIES + 1)
+    else:
+        warps, spread = ATTEND.block // 32, 1
+        grid, shared = (rows, -(-heads // warps)), warps * width * 4
+    sizes = (heads, kv_heads, width**-0.5, rows, span, spread)
+    device.launch(ATTEND, grid, (q, q.stride(0), k, v, k.stride(0), *pool, *lists, *sizes, out), shared=shared)
 
 
 def sample(device: Device, logits: Tensor, settings: Sequence[Tensor], finite: Tensor, tokens: Tensor) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from prelude.cuda import kernels, own_attention
 from prelude.cuda.attention import Calls, LevelCall
 from prelude.cuda.device import Device
-from prelude.cuda.shapes import Shape, key_range, list_suffixes
+from prelude.cuda.shapes import Shape, key_range
 from prelude.cuda.staging import Area, Fields
 from torch import Tensor
 
@@ -85,15 +85,9 @@ class ReusedCalls:
 
 class KeysAttention:
     def __init__(self, device: Device, shape: Shape, fields: Fields, area: Tensor, kv_heads: int) -> None:
-        def lists(prefix: str) -> dict[int | None, tuple[Tensor, Tensor, Tensor]]:
-            return {
-                window: (
-                    fields.on(area, "keys"),
-                    fields.on(area, f"{prefix}first{suffix}"),
-                    fields.on(area, f"{prefix}count{suffix}"),
-                )
-                for window, suffix in zip((None, *shape.windows), list_suffixes(shape.windows))
-            }
+        def lists(prefix: str) -> tuple[Tensor, Tensor, Tensor]:
+            keys, first, count = (fields.on(area, name) for name in ("keys", f"{prefix}first", f"{prefix}count"))
+            return keys, first, count
 
         self.device = device
         self.kv_heads = kv_heads
@@ -114,8 +108,8 @@ class KeysAttention:
         last: bool,
         window: int | None = None,
     ) -> None:
-        lists = (self.read if last else self.body)[window]
-        kernels.attend(self.device, q, k, v, pool, lists, self.kv_heads, out)
+        span = kernels.EVERY if window is None else window + 1
+        kernels.attend(self.device, q, k, v, pool, self.read if last else self.body, self.kv_heads, out, span)
 
 
 class PromptsAttention:

@@ -85,8 +85,7 @@ class Recorder:
         executor = self.executor
         device, staging = executor.device, executor.staging
         keys = 0 if executor.calls is not None else rows
-        windows = executor.windows if keys else ()
-        shape = Shape(rows, 1 if not keys else 0, (), 0, 0, 1, 0, False, keys, None, windows=windows)
+        shape = Shape(rows, 1 if not keys else 0, (), 0, 0, 1, 0, False, keys, None)
         program = Program(shape, Fields(shape.sizes()), Fields([]))
         area = staging.inputs.take()
         try:

@@ -117,7 +117,6 @@ class Shape:
     long_query: bool = False  # the own level is FA3's
     decode_split: bool = False  # keys of decode rows are split among blocks
     alone: bool = False  # see ``Choices.alone``
-    windows: tuple[int, ...] = ()  # of key lists: a row has a part of its list for each of them too
 
     @property
     def rows(self) -> int:
@@ -133,9 +132,7 @@ class Shape:
         return self.read_prompts + self.read_decoding
 
     @classmethod
-    def exact(
-        cls, layout: StepLayout, keys: int = 0, choices: Choices | None = None, windows: tuple[int, ...] = ()
-    ) -> Shape:
+    def exact(cls, layout: StepLayout, keys: int = 0, choices: Choices | None = None) -> Shape:
         body, choices = layout.body, choices or Choices()
         levels = keys == 0
         alone = levels and choices.alone(layout)
@@ -157,7 +154,6 @@ class Shape:
             and layout.decoding < choices.whole_rows
             and most_keys(decode) > choices.split_keys,
             alone=alone,
-            windows=windows if keys else (),
         )
 
     def bucket(self, readouts: tuple[RecordedReadout, ...] | None) -> Shape:
@@ -196,10 +192,8 @@ class Shape:
             ("read_positions", self.read, "i32"),
         ]
         if self.keys:
-            found.append(("keys", self.keys, "i32"))
-            for suffix in list_suffixes(self.windows):
-                found += [(f"first{suffix}", self.rows, "i32"), (f"count{suffix}", self.rows, "i32")]
-                found += [(f"read_first{suffix}", self.read, "i32"), (f"read_count{suffix}", self.read, "i32")]
+            found += [("keys", self.keys, "i32"), ("first", self.rows, "i32"), ("count", self.rows, "i32")]
+            found += [("read_first", self.read, "i32"), ("read_count", self.read, "i32")]
         found += [(name, count, "i32") for name, count in self.lengths()]
         for i, level in enumerate(self.more):
             if not level.split:
@@ -228,11 +222,6 @@ class Shape:
         if self.decode_entries and self.decode_split:
             found.append(("decode.indptr", self.decoding + 1))
         return found
-
-
-def list_suffixes(windows: tuple[int, ...]) -> list[str]:
-    """Of the arrays of key lists: whole ones, and those of each window."""
-    return ["", *(f".{window}" for window in windows)]
 
 
 def most_keys(level: Paged) -> int:
@@ -340,14 +329,11 @@ class Writer:
         lists = key_lists(layout, self.block_size)
         scratch = -1 - self.scratch_block * self.block_size
         _fill(self._array(area, "keys"), lists.keys, scratch)
-        for window, suffix in zip((None, *self.shape.windows), list_suffixes(self.shape.windows)):
-            count = lists.count if window is None else np.minimum(lists.count, np.int32(window + 1))
-            first = lists.first + lists.count - count  # a window's keys are the last ones
-            for name, values, idle in (("first", first, len(lists.keys)), ("count", count, 1)):
-                target = self._array(area, name + suffix)
-                _fill(target[: self.shape.prompts], values[: layout.prompts], idle)
-                _fill(target[self.shape.prompts :], values[layout.prompts :], idle)
-                self._fill_read(self._array(area, f"read_{name}{suffix}"), values[layout.read], layout, idle)
+        for name, values, idle in (("first", lists.first, len(lists.keys)), ("count", lists.count, 1)):
+            target = self._array(area, name)
+            _fill(target[: self.shape.prompts], values[: layout.prompts], idle)
+            _fill(target[self.shape.prompts :], values[layout.prompts :], idle)
+            self._fill_read(self._array(area, f"read_{name}"), values[layout.read], layout, idle)
 
     def write_idle(self, area: np.ndarray) -> None:
         """A step of nothing but padding that has the most rows in every request list. Graphs are recorded on it. It
@@ -359,9 +345,8 @@ class Writer:
         slots[shape.prompts :] = self.scratch_block * self.block_size
         if shape.keys:
             self._array(area, "keys")[:] = -1 - self.scratch_block * self.block_size
-            for suffix in list_suffixes(shape.windows):
-                for name in ("count", "read_count"):
-                    self._array(area, name + suffix)[:] = 1
+            for name in ("count", "read_count"):
+                self._array(area, name)[:] = 1
             return
         if shape.own:
             for name in ("own.qo", "own.kv"):

@@ -13,46 +13,9 @@
 // prompt begins as many blocks later or more: no two tiles share a block. Of a lone prompt every block has a tile.
 
 constexpr int ROWS = 16, KEYS = 32, WARPS = 4;  // of a tile; of a warp's turn; of a block
-constexpr int STEPS = HEAD_DIM / 16, TILES = HEAD_DIM / 8;
-constexpr int PITCH = HEAD_DIM + 8;  // of a row in shared memory: the eight rows that an instruction reads meet all banks
 constexpr int PART = HEAD_DIM + 4;   // of a row of a warp's output
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "HEAD_DIM");
 static_assert(ROWS * PART * 4 <= 2 * KEYS * PITCH * 2, "a warp's output lies where its keys and values lay");
-
-#ifndef PRELUDE_EMULATED
-// d[16 rows][8] += a[16][16] . b[16][8]
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// Four matrices of 8 rows of 16 bytes; lane l has the address of row l % 8 of matrix l / 8. Of matrix i a lane gets row
-// l / 4, columns 2 (l % 4) and the next, in r[i]; `transposed`: column l / 4, rows 2 (l % 4) and the next.
-__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-__device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-#endif
-
-__device__ __forceinline__ u32 pair(float low, float high) { return (u32)narrow(low) | (u32)narrow(high) << 16; }
-
-// Over the four lanes that have a row of a fragment.
-__device__ __forceinline__ float quad_max(float v) {
-    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
-    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
-}
-__device__ __forceinline__ float quad_sum(float v) {
-    v += __shfl_xor_sync(0xffffffffu, v, 1);
-    return v + __shfl_xor_sync(0xffffffffu, v, 2);
-}
 
 // `count` rows of a head by one warp, those that are not `there` as zeros.
 __device__ __forceinline__ void copy_rows(u32 to, const element* from, int stride, int count, int there) {
@@ -112,107 +75,36 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
     copy_wait<2>();
     __syncthreads();
 
-    const int upper = lane >> 2, lower = upper + 8, column = (lane & 3) * 2;
-    u32 asked[STEPS][4];
-#pragma unroll
-    for (int s = 0; s < STEPS; s++)
-        load_matrices(asked[s], queries + ((lane & 15) * PITCH + s * 16 + (lane >> 4) * 8) * 2);
-
-    float acc[TILES][4], upper_most = -INFINITY_F, lower_most = -INFINITY_F, upper_sum = 0.0f, lower_sum = 0.0f;
-#pragma unroll
-    for (int t = 0; t < TILES; t++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) acc[t][i] = 0.0f;
-
+    const int upper = lane >> 2, column = (lane & 3) * 2;
+    Attending seen;
+    seen.clear();
     while (from <= last) {
         copy_wait<1>();
         __syncwarp();
-
         float scores[KEYS / 8][4];
-#pragma unroll
-        for (int t = 0; t < KEYS / 8; t++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) scores[t][i] = 0.0f;
-#pragma unroll
-            for (int s = 0; s < STEPS; s += 2) {
-                u32 keys[4];  // of eight keys 32 values
-                load_matrices(keys, own + ((t * 8 + (lane & 7)) * PITCH + s * 16 + (lane >> 3) * 8) * 2);
-                mma(scores[t], asked[s], keys[0], keys[1]);
-                mma(scores[t], asked[s + 1], keys[2], keys[3]);
-            }
-        }
-        float upper_high = upper_most, lower_high = lower_most;
-#pragma unroll
-        for (int t = 0; t < KEYS / 8; t++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int key = from + t * 8 + column + (i & 1), row = i < 2 ? upper : lower;
-                scores[t][i] = key <= first + row ? scores[t][i] * scale : -INFINITY_F;
-                if (i < 2)
-                    upper_high = fmaxf(upper_high, scores[t][i]);
-                else
-                    lower_high = fmaxf(lower_high, scores[t][i]);
-            }
-        upper_high = quad_max(upper_high);
-        lower_high = quad_max(lower_high);
-        // A row that has seen no key yet subtracts 0, so that its weights are 0 and not NaN.
-        const float upper_zero = upper_high == -INFINITY_F ? 0.0f : upper_high;
-        const float lower_zero = lower_high == -INFINITY_F ? 0.0f : lower_high;
-        const float upper_kept = exp2f(upper_most - upper_zero), lower_kept = exp2f(lower_most - lower_zero);
-        upper_most = upper_high;
-        lower_most = lower_high;
-        upper_sum *= upper_kept;
-        lower_sum *= lower_kept;
-#pragma unroll
-        for (int t = 0; t < KEYS / 8; t++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                scores[t][i] = exp2f(scores[t][i] - (i < 2 ? upper_zero : lower_zero));
-                if (i < 2)
-                    upper_sum += scores[t][i];
-                else
-                    lower_sum += scores[t][i];
-            }
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            acc[t][0] *= upper_kept;
-            acc[t][1] *= upper_kept;
-            acc[t][2] *= lower_kept;
-            acc[t][3] *= lower_kept;
-        }
+        multiply<KEYS>(scores, queries, own);
+        seen.weigh<KEYS>(scores, scale, [&](int key, int half) { return from + key <= first + upper + 8 * half; });
         copy_wait<0>();
         __syncwarp();
-#pragma unroll
-        for (int s = 0; s < KEYS / 16; s++) {
-            const u32 weights[4] = {
-                pair(scores[2 * s][0], scores[2 * s][1]), pair(scores[2 * s][2], scores[2 * s][3]),
-                pair(scores[2 * s + 1][0], scores[2 * s + 1][1]), pair(scores[2 * s + 1][2], scores[2 * s + 1][3])};
-#pragma unroll
-            for (int t = 0; t < TILES; t += 2) {
-                u32 values[4];  // of 16 keys 16 values
-                load_transposed(values, own + ((KEYS + s * 16 + (lane & 15)) * PITCH + t * 8 + (lane >> 4) * 8) * 2);
-                mma(acc[t], weights, values[0], values[1]);
-                mma(acc[t + 1], weights, values[2], values[3]);
-            }
-        }
+        seen.add<KEYS>(scores, own + KEYS * PITCH * 2);
         from += WARPS * KEYS;
         __syncwarp();  // every lane has read the keys and values
         if (from <= last) request(from);
     }
-    upper_sum = quad_sum(upper_sum);
-    lower_sum = quad_sum(lower_sum);
-    if ((lane & 3) == 0) {
-        most_of[warp * ROWS + upper] = upper_most;
-        most_of[warp * ROWS + lower] = lower_most;
-        sum_of[warp * ROWS + upper] = upper_sum;
-        sum_of[warp * ROWS + lower] = lower_sum;
+    for (int half = 0; half < 2; half++) {
+        const float sum = quad_sum(seen.sum[half]);
+        if ((lane & 3) == 0) {
+            most_of[warp * ROWS + upper + 8 * half] = seen.most[half];
+            sum_of[warp * ROWS + upper + 8 * half] = sum;
+        }
     }
     __syncwarp();  // every lane has read the values: the warp's output takes their place
     float* mine = shared + warp * KEYS * PITCH;
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-        *(float2*)(mine + upper * PART + t * 8 + column) = make_float2(acc[t][0], acc[t][1]);
-        *(float2*)(mine + lower * PART + t * 8 + column) = make_float2(acc[t][2], acc[t][3]);
+        for (int half = 0; half < 2; half++)
+            *(float2*)(mine + (upper + 8 * half) * PART + t * 8 + column) =
+                make_float2(seen.acc[t][2 * half], seen.acc[t][2 * half + 1]);
     }
     __syncthreads();
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -104,6 +105,20 @@ def test_nvcc_compiles_without_spills(tmp_path: Path, file: str, arch: str) -> N
     assert done.returncode == 0, done.stderr
     spills = [line for line in done.stderr.splitlines() if "spill" in line]
     assert spills and all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc")
+@pytest.mark.parametrize(
+    ("flags", "wide"),
+    [((), r"cp\.async\.cg\.shared\.global"), (("-DPRELUDE_FLOAT32",), r"ld\.global\.v4\.f32")],
+)
+def test_attend_reads_keys_by_16_bytes(tmp_path: Path, flags: tuple[str, ...], wide: str) -> None:
+    (tmp_path / "attend.cu").write_text(compiler.source("attend"), encoding="utf-8")
+    command = [str(NVCC), "-arch=sm_90a", "-std=c++17", "-ptx", "-DHEAD_DIM=128", *flags, "attend.cu"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    made = (tmp_path / "attend.ptx").read_text(encoding="utf-8")
+    assert re.search(wide, made) and not re.search(r"ld\.global(\.nc)?\.[a-z]16", made)
+    assert ("mma.sync" in made) == (not flags)
 
 
 def test_a_cubin_is_compiled_once_per_content(tmp_path: Path) -> None:
@@ -244,24 +259,89 @@ def test_qk_rope_by_eight_values(element: torch.dtype, counts: tuple[int, int, i
         assert torch.equal(pairs[2][0][5, 0], heads[0, 6]) and not pairs[1][0][1:5].any()
 
 
+class Lists:
+    """Random rows over a prompt, a fold of it, cached keys and decode rows, and their attention in float32."""
+
+    def __init__(self, element: torch.dtype, width: int, heads: int, kv_heads: int, long: int = 90) -> None:
+        self.generator = torch.Generator().manual_seed(width + heads)
+        self.element, self.heads, self.kv_heads, self.width = element, heads, kv_heads, width
+        self.tokens = self._randn(long + 30, heads + 2 * kv_heads)
+        self.pool = [self._randn(50, kv_heads) for _ in range(2)]
+        cached = -1 - torch.randperm(50, generator=self.generator)
+        prompt, fold, chat = torch.arange(long), torch.arange(long, long + 9), torch.arange(long + 9, long + 30)
+        # (list, row of the step, keys): the prompt's rows, those of the fold, of a hit, and two of decode
+        lists = [prompt, torch.cat([prompt, fold]), torch.cat([cached[:37], chat]), cached[:50], cached[3:4]]
+        starts = np.cumsum([0, *(len(one) for one in lists)])
+        self.keys = torch.cat(lists).to(torch.int32)
+        rows = [(0, i, i + 1) for i in range(long)] + [(1, long + i, long + 1 + i) for i in range(9)]
+        rows += [(2, long + 9 + i, 38 + i) for i in range(21)] + [(3, 0, 50), (4, 1, 1)]
+        self.at = torch.tensor([row for _, row, _ in rows])
+        self.first = torch.tensor([int(starts[which]) for which, _, _ in rows], dtype=torch.int32)
+        self.count = torch.tensor([keys for _, _, keys in rows], dtype=torch.int32)
+
+    def _randn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, self.width, generator=self.generator).to(self.element)
+
+    def run(self, rows: Any = slice(None), span: int = kernels.EVERY) -> Tensor:
+        """[rows, heads, D] of the kernel."""
+        device = EmulatedDevice(self.element, self.width)
+
+        def placed(value: Tensor) -> Tensor:
+            on = device.empty(tuple(value.shape), value.dtype)
+            on.copy_(value)
+            return on
+
+        tokens, q = placed(self.tokens), placed(self.tokens[self.at[rows]])[:, : self.heads]
+        k, v = tokens[:, self.heads : -self.kv_heads], tokens[:, -self.kv_heads :]
+        lists = placed(self.keys), placed(self.first[rows]), placed(self.count[rows])
+        out = device.empty(tuple(q.shape), self.element)
+        pool = placed(self.pool[0]), placed(self.pool[1])
+        kernels.attend(device, q, k, v, pool, lists, self.kv_heads, out, span)
+        device.close()
+        return out
+
+    def wanted(self, span: int = kernels.EVERY) -> Tensor:
+        found, tokens, group = [], self.tokens.float(), self.heads // self.kv_heads
+        parts = tokens[:, self.heads : -self.kv_heads], tokens[:, -self.kv_heads :]
+        for row, first, count in zip(self.at, self.first.tolist(), self.count.tolist()):
+            listed = self.keys[max(first, first + count - span) : first + count].long()
+            k, v = (torch.where((listed < 0)[:, None, None], pool.float()[-1 - listed.clamp(max=-1)], own[listed])
+                    for own, pool in zip(parts, self.pool))  # fmt: skip
+            k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+            scores = torch.einsum("hd,mhd->hm", tokens[row, : self.heads], k) * self.width**-0.5
+            found.append(torch.einsum("hm,mhd->hd", scores.softmax(-1), v))
+        return torch.stack(found)
+
+
 @emulated
-@pytest.mark.parametrize("element", ELEMENTS)
-def test_attend(element: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(2)
-    heads, kv_heads, tokens = 4, 2, 70
-    qkv = torch.randn(tokens, heads + 2 * kv_heads, WIDTH, generator=generator).to(element)
-    pool = [torch.randn(20, kv_heads, WIDTH, generator=generator).to(element) for _ in range(2)]
-    keys = torch.cat([-1 - torch.randperm(20, generator=generator)[:9], torch.arange(60)]).to(torch.int32)
-    first, count = torch.tensor([0, 9, 3], dtype=torch.int32), torch.tensor([69, 1, 33], dtype=torch.int32)
-    stride = (heads + 2 * kv_heads) * WIDTH
-    flat = qkv.view(tokens, -1)
-    k, v = flat[:, heads * WIDTH :].contiguous(), flat[:, (heads + kv_heads) * WIDTH :].contiguous()
-    args = [flat, stride, k, v, k.shape[1], *pool, keys, first, count, heads, kv_heads, WIDTH**-0.5]
-    wide = torch.zeros(tokens, k.shape[1], dtype=element)  # v with k's stride
-    wide[:, : v.shape[1]] = v
-    args[3] = wide
-    out = torch.zeros(3, heads * WIDTH, dtype=element)
-    close(both(kernels.ATTEND, (3, 1), [*args, out], [13], element, shared=4 * WIDTH * 4), element)
+@pytest.mark.parametrize(
+    ("element", "width", "heads", "kv_heads"),
+    [
+        *[(torch.float32, 32, 4, 2), (torch.float32, 6, 2, 1), (torch.bfloat16, 24, 4, 2)],  # a key a lane
+        *[(torch.bfloat16, 16, 4, 2), (torch.bfloat16, 64, 3, 1), (torch.bfloat16, 128, 2, 2)],  # by tensor cores
+        *[(torch.bfloat16, 144, 4, 1), (torch.bfloat16, 16, 70, 1), (torch.bfloat16, 16, 16, 1)],
+    ],
+)
+def test_attend(element: torch.dtype, width: int, heads: int, kv_heads: int) -> None:
+    """Against float32; and a row has its bits in any company: alone, in another chunk of its prompt, and whether its
+    neighbours are there or not. With a window too."""
+    lists = Lists(element, width, heads, kv_heads)
+    for span in (kernels.EVERY, 40):
+        whole = lists.run(span=span)
+        close([(whole, lists.wanted(span).to(element))], element)
+        for rows in ([37], slice(20, 75), [5, 89, 90, 98, 99, 121], slice(91, None, 3)):
+            assert torch.equal(lists.run(rows, span), whole[rows])
+
+
+@emulated
+def test_a_row_sees_no_keys_but_its_own() -> None:
+    """Values of other prompts that are not finite stay out, and of its own sequence those beyond a window."""
+    lists = Lists(torch.bfloat16, 16, 4, 2)
+    whole, within = lists.run(), lists.run(span=30)
+    lists.tokens[99:], lists.pool[1][:] = float("nan"), float("inf")
+    assert torch.equal(lists.run()[:99], whole[:99])
+    lists.tokens[:20] = float("nan")
+    assert torch.equal(lists.run(span=30)[70:99], within[70:99])
 
 
 def _logits(rows: int, vocab: int, seed: int) -> Tensor:

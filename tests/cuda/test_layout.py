@@ -82,14 +82,14 @@ def test_keys_are_split_where_blocks_would_not_fill_the_device(
 ) -> None:
     """Two blocks for each of 132 multiprocessors, 8 KV heads: a block has 128 queries of the heads that share a key.
     64 questions of 8 tokens are 64 or 128 blocks."""
-    choices = Choices.of(True, 132, qwen3(64, 1, heads, 64).spec.attention)
+    choices = Choices.of(True, 132, qwen3(64, 1, heads, 64).spec.attention, 0)
     assert choices.splits(reading(rows, keys), rows) == splits
 
 
 @pytest.mark.parametrize("heads", [16, 40, 64, 128])
 def test_the_parts_of_split_keys_fit_into_flashinfers_workspace(heads: int) -> None:
     """A recorded call has room for the float32 sums of each tile of its bucket, at most twice those that split."""
-    choices = Choices.of(True, 132, qwen3(64, 1, heads, 64).spec.attention)
+    choices = Choices.of(True, 132, qwen3(64, 1, heads, 64).spec.attention, 0)
     assert 4 < choices.whole_tiles <= FLOAT_WORKSPACE / (2 * heads * 128 * (128 + 1) * 4)
 
 

@@ -110,7 +110,7 @@ def test_windows(windowed: Model, on_device: Callable[..., CudaExecutor], levels
         same(run(executor, batch), run(reference, batch), 2e-4)
     same_pools(executor, reference, 1e-4)
     shapes = list(executor.graphs._programs)
-    assert any(shape.windows == (23,) for shape in shapes)
+    assert any(shape.keys for shape in shapes)
     assert any(not shape.keys for shape in shapes) == levels
 
 

@@ -134,7 +134,7 @@ def silu_gate(n: int, gate_up: Any, inner: int, out: Any) -> None:
 
 
 def attend(
-    n: int,
+    blocks: int,
     q: Any,
     q_stride: int,
     k: Any,
@@ -148,6 +148,9 @@ def attend(
     heads: int,
     kv_heads: int,
     scale: float,
+    n: int,
+    span: int,
+    spread: int,
     out: Any,
     together: bool = True,
 ) -> None:
@@ -155,7 +158,9 @@ def attend(
     width = twins_head_dim()
     assert abs(scale - width**-0.5) < 1e-6
     queries = q.strided((n, heads, width), (q_stride, width, 1))
-    starts, counts = first.at(n).tolist(), count.at(n).tolist()
+    ends = first.at(n) + count.at(n)
+    counts = count.at(n).clamp(max=span).tolist()
+    starts = [end - length for end, length in zip(ends.tolist(), counts)]
     listed = keys.at(max(at + length for at, length in zip(starts, counts))).long()
 
     def values(own: Any, pool: Any) -> Tensor:
