@@ -217,11 +217,24 @@ def formats(root: Path) -> dict[str, Format]:
         if name not in ("tokenizer.json", "special_tokens_map.json"):
             made[f"encoder-{name}"] = Format(encoder, name, "json", load, ".")
     made["dense"] = Format(encoder, "2_Dense/model.safetensors", "length-and-json", load, ".")
+    option_heads(made, root)
     sparrow(root)
     made["sparrow"] = Format(root, "tiny.sparrow", "archive", load, most=lambda size: ARCHIVE)
     made["gguf"] = Format(root / "gguf", "model.gguf", "gguf", load)
     gguf(root / "gguf", decoder)
     return made
+
+
+def option_heads(made: dict[str, Format], root: Path) -> None:
+    """Of the formats whose weights need no recorded data."""
+    from tests.option_models import write_opendecider, write_pointer
+
+    for name, write in (("opendecider", write_opendecider), ("pointer_head", write_pointer)):
+        folder = write(root / name)
+        made[name] = Format(folder, f"{name}.json", "json", load, ".")
+        made[f"{name}-config"] = Format(folder, "config.json", "json", load, ".")
+    for folder, head in (("opendecider", "head"), ("pointer_head", "pointer_head")):
+        made[f"{folder}-head"] = Format(root / folder, f"{head}.safetensors", "length-and-json", load, ".")
 
 
 def journal(path: Path) -> None:

@@ -54,7 +54,7 @@ class PreludeDecisions(BaseDecisionModel):
 
 
 def _request(state: Any, questions: Mapping[str, Any]) -> dict[str, Any]:
-    asked = {name: question.model_dump(exclude_none=True) for name, question in questions.items()}
+    asked = {name: question.model_dump() for name, question in questions.items()}
     if isinstance(state, BaseMessage):
         state = [state]
     return {"state": _plain(state, "state"), "questions": asked}

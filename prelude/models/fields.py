@@ -68,9 +68,9 @@ class Fields:
         return value
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """One id, a list of ids, or nothing at all."""
-        value = self.get(key, None)
-        if value is None:
+        """One id, a list of ids, or nothing at all. The family's own id counts where the vocabulary reaches it."""
+        value = self.get(key, self.defaults.get(key))
+        if value is None or (key not in self.values and value >= vocab_size):
             return ()
         listed = value if isinstance(value, list) else [value]
         if len(listed) > 1024:
@@ -84,9 +84,10 @@ class Fields:
 
     def token_id(self, key: str, vocab_size: int) -> int | None:
         """One id; null, and the -1 that some files write for it, mean none."""
-        if self.get(key, None) in (None, -1):
+        given = self.get(key, None)
+        if given == -1:
             return None
         found = self.token_ids(key, vocab_size)
-        if len(found) != 1 or isinstance(self.get(key), list):
+        if isinstance(given, list):
             raise self.wrong(key, "one token id is needed")
-        return found[0]
+        return found[0] if found else None

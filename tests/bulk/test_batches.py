@@ -64,6 +64,8 @@ def test_threads_out_of_range_are_refused(threads: Any) -> None:
 
 def test_a_value_that_is_no_batch_or_form_is_refused() -> None:
     assert as_arrow({"a": np.arange(3)}).to_pydict() == {"a": [0, 1, 2]}
+    pandas = pytest.importorskip("pandas")
+    assert as_arrow(pandas.DataFrame({"a": [1, 2]}, index=["x", "y"])).to_pydict() == {"a": [1, 2]}
     with pytest.raises(BulkError, match="is no batch"):
         as_arrow(7)
     with pytest.raises(BulkError, match="neither a mapping nor the path"):

@@ -213,6 +213,20 @@ def test_the_input_is_neither_output_nor_journal(
     assert (tmp_path / "in.csv").read_text("latin-1") == text and not (tmp_path / "out.csv").exists()
 
 
+@pytest.mark.parametrize("taken", ["the output", "the journal"])
+def test_the_task_is_neither_output_nor_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], taken: str
+) -> None:
+    source, task, target = tmp_path / "in.csv", tmp_path / "task.jsonl", tmp_path / "out.jsonl"
+    source.write_text("text\na\n", encoding="utf-8")
+    said = json.dumps({"state": "{text}", "questions": {"ok": {"question": "Is it?"}}})
+    task.write_text(said, encoding="utf-8")
+    names = [str(task)] if taken == "the output" else [str(target), "--journal", str(task)]
+    assert main(["score", str(source), *names, "--task", str(task), "--overwrite", "--restart", "--no-progress"]) == 2
+    assert f"{taken} and the task are one file" in capsys.readouterr().err
+    assert task.read_text(encoding="utf-8") == said
+
+
 def test_an_url_is_one_file_under_two_spellings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
     with fsspec.open("memory://same/in.csv", "wt") as file:

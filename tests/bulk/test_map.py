@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, InvalidRequest, Loglikelihood
+from prelude.bulk.windows import MAX_WINDOW_ROWS
 from prelude.errors import EngineClosed
 
 QUESTION = (Choice("Which language is it?", ["English", "German"]),)
@@ -173,6 +174,7 @@ def test_progress_counts_rows(engine: Engine) -> None:
         ({"task": "text"}, "task"),
         ({"rows": 7}, "rows"),
         ({"window": 0}, "window"),
+        ({"window": MAX_WINDOW_ROWS + 1}, "window"),
         ({"progress": 7}, "progress"),
         ({"priority": "high"}, "priority"),
     ],
@@ -231,3 +233,30 @@ class TestAsync:
             return found
 
         assert asyncio.run(run()) == [0, 1, 2, 3, 4]
+
+
+def test_the_loop_goes_on_while_rows_are_read(engine: Engine) -> None:
+    turns, longest = 0, 0
+
+    def rows() -> Iterator[str]:
+        nonlocal longest
+        since, last = 0, turns
+        for text in texts(400):
+            since, last = (since + 1, last) if last == turns else (0, turns)
+            longest = max(longest, since)
+            yield text
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        counting = asyncio.ensure_future(count())
+        async for one in AsyncEngine(engine).map(decide, rows(), window=400):
+            one.get()
+        counting.cancel()
+
+    asyncio.run(test())
+    assert 0 < longest <= 64

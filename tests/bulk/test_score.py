@@ -105,6 +105,9 @@ def test_rows_that_are_no_rows(tmp_path: Path) -> None:
         ("out.csv", ("--choice", "topic=a,a"), "no row could be served"),
         ("out.csv", ("--choice", "language=a,b"), "two questions"),
         ("out.csv", ("--score", "level=many"), "number from 2 to 10"),
+        ("out.csv", ("--noul", "urgent="), "NAME=VALUE is expected"),
+        ("out.csv", ("--choice", "=a,b"), "NAME=VALUE is expected"),
+        ("out.csv", ("--ask", "nothing"), "NAME=VALUE is expected"),
         ("out.csv", ("--ask", "nothing=why?"), "no choice or score"),
         ("out.csv", ("--embed",), "stand alone"),
         ("out.csv", ("--task", "x.json"), "cannot stand beside"),
@@ -196,6 +199,13 @@ class TestForm:
         messages = [{"role": "user", "content": "Hello"}]
         assert form.task({"chat": messages}).state == messages
 
+    @pytest.mark.parametrize(
+        ("text", "written"),
+        [("Text: {c}", "Text: [1]"), ("{c}.", "[1]."), ("{c}{c}", "[1][1]"), ("{{}}{c}", "{}[1]"), ("none", "none")],
+    )
+    def test_text_around_a_placeholder_stays(self, text: str, written: str) -> None:
+        assert Form({"state": text, "questions": {"ok": {}}}).task({"c": [1]}).state == written
+
     @pytest.mark.parametrize("spec", [{"state": "{c}", "questions": {"ok": {}}}, {"verb": "embed", "prompt": "{c}"}])
     def test_numbers_of_a_column_are_no_ids_of_tokens(self, spec: dict[str, Any]) -> None:
         form = Form(spec)
@@ -212,6 +222,8 @@ class TestForm:
             ({"state": "{text}", "questions": {"a": {"question": "b"}}, "lenght_norm": "token"}, "no such key"),
             ({"verb": "embed", "prompt": "{text}", "questions": {}}, "asks none"),
             ({"state": 7, "questions": {}}, "not a text"),
+            ({"state": "{text}", "questions": {"a": {"labels": ["x"]}}}, "the one label 'x'"),
+            ({"state": "{text}", "questions": {"a": {"labels": {"x": "a note"}}}}, "the one label 'x'"),
         ],
     )
     def test_a_value_that_cannot_be_a_form(self, spec: dict[str, Any], says: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from lm_eval.models.huggingface import HFLM
 
-from prelude import Engine, EngineConfig
+from prelude import Engine, EngineConfig, SamplingParams
 from prelude.errors import ConfigError, InvalidRequest
 from prelude.integrations.lm_eval import PreludeLM
 from tests.checkpoints import make_checkpoint
@@ -80,6 +80,12 @@ def test_generation_is_that_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> N
     rows = asked(*[(context, given) for context in CONTEXTS[:3]], ("Two boats", {"until": ["e"], "max_gen_toks": 8}))
     mine, other = (one.generate_until(rows, disable_tqdm=True) for one in (ours, theirs))
     assert mine == other and any(mine)
+    drawn = {"until": [], "max_gen_toks": 12, "do_sample": True, "temperature": 1.5, "seed": 3, "top_k": 50}
+    ids, sampling = ours.tok_encode("Two boats"), SamplingParams(max_tokens=12, temperature=1.5, seed=3, top_k=50)
+    [mine] = ours.generate_until(asked(("Two boats", drawn)), disable_tqdm=True)
+    eos = ours.tokenizer.decode([ours.eot_token_id], skip_special_tokens=False)
+    assert mine == ours.engine.complete(ids, sampling).text.partition(eos)[0]
+    assert mine != ours.generate_until(asked(("Two boats", {"until": [], "max_gen_toks": 12})), disable_tqdm=True)[0]
     for wrong in ({"max_gen_toks": 0}, {"max_gen_toks": ours.max_length}, {"num_beams": 4}):
         with pytest.raises(InvalidRequest, match="gen_kwargs"):
             ours.generate_until(asked(("a", wrong)), disable_tqdm=True)

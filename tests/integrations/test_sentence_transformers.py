@@ -40,6 +40,8 @@ def test_encode_is_that_of_the_library(tmp_path: Path) -> None:
         assert ours.encode(texts[0]).shape == theirs.encode(texts[0]).shape == (48,)
         prompted = ours.encode(texts[:2], prompt="w7 w8 ")
         assert np.abs(prompted - theirs.encode(texts[:2], prompt="w7 w8 ")).max() < 1e-5
+        both = {"prompt": "w7 w8 ", "prompt_name": "query"}  # the text is taken, and not the name's
+        assert (ours.encode(texts[:2], **both) == prompted).all()
         short = ours.encode(texts[:2], truncate_dim=16, normalize_embeddings=True)
         expected = theirs.encode(texts[:2], truncate_dim=16, normalize_embeddings=True)
         assert np.abs(short - expected).max() < 1e-5

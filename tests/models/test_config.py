@@ -162,5 +162,22 @@ def test_body_without_head() -> None:
     assert "lm_head.weight" not in config.spec.tensors()
 
 
+DECODERS = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma", "gemma2", "gemma3_text", "lfm2"]
+
+
+@pytest.mark.parametrize("family", [*DECODERS, "qwen3_5_text"])
+def test_ids_that_a_config_leaves_out_are_those_of_its_class(family: str) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[family]()
+    raw = {key: value for key, value in known.to_dict().items() if key not in ("bos_token_id", "eos_token_id")}
+    found = ModelConfig.from_dict({**raw, "architectures": None})
+    assert (found.bos_token_id, found.eos_token_ids or (None,)) == (known.bos_token_id, (known.eos_token_id,))
+    none = ModelConfig.from_dict({**raw, "architectures": None, "bos_token_id": None, "eos_token_id": None})
+    assert (none.bos_token_id, none.eos_token_ids) == (None, ())
+    small = ModelConfig.from_dict({**raw, "architectures": None, "vocab_size": 1, "pad_token_id": 0})
+    assert (small.bos_token_id, small.eos_token_ids) == (None, ()), "there are no such tokens"
+
+
 def test_pad_token_of_minus_one_is_none() -> None:
     assert read(pad_token_id=-1).pad_token_id is None

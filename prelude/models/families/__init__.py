@@ -13,7 +13,8 @@ from prelude.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from prelude.models.families.modernbert import MODERNBERT
 from prelude.models.families.recurrent import LFM2, QWEN3_5, QWEN3_5_TEXT
 
-_FIRST_LLAMA = {"num_key_value_heads": None, "head_dim": None, "rope_theta": 10000.0}
+_SENTENCES = {"bos_token_id": 1, "eos_token_id": 2}
+_FIRST_LLAMA = {"num_key_value_heads": None, "head_dim": None, "rope_theta": 10000.0, **_SENTENCES}
 
 QWEN3 = decoder("qwen3", "Qwen3", {"attention_bias": False}, qk_norm=True, mlp_bias=False, window_switch=True)
 QWEN2 = decoder(
@@ -31,7 +32,12 @@ LLAMA = decoder("llama", "Llama", {**_FIRST_LLAMA, "attention_bias": False, "mlp
 MISTRAL = decoder(
     "mistral",
     "Mistral",
-    {"head_dim": None, "rope_theta": 10000.0, "sliding_window": 4096},  # files without a window say null
+    {
+        "head_dim": None,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        **_SENTENCES,
+    },  # files without a window say null
     attention_bias=False,
     mlp_bias=False,
 )
@@ -43,6 +49,8 @@ PHI3 = decoder(
         "head_dim": None,
         "rope_theta": 10000.0,
         "sliding_window": None,
+        "bos_token_id": 1,
+        "eos_token_id": 32000,
     },
     attention_bias=False,
     mlp_bias=False,
@@ -54,7 +62,7 @@ SMOLLM3 = decoder(
     "smollm3",
     "SmolLM3",
     {"head_dim": None, "rope_theta": 2000000.0, "no_rope_layer_interval": 4, "tie_word_embeddings": True}
-    | {"attention_bias": False, "mlp_bias": False},
+    | {"attention_bias": False, "mlp_bias": False, "bos_token_id": 128000, "eos_token_id": 128001},
     window_switch=True,
     no_rope_layers=True,
 )

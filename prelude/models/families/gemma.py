@@ -171,6 +171,7 @@ def _cap(fields: Fields, key: str) -> float:
 
 def _family(model_type: str, architectures: dict[str, Head], kind: Kind, defaults: Mapping[str, Any]) -> Family:
     shared = {"attention_bias": False, "tie_word_embeddings": True, "rope_theta": 10000.0}
+    shared |= {"bos_token_id": 2, "eos_token_id": 1}
     return Family(model_type, architectures, partial(_build, kind), {**shared, **defaults})
 
 

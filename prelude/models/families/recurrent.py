@@ -257,6 +257,8 @@ LFM2 = Family(
         "head_dim": None,
         "rope_theta": 1000000.0,
         "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
         "conv_bias": False,
         "conv_L_cache": 3,
         "block_auto_adjust_ff_dim": True,
