@@ -1,20 +1,28 @@
 """kernels/*.cu -> cubin: NVRTC through cuda-python, cached on disk by the hash of everything that goes in.
 
+    python -m prelude.cuda.compiler [--arch sm_90a] [--head-dim 64 128]
+
+compiles the kernels of bfloat16 models into the package, beside their sources; a wheel that is built then has them,
+and its first start compiles nothing. They serve any compiler of the same major version.
+
 ``CompileError`` carries the compiler's log.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from prelude.cuda import kept_choices
 
 FOLDER = Path(__file__).parent / "kernels"
+BUILT = FOLDER / "cubins"
+Compile: TypeAlias = "Callable[[str, Iterable[str], str], bytes]"
 _COMMON = "common.cuh"
 
 
@@ -63,16 +71,33 @@ def cubin(
     *,
     version: str,
     folder: Path | None = None,
-    compile_: Callable[[str, Iterable[str], str], bytes] = nvrtc,
+    compile_: Compile = nvrtc,
 ) -> bytes:
     """The cubin of ``kernels/name.cu``, compiled once per content, flags and compiler ``version``."""
     text = source(name)
-    key = hashlib.sha256("\0".join((text, *flags, version)).encode()).hexdigest()[:32]
-    path = (folder or kept_choices.folder()) / f"{name}-{key}.cubin"
-    with contextlib.suppress(OSError):
-        return path.read_bytes()
+    path = (folder or kept_choices.folder()) / _file(name, text, flags, version)
+    for place in (BUILT / _file(name, text, flags, version.split(".")[0]), path):
+        with contextlib.suppress(OSError):
+            return place.read_bytes()
     made = compile_(text, flags, name)
     kept_choices.write(path, made)
+    return made
+
+
+def _file(name: str, text: str, flags: tuple[str, ...], version: str) -> str:
+    return f"{name}-{hashlib.sha256(chr(0).join((text, *flags, version)).encode()).hexdigest()[:32]}.cubin"
+
+
+def build(arch: str, head_dims: Iterable[int], version: str, compile_: Compile = nvrtc) -> list[Path]:
+    """The cubins of every kernel that serves bfloat16 and these heads, in the package."""
+    made = []
+    for head_dim in head_dims:
+        flags = options(arch, float32=False, head_dim=head_dim)
+        for name in sorted(path.stem for path in FOLDER.glob("*.cu")):
+            if name != "prompts" or head_dim in (64, 128):
+                path = BUILT / _file(name, source(name), flags, version.split(".")[0])
+                kept_choices.write(path, compile_(source(name), flags, name))
+                made.append(path)
     return made
 
 
@@ -81,3 +106,12 @@ def nvrtc_version() -> str:
 
     _, major, minor = rtc.nvrtcVersion()
     return f"nvrtc {major}.{minor}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Compiles the kernels into the package.")
+    parser.add_argument("--arch", default="sm_90a")
+    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
+    chosen = parser.parse_args()
+    for path in build(chosen.arch, chosen.head_dim, nvrtc_version()):
+        print(path)

@@ -293,14 +293,17 @@ class CudaDevice:
     def await_word(self, word: int, number: int) -> None:
         self.driver.wait_for(word, number, self.handle)
 
-    def capture(self, work: Callable[[], None], *, search: bool = True) -> CudaGraph:
+    def warm(self, work: Callable[[], object], *, search: bool) -> None:
+        self._searching = search
+        try:
+            for _ in range(_WARM_UPS):  # lazy loading and library workspaces
+                work()
+        finally:
+            self._searching = False
+
+    def capture(self, work: Callable[[], object]) -> CudaGraph:
         import torch
 
-        for _ in range(_WARM_UPS):  # lazy loading and library workspaces, outside the recording
-            if search:
-                self.search(work)
-            else:
-                work()
         self.driver.synchronize(self.handle)
         recorded = torch.cuda.CUDAGraph(keep_graph=True)
         if self._pool is None:
@@ -309,13 +312,6 @@ class CudaDevice:
         with torch.cuda.graph(recorded, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             work()
         return CudaGraph(self.driver, self.handle, recorded)
-
-    def search(self, work: Callable[[], object]) -> None:
-        self._searching = True
-        try:
-            work()
-        finally:
-            self._searching = False
 
     def memory(self) -> tuple[int, int]:
         return self.driver.memory()

@@ -101,13 +101,13 @@ class Device(Protocol):
         Raises the device's error."""
         ...
 
-    def capture(self, work: Callable[[], None], *, search: bool = True) -> Graph:
-        """``work`` only enqueues, on fixed addresses. It is run to warm up, then recorded. With ``search`` the
-        algorithms of its matmuls are searched first, where they are not known."""
+    def warm(self, work: Callable[[], object], *, search: bool) -> None:
+        """Runs ``work``, which only enqueues, before it is captured. With ``search`` the algorithms of its matmuls
+        are searched first, where they are not known."""
         ...
 
-    def search(self, work: Callable[[], object]) -> None:
-        """Runs ``work``, and searches the algorithms of its matmuls first."""
+    def capture(self, work: Callable[[], object]) -> Graph:
+        """``work``, on fixed addresses, as a graph."""
         ...
 
     def memory(self) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -374,9 +374,10 @@ class CudaExecutor:
         """Records the shapes of lone prompts and of decode steps, and searches matmuls for them; how many."""
         return self.recorder.warm_up()
 
-    def idle(self) -> bool:
-        """Records one shape that steps wanted. The engine calls it when nothing waits. Whether more are wanted."""
-        return not self._closed and self.recorder.idle()
+    def idle(self, due: Callable[[], bool]) -> bool:
+        """Records one shape that steps wanted, or leaves it where a step is ``due``. The engine calls it when nothing
+        waits. Whether more are wanted."""
+        return not self._closed and self.recorder.idle(due)
 
     @property
     def wants_idle(self) -> bool:

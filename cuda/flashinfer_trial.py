@@ -92,7 +92,12 @@ def _is_right(device: Device, calls: Calls, heads: tuple[int, int, int], case: C
     workspace = device.zeros((len(planned(case.recorded)),), torch.uint8)
     call.bind(workspace)
     planned(case.recorded)
-    graph = device.capture(lambda: call.run(q, k, v, out, None), search=False)
+
+    def work() -> None:
+        call.run(q, k, v, out, None)
+
+    device.warm(work, search=False)
+    graph = device.capture(work)
     plan = planned(case.replayed)
     kept = device.pinned((len(workspace),), torch.uint8)
     if len(plan) != len(kept):

@@ -9,6 +9,7 @@ attention is cut, Q too is computed for the read rows only, and everything behin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prelude.cuda import kernels
@@ -68,8 +69,11 @@ class Forward:
         self.eps = spec.layers[0].mlp_norm.eps  # of every norm, as ``check_supported`` makes sure
         self.windows = [window if window in windows else None for window in windows_of(spec)]
 
-    def run(self, shape: Shape, inputs: Inputs, attention: StepAttention) -> Tensor:
-        """Enqueues a step; returns where the read rows will stand, [read, hidden] float32 before the final norm."""
+    def run(
+        self, shape: Shape, inputs: Inputs, attention: StepAttention, look: Callable[[], None] = lambda: None
+    ) -> Tensor:
+        """Enqueues a step; returns where the read rows will stand, [read, hidden] float32 before the final norm.
+        ``look`` is called in front of every layer, and may raise."""
         work, rows = self.work, shape.rows
         layers = self.weights.layers
         x, normed = work.x[:rows], work.normed[:rows]
@@ -78,6 +82,7 @@ class Forward:
             self.device, inputs.ids, inputs.pending_tokens, self.weights.embeddings, first, self.eps, x, normed
         )
         for index, layer in enumerate(layers[:-1]):
+            look()
             q, k, v = self._project(layer, index, normed, inputs)
             attended = work.attended[:rows]
             attention.run(q, k, v, self._pool(index), attended, last=False, window=self.windows[index])

@@ -32,7 +32,9 @@ class GraphPolicy:
     max_graphs: int = 256
     after: int = 1
     at_once: bool = False
-    """Record in the step that wants it: for runs without an engine, which is never idle there."""
+    """Record in the step that wants it: for ranks, which record together, and for runs without an engine."""
+    search: bool = False
+    """Search matmuls in that step too, which takes seconds: no request waits for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +45,10 @@ class Program:
     attention: StepAttention | None = None  # eager: made when it is known where the arrays go
     graph: Graph | None = None
     used: int = 0  # when it was used last, as a count of uses
+
+
+class Left(Exception):
+    """A recording that was left because a step is due."""
 
 
 class DoesNotFit(ValueError):
@@ -94,9 +100,12 @@ class Graphs:
     def record(self, shape: Shape, make: Callable[[Shape], Program]) -> Program | None:
         """Makes the program of ``shape``; where that fails, the shape is refused from then on. Of a divided model
         ``ExecutionError``: recording adds up over the ranks, and the others may have recorded it."""
-        self._wanted.pop(shape, None)
+        seen = self._wanted.pop(shape, 0)
         try:
             program = make(shape)
+        except Left:
+            self._wanted[shape] = seen
+            return None
         except (RuntimeError, ValueError) as error:
             if self._divided and not isinstance(error, DoesNotFit):
                 raise ExecutionError(f"a step of {shape.rows} rows could not be recorded: {error}") from error

@@ -97,16 +97,15 @@ class SampleOperation:
         for start, stop in context.chunks(self.rows):
             logits = context.logits(get("at")[start:stop], hidden)
             vocab = logits.shape[1]
-            largest, rest = row_stats(context, logits, out, start, stop)
             own = tokens[start:stop]
+            # No copy behind the statistics: their kernel and ``publish`` overlap.
+            largest, rest = row_stats(context, logits, out, start, stop, None if self.worked else own)
             kept = logits
             if self.worked:
                 if self.logprobs and self.readout.edits is not None:
                     kept = context.device.empty(tuple(logits.shape), torch.float32)
                     context.device.copy(logits, kept)
                 self._draw(get, out, logits, start, stop, own)
-            else:
-                context.device.copy(out("best")[start:stop], own)
             if self.logprobs:
                 places = (get("own_row")[start:stop], own, largest, rest, out("logprobs")[start:stop], None)
                 launch(kernels.PICK, (stop - start,), (kept, vocab, *places))

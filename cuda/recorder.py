@@ -1,18 +1,19 @@
 """Recording shapes: in a step that wants it at once, when the engine is idle, and before it serves.
 
-Recording runs the step twice and captures it, on arrays of padding. Matmul algorithms are searched only by
-``warm_up`` and in steps that record at once: a search takes half a second and more.
+Recording runs the step twice and captures it, on arrays of padding. When the engine is idle it is left as soon as a
+step is due, between two layers; a shape that was run is not run again. Matmul algorithms are searched by ``warm_up``:
+a search takes half a second and more.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from prelude.cuda.forward import Inputs
-from prelude.cuda.graphs import DoesNotFit, Program
+from prelude.cuda.graphs import DoesNotFit, Left, Program
 from prelude.cuda.levels import RecordedLevels, StepAttention, plan_room
 from prelude.cuda.matmul_search import LARGE_ROWS
 from prelude.cuda.readout_operation import RecordedReadout
@@ -40,6 +41,7 @@ class Recorder:
 
     def __init__(self, executor: CudaExecutor) -> None:
         self.executor = executor
+        self._warm: Shape | None = None  # was run last, and its capture left
 
     def find(self, shape: Shape) -> Program | None:
         """The program that serves ``shape``, recorded now where the policy wants that."""
@@ -47,17 +49,17 @@ class Recorder:
         program = graphs.find(shape)
         if program is None and graphs.policy.at_once and graphs.wants(shape):
             with self.executor.device.scope():
-                program = graphs.record(shape, self._searched)
+                program = graphs.record(shape, self._searched if graphs.policy.search else self._record)
         return program
 
-    def idle(self) -> bool:
-        """Records one wanted shape. Whether more are wanted."""
+    def idle(self, due: Callable[[], bool]) -> bool:
+        """Records one wanted shape, or leaves it where a step is ``due``. Whether more are wanted."""
         graphs = self.executor.graphs
         shape = graphs.next_wanted()
         if shape is None:
             return False
         with self.executor.device.scope():
-            graphs.record(shape, self._record)
+            graphs.record(shape, lambda shape: self._record(shape, due=due))
         return graphs.next_wanted() is not None
 
     def warm_up(self) -> int:
@@ -94,7 +96,7 @@ class Recorder:
             attention = executor.eager_attention(program, staging.input_area)
             attention.plan(area)
             arrays = Inputs.of(program.inputs, staging.input_area, executor.pending_tokens)
-            device.search(lambda: executor.forward.run(shape, arrays, attention))
+            device.warm(lambda: executor.forward.run(shape, arrays, attention), search=True)
         finally:
             area.busy = device.mark()
 
@@ -130,7 +132,7 @@ class Recorder:
     def _searched(self, shape: Shape) -> Program:
         return self._record(shape, search=True)
 
-    def _record(self, shape: Shape, search: bool = False) -> Program:
+    def _record(self, shape: Shape, search: bool = False, due: Callable[[], bool] = lambda: False) -> Program:
         """Records a program on an idle step. The pending tokens are restored: the next step may name them."""
         executor = self.executor
         device, staging, pending = executor.device, executor.staging, executor.pending_tokens
@@ -147,16 +149,23 @@ class Recorder:
         kept = device.empty(tuple(pending.shape), pending.dtype)
         device.copy(pending, kept)
 
+        def look() -> None:
+            if due():
+                raise Left
+
         def work() -> None:
             arrays = Inputs.of(inputs, staging.input_area, pending)
-            hidden = executor.forward.run(shape, arrays, attention)
+            hidden = executor.forward.run(shape, arrays, attention, look)
             if shape.readouts is not None:
                 readouts.enqueue(inputs, staging.input_area, program.outputs, staging.output_area, hidden)
                 executor.publish(program, staging.input_area, staging.output_area, None)
 
         try:
-            program.graph = device.capture(work, search=search)
-        finally:  # a recording that fails has run the step too
+            if shape != self._warm:
+                device.warm(work, search=search)
+            self._warm = shape
+            program.graph = device.capture(work)
+        finally:  # a recording that is left, or fails, has run the step too
             device.copy(kept, pending)
         program.attention = attention
         return program

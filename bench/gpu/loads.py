@@ -135,7 +135,7 @@ class Bench:
             device,
             logits_chunk_rows=256,
             calls=calls,
-            policy=GraphPolicy(enabled=graphs, at_once=True),
+            policy=GraphPolicy(enabled=graphs, at_once=True, search=True),
             **{**settings, **options},
         )
         self._open.append(executor)

@@ -128,14 +128,13 @@ class NullDevice(CudaDevice):
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
 
-    def search(self, work: Callable[[], object]) -> None:
-        work()
-
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
         pass
 
-    def capture(self, work: Callable[[], None], *, search: bool = True) -> CudaGraph:
+    def warm(self, work: Callable[[], object], *, search: bool) -> None:
         work()
+
+    def capture(self, work: Callable[[], object]) -> CudaGraph:
         return CudaGraph(self.driver, self.handle, Recorded())  # type: ignore[arg-type]
 
 

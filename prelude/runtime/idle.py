@@ -9,11 +9,13 @@ from prelude.runtime.sinks import log_failure
 
 
 class IdleWork:
-    """An executor may have ``idle()``, which does one piece and says whether more is left, and ``wants_idle``."""
+    """An executor may have ``wants_idle``, and ``idle(due)``, which does one piece, or leaves it as soon as ``due()``
+    says that a step is, and says whether more is left."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, due: Callable[[], bool]) -> None:
         self._executor = executor
-        self._idle: Callable[[], bool] | None = getattr(executor, "idle", None)
+        self._due = due
+        self._idle: Callable[[Callable[[], bool]], bool] | None = getattr(executor, "idle", None)
         self.works = self._idle is not None
 
     @property
@@ -30,7 +32,7 @@ class IdleWork:
         if idle is None:
             return False
         try:
-            return idle()
+            return idle(self._due)
         except Exception as error:  # no request's: the executor goes on without it
             self._idle = None
             log_failure("the executor's own work between steps failed", error)

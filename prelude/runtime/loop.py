@@ -27,7 +27,7 @@ class StepLoop:
         self._starting = threading.Lock()
         self._stepper = stepper
         self._close_when_idle = close_when_idle
-        self.idle = IdleWork(stepper.executor)
+        self.idle = IdleWork(stepper.executor, lambda: stepper.has_work)
         self._wake = WakeEvent()
 
     def wake(self) -> None:

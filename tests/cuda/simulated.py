@@ -230,10 +230,6 @@ class SimulatedDevice:
         self.copy(area.bytes[:nbytes], target[:nbytes])
         graph.launch()
 
-    def search(self, work: Callable[[], object]) -> None:
-        self.calls.append("search")
-        work()
-
     def await_word(self, word: int, number: int) -> None:
         with self.scope():
             while not reached(word, number):
@@ -243,9 +239,12 @@ class SimulatedDevice:
     def close(self) -> None:
         self.run_to(len(self.queue))
 
-    def capture(self, work: Callable[[], None], *, search: bool = True) -> SimulatedGraph:
+    def warm(self, work: Callable[[], object], *, search: bool) -> None:
+        self.calls += ["search"] * search
         for _ in range(2):
             work()
+
+    def capture(self, work: Callable[[], object]) -> SimulatedGraph:
         self.run_to(len(self.queue))
         self.recording = []
         try:

@@ -43,6 +43,10 @@ from tests.scheduling.cores import chat
 ONCE = GraphPolicy(at_once=True)
 
 
+def NEVER() -> bool:
+    return False
+
+
 def last_token(*ids: np.ndarray) -> OneShotBatch:
     s = prompts(*ids)
     return OneShotBatch(s, sampling(ends(s)))
@@ -61,11 +65,11 @@ def test_a_shape_is_recorded_when_the_engine_is_idle_and_replayed_from_then_on(
         eager.append(result.eager)
         same(result, run(reference, batch), 1e-4)
         if n == 57:
-            assert executor.graphs.captures == 0 and not executor.idle()
+            assert executor.graphs.captures == 0 and not executor.idle(NEVER)
     assert eager == [True, True, False, False]
     graphs = executor.graphs
     assert (graphs.eager, graphs.replays, graphs.captures, graphs.failures) == (2, 2, 1, 0)
-    assert executor.eager_reasons == {"not recorded yet": 2} and not executor.idle()
+    assert executor.eager_reasons == {"not recorded yet": 2} and not executor.idle(NEVER)
 
 
 @pytest.mark.feature("A29")
@@ -84,6 +88,68 @@ def test_the_engine_records_the_wanted_graphs_when_no_request_waits(
     assert (executor.graphs.eager, executor.graphs.replays) == (3, 3)
     assert snapshot(core)["eager_reasons"] == {"not recorded yet": 3}
     core.close()
+
+
+def test_a_recording_is_left_when_a_step_is_due(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    """In front of any layer of its two runs and of its capture. The tokens of the step before stay, and the shape is
+    recorded later, without another run if it had been run."""
+    executor, reference = on_device(model, policy=GraphPolicy()), model.executor(num_blocks=BLOCKS)
+    device: Any = executor.device
+    fill = OneShotBatch(slices([Segment(random_ids(0, 20), write=[4, 5])]), sampling([19]))
+    tokens = [int(run(e, fill).outputs[0].token_ids[0]) for e in (executor, reference)]  # type: ignore[attr-defined]
+    layers = len(model.config.spec.layers) - 1
+    for looks in (0, 1, layers + 1, 2 * layers + 1):
+        left = iter([False] * looks)
+        assert executor.idle(lambda left=left: next(left, True)) and not executor.graphs.captures  # type: ignore[misc]
+    runs = device.calls.count("embed_norm")
+    assert not executor.idle(NEVER) and executor.graphs.captures == 1
+    assert device.calls.count("embed_norm") == runs
+    decode = [DecodeBatch(decode_rows([t], [20], [[4, 5]]), sampling([0])) for t in (-1, tokens[1])]
+    same(run(executor, decode[0]), run(reference, decode[1]), 1e-4)
+
+
+def test_a_request_that_comes_while_the_engine_records_is_due(
+    model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = on_device(model, policy=GraphPolicy(), num_blocks=64)
+    core = make_core(EngineCore, executor, EngineConfig(max_length=256, max_step_tokens=512))
+    sink, seen, look = ById(), list[bool](), executor.idle
+
+    def idle(due: Callable[[], bool]) -> bool:
+        if not seen:
+            seen.append(due())
+            core.lifecycle.post([core.request(chat(random_ids(2, 9), 1), sink)])
+            seen.append(due())
+        return look(due)
+
+    monkeypatch.setattr(executor, "idle", idle)
+    core = make_core(EngineCore, executor, EngineConfig(max_length=256, max_step_tokens=512))
+    core.run_inline([core.request(chat(random_ids(1, 20), 1), sink)])
+    for _ in range(500):
+        if len(sink.ends) == 2:
+            break
+        time.sleep(0.01)
+    assert seen == [False, True] and len(sink.ends) == 2
+    core.close()
+
+
+@pytest.mark.parametrize("search", [False, True])
+def test_no_matmul_is_searched_in_a_step_unless_that_is_asked_for(
+    model: Model, on_device: Callable[..., CudaExecutor], search: bool
+) -> None:
+    executor = on_device(model, policy=GraphPolicy(at_once=True, search=search))
+    assert not run(executor, last_token(random_ids(1, 30))).eager
+    device: Any = executor.device
+    assert ("search" in device.calls) == search
+
+
+def test_a_recorded_pass_has_no_copy(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    """The kernel of the statistics writes the token: kernels that follow each other may overlap."""
+    executor = on_device(model, policy=ONCE)
+    run(executor, last_token(random_ids(1, 30)))
+    (program,) = executor.graphs._programs.values()
+    names = [name for name, _ in program.graph.operations]  # type: ignore[union-attr]
+    assert "copy" not in names and names[-2:] == ["row_stats", "publish"]
 
 
 @pytest.mark.feature("A29")

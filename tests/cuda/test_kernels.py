@@ -140,6 +140,23 @@ def test_a_cubin_is_compiled_once_per_content(tmp_path: Path) -> None:
     assert compiler.cubin("norms", ("a",), version="1", folder=nowhere / "x", compile_=fake).startswith(b"\x7fELF")
 
 
+def test_cubins_that_were_built_into_the_package_are_not_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "BUILT", tmp_path / "built")
+    made = compiler.build("sm_90a", [64, 96], "nvrtc 13.0", lambda text, flags, name: name.encode())
+    assert len(made) == 2 * len(kernels.FILES) + 1, "heads of 96 values have no kernel of short prompts"
+
+    def get(version: str, head_dim: int = 64) -> bytes:
+        flags = compiler.options("sm_90a", float32=False, head_dim=head_dim)
+        return compiler.cubin(
+            "norms", flags, version=version, folder=tmp_path, compile_=lambda text, flags, name: b"compiled"
+        )
+
+    assert get("nvrtc 13.0") == get("nvrtc 13.5") == get("nvrtc 13.0", 96) == b"norms"
+    assert get("nvrtc 12.9") == get("nvrtc 13.0", 128) == b"compiled"
+
+
 # ------------------------------------------------------------------ the results are those of the twins
 
 
