@@ -58,9 +58,9 @@ JOINED = {
     ],
     "build/joined/texts.cpp": [
         "tokenizer/core/bridge.cpp",
-        "tokenizer/core/cache/prompt_cache.cpp",
         "tokenizer/core/loading/tables_file.cpp",
         "tokenizer/core/regex/regex.cpp",
+        "tokenizer/core/rows.cpp",
         "tokenizer/core/text/transcode.cpp",
     ],
 }

@@ -210,18 +210,15 @@ cdef inline void _copy(int32_t* to, cnp.ndarray ids) noexcept:
 
 
 cpdef tuple scope_of(task, default_cache):
-    """The texts that a task may share with others: (its salt or None, whether nothing of it is kept, whether the
-    tokenizer remembers its texts, whether trusted text that it brings is its own). Its fields are not checked so far:
-    they may be any objects."""
+    """The texts that a task may share with others: (its salt or None, whether nothing of it is kept, whether trusted
+    text that it brings is its own). Its fields are not checked so far: they may be any objects."""
     cdef object salt = getattr(task, "salt", None), cache = getattr(task, "cache", None)
-    cdef bint alone, remember
+    cdef bint alone
     if not isinstance(cache, str) or cache == "auto":  # "auto" stands for the engine's default
         cache = default_cache
     alone = cache == "never"
     if not isinstance(salt, str):
         salt = None
-    remember = salt is None and not alone
-    if remember:
-        return salt, alone, remember, False
-    return salt, alone, remember, (getattr(task, "template", None) is not None
-                                   or getattr(task, "recipe", None) is not None)
+    if salt is None and not alone:
+        return salt, alone, False
+    return salt, alone, getattr(task, "template", None) is not None or getattr(task, "recipe", None) is not None

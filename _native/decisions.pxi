@@ -304,7 +304,7 @@ cdef class DecisionPreparer:
         cdef list texts, ids = [], made
         cdef bint whole = False
         cdef double ms = 0.0
-        reader, alone, remember, _ = scope_of(task, context.config.default_cache)
+        reader, alone, _ = scope_of(task, context.config.default_cache)
         questions = task.questions
         if type(questions) is not tuple and type(questions) is not list:
             questions, names = self.named_questions(questions)
@@ -330,7 +330,7 @@ cdef class DecisionPreparer:
         if texts is None:
             contents, texts = self.contents(tasks, frame)
         if texts:
-            ids, spent = self.encode(encoder, task, texts, remember)
+            ids, spent = self.encode(encoder, task, texts)
             ms = (ms + <double>spent) / len(ids)
         if mould is None:
             made = [None] * len(ids)
@@ -352,14 +352,14 @@ cdef class DecisionPreparer:
                 pass  # `named` raises the error
         return self.named(questions)
 
-    cdef tuple encode(self, encoder, task, list texts, remember):
+    cdef tuple encode(self, encoder, task, list texts):
         """(ids of each text, or its error; milliseconds)."""
         cdef double began
         cdef object found
         if not encoder.may_pass_rows:
             began = _perf_counter()
             try:
-                found = encoder.tokenizer.encode_arrays(texts, False, parse_special=False, remember=remember)
+                found = encoder.tokenizer.encode_arrays(texts, False, parse_special=False)
                 (<Tally?>encoder.tally).add(len(texts))
                 return found, (<double>_perf_counter() - began) * 1e3
             except (ValueError, TypeError):

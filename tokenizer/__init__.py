@@ -52,7 +52,7 @@ from .implementations import (
 )
 from .tiktoken_encoding import TiktokenEncoding
 from .tokenizer import Tokenizer
-from .transformers_patch import patch_transformers, patched_transformers
+from .transformers_patch import fast_tokenizer, patch_transformers, patched_transformers
 
 if TYPE_CHECKING:
     from tokenizers import NormalizedString as NormalizedString
@@ -96,6 +96,7 @@ __all__ = [
     "TokenizerFileError",
     "TokenizersMutationError",
     "decoders",
+    "fast_tokenizer",
     "implementations",
     "models",
     "normalizers",

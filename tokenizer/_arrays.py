@@ -59,15 +59,9 @@ class ArrayMethods(EncodeEntry):
         text: str | bytes,
         add_special_tokens: bool,
         parse_special: bool,
-        remember: bool = True,
         used: MatcherUse | None = None,
     ) -> Int32:
-        if not parse_special:
-            ids = self._literal.ids(text, used)
-        elif remember:
-            ids = self._core.encode_array(text, True, used)
-        else:
-            ids = self._core.encode_full(text, True, "byte", False, used)[0]
+        ids = self._core.encode_array(text, True, used) if parse_special else self._literal.ids(text, used)
         return self._frame().ids(ids) if add_special_tokens else ids
 
     def _array_spelled(self, text: str | bytes, add_special_tokens: bool, used: MatcherUse) -> Int32:
@@ -87,10 +81,9 @@ class ArrayMethods(EncodeEntry):
         add_special_tokens: bool,
         parse_special: bool,
         offsets: Offsets,
-        remember: bool = True,
         used: MatcherUse | None = None,
     ) -> tuple[Int32, Int32]:
-        if parse_special and offsets == "char" and remember:
+        if parse_special and offsets == "char":
             ids, spans = self._core.encode_spans(text, True, used)
         elif parse_special:
             ids, spans, _ = self._core.encode_full(text, True, offsets, True, used)

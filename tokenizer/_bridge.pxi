@@ -82,7 +82,6 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         size_t size() const
         string_view utf8(const void*, size_t, int) except +raise_core
         ExternalUse use
-        cbool remember
     ctypedef int (*ExternalCall "fasttoken::Core::ExternalCall")(
         void*, size_t, const char*, size_t, Matches*, ExternalUse*
     )
@@ -94,7 +93,6 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         string tables(const char*, const char*) except +raise_core
         size_t table_bytes()
         size_t cache_bytes()
-        size_t remembered_prompts()
         cbool encode_ids(string_view, cbool, CallIds&, cbool) except +raise_core nogil
         cbool char_spans(const int32_t*, size_t, size_t, Align*)
         void encode_ids_batch(const vector[string_view]&, cbool, CallIds&, vector[int64_t]&) except +raise_core nogil

@@ -19,6 +19,7 @@ from .encoding import Encoding
 from .errors import LoneSurrogateError as LoneSurrogateError
 from .errors import TokenizerError
 from .errors import TokenizerFileError as TokenizerFileError
+from .params import Padding, Truncation
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -79,10 +80,6 @@ class CoreTokenizer:
     @property
     def cache_bytes(self) -> int:
         """The bound of the cache of words; its memory is reserved as a whole, and given by the page."""
-
-    @property
-    def remembered_prompts(self) -> int:
-        """How many whole texts the memory of prompts has now."""
 
     @property
     def external_patterns(self) -> list[str]:
@@ -218,6 +215,20 @@ class QuickFrame:
 
     def __init__(self, sequences: Any, frame: Any, type: type) -> None: ...
 
+class RowFrames:
+    """The tokens that a post-processor puts around one sequence, and around two."""
+
+    def __init__(
+        self,
+        single: Sequence[tuple[int, list[int], int, int]] | None,
+        pair: Sequence[tuple[int, list[int], int, int]] | None,
+        added: tuple[int, int],
+        trims_first: bool,
+    ) -> None:
+        """single, pair: (sequence or -1, ids, type id, type id of a part that was cut off) of each piece in turn, or
+        None. added: how many tokens truncation leaves room for. trims_first: offsets are trimmed before anything is
+        put around a sequence."""
+
 class StreamEntry:
     """The base of ``DecodeStream``: the calls that go straight to a native stream.
 
@@ -259,14 +270,51 @@ class EncodeEntry:
     _truncation: Any
     _padding: Any
     _encode_special: bool
-    def _set_entry(self, core: Any, plain: QuickFrame | None, special: QuickFrame | None, control: bytes) -> None: ...
+    def _set_entry(
+        self,
+        core: Any,
+        plain: QuickFrame | None,
+        special: QuickFrame | None,
+        plain_rows: RowFrames | None,
+        special_rows: RowFrames | None,
+        control: bytes,
+    ) -> None: ...
     def _set_reference_entry(
         self, truncation: Any, padding: Any, encode_special: Any, encode: Any, longest: int, type: type[FreshEncoding]
     ) -> None: ...
     def _copy_entry(self, other: EncodeEntry) -> None: ...
-    def _framed_texts(self, texts: list[Any], special: bool, bare: bool) -> list[Encoding] | None:
-        """The encodings of texts without truncation and padding; None where a text is not a plain string, or more
-        than a frame is put around it."""
+    def _row_columns(
+        self,
+        firsts: list[Any],
+        seconds: list[Any] | None,
+        special: bool,
+        truncation: Truncation | None,
+        padding: Padding | None,
+        parse_special: bool,
+        columns: tuple[int, ...],
+        kind: str,
+        keeps_rest: bool,
+    ) -> tuple[list[Any], list[int], int] | None:
+        """(columns, the number of each row's sample, the length of the longest row) of texts or lists of words and
+        their seconds; None where the general way has to be gone.
+
+        columns: of 0 ids, 1 type ids, 2 attention mask, 3 special tokens mask, 4 offsets. kind: "int32" or "int64"
+        for arrays [rows, length] (offsets [rows, length, 2]), of rows of one length alone; "list" for lists of lists.
+        """
+
+    def _row_encodings(
+        self,
+        firsts: list[Any],
+        seconds: list[Any] | None,
+        special: bool,
+        truncation: Truncation | None,
+        padding: Padding | None,
+        parse_special: bool,
+        source: Any,
+        type: type[FreshEncoding],
+    ) -> list[Any] | None:
+        """An encoding of ``type`` for each sample, cut and padded; their other columns are made by ``source``, which
+        is told what they are padded to. None where the general way has to be gone."""
 
     def encode(
         self,
@@ -294,24 +342,14 @@ class EncodeEntry:
         *,
         parse_special: bool = True,
         offsets: Offsets = "char",
-        remember: bool = True,
     ) -> tuple[Int32, Int32]:
-        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8; ``remember`` as
-        for ``encode_array``."""
+        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
 
-    def encode_array(
-        self, text: Text, add_special_tokens: bool = True, *, parse_special: bool = True, remember: bool = True
-    ) -> Int32:
+    def encode_array(self, text: Text, add_special_tokens: bool = True, *, parse_special: bool = True) -> Int32:
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of one
-        comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens. With
-        ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
+        comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens."""
 
     def encode_arrays(
-        self,
-        texts: Sequence[Text],
-        add_special_tokens: bool = True,
-        *,
-        parse_special: bool = True,
-        remember: bool = True,
+        self, texts: Sequence[Text], add_special_tokens: bool = True, *, parse_special: bool = True
     ) -> list[Int32]:
         """``encode_array`` of each text: a list of arrays. The bounds on cost hold for each text by itself."""

@@ -8,6 +8,7 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.string_view cimport string_view
@@ -188,10 +189,6 @@ cdef class CoreTokenizer:
     @property
     def cache_bytes(self):
         return self.core.cache_bytes()
-
-    @property
-    def remembered_prompts(self):
-        return self.core.remembered_prompts()
 
     def __reduce__(self):
         raise TypeError("a CoreTokenizer is not pickled: pickle the JSON it was loaded from")
@@ -493,4 +490,5 @@ cdef class CoreTokenizer:
 
 
 include "_streams.pxi"
+include "_rows.pxi"
 include "_entry.pxi"

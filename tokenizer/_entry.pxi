@@ -132,8 +132,11 @@ cdef class FreshEncoding:
     cdef bint placed  # the ids say where they lie
     cdef bint bare  # nothing but the ids is known of the text's tokens, as in HF's fast encodings
     cdef CoreTokenizer core
-    cdef QuickFrame frame
+    cdef QuickFrame frame  # None: of a row, whose other columns `source` makes
     cdef object text
+    cdef object source
+    cdef Py_ssize_t row, padding  # its number, and how many tokens pad it
+    cdef bint pads_left
     cdef public object _found  # HF's encoding, on the reference backend; None once the columns are there
 
     def __dealloc__(self):
@@ -149,7 +152,7 @@ cdef class FreshEncoding:
     @property
     def tokens(self):
         cdef list out = None
-        if self.fresh and not self.bare and not self.frame.as_found:
+        if self.fresh and self.frame is not None and not self.bare and not self.frame.as_found:
             out = self.fresh_tokens()
         return self._token_list() if out is None else out
 
@@ -167,7 +170,13 @@ cdef class FreshEncoding:
 
     @property
     def attention_mask(self):
-        return [1] * self.count if self.fresh else self._attention_list()
+        cdef list ones
+        if not self.fresh:
+            return self._attention_list()
+        ones = [1] * (self.count - self.padding)
+        if not self.padding:
+            return ones
+        return [0] * self.padding + ones if self.pads_left else ones + [0] * self.padding
 
     @property
     def offsets(self):
@@ -176,7 +185,7 @@ cdef class FreshEncoding:
         cdef size_t before, n
         if self.fresh and self.placed and self.place(pairs):
             return pairs_of(<const int32_t*> pairs.data(), pairs.size())
-        if self.fresh and not self.bare and self.count < SHORT:
+        if self.fresh and self.frame is not None and not self.bare and self.count < SHORT:
             self.core.full_into(self.text, self.parse_special, "char", True, found)
             before, n = self.frame.before.size(), found.offsets.size()
             pairs.resize(self.frame.around(n))
@@ -209,10 +218,13 @@ cdef class FreshEncoding:
         if not self.fresh or name not in self._columns:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         # Another thread may do the same at the same time, with the same result; the ids stay where they are.
-        self.frame.sequences.fill_fresh(
-            self, int32_array(self.raw, self.count), self.text, self.frame.frame, self.parse_special, self.placed,
-            self.bare,
-        )
+        if self.frame is None:
+            self.source.fill(self, self.row)
+        else:
+            self.frame.sequences.fill_fresh(
+                self, int32_array(self.raw, self.count), self.text, self.frame.frame, self.parse_special,
+                self.placed, self.bare,
+            )
         self.fresh = False
         return getattr(self, name)
 
@@ -238,16 +250,19 @@ cdef class EncodeEntry:
     # given unseen, the type of encodings.
     cdef tuple theirs
     cdef QuickFrame plain, special
+    cdef RowFrames plain_rows, special_rows
     cdef bytes control  # by id: 1 for a control token, which must not come out of untrusted text
     cdef public object _truncation, _padding, _encode_special
 
-    def _set_entry(self, core, plain, special, bytes control not None):
+    def _set_entry(self, core, plain, special, plain_rows, special_rows, bytes control not None):
         """core: None where texts are not encoded here; a frame is None where encode() does more."""
         self.native, self.plain, self.special, self.control = core, plain, special, control
+        self.plain_rows, self.special_rows = plain_rows, special_rows
 
     def _copy_entry(self, EncodeEntry other not None):
         self.native, self.plain, self.special, self.theirs = other.native, other.plain, other.special, other.theirs
         self.control = other.control
+        self.plain_rows, self.special_rows = other.plain_rows, other.special_rows
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
 
@@ -310,11 +325,60 @@ cdef class EncodeEntry:
             return None
         return self.framed(frame, list(given), bare)
 
-    def _framed_texts(self, list texts not None, bint special, bint bare):
-        """The encodings of texts without truncation and padding, with any settings; None where a text is not
-        a plain string, or the post-processor puts more than a frame around it. The list is the callee's."""
-        cdef QuickFrame frame = self.special if special else self.plain
-        return None if frame is None else self.framed(frame, texts, bare)
+    def _row_columns(self, list firsts not None, list seconds, bint special, truncation, padding,
+                     bint parse_special, tuple columns not None, str kind not None, bint keeps_rest):
+        """(columns, the number of each row's sample, the length of the longest row) of texts or lists of words and
+        their seconds; None where the general way has to be gone.
+
+        columns: of 0 ids, 1 type ids, 2 attention mask, 3 special tokens mask, 4 offsets. kind: "int32" or "int64"
+        for arrays [rows, length] (offsets [rows, length, 2]), of rows of one length alone; "list" for lists of lists.
+        """
+        cdef bint listed = kind == "list", wide = kind == "int64"
+        cdef RowCall call
+        if self.native is None:
+            return None
+        call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts, seconds,
+                            truncation, padding, parse_special, OFFSETS in columns, keeps_rest, wide)
+        if call is None or not (listed or call.rows.get().are_equally_long()):
+            return None
+        found = [call.lists(column) if listed else call.array(column, wide) for column in columns]
+        return found, call.samples(), call.rows.get().longest()
+
+    def _row_encodings(self, list firsts not None, list seconds, bint special, truncation, padding,
+                       bint parse_special, source not None, type not None):
+        """An encoding of ``type`` for each sample, cut and padded; their other columns are made by ``source``, which
+        is told what they are padded to. None where the general way has to be gone."""
+        cdef RowCall call
+        cdef Rows* rows
+        cdef FreshEncoding made
+        cdef vector[int32_t] flat
+        cdef size_t i, at = 0, n
+        cdef list out = []
+        if not issubclass(type, FreshEncoding):
+            raise TypeError(f"{type!r} is not a type of FreshEncoding")
+        if self.native is None:
+            return None
+        call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts, seconds,
+                            truncation, padding, parse_special, False, False, False)
+        if call is None:
+            return None
+        rows = call.rows.get()
+        flat.resize(rows.total())
+        rows.put(row_column(0), flat.data())
+        source.padded_to = rows.padded_to()
+        for i in range(rows.count()):
+            n = rows.length(i)
+            made = new_of(<PyObject*> type, <PyObject*> _nothing)
+            made.raw = <int32_t*> PyMem_Malloc(n * 4 + 4)
+            if made.raw == NULL:
+                raise MemoryError()
+            memcpy(made.raw, flat.data() + at, n * 4)
+            made.count, made.padding = n, n - rows.without_padding(i)
+            made.pads_left = padding is not None and padding.direction == "left"
+            made.core, made.source, made.row, made.fresh = self.native, source, i, True
+            out.append(made)
+            at += n
+        return out
 
     cdef list framed(self, QuickFrame frame, list texts, bint bare):
         """texts: nothing else has the list, since making an encoding may run a collection, and that anything at
@@ -346,19 +410,18 @@ cdef class EncodeEntry:
         made = self.fresh_batch(input, is_pretokenized, add_special_tokens, True)
         return self._batch_general(input, is_pretokenized, add_special_tokens, True) if made is None else made
 
-    def encode_array(self, text, add_special_tokens=True, *, parse_special=True, remember=True):
+    def encode_array(self, text, add_special_tokens=True, *, parse_special=True):
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of one
-        comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens. With
-        ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
-        return self.array_of(text, add_special_tokens, parse_special, remember)
+        comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens."""
+        return self.array_of(text, add_special_tokens, parse_special)
 
-    def encode_arrays(self, texts, add_special_tokens=True, *, parse_special=True, remember=True):
+    def encode_arrays(self, texts, add_special_tokens=True, *, parse_special=True):
         """``encode_array`` of each text: a list of arrays. Each text has the bounds of a call of its own."""
-        cdef cbool special = add_special_tokens, control = parse_special, kept = remember
+        cdef cbool special = add_special_tokens, control = parse_special
         cdef Py_ssize_t since = 0
         cdef list out = []
         for text in list(texts):  # a copy: making an array may run a collection, and that anything at all
-            out.append(self.array_of(text, special, control, kept))
+            out.append(self.array_of(text, special, control))
             since += len(text)
             if since > RELEASE_AT:  # as one long text does, for other threads and for Ctrl-C
                 since = 0
@@ -367,13 +430,12 @@ cdef class EncodeEntry:
                     pass
         return out
 
-    cdef object array_of(self, object text, cbool special, cbool parse_special, cbool remember):
+    cdef object array_of(self, object text, cbool special, cbool parse_special):
         cdef QuickFrame frame = self.special if special else self.plain
         cdef CallIds ids
         cdef MatcherUse used
         if frame is None:
-            return self._array_general(text, special, parse_special, remember)
-        ids.remember = remember
+            return self._array_general(text, special, parse_special)
         self.native.ids_into(text, parse_special, ids)
         if not parse_special and any_marked(self.control, len(self.control), ids.data(), ids.size()):
             used = MatcherUse()
@@ -381,27 +443,23 @@ cdef class EncodeEntry:
             return self._array_spelled(text, special, used)
         return frame.array(ids)
 
-    def encode_with_offsets(
-        self, text, add_special_tokens=True, *, parse_special=True, offsets="char", remember=True
-    ):
-        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8; ``remember`` as
-        for ``encode_array``."""
+    def encode_with_offsets(self, text, add_special_tokens=True, *, parse_special=True, offsets="char"):
+        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
         cdef QuickFrame frame = self.special if add_special_tokens else self.plain
         cdef cnp.npy_intp[2] shape
         cdef cnp.ndarray rows
         cdef Align* out
         cdef size_t before, n, characters
         cdef CallIds ids
-        ids.remember = remember
         if frame is None or not parse_special or offsets != "char" or not self.native.ids_into(text, True, ids):
-            return self._offsets_general(text, add_special_tokens, parse_special, offsets, remember)
+            return self._offsets_general(text, add_special_tokens, parse_special, offsets)
         before, n = frame.before.size(), ids.size()
         shape[0], shape[1] = frame.around(n), 2
         rows = cnp.new_array(2, shape, cnp.NPY_INT32)
         out = <Align*> cnp.PyArray_DATA(rows)
         characters = PyUnicode_GET_LENGTH(text) if isinstance(text, str) else characters_of(view_of(text))
         if not self.native.core.char_spans(ids.data(), n, characters, out + before):
-            return self._offsets_general(text, add_special_tokens, parse_special, offsets, remember)
+            return self._offsets_general(text, add_special_tokens, parse_special, offsets)
         memset(out, 0, before * sizeof(Align))
         memset(out + before + n, 0, frame.after.size() * sizeof(Align))
         return frame.array(ids), rows

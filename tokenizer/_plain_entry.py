@@ -84,7 +84,7 @@ class EncodeEntry:
     _padding: Any
     _encode_special: bool
 
-    def _set_entry(self, core: None, plain: None, special: None, control: bytes) -> None:
+    def _set_entry(self, *given: Any) -> None:
         pass
 
     def _set_reference_entry(
@@ -96,14 +96,17 @@ class EncodeEntry:
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
 
-    def _framed_texts(self, texts: list[Any], special: bool, bare: bool) -> list[Any] | None:
+    def _row_columns(self, *given: Any) -> tuple[list[Any], list[int], int] | None:
+        return None
+
+    def _row_encodings(self, *given: Any) -> list[Any] | None:
         return None
 
     def _encode_general(self, sequence: Any, pair: Any, is_pretokenized: bool, add_special_tokens: bool) -> Any:
         raise NotImplementedError
 
     def _array_general(
-        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, remember: bool = True
+        self, text: str | bytes, add_special_tokens: bool, parse_special: bool
     ) -> npt.NDArray[np.int32]:
         raise NotImplementedError
 
@@ -113,7 +116,7 @@ class EncodeEntry:
         raise NotImplementedError
 
     def _offsets_general(
-        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, offsets: Offsets, remember: bool
+        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, offsets: Offsets
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         raise NotImplementedError
 
@@ -146,11 +149,9 @@ class EncodeEntry:
         *,
         parse_special: bool = True,
         offsets: Offsets = "char",
-        remember: bool = True,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8; ``remember`` as
-        for ``encode_array``."""
-        return self._offsets_general(text, add_special_tokens, parse_special, offsets, remember)
+        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
+        return self._offsets_general(text, add_special_tokens, parse_special, offsets)
 
     def encode_array(
         self,
@@ -158,12 +159,10 @@ class EncodeEntry:
         add_special_tokens: bool = True,
         *,
         parse_special: bool = True,
-        remember: bool = True,
     ) -> npt.NDArray[np.int32]:
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of one
-        comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens. With
-        ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
-        return self._array_general(text, add_special_tokens, parse_special, remember)
+        comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens."""
+        return self._array_general(text, add_special_tokens, parse_special)
 
     def encode_arrays(
         self,
@@ -171,7 +170,6 @@ class EncodeEntry:
         add_special_tokens: bool = True,
         *,
         parse_special: bool = True,
-        remember: bool = True,
     ) -> list[npt.NDArray[np.int32]]:
         """``encode_array`` of each text: a list of arrays. Each text has the bounds of a call of its own."""
-        return [self._array_general(text, add_special_tokens, parse_special, remember) for text in texts]
+        return [self._array_general(text, add_special_tokens, parse_special) for text in texts]

@@ -328,6 +328,55 @@ class Frame:
         return whole
 
 
+Piece = tuple[int, list[int], int, int]  # sequence or -1, ids, type id, type id of a part that was cut off
+Layout = list[Piece] | None
+
+
+def layout(processor: Processor | None, add_special_tokens: bool, is_pair: bool) -> Layout:
+    """What ``processor`` puts around one sequence, or two, and around the parts that truncation cuts off of them;
+    None where it does more than that."""
+    first, second = _probe((-2, -3, -4), 0), _probe((-5, -6, -7), 1) if is_pair else None
+    try:
+        whole = run(without_trimming(processor), first, second, add_special_tokens)
+    except TokenizerError:
+        return None
+    marks = [[-2], [-3], [-4]]
+    if is_pair:
+        marks = [[-2, -5], *([a, b] for a in (-3, -4) for b in (-5, -6, -7)), [-2, -6], [-2, -7]]
+    rows = [whole, *whole._overflowing]
+    if [[id for id in row.ids if id < 0] for row in rows] != marks or len({len(row) for row in rows}) > 1:
+        return None
+    pieces = []
+    columns = (zip(row.ids, row.type_ids, row.special_tokens_mask, row.attention_mask) for row in rows)
+    for (id, type_id, *masks), *rest in zip(*columns):  # what all rows have at one place
+        if masks != [int(id >= 0), 1] or any(other != masks for _, _, *other in rest):
+            return None
+        types = {t for i, t, *_ in rest if i == id}, {t for i, t, *_ in rest if i != id}
+        if not types[0] <= {type_id} or len(types[1]) > 1 or (types[1] and id >= 0):
+            return None
+        sequence = -1 if id >= 0 else int(id < -4)
+        pieces.append((sequence, [id] if id >= 0 else [], type_id, types[1].pop() if types[1] else type_id))
+    return pieces
+
+
+def _probe(ids: tuple[int, ...], type_id: int) -> Encoding:
+    """A token, and parts of one token that were cut off."""
+    first, *rest = (Encoding._make(np.array([id], np.int32), None, None, [""], type_id) for id in ids)
+    first._overflowing = rest
+    return first
+
+
+def trims_first(processor: Processor | None) -> bool:
+    """Whether offsets are trimmed before anything is put around a sequence."""
+    steps = processor.processors if isinstance(processor, Sequenced) else () if processor is None else (processor,)
+    wrapped = False
+    for step in steps:
+        if step.trims and (wrapped or isinstance(step, Sequenced)):
+            return False
+        wrapped = wrapped or not isinstance(step, ByteLevel)
+    return True
+
+
 def frame(processor: Processor | None, add_special_tokens: bool) -> Frame | None:
     mark, text = -2, "\0the text"
     probe = Encoding._make(np.array([mark], np.int32), None, None, [text])

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from ._post_processing import layout, trims_first
 from ._reference import ReferenceCore
 from .encoding import Encoding
 
 if TYPE_CHECKING:
     from ._backends import Core
-    from ._post_processing import Frame
+    from ._post_processing import Frame, Processor
 
 Int32 = npt.NDArray[np.int32]
 Given = str | list[str]  # a text, or words
@@ -111,15 +112,26 @@ class Sequences:
         bounds = starts[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])].tolist()
         return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in pairwise(bounds)]
 
-    def entry(self, frames: tuple[Frame | None, Frame | None]) -> tuple[Any, Any, Any]:
-        """The values for ``EncodeEntry``: the core and the frames without and with special tokens."""
+    def entry(
+        self, frames: tuple[Frame | None, Frame | None], processor: Processor | None
+    ) -> tuple[Any, Any, Any, Any, Any]:
+        """The values for ``EncodeEntry``: the core, and what is put around a text and around the texts of a row, each
+        without and with special tokens."""
         core = self._core
         if isinstance(core, ReferenceCore):
-            return None, None, None
-        from ._core import QuickFrame
+            return None, None, None, None, None
+        from ._core import QuickFrame, RowFrames
 
         plain, special = (None if f is None else QuickFrame(self, f, Encoding) for f in frames)
-        return core, plain, special
+        first = trims_first(processor)
+        rows = []
+        for with_special in (False, True):
+            added = (0, 0)
+            if processor is not None and with_special:
+                added = processor.added(False), processor.added(True)
+            single, pair = layout(processor, with_special, False), layout(processor, with_special, True)
+            rows.append(RowFrames(single, pair, added, first))
+        return core, plain, special, rows[0], rows[1]
 
     def fill_fresh(
         self, fresh: Encoding, ids: Int32, text: str, frame: Frame, parse_special: bool, placed: bool, bare: bool

@@ -302,7 +302,7 @@ def _adding(name: str, special: bool) -> Any:
             raise TokenizersMutationError(
                 f"Tokenizer.{name}: {missing[0]!r} is not added yet, and a loaded vocabulary does not change: add "
                 "the tokens with `tokenizers`, save, and load the file; for PreTrainedTokenizerFast pass "
-                "tokenizer_object=tokenizers.Tokenizer.from_str(this.to_str()), and call patch_transformers()"
+                "tokenizer_object=tokenizers.Tokenizer.from_str(this.to_str()), and call fast_tokenizer() on it"
             )
         return 0
 

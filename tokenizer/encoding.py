@@ -15,7 +15,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -245,7 +245,7 @@ class Encoding(FreshEncoding):
             )
         spans = _part_spans(total, limit, limit - stride, direction)
         first, *rest = (_sliced(self, start, stop) for start, stop in spans)
-        _copy_into(self, first)
+        copy_into(self, first)
         self._overflowing = rest
 
     def pad(
@@ -272,7 +272,7 @@ class Encoding(FreshEncoding):
         shift = missing if direction == "left" else 0
         joined._ranges = {s: (a + shift, b + shift) for s, (a, b) in self._ranges.items()}
         joined._overflowing = self._overflowing
-        _copy_into(self, joined)
+        copy_into(self, joined)
 
     @staticmethod
     def merge(encodings: Sequence[Encoding], growing_offsets: bool = True) -> Encoding:
@@ -300,6 +300,34 @@ class Encoding(FreshEncoding):
             return 0, 0
         start, stop = self._offsets[token].tolist()
         return start, stop
+
+
+class PaddedBatch(NamedTuple):
+    """Encoded texts as rows of one length, which are int32 or int64 arrays [rows, length]."""
+
+    ids: npt.NDArray[Any]
+    type_ids: npt.NDArray[Any]
+    attention_mask: npt.NDArray[Any]
+    special_tokens_mask: npt.NDArray[Any]
+    offsets: npt.NDArray[Any] | None  # [rows, length, 2], in code points of the text; None: not asked for
+    samples: Int32  # [rows]: which input a row is of
+
+
+def padded_batch(encodings: Sequence[Encoding], overflow: bool, offsets: bool, dtype: np.dtype[Any]) -> PaddedBatch:
+    """Raises ``TokenizerError`` if their lengths differ, and ``OverflowError`` for an id beyond ``dtype``."""
+    rows = [(i, row) for i, one in enumerate(encodings) for row in (one, *(one._overflowing if overflow else ()))]
+    lengths = {len(row) for _, row in rows}
+    if len(lengths) > 1:
+        raise TokenizerError(
+            f"rows of {min(lengths)} to {max(lengths)} tokens are no array; enable_padding() makes them equally long"
+        )
+    shape = len(rows), max(lengths, default=0)
+    columns = ([row.ids, row.type_ids, row.attention_mask, row.special_tokens_mask] for _, row in rows)
+    ids, types, attention, special = [np.array(column, dtype).reshape(shape) for column in zip(*columns)] or [
+        np.empty(shape, dtype)
+    ] * 4
+    pairs = np.array([_pairs(row) for _, row in rows], dtype).reshape(*shape, 2) if offsets else None
+    return PaddedBatch(ids, types, attention, special, pairs, np.array([i for i, _ in rows], np.int32))
 
 
 def merge(encodings: Iterable[Encoding], growing_offsets: bool = False) -> Encoding:
@@ -430,7 +458,7 @@ def _columns_of(encoding: Encoding) -> Encoding:
     )
 
 
-def _copy_into(target: Encoding, source: Encoding) -> None:
+def copy_into(target: Encoding, source: Encoding) -> None:
     for name in Encoding.__slots__:
         setattr(target, name, getattr(source, name))
 

@@ -143,8 +143,7 @@ class Padding:
             "direction": self.direction,
         }
 
-    def apply(self, encodings: Sequence[Encoding], have_parts: bool = True) -> None:
-        """``have_parts``: whether an encoding may have overflowing parts, which are padded too."""
+    def apply(self, encodings: Sequence[Encoding]) -> None:
         if not encodings:
             return
         target = max(map(len, encodings)) if self.length is None else self.length
@@ -152,8 +151,11 @@ class Padding:
         if multiple and target % multiple:
             target += multiple - target % multiple
         for encoding in encodings:
-            if have_parts or len(encoding) < target:
-                encoding.pad(target, self.direction, self.pad_id, self.pad_type_id, self.pad_token)
+            self.put(encoding, target)
+
+    def put(self, encoding: Encoding, length: int) -> None:
+        """Pad one to ``length``, and its overflowing parts."""
+        encoding.pad(length, self.direction, self.pad_id, self.pad_type_id, self.pad_token)
 
 
 def truncate_pair(encoding: Encoding, pair: Encoding | None, rule: Truncation, added: int) -> None:

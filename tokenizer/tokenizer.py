@@ -16,6 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from . import _post_processing, _processor_file, components
 from ._arrays import ArrayMethods
 from ._backends import load
@@ -34,7 +37,7 @@ from .added_token import AddedToken
 from .class_settings import Changes, Model
 from .class_settings import changes as class_changes
 from .config import BESIDE, FileConfig, Reader, beside, folder_reader, warn_contradictions
-from .encoding import Encoding
+from .encoding import Encoding, PaddedBatch, copy_into, padded_batch
 from .errors import BackendUnavailable, TokenizerFileError, TokenizersMutationError
 from .params import Padding, Truncation, truncate_pair
 
@@ -172,7 +175,7 @@ class Tokenizer(ArrayMethods):
         self._model_alone: Tokenizer | None = None  # see models.Model
         self._model_settings: dict[str, Any] | None = None  # see components._settings_of
         self._whole_calls = WholeCalls.served(core, self._processor)
-        self._set_entry(*self._sequences.entry(self._frames), self._literal.mask)
+        self._set_entry(*self._sequences.entry(self._frames, self._processor), self._literal.mask)
 
     def save(self, path: str | os.PathLike[str], pretty: bool = True) -> None:
         Path(os.fspath(path)).write_text(self.to_str(pretty), encoding="utf-8")
@@ -292,18 +295,14 @@ class Tokenizer(ArrayMethods):
         """Encode and post-process; the settings are read here, once."""
         truncation, padding, parse_special = self._truncation, self._padding, not self._encode_special
         if truncation is not None or padding is not None:  # else the entry has made the quick columns
-            whole = self._framed_inputs(inputs, add_special_tokens, fast, truncation)
-            if whole is not None:
-                most = None if truncation is None else truncation.max_length
-                long = [] if most is None else [i for i, one in enumerate(whole) if len(one) > most]
-                cut = self._finished_all(
-                    [inputs[i] for i in long], add_special_tokens, fast, truncation, parse_special
-                )
-                for i, one in zip(long, cut):
-                    whole[i] = one
-                if padding is not None:
-                    padding.apply(whole, have_parts=bool(long))
-                return whole
+            firsts = [one.first for one in inputs]
+            seconds = [one.second for one in inputs]
+            source = RowSource(self, inputs, add_special_tokens, truncation, padding, parse_special, fast)
+            rows: list[Encoding] | None = self._row_encodings(
+                firsts, seconds, add_special_tokens, truncation, padding, parse_special, source, Encoding
+            )
+            if rows is not None:
+                return rows
         encodings = self._finished_all(inputs, add_special_tokens, fast, truncation, parse_special)
         if padding is not None:
             padding.apply(encodings)
@@ -339,18 +338,36 @@ class Tokenizer(ArrayMethods):
             for g, first in zip(inputs, made)
         ]
 
-    def _framed_inputs(
-        self, inputs: list[EncodeInput], special: bool, fast: bool, truncation: Truncation | None
-    ) -> list[Encoding] | None:
-        """The encodings of single texts before truncation, which does not change those of at most ``max_length``
-        tokens; None, and nothing encoded, where there is another input or truncation may change any."""
-        if any(one.second is not None or one.has_words for one in inputs):
-            return None
-        if truncation is not None:
-            added = self.num_special_tokens_to_add(False) if special else 0
-            if truncation.max_length - added <= truncation.stride:
-                return None
-        return self._framed_texts([one.first for one in inputs], special, fast)
+    def encode_padded(
+        self,
+        input: Sequence[Any],
+        is_pretokenized: bool = False,
+        add_special_tokens: bool = True,
+        *,
+        overflow: bool = False,
+        offsets: bool = False,
+        dtype: npt.DTypeLike = np.int32,
+    ) -> PaddedBatch:
+        """``encode_batch`` under the same truncation and padding, as one array a column. ``overflow``: the parts that
+        truncation cuts off are rows too. ``dtype``: int32 or int64.
+
+        Raises ``TokenizerError`` if rows have different lengths, as they may without padding."""
+        wide = np.dtype(dtype) == np.int64
+        if not wide and np.dtype(dtype) != np.int32:
+            raise TypeError(f"dtype={dtype!r} is neither int32 nor int64")
+        inputs = batch_inputs(batch_list(input), is_pretokenized)
+        firsts, seconds = [one.first for one in inputs], [one.second for one in inputs]
+        truncation, padding, special = self._truncation, self._padding, bool(add_special_tokens)
+        columns = (0, 1, 2, 3, 4) if offsets else (0, 1, 2, 3)
+        kind = "int64" if wide else "int32"
+        settings = special, truncation, padding, not self._encode_special
+        found = self._row_columns(firsts, seconds, *settings, columns, kind, overflow)
+        if found is None:
+            rows = self._encoded(inputs, special)
+            return padded_batch(rows, overflow, offsets, np.dtype(dtype))
+        (ids, types, attention, marks, *pairs), samples, _ = found
+        spans = pairs[0] if pairs else None
+        return PaddedBatch(ids, types, attention, marks, spans, np.array(samples, np.int32))
 
     # ---- decoding
 
@@ -440,6 +457,30 @@ class Tokenizer(ArrayMethods):
     @encode_special_tokens.setter
     def encode_special_tokens(self, value: bool) -> None:
         self._encode_special = bool(value)
+
+
+class RowSource:
+    """The columns of encodings that were made of rows, but for their ids: by the general way, for one sample each."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        inputs: list[EncodeInput],
+        add_special_tokens: bool,
+        truncation: Truncation | None,
+        padding: Padding | None,
+        parse_special: bool,
+        fast: bool,
+    ) -> None:
+        self._inputs, self._padding, self.padded_to = inputs, padding, 0
+        self._settings = add_special_tokens, fast, truncation, parse_special
+        self._finished = tokenizer._finished_all
+
+    def fill(self, fresh: Encoding, row: int) -> None:
+        (made,) = self._finished([self._inputs[row]], *self._settings)
+        if self._padding is not None:
+            self._padding.put(made, self.padded_to)
+        copy_into(fresh, made)
 
 
 components.attach(Tokenizer)

@@ -11,6 +11,7 @@ The default file is the packaged model's; the default texts are made of the file
 | streamed | text never seen before, with empty and with warm caches; p50 and p99 of 2 KB prompts in a mixed stream |
 | columns | ids with offsets, ``.offsets``, decoding, ``DecodeStream`` |
 | service | batches, eight threads |
+| padded | batches that are cut and padded, by `encode_batch` and through transformers; one short text |
 | families | the geometric mean of the fixed inputs over other files |
 | first | the first 40 KB of each text after a load, to a list, over the other files; each round loads the side |
 | load | from the tokenizer.json and from the kept tables; the first call; memory (``bench tokenizer_load``) |
@@ -39,6 +40,7 @@ from bench.blocks import Run, Times, blocks, means, statement
 from bench.command_line import options_parser
 from bench.common import Panels, Report, Row, add_outputs, machine_facts
 from bench.tokenizer import loading as tokenizer_load
+from bench.tokenizer.padded import padded
 from bench.tokenizer.sides import HF, KINDS, LOADERS, OURS, SEGMENTS, Side, Sides, version_of
 from bench.tokenizer.streams import Unequal, first_after_load, grown_chats, in_turn, mixed, streamed, unseen_chats
 from bench.tokenizer.table import Table
@@ -139,8 +141,6 @@ class Bench:
                 note = f"{times.median(ours) * 1e6:.2f} us, HF {times.median(f'{HF} list') * 1e6:.1f}; {note}"
                 self.table.row(load, TO[kind], times.ratios(f"{HF} list", ours), least=least, note=note)
         counted = {name: times for name, times in rows.items() if name not in EXTRA}
-        # Long chats come again whole here, so that all of their ids are remembered.
-        unremembered = {name: times for name, times in counted.items() if "multi_turn_chat" not in name}
         for kind, aims in (
             ("list", {HF: 150, "HF 1.0": 2.3, "fastokens": 1.25}),
             ("array", {HF: 200, "gigatoken": 1.2}),
@@ -148,7 +148,6 @@ class Bench:
             for peer in self.peers():
                 key = f"{peer} list" if peer == HF else f"{peer} {kind}"
                 self.mean(f"{TO[kind]}, times {peer}", counted, key, f"{OURS} {kind}", aims.get(peer))
-                self.mean(f"{TO[kind]}, no prompt remembered, times {peer}", unremembered, key, f"{OURS} {kind}")
         self.chats()
 
     def peers(self) -> list[str]:
@@ -266,6 +265,9 @@ class Bench:
             times = self.timed(runs)
         self.table.beside_best(f"8 threads x 100 x {len(prose)} ch", "encode", times, OURS)
 
+    def padded(self) -> None:
+        padded(self.table, [self.sides.path, *self.families], self.rounds, self.seconds)
+
     def of_families(self) -> None:
         for path in self.families:
             sides = Sides(path, self.sides.fault)
@@ -299,6 +301,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "streamed": Bench.streamed,
     "columns": Bench.columns,
     "service": Bench.service,
+    "padded": Bench.padded,
     "families": Bench.of_families,
     "first": Bench.first,
     "load": Bench.load,

@@ -36,21 +36,14 @@ TEXT_BYTES = 512  # of a text that is kept, beside its characters and ids
 class TokenizerLike(Protocol):
     """The used methods of ``prelude.tokenizer.Tokenizer``. Ids are int32; offsets are code points, ``[n, 2]``."""
 
-    def encode_array(
-        self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, remember: bool = True
-    ) -> I32: ...
+    def encode_array(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> I32: ...
 
     def encode_arrays(
-        self,
-        texts: Sequence[str],
-        add_special_tokens: bool = True,
-        *,
-        parse_special: bool = True,
-        remember: bool = True,
+        self, texts: Sequence[str], add_special_tokens: bool = True, *, parse_special: bool = True
     ) -> list[I32]: ...
 
     def encode_with_offsets(
-        self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, remember: bool = True
+        self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True
     ) -> tuple[I32, I32]: ...
 
     def encode(self, sequence: Any, pair: Any = None) -> Any: ...
@@ -138,25 +131,22 @@ class Encoder:
 class TokenizationScope:
     """One request's use of the tokenizer: its calls and their seconds."""
 
-    __slots__ = ("alone", "brings_text", "calls", "encoder", "remember", "salt", "seconds")
+    __slots__ = ("alone", "brings_text", "calls", "encoder", "salt", "seconds")
 
     def __init__(self, encoder: Encoder, default_cache: str = "auto", task: Any = None) -> None:
-        """``task`` says whose text it is: with a ``salt`` or ``cache="never"`` it is neither kept in the tokenizer's
-        memory of prompts nor looked for there, since the time of a call would show the prompts of others. The same
-        holds for trusted text of a template or recipe that the task brings (``brings_text``); the engine's own is
-        shared."""
+        """``task`` says whose text it is: with a ``salt`` or ``cache="never"``, ids of trusted text of a template or
+        recipe that the task brings (``brings_text``) are not shared, since the time of a call would show the texts of
+        others; the engine's own is shared."""
         self.encoder = encoder
         self.calls, self.seconds = 0, 0.0
         # ``alone``: nothing is kept, for this tenant either
-        self.salt, self.alone, self.remember, self.brings_text = scope_of(task, default_cache)
+        self.salt, self.alone, self.brings_text = scope_of(task, default_cache)
 
     def encode(self, text: str, *, special: bool = False, parse_special: bool = False) -> I32:
         """``int32[n]``; the text was checked before."""
         started = time.perf_counter()
         try:
-            ids = self.encoder.tokenizer.encode_array(
-                text, special, parse_special=parse_special, remember=self.remember
-            )
+            ids = self.encoder.tokenizer.encode_array(text, special, parse_special=parse_special)
         except (ValueError, TypeError) as error:
             raise refused(text, error) from error
         self.seconds += time.perf_counter() - started
@@ -169,7 +159,7 @@ class TokenizationScope:
         encoder = self.encoder
         started = time.perf_counter()
         try:
-            found = encoder.tokenizer.encode_arrays(texts, False, parse_special=False, remember=self.remember)
+            found = encoder.tokenizer.encode_arrays(texts, False, parse_special=False)
         except (ValueError, TypeError):  # of one of them; which one is found by asking for each alone
             return [self._encoded(text) for text in texts]
         self.seconds += time.perf_counter() - started
@@ -197,9 +187,7 @@ class TokenizationScope:
         """``int32[n]`` and code point offsets ``int32[n, 2]``."""
         started = time.perf_counter()
         try:
-            ids, offsets = self.encoder.tokenizer.encode_with_offsets(
-                text, special, parse_special=parse_special, remember=self.remember
-            )
+            ids, offsets = self.encoder.tokenizer.encode_with_offsets(text, special, parse_special=parse_special)
         except (ValueError, TypeError) as error:
             raise refused(text, error) from error
         self.seconds += time.perf_counter() - started

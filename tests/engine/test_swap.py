@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from prelude import Choice, DecisionTemplate, Engine, EngineConfig, Generate, SamplingParams, YesNo
-from prelude.admission.tokenization import TokenizationScope
+from prelude import Choice, DecisionTemplate, Engine, EngineConfig, SamplingParams, YesNo
 from prelude.errors import ConfigError, EngineClosed
 from tests.patience import shown
 
@@ -135,45 +134,6 @@ def test_a_template_that_a_tenant_brings_is_tokenised_anew_for_another(
             engine.decide("x", [YesNo("Is it so?")], template=template(tried), **curious)
             calls.append(encoder.calls - before)
     assert calls[1] == calls[2] > 5
-
-
-@pytest.mark.fault(65)
-@pytest.mark.parametrize("apart", [{"salt": "a"}, {"cache": "never"}], ids=str)
-@pytest.mark.parametrize("verb", ["complete", "loglikelihood", "truncated"])
-def test_the_memory_of_prompts_is_for_requests_that_are_not_apart(
-    checkpoint: Path, apart: dict[str, Any], verb: str
-) -> None:
-    control = "<|im_start|>"
-
-    def ask(engine: Engine, text: str, **given: Any) -> None:
-        if verb == "loglikelihood":
-            engine.loglikelihood(text, " so", **given)
-        else:
-            cut: Any = {"truncation": "tail"} if verb == "truncated" else {}
-            engine.complete(text, PARAMS, **cut, **given)
-
-    with Engine.from_pretrained(checkpoint) as engine:
-        tokenizer: Any = engine._preparer._context.encoder.tokenizer
-        assert len(tokenizer.encode(control).ids) == 1, "a control token of this tokenizer"
-        text = (20 * control + "user\n") * (30 if verb == "truncated" else 10)  # most bytes for a token
-        for _ in range(3):
-            ask(engine, text, **apart)
-        assert tokenizer._core.remembered_prompts == 0
-        for _ in range(3):
-            ask(engine, text)
-        assert tokenizer._core.remembered_prompts == 1
-
-
-@pytest.mark.parametrize(
-    ("default", "cache", "kept"), [("auto", "auto", True), ("never", "auto", False), ("never", "always", True)]
-)
-def test_the_engines_default_of_the_cache_counts_for_the_memory_of_prompts(
-    default: Any, cache: Any, kept: bool, checkpoint: Path
-) -> None:
-    with Engine.from_pretrained(checkpoint, config=EngineConfig(default_cache=default)) as engine:
-        ctx = engine._preparer._context
-        scope = TokenizationScope(ctx.encoder, ctx.config.default_cache, Generate("x", PARAMS, cache=cache))
-        assert scope.remember is kept and scope.alone is not kept
 
 
 def test_prepared_questions_are_bounded_by_a_setting(checkpoint: Path) -> None:

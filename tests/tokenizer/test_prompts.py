@@ -1,4 +1,4 @@
-"""Conversations that come again with a turn more, against HF: the core goes on from the part that it remembers."""
+"""Conversations that come again with a turn more, against HF."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import tokenizers
 from prelude.tokenizer import Tokenizer
 
 from tests.tokenizer.shared import families, tokenizer_json
-from tests.tokenizer.small_files import WORD, file
 
 OF = {
     "llama-3.2": ("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"),
@@ -71,24 +70,5 @@ def test_a_turn_more_equals_hf(family: str) -> None:
             expected.ids,
             theirs.encode(text + "x").ids,
         ]
-        # Control tokens that are plain text are other ids, also where the text is remembered.
+        # Control tokens that are plain text are other ids.
         assert specials.isdisjoint(ours.encode_array(text, False, parse_special=False).tolist())
-
-
-@pytest.mark.fault(65)
-@pytest.mark.parametrize("pieces", [["A"], ["A", "A"], []], ids=["around", "twice", "without the text"])
-def test_a_text_that_is_not_to_be_remembered_is_not_with_any_post_processor(pieces: list[str]) -> None:
-    single = [{"Sequence": {"id": piece, "type_id": 0}} for piece in pieces]
-    processor = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
-    raw = file(post_processor=processor, added_tokens=[{**WORD, "id": 3, "special": True, "normalized": False}])
-    text = ("abab" * 20 + "ab") * 40
-    ours = Tokenizer.from_str(raw)
-    for _ in range(4):
-        ours.encode_array(text, False, remember=False)
-        ours.encode_arrays([text], False, remember=False)
-        ours.encode_with_offsets(text, False, remember=False)
-    assert ours._core.remembered_prompts == 0
-    alone = ours.encode_array(text, False, remember=False)
-    for _ in range(4):
-        assert ours.encode_array(text, False).tolist() == alone.tolist()
-    assert ours._core.remembered_prompts == 1

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from prelude.tokenizer import Tokenizer
-from prelude.tokenizer._sequences import Sequences
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
@@ -49,33 +48,6 @@ def test_truncation_of_words_and_batches(name: str, pair_of: Pair, assert_same: 
     for method in ("encode_batch", "encode_batch_fast"):
         for a, b in zip(getattr(ours, method)(batch), getattr(theirs, method)(batch), strict=True):
             assert_same(a, b, method)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_texts_that_fit_are_encoded_once_beside_long_ones(
-    pair_of: Pair, assert_same: Any, monkeypatch: pytest.MonkeyPatch, padded: bool
-) -> None:
-    ours, theirs = pair_of("template")
-    for tokenizer in (ours, theirs):
-        tokenizer.enable_truncation(12, stride=2)
-        if padded:
-            tokenizer.enable_padding()
-    again: list[Any] = []
-    for method in ("encode", "encode_many", "encode_fast"):
-        called = getattr(Sequences, method)
-
-        def kept(self: Sequences, given: Any, *rest: Any, called: Any = called) -> Any:
-            again.extend([given] if isinstance(given, str) else given)
-            return called(self, given, *rest)
-
-        monkeypatch.setattr(Sequences, method, kept)
-    for batch in ([SHORT, LONG, "", SHORT], [LONG, SHORT, LONG], [SHORT], [LONG]):
-        for method in ("encode_batch", "encode_batch_fast"):
-            again.clear()
-            made = getattr(ours, method)(batch)
-            assert ours.backend == "reference" or again == [text for text in batch if text == LONG]
-            for a, b in zip(made, getattr(theirs, method)(batch), strict=True):
-                assert_same(a, b, (method, batch))
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from prelude.tokenizer import Tokenizer, patch_transformers, patched_transformers, transformers_patch
+from prelude.tokenizer import Tokenizer, fast_tokenizer, patch_transformers, patched_transformers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 transformers = pytest.importorskip("transformers")
@@ -54,7 +54,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tokenizer]]:
         made.append(from_str(text))
         return made[-1]
 
-    monkeypatch.setattr(transformers_patch.Tokenizer, "from_str", staticmethod(counted))
+    monkeypatch.setattr(Tokenizer, "from_str", staticmethod(counted))
     yield made
 
 
@@ -189,9 +189,11 @@ SETTINGS: list[Callable[[Any], object]] = [
 def test_chains_of_changes_are_noticed_one_by_one(folder: Path, seed: int, alone: bool) -> None:
     chain = random.Random(seed).sample([c for c in CHANGES + SETTINGS if c is not replace_model], 4)
     theirs, ours = (transformers.AutoTokenizer.from_pretrained(folder) for _ in range(2))
+    if alone:
+        ours = fast_tokenizer(ours)
     found: list[list[Any]] = []
     for tokenizer in (theirs, ours):
-        undo = patch_transformers(*([ours] if alone else [])) if tokenizer is ours else None
+        undo = patch_transformers() if tokenizer is ours and not alone else None
         found.append([thorough(tokenizer)])
         for change in chain:
             with contextlib.suppress(pytest.skip.Exception):
@@ -262,24 +264,89 @@ def watched_classes() -> list[type]:
 
 
 def test_one_tokenizer_alone(folder: Path, loads: list[Tokenizer]) -> None:
-    one, other = (transformers.AutoTokenizer.from_pretrained(folder) for _ in range(2))
-    expected = everything(one)
-    undo = patch_transformers(one)
+    other = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = everything(other)
+    before = [(c, n, m) for c in watched_classes() for n, m in vars(c).items()]
+    one = fast_tokenizer(other)
+    assert fast_tokenizer(one) is one
     assert everything(one) == expected == everything(other)
     assert len(loads) == 1, "the other tokenizer stays on HF's"
-    assert everything(copy.deepcopy(one)) == expected and len(loads) == 2
+    assert everything(copy.deepcopy(one)) == expected and len(loads) == 1
+    assert [(c, n, m) for c in watched_classes() for n, m in vars(c).items()] == before
     one.add_tokens([AddedToken("ello", normalized=False)])
     changed = everything(one)
-    assert changed != expected and len(loads) == 3
+    assert changed != expected and len(loads) == 2
+    assert everything(other) == expected
     assert everything(pickle.loads(pickle.dumps(one))) == changed
     with patched_transformers():
         assert everything(one) == changed
         assert everything(other) == expected
-    undo()
-    undo()
-    assert everything(one) == changed and len(loads) == 4
     with pytest.raises(TypeError, match="fast tokenizer of transformers, not str"):
-        patch_transformers("bert")
+        fast_tokenizer("bert")
+
+
+def test_hf_makes_no_tokenizer_until_one_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    one = fast_tokenizer(theirs)
+    expected = theirs(TEXTS, padding=True)["input_ids"], len(theirs), theirs.get_vocab(), repr(theirs)
+    made: list[bytes] = []
+    from_str = tokenizers.Tokenizer.from_str
+    monkeypatch.setattr(tokenizers.Tokenizer, "from_str", lambda text: made.append(text) or from_str(text))
+    again = pickle.loads(pickle.dumps(one))
+    for tokenizer in (one, again, copy.copy(one)):
+        found = tokenizer(TEXTS, padding=True)["input_ids"], len(tokenizer), tokenizer.get_vocab(), repr(tokenizer)
+        assert found == expected
+        assert type(tokenizer).__name__ == type(theirs).__name__ and isinstance(tokenizer, type(theirs))
+        tokenizer.convert_tokens_to_ids(["Hello"]), tokenizer.all_special_ids, tokenizer.added_tokens_decoder
+        tokenizer.batch_decode([[5, 6], [7]], skip_special_tokens=True)
+    assert not made
+    assert type(one.backend_tokenizer.model) is type(theirs.backend_tokenizer.model)
+    assert len(made) == 1
+
+
+def test_a_saved_tokenizer_is_the_same(folder: Path, tmp_path: Path) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    for name, tokenizer in (("theirs", theirs), ("ours", fast_tokenizer(theirs))):
+        tokenizer.save_pretrained(tmp_path / name)
+    files = sorted(path.name for path in (tmp_path / "theirs").iterdir())
+    assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == files
+    for name in files:
+        mine, other = (json.loads((tmp_path / who / name).read_text(encoding="utf-8")) for who in ("ours", "theirs"))
+        assert mine == other, name
+
+
+def test_encodings_of_a_batch_are_made_when_they_are_asked_for(folder: Path) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = fast_tokenizer(theirs)
+    options = {"truncation": True, "max_length": 9, "stride": 2, "return_overflowing_tokens": True, "padding": True}
+    for given in ({}, options):
+        mine, other = (tokenizer(TEXTS, TEXTS[::-1], **given) for tokenizer in (ours, theirs))
+        assert mine.is_fast and mine.n_sequences == other.n_sequences
+        assert len(mine.encodings) == len(other.encodings)
+        for i in range(len(other.encodings)):
+            assert mine.word_ids(i) == other.word_ids(i) and mine.sequence_ids(i) == other.sequence_ids(i)
+            assert mine.tokens(i) == other.tokens(i) and mine[i].offsets == other[i].offsets
+        again = pickle.loads(pickle.dumps(mine))
+        assert again.data == mine.data and again.tokens(1) == mine.tokens(1)
+
+
+@pytest.mark.parametrize("kind", ["np", "pt"])
+def test_tensors_have_the_types_and_shapes_of_transformers(folder: Path, kind: str) -> None:
+    pytest.importorskip("torch")
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = fast_tokenizer(theirs)
+    more = ("offsets_mapping", "special_tokens_mask", "token_type_ids", "length", "overflowing_tokens")
+    asked = {f"return_{name}": True for name in more}
+    options = {"padding": True, "truncation": True, "max_length": 12, "return_tensors": kind}
+    for inputs in ([TEXTS], [TEXTS[0]], [TEXTS, TEXTS[::-1]], [[""]]):
+        for given in ({}, asked):
+            mine, other = (tokenizer(*inputs, **options, **given) for tokenizer in (ours, theirs))
+            assert list(mine) == list(other)
+            for name in other:
+                assert type(mine[name]) is type(other[name]) and mine[name].dtype == other[name].dtype
+                assert mine[name].shape == other[name].shape and mine[name].tolist() == other[name].tolist()
+    with pytest.raises(ValueError, match="Unable to create tensor"):
+        ours(["one", "and more words"], return_tensors="pt")
 
 
 def test_a_tokenizer_that_cannot_be_serialised_stays_with_hf(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

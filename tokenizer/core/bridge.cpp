@@ -109,14 +109,16 @@ std::string Core::tables(const char* key, const char* source) const {
 }
 size_t Core::table_bytes() const { return tokenizer_->table_bytes(); }
 size_t Core::cache_bytes() const { return tokenizer_->cache_bytes(); }
-size_t Core::remembered_prompts() const { return tokenizer_->prompts().count(); }
 
 bool Core::encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii) const {
   ScratchFor s(*tokenizer_, text.size(), &call.use);
-  return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, ascii, call.remember);
+  return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, ascii);
 }
 bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
   return tokenizer_->char_spans(ids, n, characters, out);
+}
+bool Core::whole_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
+  return tokenizer_->whole_spans(ids, n, characters, out);
 }
 void Core::encode_ids_batch(const std::vector<std::string_view>& texts, bool parse_special, CallIds& call,
                             std::vector<int64_t>& starts) const {
@@ -125,7 +127,7 @@ void Core::encode_ids_batch(const std::vector<std::string_view>& texts, bool par
   ScratchFor s(*tokenizer_, longest, &call.use);
   starts.push_back(0);
   for (std::string_view text : texts) {
-    tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, false, call.remember);
+    tokenizer_->encode_ids(text, parse_special, s.get(), call.ids);
     starts.push_back(static_cast<int64_t>(call.size()));
   }
 }
@@ -133,7 +135,7 @@ void Core::encode(std::string_view text, bool parse_special, bool chars, bool tr
   ScratchFor s(*tokenizer_, text.size(), &out.use);
   tokenizer_->encode(text, parse_special, s.get(), out);
   if (chars) to_characters(text, out.offsets);
-  if (trim) tokenizer_->trim(out);
+  if (trim) tokenizer_->trim(out.ids.data(), out.ids.size(), out.added, 0, out.offsets.data());
 }
 void Core::encode_batch(const std::vector<std::string_view>& texts, bool parse_special, bool chars, bool trim,
                         Encoded& out, std::vector<int64_t>& starts) const {
@@ -152,6 +154,10 @@ void Core::encode_batch(const std::vector<std::string_view>& texts, bool parse_s
   }
 }
 const std::vector<bool>& Core::trim_passes() const { return tokenizer_->trim_passes(); }
+void Core::trim_part(const int32_t* ids, size_t n, const std::vector<Encoded::Added>& added, size_t from,
+                     Align* offsets) const {
+  tokenizer_->trim(ids, n, added, from, offsets);
+}
 void Core::trim(const std::vector<int32_t>& ids, const std::vector<std::string>* tokens, bool add_prefix_space,
                 std::vector<Align>& offsets) const {
   trim_offsets(offsets.data(), offsets.size(), add_prefix_space, [&](uint32_t i) {

@@ -50,8 +50,7 @@ class CallIds {
   std::string_view utf8(const void* characters, size_t n, int width);
 
   IdBuffer ids;
-  ExternalUse use;       // the time that the caller's matcher has taken of the call; it is counted on
-  bool remember = true;  // whether the memory of prompts may be used
+  ExternalUse use;  // the time that the caller's matcher has taken of the call; it is counted on
 
  private:
   ScratchVector<char> text_;
@@ -74,11 +73,11 @@ class Core {
   std::string tables(const char* key, const char* source) const;
   size_t table_bytes() const;
   size_t cache_bytes() const;
-  size_t remembered_prompts() const;  // how many whole texts are kept now
 
   // Whether the ids say where they lie: char_spans() may be asked. ascii: it is known that the text is no more.
   bool encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii = false) const;
   bool char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const;
+  bool whole_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const;  // not trimmed
   void encode_ids_batch(const std::vector<std::string_view>& texts, bool parse_special, CallIds& call,
                         std::vector<int64_t>& starts) const;
   // chars: offsets in code points; trim: as the post-processor trims them.
@@ -86,6 +85,9 @@ class Core {
   void encode_batch(const std::vector<std::string_view>& texts, bool parse_special, bool chars, bool trim,
                     Encoded& out, std::vector<int64_t>& starts) const;
   const std::vector<bool>& trim_passes() const;
+  // n tokens in a row; those in `added` are others than those of their ids, the first at index `from`.
+  void trim_part(const int32_t* ids, size_t n, const std::vector<Encoded::Added>& added, size_t from,
+                 Align* offsets) const;
   // tokens: null where they are the ids' own.
   void trim(const std::vector<int32_t>& ids, const std::vector<std::string>* tokens, bool add_prefix_space,
             std::vector<Align>& offsets) const;

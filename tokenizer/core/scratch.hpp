@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "bpe/bpe.hpp"
-#include "cache/prompt_cache.hpp"
 #include "memory/id_buffer.hpp"
 #include "memory/scratch_vector.hpp"
 #include "split/kernels.hpp"
@@ -27,7 +26,6 @@ struct Scratch {
   RegexScratch& regex() { return pre.normalizer.regex; }  // one for all of a call: it counts the time of matchers
   ScratchVector<char> utf8;                               // of the text
   IdBuffer ids;
-  PromptCache::Marks marks;
   std::vector<Stop> stops;
   std::string first_word;
   const char* readable = nullptr;  // the end of the text whose parts are encoded

@@ -15,7 +15,6 @@
 #include <string_view>
 #include <vector>
 
-#include "cache/prompt_cache.hpp"
 #include "loading/loader.hpp"
 #include "loading/tables_file.hpp"
 #include "model.hpp"
@@ -48,8 +47,7 @@ class Tokenizer {
   const std::vector<AddedToken>& added() const { return added_.tokens; }
   // Whether ids are made by word_kernel.hpp, and the largest size of its caches.
   bool cuts_by_kernel() const { return plan_ != nullptr; }
-  size_t cache_bytes() const { return caches_.bytes() + model_.bpe.cache_bytes() + PromptCache::bound; }
-  const PromptCache& prompts() const { return prompts_; }
+  size_t cache_bytes() const { return caches_.bytes() + model_.bpe.cache_bytes(); }
   const std::vector<bool>& trim_passes() const { return trim_passes_; }
   const std::string* section(const std::string& name) const {
     auto at = sections_.find(name);
@@ -72,20 +70,14 @@ class Tokenizer {
   // ---- encoding
 
   // Appends the ids; whether char_spans() may be asked about them. ascii: the caller knows that the text is no more.
-  // remember: the text may be looked for in the memory of prompts, and kept there.
-  bool encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out, bool ascii = false,
-                  bool remember = true) const {
+  bool encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out, bool ascii = false) const {
     check(text);
     s.growth.start(text.size());
     s.ascii = ascii;
     s.rewritten = !spans_.known();
     s.readable = text.data() + text.size();
-    if (parse_special && remember && text.size() >= PromptCache::least && !raw_.empty()) {
-      encode_on(text, prompts_.find(text), s, out);
-    } else {
-      IdSink sink{out};
-      run(text, parse_special, s, needs_align_, sink);
-    }
+    IdSink sink{out};
+    run(text, parse_special, s, needs_align_, sink);
     return !s.rewritten;
   }
   void encode_ids(std::string_view text, bool parse_special, Scratch& s, std::vector<int32_t>& out) const {
@@ -104,21 +96,26 @@ class Tokenizer {
   // The offsets in code points of all ids that encode_ids() made of a text of so many characters, trimmed, if it
   // said that this may be asked. False: encode() has to say.
   bool char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
-    if (!spans_.known() || !spans_.put(ids, n, characters, out)) return false;
-    for (bool add_prefix_space : trim_passes_)
-      trim_offsets(out, n, add_prefix_space, [&](uint32_t i) { return trims_[static_cast<uint32_t>(ids[i])]; });
+    if (!whole_spans(ids, n, characters, out)) return false;
+    trim(ids, n, {}, 0, out);
     return true;
+  }
+  // The same, not trimmed.
+  bool whole_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
+    return spans_.known() && spans_.put(ids, n, characters, out);
   }
 
   Trim trim_of(uint32_t id) const { return id < trims_.size() ? trims_[id] : fasttoken::trim_of(token(id)); }
 
-  void trim(Encoded& e) const {
+  // Of n tokens in a row; `added` says which tokens are others than those of their ids, the first at index `from`.
+  void trim(const int32_t* ids, size_t n, std::span<const Encoded::Added> added, size_t from, Align* offsets) const {
     for (bool add_prefix_space : trim_passes_) {
-      size_t next = 0;
-      trim_offsets(e.offsets.data(), e.offsets.size(), add_prefix_space, [&](uint32_t i) {
-        while (next < e.added.size() && e.added[next].index < i) ++next;
-        if (next < e.added.size() && e.added[next].index == i) return fasttoken::trim_of(e.added[next].text);
-        return trim_of(static_cast<uint32_t>(e.ids[i]));
+      auto next = std::lower_bound(added.begin(), added.end(), from,
+                                   [](const Encoded::Added& one, size_t at) { return one.index < at; });
+      trim_offsets(offsets, n, add_prefix_space, [&](uint32_t i) {
+        while (next != added.end() && next->index < from + i) ++next;
+        if (next != added.end() && next->index == from + i) return fasttoken::trim_of(next->text);
+        return trim_of(static_cast<uint32_t>(ids[i]));
       });
     }
   }
@@ -273,33 +270,11 @@ class Tokenizer {
     if (text.size() > max_text) throw TextError("the text is longer than 512 MB", max_text);
   }
 
-  // From the kept part of a text on.
-  void encode_on(std::string_view text, const PromptCache::Known& known, Scratch& s, IdBuffer& out) const {
-    const size_t first = out.size();
-    if (known.prompt) {
-      out.finish(std::copy_n(known.ids(), known.upto.ids, out.room(known.upto.ids)));
-      s.rewritten |= known.upto.rewritten;
-      if (known.whole) return;
-    }
-    s.marks.start(known.upto);
-    IdSink sink{out};
-    run(text, true, s, needs_align_, sink, known.upto.end, [&](uint32_t end, const AddedToken& token) {
-      s.marks.passed(end, end + raw_.beyond(), raw_.goes_on_behind(token), out.size() - first, s.rewritten,
-                     text.size());
-    });
-    prompts_.consider(text, known, s.marks.marks(), out.data() + first, out.size() - first, s.rewritten);
-  }
-
-  struct Unseen {
-    void operator()(uint32_t, const AddedToken&) const {}
-  };
-  // passed(end, token) is told of each added token.
-  template <class Sink, class Passed = Unseen>
-  void run(std::string_view text, bool parse_special, Scratch& s, bool align, Sink& sink, uint32_t from = 0,
-           Passed&& passed = {}) const {
+  template <class Sink>
+  void run(std::string_view text, bool parse_special, Scratch& s, bool align, Sink& sink) const {
     if constexpr (std::is_same_v<Sink, IdSink>)
       if (marks_ && marks_->only_at_start() && text.find(Bpe::mark) == std::string_view::npos)
-        return stretches(text, parse_special, s, sink, from, passed);
+        return stretches(text, parse_special, s, sink);
     split_added(
         text, raw_, added_.tokens, parse_special,
         [&](uint32_t begin, uint32_t end) {
@@ -310,19 +285,16 @@ class Tokenizer {
           segment(part, begin, parse_special, s, align, sink);
         },
         [&](uint32_t begin, uint32_t end, int32_t token) {
-          const AddedToken& added = added_.tokens[static_cast<size_t>(token)];
-          sink.added(nullptr, begin, end, text.substr(begin, end - begin), added.id);
-          passed(end, added);
-        },
-        from);
+          sink.added(nullptr, begin, end, text.substr(begin, end - begin),
+                     added_.tokens[static_cast<size_t>(token)].id);
+        });
   }
 
   // The same for a file that marks spaces, where at most the text's beginning gets a mark before it, and for a text
   // without marks: it is cut by the kernel up to the next control token, together with all other added tokens, of
   // which such files have many (each end of line, say).
-  template <class Passed>
-  void stretches(std::string_view text, bool parse_special, Scratch& s, IdSink& sink, uint32_t from,
-                 Passed&& passed) const {
+  void stretches(std::string_view text, bool parse_special, Scratch& s, IdSink& sink) const {
+    uint32_t from = 0;
     s.stops.clear();
     auto put = [&](uint32_t end) {
       if (from < end) spaced_words(text.substr(from, end - from), from, s.stops, s, sink.out);
@@ -335,10 +307,8 @@ class Tokenizer {
           if (!added.special) return s.stops.push_back({begin - from, end - from, static_cast<int32_t>(added.id)});
           put(begin);
           sink.added(nullptr, begin, end, text.substr(begin, end - begin), added.id);
-          passed(end, added);
           from = end;
-        },
-        from);
+        });
     put(static_cast<uint32_t>(text.size()));
   }
 
@@ -491,7 +461,6 @@ class Tokenizer {
   std::optional<SpaceMarks> marks_;  // where the kernel cuts such a text
   bool plain_ascii_ = false;         // whether ASCII is cut as it is
   WordCaches caches_;
-  PromptCache prompts_;
   CharSpans spans_;
 };
 

@@ -76,12 +76,6 @@ class AddedMatcher {
     index_wholes(contents);
     root_.fill(0);
     firsts_.clear();
-    longest_ = 0;
-    spaced_ = false;
-    for (auto& [content, token] : contents) {
-      longest_ = std::max(longest_, content.size());
-      spaced_ |= !content.empty() && ucd().is(utf8_at(content.data()), re_space);
-    }
     for (auto& [byte, to] : tree[0].next) {
       root_[byte] = to;
       firsts_ += static_cast<char>(byte);
@@ -89,11 +83,6 @@ class AddedMatcher {
   }
 
   bool empty() const { return firsts_.empty(); }
-  // Whether the search goes on where the token ends, or might be within white space that it took.
-  bool goes_on_behind(const AddedToken& token) const { return !token.rstrip || !spaced_; }
-  // So many bytes from a match's end on, and none further, are looked at to find it and those before it: longer
-  // contents, and the character behind it. White space that it takes is not counted.
-  size_t beyond() const { return longest_ + 4; }
 
   // The search in one text.
   class Search {
@@ -230,17 +219,14 @@ class AddedMatcher {
   std::array<uint32_t, 256> root_{};
   std::array<Whole, 64> wholes_{};  // by the hash of the first 8 bytes
   std::string labels_, firsts_;
-  size_t longest_ = 0;
-  bool spaced_ = false;  // whether any begins with white space
 };
 
-// Applies the flags of a match; calls plain(begin, end) and token(begin, end, index) to cover the text, or the
-// rest of it from the end of a token behind which the search goes on: the rest depends on no more of the text.
+// Applies the flags of a match; calls plain(begin, end) and token(begin, end, index) to cover the text.
 template <class Plain, class Token>
 void split_added(std::string_view text, const AddedMatcher& matcher, const std::vector<AddedToken>& tokens,
-                 bool parse_special, Plain&& plain, Token&& token, uint32_t from = 0) {
-  uint32_t done = from;
-  size_t at = from;
+                 bool parse_special, Plain&& plain, Token&& token) {
+  uint32_t done = 0;
+  size_t at = 0;
   const Unicode& u = ucd();
   auto word_before = [&](size_t i) { return i > 0 && u.is(utf8_at(utf8_back(text.data() + i)), rust_word); };
   auto word_after = [&](size_t i) { return i < text.size() && u.is(utf8_at(text.data() + i), rust_word); };

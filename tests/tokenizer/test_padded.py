@@ -1,0 +1,201 @@
+"""Batches that are cut and padded, as encodings and as arrays, against HF's encodings."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prelude.tokenizer import Tokenizer, TokenizerError
+from prelude.tokenizer.errors import LoneSurrogateError
+
+from tests.tokenizer.conftest import MAKERS, REAL, TEXTS, needs_shared
+
+Pair = Callable[[str], tuple[Tokenizer, Any]]
+
+PIECES = (
+    "Hello ",
+    "the",
+    " naïve café ",
+    "你好世界",
+    "  \n",
+    "def f(x):\n",
+    "12345",
+    "🙂",
+    "<mask>",
+    "</s>",
+    " ",
+    "é",
+    "ﬁx",
+)
+long_or_short = st.one_of(st.sampled_from(TEXTS), st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
+words = st.lists(st.sampled_from(["Hello", "wörld", "你好", "", " x", "12"]), max_size=12)
+truncations = st.one_of(
+    st.none(),
+    st.fixed_dictionaries(
+        {
+            "max_length": st.integers(0, 40),
+            "stride": st.integers(0, 6),
+            "strategy": st.sampled_from(["longest_first", "only_first", "only_second"]),
+            "direction": st.sampled_from(["left", "right"]),
+        }
+    ),
+)
+paddings = st.one_of(
+    st.none(),
+    st.fixed_dictionaries(
+        {
+            "direction": st.sampled_from(["left", "right"]),
+            "length": st.one_of(st.none(), st.integers(0, 50)),
+            "pad_to_multiple_of": st.sampled_from([None, 0, 1, 8]),
+            "pad_id": st.sampled_from([0, 7]),
+            "pad_type_id": st.sampled_from([0, 3]),
+            "pad_token": st.just("[PAD]"),
+        }
+    ),
+)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[Any], bool]:
+    """(inputs, whether they are words)."""
+    split = draw(st.booleans())
+    one = words if split else long_or_short
+    return draw(st.lists(st.one_of(one, st.tuples(one, one)), min_size=1, max_size=5)), split
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """The result; None for an error, a panic of HF's among them."""
+    try:
+        return call()
+    except BaseException as error:
+        if not isinstance(error, Exception) and "PanicException" not in type(error).__name__:
+            raise
+        return None
+
+
+def rows_of(encodings: list[Any], overflow: bool) -> list[tuple[int, Any]]:
+    return [(i, row) for i, one in enumerate(encodings) for row in (one, *(one.overflowing if overflow else ()))]
+
+
+def check(ours: Tokenizer, theirs: Any, assert_same: Any, given: tuple[Any, ...]) -> None:
+    (inputs, split), truncation, padding, special = given
+    for tokenizer in (ours, theirs):
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        if padding is not None:
+            tokenizer.enable_padding(**padding)
+    if truncation is not None:
+        if outcome(lambda: theirs.enable_truncation(**truncation) or True) is None:
+            return
+        ours.enable_truncation(**truncation)
+    expected = outcome(lambda: theirs.encode_batch(inputs, is_pretokenized=split, add_special_tokens=special))
+    if expected is None:
+        with pytest.raises(ValueError):
+            ours.encode_batch(inputs, split, special)
+        with pytest.raises(ValueError):
+            ours.encode_padded(inputs, split, special)
+        return
+    first = ours.encode_batch(inputs, split, special)
+    assert [one.ids for one in first] == [one.ids for one in expected]
+    assert [one.attention_mask for one in first] == [one.attention_mask for one in expected]
+    for mine, other in zip(first, expected, strict=True):
+        assert_same(mine, other, given)
+    fast = theirs.encode_batch_fast(inputs, is_pretokenized=split, add_special_tokens=special)
+    for mine, other in zip(ours.encode_batch_fast(inputs, split, special), fast, strict=True):
+        assert_same(mine, other, given)
+    for overflow in (False, True):
+        rows = rows_of(expected, overflow)
+        if len({len(row) for _, row in rows}) > 1:
+            with pytest.raises(TokenizerError, match="are no array; enable_padding"):
+                ours.encode_padded(inputs, split, special, overflow=overflow)
+            continue
+        found = ours.encode_padded(inputs, split, special, overflow=overflow, offsets=True, dtype=np.int64)
+        assert found.offsets is not None
+        assert found.samples.tolist() == [i for i, _ in rows]
+        for at, (_, row) in enumerate(rows):
+            assert found.ids[at].tolist() == row.ids
+            assert found.type_ids[at].tolist() == row.type_ids
+            assert found.attention_mask[at].tolist() == row.attention_mask
+            assert found.special_tokens_mask[at].tolist() == row.special_tokens_mask
+            assert list(map(tuple, found.offsets[at].tolist())) == row.offsets
+        small = ours.encode_padded(inputs, split, special, overflow=overflow)
+        assert small.offsets is None and small.ids.dtype == np.int32
+        assert small.ids.tolist() == found.ids.tolist()
+
+
+GIVEN = st.tuples(batches(), truncations, paddings, st.booleans())
+SETTINGS = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@pytest.mark.parametrize("file", list(MAKERS))
+@SETTINGS
+@given(given=GIVEN)
+def test_small_files_equal_hf(pair_of: Pair, assert_same: Any, file: str, given: tuple[Any, ...]) -> None:
+    check(*pair_of(file), assert_same, given)
+
+
+@needs_shared
+@pytest.mark.parametrize("file", REAL)
+@SETTINGS
+@given(given=GIVEN)
+def test_real_files_equal_hf(
+    backend: str, pair_of: Pair, assert_same: Any, file: str, given: tuple[Any, ...]
+) -> None:
+    if backend == "reference":
+        pytest.skip("HF's own encodings, which the small files show")
+    check(*pair_of(file), assert_same, given)
+
+
+def test_texts_of_many_bytes_are_shared_out_among_threads(pair_of: Pair, golden_lines: list[str]) -> None:
+    """With the rows in their order, also where several calls run at a time."""
+    ours, theirs = pair_of("template")
+    texts = [" ".join(golden_lines[i : i + 40]) for i in range(0, 2000, 8)]
+    assert sum(map(len, texts)) > 1 << 19
+    for tokenizer in (ours, theirs):
+        tokenizer.enable_truncation(64, stride=8)
+        tokenizer.enable_padding()
+    expected = [one.ids for one in theirs.encode_batch(texts)]
+    found: list[Any] = [None] * 3
+
+    def work(at: int) -> None:
+        found[at] = ours.encode_padded(texts, offsets=True, overflow=True)
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in found:
+        first = np.flatnonzero(np.diff(one.samples, prepend=-1))
+        assert one.ids[first].tolist() == expected
+        assert np.array_equal(one.offsets, found[0].offsets)
+
+
+@pytest.mark.parametrize("bad", [["ok", "\ud800"], ["ok", "\ud800" + "é" * 300]])
+def test_a_lone_surrogate_is_refused(pair_of: Pair, bad: list[str]) -> None:
+    ours, _ = pair_of("template")
+    ours.enable_padding()
+    with pytest.raises(LoneSurrogateError, match="surrogate"):
+        ours.encode_padded(bad)
+    with pytest.raises(LoneSurrogateError, match="surrogate"):
+        ours.encode_batch(bad)
+
+
+def test_a_dtype_that_holds_no_ids_is_refused(pair_of: Pair) -> None:
+    ours, _ = pair_of("template")
+    with pytest.raises(TypeError, match="neither int32 nor int64"):
+        ours.encode_padded(["x"], dtype=np.int16)
+
+
+def test_no_input_is_no_row(pair_of: Pair) -> None:
+    ours, _ = pair_of("template")
+    assert ours.encode_padded([]).ids.shape == (0, 0)
+    ours.enable_padding()
+    assert ours.encode_batch([]) == [] and ours.encode_padded([], offsets=True).ids.shape == (0, 0)

@@ -1,0 +1,306 @@
+#include "rows.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <span>
+#include <thread>
+
+namespace fasttoken {
+
+namespace {
+
+constexpr size_t bytes_a_thread = size_t{1} << 17;   // fewer are not worth a thread
+constexpr uint64_t most_tokens = uint64_t{1} << 26;  // of all rows; 64 count for a row itself
+
+// HF's variable switches its threads off.
+bool may_use_threads() {
+  const char* set = std::getenv("TOKENIZERS_PARALLELISM");
+  if (!set) return true;
+  const std::string_view value = set;
+  return !(value == "0" || value == "false" || value == "False" || value == "FALSE" || value == "off" ||
+           value == "no" || value == "n" || value == "f");
+}
+
+}  // namespace
+
+// ---- texts
+
+bool Rows::encode(const RowText& text, Chunk& chunk) const {
+  std::string_view utf8 = text.utf8;
+  if (!utf8.data()) {
+    utf8 = chunk.ids.utf8(text.characters, text.count, text.width);
+    if (!utf8.data()) return false;
+  }
+  const size_t before = chunk.ids.size();
+  const bool placed = core_.encode_ids(utf8, parse_special_, chunk.ids, text.ascii);
+  if (!offsets_) return true;
+  const size_t n = chunk.ids.size() - before;
+  chunk.offsets.resize(before + n);
+  if (placed && core_.whole_spans(chunk.ids.data() + before, n, text.count, chunk.offsets.data() + before))
+    return true;
+  Encoded found;
+  found.use = chunk.ids.use;
+  core_.encode(utf8, parse_special_, true, false, found);
+  chunk.ids.use = found.use;
+  if (found.ids.size() != n) return false;
+  std::copy(found.offsets.begin(), found.offsets.end(), chunk.offsets.begin() + static_cast<ptrdiff_t>(before));
+  for (Encoded::Added& added : found.added) {
+    added.index += static_cast<uint32_t>(before);
+    chunk.added.push_back(std::move(added));
+  }
+  return true;
+}
+
+bool Rows::encode(const RowText* texts, const RowSample* from, const RowSample* to, Sequence* out,
+                  Chunk& chunk) const {
+  for (; from != to; ++from)
+    for (int64_t count : {from->first, from->second}) {
+      const size_t begin = chunk.ids.size();
+      for (int64_t i = 0; i < count; ++i)
+        if (!encode(*texts++, chunk)) return false;
+      *out++ = {&chunk, begin, chunk.ids.size() - begin};
+    }
+  return true;
+}
+
+bool Rows::encode(const std::vector<RowText>& texts, const std::vector<RowSample>& samples) {
+  samples_ = samples;
+  sequences_.resize(2 * samples.size());
+  size_t bytes = 0;
+  for (const RowText& text : texts) bytes += text.utf8.data() ? text.utf8.size() : 2 * text.count;
+  size_t threads = std::min(bytes / bytes_a_thread, samples.size());
+  if (threads > 1) threads = std::min<size_t>(threads, std::thread::hardware_concurrency());
+  if (threads < 2 || !core_.external_patterns().empty() || !may_use_threads()) {
+    chunks_.emplace_back();
+    return encode(texts.data(), samples.data(), samples.data() + samples.size(), sequences_.data(), chunks_[0]);
+  }
+  // A share is some samples of about as many bytes as each other share; a thread takes the next one that is left.
+  struct Share {
+    size_t from, to, text;
+  };
+  std::vector<Share> shares;
+  size_t text = 0, taken = 0, first_text = 0, first = 0;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const size_t count =
+        static_cast<size_t>(samples[i].first) + static_cast<size_t>(std::max<int64_t>(samples[i].second, 0));
+    for (size_t k = 0; k < count; ++k, ++text)
+      taken += texts[text].utf8.data() ? texts[text].utf8.size() : 2 * texts[text].count;
+    if (taken * threads * 4 >= bytes || i + 1 == samples.size()) {
+      shares.push_back({first, i + 1, first_text});
+      first = i + 1, first_text = text, taken = 0;
+    }
+  }
+  for (size_t i = 0; i < shares.size(); ++i) chunks_.emplace_back();
+  std::atomic<size_t> next{0};
+  std::atomic<bool> known{true};
+  std::vector<std::exception_ptr> errors(threads);
+  auto work = [&](size_t thread) {
+    try {
+      for (size_t i; (i = next++) < shares.size();) {
+        const Share& share = shares[i];
+        if (!encode(texts.data() + share.text, samples.data() + share.from, samples.data() + share.to,
+                    sequences_.data() + 2 * share.from, chunks_[i]))
+          known = false;
+      }
+    } catch (...) {
+      errors[thread] = std::current_exception();
+    }
+  };
+  std::vector<std::thread> pool;
+  try {
+    for (size_t i = 1; i < threads; ++i) pool.emplace_back(work, i);
+  } catch (const std::system_error&) {
+    // The threads that there are do the work.
+  }
+  work(0);
+  for (std::thread& thread : pool) thread.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+  return known;
+}
+
+// ---- rows
+
+bool Rows::cut(size_t size, uint64_t kept, const RowCut& rule, Kept& out) {
+  if (kept >= size) {
+    out.stays = {0, static_cast<uint32_t>(size), false};
+    return true;
+  }
+  if (kept == 0) {
+    out.stays = {};
+    if (rule.keeps_rest) out.rest.push_back({0, static_cast<uint32_t>(size), true});
+    return true;
+  }
+  if (rule.stride >= kept) return false;
+  const uint64_t step = kept - rule.stride;
+  if (((size - rule.stride) / step + 1) * (kept + 64) > most_tokens) return false;
+  if (!rule.keeps_rest) {
+    out.stays = {static_cast<uint32_t>(rule.left ? size - kept : 0), static_cast<uint32_t>(kept), false};
+    return true;
+  }
+  for (size_t at = 0; at < size; at += step) {
+    const size_t end = std::min<size_t>(at + kept, size);
+    const Part part{static_cast<uint32_t>(rule.left ? size - end : at), static_cast<uint32_t>(end - at), at > 0};
+    if (at > 0)
+      out.rest.push_back(part);
+    else
+      out.stays = part;
+    if (end == size) break;
+  }
+  return true;
+}
+
+bool Rows::cut(size_t sample, const RowCut& rule, Kept* out) const {
+  const bool pair = samples_[sample].second >= 0;
+  const size_t first = sequences_[2 * sample].size, second = pair ? sequences_[2 * sample + 1].size : 0;
+  const uint64_t limit = rule.max_length - rule.added[pair];  // it wraps, as HF's does
+  const uint64_t total = first + second;
+  uint64_t kept[2] = {first, second};
+  if (rule.strategy == RowCut::none || (limit != 0 && total <= limit)) {
+    // all of them
+  } else if (limit == 0) {
+    kept[0] = kept[1] = 0;
+  } else if (rule.strategy == RowCut::longest_first) {
+    if (!pair) {
+      kept[0] = limit;
+    } else {
+      uint64_t less = std::min(first, second), more = less > limit ? less : std::max(less, limit - less);
+      if (less + more > limit) {
+        less = limit / 2;
+        more = less + limit % 2;
+      }
+      kept[0] = first > second ? more : less;
+      kept[1] = first > second ? less : more;
+    }
+  } else {
+    const size_t of = rule.strategy == RowCut::only_second;
+    if (of && !pair) return false;
+    if (kept[of] <= total - limit) return false;
+    kept[of] -= total - limit;
+  }
+  return cut(first, kept[0], rule, out[0]) && (!pair || cut(second, kept[1], rule, out[1]));
+}
+
+void Rows::add(size_t sample, const RowLayout& layout, const Part& first, const Part& second) {
+  Row row{&layout, static_cast<uint32_t>(sample), {first, second}, 0, 0};
+  for (const RowPiece& piece : layout)
+    row.size += piece.sequence < 0 ? piece.ids.size() : row.parts[piece.sequence].size;
+  rows_.push_back(row);
+}
+
+bool Rows::cut(const RowLayout& single, const RowLayout& pair, const RowCut& rule, const RowPadding& padding) {
+  uint64_t tokens = 0;
+  size_t longest = 0;  // parts that were cut off do not count
+  for (size_t i = 0; i < samples_.size(); ++i) {
+    const RowLayout& layout = samples_[i].second >= 0 ? pair : single;
+    Kept kept[2];
+    if (!cut(i, rule, kept)) return false;
+    const size_t before = rows_.size();
+    auto add_row = [&](const Part& first, const Part& second) {
+      add(i, layout, first, second);
+      return (tokens += rows_.back().size + 64) <= most_tokens || rows_.size() == before + 1;
+    };
+    add_row(kept[0].stays, kept[1].stays);
+    longest = std::max(longest, rows_.back().size);
+    for (const Part& first : kept[0].rest) {
+      if (!add_row(first, kept[1].stays)) return false;
+      for (const Part& second : kept[1].rest)
+        if (!add_row(first, second)) return false;
+    }
+    for (const Part& second : kept[1].rest)
+      if (!add_row(kept[0].stays, second)) return false;
+  }
+  pad(padding, longest);
+  return true;
+}
+
+void Rows::pad(const RowPadding& padding, size_t longest) {
+  padding_ = padding;
+  if (padding.kind != RowPadding::none) {
+    padded_to_ = padding.kind == RowPadding::fixed ? padding.length : longest;
+    if (padding.multiple && padded_to_ % padding.multiple)
+      padded_to_ += padding.multiple - padded_to_ % padding.multiple;
+  }
+  for (Row& row : rows_) {
+    row.length = std::max(row.size, padded_to_);
+    longest_ = std::max(longest_, row.length);
+    total_ += row.length;
+    equal_ &= row.length == rows_[0].length;
+  }
+}
+
+// ---- columns
+
+template <class T, class Special, class Text>
+void Rows::each(T* out, size_t numbers, T pad, Special&& special, Text&& text) const {
+  for (const Row& row : rows_) {
+    const size_t missing = (row.length - row.size) * numbers;
+    if (padding_.left) out = std::fill_n(out, missing, pad);
+    for (const RowPiece& piece : *row.layout) {
+      if (piece.sequence < 0) {
+        out = special(piece, out);
+      } else {
+        const Part& part = row.parts[piece.sequence];
+        out = text(sequences_[2 * row.sample + static_cast<size_t>(piece.sequence)], part, piece, out);
+      }
+    }
+    if (!padding_.left) out = std::fill_n(out, missing, pad);
+  }
+}
+
+template <class T>
+void Rows::put_as(RowColumn column, T* out) const {
+  auto all = [](T value) {
+    return [value](const RowPiece& piece, T* to) { return std::fill_n(to, piece.ids.size(), value); };
+  };
+  auto each_token = [](T value) {
+    return [value](const Sequence&, const Part& part, const RowPiece&, T* to) {
+      return std::fill_n(to, part.size, value);
+    };
+  };
+  switch (column) {
+    case RowColumn::ids:
+      return each<T>(
+          out, 1, static_cast<T>(padding_.id),
+          [](const RowPiece& piece, T* to) { return std::copy(piece.ids.begin(), piece.ids.end(), to); },
+          [](const Sequence& all_of, const Part& part, const RowPiece&, T* to) {
+            return std::copy_n(all_of.chunk->ids.data() + all_of.begin + part.begin, part.size, to);
+          });
+    case RowColumn::types:
+      return each<T>(
+          out, 1, static_cast<T>(padding_.type),
+          [](const RowPiece& piece, T* to) { return std::fill_n(to, piece.ids.size(), static_cast<T>(piece.type)); },
+          [](const Sequence&, const Part& part, const RowPiece& piece, T* to) {
+            return std::fill_n(to, part.size, static_cast<T>(part.rest ? piece.rest_type : piece.type));
+          });
+    case RowColumn::attention:
+      return each<T>(out, 1, T{0}, all(1), each_token(1));
+    case RowColumn::special:
+      return each<T>(out, 1, T{1}, all(1), each_token(0));
+    case RowColumn::offsets: {
+      std::vector<Align> trimmed;
+      return each<T>(
+          out, 2, T{0}, [](const RowPiece& piece, T* to) { return std::fill_n(to, 2 * piece.ids.size(), T{0}); },
+          [&](const Sequence& all_of, const Part& part, const RowPiece&, T* to) {
+            const Chunk& chunk = *all_of.chunk;
+            const size_t from = all_of.begin + part.begin;
+            trimmed.assign(chunk.offsets.begin() + static_cast<ptrdiff_t>(from),
+                           chunk.offsets.begin() + static_cast<ptrdiff_t>(from + part.size));
+            core_.trim_part(chunk.ids.data() + from, part.size, chunk.added, from, trimmed.data());
+            for (const Align& one : trimmed) {
+              *to++ = static_cast<T>(one.begin);
+              *to++ = static_cast<T>(one.end);
+            }
+            return to;
+          });
+    }
+  }
+}
+
+template void Rows::put_as(RowColumn, int32_t*) const;
+template void Rows::put_as(RowColumn, int64_t*) const;
+
+}  // namespace fasttoken
