@@ -100,6 +100,7 @@ def test_rows_that_are_no_rows(tmp_path: Path) -> None:
         ("folder.csv", (), "is a directory"),
         ("none/out.csv", (), "there is no folder"),
         ("out.xlsx", (), "name has to end in"),
+        ("out.parquet.gz", (), "name has to end in"),
         ("there.csv", (), "--overwrite"),
         ("out.csv", ("--choice", "id=a,b"), "has a column 'id' already"),
         ("out.csv", ("--choice", "topic=a,a"), "no row could be served"),
