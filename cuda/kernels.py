@@ -126,7 +126,7 @@ ROW_STATS = _kernel(
     "row_stats",
     "logits",
     1024,
-    "f32 int f32 f64 i32 i32",
+    "f32 int f32 f64 i32? i32",
     lambda n, logits, vocab, *out: (n * vocab, n, n, n, n),
     cluster=8,
 )
@@ -275,9 +275,10 @@ def labels(device: Device, normed: Tensor, head: Tensor, rows: Tensor, targets: 
     device.launch(LABELS, (out.shape[0],), (normed, head, normed.shape[1], rows, targets, out))
 
 
-def row_stats(device: Device, logits: Tensor, places: Sequence[Tensor]) -> None:
+def row_stats(device: Device, logits: Tensor, places: Sequence[Tensor | None]) -> None:
     """Of each row of ``logits`` float32 [rows, vocab] to ``places``: its largest, the logarithm of the sum of
-    exponentials relative to that (float64), the first id of the largest, and whether every logit is finite."""
+    exponentials relative to that (float64), the first id of the largest (may be None), and whether every logit is
+    finite."""
     rows, vocab = logits.shape
     device.launch(ROW_STATS, (rows,), (logits, vocab, *places), shared=_STATS_SHARED)
 

@@ -114,14 +114,14 @@ def bad_rows(finite: np.ndarray) -> I32:
 
 
 def stats_sizes(rows: int) -> Sizes:
-    return [("largest", rows, "f32"), ("rest", rows, "f64"), ("best", rows, "i32"), ("finite", rows, "i32")]
+    return [("largest", rows, "f32"), ("rest", rows, "f64"), ("finite", rows, "i32")]
 
 
 def row_stats(
     context: ReadoutContext, logits: Tensor, out: Get, start: int, stop: int, best: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Row statistics into the outputs, the ids of the largest into ``best`` if it is given; returns largest and rest
-    of these rows."""
-    largest, rest, ids, finite = (out(name)[start:stop] for name in ("largest", "rest", "best", "finite"))
-    kernels.row_stats(context.device, logits, (largest, rest, ids if best is None else best, finite))
+    """Row statistics into the outputs, and to ``best`` the first id of each row's largest logit; returns largest and
+    rest of these rows."""
+    largest, rest, finite = (out(name)[start:stop] for name in ("largest", "rest", "finite"))
+    kernels.row_stats(context.device, logits, (largest, rest, best, finite))
     return largest, rest

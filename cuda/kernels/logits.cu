@@ -21,7 +21,7 @@ __device__ __forceinline__ Found both(Found a, Found b) {
     return out;
 }
 
-// Largest, log(sum(exp(l - largest))), the first id of the largest, and whether every logit is finite. A cluster has a
+// Largest, log(sum(exp(l - largest))), the first id of the largest where `best` is there, and whether every logit is finite. A cluster has a
 // row, each of its blocks a part, which it reads twice: from memory, then from the caches. Dynamic shared memory: a
 // Found for each warp and one for the block.
 extern "C" __global__ void row_stats(const float* logits, int vocab, float* largest, double* rest, int* best,
@@ -31,23 +31,33 @@ extern "C" __global__ void row_stats(const float* logits, int vocab, float* larg
     Found* warps = (Found*)shared;
     Found* own = warps + 32;
     const int blocks = cluster_size(), rank = cluster_rank(), row = blockIdx.x / blocks;
-    const int each = (vocab + blocks - 1) / blocks, from = rank * each, to = min(from + each, vocab);
+    const int each = ((vocab + blocks - 1) / blocks + 3) / 4 * 4, from = rank * each, to = min(from + each, vocab);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, count = blockDim.x >> 5;
     const float* line = logits + (long long)row * vocab;
     Found found = {0.0, -INFINITY_F, vocab, 0};
-    for (int i = from + (int)threadIdx.x; i < to; i += blockDim.x) {
-        const float v = line[i];
+    const auto for_each = [&](auto take) {  // by 16 bytes, if rows begin at 16 bytes
+        if (vocab % 4)
+            for (int i = from + (int)threadIdx.x; i < to; i += blockDim.x) take(i, line[i]);
+        else
+            for (int i = from + (int)threadIdx.x * 4; i < to; i += blockDim.x * 4) {
+                const float4 four = *(const float4*)(line + i);
+                take(i, four.x);
+                take(i + 1, four.y);
+                take(i + 2, four.z);
+                take(i + 3, four.w);
+            }
+    };
+    for_each([&](int i, float v) {
         if (v > found.most || (v == found.most && i < found.best)) {
             found.most = v;
             found.best = i;
         }
         found.bad |= !(fabsf(v) < INFINITY_F);
-    }
+    });
     const float most = warp_max(found.most);  // of the warp: one exponent's base for its lanes
-    for (int i = from + (int)threadIdx.x; i < to; i += blockDim.x) {
-        const float v = line[i];
+    for_each([&](int, float v) {
         if (v > -INFINITY_F) found.sum += (double)expf(v - most);
-    }
+    });
     if (found.most != most) found.best = vocab;
     for (int step = 16; step; step >>= 1) {
         found.sum += __shfl_xor_sync(0xffffffffu, found.sum, step);
@@ -66,7 +76,7 @@ extern "C" __global__ void row_stats(const float* logits, int vocab, float* larg
         for (int i = 1; i < blocks; i++) found = both(found, *peer(own, i));
         largest[row] = found.most;
         rest[row] = log(found.sum);
-        best[row] = found.best < vocab ? found.best : 0;
+        if (best) best[row] = found.best < vocab ? found.best : 0;
         finite[row] = !found.bad;
     }
     cluster_sync();  // no block leaves while the first may read its Found

@@ -191,7 +191,8 @@ def row_stats(n: int, logits: Any, vocab: int, largest: Any, rest: Any, best: An
     most = lines.amax(1)
     largest.at(n).copy_(most)
     rest.at(n).copy_((lines - most[:, None]).exp().double().sum(1).log())
-    best.at(n).copy_(lines.argmax(1))
+    if best is not None:
+        best.at(n).copy_(lines.argmax(1))
     finite.at(n).copy_(lines.isfinite().all(1))
 
 
