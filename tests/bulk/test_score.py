@@ -168,6 +168,13 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_labels_of_a_flag_may_have_spaces_around_them(tmp_path: Path) -> None:
+    flags = ["--text-column", "text", "--choice", "topic= late delivery , other"]
+    target = tmp_path / "out.jsonl"
+    assert score(write_rows(tmp_path / "in.jsonl"), target, flags=flags) == 0
+    assert set(read_rows(target)[0]["topic_probabilities"]) == {"late delivery", "other"}
+
+
 class TestForm:
     def test_a_task_file(self, tmp_path: Path) -> None:
         spec = {

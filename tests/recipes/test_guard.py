@@ -260,6 +260,12 @@ def test_a_list_ends_where_the_model_ends_it(engine: Engine, labels: list[str], 
     assert answers.given[-1]["categories"] == refusal
 
 
+def test_a_list_of_the_label_that_stands_alone_is_at_its_end(engine: Engine) -> None:
+    given = [{"safety": "Unsafe", "categories": categories} for categories in (["None"], "None")]
+    one, other = (engine.run(Guard(RESPONSE, given=labels)) for labels in given)
+    assert one.probabilities == other.probabilities and set(one.probabilities) == {"Yes", "No"}
+
+
 def test_the_fields_depend_on_the_judged_text(engine: Engine) -> None:
     asked = engine.run(Guard(PROMPT, given={"safety": "Unsafe"}))
     assert asked.field == "categories" and "Jailbreak" in asked.probabilities

@@ -353,6 +353,8 @@ def test_decisions_in_openais_form(one: SystemOne) -> None:
         ({"input": 5}, ["input"]),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, ["input", 0, "content", 0]),
         ({"input": [{}]}, ["input", 0]),
+        ({"input": []}, ["input"]),
+        ({"input": None}, ["input"]),
         ({"questions": []}, ["questions"]),
         ({"questions": [{"type": "box"}]}, ["questions", 0, "type"]),
         ({"questions": [{"type": "predicate", "instructions": ""}]}, ["questions", 0, "instructions"]),

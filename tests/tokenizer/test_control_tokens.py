@@ -206,8 +206,9 @@ def test_flagged_signs_and_spaces_stay_text_and_flagged_words_do_not() -> None:
 
 @pytest.mark.fault(25)
 def test_a_template_that_another_file_replaces_still_names_its_marks(spaced: Callable[..., Tokenizer]) -> None:
-    tokenizer = spaced("{{ x }}", {"tokenizer_config.json": {"chat_template": TURN}})
-    assert control_of(tokenizer) == {*FLAGGED, "<start_of_turn>", "<end_of_turn>"}
+    for used, replaced in (("{{ x }}", TURN), (TURN, "{{ x }}")):
+        tokenizer = spaced(used, {"tokenizer_config.json": {"chat_template": replaced}})
+        assert control_of(tokenizer) == {*FLAGGED, "<start_of_turn>", "<end_of_turn>"}
 
 
 @pytest.mark.fault(25)
