@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from prelude import Engine
-from prelude.errors import ConfigError, DeadlineExceeded, InvalidRequest, UnknownParameter
+from prelude.errors import ConfigError, DeadlineExceeded, EngineClosed, InvalidRequest, QueueFull, UnknownParameter
 from prelude.systemone import SystemOne
 
 STATE = "I was charged twice for my order and want my money back."
@@ -395,6 +395,22 @@ def test_a_transport_over_a_closed_engine_says_when_to_come_again() -> None:
     body = {"state": "x", "questions": {"a": {"type": "noul", "instructions": "?"}}}
     reply = client.post("/v1/systemone", json=body)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "again"),
+    [
+        (QueueFull("full"), 429, "1"),
+        (EngineClosed("closed"), 503, "1"),
+        (InvalidRequest("wrong", field="x"), 422, None),
+    ],
+)
+def test_an_answer_says_whether_to_come_again(error: Any, status: int, again: str | None) -> None:
+    httpx2 = pytest.importorskip("httpx2")
+    from prelude.integrations.transports import failed
+
+    found = failed(httpx2.Request("POST", "http://local/v1/systemone"), error)
+    assert (found.status_code, found.headers.get("retry-after")) == (status, again)
 
 
 def test_transports_read_bodies_as_every_entrance_does(engine: Engine) -> None:
