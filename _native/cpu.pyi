@@ -5,8 +5,9 @@ NAME: str
 LANES: int
 ACTIVATIONS: dict[str, int]
 
-def borrow_threads(entry: int) -> None: ...
-def has_threads() -> bool: ...
+def threads() -> int: ...
+def set_threads(count: int) -> None: ...
+def give_threads(count: int) -> int: ...
 def thread_ids(threads: int) -> list[int]: ...
 
 @final
@@ -14,69 +15,6 @@ class ThreadPlaces:
     def __init__(self, ids: Sequence[int]) -> None: ...
     def keep_off(self) -> None: ...
     def give_back(self) -> None: ...
-
-def norm_rows(
-    x: int,
-    x_stride: int,
-    gain: int,
-    out: int,
-    out_stride: int,
-    half: bool,
-    rows: int,
-    width: int,
-    eps: float,
-    threads: int,
-    centred: bool = False,
-    bias: int = 0,
-) -> None: ...
-def rotate_rows(
-    values: int,
-    in_stride: int,
-    out: int,
-    out_stride: int,
-    half: bool,
-    gain: int,
-    rows: int,
-    heads: int,
-    width: int,
-    eps: float,
-    rope_table: int,
-    positions: int,
-    threads: int,
-) -> None: ...
-def activate_rows(
-    values: int, stride: int, half: bool, rows: int, inner: int, kind: int, gated: bool, threads: int
-) -> None: ...
-def matmul_rows(
-    x: int,
-    x_stride: int,
-    weight: int,
-    out: int,
-    out_stride: int,
-    rows: int,
-    width: int,
-    outputs: int,
-    half: bool,
-    out_half: bool,
-    adds: bool,
-    threads: int,
-) -> None: ...
-def write_pool_rows(
-    k: int,
-    k_stride: int,
-    v: int,
-    v_stride: int,
-    pool_k: int,
-    pool_v: int,
-    values: int,
-    num_tokens: int,
-    num_slots: int,
-    tokens: int,
-    slots: int,
-    rows: int,
-    half: bool,
-    threads: int,
-) -> None: ...
 
 PACKINGS: dict[str, int]
 PACKED_KERNELS: dict[str, str]
@@ -96,7 +34,6 @@ def pack_rows(
     packing: int,
     words: int,
     first: int = 0,
-    threads: int = 1,
 ) -> None: ...
 def widen_values(values: int, count: int, out: int) -> None: ...
 def narrow_values(values: int, count: int, out: int) -> None: ...
@@ -175,7 +112,6 @@ class PagedRows:
         bfloat16: bool,
         scale: float,
         cap: float = 0.0,
-        threads: int = 1,
     ) -> None: ...
 
 MOST_TAPS: int
@@ -201,7 +137,6 @@ class Sequences:
         rows: int,
         entries: int,
         half: bool,
-        threads: int,
     ) -> None: ...
     def delta(
         self,
@@ -220,7 +155,6 @@ class Sequences:
         rows: int,
         entries: int,
         half: bool,
-        threads: int,
     ) -> None: ...
 
 def gate_rows(
@@ -238,7 +172,6 @@ def gate_rows(
     width: int,
     eps: float,
     silu: bool,
-    threads: int,
 ) -> None: ...
 
 # ------------------------------------------------------------------ the kernels on tensors, which are torch's
@@ -248,7 +181,6 @@ def know_tensors(
     bfloat16: object,
     int64: object,
     complex64: object,
-    num_threads: Callable[[], int],
     empty: Callable[..., Any],
 ) -> None: ...
 def is_half(x: Any) -> bool: ...

@@ -112,23 +112,21 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
 
 
 cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
-    ctypedef void (*Fork)(void (*)(void*), void*, unsigned, unsigned)
-
     cdef cppclass Kernels:
         const char* name
         int lanes
 
     const Kernels& best_kernels()
     const Kernels& matmul_kernels(const Kernels&)
-    cbool rms_norm(const Kernels&, const NormArgs&, int64_t rows, Fork, int threads)
-    cbool norm_rotate(const Kernels&, const RotateArgs&, int64_t rows, Fork, int threads)
-    cbool layer_norm(const Kernels&, const NormArgs&, int64_t rows, Fork, int threads)
-    cbool activate(const Kernels&, const ActivateArgs&, int64_t rows, Fork, int threads)
+    cbool rms_norm(const Kernels&, const NormArgs&, int64_t rows, int threads)
+    cbool norm_rotate(const Kernels&, const RotateArgs&, int64_t rows, int threads)
+    cbool layer_norm(const Kernels&, const NormArgs&, int64_t rows, int threads)
+    cbool activate(const Kernels&, const ActivateArgs&, int64_t rows, int threads)
     cbool worth_releasing_gil(int64_t values)
 
 
 cdef extern from "prelude/cpu/matmul.hpp" namespace "prelude::cpu" nogil:
-    cbool matmul(const Kernels&, const MatmulArgs&, Fork, int threads)
+    cbool matmul(const Kernels&, const MatmulArgs&, int threads)
     cbool matmul_worth_releasing_gil "prelude::cpu::worth_releasing_gil"(const MatmulArgs&)
 
 
@@ -146,7 +144,7 @@ cdef extern from "prelude/cpu/pool_rows.hpp" namespace "prelude::cpu" nogil:
         Type type
 
     cbool all_below(const int64_t*, int64_t count, int64_t bound)
-    void write_pool(const PoolRowsArgs&, int64_t rows, Fork, int threads)
+    void write_pool(const PoolRowsArgs&, int64_t rows, int threads)
 
 
 cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil:
@@ -161,12 +159,11 @@ cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil
         int64_t longest()
         cbool has_places()
         int64_t pairs()
-        cbool run(const AttentionTensors&, Fork, int, int64_t section)
+        cbool run(const AttentionTensors&, int, int64_t section)
 
 
 cdef const Kernels* kernels = &best_kernels()
 cdef const Kernels* for_matmul = &matmul_kernels(kernels[0])
-cdef Fork fork = NULL
 
 NAME = kernels.name.decode()
 LANES = kernels.lanes
@@ -180,14 +177,14 @@ cdef void check(cbool done) except *:
         raise MemoryError("no room for a row")
 
 
-cdef cbool norm(const NormArgs& args, int64_t rows, cbool centred, int threads) noexcept nogil:
+cdef cbool norm(const NormArgs& args, int64_t rows, cbool centred) noexcept nogil:
     if centred:
-        return layer_norm(kernels[0], args, rows, fork, threads)
-    return rms_norm(kernels[0], args, rows, fork, threads)
+        return layer_norm(kernels[0], args, rows, thread_count())
+    return rms_norm(kernels[0], args, rows, thread_count())
 
 
-cpdef norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, int64_t out_stride, bint half,
-                int64_t rows, int64_t width, float eps, int threads, bint centred=False, uintptr_t bias=0):
+cdef int norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, int64_t out_stride, bint half,
+                   int64_t rows, int64_t width, float eps, bint centred, uintptr_t bias) except -1:
     """``out = x / sqrt(mean(x ** 2) + eps) * gain``; ``gain`` may be 0, ``half``: out is bfloat16. ``centred``: the
     same of x minus its mean, plus ``bias``, which may be 0."""
     cdef NormArgs args
@@ -203,15 +200,16 @@ cpdef norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, in
     args.eps = eps
     if worth_releasing_gil(rows * width):
         with nogil:
-            done = norm(args, rows, centred, threads)
+            done = norm(args, rows, centred)
     else:
-        done = norm(args, rows, centred, threads)
+        done = norm(args, rows, centred)
     check(done)
+    return 0
 
 
-cpdef rotate_rows(uintptr_t values, int64_t in_stride, uintptr_t out, int64_t out_stride, bint half, uintptr_t gain,
-                  int64_t rows, int64_t heads, int64_t width, float eps, uintptr_t rope_table, uintptr_t positions,
-                  int threads):
+cdef int rotate_rows(uintptr_t values, int64_t in_stride, uintptr_t out, int64_t out_stride, bint half,
+                     uintptr_t gain, int64_t rows, int64_t heads, int64_t width, float eps, uintptr_t rope_table,
+                     uintptr_t positions) except -1:
     """Norm per head (where ``gain`` is not 0) and rotary embedding; ``out`` may be ``values``."""
     cdef RotateArgs args
     cdef cbool done
@@ -228,10 +226,11 @@ cpdef rotate_rows(uintptr_t values, int64_t in_stride, uintptr_t out, int64_t ou
     args.positions = <const int64_t*> positions
     if worth_releasing_gil(rows * heads * width):
         with nogil:
-            done = norm_rotate(kernels[0], args, rows, fork, threads)
+            done = norm_rotate(kernels[0], args, rows, thread_count())
     else:
-        done = norm_rotate(kernels[0], args, rows, fork, threads)
+        done = norm_rotate(kernels[0], args, rows, thread_count())
     check(done)
+    return 0
 
 
 ACTIVATIONS = {
@@ -242,8 +241,8 @@ ACTIVATIONS = {
 }
 
 
-cpdef activate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int64_t inner, int kind, bint gated,
-                    int threads):
+cdef int activate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int64_t inner, int kind,
+                       bint gated) except -1:
     """The activation of the first ``inner`` values of each row, in place; times the next ``inner`` where ``gated``.
     ``kind`` is one of ``ACTIVATIONS``."""
     cdef ActivateArgs args
@@ -258,14 +257,15 @@ cpdef activate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, i
     args.inner = inner
     if worth_releasing_gil(2 * rows * inner):
         with nogil:
-            done = activate(kernels[0], args, rows, fork, threads)
+            done = activate(kernels[0], args, rows, thread_count())
     else:
-        done = activate(kernels[0], args, rows, fork, threads)
+        done = activate(kernels[0], args, rows, thread_count())
     check(done)
+    return 0
 
 
-cpdef matmul_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out, int64_t out_stride, int64_t rows,
-                  int64_t width, int64_t outputs, bint half, bint out_half, bint adds, int threads):
+cdef int matmul_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out, int64_t out_stride,
+                     int64_t rows, int64_t width, int64_t outputs, bint half, bint out_half, bint adds) except -1:
     """``out = x @ weight.T`` for a few rows, or ``out += ...`` where it ``adds``. ``weight`` is [outputs, width] and
     of x's type; ``half``: that is bfloat16."""
     cdef MatmulArgs args
@@ -280,15 +280,16 @@ cpdef matmul_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out
     args.adds = adds
     if matmul_worth_releasing_gil(args):
         with nogil:
-            done = matmul(for_matmul[0], args, fork, threads)
+            done = matmul(for_matmul[0], args, thread_count())
     else:
-        done = matmul(for_matmul[0], args, fork, threads)
+        done = matmul(for_matmul[0], args, thread_count())
     check(done)
+    return 0
 
 
-cpdef write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride, uintptr_t pool_k, uintptr_t pool_v,
-                      int64_t values, int64_t num_tokens, int64_t num_slots, uintptr_t tokens, uintptr_t slots,
-                      int64_t rows, bint half, int threads):
+cdef int write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride, uintptr_t pool_k,
+                         uintptr_t pool_v, int64_t values, int64_t num_tokens, int64_t num_slots, uintptr_t tokens,
+                         uintptr_t slots, int64_t rows, bint half) except -1:
     """K and V of token ``tokens[i]`` (``i`` where ``tokens`` is 0), ``values`` each, into the pool at
     ``slots[i]``."""
     cdef PoolRowsArgs args
@@ -304,9 +305,10 @@ cpdef write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stri
         raise ValueError(f"{rows} rows go from {num_tokens} tokens to {num_slots} slots, and one lies outside")
     if worth_releasing_gil(2 * rows * values):
         with nogil:
-            write_pool(args, rows, fork, threads)
+            write_pool(args, rows, thread_count())
     else:
-        write_pool(args, rows, fork, threads)
+        write_pool(args, rows, thread_count())
+    return 0
 
 
 include "tensors.pxi"
@@ -388,7 +390,6 @@ cdef class Attention:
             raise ValueError(f"section {section} of {self.plan.sections()}")
         cdef AttentionTensors t
         cdef cbool done
-        cdef int threads = _num_threads()
         cdef int64_t planned = self.plan.queries() if section < 0 else self.plan.queries_of(section)
         cdef int64_t width = self.shape.width
         cdef int64_t queries = _heads_of(q, q, self.shape.heads, width, &t.q_stride)
@@ -416,9 +417,9 @@ cdef class Attention:
                 raise ValueError("a relative term for fewer distances than there are, or none was planned")
         if worth_releasing_gil(self.plan.pairs() * width // 4):
             with nogil:
-                done = self.plan.run(t, fork, threads, section)
+                done = self.plan.run(t, thread_count(), section)
         else:
-            done = self.plan.run(t, fork, threads, section)
+            done = self.plan.run(t, thread_count(), section)
         check(done)
 
 

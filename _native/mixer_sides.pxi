@@ -4,7 +4,6 @@
 cdef extern from "prelude/cpu/mixer_sides.hpp" namespace "prelude::cpu" nogil:
     cdef struct Team:
         const Kernels* kernels
-        Fork fork
         int threads
 
     cdef enum class NormKind(int32_t):
@@ -102,7 +101,6 @@ cdef class PackedProduct:
         cdef object size = x.shape, of_out = out.shape, strides = x.stride(), out_strides = out.stride()
         cdef PackedArgs args
         cdef cbool done
-        cdef int threads = _num_threads()
         _check_kernels(self.projection)
         args.weight = self.projection.weight
         args.rows, args.adds = _entry(size, 0), adds
@@ -118,9 +116,9 @@ cdef class PackedProduct:
             raise ValueError("sums are added in float32")
         if packed_worth_releasing_gil(args):
             with nogil:
-                done = run_packed(self.projection.kernels[0], args, fork, threads)
+                done = run_packed(self.projection.kernels[0], args, thread_count())
         else:
-            done = run_packed(self.projection.kernels[0], args, fork, threads)
+            done = run_packed(self.projection.kernels[0], args, thread_count())
         check(done)
 
 
@@ -136,7 +134,7 @@ cdef Type _type_of(object x) except *:
 
 cdef Team _team() except *:
     cdef Team team
-    team.kernels, team.fork, team.threads = kernels, fork, _num_threads()
+    team.kernels, team.threads = kernels, thread_count()
     return team
 
 

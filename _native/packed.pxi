@@ -32,16 +32,16 @@ cdef extern from "prelude/cpu/packed_matmul.hpp" namespace "prelude::cpu" nogil:
     int64_t packed_words_of "prelude::cpu::packed_words"(int64_t outputs, int64_t inputs, Packing)
     const PackedKernels* best_packed_kernels(Packing)
     void pack_weight(const float*, int64_t stride, int64_t outputs, int64_t inputs, Packing, uint32_t*, int64_t first,
-                     Fork, int threads)
+                     int threads)
     void pack_weight(const uint16_t*, int64_t stride, int64_t outputs, int64_t inputs, Packing, uint32_t*,
-                     int64_t first, Fork, int threads)
+                     int64_t first, int threads)
     void prefer_large_pages(void*, size_t)
     void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t*)
     void unpack_output(const PackedWeight&, int64_t output, float* to)
     float int8_pair(const PackedWeight&, const float* x, int64_t output, uint32_t* room)
     int64_t row_words(int64_t inputs, Packing)
     cbool packed_worth_releasing_gil(const PackedArgs&)
-    cbool run_packed "prelude::cpu::packed_matmul"(const PackedKernels&, const PackedArgs&, Fork, int threads)
+    cbool run_packed "prelude::cpu::packed_matmul"(const PackedKernels&, const PackedArgs&, int threads)
 
     const int64_t kGroup
     const int64_t kBlock
@@ -114,17 +114,17 @@ cdef PackedWeight packed_weight(uintptr_t words, int64_t outputs, int64_t inputs
 
 
 def pack_rows(uintptr_t weight, int64_t stride, bint half, int64_t outputs, int64_t inputs, int packing,
-              uintptr_t words, int64_t first=0, int threads=1):
+              uintptr_t words, int64_t first=0):
     """Packs a weight [outputs, inputs] of float32, or bfloat16 where ``half``, into ``packed_words`` words: those of
     a weight that has these outputs from ``first`` on. The parts of a weight are packed in their order."""
     cdef Packing kind = checked_packing(packing)
     with nogil:
         if half:
-            pack_weight(
-                <const uint16_t*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first, fork, threads
-            )
+            pack_weight(<const uint16_t*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first,
+                        thread_count())
         else:
-            pack_weight(<const float*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first, fork, threads)
+            pack_weight(<const float*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first,
+                        thread_count())
 
 
 def widen_values(uintptr_t values, int64_t count, uintptr_t out):

@@ -36,7 +36,7 @@ cdef extern from "prelude/cpu/paged_attention.hpp" namespace "prelude::cpu" nogi
 
     TablesCheck check_tables "prelude::cpu::check"(const BlockTables& tables, int64_t entries)
     int64_t paged_room(const PagedArgs& args)
-    void attend_paged(const Kernels&, const PagedArgs&, float* room, Fork, int threads)
+    void attend_paged(const Kernels&, const PagedArgs&, float* room, int threads)
 
 
 # Products of a float32 key and a query that this machine takes 10 us for, roughly: the measure of when to let go of
@@ -85,8 +85,7 @@ cdef class PagedRows:
         return self.c.count
 
     def attend(self, uintptr_t q, int64_t q_stride, uintptr_t k, uintptr_t v, uintptr_t out, *, int64_t slots,
-               int32_t heads, int32_t kv_heads, int32_t head_dim, bint bfloat16, float scale, float cap=0.0,
-               int threads=1) -> None:
+               int32_t heads, int32_t kv_heads, int32_t head_dim, bint bfloat16, float scale, float cap=0.0) -> None:
         """Writes ``out`` [rows, heads, head_dim] from queries (``q_stride`` elements a row) and a layer's K and V
         [slots, kv_heads, head_dim]. The five are addresses: the caller vouches for the memory there. All elements are
         float32, or bfloat16. A ``cap`` above 0 makes a score ``cap * tanh(score / cap)``."""
@@ -100,13 +99,13 @@ cdef class PagedRows:
         args.q_stride, args.heads, args.kv_heads, args.width = q_stride, heads, kv_heads, head_dim
         args.scale, args.cap, args.type = scale, cap, Type.bf16 if bfloat16 else Type.f32
         cdef int64_t work = self.keys * heads * head_dim
-        threads = max(1, min(threads, self.c.count * kv_heads, work // SHORT_CALL)) if fork != NULL else 1
+        cdef int threads = max(1, min(thread_count(), self.c.count * kv_heads, work // SHORT_CALL))
         cdef float* room = <float*>PyMem_Malloc(threads * paged_room(args) * sizeof(float))
         if room == NULL:
             raise MemoryError
         if work < SHORT_CALL:
-            attend_paged(kernels[0], args, room, fork, threads)
+            attend_paged(kernels[0], args, room, threads)
         else:
             with nogil:
-                attend_paged(kernels[0], args, room, fork, threads)
+                attend_paged(kernels[0], args, room, threads)
         PyMem_Free(room)

@@ -70,10 +70,10 @@ cdef extern from "prelude/cpu/recurrent.hpp" namespace "prelude::cpu" nogil:
         int64_t rows()
         int64_t kernel()
 
-    cbool convolve(const Kernels&, const SequencePlan&, const ConvolveArgs&, Fork, int threads)
-    cbool delta_inputs(const Kernels&, const SequencePlan&, const DeltaInputArgs&, Fork, int threads)
-    cbool delta(const Kernels&, const SequencePlan&, const DeltaArgs&, Fork, int threads)
-    cbool gate(const Kernels&, const GateArgs&, int64_t rows, Fork, int threads)
+    cbool convolve(const Kernels&, const SequencePlan&, const ConvolveArgs&, int threads)
+    cbool delta_inputs(const Kernels&, const SequencePlan&, const DeltaInputArgs&, int threads)
+    cbool delta(const Kernels&, const SequencePlan&, const DeltaArgs&, int threads)
+    cbool gate(const Kernels&, const GateArgs&, int64_t rows, int threads)
 
 
 MOST_TAPS = kMostTaps
@@ -124,7 +124,7 @@ cdef class Sequences:
 
     def convolve(self, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t out_stride, uintptr_t factor,
                  uintptr_t weight, uintptr_t bias, uintptr_t windows, int64_t state_stride, int64_t channels,
-                 int64_t rows, int64_t entries, bint half, int threads) -> None:
+                 int64_t rows, int64_t entries, bint half) -> None:
         """A convolution of ``channels`` values of each of the ``rows``, times the rows of ``factor`` where that is not
         0; ``windows`` are those of ``entries`` entries. ``half``: rows are bfloat16."""
         self.expect(rows, entries)
@@ -134,7 +134,7 @@ cdef class Sequences:
         args.out_type, args.silu = args.type, False
         cdef cbool done
         with nogil:
-            done = convolve(kernels[0], self.plan, args, fork, threads)
+            done = convolve(kernels[0], self.plan, args, thread_count())
         check(done)
 
     cdef void fill(self, ConvolveArgs& args, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t out_stride,
@@ -149,7 +149,7 @@ cdef class Sequences:
 
     def delta(self, uintptr_t x, int64_t x_stride, uintptr_t gates, uintptr_t made, int64_t made_stride,
               uintptr_t weight, uintptr_t rate, uintptr_t offset, uintptr_t windows, uintptr_t states,
-              int64_t state_stride, tuple shape, int64_t rows, int64_t entries, bint half, int threads) -> None:
+              int64_t state_stride, tuple shape, int64_t rows, int64_t entries, bint half) -> None:
         """The gated delta rule. ``x``: rows of queries, keys and values before their convolution; ``gates``: of them
         the first b. ``made``: float32 rows of at least ``DeltaShape.row()`` values; where the values stand in them
         the outputs stand afterwards."""
@@ -166,14 +166,14 @@ cdef class Sequences:
         rule.states, rule.state_stride = <float*> states, state_stride
         cdef cbool done
         with nogil:
-            done = delta_inputs(kernels[0], self.plan, args, fork, threads) and delta(
-                kernels[0], self.plan, rule, fork, threads)
+            done = delta_inputs(kernels[0], self.plan, args, thread_count()) and delta(
+                kernels[0], self.plan, rule, thread_count())
         check(done)
 
 
 def gate_rows(uintptr_t x, int64_t x_stride, bint x_half, uintptr_t by, int64_t by_stride, uintptr_t out,
               int64_t out_stride, bint half, uintptr_t gain, int64_t rows, int64_t heads, int64_t width, float eps,
-              bint silu, int threads) -> None:
+              bint silu) -> None:
     """``out = x * sigmoid(by)``, or times silu(by); where ``gain`` [width] is not 0, of x after an RMSNorm of each
     head. ``half``: ``by`` and ``out`` are bfloat16."""
     cdef GateArgs args
@@ -184,5 +184,5 @@ def gate_rows(uintptr_t x, int64_t x_stride, bint x_half, uintptr_t by, int64_t 
     args.x_type = Type.bf16 if x_half else Type.f32
     args.gate_type = Type.bf16 if half else Type.f32
     with nogil:
-        done = gate(kernels[0], args, rows, fork, threads)
+        done = gate(kernels[0], args, rows, thread_count())
     check(done)

@@ -12,15 +12,14 @@ cdef extern from "Python.h":
 
 cdef object _float32 = object(), _bfloat16 = object()  # torch's types, once they are known
 cdef object _int64 = object(), _complex64 = object()
-cdef object _num_threads = None, _empty = None
+cdef object _empty = None
 
 
-def know_tensors(float32, bfloat16, int64, complex64, num_threads, empty) -> None:
-    """The types of tensors that kernels take; ``num_threads()`` is how many threads a kernel runs in;
-    ``empty(rows, width, dtype=)`` makes a tensor."""
-    global _float32, _bfloat16, _int64, _complex64, _num_threads, _empty
+def know_tensors(float32, bfloat16, int64, complex64, empty) -> None:
+    """The types of tensors that kernels take; ``empty(rows, width, dtype=)`` makes a tensor."""
+    global _float32, _bfloat16, _int64, _complex64, _empty
     _float32, _bfloat16, _int64, _complex64 = float32, bfloat16, int64, complex64
-    _num_threads, _empty = num_threads, empty
+    _empty = empty
 
 
 cdef int64_t _entry(object sizes, Py_ssize_t at) except? -1:
@@ -110,8 +109,7 @@ cdef _normed(str name, x, float eps, gain, dtype, out, bint centred, bias):
     _are_rows(size, strides)
     _are_rows(of_out, out_strides)
     norm_rows(<uintptr_t>x.data_ptr(), _entry(strides, 0), _factors_at(gain, width), <uintptr_t>out.data_ptr(),
-              _entry(out_strides, 0), dtype is _bfloat16, rows, width, eps, _num_threads(), centred,
-              _factors_at(bias, width))
+              _entry(out_strides, 0), dtype is _bfloat16, rows, width, eps, centred, _factors_at(bias, width))
     return out
 
 
@@ -138,7 +136,7 @@ def rotate_tensor(heads, gain, float eps, table, positions) -> None:
         raise ValueError(f"heads of a token are not side by side: strides {strides}")
     at = heads.data_ptr()
     rotate_rows(at, stride, at, stride, _type_is_half(heads.dtype), _gain_at(gain, count, width), rows, count, width,
-                eps, _turns_at(table, width), _indices_at(positions, rows), _num_threads())
+                eps, _turns_at(table, width), _indices_at(positions, rows))
 
 
 @cython.final
@@ -173,8 +171,7 @@ cdef class Product:
         _are_rows(size, strides)
         _are_rows(of_out, out_strides)
         matmul_rows(<uintptr_t>x.data_ptr(), _entry(strides, 0), self.address, <uintptr_t>out.data_ptr(),
-                    _entry(out_strides, 0), rows, self.inputs, self.outputs, self.half, of_type is _bfloat16, adds,
-                    _num_threads())
+                    _entry(out_strides, 0), rows, self.inputs, self.outputs, self.half, of_type is _bfloat16, adds)
 
 
 def activate_tensor(x, int64_t inner, kind, bint gated):
@@ -186,7 +183,7 @@ def activate_tensor(x, int64_t inner, kind, bint gated):
         raise ValueError(f"an activation of {inner} values in {list(size)}")
     _are_rows(size, strides)
     activate_rows(<uintptr_t>x.data_ptr(), _entry(strides, 0), _type_is_half(x.dtype), rows, inner, ACTIVATIONS[kind],
-                  gated, _num_threads())
+                  gated)
     return x.narrow(1, 0, inner) if gated else x
 
 
@@ -208,4 +205,4 @@ def write_pool_tensors(k, v, pool_k, pool_v, slots, tokens) -> None:
     write_pool_rows(<uintptr_t>k.data_ptr(), _entry(k.stride(), 0), <uintptr_t>v.data_ptr(), _entry(v.stride(), 0),
                     <uintptr_t>pool_k.data_ptr(), <uintptr_t>pool_v.data_ptr(), values, count, places,
                     0 if tokens is None else _indices_at(tokens, rows), _indices_at(slots, rows), rows,
-                    _type_is_half(dtype), _num_threads())
+                    _type_is_half(dtype))

@@ -1,7 +1,10 @@
-# The threads that kernels run in, which are torch's, and the processors that they may run on. Part of cpu.pyx.
+# The threads that kernels run in, and the processors that they may run on. Part of cpu.pyx.
 
-cdef extern from "prelude/cpu/parallel.hpp" namespace "prelude::cpu" nogil:
-    vector[int64_t] borrowed_ids "prelude::cpu::thread_ids"(Fork, int threads) except +
+cdef extern from "prelude/cpu/thread_pool.hpp" namespace "prelude::cpu" nogil:
+    int thread_count()
+    void c_set_thread_count "prelude::cpu::set_thread_count"(int count)
+    int c_give_threads "prelude::cpu::give_threads"(int count)
+    vector[int64_t] pool_ids "prelude::cpu::thread_ids"(int threads) except +
 
 
 cdef extern from "prelude/cpu/places.hpp" namespace "prelude::cpu" nogil:
@@ -11,22 +14,27 @@ cdef extern from "prelude/cpu/places.hpp" namespace "prelude::cpu" nogil:
         void give_back()
 
 
-def borrow_threads(uintptr_t entry):
-    """Address of ``GOMP_parallel``, or 0: everything runs in the calling thread."""
-    global fork
-    fork = <Fork> entry
+def threads():
+    """How many threads the kernels of the calling thread run in."""
+    return thread_count()
 
 
-def has_threads():
-    return fork != NULL
+def set_threads(int count):
+    """``threads`` of every thread that was given no number of its own."""
+    c_set_thread_count(count)
+
+
+def give_threads(int count):
+    """Gives the calling thread a number of its own, or takes it away (0). The one that it had before."""
+    return c_give_threads(count)
 
 
 def thread_ids(int threads):
-    """Linux's ids of the borrowed threads that a call with so many runs in, the caller's among them, in no order; an
-    empty list on other systems."""
+    """Linux's ids of the threads that a kernel of so many runs in when this thread calls it, its own first; an empty
+    list on other systems."""
     cdef vector[int64_t] ids
     with nogil:
-        ids = borrowed_ids(fork, threads)
+        ids = pool_ids(threads)
     return list(ids)
 
 

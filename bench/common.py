@@ -246,6 +246,16 @@ def figure_path(value: str) -> Path:
     return path
 
 
+def use_threads(count: int) -> None:
+    """Threads of this process's engines that are given none, and of torch."""
+    import torch
+
+    from prelude.models import kernels
+
+    torch.set_num_threads(count)
+    kernels.cpu.set_threads(count)
+
+
 class Part(Protocol):
     report: Report
     us: dict[str, float]

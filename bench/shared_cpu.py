@@ -1,7 +1,7 @@
 """Decisions on processors that other processes use as well: python -m bench shared_cpu
 
-Each round runs the same decisions in fresh processes, in turns: with torch's default threads, and with
-``torch.set_num_threads(1)``; beside ``--burners`` processes that compute without pause, and without them. The burners
+Each round runs the same decisions in fresh processes, in turns: with the engine's default threads, and with
+``EngineConfig(threads=1)``; beside ``--burners`` processes that compute without pause, and without them. The burners
 are this script's own and end with it. Prints seconds per run and the ratio of each pair.
 """
 
@@ -27,15 +27,11 @@ while time.monotonic() < end and os.getppid() == parent:
 
 def decide(count: int, threads: int | None, together: bool) -> dict[str, float]:
     """``count`` decisions on the packaged model, after as many as a warm-up takes."""
-    import torch
+    from prelude import Choice, Decide, Engine, EngineConfig
 
-    from prelude import Choice, Decide, Engine
-
-    if threads is not None:
-        torch.set_num_threads(threads)
     question = Choice("Which language is it?", ["English", "French", "German"])
     texts = [f"Letter {i}: the harbour was quiet that morning and two boats lay at the quay." for i in range(count)]
-    with Engine.from_pretrained() as engine:
+    with Engine.from_pretrained(config=EngineConfig(threads=threads)) as engine:
         tasks = [Decide(text, [question]) for text in texts]
         engine.run(Decide("A warm-up.", [question]))
         began, used = time.perf_counter(), time.process_time()

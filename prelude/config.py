@@ -14,6 +14,7 @@ from prelude.tasks import CacheMode, strict_keywords
 
 CPU_KV_BYTES = 256 << 20  # the default pool of a CPU where the system does not report its free memory
 MAX_BLOCK_SIZE = 4096  # limit of the pool's allocator
+MAX_THREADS = 1024  # limit of the kernels' pool
 Quantization: TypeAlias = Literal["int8"]
 
 
@@ -66,6 +67,8 @@ class EngineConfig:
 
     ``overlap``               plan, pack and submit the next step while the executor runs this one; ``None``: on CUDA
                               alone. On a CPU steps then run in a thread of their own
+    ``threads``               of a step on a CPU, 1 to 1,024, of which no more run than the process has processors;
+                              ``None``: OMP_NUM_THREADS, else one for each core that the process may use
     ``attention``             a backend by name: runs or cascade on a CPU, flashinfer or keys on CUDA. auto: the
                               environment's PRELUDE_ATTENTION, else the fastest backend that serves the model
     ``deterministic``         the bits of a row do not depend on the other rows
@@ -119,6 +122,7 @@ class EngineConfig:
     defer_steps: int = 8
     defer_tokens: int = 64
     overlap: bool | None = None
+    threads: int | None = None
     attention: str = "auto"
     default_cache: CacheMode = "auto"
     deterministic: bool = False
@@ -171,6 +175,8 @@ class EngineConfig:
                 _positive(field.name, value, least=0 if field.name in _FROM_ZERO else 1)
         if self.block_size > MAX_BLOCK_SIZE:
             raise ConfigError(f"block_size={self.block_size} is out of range; it takes 1 to {MAX_BLOCK_SIZE}")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise ConfigError(f"threads={self.threads} is out of range; it takes 1 to {MAX_THREADS}")
         if self.max_running > self.max_step_requests:
             raise ConfigError(
                 f"max_running={self.max_running} is above max_step_requests={self.max_step_requests}: every running "

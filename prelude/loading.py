@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from prelude.config import EngineConfig
 from prelude.errors import ConfigError, InsufficientMemory, ModelError
 from prelude.execution.executor import Executor, ExecutorLimits
-from prelude.execution.spinning import short_spins
+from prelude.execution.torch_threads import end_before_forks, short_spins
 from prelude.loading_sparrow import load_sparrow
 from prelude.models.sparrow import is_sparrow
 from prelude.runtime.assembly import make_core
@@ -61,12 +61,14 @@ def load(
     if is_sparrow(model):
         return Parts(*load_sparrow(model, device, dtype, config))
     directory, model_config = _checked_model(model, device, config, revision, follow_links)
+    from prelude.execution.threads import given
+
     ranks: AbstractContextManager[Ranks | None] = nullcontext()
     if config.tensor_parallel > 1:
         from prelude.loading_parallel import Ranks
 
         ranks = Ranks.join(directory, model_config, config, lead=True, gpus=device == "cuda")
-    with ranks as joined:
+    with ranks as joined, given(config.threads):
         (tokenizer, side), host = _weighed_tokenizer(directory, model_config)
         executor: Executor
         if device == "cuda":
@@ -75,8 +77,8 @@ def load(
             executor, config = _cpu_executor(directory, model_config, config, dtype, host, joined)
         preparer = _preparer(directory, model_config, executor.limits(), config, tokenizer, side)
         core = make_core(EngineCore, executor, config)
-    seconds = time.perf_counter() - began
-    log_loaded(Path(str(directory)), preparer, dtype, seconds)
+        seconds = time.perf_counter() - began
+        log_loaded(Path(str(directory)), preparer, dtype, seconds)
     return Parts(core, preparer, Path(str(directory)), seconds)
 
 
@@ -99,9 +101,13 @@ def serve_rank(
     if config.tensor_parallel == 1 or is_sparrow(model):
         raise ConfigError("serve_rank is for a model directory and a config with tensor_parallel of 2 or more")
     directory, model_config = _checked_model(model, device, config, revision, follow_links)
+    from prelude.execution.threads import given
     from prelude.loading_parallel import Ranks
 
-    with Ranks.join(directory, model_config, config, lead=False, gpus=device == "cuda") as ranks:
+    with (
+        Ranks.join(directory, model_config, config, lead=False, gpus=device == "cuda") as ranks,
+        given(config.threads),
+    ):
         if device == "cuda":
             _cuda_executor(directory, model_config, config, dtype, ranks)
         else:
@@ -121,14 +127,15 @@ def _checked_model(
 ) -> tuple[ModelDirectory, ModelConfig]:
     """The directory and its config, compared with the caller's; the weights are not touched."""
     if device == "cuda":
-        if config.quantization is not None:
-            raise ConfigError(f"quantization={config.quantization!r} is of CPUs; leave it out for device='cuda'")
+        for name in ("quantization", "threads"):
+            if (value := getattr(config, name)) is not None:
+                raise ConfigError(f"{name}={value!r} is of CPUs; leave it out for device='cuda'")
         from prelude.cuda import driver
 
         driver.require()
     if not isinstance(follow_links, bool):
         raise ConfigError(f"follow_links={follow_links!r} is not True or False")
-    _import_torch()
+    _import_torch(config.threads)
     from prelude.models.config import ModelConfig
     from prelude.models.gguf.directory import GgufDirectory, open_directory
 
@@ -151,7 +158,7 @@ def _checked_model(
 
 
 def log_loaded(path: Path, preparer: Preparer, dtype: str, seconds: float) -> None:
-    import torch
+    from prelude._native.cpu import threads
 
     limits = preparer.context.limits
     log.info(
@@ -161,7 +168,7 @@ def log_loaded(path: Path, preparer: Preparer, dtype: str, seconds: float) -> No
         limits.dtype if limits.weights in ("", limits.dtype) else f"{limits.weights} weights, {limits.dtype}",
         dtype,
         limits.device,
-        torch.get_num_threads(),
+        threads(),
         limits.num_blocks * limits.block_size,
         preparer.max_length,
     )
@@ -195,14 +202,17 @@ def _logits_rows(vocab_size: int, budget: int) -> int | None:
     return None if budget // row >= _CHUNK_ROWS else budget // row
 
 
-def _import_torch() -> None:
+def _import_torch(threads: int | None) -> None:
     try:
         with short_spins():
-            import torch  # noqa: F401
+            import torch
     except ImportError as error:
         raise ModelError(
             "torch is not installed: the engine needs the extra, pip install 'prelude-engine[engine]'"
         ) from error
+    end_before_forks()
+    if threads is not None:
+        torch.set_num_threads(threads)  # some operations of a step are torch's
 
 
 def _cpu_executor(
@@ -288,6 +298,7 @@ def _cpu_executor(
                     running_states=running,
                     prefix_states=prefixes,
                     step_memory=step,
+                    threads=config.threads,
                 )
 
             if plan.is_close(step):

@@ -32,10 +32,10 @@ def load_sparrow(
     from prelude.tokenizer.errors import TokenizerError
 
     began = time.perf_counter()
-    if device == "cuda" or dtype == "bfloat16" or config.quantization is not None:
+    if device == "cuda" or dtype == "bfloat16" or config.quantization is not None or config.threads is not None:
         raise ConfigError(
-            f"{model}: computed on a CPU in float32; leave device={device!r}, dtype={dtype!r} and "
-            f"quantization={config.quantization!r} at their defaults"
+            f"{model}: computed on a CPU in float32 by numpy; leave device={device!r}, dtype={dtype!r}, "
+            f"quantization={config.quantization!r} and threads={config.threads!r} at their defaults"
         )
     if config.tensor_parallel > 1:
         raise ConfigError(f"{model}: a model of this size is not divided; leave tensor_parallel at 1")

@@ -40,6 +40,7 @@ from typing import Any
 
 from prelude import default_model
 from tests.checkpoints import make_checkpoint
+from tests.threads import use_threads
 
 SECONDS = 60  # a call; a loaded machine takes a fraction of one
 ENDS = {"MemoryError", "ExecutionError"}  # the errors of a call, beside its result
@@ -91,13 +92,11 @@ def child(path: Path, verb: str, numbers: list[int], width: int) -> None:
     import _testcapi
     import faulthandler
 
-    import torch
-
     from prelude import Engine
 
     faulthandler.enable()
     logging.disable(logging.CRITICAL)
-    torch.set_num_threads(1)
+    use_threads(1)
     engine = Engine.from_pretrained(path)
     call = verbs(engine)[verb]
     want = [call() for _ in range(5)][-1]

@@ -215,12 +215,12 @@ void pack_outputs(const Value* weight, int64_t stride, int64_t first, int64_t la
 
 template <class Value>
 void pack_all(const Value* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing, uint32_t* words,
-              int64_t first, Fork fork, int threads) {
+              int64_t first, int threads) {
   const int64_t last = first + outputs, of_group = group_words(inputs, packing);
   const int64_t begin = first / kGroup, groups = padded_outputs(last) / kGroup - begin;
   const int64_t each = std::max<int64_t>(1, kPieceValues / (std::max<int64_t>(1, inputs) * kGroup));
   const int64_t pieces = (groups + each - 1) / each;
-  run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int) {
+  run_pieces(static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int) {
     const int64_t from = std::max(first, (begin + i * each) * kGroup);
     const int64_t to = std::min(last, (begin + (i + 1) * each) * kGroup);
     pack_outputs(weight + (from - first) * stride, stride, from, to, inputs, packing, words);
@@ -238,12 +238,12 @@ void pack_all(const Value* weight, int64_t stride, int64_t outputs, int64_t inpu
 }  // namespace
 
 void pack_weight(const float* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
-                 uint32_t* words, int64_t first, Fork fork, int threads) {
-  pack_all(weight, stride, outputs, inputs, packing, words, first, fork, threads);
+                 uint32_t* words, int64_t first, int threads) {
+  pack_all(weight, stride, outputs, inputs, packing, words, first, threads);
 }
 void pack_weight(const uint16_t* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
-                 uint32_t* words, int64_t first, Fork fork, int threads) {
-  pack_all(weight, stride, outputs, inputs, packing, words, first, fork, threads);
+                 uint32_t* words, int64_t first, int threads) {
+  pack_all(weight, stride, outputs, inputs, packing, words, first, threads);
 }
 
 void prefer_large_pages(void* memory, size_t count) {
@@ -339,7 +339,7 @@ bool packed_worth_releasing_gil(const PackedArgs& a) {
   return a.rows * a.weight.outputs * a.weight.inputs / 100 > kReleaseGilNs;
 }
 
-bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, Fork fork, int threads) {
+bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int threads) {
   if (a.rows < 1 || a.weight.outputs < 1) return true;
   // Blocks of about equal size: 13 rows are seven and six, not twelve and one.
   const int64_t blocks = (a.rows + kernels.most_rows - 1) / kernels.most_rows;
@@ -353,11 +353,11 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, Fork fork,
   const PackedRows rows{room.get(), a.rows / blocks, a.rows % blocks,
                         cut ? (words + kPartWords - 1) / kPartWords : 1};
 
-  threads = fork == nullptr ? 1 : std::max(threads, 1);
+  threads = std::max(threads, 1);
   const int64_t each =
       std::max<int64_t>(1, std::max(kPieceWork / 16 / (most * a.weight.inputs), (blocks + threads - 1) / threads));
   const int64_t parts = (blocks + each - 1) / each;
-  run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, parts)), parts,
+  run_pieces(static_cast<int>(std::min<int64_t>(threads, parts)), parts,
              [&](int64_t i, int) { kernels.prepare(a, rows, i * each, std::min(blocks, (i + 1) * each)); });
 
   const int64_t groups = (a.weight.outputs + kGroup - 1) / kGroup;
@@ -378,7 +378,7 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, Fork fork,
     if (sums == nullptr) return false;
   }
   const int64_t group_pieces = (groups + step - 1) / step, pieces = group_pieces * row_pieces;
-  run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int thread) {
+  run_pieces(static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int thread) {
     const int64_t block = i / group_pieces * row_step, behind = std::min(blocks, block + row_step);
     const int64_t longer = std::clamp(rows.longer, block, behind),
                   last = std::min(groups, (i % group_pieces + 1) * step);

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "check.hpp"
-#include "fork_threads.hpp"
 #include "prelude/cpu/attention_plan.hpp"
 #include "prelude/cpu/matmul.hpp"
 #include "prelude/cpu/pool_rows.hpp"
@@ -106,15 +105,15 @@ void check_matmul(const Kernels& kernels) {
       std::vector<float> out(static_cast<size_t>(rows * outputs)), from_half(out.size()), added(out.size(), 2.0f);
       MatmulArgs a{x.data(), weight.data(), out.data(), stride,    outputs, rows,
                    width,    outputs,       Type::f32,  Type::f32, false};
-      CHECK(matmul(kernels, a, fork_threads, 3));
+      CHECK(matmul(kernels, a, 3));
       MatmulArgs adding = a;
       adding.out = added.data(), adding.adds = true;
-      CHECK(matmul(kernels, adding, nullptr, 1));
+      CHECK(matmul(kernels, adding, 1));
       MatmulArgs half{x_half.data(), weight_half.data(), from_half.data(), stride, outputs, rows, width,
                       outputs,       Type::bf16,         Type::f32,        false};
-      CHECK(matmul(kernels, half, fork_threads, 2));
+      CHECK(matmul(kernels, half, 2));
       half.out = out_half.data(), half.out_type = Type::bf16;
-      CHECK(matmul(kernels, half, nullptr, 1));
+      CHECK(matmul(kernels, half, 1));
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t o = 0; o < outputs; ++o) {
           const int64_t at = r * outputs + o;
@@ -134,7 +133,7 @@ void check_matmul(const Kernels& kernels) {
         std::vector<float> some(static_cast<size_t>(few * outputs));
         MatmulArgs b = a;
         b.x = x.data() + 2 * stride * (few < 5), b.out = some.data(), b.rows = few;
-        CHECK(matmul(kernels, b, few % 2 ? fork_threads : nullptr, 4));
+        CHECK(matmul(kernels, b, few % 2 ? 4 : 1));
         const float* same = out.data() + 2 * outputs * (few < 5);
         CHECK(std::memcmp(some.data(), same, sizeof(float) * some.size()) == 0);
       }
@@ -260,7 +259,7 @@ struct Problem {
         std::vector<float> own(asked.begin() + at, asked.begin() + at + count), made(count);
         AttentionTensors t{own.data(), k.data(), v.data(), pool_k.data(), pool_v.data(), made.data(),
                            wide,       row,      row,      row,           wide,          type};
-        CHECK(plan.run(t, fork_threads, threads, s));
+        CHECK(plan.run(t, threads, s));
         std::copy(made.begin(), made.end(), out.begin() + at);
       }
       return out;
@@ -268,7 +267,7 @@ struct Problem {
     if (type == Type::f32) {
       AttentionTensors t{asked.data(), k.data(), v.data(), pool_k.data(), pool_v.data(), out.data(),
                          wide,         row,      row,      row,           wide,          type};
-      CHECK(plan.run(t, fork_threads, threads));
+      CHECK(plan.run(t, threads));
       return out;
     }
     auto halves = [](const std::vector<float>& x) {
@@ -280,7 +279,7 @@ struct Problem {
     std::vector<uint16_t> hout(out.size());
     AttentionTensors t{hq.data(), hk.data(), hv.data(), hpk.data(), hpv.data(), hout.data(),
                        wide,      row,       row,       row,        wide,       type};
-    CHECK(plan.run(t, fork_threads, threads));
+    CHECK(plan.run(t, threads));
     for (size_t i = 0; i < out.size(); ++i) out[i] = from_bf16(hout[i]);
     return out;
   }
@@ -397,7 +396,7 @@ void check_pool_rows() {
       const PoolRowsArgs args{k.data(),  v.data(), pool_k.data(), pool_v.data(),
                               100,       70,       values,        all ? nullptr : from.data(),
                               at.data(), Type::f32};
-      write_pool(args, rows, fork_threads, 3);
+      write_pool(args, rows, 3);
       CHECK(pool_k == want_k && pool_v == want_v);
     }
   }

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "check.hpp"
-#include "fork_threads.hpp"
 #include "prelude/cpu/mixer_sides.hpp"
 #include "random_values.hpp"
 
@@ -75,12 +74,11 @@ struct Apart {
             int64_t width) {
     const NormArgs args{
         static_cast<const float*>(x), x_stride, by.gain, by.bias, out, out_stride, type, width, by.eps};
-    CHECK(by.kind == NormKind::layer ? layer_norm(kernels, args, kRows, nullptr, 1)
-                                     : rms_norm(kernels, args, kRows, nullptr, 1));
+    CHECK(by.kind == NormKind::layer ? layer_norm(kernels, args, kRows, 1) : rms_norm(kernels, args, kRows, 1));
   }
   void product(const Projection& by, Rows& x, Rows& out, bool adds) {
     const PackedArgs args{by.weight, x.at(0), out.at(0), x.stride, out.stride, kRows, x.type, out.type, adds};
-    CHECK(packed_matmul(*by.kernels, args, nullptr, 1));
+    CHECK(packed_matmul(*by.kernels, args, 1));
   }
 };
 
@@ -102,7 +100,7 @@ void check_before(const Kernels& kernels, Packing packing, NormKind kind, Type t
   char* turning = wanted.bytes.data() + kGates * kWidth * size_of(type);
   const RotateArgs rotate{turning, wanted.stride, turning,      wanted.stride,   type, gain.data(), kHeads,
                           kWidth,  1e-6f,         table.data(), positions.data()};
-  CHECK(norm_rotate(kernels, rotate, kRows, nullptr, 1));
+  CHECK(norm_rotate(kernels, rotate, kRows, 1));
 
   const BeforeMixer part{kind == NormKind::none ? Norm{} : factors.norm,
                          weight.projection,
@@ -120,7 +118,7 @@ void check_before(const Kernels& kernels, Packing packing, NormKind kind, Type t
                             type,
                             table.data(),
                             positions.data()};
-      CHECK(run_before(part, args, {&kernels, threads > 1 ? fork_threads : nullptr, threads}));
+      CHECK(run_before(part, args, {&kernels, threads}));
       CHECK(out.bytes == wanted.bytes);
     }
 }
@@ -154,7 +152,7 @@ void check_behind(const Kernels& kernels, Packing packing, bool norm_first, bool
     apart.norm(first.norm, x.at(0), x.stride, x.at(0), x.stride, Type::f32, kHidden);
   apart.product(up.projection, norm_first ? normed : x, wide, false);
   const ActivateArgs activation{wide.at(0), wide.stride, type, kInner, Activation::gelu, gated};
-  CHECK(activate(kernels, activation, kRows, nullptr, 1));
+  CHECK(activate(kernels, activation, kRows, 1));
   add(down.projection, fourth.norm, wide);
   if (!norm_first) apart.norm(second.norm, x.at(0), x.stride, x.at(0), x.stride, Type::f32, kHidden);
 
@@ -186,7 +184,7 @@ void check_behind(const Kernels& kernels, Packing packing, bool norm_first, bool
                       nullptr,
                       type};
       if (after) args.sums = static_cast<float*>(product.at(0));
-      CHECK(run_behind(part, args, {&kernels, threads > 1 ? fork_threads : nullptr, threads}));
+      CHECK(run_behind(part, args, {&kernels, threads}));
       CHECK(sums.bytes == x.bytes);
     }
 }

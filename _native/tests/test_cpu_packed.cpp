@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "check.hpp"
-#include "fork_threads.hpp"
 #include "prelude/cpu/blocks.hpp"
 #include "prelude/cpu/packed_matmul.hpp"
 #include "prelude/cpu/targets.hpp"
@@ -119,19 +118,19 @@ void check_int8(int64_t inputs, int64_t outputs, int64_t rows) {
     const auto wanted = static_cast<size_t>(rows * out_stride);
     std::vector<float> out(wanted, 7.0f), threaded(wanted), added(wanted, 2.0f);
     PackedArgs a{packed.weight, x.data(), out.data(), stride, out_stride, rows, Type::f32, Type::f32, false};
-    CHECK(packed_matmul(*kernels, a, nullptr, 1));
+    CHECK(packed_matmul(*kernels, a, 1));
     a.out = added.data(), a.adds = true;
-    CHECK(packed_matmul(*kernels, a, fork_threads, 2));
+    CHECK(packed_matmul(*kernels, a, 2));
     a.out = threaded.data(), a.adds = false;
-    CHECK(packed_matmul(*kernels, a, fork_threads, 3));
+    CHECK(packed_matmul(*kernels, a, 3));
     std::vector<uint16_t> x_half = halves(x), out_half(wanted);
     std::vector<float> x_wide, from_half(wanted);
     for (uint16_t v : x_half) x_wide.push_back(from_bf16(v));
     PackedArgs half = a;
     half.x = x_half.data(), half.x_type = Type::bf16, half.out = out_half.data(), half.out_type = Type::bf16;
-    CHECK(packed_matmul(*kernels, half, nullptr, 1));
+    CHECK(packed_matmul(*kernels, half, 1));
     half.x = x_wide.data(), half.x_type = Type::f32, half.out = from_half.data(), half.out_type = Type::f32;
-    CHECK(packed_matmul(*kernels, half, nullptr, 1));
+    CHECK(packed_matmul(*kernels, half, 1));
     std::vector<uint32_t> room(static_cast<size_t>(row_words(inputs, Packing::int8)));
     for (int64_t r = 0; r < rows; ++r) {
       const Reference row(x.data() + r * stride, inputs);
@@ -151,7 +150,7 @@ void check_int8(int64_t inputs, int64_t outputs, int64_t rows) {
       std::vector<float> some(static_cast<size_t>(few * outputs));
       PackedArgs b = a;
       b.x = x.data() + (rows - few) * stride, b.out = some.data(), b.out_stride = outputs, b.rows = few;
-      CHECK(packed_matmul(*kernels, b, few % 2 ? fork_threads : nullptr, 2));
+      CHECK(packed_matmul(*kernels, b, few % 2 ? 2 : 1));
       for (int64_t r = 0; r < few; ++r)
         CHECK(std::memcmp(some.data() + r * outputs, out.data() + (rows - few + r) * out_stride,
                           sizeof(float) * static_cast<size_t>(outputs)) == 0);
@@ -176,7 +175,7 @@ void check_int8_limits(int64_t inputs) {
     if (kernels == nullptr) continue;
     float out[5] = {};
     CHECK(packed_matmul(*kernels, PackedArgs{packed.weight, x.data(), out, inputs, 1, 5, Type::f32, Type::f32, false},
-                        nullptr, 1));
+                        1));
     CHECK(std::fabs(out[0] / static_cast<float>(inputs) + 1.0f) < 1e-3f);
     CHECK(std::isnan(out[1]) && std::isnan(out[2]) && out[3] == 0.0f && std::isnan(out[4]));
   }
@@ -241,14 +240,14 @@ void check_bf16(int64_t inputs, int64_t outputs, int64_t rows) {
     if (kernels == nullptr) continue;
     std::vector<float> out(static_cast<size_t>(rows * outputs)), from_half(out.size()), alone(out.size());
     PackedArgs a{packed.weight, x.data(), out.data(), inputs, outputs, rows, Type::f32, Type::f32, false};
-    CHECK(packed_matmul(*kernels, a, fork_threads, 3));
+    CHECK(packed_matmul(*kernels, a, 3));
     PackedArgs b = a;
     b.x = x_half.data(), b.x_type = Type::bf16, b.out = from_half.data();
-    CHECK(packed_matmul(*kernels, b, nullptr, 1));
+    CHECK(packed_matmul(*kernels, b, 1));
     for (int64_t r = 0; r < rows; ++r) {
       PackedArgs one = a;
       one.x = x.data() + r * inputs, one.out = alone.data() + r * outputs, one.rows = 1;
-      CHECK(packed_matmul(*kernels, one, r % 2 ? fork_threads : nullptr, 2));
+      CHECK(packed_matmul(*kernels, one, r % 2 ? 2 : 1));
       for (int64_t o = 0; o < outputs; ++o) {
         double exact = 0, size = 0;
         for (int64_t i = 0; i < inputs; ++i) {
@@ -295,15 +294,15 @@ void check_fused(Packing packing, int64_t inputs, int64_t outputs, int64_t rows)
     std::vector<float> out(size, 7.0f), added(size, 2.0f), alone(static_cast<size_t>(outputs));
     std::vector<uint16_t> out_half(size);
     PackedArgs a{packed.weight, x.data(), out.data(), stride, out_stride, rows, Type::f32, Type::f32, false};
-    CHECK(packed_matmul(*kernels, a, fork_threads, 3));
+    CHECK(packed_matmul(*kernels, a, 3));
     a.out = added.data(), a.adds = true;
-    CHECK(packed_matmul(*kernels, a, nullptr, 1));
+    CHECK(packed_matmul(*kernels, a, 1));
     a.out = out_half.data(), a.adds = false, a.out_type = Type::bf16;
-    CHECK(packed_matmul(*kernels, a, nullptr, 1));
+    CHECK(packed_matmul(*kernels, a, 1));
     for (int64_t r = 0; r < rows; ++r) {
       PackedArgs one = a;
       one.x = x.data() + r * stride, one.out = alone.data(), one.rows = 1, one.out_type = Type::f32;
-      CHECK(packed_matmul(*kernels, one, nullptr, 1));
+      CHECK(packed_matmul(*kernels, one, 1));
       for (int64_t o = 0; o < outputs; ++o) {
         const auto at = static_cast<size_t>(r * out_stride + o);
         const float sum = wanted[static_cast<size_t>(r * outputs + o)];
@@ -319,9 +318,9 @@ void check_fused(Packing packing, int64_t inputs, int64_t outputs, int64_t rows)
   for (uint16_t v : x_half) x_wide.push_back(from_bf16(v));
   const PackedKernels& best = *best_packed_kernels(packing);
   PackedArgs a{packed.weight, x_half.data(), from_half.data(), stride, outputs, rows, Type::bf16, Type::f32, false};
-  CHECK(packed_matmul(best, a, nullptr, 1));
+  CHECK(packed_matmul(best, a, 1));
   a.x = x_wide.data(), a.x_type = Type::f32, a.out = from_wide.data();
-  CHECK(packed_matmul(best, a, nullptr, 1));
+  CHECK(packed_matmul(best, a, 1));
   CHECK(from_half == from_wide);
 }
 

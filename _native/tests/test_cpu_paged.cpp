@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "check.hpp"
-#include "fork_threads.hpp"
 #include "prelude/cpu/paged_attention.hpp"
 
 namespace {
@@ -103,7 +102,7 @@ std::vector<T> run(const Kernels& kernels, const Case& c, const std::vector<T>& 
                  c.dim,      1.0f / std::sqrt(static_cast<float>(c.dim)),
                  c.cap,      sizeof(T) == sizeof(float) ? Type::f32 : Type::bf16};
   std::vector<float> room(static_cast<size_t>(paged_room(args) * threads));  // exactly so much, as above
-  prelude::cpu::attend_paged(kernels, args, room.data(), threads > 1 ? fork_threads : nullptr, threads);
+  prelude::cpu::attend_paged(kernels, args, room.data(), threads);
   return out;
 }
 

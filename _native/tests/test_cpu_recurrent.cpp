@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "check.hpp"
-#include "fork_threads.hpp"
 #include "prelude/cpu/recurrent.hpp"
 #include "random_values.hpp"
 
@@ -34,8 +33,7 @@ Layer make_layer(Random& random, DeltaShape shape, int64_t kernel) {
 
 // Runs a step; the outputs are where the values were. Rows [tokens][stride].
 std::vector<float> run(const Kernels& kernels, const Layer& layer, const SequencePlan& plan,
-                       const std::vector<float>& x, std::vector<float>& entries, Fork fork = nullptr,
-                       int threads = 1) {
+                       const std::vector<float>& x, std::vector<float>& entries, int threads = 1) {
   const int64_t stride = layer.stride();
   std::vector<float> made(static_cast<size_t>(plan.rows() * stride), -7.0f);
   const ConvolveArgs conv{x.data(),  made.data(), nullptr,       layer.weight.data(),  nullptr,      entries.data(),
@@ -43,9 +41,9 @@ std::vector<float> run(const Kernels& kernels, const Layer& layer, const Sequenc
                           Type::f32, true};
   const DeltaInputArgs inputs{conv, x.data() + layer.shape.decays(), layer.rate.data(), layer.offset.data(),
                               layer.shape};
-  CHECK(delta_inputs(kernels, plan, inputs, fork, threads));
+  CHECK(delta_inputs(kernels, plan, inputs, threads));
   const DeltaArgs rule{made.data(), stride, entries.data() + layer.windows(), layer.entry(), layer.shape};
-  CHECK(delta(kernels, plan, rule, fork, threads));
+  CHECK(delta(kernels, plan, rule, threads));
   return made;
 }
 
@@ -131,7 +129,7 @@ void check_delta(const Kernels& kernels) {
         CHECK(head.build({0, static_cast<int32_t>(cut)}, {-1}, {-1}, {0}, 3, kernel).wrong == nullptr);
         CHECK(same_rows(layer, run(kernels, layer, head, part(layer, x, 0, cut), entries), 0, made, 0, cut));
         CHECK(tail.build({0, static_cast<int32_t>(tokens - cut)}, {-1}, {0}, {1}, 3, kernel).wrong == nullptr);
-        const auto rest = run(kernels, layer, tail, part(layer, x, cut, tokens), entries, fork_threads, 3);
+        const auto rest = run(kernels, layer, tail, part(layer, x, cut, tokens), entries, 3);
         CHECK(same_rows(layer, rest, 0, made, cut, tokens - cut));
         CHECK(std::memcmp(entries.data() + layer.entry(), entries.data() + 2 * layer.entry(),
                           sizeof(float) * static_cast<size_t>(layer.entry())) == 0);
@@ -181,7 +179,7 @@ void check_forest(const Kernels& kernels) {
     entries = kept;
     SequencePlan plan;
     CHECK(plan.build(starts, parents, {-1, -1, -1, -1, -1, -1, 3}, {-1, -1, -1, 1, -1, 0, 3}, 4, 4).wrong == nullptr);
-    const auto made = run(kernels, layer, plan, step, entries, threads > 1 ? fork_threads : nullptr, threads);
+    const auto made = run(kernels, layer, plan, step, entries, threads);
     for (size_t s = 0; s + 1 < pieces.size(); ++s) {
       std::vector<int64_t> path;
       for (int32_t at = static_cast<int32_t>(s); at >= 0; at = pieces[static_cast<size_t>(at)].parent)
@@ -232,7 +230,7 @@ void check_convolution(const Kernels& kernels) {
         const ConvolveArgs args{
             at,     behind(2 * channels), behind(channels), weight.data(), bias.data(), windows.data(), stride,
             stride, kernel * channels,    channels,         kernel,        type,        type,           false};
-        CHECK(convolve(kernels, plan, args, fork_threads, 2));
+        CHECK(convolve(kernels, plan, args, 2));
         const auto value = [&](int64_t t, int64_t c) -> double {
           if (!is_half) return x[t * stride + c];
           const uint32_t wide = static_cast<uint32_t>(half[t * stride + c]) << 16;
@@ -272,7 +270,7 @@ void check_gates(const Kernels& kernels) {
                             values,     values,    values,     heads,
                             width,      Type::f32, Type::f32,  1e-6f,
                             silu};
-        CHECK(gate(kernels, args, rows, nullptr, 1));
+        CHECK(gate(kernels, args, rows, 1));
         for (int64_t i = 0; i < rows * values; ++i) {
           double squares = 0;
           for (int64_t d = 0; d < width; ++d)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bench.command_line import options_parser
-from bench.common import Report, add_outputs, machine_facts, three
+from bench.common import Report, add_outputs, machine_facts, three, use_threads
 from prelude import Engine, SamplingParams, default_model
 
 PROMPT = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -105,12 +105,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     add_outputs(parser)
     chosen = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(1)
+    use_threads(1)
     report = Report(
         "allowed_tokens_fn, with and without",
-        facts=machine_facts([("tokens", chosen.tokens), ("repeats", chosen.repeats), ("torch threads", 1)]),
+        facts=machine_facts([("tokens", chosen.tokens), ("repeats", chosen.repeats), ("threads", 1)]),
     )
     with tempfile.TemporaryDirectory() as folder:
         for name in COUNTS:

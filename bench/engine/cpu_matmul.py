@@ -20,7 +20,7 @@ from prelude._native import cpu
 from torch import Tensor
 
 from bench.command_line import options_parser
-from bench.common import Report, add_outputs, machine_facts, rounds, three
+from bench.common import Report, add_outputs, machine_facts, rounds, three, use_threads
 from prelude.models.packed import HALVES, PackedLinear, Packing
 
 SHAPES = {
@@ -112,10 +112,10 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), help="some of the shapes")
     add_outputs(parser, plot=False)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     kernels = ", ".join(sorted(set(cpu.PACKED_KERNELS.values())))
     load = f"{os.getloadavg()[0]:.1f}"  # an idle machine is near 0
-    facts = machine_facts([("torch threads", 1), ("kernels", kernels), ("load average", load)])
+    facts = machine_facts([("threads", 1), ("kernels", kernels), ("load average", load)])
     report = Report("Products of the CPU executor", facts=facts)
     floors = peaks(report)
     with torch.inference_mode():

@@ -35,7 +35,7 @@ import numpy as np
 
 from bench.blocks import Run, blocks
 from bench.command_line import options_parser
-from bench.common import Report, Row, add_outputs, machine_facts, three
+from bench.common import Report, Row, add_outputs, machine_facts, three, use_threads
 from bench.engine import llama_cpp
 from bench.engine.cpu_sides import decoder_sides, encoder_sides, random_decoder
 from bench.engine.cpu_start import SIDES as STARTS
@@ -400,7 +400,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     versions = [("torch", torch.__version__), ("threads", options.threads), ("clock", options.clock)]
     facts = machine_facts([*versions, ("rounds", options.rounds), ("load average", load_average())])
     session = Session(options, Report("Models of real shapes on a CPU", facts=facts))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.command_line import options_parser
-from bench.common import Measured, Report, add_outputs, machine_facts, paired, ratio
+from bench.common import Measured, Report, add_outputs, machine_facts, paired, ratio, use_threads
 from prelude import Choice, Decide, Engine, EngineConfig
 from prelude.admission.template import DecisionTemplate
 
@@ -209,7 +209,7 @@ def main() -> None:
     import torch
     import transformers
 
-    torch.set_num_threads(chosen.threads)
+    use_threads(chosen.threads)
     repeats = 2 if chosen.quick else chosen.repeats
     engine = Engine.from_pretrained(chosen.model, dtype=chosen.dtype)
     fixed = Engine.from_pretrained(chosen.model, dtype=chosen.dtype, config=EngineConfig(deterministic=True))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.command_line import options_parser
-from bench.common import Report, add_outputs, machine_facts, paired, ratio
+from bench.common import Report, add_outputs, machine_facts, paired, ratio, use_threads
 from prelude import Embed, Engine, EngineConfig, default_model
 
 TOLERANCE = 5e-4  # of a component of a vector of length 1; float32 sums of two orders agree to about 1e-6
@@ -290,7 +290,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     repeats = 2 if options.quick else options.repeats
     versions = [("torch", torch.__version__), ("threads", options.threads)]
     report = Report("Encoders in float32", facts=machine_facts(versions))

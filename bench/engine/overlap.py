@@ -4,7 +4,7 @@
 
 The same tasks through two engines of the packaged model, in turn; results are equal first. A figure above 1 says that
 overlap is faster. Chats are greedy and their streams have no reader; decisions are prompts of 128 tokens with one
-label, in steps of 8. ``--threads`` is the number of torch's threads; overlap needs a core beside them.
+label, in steps of 8. ``--threads`` is the number of a step's threads; overlap needs a core beside them.
 
 ``device of N ms``: the same chats on an executor that takes so long for a step and no CPU, as a GPU does, and answers
 with a constant. A step should take N ms, or the host's time where that is more; making the requests and handing
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from bench.command_line import options_parser
-from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
+from bench.common import Report, add_outputs, machine_facts, paired, ratio, three, use_threads
 from prelude import Engine, EngineConfig, Generate, Loglikelihood, SamplingParams
 from prelude.batch import ForwardBatch, SampleOutput, StepResult
 from prelude.execution.executor import ExecutorLimits
@@ -136,10 +136,8 @@ def main() -> None:
     parser.add_argument("--only", choices=("cpu", "device"), help="one half of it")
     add_outputs(parser, plot=False)
     args = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(args.threads)
-    facts = machine_facts([("torch threads", args.threads)])
+    use_threads(args.threads)
+    facts = machine_facts([("threads", args.threads)])
     report = Report("Overlap, on and off", facts=facts)
     if args.only != "device":
         on_a_cpu(report, args.repeats)

@@ -33,7 +33,7 @@ class SwitchedPlaces:
     used = True
 
     def __init__(self, ids: Sequence[int]) -> None:
-        from prelude.models.kernels import ThreadPlaces
+        from prelude._native.cpu import ThreadPlaces
 
         self._places = ThreadPlaces(ids)
 
@@ -95,17 +95,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=50, help="of each side in a round")
     add_outputs(parser)
     chosen = parser.parse_args()
-    import torch
-
     from prelude.execution import threads
 
-    torch.set_num_threads(2)
     threads.ThreadPlaces = SwitchedPlaces  # type: ignore[misc, assignment]
     report = Report(
         "Requests after pauses",
-        facts=machine_facts([("requests", chosen.requests), ("rounds", chosen.rounds), ("torch threads", 2)]),
+        facts=machine_facts([("requests", chosen.requests), ("rounds", chosen.rounds), ("threads", 2)]),
     )
-    with Engine.from_pretrained(chosen.model, config=EngineConfig(quantization=chosen.quantization)) as engine:
+    config = EngineConfig(quantization=chosen.quantization, threads=2)
+    with Engine.from_pretrained(chosen.model, config=config) as engine:
         for tokens in chosen.tokens:
             for pause in chosen.pauses:
                 measure(report, engine, tokens, pause / 1e3, chosen)

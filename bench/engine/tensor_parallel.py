@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from bench.command_line import options_parser
-from bench.common import Report, add_outputs, machine_facts, rounds, three
+from bench.common import Report, add_outputs, machine_facts, rounds, three, use_threads
 from bench.engine.cpu_models import random_decoder
 from prelude import Engine, EngineConfig, Generate, SamplingParams, serve_rank
 
@@ -62,10 +62,9 @@ class Side:
 
 def serve_side(model: str, rank: int, ranks: int, threads: int, meeting: str, asked: Connection) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(threads)
+    use_threads(threads)
     config = EngineConfig(tensor_parallel=ranks, **LIMITS)
     if ranks > 1:
         where = f"file://{meeting}"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.common import Report, machine_facts, part_of_planning
+from bench.common import Report, machine_facts, part_of_planning, use_threads
 from prelude import Engine, EngineConfig, Generate, SamplingParams
 
 SIZES: dict[str, Any] = {
@@ -150,9 +150,7 @@ class Bench:
 
 
 def measured(quick: bool) -> Bench:
-    import torch
-
-    torch.set_num_threads(1)
+    use_threads(1)
     bench = Bench(quick)
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))

@@ -25,7 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from bench.command_line import command_line, options_parser
-from bench.common import Report, add_outputs, machine_facts, three
+from bench.common import Report, add_outputs, machine_facts, three, use_threads
 from bench.serving.compare import COMPARISONS, Bench
 from bench.serving.load import PRESETS, SHAPES, Client, InProcess, Shape, judged, measure
 from bench.serving.questions import SIZES, questions
@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", help="a directory or a hub name; the packaged model by default")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--threads", type=int, help="of a step")
     parser.add_argument("--requests", type=int, help="a run; by default the number of the shape's name")
     parser.add_argument("--repeats", type=int, help="runs of everything (5, with --quick 2)")
     parser.add_argument("--in-flight", help="levels of the sweep, comma separated")
@@ -229,7 +229,7 @@ def main(arguments: list[str] | None = None) -> None:
     import torch
 
     if chosen.threads:
-        torch.set_num_threads(chosen.threads)
+        use_threads(chosen.threads)
     given = sys.argv[1:] if arguments is None else arguments
     model = (chosen.model or "packaged").rstrip("/").split("/")[-1]
     facts: list[tuple[str, Any]] = [("torch", torch.__version__), ("transformers", installed("transformers"))]

@@ -4,6 +4,7 @@ load once in each of their workers."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prelude.bulk import columnar
@@ -18,8 +19,6 @@ from prelude.options import RequestOptions
 if TYPE_CHECKING:
     from prelude.sync import Engine
 
-MAX_THREADS = 1024
-
 
 class BatchScorer:
     """One engine, and a form for every row of every batch. Calls come one at a time.
@@ -27,7 +26,8 @@ class BatchScorer:
     ``form``      the task as ``prelude score --task FILE`` takes it: a mapping, or a path of a JSON file
     ``model``     a directory or a hub name; ``None``: the packaged model. ``load``: further keywords of
                   ``Engine.from_pretrained``
-    ``threads``   of a step on the CPU. ``None``: torch's. One for each core that the worker has for itself
+    ``threads``   ``EngineConfig.threads``, in the place of the one in ``config``: one for each core that the worker
+                  has for itself
     ``window``    rows that run together; within a window, rows whose texts begin alike are neighbours
     ``prefix``    stands before the names of the new columns
     ``config``    ``None``: ``EngineConfig(deterministic=True)``, with which a batch that is computed a second time
@@ -102,15 +102,13 @@ def read_form(form: Mapping[str, Any] | str) -> Mapping[str, Any]:
 def load_engine(
     model: str | None, threads: int | None, config: EngineConfig | None, load: Mapping[str, Any]
 ) -> Engine:
-    """An engine for the only worker of this process. ``threads`` is set for the whole process."""
+    """An engine for the only worker of this process."""
     from prelude import Engine
-    from prelude.admission.validation import integer
 
+    config = config or EngineConfig(deterministic=True)
     if threads is not None:
-        import torch
-
-        torch.set_num_threads(integer(threads, "threads", 1, MAX_THREADS))
-    return Engine.from_pretrained(model, config=config or EngineConfig(deterministic=True), **load)
+        config = replace(config, threads=threads)
+    return Engine.from_pretrained(model, config=config, **load)
 
 
 def as_arrow(batch: Any) -> Any:

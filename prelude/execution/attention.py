@@ -276,5 +276,4 @@ class DecodePart:
             bfloat16=out.dtype == torch.bfloat16,
             scale=self.heads.score_scale,
             cap=self.heads.cap,
-            threads=torch.get_num_threads(),
         )

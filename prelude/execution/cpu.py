@@ -116,14 +116,16 @@ class CpuExecutor:
         running_states: int = 8,
         prefix_states: int = 0,
         step_memory: StepMemory | None = None,
+        threads: int | None = None,
     ) -> None:
         """``checkpoint``: a file to read, or weights that were read of it, and then ``dtype`` is the choice that they
         were read with. ``dtype``: see ``precision``. ``attention``: see ``backends``; ``ConfigError`` where it cannot
         serve. ``quantization``: see ``EngineConfig``. ``running_states``: of how many sequences a model with
         recurrent layers keeps the state; ``prefix_states``: of how many cached prefixes. ``step_memory``: the
-        memory of a step, as the control plane counts it."""
+        memory of a step, as the control plane counts it. ``threads``: see ``EngineConfig``."""
         self.config = config
         self.block_size = block_size
+        self._threads = threads
         if isinstance(dtype, Precision):
             self.precision = dtype
         elif isinstance(checkpoint, ModelWeights):
@@ -201,7 +203,7 @@ class CpuExecutor:
         try:
             if self.weights.used is not None:
                 self.weights.used.check()
-            with torch.inference_mode(), GOVERNOR:
+            with torch.inference_mode(), GOVERNOR.of(self._threads):
                 return Finished(self._run(batch, readouts), None)
         except Exception as error:  # ``wait`` raises the failure of the step
             self._pending.lose(batch)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from prelude.errors import DeviceUnavailable
-from prelude.execution.threads import ThreadCount
 from prelude.models.ops import Linear
 
 CANDIDATES = (16, 32, 64, 128)
@@ -70,13 +69,12 @@ def _rows_needed(matmul: Callable[[Tensor], Tensor], width: int, dtype: torch.dt
 
 def _alone(matmul: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor) -> bool:
     """Whether one thread gives the bits that all threads give: how many a step uses depends on the machine's load."""
-    threads = ThreadCount()
-    threads.hold()
-    threads.use(1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         return torch.equal(matmul(x), whole)
     finally:
-        threads.give_back()
+        torch.set_num_threads(threads)
 
 
 def _agree(matmul: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor, count: int) -> bool:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from prelude._native import cpu
 from prelude.models.recurrent import room_of
 from prelude.models.spec import ModelSpec
 from prelude.models.transformer import kept_width
@@ -66,7 +65,7 @@ def query_run(spec: ModelSpec) -> int:
     their attention, whose units the threads take one after the other."""
     heads = spec.attention
     units = -(-TOKEN_CHUNK * heads.heads // (_UNIT_ROWS * heads.kv_heads)) * heads.kv_heads
-    return TOKEN_CHUNK * max(4, -(-_UNITS_A_THREAD * torch.get_num_threads() // units))
+    return TOKEN_CHUNK * max(4, -(-_UNITS_A_THREAD * cpu.threads() // units))
 
 
 def _token_bytes(spec: ModelSpec, itemsize: int, cut: bool) -> int:

@@ -1,4 +1,4 @@
-"""How many of torch's threads a step uses: as many as have a processor to themselves.
+"""How many threads a step uses: as many as have a processor to themselves.
 
 Threads that share the work of an operation wait for each other at its end. Where other processes keep one of them
 from running, the others wait for as long as the system's scheduler takes, at every operation: two threads are then
@@ -19,8 +19,9 @@ them some milliseconds later (8 to 22 were measured). So a step after a long pau
 may not run on its own processor (``places.hpp``). A moment that happens all the same is no other process: hence
 ``_SURE`` windows, one after the other.
 
-The count never passes torch's own (``torch.set_num_threads``, ``OMP_NUM_THREADS``), the processors that the process
-may run on, nor the quota of its control groups. Where the system counts no waiting, those bounds are all there is.
+The count never passes the engine's own (``EngineConfig(threads=)``, ``OMP_NUM_THREADS``), the processors that the
+process may run on, nor the quota of its control groups. If the system counts no waiting, those bounds are all there
+is.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-import torch
-
-from prelude.models.kernels import ThreadPlaces, thread_ids, torch_symbol
-from prelude.models.memory import control_groups, number_in, text_of
+from prelude._native import cpu
+from prelude._native.cpu import ThreadPlaces
+from prelude.models.processors import processors
 
 _WINDOW = 0.02  # seconds over which waiting is summed up
 _SHARED = 0.25  # of a window; a thread that wakes for a moment, as a caller's own does, takes far less
@@ -50,50 +50,15 @@ _ALL = 1 << 30
 Waited = Callable[[int], list[float]]
 
 
-def processors(root: str | Path = "/") -> int:
-    """Processors that this process may use: its affinity, and the quotas of its control groups, rounded up."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for group, second in control_groups(Path(root), "cpu"):
-        if second:
-            quota, _, period = text_of(group / "cpu.max").strip().partition(" ")
-        else:
-            quota, period = (str(number_in(group / f"cpu.cfs_{name}_us") or "") for name in ("quota", "period"))
-        if quota.isdigit() and period.isdigit() and int(period) > 0:
-            count = min(count, math.ceil(int(quota) / int(period)))
-    return max(1, count)
-
-
-_omp_threads = torch_symbol("omp_set_num_threads")
-_mkl_threads = torch_symbol("MKL_Set_Num_Threads_Local")
-_omp_pause = torch_symbol("omp_pause_resource_all")
-_SOFT = 1  # keeps OpenMP's settings
-
-
-class ThreadCount:
-    """The thread count of the calling thread's operations: held, changed for a while, and given back."""
-
-    def __init__(self) -> None:
-        self._given = 0  # torch's thread count when it was held
-        self._mkl: int | None = None  # MKL's local count then, where it was changed since
-
-    def hold(self) -> int:
-        self._given = torch.get_num_threads()
-        return self._given
-
-    def use(self, count: int) -> None:
-        if _omp_threads is None or torch.get_num_threads() == count:
-            return
-        _omp_threads(count)
-        if _mkl_threads is not None:
-            before = _mkl_threads(count)
-            if self._mkl is None:
-                self._mkl = before
-
-    def give_back(self) -> None:
-        self.use(self._given)
-        if self._mkl is not None:
-            _mkl_threads(self._mkl)
-            self._mkl = None
+@contextmanager
+def given(threads: int | None) -> Iterator[None]:
+    """Inside the block the kernels of the calling thread run in so many threads; ``None`` changes nothing."""
+    before = cpu.give_threads(0)
+    cpu.give_threads(threads or before)
+    try:
+        yield
+    finally:
+        cpu.give_threads(before)
 
 
 class Own(threading.local):
@@ -101,7 +66,7 @@ class Own(threading.local):
 
     def __init__(self) -> None:
         self.most = 0  # the most threads of the step
-        self.count = ThreadCount()
+        self.given = 0  # the thread's own number of threads outside of the step
         self.began = 0.0  # the step, or the last look inside it
         self.busy = 0.0  # seconds of steps since ``before`` was read
         self.read = -math.inf  # when that was
@@ -125,14 +90,14 @@ class Team:
             self._open(size)
         try:
             return [int(os.pread(file, 64, 0).split()[1]) / 1e9 for file in self._files]
-        except (OSError, IndexError, ValueError):  # OpenMP has replaced a thread
+        except (OSError, IndexError, ValueError):  # a system that counts otherwise
             self.close()
             return []
 
     def _open(self, size: int) -> None:
         self.close()
         self.size = size
-        threads = thread_ids(size)
+        threads = cpu.thread_ids(size)
         self.others = ThreadPlaces([thread for thread in threads if thread != threading.get_native_id()])
         for thread in threads:
             try:
@@ -150,9 +115,8 @@ class Team:
 
 
 class Governor:
-    """Holds the thread count for the length of a step, in the step's own thread alone, and gives it back as it was:
-    ``torch.set_num_threads`` would change it for threads that begin meanwhile. Its measurements belong to the
-    process: every engine uses the same processors."""
+    """Holds the thread count for the length of a step, in the step's own thread alone, and gives it back as it was.
+    Its measurements belong to the process: every engine uses the same processors."""
 
     def __init__(self, waited: Waited | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.allowed = _ALL
@@ -172,23 +136,27 @@ class Governor:
     def _forget(self) -> None:
         self._own = Own()  # the files of a forked child are its parent's
 
+    def of(self, threads: int | None) -> Governor:
+        """For a step of an engine with so many threads; ``None``: with those of the calling thread's kernels."""
+        self._own.most = min(threads or cpu.threads(), self._bound)
+        return self
+
     def __enter__(self) -> None:
         own = self._own
-        own.most = min(own.count.hold(), self._bound)
         now = self._clock()
         if now - own.read > _STALE:
             own.read, own.busy, own.before = now, 0.0, []
         if now - own.began > _LONG:
             own.team.others.keep_off()
         own.began = now
-        own.count.use(min(own.most, self.allowed))
+        own.given = cpu.give_threads(min(own.most, self.allowed))
 
     def __exit__(self, *_: object) -> None:
         try:
             self.look()
         finally:
             self._own.team.others.give_back()
-            self._own.count.give_back()
+            cpu.give_threads(self._own.given)
 
     def look(self) -> None:
         """Between two operations of a step. A look at the clock, but for once in a window."""
@@ -197,12 +165,12 @@ class Governor:
         own.began = now
         if own.before and own.busy < _WINDOW:
             return
-        size = torch.get_num_threads()
+        size = cpu.threads()
         waits = self._waited(size)
         if len(waits) == len(own.before):
             held_up = sum(after - before > _SHARED * own.busy for before, after in zip(own.before, waits))
             self._learn(held_up, size, now)
-            own.count.use(min(own.most, self.allowed))
+            cpu.give_threads(min(own.most, self.allowed))
         own.before, own.busy, own.read = waits, 0.0, now
 
     def _learn(self, held_up: int, size: int, now: float) -> None:
@@ -231,19 +199,3 @@ class Governor:
 
 
 GOVERNOR = Governor()
-
-
-def _before_fork() -> None:
-    """The thread that forks ends its OpenMP threads; its next operation makes new ones. libgomp does not notice a
-    fork: in the child that thread would wait for threads that are not there, for ever."""
-    if _omp_pause is not None:
-        _omp_pause(_SOFT)
-
-
-def _in_child() -> None:
-    if _omp_pause is None:  # libgomp before GCC 9
-        ThreadCount().use(1)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_in_child)

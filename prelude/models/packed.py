@@ -79,7 +79,6 @@ class PackedLinear:
             self._packing,
             self._at,
             first,
-            torch.get_num_threads(),
         )
 
     @classmethod

@@ -128,12 +128,11 @@ class StepStates:
             len(projected),
             len(states),
             is_half(projected),
-            torch.get_num_threads(),
         )
         return u
 
     def _delta(self, place: int, weights: DeltaWeights, projected: Tensor, made: Tensor) -> Tensor:
-        spec, states, threads = weights.spec, self._states.tensor, torch.get_num_threads()
+        spec, states = weights.spec, self._states.tensor
         channels, values, half = spec.channels, spec.values, is_half(projected)
         at = states.data_ptr() + _F32 * self._states.begins[place]
         self._sequences.delta(
@@ -152,7 +151,6 @@ class StepStates:
             len(projected),
             len(states),
             half,
-            threads,
         )
         outputs = made[:, channels - values : channels]
         out = projected[:, :values]
@@ -171,7 +169,6 @@ class StepStates:
             spec.value_dim,
             spec.norm.eps,
             True,
-            threads,
         )
         return out
 
@@ -203,5 +200,4 @@ def gate_heads(attended: Tensor, gates: Tensor) -> None:
         width,
         0.0,
         False,
-        torch.get_num_threads(),
     )

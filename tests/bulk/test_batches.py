@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prelude.bulk.batches import BatchScorer, as_arrow
-from prelude.errors import BulkError, InvalidRequest
+from prelude.errors import BulkError, ConfigError
 from tests.ray.forms import FORM, ROWS
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -56,9 +56,9 @@ def test_taken_names_are_refused_and_a_prefix_is_the_way_out(scorer: BatchScorer
     assert found[0]["new_language_mass"] is None and "'text' is null" in found[1]["new_error"]
 
 
-@pytest.mark.parametrize("threads", [0, 1.5, "2"])
+@pytest.mark.parametrize("threads", [0, 1.5, "2", 1025])
 def test_threads_out_of_range_are_refused(threads: Any) -> None:
-    with pytest.raises(InvalidRequest, match="threads"):
+    with pytest.raises(ConfigError, match="threads"):
         BatchScorer(FORM, threads=threads)
 
 

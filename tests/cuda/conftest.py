@@ -18,6 +18,7 @@ from tests.cuda import twins
 from tests.cuda.plans import BLOCKS
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 from tests.execution.helpers import BLOCK, Model
+from tests.threads import use_threads
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -41,10 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = use_threads(1)
     yield
-    torch.set_num_threads(before)
+    use_threads(before)
 
 
 @pytest.fixture(scope="session", params=list(VARIANTS))

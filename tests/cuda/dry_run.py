@@ -32,6 +32,7 @@ from prelude import AsyncEngine
 from tests.cuda import twins
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 from tests.parallel import simulated_gpus
+from tests.threads import use_threads
 
 SMALL = qwen3(64, 1, 8, 512, head_dim=16, vocab=4096, positions=4096)
 
@@ -141,7 +142,7 @@ def break_at(kind: str, stage: stages.Stage) -> None:
 
 
 def main() -> int:
-    torch.set_num_threads(1)
+    use_threads(1)
     if sys.argv[1] == "trial":
         trial()
         return 0

@@ -22,6 +22,7 @@ from tests.checkpoints import save_model
 from tests.cuda import twins
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 from tests.execution.helpers import Model, Segment, all_logprobs, ends, i32, run, slices
+from tests.threads import use_threads
 
 MB = 1 << 20
 TOTAL = 4 << 30
@@ -58,10 +59,9 @@ def made(model: Model, **settings: object) -> tuple[CudaExecutor, EngineConfig, 
 
 @pytest.fixture(autouse=True)
 def few_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = use_threads(1)
     yield
-    torch.set_num_threads(before)
+    use_threads(before)
 
 
 @pytest.mark.feature("G1")

@@ -28,6 +28,7 @@ from tests.option_models import (
     write_opendecider,
     write_pointer,
 )
+from tests.threads import use_threads
 
 EXACT = EngineConfig(deterministic=True)
 QUESTIONS = [
@@ -102,17 +103,16 @@ def test_bev_options_in_another_order_have_the_same_probabilities(bev: tuple[Eng
 
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
+    before = use_threads(request.param)
     yield request.param
-    torch.set_num_threads(before)
+    use_threads(before)
 
 
 def test_a_head_of_options_has_the_same_bits_with_any_thread_count(
     bev: tuple[Engine, dict[str, Any]], threads: int
 ) -> None:
     found = [answer.logprobs for answer in bev[0].decide(STATE, QUESTIONS)]
-    torch.set_num_threads(3 - threads)
+    use_threads(3 - threads)
     assert [answer.logprobs for answer in bev[0].decide(STATE, QUESTIONS)] == found
 
 

@@ -204,6 +204,8 @@ def test_verbs_that_such_a_model_lacks_are_refused(engine: Engine, tmp_path: Pat
         Engine.from_pretrained(path, device="cuda")
     with pytest.raises(ConfigError, match="computed on a CPU in float32"):
         Engine.from_pretrained(path, config=EngineConfig(quantization="int8"))
+    with pytest.raises(ConfigError, match="threads=2 at their defaults"):
+        Engine.from_pretrained(path, config=EngineConfig(threads=2))
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.checkpoints import save_model
 from tests.execution.helpers import Model
+from tests.threads import use_threads
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -148,10 +148,9 @@ def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Steps this small gain nothing from threads, and on a busy machine they wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = use_threads(1)
     yield
-    torch.set_num_threads(before)
+    use_threads(before)
 
 
 @pytest.fixture(scope="session")

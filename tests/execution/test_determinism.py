@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from prelude.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch
 from prelude.execution.cpu import CpuExecutor
@@ -32,6 +31,7 @@ from tests.execution.helpers import (
     sampling,
     slices,
 )
+from tests.threads import use_threads
 
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 80, 129, 200, 513, 700)
 
@@ -99,14 +99,14 @@ def test_logits_of_given_tokens_in_company(executor: CpuExecutor) -> None:
 def test_company_with_threads(executor: CpuExecutor, alone: Callable[..., np.ndarray]) -> None:
     """Work is cut over threads by its size, so with threads the company also decides where it is cut."""
     ids = [random_ids(i, n) for i, n in enumerate((90, 1, 33, 150, 17))]
-    torch.set_num_threads(2)
+    use_threads(2)
     try:
         s = prompts(*ids)
         together = hidden(executor, s, np.arange(s.num_tokens))
         for n, x in enumerate(ids):
             assert np.array_equal(together[s.starts[n] : s.starts[n + 1]], alone(x))
     finally:
-        torch.set_num_threads(1)
+        use_threads(1)
 
 
 @pytest.mark.fault(74)
@@ -115,24 +115,23 @@ def test_wide_products_have_the_same_bits_in_any_company_with_any_thread_count(t
     sizes = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 1, "num_attention_heads": 8}
     model = Model(write_checkpoint(tmp_path, {**SMALL, **sizes}))
     some = [random_ids(i, n) for i, n in enumerate((40, 3, 90, 17))]
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    before = use_threads(2)
     try:
         executor = model.executor(deterministic=True)
         s = prompts(*some)
         together = hidden(executor, s, np.arange(s.num_tokens))
         for threads in (1, 2, 4):
-            torch.set_num_threads(threads)
+            use_threads(threads)
             for n, ids in enumerate(some):
                 alone = hidden(executor, prompts(ids), np.arange(len(ids)))
                 assert np.array_equal(alone, together[s.starts[n] : s.starts[n + 1]]), (threads, n)
     finally:
-        torch.set_num_threads(before)
+        use_threads(before)
 
 
 def differing(path: str, deterministic: bool) -> list[int]:
     """Lengths of prompts whose rows in bfloat16 have other bits alone than in company, with two threads."""
-    torch.set_num_threads(2)
+    use_threads(2)
     executor = run_encoder(Path(path), dtype="bfloat16", deterministic=deterministic)
     ids = [5 + random_ids(n, n, 200) for n in (1, 21, 17, 34, 9, 63, 31)]
     s = prompts(*ids)

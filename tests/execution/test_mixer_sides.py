@@ -18,6 +18,7 @@ from tests.checkpoints import save_model
 from tests.encoders import CLASSES, Encoder, write_encoder
 from tests.execution.conftest import RECURRENT, VARIANTS
 from tests.execution.helpers import Model, hidden, i32, prompts, random_ids
+from tests.threads import use_threads
 
 packed = pytest.mark.skipif(not wide(), reason="this machine computes products by torch")
 DECODERS = {**VARIANTS, **RECURRENT}
@@ -66,13 +67,13 @@ def test_of_encoders(family: str, dtype: str, tmp_path: Path) -> None:
 def test_several_threads_do_not_change_bits(variant: str, tmp_path: Path) -> None:
     executor = Model(save_model(tmp_path, **VARIANTS[variant])).executor()
     ids = [random_ids(n, n) for n in (1, 17, 230)]
-    threads, found = torch.get_num_threads(), set()
+    threads, found = use_threads(1), set()
     try:
         for count in (1, 2, 3):
-            torch.set_num_threads(count)
+            use_threads(count)
             found.add(bits(executor, ids))
     finally:
-        torch.set_num_threads(threads)
+        use_threads(threads)
     assert len(found) == 1
 
 

@@ -22,6 +22,7 @@ from tests.encoders import VARIANTS as ENCODERS
 from tests.encoders import Encoder, write_encoder
 from tests.execution.conftest import RECURRENT
 from tests.execution.helpers import VOCAB, Model, Noted, Segment, hidden, i32, prompts, random_ids, run, slices
+from tests.threads import use_threads
 
 WHOLE = 1 << 20
 
@@ -119,11 +120,12 @@ def test_torch_attention_takes_all_queries_at_once(model: Model, monkeypatch: py
     assert np.abs(found - hidden(model.executor(), prompts(random_ids(0, 90)), [89])).max() < 1e-4
 
 
-def test_a_run_has_work_for_all_threads(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_has_work_for_all_threads(model: Model) -> None:
     spec, found = model.config.spec, []
     for threads in (1, 2, 16, 64):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        use_threads(threads)
         found.append(query_run(spec))
+    use_threads(1)
     assert found[0] == found[1] == 1024 and found[3] > 3 * found[2] > 3 * 1024
     assert all(run % 256 == 0 for run in found)
 

@@ -36,6 +36,7 @@ from tests.execution.helpers import (
     sampling,
     slices,
 )
+from tests.threads import use_threads
 
 NO_ROWS = decode_rows([], [], [[]])
 
@@ -154,7 +155,7 @@ def alone(executor: CpuExecutor) -> Callable[[np.ndarray], np.ndarray]:
 def test_company_and_order(executor: CpuExecutor, alone: Callable[..., np.ndarray], threads: int) -> None:
     ids = [random_ids(i, n) for i, n in enumerate((1, 2, 15, 64, 65, 200, 3))]
     expected = [alone(x) for x in ids]
-    torch.set_num_threads(threads)
+    use_threads(threads)
     try:
         for order in (np.arange(7), np.random.default_rng(0).permutation(7)):
             s = prompts(*[ids[i] for i in order])
@@ -163,7 +164,7 @@ def test_company_and_order(executor: CpuExecutor, alone: Callable[..., np.ndarra
             for n, i in enumerate(order):
                 assert np.array_equal(together[s.starts[n] : s.starts[n + 1]], expected[i])
     finally:
-        torch.set_num_threads(1)
+        use_threads(1)
 
 
 @pytest.mark.fault(74)

@@ -1,5 +1,5 @@
 """The thread count of a step on processors that others use as well: lessons from waiting times that a test states,
-the system's own counts, and torch's own setting, which is the same after a step as before."""
+the system's own counts, and the caller's own number of threads, which is the same after a step as before."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from prelude._native import cpu
+from prelude._native.cpu import ThreadPlaces, thread_ids
 
-from prelude.execution.threads import Governor, Team, processors
-from prelude.models.kernels import ThreadPlaces, rms_norm, thread_ids, torch_symbol
+from prelude import Engine, EngineConfig
+from prelude.errors import ConfigError
+from prelude.execution.threads import Governor, Team
+from prelude.models.kernels import rms_norm
+from prelude.models.processors import default_threads, processors
 from tests.patience import open_files, shown
-
-governed = pytest.mark.skipif(torch_symbol("omp_set_num_threads") is None, reason="torch was built without OpenMP")
 
 
 class Machine:
@@ -27,30 +32,28 @@ class Machine:
     def __init__(self) -> None:
         self.now = 100.0
         self.waits = [0.0] * 8
+        self.threads = 4
         self.governor = Governor(lambda size: self.waits[:size], lambda: self.now)
 
     def step(self, seconds: float, *shares: float) -> int:
         """A step whose n-th thread waits for ``shares[n]`` of its time: the thread count at its end."""
-        with self.governor:
+        with self.governor.of(self.threads):
             for _ in range(10):
                 self.now += seconds / 10
                 for index, share in enumerate(shares):
                     self.waits[index] += share * seconds / 10
                 self.governor.look()
-            return torch.get_num_threads()
+            return cpu.threads()
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr("prelude.execution.threads.processors", lambda: 8)
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
+    before = cpu.threads()
     yield Machine()
-    assert torch.get_num_threads() == 4, "a step leaves torch's thread count as it was"
-    torch.set_num_threads(before)
+    assert cpu.threads() == before, "a step leaves the caller's number of threads as it was"
 
 
-@governed
 def test_threads_that_wait_are_done_without_inside_of_the_step(machine: Machine) -> None:
     assert machine.step(1.0) == 4
     assert machine.step(0.2, 0.0, 0.0, 0.6, 0.7) == 2
@@ -58,12 +61,10 @@ def test_threads_that_wait_are_done_without_inside_of_the_step(machine: Machine)
     assert machine.step(0.1, 0.7) == 1, "one thread is the least, however long it waits"
 
 
-@governed
 def test_a_thread_that_waits_now_and_then_counts_as_free(machine: Machine) -> None:
     assert machine.step(1.0, 0.1, 0.2, 0.1, 0.1) == 4
 
 
-@governed
 @pytest.mark.parametrize("begin", [0.0, 0.003, 0.012, 0.019])
 def test_a_moment_on_one_processor_after_a_pause_takes_no_thread(begin: float, machine: Machine) -> None:
     """Wherever in a window the moment begins."""
@@ -74,20 +75,17 @@ def test_a_moment_on_one_processor_after_a_pause_takes_no_thread(begin: float, m
     assert machine.step(0.1) == 4
 
 
-@governed
 def test_another_process_takes_a_thread_after_some_windows(machine: Machine) -> None:
     machine.step(1.0)
     assert machine.step(0.04, 0.0, 0.0, 0.0, 0.6) == 4
     assert machine.step(0.06, 0.0, 0.0, 0.0, 0.6) == 3
 
 
-@governed
 def test_short_steps_are_summed_up(machine: Machine) -> None:
     counts = [machine.step(0.002, 0.8, 0.8, 0.8, 0.8) for _ in range(50)]
     assert counts[0] == 4 and counts[-1] == 1
 
 
-@governed
 def test_a_step_whose_waiting_cannot_be_read_gives_the_threads_back(machine: Machine) -> None:
     """Ctrl-C, or no memory."""
     machine.step(0.1, 0.7, 0.7, 0.7, 0.7)
@@ -96,13 +94,13 @@ def test_a_step_whose_waiting_cannot_be_read_gives_the_threads_back(machine: Mac
         raise MemoryError
 
     machine.governor._waited = none
-    with pytest.raises(MemoryError), machine.governor:
-        assert torch.get_num_threads() == 1
+    before = cpu.threads()
+    with pytest.raises(MemoryError), machine.governor.of(4):
+        assert cpu.threads() == 1
         machine.now += 1.0
-    assert torch.get_num_threads() == 4
+    assert cpu.threads() == before
 
 
-@governed
 def test_waiting_between_steps_is_not_the_steps(machine: Machine) -> None:
     machine.step(0.1)
     machine.now += 60.0
@@ -110,14 +108,12 @@ def test_waiting_between_steps_is_not_the_steps(machine: Machine) -> None:
     assert machine.step(0.1) == 4
 
 
-@governed
 def test_all_threads_come_back_when_no_call_waits_any_more(machine: Machine) -> None:
     machine.step(0.1, 0.7, 0.7, 0.7, 0.7)
     assert machine.step(0.1) == 1, "not at once"
     assert machine.step(1.0) == 4
 
 
-@governed
 def test_threads_that_are_left_come_back_when_it_is_quiet(machine: Machine) -> None:
     machine.step(1.0)
     assert machine.step(0.1, 0.0, 0.0, 0.0, 0.6) == 3
@@ -126,7 +122,6 @@ def test_threads_that_are_left_come_back_when_it_is_quiet(machine: Machine) -> N
     assert machine.step(0.4) > 1
 
 
-@governed
 def test_attempts_that_fail_grow_rare(machine: Machine) -> None:
     """One of four processors is another's: all four threads are tried again, less and less often."""
     tries, last = [], 4
@@ -139,7 +134,6 @@ def test_attempts_that_fail_grow_rare(machine: Machine) -> None:
     assert len(gaps) >= 3 and gaps == sorted(gaps) and gaps[-1] > 8 * gaps[0]
 
 
-@governed
 def test_moments_of_other_work_do_not_make_attempts_frequent(machine: Machine) -> None:
     """One of four processors is another's for ever, and a moment of each second takes one more from the steps: all
     four threads are tried no more often than without those moments, and three run most of the time."""
@@ -153,7 +147,6 @@ def test_moments_of_other_work_do_not_make_attempts_frequent(machine: Machine) -
     assert counts.count(3) > 0.6 * len(counts)
 
 
-@governed
 def test_moments_of_other_work_take_the_threads_for_moments(machine: Machine) -> None:
     """Another process works for 30 ms of each second: all four threads run most of the time."""
     counts = []
@@ -163,44 +156,38 @@ def test_moments_of_other_work_take_the_threads_for_moments(machine: Machine) ->
     assert counts.count(4) > 0.6 * len(counts)
 
 
-@governed
-def test_the_callers_number_of_threads_is_the_most(machine: Machine) -> None:
-    torch.set_num_threads(2)
+def test_the_engines_number_of_threads_is_the_most(machine: Machine) -> None:
+    machine.threads = 2
     assert machine.step(1.0) == 2
-    torch.set_num_threads(4)
 
 
-@governed
 def test_other_threads_keep_their_count(machine: Machine) -> None:
-    """A thread whose first operation falls into a step that was held up gets torch's own count."""
+    """A thread that begins while a step is held up gets the process's number."""
     machine.step(0.1, 0.7, 0.7, 0.7, 0.7)
     seen: list[int] = []
-    with machine.governor:
-        assert torch.get_num_threads() == 1
-        other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-        other.start()
-        other.join()
-    assert seen == [4]
+    before = cpu.threads()
+    cpu.set_threads(7)
+    try:
+        with machine.governor.of(4):
+            assert cpu.threads() == 1
+            other = threading.Thread(target=lambda: seen.append(cpu.threads()))
+            other.start()
+            other.join()
+    finally:
+        cpu.set_threads(before)
+    assert seen == [7]
 
 
-@governed
-def test_products_obey_the_count(machine: Machine) -> None:
-    """MKL has a count of its own for each thread: processor time of other threads shows whether it was told."""
-    import time
-
-    torch.set_num_threads(4)
+def test_a_step_with_one_thread_computes_in_the_callers_thread(machine: Machine) -> None:
     machine.step(0.1, 0.7, 0.7, 0.7, 0.7)
-    a, b = torch.randn(256, 512), torch.randn(512, 512)
-    machine.step(0.01)
+    x = torch.randn(2000, 1000)
 
     def one_thread_computes() -> bool:
         """Threads of earlier tests may take processor time beside it, now and then."""
-        with machine.governor:
-            a @ b  # threads that still look for work stop meanwhile
-            time.sleep(0.1)
+        with machine.governor.of(4):
             process, own = time.process_time(), time.thread_time()
             for _ in range(50):
-                a @ b
+                rms_norm(x, 1e-6, None, torch.float32)
             process, own = time.process_time() - process, time.thread_time() - own
         return process < 1.3 * own
 
@@ -216,7 +203,6 @@ def waited_while_computing(team: Team) -> float:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux counts it")
 def test_the_system_counts_the_waiting_of_each_thread() -> None:
-    torch.set_num_threads(2)
     ids = thread_ids(2)
     assert len(set(ids)) == 2 and threading.get_native_id() in ids
     assert set(ids) <= {int(name) for name in os.listdir("/proc/self/task")}
@@ -246,36 +232,33 @@ def test_the_system_counts_the_waiting_of_each_thread() -> None:
 
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The processor that the test's own thread is bound to, while torch's other thread may run on all."""
+    """The processor that the test's own thread is bound to, while the pool's thread may run on all."""
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one processor, or a system without affinities")
-    torch.set_num_threads(2)
-    places, others = os.sched_getaffinity(0), set(thread_ids(2)) - {threading.get_native_id()}
-    if any(os.sched_getaffinity(thread) != places for thread in others):
-        pytest.skip("OpenMP binds its threads")
+    thread_ids(2)  # a thread that begins later would be bound as well
+    places = os.sched_getaffinity(0)
     monkeypatch.setattr("prelude.execution.threads.processors", lambda: 2)
     os.sched_setaffinity(0, {min(places)})
     yield min(places)
     os.sched_setaffinity(0, places)
 
 
-@governed
 def test_a_step_after_a_pause_keeps_its_threads_off_the_processor_of_its_own(bound: int) -> None:
     now = 100.0
     governor = Governor(clock=lambda: now)
     (other,) = set(thread_ids(2)) - {threading.get_native_id()}
     places = os.sched_getaffinity(other)
-    with governor:
+    with governor.of(2):
         governor.look()  # the threads are known from here on
-    with governor:
+    with governor.of(2):
         assert os.sched_getaffinity(other) == places, "no pause"
     now += 0.1
-    with pytest.raises(RuntimeError), governor:
+    with pytest.raises(RuntimeError), governor.of(2):
         assert os.sched_getaffinity(other) == places - {bound}
         raise RuntimeError
     assert os.sched_getaffinity(other) == places, "also after a step that failed"
     now += 0.1
-    with governor:
+    with governor.of(2):
         assert os.sched_getaffinity(other) == places - {bound}
         rms_norm(torch.ones(2000, 1000), 1e-6, None, torch.float32)
         assert os.sched_getaffinity(other) == places, "it was woken by now"
@@ -326,6 +309,60 @@ def test_processors_are_bounded_by_quotas(
     assert processors(tmp_path) == expected
 
 
+CORES = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+@pytest.mark.parametrize(
+    "said, expected",
+    [(None, 2), ("3", 3), ("5,2", 5), ("", 2), ("0", 2), ("many", 2)],
+)
+def test_without_a_setting_there_is_a_thread_for_each_core(
+    said: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four processors, two on each core."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    for number in range(4):
+        file = tmp_path / CORES.format(number)
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{number % 2},{number % 2 + 2}\n", encoding="utf-8")
+    if said is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert default_threads(tmp_path) == expected
+    if said is None:
+        assert default_threads(tmp_path / "a system that does not say") == 4
+
+
+WORKERS = """
+import os
+from pathlib import Path
+from prelude import Engine, EngineConfig
+for threads in (1, 2):
+    with Engine.from_pretrained(config=EngineConfig(threads=threads, kv_bytes=1 << 22, max_length=2048)) as engine:
+        engine.embed(list(range(5, 1500)), pooling="mean", cache="never")
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    print(names.count("prelude-kernels"))
+"""
+
+
+@pytest.mark.skipif(processors() < 2 or sys.platform != "linux", reason="one processor, or threads without names")
+def test_an_engine_has_the_threads_of_its_config() -> None:
+    done = subprocess.run([sys.executable, "-c", WORKERS], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "1"], "the caller is one of them"
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025, 2.0, True, "2"])
+def test_threads_out_of_range_are_refused(threads: Any) -> None:
+    with pytest.raises(ConfigError, match="threads"):
+        EngineConfig(threads=threads)
+
+
+def test_threads_are_of_cpus() -> None:
+    with pytest.raises(ConfigError, match="threads=2 is of CPUs"):
+        Engine.from_pretrained(device="cuda", config=EngineConfig(threads=2))
+
+
 def silent() -> dict[str, str]:
     """The environment without a word on how OpenMP waits."""
     return {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
@@ -344,7 +381,7 @@ def test_the_environment_is_as_it_was_after_loading() -> None:
 def test_spins_are_short_unless_the_environment_says_how_to_wait(said: dict[str, str]) -> None:
     code = """
 import os, sys
-from prelude.execution.spinning import short_spins
+from prelude.execution.torch_threads import short_spins
 with short_spins():
     print(os.environ.get("GOMP_SPINCOUNT"))
 """

@@ -14,6 +14,7 @@ import torch
 from prelude._native import cpu
 
 from prelude.models.packed import PackedLinear, Packing
+from tests.threads import use_threads
 
 ROWS, INPUTS, OUTPUTS = 29, 90, 200
 BLOCK = cpu.INT8_BLOCK
@@ -126,13 +127,13 @@ def test_a_row_has_its_bits_in_any_company(packing: Packing) -> None:
     whole = linear(x)
     for few in (1, 2, 6, 7, 12, 13):
         assert torch.equal(linear(x[5 : 5 + few].clone()), whole[5 : 5 + few])
-    before = torch.get_num_threads()
+    before = use_threads(1)
     try:
         for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
+            use_threads(threads)
             assert torch.equal(linear(x), whole)
     finally:
-        torch.set_num_threads(before)
+        use_threads(before)
 
 
 @pytest.mark.parametrize("packing", ["int8", "float32", "widened"])

@@ -66,7 +66,7 @@ class Case:
         lengths = [self.lengths[r] - skip for r, skip in zip(chosen, skipped)]
         return PagedRows(blocks, firsts, ends, lengths, self.size, [skip % self.size for skip in skipped])
 
-    def run(self, only: list[int] | None = None, threads: int = 1) -> torch.Tensor:
+    def run(self, only: list[int] | None = None) -> torch.Tensor:
         q = self.q if only is None else self.q[only].contiguous()
         out = torch.full_like(q, math.nan)
         heads, dim = q.shape[1:]
@@ -80,7 +80,6 @@ class Case:
             bfloat16=q.dtype == torch.bfloat16,
             scale=1 / math.sqrt(dim),
             cap=self.cap,
-            threads=threads,
         )
         return out
 
@@ -103,12 +102,14 @@ class Case:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_threads_share_rows_and_change_no_bit(dtype: torch.dtype) -> None:
-    if not cpu.has_threads():  # borrowed from torch by prelude.models.kernels
-        pytest.skip("this platform's torch lends no threads")
     case = Case.make([700, 3, 400, 512, 90, 650, 1], 6, 2, 64, 16, 5, dtype)
     alone = case.run()
-    for threads in (2, 3, 8):
-        assert torch.equal(case.run(threads=threads), alone)
+    try:
+        for threads in (2, 3, 8):
+            cpu.give_threads(threads)
+            assert torch.equal(case.run(), alone)
+    finally:
+        cpu.give_threads(0)
 
 
 @pytest.mark.feature("D5")

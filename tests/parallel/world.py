@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.patience import PATIENCE
+from tests.threads import use_threads
 
 _PRELOAD = ["prelude.engine", "prelude.loading_parallel", "prelude.execution.cpu", "tests.parallel.world"]
 
@@ -86,10 +87,9 @@ class World:
 
 def _work(rank: int, size: int, meeting: str, jobs: Connection, before: Callable[[], None] | None) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
+    use_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timedelta(seconds=_WAIT)
     )

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prelude._native.core import prompt_keys
@@ -25,6 +24,7 @@ from tests.patience import shown
 from tests.scheduling.cores import Collect, last_logprob, prompt
 from tests.scheduling.test_contracts import BASE, PER_TOKEN, Timed
 from tests.service import run_steps, service_core
+from tests.threads import use_threads
 
 TRUE = {"constant": 2e-3, "token": 3e-5, "key": 4e-9, "lm_row": 1e-5}
 
@@ -165,8 +165,7 @@ def test_on_the_cpu_executor_the_estimate_follows_the_time_that_a_request_takes(
     """Prompts of 8 to 1,500 tokens, half of them with a part that was seen before. The executor's seconds are CPU
     time of the one thread that computes. Other processes that use the memory and the caches are part of it all the
     same: where they come or go in the middle, the model of before does not hold after, and it is learned anew."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    threads = use_threads(1)
     draw = np.random.default_rng(5)
 
     def ids(count: int) -> list[int]:
@@ -198,4 +197,4 @@ def test_on_the_cpu_executor_the_estimate_follows_the_time_that_a_request_takes(
     try:
         assert shown(follows, 10)
     finally:
-        torch.set_num_threads(threads)
+        use_threads(threads)

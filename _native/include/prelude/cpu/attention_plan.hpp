@@ -91,14 +91,14 @@ class AttentionPlan {
 
   // One layer, or of it the queries of one section, which are then the rows of q and out. The room is taken at the
   // first call and kept until the plan goes. False: no memory, nothing done.
-  bool run(AttentionTensors tensors, Fork fork, int threads, int64_t section = -1) {
+  bool run(AttentionTensors tensors, int threads, int64_t section = -1) {
     tensors.places = places_.data();
     size_t first = 0, last = units_.size();
     if (section >= 0) {
       tensors.first_query = section_starts_[static_cast<size_t>(section)];
       first = unit_starts_[static_cast<size_t>(section)], last = unit_starts_[static_cast<size_t>(section) + 1];
     }
-    threads = std::max(1, std::min<int>(fork ? threads : 1, static_cast<int>(last - first)));
+    threads = std::max(1, std::min<int>(threads, static_cast<int>(last - first)));
     const int64_t apart = (room_floats_ + 31) / 32 * 32;
     if (threads > room_threads_) {
       room_.reset(new (std::nothrow) float[static_cast<size_t>(apart * threads + 32)]);
@@ -106,7 +106,7 @@ class AttentionPlan {
     }
     if (!room_ && apart > 0) return false;
     float* room = room_.get() + 16 - (reinterpret_cast<uintptr_t>(room_.get()) / 4) % 16;
-    run_pieces(fork, threads, static_cast<int64_t>(last - first), [&](int64_t i, int thread) {
+    run_pieces(threads, static_cast<int64_t>(last - first), [&](int64_t i, int thread) {
       const AttentionUnit& unit = units_[first + static_cast<size_t>(i)];
       kernels_->attend(shape_, tensors, runs_.data() + run_starts_[unit.item], visible_.data(),
                        hidden_.empty() ? nullptr : hidden_.data(), unit, room + apart * thread);

@@ -19,7 +19,7 @@ inline constexpr int64_t kPieceBytes = 1 << 18;
 inline bool worth_releasing_gil(const MatmulArgs& a) { return a.outputs * a.width / 8 > kReleaseGilNs; }
 
 // False: no memory for the rows.
-inline bool matmul(const Kernels& kernels, const MatmulArgs& a, Fork fork, int threads) {
+inline bool matmul(const Kernels& kernels, const MatmulArgs& a, int threads) {
   if (a.rows < 1 || a.outputs < 1) return true;
   const auto values = static_cast<size_t>(a.rows * a.width);
   float* room = nullptr;
@@ -38,9 +38,9 @@ inline bool matmul(const Kernels& kernels, const MatmulArgs& a, Fork fork, int t
     }
   }
   const int64_t bytes = a.outputs * a.width * size_of(a.type);
-  const int64_t pieces = fork == nullptr ? 1 : std::clamp<int64_t>(bytes / kPieceBytes, 1, std::max(threads, 1));
+  const int64_t pieces = std::clamp<int64_t>(bytes / kPieceBytes, 1, std::max(threads, 1));
   const int64_t step = ((a.outputs + pieces - 1) / pieces + 7) / 8 * 8;
-  run_pieces(fork, static_cast<int>(pieces), (a.outputs + step - 1) / step,
+  run_pieces(static_cast<int>(pieces), (a.outputs + step - 1) / step,
              [&](int64_t i, int) { kernels.matmul(a, x, i * step, std::min(a.outputs, (i + 1) * step)); });
   delete[] room;
   return true;

@@ -19,7 +19,6 @@ namespace prelude::cpu {
 // The kernels of rows, and the threads that they run in.
 struct Team {
   const Kernels* kernels;
-  Fork fork;
   int threads;
 };
 
@@ -105,14 +104,14 @@ inline const void* row_at(const void* rows, int64_t row, int64_t stride, Type ty
 inline bool norm_rows(const Team& team, const Norm& norm, const float* x, int64_t x_stride, void* out,
                       int64_t out_stride, Type type, int64_t rows, int64_t width) {
   const NormArgs args{x, x_stride, norm.gain, norm.bias, out, out_stride, type, width, norm.eps};
-  return norm.kind == NormKind::layer ? layer_norm(*team.kernels, args, rows, team.fork, team.threads)
-                                      : rms_norm(*team.kernels, args, rows, team.fork, team.threads);
+  return norm.kind == NormKind::layer ? layer_norm(*team.kernels, args, rows, team.threads)
+                                      : rms_norm(*team.kernels, args, rows, team.threads);
 }
 
 inline bool multiply(const Team& team, const Projection& by, const void* x, int64_t x_stride, Type x_type, void* out,
                      int64_t out_stride, Type out_type, bool adds, int64_t rows) {
   const PackedArgs args{by.weight, x, out, x_stride, out_stride, rows, x_type, out_type, adds};
-  return packed_matmul(*by.kernels, args, team.fork, team.threads);
+  return packed_matmul(*by.kernels, args, team.threads);
 }
 
 struct SumArgs {
@@ -137,7 +136,7 @@ inline bool add_product(const Team& team, const Projection& by, const Norm& afte
       !norm_rows(team, after, a.sums, width, a.sums, width, Type::f32, rows, width))
     return false;
   const SumArgs args{x, a.x_stride, a.sums, width};
-  return over_rows(add_rows, args, rows, width, false, team.fork, team.threads);
+  return over_rows(add_rows, args, rows, width, false, team.threads);
 }
 
 // A thread that takes rows through a whole side reads all of its weights. Weights of so many bytes stay in the cache
@@ -163,15 +162,14 @@ template <class Work>
 bool over_chunks(int64_t rows, int64_t chunk, int64_t bytes, const Team& team, const Work& work) {
   for (int64_t first = 0; first < rows; first += chunk) {
     const int64_t some = std::min(chunk, rows - first), parts = parts_of(some, bytes, team.threads);
-    if (team.fork == nullptr || team.threads < 2 || parts < team.threads) {
+    if (team.threads < 2 || parts < team.threads) {
       if (!work(first, some, 0, team)) return false;
       continue;
     }
     std::atomic<bool> done{true};
-    run_pieces(team.fork, team.threads, parts, [&](int64_t i, int) {
+    run_pieces(team.threads, parts, [&](int64_t i, int) {
       const int64_t from = i * some / parts, to = (i + 1) * some / parts;
-      if (!work(first + from, to - from, from, Team{team.kernels, nullptr, 1}))
-        done.store(false, std::memory_order_relaxed);
+      if (!work(first + from, to - from, from, Team{team.kernels, 1})) done.store(false, std::memory_order_relaxed);
     });
     if (!done.load(std::memory_order_relaxed)) return false;
   }
@@ -198,7 +196,7 @@ inline bool before_rows(const BeforeMixer& part, const BeforeArgs& a, int64_t fi
   void* heads = static_cast<char*>(out) + turn.first * size_of(a.type);
   const RotateArgs args{heads,      a.out_stride, heads,        a.out_stride,       a.type, turn.gain, turn.heads,
                         turn.width, turn.eps,     a.rope_table, a.positions + first};
-  return norm_rotate(*team.kernels, args, rows, team.fork, team.threads);
+  return norm_rotate(*team.kernels, args, rows, team.threads);
 }
 
 // See run_behind, and before_rows.
@@ -223,7 +221,7 @@ inline bool behind_rows(const BehindMixer& part, const BehindArgs& all, int64_t 
   }
   if (!multiply(team, part.up, read, stride, type, a.up, a.up_stride, a.type, false, rows)) return false;
   const ActivateArgs args{a.up, a.up_stride, a.type, part.gated ? made / 2 : made, part.activation, part.gated};
-  if (!activate(*team.kernels, args, rows, team.fork, team.threads) ||
+  if (!activate(*team.kernels, args, rows, team.threads) ||
       !add_product(team, part.down, part.mlp_after, a.up, a.up_stride, a.type, a, x, rows))
     return false;
   return part.norm_first || norm_rows(team, part.mlp_norm, x, a.x_stride, x, a.x_stride, Type::f32, rows, width);

@@ -116,9 +116,9 @@ const PackedKernels* best_packed_kernels(Packing packing);
 // absolute value over 127 in float16. They are the outputs of a larger weight from `first` on; its parts are packed
 // in their order.
 void pack_weight(const float* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
-                 uint32_t* words, int64_t first = 0, Fork fork = nullptr, int threads = 1);
+                 uint32_t* words, int64_t first = 0, int threads = 1);
 void pack_weight(const uint16_t* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
-                 uint32_t* words, int64_t first = 0, Fork fork = nullptr, int threads = 1);
+                 uint32_t* words, int64_t first = 0, int threads = 1);
 
 // Asks for large pages for the whole ones of `count` bytes at `memory`, which is not written yet. Where the system
 // has none nothing happens.
@@ -139,6 +139,6 @@ float int8_pair(const PackedWeight& weight, const float* x, int64_t output, uint
 bool packed_worth_releasing_gil(const PackedArgs& a);
 
 // False: no memory for the rows of x.
-bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, Fork fork, int threads);
+bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int threads);
 
 }  // namespace prelude::cpu

@@ -48,11 +48,11 @@ constexpr int64_t paged_room(const PagedArgs& a) {
 
 // Rows over threads, and the KV heads of a row too where there are fewer rows than threads. `room` is paged_room()
 // for each thread.
-inline void attend_paged(const Kernels& kernels, const PagedArgs& a, float* room, Fork fork, int threads) {
+inline void attend_paged(const Kernels& kernels, const PagedArgs& a, float* room, int threads) {
   const int64_t apart = paged_room(a), rows = a.tables.count, group = a.heads / a.kv_heads;
   const int64_t wanted = rows > 0 ? std::min<int64_t>((threads + rows - 1) / rows, a.kv_heads) : 1;
   const int64_t step = (a.kv_heads + wanted - 1) / wanted, parts = (a.kv_heads + step - 1) / step;
-  run_pieces(fork, threads, rows * parts, [&](int64_t piece, int thread) {
+  run_pieces(threads, rows * parts, [&](int64_t piece, int thread) {
     const int64_t first = piece % parts * step, last = std::min<int64_t>(first + step, a.kv_heads);
     kernels.attend_row(a, piece / parts, static_cast<int>(first * group), static_cast<int>(last * group),
                        room + thread * apart);

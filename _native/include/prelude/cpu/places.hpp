@@ -6,9 +6,9 @@
 // that processor is woken on another one.
 //
 //     keep_off()            a thread may run on  {0, 1, 2, 3}  ->  {0, 1, 3}    where the caller runs on 2
-//     fork                  the thread is woken on 0, 1 or 3
-//     given_back_by_fork()                       {0, 1, 3}     ->  {0, 1, 2, 3}  by the caller's own part of the fork
-//     give_back()                                                                where nothing was forked
+//     a call of the pool    the thread is woken on 0, 1 or 3
+//     after_waking()                             {0, 1, 3}     ->  {0, 1, 2, 3}  by the pool
+//     give_back()                                                                where no thread was woken
 //
 // A thread that finds its processor taken by another process can move to the caller's as soon as that one is idle.
 //
@@ -37,7 +37,7 @@ class ThreadPlaces {
   ThreadPlaces& operator=(const ThreadPlaces&) = delete;
   ~ThreadPlaces() { give_back(); }
 
-  // Keeps the threads off the processor that the caller runs on, until it forks (see `run_pieces`) or gives back.
+  // Keeps the threads off the processor that the caller runs on, until it wakes them or gives back.
   void keep_off() noexcept {
     give_back();
 #ifdef __linux__
@@ -55,8 +55,8 @@ class ThreadPlaces {
 #endif
   }
 
-  // Called by the thread that forks, when it has woken the others.
-  static void given_back_by_fork() noexcept {
+  // Called by the thread that has woken the others.
+  static void after_waking() noexcept {
     if (of_this_thread_ != nullptr) [[unlikely]]
       of_this_thread_->give_back();
   }

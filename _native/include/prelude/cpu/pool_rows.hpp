@@ -35,11 +35,11 @@ constexpr bool all_below(const int64_t* numbers, int64_t count, int64_t bound) {
   return count == 0 || highest < static_cast<uint64_t>(bound);
 }
 
-inline void write_pool(const PoolRowsArgs& args, int64_t rows, Fork fork, int threads) noexcept {
+inline void write_pool(const PoolRowsArgs& args, int64_t rows, int threads) noexcept {
   const auto size = size_of(args.type);
   const auto bytes = static_cast<size_t>(args.values * size);
   const int64_t least = std::max<int64_t>(1, kPieceValues / std::max<int64_t>(2 * args.values, 1));
-  threads = fork == nullptr ? 1 : std::max(threads, 1);
+  threads = std::max(threads, 1);
   const int64_t step = std::max(least, (rows + threads - 1) / threads);
   const int64_t pieces = (rows + step - 1) / step;
   const auto copy = [&](const void* from, int64_t stride, void* to, int64_t first, int64_t last) {
@@ -49,7 +49,7 @@ inline void write_pool(const PoolRowsArgs& args, int64_t rows, Fork fork, int th
                   static_cast<const char*>(from) + token * stride * size, bytes);
     }
   };
-  run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t piece, int) {
+  run_pieces(static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t piece, int) {
     const int64_t first = piece * step, last = std::min(rows, (piece + 1) * step);
     copy(args.k, args.k_stride, args.pool_k, first, last);
     copy(args.v, args.v_stride, args.pool_v, first, last);

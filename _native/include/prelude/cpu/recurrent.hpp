@@ -148,15 +148,15 @@ class SequencePlan {
 // body(first, last, room) over `rows` rows of about `work` values each; a thread has `floats` of room. False: no
 // memory for it.
 template <class Body>
-bool over_step_rows(int64_t rows, int64_t work, int64_t floats, Fork fork, int threads, Body&& body) {
-  threads = fork == nullptr ? 1 : std::max(threads, 1);
+bool over_step_rows(int64_t rows, int64_t work, int64_t floats, int threads, Body&& body) {
+  threads = std::max(threads, 1);
   const int64_t least = std::max<int64_t>(1, kPieceValues / std::max<int64_t>(work, 1));
   const int64_t step = std::max(least, (rows + threads - 1) / threads);
   const int64_t pieces = (rows + step - 1) / step;
   threads = static_cast<int>(std::clamp<int64_t>(pieces, 1, threads));
   float* room = new (std::nothrow) float[static_cast<size_t>(threads * floats)];
   if (room == nullptr) return false;
-  run_pieces(fork, threads, pieces,
+  run_pieces(threads, pieces,
              [&](int64_t i, int thread) { body(i * step, std::min(rows, (i + 1) * step), room + thread * floats); });
   delete[] room;
   return true;
@@ -188,28 +188,26 @@ inline void keep_windows(const SequencePlan& plan, const ConvolveArgs& a) {
 }
 
 // False: no memory for a thread's rows; then nothing is kept.
-inline bool convolve(const Kernels& kernels, const SequencePlan& plan, const ConvolveArgs& a, Fork fork,
-                     int threads) {
+inline bool convolve(const Kernels& kernels, const SequencePlan& plan, const ConvolveArgs& a, int threads) {
   const Segments s = plan.segments();
   const bool done =
-      over_step_rows(plan.rows(), a.channels * a.kernel, (a.kernel + 2) * a.channels, fork, threads,
+      over_step_rows(plan.rows(), a.channels * a.kernel, (a.kernel + 2) * a.channels, threads,
                      [&](int64_t first, int64_t last, float* room) { kernels.convolve(a, s, first, last, room); });
   if (done) keep_windows(plan, a);
   return done;
 }
 
-inline bool delta_inputs(const Kernels& kernels, const SequencePlan& plan, const DeltaInputArgs& a, Fork fork,
-                         int threads) {
+inline bool delta_inputs(const Kernels& kernels, const SequencePlan& plan, const DeltaInputArgs& a, int threads) {
   const Segments s = plan.segments();
   const int64_t room = (a.conv.kernel + 2) * a.conv.channels;
   const bool done = over_step_rows(
-      plan.rows(), a.conv.channels * (a.conv.kernel + 2), room, fork, threads,
+      plan.rows(), a.conv.channels * (a.conv.kernel + 2), room, threads,
       [&](int64_t first, int64_t last, float* floats) { kernels.delta_inputs(a, s, first, last, floats); });
   if (done) keep_windows(plan, a.conv);
   return done;
 }
 
-inline bool delta(const Kernels& kernels, const SequencePlan& plan, const DeltaArgs& a, Fork fork, int threads) {
+inline bool delta(const Kernels& kernels, const SequencePlan& plan, const DeltaArgs& a, int threads) {
   const Segments s = plan.segments();
   const int64_t blocks = state_blocks(a.shape), at_once = std::max(1, kernels.lanes / 4);
   const int64_t parts = (blocks + at_once - 1) / at_once, units = plan.trees() * a.shape.value_heads * parts;
@@ -217,11 +215,11 @@ inline bool delta(const Kernels& kernels, const SequencePlan& plan, const DeltaA
   const int64_t work = units > 0 ? plan.rows() * a.shape.values() * a.shape.key_width / units : 0;
   const int64_t together = std::max<int64_t>(1, 4 * kPieceValues / std::max<int64_t>(work, 1));
   const int64_t pieces = (units + together - 1) / together;
-  threads = fork == nullptr ? 1 : static_cast<int>(std::clamp<int64_t>(pieces, 1, std::max(threads, 1)));
+  threads = static_cast<int>(std::clamp<int64_t>(pieces, 1, std::max(threads, 1)));
   const int64_t floats = plan.most_kept() * at_once * a.shape.key_width * kStateColumns;
   float* room = new (std::nothrow) float[static_cast<size_t>(threads * floats)];
   if (room == nullptr) return false;
-  run_pieces(fork, threads, pieces, [&](int64_t piece, int thread) {
+  run_pieces(threads, pieces, [&](int64_t piece, int thread) {
     for (int64_t unit = piece * together; unit < std::min(units, (piece + 1) * together); ++unit) {
       const int64_t tree = unit / (a.shape.value_heads * parts), rest = unit % (a.shape.value_heads * parts);
       const int64_t block = rest % parts * at_once, count = std::min(at_once, blocks - block);
@@ -233,9 +231,9 @@ inline bool delta(const Kernels& kernels, const SequencePlan& plan, const DeltaA
   return true;
 }
 
-inline bool gate(const Kernels& kernels, const GateArgs& a, int64_t rows, Fork fork, int threads) {
+inline bool gate(const Kernels& kernels, const GateArgs& a, int64_t rows, int threads) {
   const int64_t values = a.heads * a.width;
-  return over_step_rows(rows, values, 3 * values, fork, threads,
+  return over_step_rows(rows, values, 3 * values, threads,
                         [&](int64_t first, int64_t last, float* room) { kernels.gate(a, first, last, room); });
 }
 

@@ -19,9 +19,8 @@ constexpr bool worth_releasing_gil(int64_t values) { return values / 4 > kReleas
 
 // kernel(args, first, last, room) over `rows` rows of `values` each. False: no memory for rows of bfloat16.
 template <class Args, class Kernel>
-bool over_rows(Kernel kernel, const Args& args, int64_t rows, int64_t values, bool needs_room, Fork fork,
-               int threads) {
-  threads = fork == nullptr ? 1 : std::max(threads, 1);
+bool over_rows(Kernel kernel, const Args& args, int64_t rows, int64_t values, bool needs_room, int threads) {
+  threads = std::max(threads, 1);
   const int64_t least = std::max<int64_t>(1, kPieceValues / std::max<int64_t>(values, 1));
   const int64_t step = std::max(least, (rows + threads - 1) / threads);
   const int64_t pieces = (rows + step - 1) / step;
@@ -30,25 +29,25 @@ bool over_rows(Kernel kernel, const Args& args, int64_t rows, int64_t values, bo
     room = new (std::nothrow) float[static_cast<size_t>(values * std::max<int64_t>(pieces, 1))];
     if (room == nullptr) return false;
   }
-  run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int) {
+  run_pieces(static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int) {
     kernel(args, i * step, std::min(rows, (i + 1) * step), room == nullptr ? nullptr : room + i * values);
   });
   delete[] room;
   return true;
 }
 
-inline bool rms_norm(const Kernels& kernels, const NormArgs& args, int64_t rows, Fork fork, int threads) {
-  return over_rows(kernels.rms_norm, args, rows, args.width, args.out_type != Type::f32, fork, threads);
+inline bool rms_norm(const Kernels& kernels, const NormArgs& args, int64_t rows, int threads) {
+  return over_rows(kernels.rms_norm, args, rows, args.width, args.out_type != Type::f32, threads);
 }
-inline bool norm_rotate(const Kernels& kernels, const RotateArgs& args, int64_t rows, Fork fork, int threads) {
-  return over_rows(kernels.norm_rotate, args, rows, args.heads * args.width, args.type != Type::f32, fork, threads);
+inline bool norm_rotate(const Kernels& kernels, const RotateArgs& args, int64_t rows, int threads) {
+  return over_rows(kernels.norm_rotate, args, rows, args.heads * args.width, args.type != Type::f32, threads);
 }
-inline bool layer_norm(const Kernels& kernels, const NormArgs& args, int64_t rows, Fork fork, int threads) {
-  return over_rows(kernels.layer_norm, args, rows, args.width, args.out_type != Type::f32, fork, threads);
+inline bool layer_norm(const Kernels& kernels, const NormArgs& args, int64_t rows, int threads) {
+  return over_rows(kernels.layer_norm, args, rows, args.width, args.out_type != Type::f32, threads);
 }
-inline bool activate(const Kernels& kernels, const ActivateArgs& args, int64_t rows, Fork fork, int threads) {
+inline bool activate(const Kernels& kernels, const ActivateArgs& args, int64_t rows, int threads) {
   const int64_t values = args.gated ? 2 * args.inner : args.inner;
-  return over_rows(kernels.activate, args, rows, values, args.type != Type::f32, fork, threads);
+  return over_rows(kernels.activate, args, rows, values, args.type != Type::f32, threads);
 }
 
 }  // namespace prelude::cpu

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <thread>
 
+#include "prelude/pause.hpp"
+
 namespace prelude::gpu {
 
 constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
@@ -14,14 +16,6 @@ constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
 inline bool reached(const uint32_t* word, uint32_t number) {
   const uint32_t seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
   return static_cast<int32_t>(seen - number) >= 0;
-}
-
-inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 // 0 once the word is there. Looks again at once for `spin_ns`, then between sleeps of 20 us. A device that fails

@@ -1,4 +1,5 @@
 // ThreadPlaces: which processors a thread may run on while it is kept off its waker's, and behind it.
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
@@ -6,6 +7,7 @@
 
 #include "check.hpp"
 #include "prelude/cpu/parallel.hpp"
+#include "prelude/cpu/places.hpp"
 
 #ifdef __linux__
 #include <sys/wait.h>
@@ -89,19 +91,24 @@ void check_a_thread_is_kept_off_and_comes_back(int first, const cpu_set_t& all) 
   CHECK(may_run(sleeper.id(), first));  // the destructor gives back
 }
 
-// A fork that runs its work in the caller alone: what it does is seen there.
-void in_caller(void (*work)(void*), void* data, unsigned, unsigned) { work(data); }
-
-void check_a_fork_gives_back(int first, const cpu_set_t& all) {
+void check_a_call_of_the_pool_gives_back(int first, const cpu_set_t& all) {
   Sleeper sleeper(all);
   ThreadPlaces places({sleeper.id()});
   places.keep_off();
-  std::vector<bool> back;
-  const auto look = [&](int64_t, int) { back.push_back(may_run(sleeper.id(), first)); };
-  prelude::cpu::run_pieces(nullptr, 2, 2, look);
-  prelude::cpu::run_pieces(in_caller, 1, 2, look);
-  prelude::cpu::run_pieces(in_caller, 2, 2, look);  // the first one that wakes another thread
-  CHECK((back == std::vector<bool>{false, false, false, false, true, true}));
+  const auto caller = std::this_thread::get_id();
+  // Whether the sleeper may run here, as the caller sees it within its own part of the call.
+  const auto back_within = [&](int threads, int64_t pieces) {
+    std::atomic<int> seen{-1};
+    prelude::cpu::run_pieces(threads, pieces, [&](int64_t, int) {
+      if (std::this_thread::get_id() == caller)
+        seen = may_run(sleeper.id(), first);
+      else
+        while (seen < 0) std::this_thread::yield();
+    });
+    return seen.load() == 1;
+  };
+  CHECK(!back_within(1, 2) && !back_within(2, 1));
+  CHECK(back_within(2, 2));  // the first one that wakes another thread
 }
 
 void check_a_change_of_others_stays(int first, int second, const cpu_set_t& all) {
@@ -152,7 +159,7 @@ int main() {
   const cpu_set_t here = alone(first);
   CHECK(sched_setaffinity(0, sizeof here, &here) == 0);
   check_a_thread_is_kept_off_and_comes_back(first, all);
-  check_a_fork_gives_back(first, all);
+  check_a_call_of_the_pool_gives_back(first, all);
   check_a_change_of_others_stays(first, second, all);
   check_a_bound_thread_stays(first);
   check_other_processes_are_let_alone(first, all);

@@ -1,11 +1,15 @@
-"""How long torch's OpenMP threads wait in a loop before they sleep: said before torch is imported, or not at all."""
+"""torch's own OpenMP threads, which some operations of a step still use: how long they wait for work, and forks."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 SPINS = 3000
 """Looks at a barrier before a thread sleeps: 50 to 150 us. The pauses between two operations of a step are shorter.
@@ -25,3 +29,18 @@ def short_spins() -> Iterator[None]:
         yield
     finally:
         del os.environ["GOMP_SPINCOUNT"]
+
+
+@functools.cache
+def end_before_forks() -> None:
+    """From here on a thread that forks ends its OpenMP threads; torch's next operation makes new ones. libgomp does
+    not notice a fork: in the child that thread would wait for threads that are not there, for ever."""
+    import torch
+
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    with contextlib.suppress(OSError, AttributeError):  # macOS and Windows; libgomp before GCC 9
+        pause = ctypes.CDLL(str(library)).omp_pause_resource_all
+        os.register_at_fork(before=lambda: pause(_SOFT))
+
+
+_SOFT = 1  # keeps OpenMP's settings
