@@ -42,7 +42,6 @@ COMMANDS = {
     "shared_cpu": "shared_cpu",
     "tables": "tables",
     "serving": "serving.service",
-    "gpu": "gpu.device",
     "gpu_first": "gpu.first",
     "gpu_host": "gpu.host",
     "gpu_stage": "gpu.stages",

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -56,14 +56,10 @@ def shapes_recorded(engine: AsyncEngine) -> int:
     return 0 if graphs is None else int(graphs.captures)
 
 
-async def lone_requests(engine: AsyncEngine, tokens: int | Sequence[int], repeats: int, count: int) -> list[float]:
-    """p50 of each repeat, text to answer, one at a time. ``tokens``: of every prompt, exactly; or several lengths in
-    turn."""
+async def lone_requests(engine: AsyncEngine, tokens: int, repeats: int, count: int) -> list[float]:
+    """p50 of each repeat, text to answer, one at a time; every prompt has exactly so many ``tokens``."""
     await engine.start()
-    tokenizer = engine.engine.tokenizer
-    lengths = [tokens] if isinstance(tokens, int) else list(tokens)
-    each = [texts_of(tokenizer, length, -(-count // len(lengths))) for length in lengths]
-    texts = [text for group in zip(*each) for text in group][:count]
+    texts = texts_of(engine.engine.tokenizer, tokens, count)
 
     async def in_turn(number: int) -> list[float]:
         times = []
@@ -77,19 +73,15 @@ async def lone_requests(engine: AsyncEngine, tokens: int | Sequence[int], repeat
     return [statistics.median(await in_turn(repeat)) for repeat in range(repeats)]
 
 
-async def saturated(
-    engine: AsyncEngine, tokens: int, flights: int, shared: float, repeats: int, seconds: float
-) -> list[float]:
+async def saturated(engine: AsyncEngine, tokens: int, flights: int, repeats: int, seconds: float) -> list[float]:
     """Requests a second with ``flights`` in flight."""
-    common = draw(7, int(tokens * shared))
-    seeds = iter(range(10_000, 10_000_000))
+    seeds = itertools.count(time.time_ns() % (1 << 40))  # a prompt that came before would be cached
     await engine.start()
 
     async def worker(until: float) -> int:
         done = 0
         while time.perf_counter() < until:
-            ids = np.concatenate([common, draw(next(seeds), tokens - len(common))])
-            await engine.run(one_token(ids))
+            await engine.run(one_token(draw(next(seeds), tokens)))
             done += 1
         return done
 
@@ -102,23 +94,16 @@ async def saturated(
     return [await together(repeat) for repeat in range(repeats)]
 
 
-SAMPLED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
-"""The sampling settings of Qwen3's generation_config.json."""
-
-
-async def stream_times(
-    engine: AsyncEngine, seed: int, tokens: int, output: int, sampled: bool = False
-) -> list[float]:
+async def stream_times(engine: AsyncEngine, seed: int, tokens: int, output: int) -> list[float]:
     times = []
-    how = {**SAMPLED, "seed": seed} if sampled else {"temperature": 0.0}
-    params = SamplingParams(max_tokens=output, ignore_eos=True, **how)
+    params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
     async for _ in engine.generate(draw(seed, tokens).tolist(), params):
         times.append(time.perf_counter())
     return times
 
 
 async def chats(
-    engine: AsyncEngine, tokens: int, output: int, flights: int, repeats: int, sampled: bool = False
+    engine: AsyncEngine, tokens: int, output: int, flights: int, repeats: int
 ) -> tuple[list[float], list[float]]:
     """Seconds per output token behind the first, and output tokens a second, of each repeat."""
     await engine.start()
@@ -128,7 +113,7 @@ async def chats(
         began = time.perf_counter()
         found: list[list[float]] = []
         for _ in range(runs):
-            streams = (stream_times(engine, next(seeds), tokens, output, sampled) for _ in range(flights))
+            streams = (stream_times(engine, next(seeds), tokens, output) for _ in range(flights))
             found += await asyncio.gather(*streams)
         seconds = time.perf_counter() - began
         return statistics.median((t[-1] - t[0]) / (output - 1) for t in found), runs * flights * output / seconds
@@ -136,26 +121,3 @@ async def chats(
     await settle(engine, together)
     measured = [await together(repeat) for repeat in range(repeats)]
     return [tpot for tpot, _ in measured], [rate for _, rate in measured]
-
-
-async def chat_beside_decisions(engine: AsyncEngine, repeats: int) -> list[float]:
-    await engine.start()
-    found = []
-    for repeat in range(repeats + 1):
-        alone = await stream_times(engine, repeat, 128, 64)
-        stop = asyncio.Event()
-
-        async def decisions(worker: int, stop: asyncio.Event = stop) -> None:
-            seed = worker * 100_000
-            while not stop.is_set():
-                seed += 1
-                await engine.run(one_token(draw(seed, 512)))
-
-        tasks = [asyncio.create_task(decisions(i)) for i in range(32)]
-        await asyncio.sleep(0.3)
-        beside = await stream_times(engine, repeat, 128, 64)
-        stop.set()
-        await asyncio.gather(*tasks)
-        if repeat:
-            found.append((beside[-1] - beside[0]) / (alone[-1] - alone[0]))
-    return found

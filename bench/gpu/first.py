@@ -1,7 +1,8 @@
 """The first run on a GPU: every stage in a process of its own, results kept as they come, also where a later stage
 fails.
 
-    python -m bench gpu_first [--out FOLDER] [--seconds 520] [--only STAGE,STAGE] [--from FOLDER] [--smoke FILE]
+    python -m bench gpu_first [--out FOLDER] [--seconds 520] [--only STAGE,STAGE] [--from FOLDER]
+    python -m bench gpu_first --print-sources      the hash of the native sources, which a pack keeps beside its wheel
 
 ``--out`` is ``$OUT`` where that is set. In it come
 
@@ -11,18 +12,18 @@ fails.
     log.txt         the last lines of each stage's output
     cache.tgz       the algorithms that were searched for and the compiled kernels, for the next call
 
-Correctness comes first, then the table by the kernels of the libraries. Behind it this project's own
-attention is tried, in processes that may hang; then correctness and the table with the widths that passed; all else
-follows. A stage that passes its limit is ended, with its children. A stage is not begun where less than half of its
-limit is left. A second call with ``--from`` (the folder that the first call filled; ``--out`` itself is one) leaves
-out the stages that ended well there, but for those that ``--only`` names, and begins with the cache of that call. The
-results of another GPU are not taken. Times of a run in which correctness was not shown are marked in the table.
-``--seconds`` bounds the whole call.
+Attention kernels are tried first, in processes that may hang; engines use those that passed. Correctness follows,
+then the table, then all else. A stage that passes its limit is ended, with its children. A stage is not begun if less
+than half of its limit is left. A second call with ``--from`` (the folder that the first call filled; ``--out`` itself
+is one) leaves out the stages that ended well there, but for those that ``--only`` names, and begins with the cache of
+that call. The results of another GPU are not taken. Figures are marked in the table if correctness was not shown for
+their path and model. ``--seconds`` bounds the whole call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -44,30 +45,21 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS: dict[str, float] = {
     "versions": 90,
     "flashinfer": 40,
-    "correctness": 150,
+    "own_trial": 150,
+    "correctness": 180,
     "oneshot": 90,
     "throughput": 110,
     "decode": 90,
     "questions": 80,
     "deterministic": 150,
     "ready": 90,
-    "own_trial": 150,
-    "correctness_own": 150,
-    "oneshot_own": 90,
-    "decode_own": 90,
+    "sanitize": 120,
     "tests": 180,
     "profile": 60,
-    "operations": 60,
-    "smoke": 100,
-    "decode_sampled": 60,
-    "throughput_flights": 150,
-    "oneshot_transformers": 60,
-    "oneshot_varied": 80,
-    "startup": 60,
-    "chat": 60,
 }
-"""Seconds of each stage, in the order in which they run: FlashInfer alone, correctness, the table, this project's own
-kernels, all else. The first process on a machine reads torch from a cold disk."""
+"""Seconds of each stage, in the order in which they run: the attention kernels alone, correctness, the table, all
+else. The first process on a machine reads torch from a cold disk."""
+SOURCES = (".pyx", ".pxd", ".pxi", ".hpp", ".cpp", ".h")
 GRACE = 5.0  # seconds between the signals to end and to kill
 LEAST = 0.5  # of a stage's limit: with less time left it is not begun
 KEPT_LINES = 200  # of each stage's output
@@ -204,14 +196,40 @@ class FirstRun:
         (self.out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
+def output(*command: str) -> str:
+    """Of a program; empty if it is not there or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, cwd=ROOT).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
 def gpu_name() -> str | None:
     """Of the GPU that is there; None where the driver's tool does not say it."""
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None
+    said = output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
     return said[0].strip() if said else None
+
+
+def sources_hash(root: Path = ROOT) -> str:
+    """Of names and bytes of the native sources: a wheel's compiled modules belong to one."""
+    found = hashlib.sha256()
+    for folder in ("_native", "tokenizer"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in SOURCES:
+                found.update(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n".encode())
+                found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def commit_here() -> str:
+    """Of the checkout; empty if this folder is none."""
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=True, cwd=ROOT
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def end_group(process: subprocess.Popen[Any], grace: float) -> None:
@@ -252,27 +270,33 @@ def main() -> int:
     parser.add_argument("--began", type=float, default=time.time(), help="--seconds count from this time on")
     parser.add_argument("--only", default=None, help="these stages, also where they ended well before")
     parser.add_argument("--from", dest="earlier", type=Path, default=None)
-    parser.add_argument("--commit", default="", help="of the source, where its folder is not a checkout")
-    parser.add_argument("--smoke", type=Path, default=Path(".gpu/smoke.py"))
+    parser.add_argument("--commit", default="", help="of the pack; a checkout has to be at it")
+    parser.add_argument("--sources", default="", help="the hash of the native sources that the wheel was built of")
+    parser.add_argument("--print-sources", action="store_true", help="print that hash, and do nothing else")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--runner", default="bench.gpu.stages", help="the module of the stages; tests name another")
     parser.add_argument("--limits", type=float, default=1.0, help="multiplies the limits of the stages")
     chosen = parser.parse_args()
+    if chosen.print_sources:
+        print(sources_hash())
+        return 0
+    if chosen.sources and chosen.sources != sources_hash():
+        parser.error("the wheel was built of other native sources than those here: build the pack again")
+    if chosen.commit and (here := commit_here()) and here != chosen.commit:
+        parser.error(f"the pack is of commit {chosen.commit}, the checkout is at {here}")
     stages = [name for name in (chosen.only or ",".join(LIMITS)).split(",") if name]
     unknown = [name for name in stages if name not in LIMITS]
     if unknown:
         parser.error(f"no such stage: {', '.join(unknown)}; there are {', '.join(LIMITS)}")
-    extra = ["--smoke", str(chosen.smoke.absolute()), "--repeats", str(chosen.repeats)]
+    extra = ["--repeats", str(chosen.repeats)]
     left = chosen.seconds - max(0.0, time.time() - chosen.began)
     run = FirstRun(chosen.out.absolute(), left, [sys.executable, "-m", chosen.runner], extra, chosen.limits)
-    run.gpu, run.commit = gpu_name(), chosen.commit
+    run.gpu, run.commit = gpu_name(), chosen.commit or commit_here()
     earlier = chosen.earlier or (chosen.out if (chosen.out / "results.jsonl").exists() else None)
     if earlier is not None:
         done = run.take(earlier.absolute())
         if chosen.only is None:
             stages = [name for name in stages if name not in done]
-    if not chosen.smoke.is_file():
-        stages = [name for name in stages if name != "smoke"]
     run.run(stages)
     print((run.out / "table.md").read_text(encoding="utf-8"))
     return 0 if all(end.how == "done" for end in run.ends) else 1

@@ -4,10 +4,10 @@
 # PACK is a folder with the parts that the machine's Python lacks:
 #     *.whl       wheels for it, this project's among them; they are unpacked, not installed
 #     site.tgz    more packages, unpacked (FlashInfer with its modules compiled ahead)
-#     smoke.py    a smoke script
 #     earlier/    the --out of the call before: this call goes on from there
-#     commit      the hash of the checkout, where its .git does not travel
-# The Python of cuda/ is the checkout's. The compiled parts are the wheel's: build it anew when their sources change.
+#     commit      the hash of the checkout
+#     sources     the hash of the native sources of the wheel (bench gpu_first --print-sources)
+# The Python of cuda/ is the checkout's. The compiled parts are the wheel's: a run does not begin with other sources.
 # Where no wheel of this project is there or it does not load, the checkout is compiled.
 set -eu
 began=$(date +%s) # unpacking, and torch's first import from a cold disk, are part of --seconds
@@ -34,7 +34,7 @@ if ! "$python" -c "import prelude.cuda.lane, prelude.tokenizer"; then
     rm -rf "$site/prelude" "$site"/prelude_engine-*
     "$python" -m pip install -q --no-index --no-deps --no-build-isolation -e .
 fi
-[ ! -e "$pack/smoke.py" ] || set -- --smoke "$pack/smoke.py" "$@"
 [ ! -e "$pack/commit" ] || set -- --commit "$(cat "$pack/commit")" "$@"
+[ ! -e "$pack/sources" ] || set -- --sources "$(cat "$pack/sources")" "$@"
 [ ! -e "$pack/earlier/results.jsonl" ] || set -- --from "$pack/earlier" "$@"
 exec "$python" -m bench gpu_first --began "$began" "$@"

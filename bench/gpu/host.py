@@ -1,22 +1,19 @@
 """The CUDA executor's host time, over a null device: submit to launch, and completion to result.
 
-    python -m bench gpu_host [--repeats 2000] [--json FILE] [--before FILE]
+    python -m bench gpu_host [--repeats 2000] [--json FILE]
 
 One OneShot root of 128 tokens (greedy; its tokens' probabilities; in turn with other lengths of its bucket), roots of
 a batch, decode steps of 1, 4, 16 and 64 rows; steps with cached prefixes, with folds (questions on one state), and of
 prompts beside decode rows with several readouts. ``submit`` is timed until the graph's launch and until it returns,
-and ``wait`` of a step that is done. Medians over ``--repeats`` calls; opcodes are those of Python, counted in one
-call. ``null.py`` names the parts that are not counted. ``--before``: the JSON of an earlier commit, shown beside.
+and ``wait`` of a step that is done. Medians over ``--repeats`` calls. ``null.py`` names the parts that are not
+counted.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,24 +108,6 @@ def loads() -> dict[str, list[ForwardBatch]]:
     }
 
 
-def opcodes(work: Callable[[], Any]) -> int:
-    """Python opcodes of one call."""
-    count = 0
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(None)
-    return count
-
-
 def measured(executor: Any, stub: Any, steps: list[ForwardBatch], repeats: int) -> dict[str, list[float]]:
     """Microseconds of each call by measure."""
     found: dict[str, list[float]] = {"launch": [], "submit": [], "result": []}
@@ -160,7 +139,6 @@ def processor_time(executor: Any, steps: list[ForwardBatch], repeats: int) -> fl
 def main() -> None:
     parser = options_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=2000)
-    parser.add_argument("--before", type=Path, help="the JSON of an earlier run, shown beside")
     add_outputs(parser, plot=False)
     options = parser.parse_args()
     from bench.gpu import null
@@ -168,7 +146,6 @@ def main() -> None:
     stub = null.load()
     executor = null.executor()
     null.answer(executor, stub)
-    before = {} if options.before is None else rows_of(json.loads(options.before.read_text(encoding="utf-8")))
     report = Report("Host time of the CUDA executor over a null device", facts=machine_facts())
     for name, steps in loads().items():
         plans = executor.calls.plans  # type: ignore[union-attr]
@@ -185,16 +162,8 @@ def main() -> None:
             report.add(name, measure, (middle, low, high), "us", "" if reach is None else f"{reach:g}")
         costs = [processor_time(executor, steps, options.repeats // 4) for _ in range(5)]
         report.add(name, "processor time", three(costs), "us")
-        count = opcodes(lambda steps=steps: executor.wait(executor.submit(steps[0])))  # type: ignore[misc]
-        report.add(name, "opcodes", (count, count, count), "")
         report.add(name, "plans a step", (planned, planned, planned), "")
     report.finish(options)
-    for key, value in before.items():
-        print(f"before: {key}: {value:.4g}")
-
-
-def rows_of(kept: dict[str, Any]) -> dict[str, float]:
-    return {f"{row['load']}, {row['measure']}": row["value"] for row in kept["rows"]}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The loads of ``bench gpu``. Keys are those of the published table; each figure is a median with its spread."""
+"""The loads of the first run. Keys are those of the published table; each figure is a median with its spread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from prelude.cuda import weights
 from prelude.cuda.executor import CudaExecutor
@@ -25,10 +24,10 @@ from prelude.cuda.graphs import GraphPolicy
 
 from bench.gpu import chips
 from bench.gpu.batches import draw, forest, greedy, labels
-from bench.gpu.clients import chat_beside_decisions, chats, lone_requests, saturated
-from bench.gpu.exactness import LIMIT_ULPS, allowed_ulps, transformers_error, worst_error
-from bench.gpu.models import MODELS, Floor, RandomSource, Reference, causal, save_checkpoint, transformers_model
-from prelude import AsyncEngine, Engine, EngineConfig, Generate, SamplingParams, default_model
+from bench.gpu.clients import chats, lone_requests, saturated
+from bench.gpu.exactness import allowed_ulps, worst_error
+from bench.gpu.models import MODELS, Floor, RandomSource, Reference, causal, save_checkpoint
+from prelude import AsyncEngine, Engine, EngineConfig, default_model
 from prelude.batch import OneShotBatch
 from prelude.execution.cuda import attention_calls, probe_step
 
@@ -46,21 +45,16 @@ class Load:
     reach: float | None = None
     paper: dict[str, float] = field(default_factory=dict)
     better: str = "lower"
+    ok: bool | None = None
+    """Of a check."""
 
     @property
     def value(self) -> float:
         return statistics.median(self.values)
 
-    @property
-    def spread(self) -> tuple[float, float]:
-        return min(self.values), max(self.values)
-
     def plain(self) -> dict[str, Any]:
-        return {**asdict(self), "value": self.value}
-
-
-VARIED = (33, 71, 128, 200, 301, 442, 65, 500)
-"""Tokens of prompts in turn, where lengths vary."""
+        plain = {**asdict(self), "value": self.value}
+        return plain if self.ok is not None else {key: value for key, value in plain.items() if key != "ok"}
 
 
 STATE = 8192
@@ -70,10 +64,8 @@ READY = (sys.executable, "-m", "bench.gpu.ready")
 
 
 class Bench:
-    def __init__(self, repeats: int, own: bool = True) -> None:
-        """``own``: this project's attention may be chosen, if it passed its trial."""
+    def __init__(self, repeats: int) -> None:
         self.repeats = repeats
-        self.own = own
         self.attention = "FlashInfer"
         self.steps: list[dict[str, Any]] = []
         """Of each executor that was closed: how its steps ran."""
@@ -110,23 +102,17 @@ class Bench:
         graphs: bool = True,
         float32: bool = False,
         deterministic: bool = False,
-        tune: bool = True,
-        pdl: bool = True,
-        prefill: str = "auto",
         **options: Any,
     ) -> CudaExecutor:
-        """``pdl``: programmatic dependent launch. ``prefill``: FlashInfer's backend of ragged prefill, or "auto"."""
         config = MODELS[name]
         element = torch.float32 if float32 else torch.bfloat16
-        device = self.device(name, element, deterministic=deterministic, tune=tune, pdl=pdl, own_attention=self.own)
+        device = self.device(name, element, deterministic=deterministic)
         with device.scope():
             loaded = weights.load(
                 device, RandomSource(config, "cuda", torch.bfloat16), config.spec, config.max_positions
             )
         calls = attention_calls(config, device)
-        if calls is not None:
-            calls.prefill = prefill
-        elif not float32 and not deterministic:
+        if calls is None and not float32 and not deterministic:
             self.attention = "key lists"
         settings: dict[str, Any] = {"num_blocks": 4096, "step_tokens": 16_384, "step_rows": 512}
         executor = CudaExecutor(
@@ -147,7 +133,7 @@ class Bench:
         with executor.device.scope():
             executor.recorder.search_large_rows()
 
-    def engine(self, executor: CudaExecutor, overlap: bool | None = None) -> AsyncEngine:
+    def engine(self, executor: CudaExecutor) -> AsyncEngine:
         """An engine over the executor, with the packaged model's tokenizer: its ids are ids of any larger model."""
         from prelude.tokenizer import Tokenizer
 
@@ -160,7 +146,6 @@ class Bench:
             max_step_tokens=executor.step_tokens,
             max_running=256,
             chunk_tokens=2048,
-            overlap=overlap,
         )
         tokenizer = Tokenizer.from_file(str(default_model.path() / "tokenizer.json"))
         preparer = Preparer(tokenizer, executor.limits(), config, eos_ids=(), bos_id=None)
@@ -220,40 +205,43 @@ class Bench:
     def correctness(self) -> Iterator[Load]:
         """Folds, chunks, hits and decode of every path against a plain float32 forward over the same weights. A path
         that is wrong, or fails, hides no other: the errors come last."""
-        source = RandomSource(MODELS["tiny"], "cuda", torch.bfloat16)
-        reference = Reference(source)
-        allowed = allowed_ulps(MODELS["tiny"])
         wrong: list[str] = []
-        for name, options in (
-            ("float32", {"float32": True}),
-            ("deterministic", {"deterministic": True}),
-            ("eager", {"graphs": False}),
-            ("captured", {}),
+        for name, check in (
+            ("float32", lambda: self._paths("float32", float32=True)),
+            ("deterministic", lambda: self._paths("deterministic", deterministic=True)),
+            ("eager", lambda: self._paths("eager", graphs=False)),
+            ("captured", lambda: self._paths("captured")),
+            ("06b", self._small),
         ):
-            limit = 1e-4 if name == "float32" else allowed
             try:
-                executor = self.executor("tiny", num_blocks=256, step_tokens=4096, **options)
-                worst = max(worst_error(executor, reference, seed, exact=name == "float32") for seed in range(6))
-            except Exception as error:
+                worst, allowed = check()
+            except Exception as error:  # costs no other model and no other path
                 traceback.print_exc()
                 wrong.append(f"{name}: {type(error).__name__}: {error}")
                 continue
-            yield Load(f"correctness_{name}.worst", "" if name == "float32" else "ulp", [worst])
-            if not worst <= limit:
-                wrong.append(f"{name}: an error of {worst:.3g}, {limit:g} is allowed")
-            graphs = executor.graphs
-            if name == "captured" and (not graphs.replays or graphs.failures):
-                wrong.append(f"{name}: {graphs.replays} steps were replayed, {graphs.failures} shapes not recorded")
-        big = self.executor("06b", num_blocks=64, step_tokens=2048)
-        big.wait(big.submit(probe_step(big)))
-        error = worst_error(big, Reference(RandomSource(MODELS["06b"], "cuda", torch.bfloat16)), 0, exact=False)
-        theirs = transformers_error(MODELS["06b"])
-        yield Load("correctness_06b.ulps", "ulp", [error])
-        yield Load("correctness_06b.transformers", "ulp", [theirs])
-        if not error <= 2 * max(theirs, LIMIT_ULPS):
-            wrong.append(f"0.6B: an error of {error:.3g} ulps, transformers in bfloat16 has {theirs:.3g}")
+            unit = "" if name == "float32" else "ulp"
+            yield Load(f"correctness_{name}.worst", unit, [worst], allowed, ok=worst <= allowed)
+            if not worst <= allowed:
+                wrong.append(f"{name}: an error of {worst:.3g}, {allowed:.3g} is allowed")
         if wrong:
             raise NotRight("; ".join(wrong))
+
+    def _paths(self, name: str, **options: Any) -> tuple[float, float]:
+        """The error of one path over the tiny model, and how much is allowed."""
+        reference = Reference(RandomSource(MODELS["tiny"], "cuda", torch.bfloat16))
+        executor = self.executor("tiny", num_blocks=256, step_tokens=4096, **options)
+        worst = max(worst_error(executor, reference, seed, exact=name == "float32") for seed in range(6))
+        graphs = executor.graphs
+        if name == "captured" and (not graphs.replays or graphs.failures):
+            raise NotRight(f"{graphs.replays} steps were replayed, {graphs.failures} shapes not recorded")
+        return worst, 1e-4 if name == "float32" else allowed_ulps(MODELS["tiny"])
+
+    def _small(self) -> tuple[float, float]:
+        """Likewise of the 0.6B model."""
+        executor = self.executor("06b", num_blocks=64, step_tokens=2048)
+        executor.wait(executor.submit(probe_step(executor)))
+        reference = Reference(RandomSource(MODELS["06b"], "cuda", torch.bfloat16))
+        return worst_error(executor, reference, 0, exact=False), allowed_ulps(MODELS["06b"])
 
     # ------------------------------------------------------------------ loads
 
@@ -269,29 +257,6 @@ class Bench:
         steps = [v * 1e3 for v in self.timed(lambda: executor.wait(executor.submit(batch)), 30)]
         yield Load(f"{key}.step_ms", "ms", steps, floor)
         self.release()
-
-    def oneshot_transformers(self) -> Iterator[Load]:
-        """The step of ``oneshot`` by transformers."""
-        floor = self.floor("06b").prefill(128, 1, causal(128)) * 1e3
-        theirs = [v * 1e3 for v in self.by_transformers("06b", 128)]
-        yield Load("oneshot_06b_128in_1out_c1_transformers.step_ms", "ms", theirs, floor)
-
-    def oneshot_varied(self) -> Iterator[Load]:
-        """0.6B, prompts of ``VARIED`` lengths in turn, one output token, alone."""
-        engine = self.engine(self.executor("06b"))
-        values = [v * 1e3 for v in asyncio.run(lone_requests(engine, VARIED, self.repeats, 64))]
-        yield Load("oneshot_06b_varied_1out_c1.p50_ms", "ms", values)
-
-    def by_transformers(self, name: str, tokens: int) -> list[float]:
-        """Seconds of one forward by transformers with SDPA, ids on the host to a token on the host."""
-        model = transformers_model(MODELS[name], RandomSource(MODELS[name], "cuda", torch.bfloat16))
-        ids = torch.from_numpy(draw(0, tokens).astype(np.int64))[None]
-
-        def answer() -> int:
-            with torch.inference_mode():
-                return int(model(ids.cuda(), logits_to_keep=1).logits[0, -1].argmax())
-
-        return self.timed(answer, 10)
 
     def questions(self) -> Iterator[Load]:
         """64 questions of 8 tokens on one cold state, and the state's prefill alone, in turn: their quotient."""
@@ -321,58 +286,39 @@ class Bench:
         """4B, 512 in, 1 out, with 96 in flight."""
         executor = self.executor("4b", num_blocks=2048)
         self.search_large_steps(executor)
-        values = self._saturated(self.engine(executor), 96)
         paper = {"prelude": 186.7, "vllm": 134.5, "sglang": 151.5}
-        key = "oneshot_4b_512in_1out_c96.requests_s"
-        yield self.load(key, "1/s", values, 1 / self._request_of_4b(), 190.0, paper, better="higher")
+        key, floor, engine = "oneshot_4b_512in_1out_c96.requests_s", 1 / self._request_of_4b(), self.engine(executor)
+        for repeats in self.first_and_all():
+            values = self._saturated(engine, repeats)
+            yield self.load(key, "1/s", values, floor, 190.0, paper, better="higher")
         self.release()
-
-    def throughput_flights(self) -> Iterator[Load]:
-        """The same with other numbers in flight, and with 75 % of the prompt shared. Alone also eagerly and by
-        transformers: larger steps are not recorded."""
-        per_request = self._request_of_4b()
-        table: list[tuple[int, float, float, dict[str, float]]] = [
-            (1, 0.0, 110.0, {"prelude": 70.5, "vllm": 47.8, "sglang": 42.6}),
-            (16, 0.0, 175.0, {"prelude": 157.6, "vllm": 98.0, "sglang": 150.9}),
-            (96, 0.75, 550.0, {}),
-        ]
-        executor = self.executor("4b", num_blocks=2048)
-        self.search_large_steps(executor)
-        engine = self.engine(executor)  # which owns the executor, and closes it when it is gone
-        for flights, shared, reach, paper in table:
-            key = f"oneshot_4b_512in_1out_c{flights}{'_shared75' if shared else ''}.requests_s"
-            values, floor = self._saturated(engine, flights, shared), 1 / (per_request * (1 - shared))
-            yield self.load(key, "1/s", values, floor, reach, paper, better="higher")
-        self.release()
-        eager = self.engine(self.executor("4b", num_blocks=2048, graphs=False))
-        alone = {"eager": self._saturated(eager, 1, seconds=1.0)}
-        self.release()
-        alone["transformers"] = [1 / seconds for seconds in self.by_transformers("4b", 512)]
-        for name, values in alone.items():
-            key = f"oneshot_4b_512in_1out_c1_{name}.requests_s"
-            yield Load(key, "1/s", values, 1 / per_request, better="higher")
 
     def deterministic(self) -> Iterator[Load]:
         """4B, 512 in, 1 out, with 96 in flight: the rate of deterministic mode over that of the default."""
         key, floor = "deterministic_4b_512in_1out_c96", 1 / self._request_of_4b()
         executor = self.executor("4b", num_blocks=2048)
         self.search_large_steps(executor)
-        default = self._saturated(self.engine(executor), 96, seconds=2.0)
+        default = self._saturated(self.engine(executor), 2, 2.0)
         yield Load(f"{key}_default.requests_s", "1/s", default, floor, better="higher")
         self.release()
-        executor = self.executor("4b", num_blocks=2048, deterministic=True)
-        rates = self._saturated(self.engine(executor), 96, seconds=2.0)
-        yield Load(f"{key}.requests_s", "1/s", rates, floor, better="higher")
-        quotients = [rate / statistics.median(default) for rate in rates]
-        yield self.load(f"{key}.over_default", "x", quotients, 1.0, 0.95, better="higher")
+        engine = self.engine(self.executor("4b", num_blocks=2048, deterministic=True))
+        for repeats in self.first_and_all():
+            rates = self._saturated(engine, repeats, 2.0)
+            yield Load(f"{key}.requests_s", "1/s", rates, floor, better="higher")
+            quotients = [rate / statistics.median(default) for rate in rates]
+            yield self.load(f"{key}.over_default", "x", quotients, 1.0, 0.95, better="higher")
         self.release()
+
+    def first_and_all(self) -> list[int]:
+        """How many rounds a slow load is measured for: one at first, so that a stage that is ended has a figure."""
+        return sorted({1, self.repeats})
 
     def _request_of_4b(self) -> float:
         """The least seconds of a request of 512 tokens in, in steps of 16."""
         return self.floor("4b").prefill(512 * 16, 16, 16 * causal(512)) / 16
 
-    def _saturated(self, engine: AsyncEngine, flights: int, shared: float = 0.0, seconds: float = 4.0) -> list[float]:
-        return asyncio.run(saturated(engine, 512, flights, shared, self.repeats, seconds=seconds))
+    def _saturated(self, engine: AsyncEngine, repeats: int, seconds: float = 4.0) -> list[float]:
+        return asyncio.run(saturated(engine, 512, 96, repeats, seconds=seconds))
 
     def decode(self) -> Iterator[Load]:
         """0.6B, 128 in, 32 out, four in flight, with a decode step in flight."""
@@ -386,33 +332,6 @@ class Bench:
         yield self.load(f"{key}.tokens_s", "1/s", rate, 4 / floor, 5000.0, rates, better="higher")
         yield Load(f"{key}.replayed_share", "", [graphs.replays / max(1, graphs.replays + graphs.eager)])
         self.release()
-
-    def decode_sampled(self) -> Iterator[Load]:
-        """As ``decode``, with the sampling that Qwen3 asks for."""
-        engine = self.engine(self.executor("06b"))
-        tpot, rate = asyncio.run(chats(engine, 128, 32, 4, self.repeats, True))
-        key = "decode_06b_128in_32out_c4_sampled"
-        times = [v * 1e3 for v in tpot]
-        yield Load(f"{key}.tpot_ms", "ms", times, self.floor("06b").decode(4, 144) * 1e3)
-        yield Load(f"{key}.tokens_s", "1/s", rate, better="higher")
-
-    def startup(self) -> Iterator[Load]:
-        """from_pretrained to the first answer, files cached, imports and kernels done."""
-        folder = Path(tempfile.mkdtemp())
-        try:
-            save_checkpoint(MODELS["06b"], folder, "cuda")
-            values = []
-            for _ in range(min(3, self.repeats) + 1):
-                began = time.perf_counter()
-                engine = Engine.from_pretrained(folder, device="cuda", config=EngineConfig(max_length=4096))
-                engine.run(Generate("where does the river begin", SamplingParams(max_tokens=1)))
-                values.append(time.perf_counter() - began)
-                engine.close()
-                torch.cuda.empty_cache()
-            paper = {"prelude": 2.0, "vllm": 44.0, "sglang": 34.0}
-            yield self.load("startup_06b.first_answer_s", "s", values[1:], None, None, paper)
-        finally:
-            shutil.rmtree(folder)
 
     def ready(self) -> Iterator[Load]:
         """Seconds from the start of a process to its first answer, files cached."""
@@ -434,10 +353,3 @@ class Bench:
                 yield self.load("ready_06b.first_answer_s", "s", values[1:], None, 2.0, {"prelude": 2.0})
         finally:
             shutil.rmtree(folder)
-
-    def chat(self) -> Iterator[Load]:
-        """One chat's TPOT while decisions take the rest, over its TPOT alone."""
-        executor = self.executor("06b")
-        engine = self.engine(executor)
-        ratios = asyncio.run(chat_beside_decisions(engine, self.repeats))
-        yield self.load("chat_beside_oneshot_06b.tpot_ratio", "x", ratios, 1.0, 1.5)

@@ -172,25 +172,33 @@ class Floor:
         return (2 * (self.layer_parameters + self.head_parameters) + kv) / self.chip.bytes
 
 
+def described(config: ModelConfig) -> dict[str, Any]:
+    """The fields of its config.json."""
+    heads, layers = config.spec.attention, config.spec.layers
+    return {
+        "architectures": [config.architecture],
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": layers[0].mlp.inner,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": heads.heads,
+        "num_key_value_heads": heads.kv_heads,
+        "head_dim": heads.head_dim,
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.spec.final_norm.eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": heads.rope.theta},
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+        "eos_token_id": 0,
+    }
+
+
 def transformers_model(config: ModelConfig, source: RandomSource) -> Any:
     """The same weights in transformers, bfloat16, SDPA."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    settings = Qwen3Config(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.spec.layers[0].mlp.inner,
-        num_hidden_layers=len(config.spec.layers),
-        num_attention_heads=config.spec.attention.heads,
-        num_key_value_heads=config.spec.attention.kv_heads,
-        head_dim=config.spec.attention.head_dim,
-        max_position_embeddings=config.max_positions,
-        rms_norm_eps=config.spec.final_norm.eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.spec.attention.rope.theta},
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-        dtype="bfloat16",
-    )
+    settings = Qwen3Config(**described(config), attn_implementation="sdpa")
     with torch.device("meta"):
         model = Qwen3ForCausalLM(settings)
     model = model.to_empty(device=source.device).to(torch.bfloat16).eval()
@@ -199,7 +207,7 @@ def transformers_model(config: ModelConfig, source: RandomSource) -> Any:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name in known:
-                weight.copy_(source.tensor(name))
+                weight.copy_(source.drawn(name))
     if model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr():
         model.lm_head.weight = model.model.embed_tokens.weight
     # to_empty leaves buffers as they come: the rotary frequencies are made again.
@@ -217,27 +225,6 @@ def save_checkpoint(config: ModelConfig, folder: Path, device: str = "cpu") -> N
     from prelude import default_model
 
     source = RandomSource(config, device, torch.bfloat16)
-    save_file({name: source.tensor(name).cpu() for name in source.names()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "architectures": [config.architecture],
-                "model_type": config.model_type,
-                "vocab_size": config.vocab_size,
-                "hidden_size": config.hidden_size,
-                "intermediate_size": config.spec.layers[0].mlp.inner,
-                "num_hidden_layers": len(config.spec.layers),
-                "num_attention_heads": config.spec.attention.heads,
-                "num_key_value_heads": config.spec.attention.kv_heads,
-                "head_dim": config.spec.attention.head_dim,
-                "max_position_embeddings": config.max_positions,
-                "rms_norm_eps": config.spec.final_norm.eps,
-                "rope_theta": config.spec.attention.rope.theta,
-                "tie_word_embeddings": True,
-                "torch_dtype": "bfloat16",
-                "eos_token_id": 0,
-            }
-        ),
-        encoding="utf-8",
-    )
+    save_file({name: source.drawn(name).cpu() for name in source.names()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(described(config)), encoding="utf-8")
     shutil.copy(default_model.path() / "tokenizer.json", folder / "tokenizer.json")

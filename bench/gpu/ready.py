@@ -2,7 +2,7 @@
 
     python -m bench gpu_ready FOLDER
 
-``bench gpu`` starts it and takes the time from the start on.
+``bench gpu_first`` starts it and takes the time from the start on.
 """
 
 from __future__ import annotations

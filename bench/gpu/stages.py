@@ -1,6 +1,6 @@
 """The stages of ``bench gpu_first``, each in a process of its own.
 
-    python -m bench.gpu.stages NAME --results FILE [--smoke FILE] [--repeats 5]
+    python -m bench.gpu.stages NAME --results FILE [--repeats 5]
 
 A stage appends one JSON line to FILE for each result as soon as it has it, and flushes. A stage may fail at any
 place: its written results stay.
@@ -8,15 +8,13 @@ place: its written results stay.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import faulthandler
 import json
 import os
 import platform
 import re
+import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -28,8 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.command_line import options_parser
-from bench.gpu.first import LIMITS, ROOT, read_results
-from bench.gpu.table import OWN
+from bench.gpu.first import LIMITS, ROOT
 
 GPU_TESTS = "tests/cuda/test_gpu.py"
 TEST_MARK = "gpu"
@@ -38,8 +35,6 @@ QUIET = ("-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
 TRIAL = ("prelude.cuda.own_trial",)
 PACKAGES = ("torch", "flashinfer-python", "cuda-bindings", "cuda-python", "numpy", "transformers", "prelude-engine")
 ATTENTION = "PRELUDE_ATTENTION"  # in the environment: figures by another backend say so
-ROWS = (4, 128)  # of the single operations
-IN_GRAPH = 20  # times an operation stands in the graph that is timed, each with another layer's weights
 LONGEST = 5  # kernels of a profile
 
 
@@ -50,7 +45,6 @@ class Stage:
     name: str
     results: Path
     repeats: int = 5
-    smoke: Path | None = None
 
     def tell(self, key: str, **values: Any) -> None:
         line = {"stage": self.name, "key": key, "at": round(time.time(), 3), **values}
@@ -117,26 +111,6 @@ def _output(*command: str) -> str:
 # ------------------------------------------------------------------ checks that run as other programs
 
 
-def smoke(stage: Stage) -> None:
-    """Every check of the smoke script. Where a process is lost, the checks behind it run in another one."""
-    if stage.smoke is None or not stage.smoke.is_file():
-        stage.tell("smoke", ok=None, error=f"{stage.smoke}: no such script")
-        return
-    left = re.findall(r"^@check\ndef (\w+)", stage.smoke.read_text(encoding="utf-8"), re.M)
-    while left:
-        command = [sys.executable, str(stage.smoke), "--quick", "--only", ",".join(left)]
-        seen = []
-        for line in lines_of(command):
-            said = re.match(r"(ok|FAIL)\s+(\w+)\s+(.*)", line)
-            if said and said[2] in left:
-                seen.append(said[2])
-                stage.tell(f"smoke.{said[2]}", ok=said[1] == "ok", value=said[3])
-        lost = [] if seen else left[:1]  # the process died in the first check
-        for name in lost:
-            stage.tell(f"smoke.{name}", ok=False, error="the process ended in it")
-        left = [name for name in left if name not in seen and name not in lost]
-
-
 def own_trial(stage: Stage) -> None:
     """The trial of this project's attention, in processes of its own. Widths that pass are offered to the stages
     behind. One without a verdict has failed."""
@@ -154,36 +128,52 @@ def own_trial(stage: Stage) -> None:
         raise RuntimeError("no width of heads passed the trial")
 
 
+def sanitize(stage: Stage) -> None:
+    """The trial of the narrowest heads under each tool of compute-sanitizer, where that is installed."""
+    from prelude.cuda.own_attention import HEAD_DIMS
+
+    program, bad = shutil.which("compute-sanitizer"), list[str]()
+    if program is None:
+        stage.tell("sanitize", ok=None, value="compute-sanitizer is not installed")
+        return
+    for tool in ("memcheck", "racecheck", "synccheck"):
+        command = [
+            program,
+            "--tool",
+            tool,
+            "--error-exitcode",
+            "7",
+            sys.executable,
+            "-m",
+            *TRIAL,
+            str(min(HEAD_DIMS)),
+        ]
+        said = list(lines_of(command))
+        summary = [line for line in said if "SUMMARY" in line][-1:]
+        right = bool(summary) and all(re.search(r"\b0 (errors|hazards)\b", line) for line in summary)
+        stage.tell(f"sanitize.{tool}", ok=right, value=" ".join(summary) or "it ended without a verdict")
+        bad += [] if right else [tool]
+    if bad:
+        raise RuntimeError(f"compute-sanitizer: {', '.join(bad)}")
+
+
 def tests(stage: Stage) -> None:
-    """The tests that need a GPU. Those behind a lost process run in another one, and those that failed in company run
-    once more alone: an error that ends the device's context fails every test behind it."""
+    """The tests that need a GPU. Each one that was collected has to have its verdict."""
     base = [sys.executable, "-m", "pytest", *QUIET, "-m", TEST_MARK, "--no-header", "--tb=line"]
     listed = [line for line in lines_of([*base, "--collect-only", "-q", GPU_TESTS]) if "::" in line]
     left = [line.split("::", 1)[1].strip() for line in listed]
     stage.tell("tests.collected", value=len(left))
-    failed: list[str] = []
-    while left:
-        alone, done = len(left) == 1, dict[str, str]()
-        for line in lines_of([*base, "-v", *[f"{GPU_TESTS}::{name}" for name in left]]):
-            said = re.match(r"\S+?::(.+?) (PASSED|FAILED|ERROR|SKIPPED)", line)
-            if said and said[1] not in done:
-                done[said[1]] = said[2]
-                _tell_test(stage, said[1], said[2], alone)
-        if not done:
-            stage.tell(f"tests.{left[0]}", ok=False, error="the process ended in it", alone=alone)
-            done[left[0]] = "ERROR"
-        elif not alone:
-            failed += [name for name, how in done.items() if how in ("FAILED", "ERROR")]
-        left = [name for name in left if name not in done]
-    for name in failed:
-        for line in lines_of([*base, "-v", f"{GPU_TESTS}::{name}"]):
-            said = re.match(r"\S+?::(.+?) (PASSED|FAILED|ERROR|SKIPPED)", line)
-            if said:
-                _tell_test(stage, name, said[2], True)
-
-
-def _tell_test(stage: Stage, name: str, how: str, alone: bool) -> None:
-    stage.tell(f"tests.{name}", ok={"PASSED": True, "SKIPPED": None}.get(how, False), alone=alone)
+    bad = []
+    for line in lines_of([*base, "-v", GPU_TESTS]):
+        said = re.match(r"\S+?::(.+?) (PASSED|FAILED|ERROR|SKIPPED)", line)
+        if said and said[1] in left:
+            left.remove(said[1])
+            stage.tell(f"tests.{said[1]}", ok={"PASSED": True, "SKIPPED": None}.get(said[2], False))
+            bad += [said[1]] if said[2] in ("FAILED", "ERROR") else []
+    for name in left:
+        stage.tell(f"tests.{name}", ok=False, error="the process ended without a verdict")
+    if bad or left or not listed:
+        raise RuntimeError(f"{len(bad)} tests failed, {len(left)} of {len(listed)} have no verdict")
 
 
 def lines_of(command: list[str]) -> Iterator[str]:
@@ -199,70 +189,21 @@ def lines_of(command: list[str]) -> Iterator[str]:
 
 
 def part(stage: Stage, name: str) -> None:
-    """One part of ``bench gpu``, by the kernels of the libraries; with ``OWN`` behind its name, by this project's own
-    attention too, if it passed its trial."""
+    """One load of ``loads.Bench``."""
     from bench.gpu.loads import Bench
 
-    own = name.endswith(OWN)
-    if own and not any(x["stage"] == "own_trial" and x.get("ok") for x in read_results(stage.results)):
-        raise LookupError("no kernel of this project's passed its trial: the stage was left out")
-    bench = Bench(stage.repeats, own)
+    bench = Bench(stage.repeats)
     try:
-        for load in getattr(bench, name.removesuffix(OWN))():
-            values = load.plain()
-            key, dot, unit = values.pop("key").rpartition(".")
-            stage.tell(
-                f"{key}{OWN if own else ''}{dot}{unit}", device=bench.chip.name, attention=bench.attention, **values
-            )
+        for load in getattr(bench, name)():
+            stage.tell(device=bench.chip.name, attention=bench.attention, **load.plain())
     finally:
         bench.release()
         for at, steps in enumerate(bench.steps):
             stage.tell(f"steps.{at}", **steps)
 
 
-def operations(stage: Stage) -> None:
-    """Each operation of a layer of the 0.6B model alone: microseconds in a graph of 20, and its floor."""
-    from bench.gpu.loads import Bench
-    from bench.gpu.operations import operations_of
-
-    bench = Bench(stage.repeats, own=False)
-    executor = bench.executor("06b", num_blocks=64, step_tokens=2048)
-    for rows in ROWS:
-        for name, work, floor in operations_of(executor, rows, bench.chip):
-            try:
-                values = timed_in_graph(executor.device, work, stage.repeats)
-                value = statistics.median(values)
-                stage.tell(f"operations.{name}.{rows}", unit="us", value=value, values=values, floor=floor)
-            except Exception as error:
-                stage.tell(f"operations.{name}.{rows}", ok=False, error=f"{type(error).__name__}: {error}")
-    bench.release()
-
-
-def timed_in_graph(device: Any, work: Callable[[int], None], repeats: int) -> list[float]:
-    """Microseconds of one ``work(i)``, from a recorded graph of ``IN_GRAPH`` of them. The graph runs once in front of
-    the one that is timed: meanwhile the host enqueues that, so that its own time is not in the figure."""
-    with device.scope():
-
-        def enqueue() -> None:
-            for i in range(IN_GRAPH):
-                work(i)
-
-        device.warm(enqueue, search=True)
-        graph = device.capture(enqueue)
-        found = []
-        for _ in range(repeats):
-            graph.launch()
-            first = device.mark()
-            graph.launch()
-            last = device.mark()
-            last.wait()
-            found.append(last.seconds_since(first) * 1e6 / IN_GRAPH)
-        graph.close()
-    return found
-
-
 def profile(stage: Stage) -> None:
-    """The kernels that take most of a step of one prompt of 128 tokens, by the kernels of the libraries."""
+    """The kernels that take most of a step of one prompt of 128 tokens."""
     import torch
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
@@ -271,7 +212,7 @@ def profile(stage: Stage) -> None:
     from bench.gpu.loads import Bench
     from prelude.batch import OneShotBatch
 
-    bench = Bench(stage.repeats, own=False)
+    bench = Bench(stage.repeats)
     executor = bench.executor("06b")
     batch = OneShotBatch(forest([(draw(0, 128), -1)]), greedy([127]))
     for _ in range(4):
@@ -288,26 +229,24 @@ def profile(stage: Stage) -> None:
     bench.release()
 
 
-_APART = {stage.__name__: stage for stage in (versions, smoke, own_trial, tests, operations, profile)}
+_APART = {stage.__name__: stage for stage in (versions, own_trial, sanitize, tests, profile)}
 STAGES: dict[str, Callable[[Stage], None]] = {
     name: _APART.get(name) or (lambda stage, name=name: part(stage, name))  # type: ignore[misc]
     for name in LIMITS
 }
-"""The functions of the stages that ``first.py`` names; a stage without one of its own is a part of ``bench gpu``."""
+"""The functions of the stages that ``first.py`` names; a stage without one of its own is a load of ``loads.py``."""
 
 
 def main() -> int:
     parser = options_parser(__doc__)
     parser.add_argument("name", choices=STAGES)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--smoke", type=Path, default=None)
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args()
     # A stage that passes its limit, or loses its process, leaves the place where it was in the log.
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-    end_with_the_parent()
-    stage = Stage(chosen.name, chosen.results, chosen.repeats, chosen.smoke)
+    stage = Stage(chosen.name, chosen.results, chosen.repeats)
     try:
         if forced := os.environ.get(ATTENTION):
             stage.tell("attention", value=f"{ATTENTION}={forced}")
@@ -317,12 +256,6 @@ def main() -> int:
         stage.tell("error", ok=False, error=f"{type(error).__name__}: {error}")
         return 1
     return 0
-
-
-def end_with_the_parent() -> None:
-    """A stage whose caller was killed is killed too (Linux): it would keep the GPU busy."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def leave(code: int) -> NoReturn:

@@ -12,20 +12,17 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prelude.cuda import driver
 from prelude.tokenizer import Tokenizer
 
-from bench.gpu import clients, first, stages
+from bench.gpu import chips, clients, first, loads, stages
 from bench.gpu.clients import texts_of
-from bench.gpu.table import OWN, ROWS, table
+from bench.gpu.table import ROWS, table
 from prelude import default_model
-from tests.cuda import dry_faults
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = """
@@ -88,10 +85,10 @@ def run_limited(tmp_path: Path, at: str, kind: str, said: str, monkeypatch: pyte
     ("kind", "how"),
     [("raise", "failed"), ("segv", "lost"), ("torn", "failed"), ("hang", "out of time"), ("silent", "done")],
 )
-@pytest.mark.parametrize("at", NAMES)
 def test_one_stage_s_fault_costs_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: str, at: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
 ) -> None:
+    at = "oneshot"
     made = (
         run_limited(tmp_path, at, kind, f"output of {at}", monkeypatch)
         if kind == "hang"
@@ -99,14 +96,15 @@ def test_one_stage_s_fault_costs_no_other(
     )
     assert [end.how for end in made.ends] == [how if name == at else "done" for name in NAMES]
     found = first.read_results(made.results)
-    told = {line["stage"] for line in found if line["key"].endswith(".ms")}
-    assert told >= set(NAMES) - {at}
+    assert {line["stage"] for line in found if line["key"].endswith(".ms")} >= set(NAMES) - {at}
     assert [line["stage"] for line in found if line["key"] == "end"] == list(NAMES), "a torn line costs no other"
-    text = (made.out / "table.md").read_text("utf-8")
-    assert ("correctness not shown" in text) == (at == "correctness" and how != "done")
-    assert ("| decode.ms (attention by key lists)" in text) == (at == "flashinfer" and how != "done")
     assert "output of decode" in (made.out / "log.txt").read_text("utf-8")
     assert not made.cache.exists()
+
+
+def test_without_flashinfer_figures_name_their_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = run(tmp_path, {"flashinfer": "raise"}, monkeypatch)
+    assert "| decode.ms (attention by key lists)" in (made.out / "table.md").read_text("utf-8")
 
 
 def ends(process: int) -> bool:
@@ -138,7 +136,6 @@ def test_a_second_call_goes_on_from_the_first(tmp_path: Path, monkeypatch: pytes
         kept = packed.extractfile("matmuls-one.json")
         assert kept is not None and kept.read() == b"versions flashinfer correctness oneshot decode oneshot "
     assert first.ended_well(first.read_results(made.results)) == set(NAMES)
-    assert "correctness not shown" not in (made.out / "table.md").read_text("utf-8")
 
 
 def test_results_of_another_gpu_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,13 +161,13 @@ def main_over_fakes(tmp_path: Path, faults: dict[str, str], *options: str) -> su
 
 def test_stages_that_are_named_run_again(tmp_path: Path) -> None:
     for only in (["--only", "versions,oneshot"], ["--only", "oneshot"]):
-        with main_over_fakes(tmp_path, {}, *only, "--commit", "abc") as process:
+        with main_over_fakes(tmp_path, {}, *only) as process:
             said, _ = process.communicate()
         assert process.returncode == 0 and "oneshot.ms" in said
     found = first.read_results(tmp_path / "out" / "results.jsonl")
     assert [line["stage"] for line in found if line["key"] == "end"] == ["versions", "oneshot", "oneshot"]
     figures = json.loads((tmp_path / "out" / "figures.json").read_text("utf-8"))
-    assert figures["facts"]["commit"] == "abc" and "bench gpu_first" in figures["command"]
+    assert figures["facts"].get("commit", "") == first.commit_here() and "bench gpu_first" in figures["command"]
     assert {
         "measure": "oneshot.ms",
         "value": 2.0,
@@ -194,47 +191,11 @@ def test_a_call_that_is_ended_ends_its_stage(tmp_path: Path) -> None:
     assert ends(child)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
-def test_a_stage_ends_with_a_call_that_is_killed() -> None:
-    stage = """
-import time
-from bench.gpu import stages
-stages.end_with_the_parent()
-print("begun", flush=True)
-time.sleep(600)"""
-    parent = f"""
-import subprocess, sys
-process = subprocess.Popen([sys.executable, "-c", {stage!r}])
-print(process.pid, flush=True)
-process.wait()"""
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        assert process.stdout.readline() == "begun\n"
-        process.kill()
-        process.stdout.read()  # its end comes when the stage has ended too
-    assert ends(pid)
-
-
-def test_a_stage_for_own_kernels_is_not_done_where_none_passed(tmp_path: Path) -> None:
-    """Another call would leave it out."""
-    with pytest.raises(LookupError, match="left out"):
-        stages.part(stages.Stage(f"oneshot{OWN}", tmp_path / "none.jsonl"), f"oneshot{OWN}")
-
-
-def test_a_stage_begins_only_with_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = run(tmp_path, {}, monkeypatch, seconds=-1.0)
-    assert [end.how for end in made.ends] == ["not begun"] * len(NAMES)
-    assert [line["stage"] for line in first.read_results(made.results) if line["key"] == "end"] == list(NAMES)
-
-
-def test_correctness_and_the_table_come_before_all_that_may_hang() -> None:
+def test_kernels_are_tried_first_and_correctness_and_the_table_come_before_all_else() -> None:
     order = list(first.LIMITS)
     rows = ["oneshot", "throughput", "decode", "questions", "deterministic", "ready"]
-    assert order[:10] == ["versions", "flashinfer", "correctness", *rows, "own_trial"]
-    assert order[10:13] == [f"{name}{OWN}" for name in ("correctness", "oneshot", "decode")]
-    assert sum(first.LIMITS[name] for name in order[:13]) <= 3 * 540, "what 30 minutes of a device have room for"
-    assert set(stages.STAGES) == set(order)
+    assert order[:10] == ["versions", "flashinfer", "own_trial", "correctness", *rows]
+    assert sum(first.LIMITS[name] for name in order[:10]) <= 1200 and set(stages.STAGES) == set(order)
 
 
 def test_a_stage_is_begun_only_where_half_of_its_limit_is_left(
@@ -247,50 +208,115 @@ def test_a_stage_is_begun_only_where_half_of_its_limit_is_left(
     }  # fmt: skip
 
 
-def test_the_time_before_the_first_stage_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[float] = []
-
-    class Run(first.FirstRun):
-        def run(self, stages: Sequence[str]) -> None:
-            made.append(self.until - time.monotonic())
-            (self.out / "table.md").write_text("", encoding="utf-8")
-
-    monkeypatch.setattr(first, "FirstRun", Run)
-    monkeypatch.setattr(sys, "argv", ["gpu_first", "--out", str(tmp_path), "--began", str(time.time() - 100)])
-    first.main()
-    assert 300 < made[0] <= 420
-
-
 def test_the_table_has_its_rows_first_and_says_what_was_not_shown() -> None:
+    """What fails of one model or path marks the figures of that one alone."""
+
     def figure(stage: str, key: str, **more: Any) -> dict[str, Any]:
         return {"stage": stage, "key": key, "value": 1.5, "values": [1.0, 2.0], "unit": "ms", **more}
 
-    key = ROWS[0][1]
+    shown = {"eager": True, "captured": True, "deterministic": False, "06b": True}
     lines: list[dict[str, Any]] = [
         {"stage": "versions", "key": "device.name", "value": "NVIDIA H100 80GB HBM3"},
         {"stage": "oneshot", "key": "attention", "value": "PRELUDE_ATTENTION=keys"},
-        {"stage": "correctness", "key": "end", "how": "out of time"},
-        {"stage": "correctness", "key": "end", "how": "done"},  # of a later call
-        figure("oneshot", key.format(""), floor=0.4),
-        figure(f"oneshot{OWN}", key.format(OWN)),
-        {"stage": "tests", "key": "tests.one", "ok": False, "alone": False},
-        {"stage": "tests", "key": "tests.one", "ok": True, "alone": True},
+        *(figure("correctness", f"correctness_{name}.worst", ok=ok) for name, ok in shown.items()),
+        *(figure("load", key, floor=0.4) for _, key in ROWS if not key.startswith("questions")),
+        {"stage": "tests", "key": "tests.one", "ok": False},
+        {"stage": "tests", "key": "tests.one", "ok": True},  # of a later call
     ]
     text = table(lines).splitlines()
     assert text[0] == "NVIDIA H100 80GB HBM3, PRELUDE_ATTENTION=keys in oneshot"
     assert text[4] == f"| {ROWS[0][0]} | 1.5 | 1 to 2 | ms | 0.4 |  |  |"
-    assert text[5].startswith(f"| {ROWS[0][0]}, own kernels (correctness not shown) | 1.5 |")
-    assert text[6] == f"| {ROWS[1][0]} | not measured | | | | | |"
-    assert "1 checks passed, 0 failed" in text, "a test that failed in company only has passed"
+    marks = {name: " (correctness not shown)" if name.startswith("deterministic") else "" for name, _ in ROWS}
+    cells = [line.split(" | ")[0] for line in text[4:10]]
+    assert cells == [f"| {name}{marks[name]}" for name, _ in ROWS] and "not measured" in text[7]
+    lines[5]["ok"] = None  # the 0.6B model: its figures alone are marked
+    marked = [line.split(" | ")[0] for line in table(lines).splitlines()[4:10] if "not shown" in line]
+    assert marked == [f"| {ROWS[i][0]} (correctness not shown)" for i in (0, 2, 4, 5)]
+    assert "4 checks passed, 1 failed" in "\n".join(text)
 
 
-@pytest.mark.skipif(not driver.missing(), reason="there is a GPU here")
-def test_the_stage_of_tests_reads_the_name_and_the_end_of_each(tmp_path: Path) -> None:
-    """Without a GPU every one of them is skipped, which the stage has to see."""
-    stages.tests(stages.Stage("tests", tmp_path / "results.jsonl"))
-    lines = first.read_results(tmp_path / "results.jsonl")
-    assert lines[0]["key"] == "tests.collected" and lines[0]["value"] == len(lines) - 1 > 10
-    assert all(line["ok"] is None and "error" not in line for line in lines[1:]), lines
+def test_a_failure_of_one_model_costs_the_others_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = loads.Bench(1)
+
+    def paths(name: str, **options: Any) -> tuple[float, float]:
+        if name == "eager":
+            raise RuntimeError("no memory")
+        return 1.0, 0.5 if name == "captured" else 2.0
+
+    monkeypatch.setattr(bench, "_paths", paths)
+    monkeypatch.setattr(bench, "_small", lambda: (1.0, 2.0))
+    found = []
+    with pytest.raises(loads.NotRight, match=r"eager: RuntimeError: no memory; captured: an error of 1, 0.5 is"):
+        for load in bench.correctness():
+            found.append((load.key, load.plain()["ok"]))
+    names = {"float32": True, "deterministic": True, "captured": False, "06b": True}
+    assert found == [(f"correctness_{name}.worst", ok) for name, ok in names.items()]
+
+
+def test_slow_loads_have_a_figure_after_their_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads.Bench, "chip", chips.H200)
+    bench, rounds = loads.Bench(5), list[int]()
+    monkeypatch.setattr(bench, "executor", lambda *_, **__: None)
+    monkeypatch.setattr(bench, "engine", lambda executor: None)
+    monkeypatch.setattr(bench, "search_large_steps", lambda executor: None)
+    monkeypatch.setattr(bench, "_saturated", lambda engine, n, seconds=4.0: rounds.append(n) or [2.0] * n)
+    monkeypatch.setattr(bench, "release", lambda: None)
+    assert [(load.key.rpartition(".")[2], len(load.values)) for load in bench.throughput()] == [
+        ("requests_s", 1), ("requests_s", 5)
+    ]  # fmt: skip
+    told = [(load.key.rpartition(".")[2], len(load.values)) for load in bench.deterministic()]
+    assert told[1:3] == [("requests_s", 1), ("over_default", 1)] and told[-1] == ("over_default", 5)
+
+
+def test_a_wheel_of_other_sources_does_not_run(tmp_path: Path) -> None:
+    """A hash of the names and bytes of native sources stands in the pack, and the commit."""
+    base = [sys.executable, "-m", "bench", "gpu_first"]
+    said = subprocess.run([*base, "--print-sources"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert said.strip() == first.sources_hash() and first.sources_hash(tmp_path) != first.sources_hash()
+    (tmp_path / "_native").mkdir()
+    before = first.sources_hash(tmp_path)
+    (tmp_path / "_native" / "one.hpp").write_text("int x;\n", encoding="utf-8")
+    assert first.sources_hash(tmp_path) != before
+    for given in (["--sources", "0" * 64], ["--commit", "0" * 40]):
+        if given[0] == "--commit" and not first.commit_here():
+            continue
+        done = subprocess.run(
+            [*base, "--out", str(tmp_path / "out"), *given], capture_output=True, text=True, cwd=ROOT, check=False
+        )
+        assert done.returncode == 2 and ("other native sources" in done.stderr or "is at" in done.stderr)
+
+
+@pytest.mark.parametrize(("found", "right"), [("0 errors", True), ("3 errors", False), (None, False)])
+def test_a_tool_that_ends_without_a_verdict_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str | None, right: bool
+) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    said = f"echo SUMMARY: {found}" if found else "exit 1"
+    tool.write_text(f"#!/bin/sh\n{said}\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    stage = stages.Stage("sanitize", tmp_path / "results.jsonl")
+    with contextlib.nullcontext() if right else pytest.raises(RuntimeError, match="memcheck, racecheck, synccheck"):
+        stages.sanitize(stage)
+    assert [line["ok"] for line in first.read_results(stage.results)] == [right] * 3
+
+
+def test_a_test_without_a_verdict_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One passes, one is skipped, one ends the process."""
+    path = tmp_path / "test_some.py"
+    path.write_text(
+        "import os, pytest\ndef test_a(): pass\ndef test_b(): pytest.skip()\ndef test_c(): os._exit(3)\n"
+        "def test_d(): pass\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(stages, "GPU_TESTS", str(path))
+    monkeypatch.setattr(stages, "TEST_MARK", "not gpu")
+    stage = stages.Stage("tests", tmp_path / "results.jsonl")
+    with pytest.raises(RuntimeError, match="0 tests failed, 2 of 4 have no verdict"):
+        stages.tests(stage)
+    told = {line["key"]: line.get("ok") for line in first.read_results(stage.results)}
+    assert told.pop("tests.collected") is None
+    assert told == {"tests.test_a": True, "tests.test_b": None, "tests.test_c": False, "tests.test_d": False}
 
 
 def test_a_stage_that_hangs_leaves_its_place_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,26 +340,6 @@ def test_a_stage_ends_well_whatever_libraries_do_when_they_are_unloaded() -> Non
     assert (done.returncode, done.stdout) == (0, "said\n")
 
 
-def test_single_operations_are_timed_while_the_device_is_at_work() -> None:
-    """The graph that is timed is enqueued while another one runs: an idle device would show the host's time."""
-    said: list[str] = []
-
-    class Mark:
-        def __init__(self) -> None:
-            said.append("mark")
-
-        def wait(self) -> None:
-            said.append("wait")
-
-        def seconds_since(self, earlier: Any) -> float:
-            return 2e-5
-
-    graph = SimpleNamespace(launch=lambda: said.append("launch"), close=lambda: said.append("close"))
-    device = SimpleNamespace(scope=contextlib.nullcontext, capture=lambda work: graph, mark=Mark)
-    assert stages.timed_in_graph(device, lambda i: None, 2) == pytest.approx([1.0, 1.0])
-    assert said == [*["launch", "mark", "launch", "mark", "wait"] * 2, "close"]
-
-
 def test_rounds_are_measured_when_no_shape_is_recorded_any_more() -> None:
     graphs, seen = SimpleNamespace(captures=0), list[int]()
     engine: Any = SimpleNamespace(
@@ -348,22 +354,6 @@ def test_rounds_are_measured_when_no_shape_is_recorded_any_more() -> None:
     assert seen == [0, 1, 2]
 
 
-def test_no_prompt_of_the_chats_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second would be read from the cache."""
-    seeds: list[int] = []
-
-    async def stream(engine: Any, seed: int, tokens: int, output: int, sampled: bool) -> list[float]:
-        seeds.append(seed)
-        return [0.0, 1.0]
-
-    async def start() -> None: ...
-
-    monkeypatch.setattr(clients, "stream_times", stream)
-    engine: Any = SimpleNamespace(start=start, engine=SimpleNamespace(core=SimpleNamespace(executor=None)))
-    asyncio.run(clients.chats(engine, 8, 2, 3, 2))
-    assert len(seeds) == len(set(seeds)) == 3 * 4 * 3
-
-
 @pytest.mark.parametrize("tokens", [12, 33, 128, 512])
 def test_prompts_have_exactly_the_tokens_that_the_load_names(tokens: int) -> None:
     tokenizer = Tokenizer.from_file(str(default_model.path() / "tokenizer.json"))
@@ -372,34 +362,16 @@ def test_prompts_have_exactly_the_tokens_that_the_load_names(tokens: int) -> Non
 
 
 def test_the_real_stages_over_a_simulated_device(tmp_path: Path) -> None:
-    """Stages as they run on a GPU, one of them broken by a wrong number. ``tests.cuda.dry_run`` runs all."""
-    stages = "versions,flashinfer,decode_sampled,operations"
+    """Stages as they run on a GPU, over a small model; one of them is broken by a wrong number."""
+    stages = "versions,oneshot,deterministic,decode"
     command = [sys.executable, "-m", "bench", "gpu_first", "--out", str(tmp_path), "--only", stages]
     more = ["--runner", "tests.cuda.dry_run", "--repeats", "1", "--limits", "10", "--seconds", "6000"]
-    environment = {**os.environ, "PRELUDE_DRY_FAULT": "decode_sampled:wrong"}
+    environment = {**os.environ, "PRELUDE_DRY_FAULT": "decode"}
     done = subprocess.run([*command, *more], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 1, done.stderr
     found = first.read_results(tmp_path / "results.jsonl")
     ends = {line["stage"]: line["how"] for line in found if line["key"] == "end"}
-    assert ends == {"versions": "done", "flashinfer": "done", "decode_sampled": "failed", "operations": "done"}
+    assert ends == {"versions": "done", "oneshot": "done", "deterministic": "done", "decode": "failed"}
     keys = {line["key"] for line in found}
-    assert {"version.torch", "decode_06b_128in_32out_c4_sampled.tpot_ms", "operations.gate_up.128"} <= keys
+    assert {"version.torch", ROWS[0][1], ROWS[2][1], ROWS[4][1]} <= keys
     assert any("an error of 9" in str(line.get("error")) for line in found)
-
-
-def test_the_limits_of_a_dry_run_do_without_a_stages_first_result(tmp_path: Path) -> None:
-    lines = [
-        {"stage": "versions", "key": "version", "at": 10.0},
-        {"stage": "versions", "key": "end", "at": 12.0},
-        {"stage": "smoke", "key": "end", "at": 30.0},
-        {"stage": "tests", "key": "tests.collected", "at": 34.0},
-    ]
-    results = tmp_path / "results.jsonl"
-    results.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    seconds = dry_faults.first_results(results)
-    assert seconds == {"versions": 60.0, "tests": 4.0}
-    limits = dry_faults.limits_of({"smoke": "hang", "tests": "child", "decode": "segv"}, seconds)
-    assert set(limits) == set(first.LIMITS)
-    assert (limits["smoke"], limits["tests"], limits["decode"]) == (dry_faults.MOST, 18.0, 600.0)
-    found, known = {"smoke": ["end: out of time"]}, {"smoke": ["end: done"]}
-    assert list(dry_faults.wrongs(found, known, {"smoke": "hang"})), "a stage without a result is told"

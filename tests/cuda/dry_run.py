@@ -1,20 +1,15 @@
-"""The stages of ``bench gpu_first`` over a simulated device and a small model, and faults on demand.
+"""The stages of ``bench gpu_first`` over a simulated device and a small model.
 
     python -m tests.cuda.dry_run NAME --results FILE ...
 
-``PRELUDE_DRY_FAULT=stage:kind`` breaks a stage behind its first result, several with commas between: "raise", "wrong"
-(a failed check of correctness), "exit", "segv", "hang", "child" (it hangs with a child of its own) or "torn" (a line
-in part). ``dry_faults.py`` runs all of them.
+The stage that ``PRELUDE_DRY_FAULT`` names fails a check of correctness behind its first result.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,12 +49,10 @@ def executor(self: loads.Bench, name: str, *, graphs: bool = True, **options: An
 def shortened(times: Any) -> Any:
     """A load with two texts, or a tenth of a second."""
 
-    def run(engine: AsyncEngine, tokens: Any, *rest: Any, seconds: float = 0.0) -> Any:
+    def run(engine: AsyncEngine, *sizes: Any, seconds: float = 0.0) -> Any:
         if times is clients.lone_requests:
-            return times(engine, 16 if isinstance(tokens, int) else (12, 16), 1, 2)
-        if times is clients.saturated:
-            return times(engine, 16, 2, rest[1], 1, 0.1)
-        return times(engine, 12, 4, 2, 1, *rest[3:])
+            return times(engine, 16, 1, 2)
+        return times(engine, 16, 2, 1, 0.1) if times is clients.saturated else times(engine, 12, 4, 2, 1)
 
     return run
 
@@ -85,7 +78,6 @@ def patch() -> None:
     loads.save_checkpoint = lambda config, folder, device: models.save_checkpoint(SMALL, folder)
     torch.cuda.empty_cache = lambda: None
     loads.MODELS = {name: SMALL for name in models.MODELS}  # type: ignore[assignment]
-    loads.VARIED = (12, 16)
     loads.STATE = 256
     loads.READY = (sys.executable, "-m", "tests.cuda.dry_run", "answer")
     loads.Bench.chip = chips.H200  # type: ignore[assignment]
@@ -93,7 +85,6 @@ def patch() -> None:
     loads.Bench.executor = executor  # type: ignore[assignment, method-assign]
     loads.Bench.device = staticmethod(lambda name, element, **_: SimulatedDevice(element))  # type: ignore[assignment]
     loads.attention_calls = lambda *_: None  # type: ignore[assignment]
-    loads.Bench.by_transformers = lambda self, name, tokens: [0.5]  # type: ignore[method-assign]
     loads.Bench.timed = lambda self, work, count=1, repeats=None: [float(work() is None) + 0.001]  # type: ignore[method-assign]
     loads.RandomSource = lambda config, device, dtype: RandomSource(SMALL, "cpu", dtype)  # type: ignore[assignment, misc]
     loads.probe_step = lambda big: loads.OneShotBatch(  # type: ignore[assignment]
@@ -101,44 +92,23 @@ def patch() -> None:
     )
     loads.worst_error = lambda on, reference, seed, exact: exactness.worst_error(on, reference, seed, exact=True)
     loads.allowed_ulps = lambda config: 2.0
-    loads.transformers_error = lambda config: 2.0
     loads.lone_requests = shortened(clients.lone_requests)
     loads.saturated = shortened(clients.saturated)
     loads.chats = shortened(clients.chats)
-    loads.chat_beside_decisions = lambda engine, repeats: clients.chat_beside_decisions(engine, 1)
     torch.cuda.synchronize = lambda *given: None  # type: ignore[assignment]
     stages.TRIAL = ("tests.cuda.dry_run", "trial")
     stages.GPU_TESTS, stages.TEST_MARK = "tests/cuda/test_refusals.py", "not gpu"  # tests that run here
 
 
-KINDS = ("raise", "wrong", "exit", "segv", "hang", "child", "torn")
-
-
-def break_at(kind: str, stage: stages.Stage) -> None:
+def break_at(stage: type[stages.Stage]) -> None:
     """Makes the stage's first ``tell`` its last."""
-    tell = stages.Stage.tell
+    tell = stage.tell
 
     def once(self: stages.Stage, key: str, **values: Any) -> NoReturn:
         tell(self, key, **values)
-        if kind == "raise":
-            raise RuntimeError("a fault on demand")
-        if kind == "wrong":
-            raise loads.NotRight("an error of 9")
-        if kind == "torn":
-            with open(self.results, "a", encoding="utf-8") as file:
-                file.write('{"stage": "torn", "ke')
-            os._exit(1)
-        if kind == "exit":
-            os._exit(7)
-        if kind == "segv":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if kind == "child":
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        while True:
-            time.sleep(1)
+        raise loads.NotRight("an error of 9")
 
-    stages.Stage.tell = once  # type: ignore[method-assign]
+    stage.tell = once  # type: ignore[method-assign]
 
 
 def main() -> int:
@@ -151,10 +121,8 @@ def main() -> int:
         del sys.argv[1]
         ready.main()
         return 0
-    for fault in os.environ.get("PRELUDE_DRY_FAULT", "").split(","):
-        name, _, kind = fault.partition(":")
-        if name == sys.argv[1]:
-            break_at(kind, stages.Stage(name, stages.ROOT))
+    if sys.argv[1] == os.environ.get("PRELUDE_DRY_FAULT"):
+        break_at(stages.Stage)
     return stages.main()
 
 

@@ -42,7 +42,7 @@ class Recording(CostedExecutor):
 
 
 def saturated(prompt: Callable[[int], I32], flights: int, count: int) -> list[ForwardBatch]:
-    """The steps of a closed loop with ``flights`` requests in flight, as ``bench gpu`` drives it."""
+    """The steps of a closed loop with ``flights`` requests in flight, as ``bench gpu_first`` drives it."""
     executor = Recording()
     config = EngineConfig(max_length=4096, max_step_tokens=16_384, max_running=256, chunk_tokens=2048)
     core = make_core(EngineCore, executor, config)
