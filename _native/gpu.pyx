@@ -37,11 +37,11 @@ cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu" nogil:
     cdef cppclass Limits:
         int32_t block_size, vocab, positions, blocks, pending, alone_rows
         int64_t rows
-        int32_t long_query, split_keys, whole_rows, whole_tiles, group
-        cbool cut
+        int32_t seen_whole, long_query, split_keys, whole_rows, whole_tiles, group
+        cbool by_keys, cut
 
     cdef cppclass Counts:
-        int32_t prompts, own, longest, read_prompts, decoding, pages, read_decoding, spare
+        int32_t prompts, own, longest, read_prompts, decoding, pages, read_decoding, keys, spare
         cbool cut, long_query, split, alone
         int64_t attended
 
@@ -57,11 +57,13 @@ cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu" nogil:
 
     cdef cppclass CPlaces "prelude::gpu::Places":
         int64_t ids, positions, slots, read, read_positions, qo, kv, last_qo, indptr, last, pages, lengths, lengths_end
-        int32_t prompts, own, decoding, entries, read_prompts, read_decoding, scratch_block
+        int64_t keys, first, count, read_first, read_count
+        int32_t prompts, own, decoding, entries, read_prompts, read_decoding, scratch_block, listed
         vector[LevelPlaces] more
 
     cdef cppclass Step:
-        cbool measure(const Prompts*, const Decoding*, const vector[Reads]&, const Limits&) except +
+        void measure(const Prompts*, const Decoding*, const vector[Reads]&, const Limits&) except +
+        int64_t attended(int64_t)
         const Counts& counts()
         int32_t level_count()
         const Level& level(int32_t)
@@ -70,7 +72,7 @@ cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu" nogil:
         void fill(const CPlaces&, char*)
         void fill_at(const CPlaces&, char*, int64_t, int64_t, int64_t, int64_t)
 
-    int32_t power_bucket(int32_t, int32_t)
+    int32_t c_power_bucket "prelude::gpu::power_bucket"(int32_t, int32_t)
     int32_t c_token_bucket "prelude::gpu::token_bucket"(int32_t)
     double uniform(uint64_t, int32_t)
 
@@ -105,6 +107,20 @@ cdef inline const int32_t* _ints(object x, Py_ssize_t* n) noexcept:
     return <const int32_t*>_flat(x, cnp.NPY_INT32, n)
 
 
+cdef const int32_t* _taken(object x, Py_ssize_t* n, list kept) except NULL:
+    """The values of a flat array, and their count; of another type or layout those of a copy, which is added to
+    ``kept``. Anything else is an error."""
+    cdef const int32_t* found = _ints(x, n)
+    if found == NULL:
+        kept.append(np.ascontiguousarray(x, dtype=np.int32))
+        found = _ints(kept[-1], n)
+        if found == NULL:
+            raise ValueError("an array of a step is not flat")
+    else:
+        kept.append(x)
+    return found
+
+
 cdef inline const void* _values(object x, Py_ssize_t count, int number) noexcept:
     """As ``_flat``; NULL also for another count."""
     cdef Py_ssize_t n = 0
@@ -129,7 +145,10 @@ cdef class Places:
         at.last_qo = offsets.get("own.last.qo", -1)
         at.indptr, at.last = offsets.get("decode.indptr", -1), offsets.get("decode.last", -1)
         at.pages = offsets.get("decode.pages", -1)
+        at.keys, at.first, at.count = offsets.get("keys", -1), offsets.get("first", -1), offsets.get("count", -1)
+        at.read_first, at.read_count = offsets.get("read_first", -1), offsets.get("read_count", -1)
         at.lengths, at.lengths_end = lengths
+        at.listed = sizes["keys"]
         at.prompts, at.own, at.decoding = sizes["prompts"], sizes["own"], sizes["decoding"]
         at.entries, at.scratch_block = sizes["entries"], sizes["scratch_block"]
         at.read_prompts, at.read_decoding = sizes["read_prompts"], sizes["read_decoding"]
@@ -151,116 +170,125 @@ cdef class StepPacker:
     cdef Step step
     cdef tuple held
 
-    def __init__(self, int32_t block_size, int32_t vocab, int32_t positions, int64_t rows, bint cut,
-                 int32_t long_query, int32_t split_keys, int32_t whole_rows, int32_t whole_tiles,
-                 int32_t group, int32_t alone_rows):
+    def __init__(self, dict limits not None):
         cdef Limits* to = &self.limits
-        if block_size < 1:
-            raise ValueError(f"block_size: {block_size} is less than 1")
-        to.block_size, to.vocab, to.positions, to.rows, to.cut = block_size, vocab, positions, rows, cut
-        to.long_query, to.split_keys, to.whole_rows = long_query, split_keys, whole_rows
-        to.whole_tiles, to.group, to.alone_rows = whole_tiles, group, alone_rows
+        to.block_size, to.vocab, to.positions = limits["block_size"], limits["vocab"], limits["positions"]
+        to.rows, to.seen_whole, to.cut = limits["rows"], limits["seen_whole"], limits["cut"]
+        to.long_query, to.split_keys = limits["long_query"], limits["split_keys"]
+        to.whole_rows, to.whole_tiles, to.group = limits["whole_rows"], limits["whole_tiles"], limits["group"]
+        to.alone_rows, to.by_keys = limits["alone_rows"], limits["by_keys"]
+        if to.block_size < 1 or to.group < 1:
+            to.block_size = 0
+            raise ValueError("block_size and group are at least 1")
         self.held = ()
 
     def measure(self, slices, decode, tuple reads not None, int32_t blocks, int32_t pending):
-        """The shape of a step of prompts (``slices``) and decode rows (``decode``), either of which may be None:
-        ``(prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, long_query, split, alone)``, a level
-        being ``(requests, entries, page_size, pool, split)``; None for a step that is not sound. ``reads``: for each
-        readout ``(rows, whether they are decode rows)``. ``blocks`` of the pool; ``pending``: tokens that a decode
-        row may name."""
+        """The recorded shape of a step of prompts (``slices``) and decode rows (``decode``), either of which may be
+        None: ``(prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, keys, long_query, split,
+        alone)``, a level being ``(requests, entries, page_size, pool, split)``. ``reads``: for each readout ``(rows,
+        whether they are decode rows)``. ``blocks`` of the pool; ``pending``: tokens that a decode row may name.
+        ``ValueError`` for a step that is not sound."""
         cdef Reads part
         cdef Py_ssize_t count = 0
         cdef const Prompts* prompts = NULL
         cdef const Decoding* decoding = NULL
+        cdef list kept = [slices, decode]
         if self.limits.block_size < 1:
             raise ValueError("a StepPacker without its limits")
         self.held = ()  # the pointers below are of other arrays from here on
         self.limits.blocks, self.limits.pending = blocks, pending
         self.reads.clear()
         for rows, late in reads:
-            part.rows = _ints(rows, &count)
-            if part.rows == NULL:
-                return None
+            part.rows = _taken(rows, &count, kept)
             part.count, part.of_decoding = count, bool(late)
             self.reads.push_back(part)
         if slices is not None:
-            if not self._take_prompts(slices):
-                return None
+            self._take_prompts(slices, kept)
             prompts = &self.prompts
         if decode is not None:
-            if not self._take_decoding(decode):
-                return None
+            self._take_decoding(decode, kept)
             decoding = &self.decoding
-        if not self.step.measure(prompts, decoding, self.reads, self.limits):
-            return None
-        self.held = (slices, decode, reads)
-        return self._shape()
+        self.step.measure(prompts, decoding, self.reads, self.limits)
+        self.held = tuple(kept)
+        return self._shape(True)
 
-    cdef bint _take_prompts(self, slices) except -1:
+    def exact(self):
+        """The shape of the step that was measured, without room for more."""
+        if not self.held:
+            raise ValueError("no step has been measured")
+        return self._shape(False)
+
+    cdef int _take_prompts(self, slices, list kept) except -1:
         cdef Py_ssize_t tokens = 0, same = 0, starts = 0, segments = 0, contexts = 0, edges = 0, held = 0
         cdef Prompts* p = &self.prompts
-        p.ids = _ints(slices.token_ids, &tokens)
-        p.positions = _ints(slices.positions, &same)
-        p.starts = _ints(slices.starts, &starts)
-        p.parents = _ints(slices.parents, &segments)
-        p.contexts = _ints(slices.context_lens, &contexts)
-        p.context_indptr = _ints(slices.context_indptr, &edges)
-        p.context_blocks = _ints(slices.context_blocks, &held)
-        if (p.ids == NULL or p.positions == NULL or p.starts == NULL or p.parents == NULL or p.contexts == NULL
-                or p.context_indptr == NULL or p.context_blocks == NULL):
-            return False
-        if same != tokens or starts != segments + 1 or contexts != segments or edges != segments + 1:
-            return False
-        if tokens > INT32_MAX or segments > INT32_MAX:
-            return False
+        p.ids = _taken(slices.token_ids, &tokens, kept)
+        p.positions = _taken(slices.positions, &same, kept)
+        p.starts = _taken(slices.starts, &starts, kept)
+        p.parents = _taken(slices.parents, &segments, kept)
+        p.contexts = _taken(slices.context_lens, &contexts, kept)
+        p.context_indptr = _taken(slices.context_indptr, &edges, kept)
+        p.context_blocks = _taken(slices.context_blocks, &held, kept)
+        if (same != tokens or starts != segments + 1 or contexts != segments or edges != segments + 1
+                or tokens > INT32_MAX or segments > INT32_MAX):
+            raise ValueError("the arrays of the prompts differ in length")
         p.tokens, p.segments, p.held = tokens, segments, held
         p.slots = NULL
-        slots = slices.write_slots
-        if slots is not None:
-            p.slots = _ints(slots, &same)
-            return p.slots != NULL and same == tokens
-        return True
+        if slices.write_slots is not None:
+            p.slots = _taken(slices.write_slots, &same, kept)
+            if same != tokens:
+                raise ValueError(f"{same} slots are not those of {tokens} tokens")
+        return 0
 
-    cdef bint _take_decoding(self, decode) except -1:
+    cdef int _take_decoding(self, decode, list kept) except -1:
         cdef Py_ssize_t rows = 0, a = 0, b = 0, c = 0, ends = 0, held = 0
         cdef Decoding* d = &self.decoding
-        d.ids = _ints(decode.token_ids, &rows)
-        d.positions = _ints(decode.positions, &a)
-        d.slots = _ints(decode.write_slots, &b)
-        d.contexts = _ints(decode.context_lens, &c)
-        d.indptr = _ints(decode.block_indptr, &ends)
-        d.blocks = _ints(decode.block_ids, &held)
-        if (d.ids == NULL or d.positions == NULL or d.slots == NULL or d.contexts == NULL or d.indptr == NULL
-                or d.blocks == NULL):
-            return False
+        d.ids = _taken(decode.token_ids, &rows, kept)
+        d.positions = _taken(decode.positions, &a, kept)
+        d.slots = _taken(decode.write_slots, &b, kept)
+        d.contexts = _taken(decode.context_lens, &c, kept)
+        d.indptr = _taken(decode.block_indptr, &ends, kept)
+        d.blocks = _taken(decode.block_ids, &held, kept)
         d.rows, d.held = rows, held
-        return a == rows and b == rows and c == rows and ends == rows + 1 and rows <= INT32_MAX
+        if rows > 0 and (a != rows or b != rows or c != rows or ends != rows + 1 or rows > INT32_MAX):
+            raise ValueError("the arrays of the decode rows differ in length")
+        return 0
 
-    cdef tuple _shape(self):
+    cdef tuple _shape(self, bint recorded):
+        """``recorded``: sizes rounded up. FlashInfer wants no more requests than rows, so a cut last layer has at
+        least as many rows as any level has requests."""
         cdef const Counts* n = &self.step.counts()
         cdef const Level* level
-        cdef int32_t i, prompts, own, reads, requests, entries = 0
+        cdef int32_t i, prompts = n.prompts, own = n.own, reads = n.read_prompts, requests, entries = n.pages
+        cdef int32_t decoding = n.decoding, late = n.read_decoding, keys = n.keys, pages
+        cdef bint listed = n.keys > 0
         cdef list levels = []
-        prompts = c_token_bucket(n.prompts)
-        own = min(power_bucket(n.own, 1), prompts)
-        reads = power_bucket(n.read_prompts, 1)
-        if n.cut:
-            reads = max(reads, own)
-        for i in range(self.step.level_count()):
-            level = &self.step.level(i)
-            requests = min(power_bucket(level.requests(), 1), prompts)
+        if listed:
+            own = entries = 0
+        if recorded:
+            prompts, decoding = c_token_bucket(prompts), c_power_bucket(decoding, 1)
+            own, reads, late = min(c_power_bucket(own, 1), prompts), c_power_bucket(reads, 1), c_power_bucket(late, 1)
+            entries = c_power_bucket(entries + n.spare, 64) if entries else 0
+            keys = c_power_bucket(keys + 1, 256) if listed else 0
             if n.cut:
-                reads = max(reads, requests)
-            levels.append((requests, power_bucket(<int32_t>level.pages.size(), 64), level.page_size, level.pool,
-                           level.split))
-        if n.decoding:
-            entries = power_bucket(n.pages + n.spare, 64)
-        return (prompts, own, tuple(levels) if levels else (), power_bucket(n.decoding, 1), entries, reads,
-                power_bucket(n.read_decoding, 1), n.cut, n.long_query, n.split, n.alone)
+                reads = max(reads, own)
+        for i in range(0 if listed else self.step.level_count()):
+            level = &self.step.level(i)
+            requests, pages = level.requests(), <int32_t>level.pages.size()
+            if recorded:
+                requests, pages = min(c_power_bucket(requests, 1), prompts), c_power_bucket(pages, 64)
+                if n.cut:
+                    reads = max(reads, requests)
+            levels.append((requests, pages, level.page_size, level.pool, level.split))
+        return (prompts, own, tuple(levels) if levels else (), decoding, entries, reads, late, n.cut, keys,
+                n.long_query, n.split, n.alone)
 
     @property
     def attended(self):
         return self.step.counts().attended
+
+    def attended_within(self, int64_t span):
+        """(query, key) pairs of one head whose rows see at most ``span`` keys."""
+        return self.step.attended(span) if self.held else 0
 
     def fill(self, Places places not None, uintptr_t area):
         """The arrays of the step into the area of a shape that ``measure`` named."""
@@ -278,6 +306,16 @@ cdef class StepPacker:
             raise ValueError(f"{count} rows from {first} on are not rows of a step with {self.step.asked()}")
         self.step.fill_at(places.at, <char*>area, at, capacity, first, count)
 
+    def indices(self, Places places not None, Py_ssize_t first, Py_ssize_t count):
+        """What ``fill_at`` writes, as a new array."""
+        cdef cnp.npy_intp shape = count
+        cdef cnp.ndarray out
+        if count < 0:
+            raise ValueError(f"count: {count} is less than 0")
+        out = cnp.new_array(1, &shape, cnp.NPY_INT32)
+        self.fill_at(places, <uintptr_t>cnp.PyArray_DATA(out), 0, count, first, count)
+        return out
+
     def fill_ticket(self, uintptr_t area, uint32_t number, int32_t index):
         """The step's number and the index of its output area, which stand in front of its arrays."""
         (<uint32_t*>area)[0] = number
@@ -286,6 +324,16 @@ cdef class StepPacker:
     def forget(self):
         """Lets go of the step's arrays."""
         self.held = ()
+
+
+def power_bucket(int32_t count, int32_t least=1):
+    """The least power of two that holds ``count``, at least ``least``; 0 for none."""
+    return c_power_bucket(min(count, 1 << 30), least)
+
+
+def token_bucket(int32_t count):
+    """The least bucket that holds ``count`` tokens; 0 for none."""
+    return c_token_bucket(min(count, 1 << 30))
 
 
 def is_ascending(rows):

@@ -5,7 +5,7 @@ compiler.py    kernels/*.cu -> cubin, cached by content
 device.py      the operations of a device that a step uses, as one protocol, and the real device
 kernels.py     our kernels: names, arguments, and the memory that each may touch
 attention.py   the one file that calls FlashInfer
-layout.py      ForwardBatch -> token order and attention levels, plain numpy
+lane.py        the host's part of a step; _native/gpu.pyx packs its arrays
 staging.py     one packed copy a step, results behind it; fixed places with bounds
 shapes.py      buckets of captured graphs
 forward.py     the decoder as a list of operations on fixed buffers

@@ -3,10 +3,9 @@
     submit   lay out ─ write arrays ─ plan attention ─ one copy in ─ replay a graph, or run eagerly ─ publish
     wait     until the last kernel has written the step's number behind its results; then numpy arrays
 
-A step of a recorded shape whose readouts are recorded too goes by ``lane.py``, which packs it natively; all others
-are packed here. ``submit`` never waits for the device: a second step may be submitted, and its arrays packed, while
-the first one runs. A decode row may name a token that is not on the host yet: id -1 - j is the j-th token that the
-last sampling step drew.
+``lane.py`` has the host's part of a step. ``submit`` never waits for the device: a second step may be submitted, and
+its arrays packed, while the first one runs. A decode row may name a token that is not on the host yet: id -1 - j is
+the j-th token that the last sampling step drew.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
+from prelude._native.gpu import StepPacker, power_bucket
 from prelude.cuda import kernels, own_attention
 from prelude.cuda.attention import Calls
 from prelude.cuda.device import Device
@@ -26,15 +25,13 @@ from prelude.cuda.driver import is_final
 from prelude.cuda.forward import Forward, Inputs, windows_of
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
 from prelude.cuda.host_blocks import CudaHostBlocks
-from prelude.cuda.key_lists import key_lists
-from prelude.cuda.lane import Lane
-from prelude.cuda.layout import StepLayout, lay_out
+from prelude.cuda.lane import Asked, Lane, MeasuredStep
 from prelude.cuda.levels import KeysAttention, LevelsAttention, PromptsAttention, ReusedCalls, StepAttention
 from prelude.cuda.readout_operation import ReadoutContext, RecordedReadout
 from prelude.cuda.recorder import Recorder
-from prelude.cuda.shapes import Choices, Shape, Writer, power_bucket
+from prelude.cuda.shapes import Choices, Shape
 from prelude.cuda.staging import HEADER, Area, Fields, Staging, Ticket
-from prelude.cuda.step_readouts import StepReadouts, blank_readout, recorded_readouts
+from prelude.cuda.step_readouts import StepReadouts, blank_readout
 from prelude.cuda.submitted import Failed, Read, StepClock, SubmittedStep
 from prelude.cuda.weights import DeviceWeights
 from prelude.cuda.workspace import Workspace
@@ -122,7 +119,7 @@ class CudaExecutor:
         self.forward = Forward(device, config.spec, weights, self.work, self.pool, self.windows)
         self._work_bytes = self.work.nbytes
         self.recorder = Recorder(self)
-        self._lane = Lane(self) if self.calls is not None else None
+        self._lane = Lane(self)
 
     def _make_pool(self) -> Tensor:
         """[layers, 2, slots, kv_heads, D]; one block more than ``limits()`` states: padding reads and writes it."""
@@ -174,14 +171,7 @@ class CudaExecutor:
         if self.lost is not None:
             return Failed(DeviceLost(str(self.lost)))
         try:
-            if self._lane is not None:
-                step = self._lane.submit(batch, began)
-                if step is not None:
-                    return step
-            with self.device.scope():
-                layout = lay_out(batch, self.block_size, cut=self.cut_last_layer)
-                self._check(layout)
-                return self._submit(layout, began)
+            return self._lane.submit(batch, began)
         except TypeError:
             raise
         except Exception as error:  # a failure of the step is raised in ``wait``
@@ -229,41 +219,32 @@ class CudaExecutor:
 
     # ------------------------------------------------------------------ submitting
 
-    def _check(self, layout: StepLayout) -> None:
-        """Refuses reads and writes out of bounds: on the device they would end the context."""
-        if layout.rows > self.step_tokens + self.step_rows:
-            raise ValueError(
-                f"the step has {layout.rows} rows; there is room for {self.step_tokens + self.step_rows}"
-            )
-        if not layout.rows:
-            return
-        ids = layout.token_ids
-        if ids.max() >= self.config.vocab_size or ids.min() < -self.num_pending:
-            raise ValueError(
-                f"token ids run from {ids.min()} to {ids.max()}; the vocabulary has {self.config.vocab_size} tokens, "
-                f"the step before drew {self.num_pending}"
-            )
-        positions, table = layout.positions, self.weights.rope_table.shape[0]
-        if positions.max() >= table or positions.min() < 0:
-            raise IndexError(f"position {positions.max()} is past the model's last, {table - 1}")
-        slots = self.num_blocks * self.block_size
-        if layout.slots.max() >= slots or layout.slots.min() < -1:
-            raise IndexError(f"slot {layout.slots.max()} is past the pool's last, {slots - 1}")
-        body = layout.body
-        for level in (*body.more, *(() if body.decode is None else (body.decode,))):
-            if level.pool and len(level.pages) and not 0 <= level.pages.min() <= level.pages.max() < self.num_blocks:
-                raise IndexError(f"block {level.pages.max()} is past the pool's last, {self.num_blocks - 1}")
+    def run(self, step: MeasuredStep, program: Program | None, asked: Asked | None, began: float) -> SubmittedStep:
+        """Submits a step whose readouts no graph holds, or one that no graph serves. Readouts of a replayed body are
+        enqueued behind it; their arrays follow the arrays of the body in the same copy."""
+        readouts = StepReadouts.of(step.readouts, self._context, None, self.step_rows)
+        reason = None
+        if program is not None:
+            inputs = program.inputs.extended(readouts.inputs())
+            reason = "arrays larger than the standing areas" if inputs.nbytes > _STAGING else None
+        if program is None or reason is not None:
+            self.graphs.ran_eagerly(step.shape(asked), reason)
+            shape = Shape.of(step.packer.exact())
+            inputs, program = Fields([*shape.sizes(), *readouts.inputs()]), Program(shape, Fields([]), Fields([]))
+        program = Program(
+            program.shape, inputs, readouts.output_fields(), program.attention, None if reason else program.graph
+        )
+        return self._submit(step, program, readouts, began)
 
-    def _submit(self, layout: StepLayout, began: float) -> SubmittedStep:
-        program, readouts = self._program(layout)
+    def _submit(self, step: MeasuredStep, program: Program, readouts: StepReadouts, began: float) -> SubmittedStep:
         nbytes = program.inputs.nbytes
         area, device_area = self._input_area(nbytes)
         area.busy = None
-        writer = Writer(program.shape, program.inputs, self.num_blocks, self.block_size)
-        writer.write(area.array, layout)
-        readouts.write(program.inputs, area.bytes, [writer.read_index(r.at, layout) for r in layout.reads])
+        places = program.shape.places(program.inputs, self.num_blocks)
+        step.packer.fill(places, area.address)
+        readouts.write(program.inputs, area.bytes, step.indices(places))
         ended, out_area = self.next_output(program.outputs.nbytes)
-        program.inputs.array(area.bytes, "ticket").view(np.uint32)[:] = ended.number, ended.area.index
+        step.packer.fill_ticket(area.address, ended.number, ended.area.index)
         try:
             if program.graph is not None and program.attention is not None:
                 program.attention.plan(area)
@@ -275,10 +256,9 @@ class CudaExecutor:
                 attention = self.eager_attention(program, device_area)
                 attention.plan(area)
                 self._run(program, device_area, attention)
-            if program.graph is None or program.shape.readouts is None:
-                hidden = self.work.read_x[: program.shape.read]
-                readouts.enqueue(program.inputs, device_area, program.outputs, out_area, hidden)
-                self.publish(program, device_area, out_area, ended.area)
+            hidden = self.work.read_x[: program.shape.read]
+            readouts.enqueue(program.inputs, device_area, program.outputs, out_area, hidden)
+            self.publish(program, device_area, out_area, ended.area)
         except Exception:
             area.busy = self.device.mark()  # copies of it may be under way
             self.staging.give_back(ended.area)
@@ -288,13 +268,16 @@ class CudaExecutor:
         def read(results: Area) -> tuple[tuple[Output, ...], tuple[I32, ...]]:
             return readouts.results(program.outputs, results.bytes[HEADER:])
 
-        attended = self._attended(layout) if program.shape.keys and self.windows else layout.attended
+        attended = self.attended(step.packer, program.shape)
+        step.packer.forget()
         return self.enter(read, readouts.lm_head_rows, attended, area, ended, program.graph is not None, began)
 
-    def _attended(self, layout: StepLayout) -> int:
-        """Keys that rows read in a layer, as an average over the layers."""
-        pairs = Counter(self.forward.windows)
-        return round(sum(layout.attended_within(w) * layers for w, layers in pairs.items()) / pairs.total())
+    def attended(self, packer: StepPacker, shape: Shape) -> int:
+        """(query, key) pairs of one head, as an average over the layers. No window cuts a step without lists."""
+        if not shape.keys or not self.windows:
+            return packer.attended
+        spans = [window + 1 if window is not None else 1 << 30 for window in self.forward.windows]
+        return round(sum(packer.attended_within(span) for span in spans) / len(spans))
 
     def enter(
         self, read: Read, lm_head_rows: int, attended: int, area: Area, ended: Ticket, replayed: bool, began: float
@@ -307,37 +290,6 @@ class CudaExecutor:
             step = SubmittedStep(read, lm_head_rows, attended, area, ended, replayed, follows, now, now - began)
             self._in_flight.append(step)
         return step
-
-    def _program(self, layout: StepLayout) -> tuple[Program, StepReadouts]:
-        """The program of this step and its readouts. A recorded program is replayed; a step that no graph fits runs
-        eagerly. Readouts of simple kinds are part of the graph. Where there is another one, all are enqueued after
-        the graph; their arrays follow the arrays of the body in the same copy."""
-        keys = 0
-        windowed = self._is_cut_by_a_window(layout)
-        if windowed or (self.calls is None and not self.choices.alone(layout)):
-            keys = max(1, len(key_lists(layout, self.block_size).keys))
-        exact = Shape.exact(layout, keys, self.choices)
-        asked = [read.readout for read in layout.reads]
-        recorded = recorded_readouts(asked, self._context.chunk_rows)
-        shape = exact.bucket(recorded)
-        program = self.recorder.find(shape)
-        readouts = StepReadouts.of(asked, self._context, recorded if program else None, self.step_rows)
-        outputs = program.outputs if program and recorded is not None else readouts.output_fields()
-        reason = None
-        if program is not None:
-            if recorded is not None:
-                return program, readouts
-            inputs = program.inputs.extended(readouts.inputs())
-            if inputs.nbytes <= _STAGING:
-                return Program(shape, inputs, outputs, program.attention, program.graph), readouts
-            reason = "arrays larger than the standing areas"
-        self.graphs.ran_eagerly(shape, reason)
-        return Program(exact, Fields([*exact.sizes(), *readouts.inputs()]), outputs), readouts
-
-    def _is_cut_by_a_window(self, layout: StepLayout) -> bool:
-        """Whether a row does not see all before it in some layer. Its keys are listed then: FlashInfer's windows do
-        not reach across levels."""
-        return bool(self.windows) and bool((layout.positions >= self.seen_whole).any())
 
     def readouts_of(
         self, recorded: tuple[RecordedReadout, ...] | None, readouts: Sequence[Readout] | None = None

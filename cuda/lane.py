@@ -1,16 +1,16 @@
-"""The host's lane for steps of recorded shapes: prompts with cached prefixes and folds, decode rows, or both, and
-readouts that are recorded with them.
+"""A step on the host: what it is, in which program's places its arrays go, and its launch.
 
     asked             kinds and sizes of its readouts      ─┐
-    measure (native)  the step's shape as a tuple          ─┴▶ a program that was recorded ─ or None: the general path
+    measure (native)  the step's shape                     ─┴▶ a program that was recorded ─ or an eager one
     fill (native)     the arrays, in the program's places ─ the plan kept for these lengths ─ one copy, one launch
 
-The bytes that go to the device are those that the general path writes (``shapes.Writer``), and the results are read
-from the same places. The shapes are those of ``Shape.bucket``.
+A recorded program whose readouts are recorded too is known: its readouts' arrays are packed natively, and its results
+are read at their addresses. Every other step goes on in ``CudaExecutor.run``.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,11 +25,12 @@ from prelude._native.gpu import (
     fill_pairs,
     fill_settings,
     is_ascending,
+    power_bucket,
     zeros_in,
 )
 from prelude.cuda.graphs import Program
 from prelude.cuda.readout_operation import RecordedReadout
-from prelude.cuda.shapes import PagedShape, Shape, key_range, power_bucket
+from prelude.cuda.shapes import Shape
 from prelude.cuda.staging import HEADER, Area
 from prelude.cuda.step_readouts import groups_of, is_plain
 
@@ -48,12 +49,12 @@ from prelude.batch import (
 )
 
 if TYPE_CHECKING:
+    from prelude._native.gpu import StepSizes
     from prelude.cuda.executor import CudaExecutor
     from prelude.cuda.submitted import SubmittedStep
 
-ShapeKey: TypeAlias = tuple[int, int, tuple[Any, ...], int, int, int, int, bool, bool, bool, bool]
-Asked: TypeAlias = tuple[tuple[str, int, int], ...]  # as RecordedReadout, one for each group
 Groups: TypeAlias = "tuple[tuple[Readout, ...], ...]"
+Asked: TypeAlias = "tuple[RecordedReadout, ...]"  # one for each group
 Results: TypeAlias = "tuple[tuple[Output, ...], tuple[I32, ...]]"
 
 _NO_ROWS: I32 = np.zeros(0, np.int32)
@@ -61,8 +62,46 @@ _NO_ROWS.setflags(write=False)
 _MOST_KNOWN = 4096
 
 
-def asked_of(groups: Groups) -> Asked | None:
-    """Kind and bucketed sizes of each group of readouts; None where a graph may not hold one of them."""
+@dataclass(slots=True)
+class MeasuredStep:
+    """A step whose sizes ``packer`` has measured. ``order``: of the readouts, group by group, the indices."""
+
+    packer: StepPacker
+    sizes: StepSizes
+    readouts: list[Any]
+    order: tuple[int, ...]
+
+    def shape(self, asked: Asked | None) -> Shape:
+        """The recorded one."""
+        return Shape.of(self.sizes, asked)
+
+    def indices(self, places: Places) -> list[I32]:
+        """For each readout: of its rows the places among the read rows."""
+        found, first = [_NO_ROWS] * len(self.readouts), 0
+        for i in self.order:
+            count = len(self.readouts[i].rows)
+            found[i] = self.packer.indices(places, first, count)
+            first += count
+        return found
+
+
+def parts(batch: ForwardBatch) -> tuple[Any, Any, list[tuple[Any, bool]]]:
+    """Prompts, decode rows and ``(readout, of decode rows)``."""
+    kind = type(batch)
+    if kind is OneShotBatch:
+        return batch.slices, None, [(batch.readout, False)]  # type: ignore[union-attr]
+    if kind is DecodeBatch:
+        return None, batch.rows, [(batch.readout, True)]  # type: ignore[union-attr]
+    if kind is not MixedBatch:
+        raise TypeError(f"an executor runs OneShotBatch, DecodeBatch and MixedBatch, not {kind.__name__}")
+    readouts = [(readout, False) for readout in batch.readouts]  # type: ignore[union-attr]
+    if batch.decode_readout is not None:  # type: ignore[union-attr]
+        readouts.append((batch.decode_readout, True))  # type: ignore[union-attr]
+    return batch.slices, batch.decode, readouts  # type: ignore[union-attr]
+
+
+def asked_of(groups: Groups, chunk_rows: int) -> Asked | None:
+    """What a graph holds of each group of readouts; None where it may not hold one of them."""
     found = []
     for group in groups:
         readout: Any = group[0]
@@ -74,14 +113,17 @@ def asked_of(groups: Groups) -> Asked | None:
                     return None
                 rows += len(one.rows)
                 sampled = sampled or any_above_zero(one.temperature)  # type: ignore[attr-defined]
-            found.append(("sample" if sampled else "greedy", power_bucket(rows), 0))
+            asked = RecordedReadout("sample" if sampled else "greedy", power_bucket(rows), 0)
         elif kind is LogprobRows:
             if readout.top or readout.ranks or not is_ascending(readout.target_rows):
                 return None
             name = "labels" if readout.raw else "logprobs"
-            found.append((name, power_bucket(len(readout.rows)), power_bucket(len(readout.targets))))
+            asked = RecordedReadout(name, power_bucket(len(readout.rows)), power_bucket(len(readout.targets)))
         else:
             return None
+        if not 0 < asked.rows <= chunk_rows:
+            return None
+        found.append(asked)
     return tuple(found)
 
 
@@ -133,23 +175,12 @@ class KnownStep:
     """A recorded program with the places of its arrays, for readouts of some kinds and sizes."""
 
     def __init__(self, program: Program, scratch_block: int, chunk_rows: int, asked: Asked) -> None:
-        shape, places, outputs = program.shape, program.inputs.places, program.outputs.places
+        places, outputs = program.inputs.places, program.outputs.places
         self.program = program
         self.asked = asked
         self.nbytes = program.inputs.nbytes
         self.chunk_rows = chunk_rows
-        sizes = {
-            "prompts": shape.prompts,
-            "own": shape.own,
-            "decoding": shape.decoding,
-            "entries": shape.decode_entries,
-            "scratch_block": scratch_block,
-            "read_prompts": shape.read_prompts,
-            "read_decoding": shape.read_decoding,
-        }
-        lengths = key_range(program.inputs, [name for name, _ in shape.lengths()])
-        levels = tuple((level.requests, level.entries) for level in shape.more)
-        self.places = Places({name: place.offset for name, place in places.items()}, sizes, lengths, levels)
+        self.places = program.shape.places(program.inputs, scratch_block)
         self.readouts = [KnownReadout(k, one, places, outputs) for k, one in enumerate(asked)]
 
     def write(self, packer: StepPacker, area: int, groups: Groups) -> bool:
@@ -181,84 +212,65 @@ class Lane:
     """Belongs to one executor; its submitting thread alone calls ``submit``."""
 
     def __init__(self, executor: CudaExecutor) -> None:
-        choices = executor.choices
         self.executor = executor
         self.packer = StepPacker(
-            executor.block_size,
-            executor.config.vocab_size,
-            executor.seen_whole,
-            executor.step_tokens + executor.step_rows,
-            executor.cut_last_layer,
-            choices.long_query,
-            choices.split_keys,
-            choices.whole_rows,
-            choices.whole_tiles,
-            choices.group,
-            choices.alone_rows,
+            {
+                "block_size": executor.block_size,
+                "vocab": executor.config.vocab_size,
+                "positions": executor.weights.rope_table.shape[0],
+                "seen_whole": executor.seen_whole,
+                "rows": executor.step_tokens + executor.step_rows,
+                "cut": executor.cut_last_layer,
+                "by_keys": executor.calls is None,
+                **asdict(executor.choices),
+            }
         )
-        self._known: dict[tuple[ShapeKey, Asked], KnownStep] = {}
+        self._known: dict[tuple[StepSizes, Asked], KnownStep] = {}
 
-    def submit(self, batch: ForwardBatch, began: float) -> SubmittedStep | None:
-        """None for a step that the general path must take: nothing has happened then."""
-        kind = type(batch)
-        slices: Any = None
-        decode: Any = None
-        readouts: list[tuple[Any, bool]]
-        if kind is OneShotBatch:
-            slices, readouts = batch.slices, [(batch.readout, False)]  # type: ignore[union-attr]
-        elif kind is DecodeBatch:
-            decode, readouts = batch.rows, [(batch.readout, True)]  # type: ignore[union-attr]
-        elif kind is MixedBatch:
-            slices, decode = batch.slices, batch.decode  # type: ignore[union-attr]
-            readouts = [(readout, False) for readout in batch.readouts]  # type: ignore[union-attr]
-            if batch.decode_readout is not None:  # type: ignore[union-attr]
-                readouts.append((batch.decode_readout, True))  # type: ignore[union-attr]
-        else:
-            return None
+    def submit(self, batch: ForwardBatch, began: float) -> SubmittedStep:
+        executor, packer = self.executor, self.packer
+        slices, decode, readouts = parts(batch)
         order: tuple[int, ...] = (0,)
         groups: Groups = ((readouts[0][0],),) if len(readouts) == 1 else ()
         if len(readouts) != 1:
             indices = groups_of([readout for readout, _ in readouts])
             order = tuple(i for group in indices for i in group)
             groups = tuple(tuple(readouts[i][0] for i in group) for group in indices)
-        asked = asked_of(groups)
-        if asked is None:
-            return None
-        executor, packer = self.executor, self.packer
-        reads = tuple((readouts[i][0].rows, readouts[i][1]) for i in order) if readouts else ()
-        shape = packer.measure(slices, decode, reads, executor.num_blocks, executor.num_pending)
-        if shape is None:
-            return None
-        known = self._known.get((shape, asked))
-        if known is None or known.program.graph is None:
-            known = self._look_up(shape, asked)
-            if known is None:
-                return None
-        return self._launch(known, groups, order, began)
+        reads = tuple((readouts[i][0].rows, readouts[i][1]) for i in order)
+        sizes = packer.measure(slices, decode, reads, executor.num_blocks, executor.num_pending)
+        asked = asked_of(groups, executor.chunk_rows)
+        program = None
+        if asked is not None:
+            known = self._known.get((sizes, asked))
+            if known is None or known.program.graph is None:
+                known = None
+                program = executor.recorder.find(Shape.of(sizes, asked))
+                if program is not None:
+                    known = self._keep(sizes, asked, program)
+            if known is not None:
+                return self._launch(known, groups, order, began)
+        else:
+            program = executor.recorder.find(Shape.of(sizes))
+        step = MeasuredStep(packer, sizes, [readout for readout, _ in readouts], order)
+        with executor.device.scope():
+            return executor.run(step, program, asked, began)
 
-    def _look_up(self, shape: ShapeKey, asked: Asked) -> KnownStep | None:
-        executor = self.executor
-        if not all(0 < rows <= executor.chunk_rows for _, rows, _ in asked):
-            return None
-        self._known.pop((shape, asked), None)
-        program = executor.recorder.find(shape_of(shape, asked))
-        if program is None:
-            return None
+    def _keep(self, sizes: StepSizes, asked: Asked, program: Program) -> KnownStep:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        known = KnownStep(program, executor.num_blocks, executor.chunk_rows, asked)
-        self._known[shape, asked] = known
+        known = KnownStep(program, self.executor.num_blocks, self.executor.chunk_rows, asked)
+        self._known[sizes, asked] = known
         return known
 
-    def _launch(self, known: KnownStep, groups: Groups, order: tuple[int, ...], began: float) -> SubmittedStep | None:
+    def _launch(self, known: KnownStep, groups: Groups, order: tuple[int, ...], began: float) -> SubmittedStep:
         executor, packer, program = self.executor, self.packer, known.program
         graph, attention = program.graph, program.attention
         if graph is None or attention is None:
-            return None
+            raise RuntimeError("a known step without a graph")
         area = executor.staging.inputs.take()
         packer.fill(known.places, area.address)
         if not known.write(packer, area.address, groups):
-            return None
+            raise ValueError("the arrays of a readout differ in length")
         attention.plan(area)
         ended, _ = executor.next_output(program.outputs.nbytes)
         packer.fill_ticket(area.address, ended.number, ended.area.index)
@@ -275,7 +287,7 @@ class Lane:
             vocab_rows += count
             draws += count if readout.kind in ("sample", "greedy") else 0
         executor.num_pending = draws or executor.num_pending
-        attended = packer.attended
+        attended = executor.attended(packer, program.shape)
         packer.forget()
         read = partial(self._read, known, groups, order)
         return executor.enter(read, vocab_rows, attended, area, ended, True, began)
@@ -286,26 +298,6 @@ class Lane:
             asked: list[Any] = [None] * len(order)
             for i, readout in zip(order, (one for group in groups for one in group)):
                 asked[i] = readout
-            recorded = tuple(RecordedReadout(*one) for one in known.asked)
-            readouts = self.executor.readouts_of(recorded, asked)
+            readouts = self.executor.readouts_of(known.asked, asked)
             found = readouts.results(known.program.outputs, area.bytes[HEADER:])
         return found
-
-
-def shape_of(key: ShapeKey, asked: Asked) -> Shape:
-    prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, long_query, split, alone = key
-    return Shape(
-        prompts,
-        own,
-        tuple(PagedShape(*level) for level in levels),
-        decoding,
-        entries,
-        read_prompts,
-        read_decoding,
-        cut,
-        0,
-        tuple(RecordedReadout(*one) for one in asked),
-        long_query,
-        split,
-        alone,
-    )

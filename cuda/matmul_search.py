@@ -26,10 +26,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from prelude._native.gpu import power_bucket, token_bucket
 from prelude.cuda import kept_choices
 from prelude.cuda.cublaslt import ALIGNMENT, Algorithm, Matmul
 from prelude.cuda.driver import CudaError
-from prelude.cuda.shapes import power_bucket, token_bucket
 
 log = logging.getLogger("prelude.cuda")
 

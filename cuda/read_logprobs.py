@@ -15,7 +15,6 @@ from prelude.cuda.readout_operation import (
     row_stats,
     stats_sizes,
 )
-from prelude.cuda.shapes import power_bucket
 from torch import Tensor
 
 from prelude.batch import I32, LogprobOutput, LogprobRows, Output
@@ -123,9 +122,3 @@ def logprob_operation(
     readout: LogprobRows, context: ReadoutContext, recorded: RecordedReadout | None, tokens_at: int
 ) -> LogprobOperation | LabelOperation:
     return (LabelOperation if readout.raw else LogprobOperation)(readout, context, recorded)
-
-
-def recorded_logprobs(readout: LogprobRows, rows: int) -> RecordedReadout | None:
-    if readout.top or readout.ranks:
-        return None
-    return RecordedReadout("labels" if readout.raw else "logprobs", rows, power_bucket(len(readout.targets)))

@@ -135,9 +135,3 @@ class SampleOperation:
             top_ids = read("top_ids").reshape(-1, self.top)[:rows].copy()
             top_logprobs = read("top_logprobs").reshape(-1, self.top)[:rows].copy()
         return SampleOutput(tokens, logprobs, top_ids, top_logprobs), bad_rows(finite)
-
-
-def recorded_samples(readout: SampleRows, rows: int) -> RecordedReadout | None:
-    if readout.edits is not None or readout.top or readout.logprobs:
-        return None
-    return RecordedReadout("sample" if (readout.temperature > 0).any() else "greedy", rows, 0)

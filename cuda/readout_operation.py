@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from prelude.cuda import kernels
@@ -25,8 +25,7 @@ from prelude.models.spec import ModelSpec
 Sizes = list[tuple[str, int, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedReadout:
+class RecordedReadout(NamedTuple):
     """The kind and the sizes of a readout in a recorded graph."""
 
     kind: str  # "greedy" | "sample" | "logprobs" | "labels"

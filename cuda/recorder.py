@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from prelude._native.gpu import power_bucket, token_bucket
 from prelude.cuda.forward import Inputs
 from prelude.cuda.graphs import DoesNotFit, Left, Program
 from prelude.cuda.levels import RecordedLevels, StepAttention, plan_room
 from prelude.cuda.matmul_search import LARGE_ROWS
 from prelude.cuda.readout_operation import RecordedReadout
-from prelude.cuda.shapes import Shape, Writer, power_bucket, token_bucket
+from prelude.cuda.shapes import Shape, write_idle
 from prelude.cuda.staging import Area, Fields
 from prelude.cuda.step_readouts import StepReadouts
 
@@ -198,4 +199,4 @@ class Recorder:
         executor = self.executor
         if fields.nbytes > len(area.array):
             raise DoesNotFit("its arrays do not fit the standing areas")
-        Writer(shape, fields, executor.num_blocks, executor.block_size).write_idle(area.array)
+        write_idle(shape, fields, area.array, executor.num_blocks, executor.block_size)

@@ -4,60 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from prelude.cuda.read_logprobs import logprob_operation, recorded_logprobs
-from prelude.cuda.read_samples import SampleOperation, recorded_samples
+from prelude.cuda.read_logprobs import logprob_operation
+from prelude.cuda.read_samples import SampleOperation
 from prelude.cuda.read_vectors import HeadOperation, PooledOperation
 from prelude.cuda.readout_operation import ReadoutContext, ReadoutOperation, RecordedReadout, Sizes
-from prelude.cuda.shapes import power_bucket
 from prelude.cuda.staging import Fields
 from torch import Tensor
 
 from prelude.batch import I32, HeadRows, LogprobRows, Output, PooledRows, Readout, SampleOutput, SampleRows
 
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """How a readout runs on the device. ``recorded(readout, rows)``: the part that is recorded in a graph of ``rows``
-    rows; ``None`` for a readout that is enqueued after the graph (edits, best tokens, vectors)."""
-
-    make: Callable[[Any, ReadoutContext, RecordedReadout | None, int], ReadoutOperation]
-    recorded: Callable[[Any, int], RecordedReadout | None] = lambda readout, rows: None
-
+Make: TypeAlias = "Callable[[Any, ReadoutContext, RecordedReadout | None, int], ReadoutOperation]"
 
 # The readouts of ``prelude.readouts`` that run on the device. A new one is a file and a line here.
-OPERATIONS: dict[type[Readout], Served] = {
-    SampleRows: Served(SampleOperation, recorded_samples),
-    LogprobRows: Served(logprob_operation, recorded_logprobs),
-    PooledRows: Served(lambda readout, context, recorded, tokens_at: PooledOperation(readout, context)),
-    HeadRows: Served(lambda readout, context, recorded, tokens_at: HeadOperation(readout, context)),
+OPERATIONS: dict[type[Readout], Make] = {
+    SampleRows: SampleOperation,
+    LogprobRows: logprob_operation,
+    PooledRows: lambda readout, context, recorded, tokens_at: PooledOperation(readout, context),
+    HeadRows: lambda readout, context, recorded, tokens_at: HeadOperation(readout, context),
 }
-
-
-def served(readout: Readout) -> Served:
-    found = OPERATIONS.get(type(readout))
-    if found is None:
-        raise TypeError(f"{type(readout).__name__} is not a readout that runs on this device")
-    return found
-
-
-def recorded_readout(readout: Readout, chunk_rows: int) -> RecordedReadout | None:
-    """``None`` also where the rows are more than one chunk."""
-    rows = power_bucket(len(readout.rows))
-    return served(readout).recorded(readout, rows) if 0 < rows <= chunk_rows else None
-
-
-def recorded_readouts(readouts: Sequence[Readout], chunk_rows: int) -> tuple[RecordedReadout, ...] | None:
-    """Those of a step, one for each group; ``None`` where one of them cannot be recorded."""
-    found = []
-    for group in groups_of(readouts):
-        one = recorded_readout(joined([readouts[i] for i in group]), chunk_rows)
-        if one is None:
-            return None
-        found.append(one)
-    return tuple(found)
 
 
 def groups_of(readouts: Sequence[Readout]) -> list[list[int]]:
@@ -102,7 +69,10 @@ def operation_of(
     readout: Readout, context: ReadoutContext, recorded: RecordedReadout | None, tokens_at: int = 0
 ) -> ReadoutOperation:
     """``tokens_at``: the index of a sample readout's first token among the sampled tokens of the step."""
-    return served(readout).make(readout, context, recorded, tokens_at)
+    make = OPERATIONS.get(type(readout))
+    if make is None:
+        raise TypeError(f"{type(readout).__name__} is not a readout that runs on this device")
+    return make(readout, context, recorded, tokens_at)
 
 
 def shares(output: Any, bad: I32, rows: Sequence[int]) -> list[tuple[Output, I32]]:

@@ -167,8 +167,8 @@ class DeviceStep:
         cls, model: ModelConfig, device: Device, config: EngineConfig, *, logits_rows: int, vocab: int
     ) -> DeviceStep:
         """``vocab`` is 0 without a language-model head."""
+        from prelude._native.gpu import power_bucket
         from prelude.cuda.memory import reserve
-        from prelude.cuda.shapes import power_bucket
         from prelude.cuda.workspace import workspace_bytes
 
         rows = power_bucket(config.max_step_requests)  # as the executor has them

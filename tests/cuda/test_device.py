@@ -66,11 +66,11 @@ def test_steps_out_of_bounds_are_refused_and_the_next_one_runs(
     s = slices([Segment(i32([1, 2, 3]), context=16, blocks=[5])])
     good = OneShotBatch(s, all_logprobs(ends(s)))
     broken = {
-        "token ids": replace(s, token_ids=i32([1, VOCAB, 3])),
+        f"token id {VOCAB}": replace(s, token_ids=i32([1, VOCAB, 3])),
         "position 1024": replace(s, positions=i32([16, 1024, 18])),
         "block 64": replace(s, context_blocks=i32([64])),
         "slot 1024": replace(s, write_slots=i32([-1, 64 * 16, -1])),
-        "drew 0": replace(s, token_ids=i32([1, -1, 3])),
+        "token id -1": replace(s, token_ids=i32([1, -1, 3])),
     }
     for said, bad in broken.items():
         handle = executor.submit(OneShotBatch(bad, all_logprobs(ends(s))))
@@ -172,7 +172,7 @@ def test_a_step_is_fed_with_tokens_that_are_not_on_the_host(
     for step in range(5):
         theirs.append(run(reference, decode(theirs[-1], step)).outputs[0].token_ids.tolist())
     assert tokens == theirs
-    with pytest.raises(ValueError, match="drew 3"):
+    with pytest.raises(ValueError, match="token id -4"):
         executor.wait(executor.submit(decode([-1, -2, -4], 6)))
 
 

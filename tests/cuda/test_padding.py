@@ -10,22 +10,20 @@ import numpy as np
 import pytest
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
-from prelude.cuda.layout import lay_out
-from prelude.cuda.shapes import Shape, token_bucket
+from prelude.cuda.shapes import Shape
 
 from bench.gpu.batches import draw
 from prelude import EngineConfig
-from prelude.batch import I32, ForwardBatch, OneShotBatch
+from prelude.batch import I32, ForwardBatch
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.simulation.machines import machine
 from prelude.simulation.replica import Clock, CostedExecutor
+from tests.cuda.test_layout import measured, packer
 from tests.engine.test_faults import ById
 from tests.execution.helpers import Model, random_ids
 from tests.scheduling.cores import chat, last_logprob
 from tests.service import run_steps
-
-BLOCK = 16
 
 
 class Recording(CostedExecutor):
@@ -61,12 +59,13 @@ def padding(batches: list[ForwardBatch]) -> tuple[float, int, int]:
     as they are."""
     asked = added = 0
     served = large = 0
+    step = packer(**dict.fromkeys(("positions", "seen_whole", "rows", "vocab"), 1 << 20))
     for batch in batches:
-        assert isinstance(batch, OneShotBatch)
-        exact = Shape.exact(lay_out(batch, BLOCK, cut=True))
-        if exact.bucket(None).rows <= GraphPolicy().max_rows:
+        recorded = Shape.of(measured(step, batch, blocks=1 << 20))
+        exact = Shape.of(step.exact())
+        if recorded.rows <= GraphPolicy().max_rows:
             asked += exact.rows
-            added += exact.bucket(None).rows - exact.rows
+            added += recorded.rows - exact.rows
             served += 1
         else:
             large += 1
@@ -100,12 +99,6 @@ def test_loads_do_meet_graphs_and_padding() -> None:
     """The padding bounded above exists: prompts of any length are rounded up, and short ones are replayed."""
     share, served, _ = padding(saturated(*LOADS["any_length_c1"], 150))
     assert share > 0.002 and served > 10
-
-
-def test_no_bucket_adds_more_than_64_tokens_or_a_32nd() -> None:
-    for count in range(1, 20_000):
-        step = 32 if count <= 256 else max(64, count / 32)
-        assert count <= token_bucket(count) < count + step
 
 
 @pytest.mark.parametrize("step_rows, rows", [(40, 33), (6, 5), (40, 40)])

@@ -92,11 +92,13 @@ def gpu_objects(module: Any) -> list[Any]:
         context_blocks=ints(),
         write_slots=None,
     )
-    packer = module.StepPacker(16, 64, 128, 256, True, 64, 64, 8, 64, 512, 0)
+    limits = {"block_size": 16, "vocab": 64, "positions": 128, "rows": 256, "cut": True, "seen_whole": 128}
+    limits |= {"long_query": 64, "split_keys": 64, "whole_rows": 8, "whole_tiles": 64, "group": 2, "alone_rows": 0}
+    packer = module.StepPacker(limits | {"by_keys": False})
     packer.measure(slices, None, ((ints(2), False),), 8, 0)
     offsets = dict.fromkeys(("ids", "positions", "slots", "read", "read_positions"), 0)
     sizes = dict.fromkeys(
-        ("prompts", "own", "decoding", "entries", "scratch_block", "read_prompts", "read_decoding"), 8
+        ("prompts", "own", "decoding", "entries", "scratch_block", "read_prompts", "read_decoding", "keys"), 8
     )
     return [packer, module.Places(offsets, sizes, (0, 0), ())]
 

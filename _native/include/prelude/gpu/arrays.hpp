@@ -1,11 +1,12 @@
-// What step.hpp reads and writes: the arrays of a batch, the sizes of a step, and where a recorded shape has its
-// arrays. The definitions are those of prelude/cuda/layout.py and shapes.py.
+// What step.hpp reads and writes: the arrays of a batch, the sizes of a step, and where a shape has its arrays.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <sstream>
+#include <stdexcept>
 #include <vector>
 
 namespace prelude::gpu {
@@ -31,23 +32,27 @@ struct Reads {
 struct Limits {
   int32_t block_size, vocab, positions, blocks, pending;
   int64_t rows;         // of a step
+  int32_t seen_whole;   // positions up to which no window of a layer leaves anything out
   int32_t long_query;   // tokens of a prompt from which on another kernel serves it
   int32_t split_keys;   // keys up to which those of a row are never split
   int32_t whole_rows;   // decode rows from which on none is split
   int32_t whole_tiles;  // tiles of prompts from which on none is
-  int32_t alone_rows;   // up to which prompts that read nothing but themselves have a kernel of ours
   int32_t group;        // query heads that share a key
+  int32_t alone_rows;   // up to which prompts that read nothing but themselves have a kernel of ours
+  bool by_keys;         // all other steps list the keys of every row; else only those that a window cuts
   bool cut;             // a last layer with fewer queries is allowed
 };
 
+// `keys`: of the lists of all rows together; 0 for a step without lists.
 struct Counts {
-  int32_t prompts, own, longest, read_prompts, decoding, pages, read_decoding;
+  int32_t prompts, own, longest, read_prompts, decoding, pages, read_decoding, keys;
   int32_t spare;  // padded decode rows
   bool cut, long_query, split, alone;
   int64_t attended;
 };
 
-// Requests over all prompt rows, each with its pages; layout.py's Paged.
+// Requests over all prompt rows, each with its pages: all of them full but the last, which has `last` keys. Pages of
+// the pool, or of one token each, rows of this step.
 struct Level {
   std::vector<int32_t> qo, indptr, pages, last, last_qo;
   int32_t page_size;
@@ -93,8 +98,9 @@ struct LevelPlaces {
 
 struct Places {
   int64_t ids, positions, slots, read, read_positions, qo, kv, last_qo, indptr, last, pages;
+  int64_t keys, first, count, read_first, read_count;
   int64_t lengths, lengths_end;  // the arrays that a plan depends on, which are compared as one run of bytes
-  int32_t prompts, own, decoding, entries, read_prompts, read_decoding, scratch_block;
+  int32_t prompts, own, decoding, entries, read_prompts, read_decoding, scratch_block, listed;
   std::vector<LevelPlaces> more;
 };
 
@@ -117,6 +123,20 @@ inline bool within(const int32_t* values, int64_t count, int32_t least, int32_t 
   bool inside = true;  // without a branch: such a loop is vectorised
   for (int64_t i = 0; i < count; ++i) inside &= values[i] >= least && values[i] < limit;
   return inside;
+}
+
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  std::ostringstream said;
+  (said << ... << parts);
+  throw std::invalid_argument(said.str());
+}
+
+// On the device an index out of bounds would end the context.
+inline void check(const char* name, const int32_t* values, int64_t count, int32_t least, int32_t limit) {
+  if (within(values, count, least, limit)) return;
+  const int32_t* bad = std::find_if(values, values + count, [=](int32_t v) { return v < least || v >= limit; });
+  refuse(name, " ", *bad, " is out of bounds: ", least, " to ", int64_t{limit} - 1);
 }
 
 template <class T>

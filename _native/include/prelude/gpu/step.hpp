@@ -1,9 +1,30 @@
-// The arrays of a step for a device, as prelude/cuda/layout.py and shapes.py define them: which sizes it has
-// (`measure`), and its arrays in the places of a recorded shape (`fill`). Tests hold both to the same bytes.
+// The arrays of a step for a device: which sizes it has (`measure`), and its arrays in the places of a shape
+// (`fill`).
 //
-//   measure   batch ─▶ Counts and levels: exact sizes, and the values that its shape depends on. false: the step
-//             is not sound (an index out of bounds, tables too short); the caller's general path names the mistake
-//   fill      Places of a recorded shape ─▶ one area of bytes; the rows behind the step are padding
+//   measure   batch ─▶ Counts and levels: exact sizes, and the values that its shape depends on. A step that is not
+//             sound (an index out of bounds, tables too short) is refused: std::invalid_argument names the mistake
+//   fill      Places of a shape ─▶ one area of bytes; the rows behind the step are padding
+//
+// Tokens are put in preorder, so that everything below a segment is one run of rows, and roots that continue the same
+// blocks stand side by side:
+//
+//   batch     state, q1, q1.label, q2 ...            any order with parents before children
+//   device    [ root | child | grandchild | child | root ... ][ decode rows ]
+//
+// Attention is a list of levels, each one call over all prompt rows, whose outputs are joined by log-sum-exp; or
+// every row has the list of its keys in order of position:
+//
+//   own        ragged, causal: each segment reads itself up to the row
+//   ancestor   pages of one token, over this step's K and V: the rows below a segment read it; a level for each depth
+//   context    pages of the pool: all roots, and the segments below them, that continue the same blocks
+//   decode     pages of the pool, one query a row
+//   lists      a key is a row of this step, or -1 - slot of the pool; rows of a segment share its list
+//
+// Rows that read nothing in a level stand in a request without keys. The last layer asks for the rows that are read:
+// where each segment has at most its last one, its queries are cut to them.
+//
+// Padding: tokens 0 at position 0 that are written nowhere and stand in no request; decode rows whose table is the
+// scratch block and that write there; empty requests behind the others; read rows and lists of the scratch block.
 //
 // A Step keeps pointers into the arrays of the batch that was measured last, which the caller keeps alive, and its
 // vectors from step to step: a step of known sizes allocates nothing.
@@ -21,8 +42,8 @@ namespace prelude::gpu {
 
 class Step {
  public:
-  // `prompts` and `decoding` may be null; one of them has rows.
-  bool measure(const Prompts* prompts, const Decoding* decoding, const std::vector<Reads>& reads,
+  // `prompts` and `decoding` may be null.
+  void measure(const Prompts* prompts, const Decoding* decoding, const std::vector<Reads>& reads,
                const Limits& limits) {
     prompts_ = prompts != nullptr && prompts->tokens > 0 ? *prompts : Prompts{};
     decoding_ = decoding != nullptr && decoding->rows > 0 ? *decoding : Decoding{};
@@ -30,20 +51,40 @@ class Step {
     counts_ = {};
     level_count_ = 0;
     const int64_t rows = prompts_.tokens + decoding_.rows;
-    if (rows < 1 || rows > limits.rows || rows > (1 << 30)) return false;
-    if (prompts_.tokens > 0 && !(sound_prompts() && put_in_order() && make_levels())) return false;
-    if (decoding_.rows > 0 && !measure_decoding()) return false;
-    if (!take_reads(reads)) return false;
+    if (rows > std::min<int64_t>(limits.rows, 1 << 30))
+      detail::refuse("the step has ", rows, " rows; there is room for ", limits.rows);
+    own_.assign(1, 0);
+    moved_ = false;
+    if (prompts_.tokens > 0) {
+      check_prompts();
+      put_in_order();
+      make_levels();
+    }
+    if (decoding_.rows > 0) measure_decoding();
+    take_reads(reads);
+    const bool windowed = !detail::within(prompts_.positions, prompts_.tokens, 0, limits.seen_whole) ||
+                          !detail::within(decoding_.positions, decoding_.rows, 0, limits.seen_whole);
     counts_.alone = prompts_.tokens > 0 && prompts_.tokens <= limits.alone_rows && decoding_.rows == 0 &&
-                    level_count_ == 0;
-    if (counts_.alone)
-      counts_.long_query = false;  // and the last layer is not cut
-    else
-      take_cut();
+                    level_count_ == 0 && !windowed;
+    if (!counts_.alone) take_cut();  // a few rows take the time that reading the last layer's weights takes
+    if (windowed || (limits.by_keys && !counts_.alone)) counts_.keys = std::max(1, listed());
+    if (counts_.alone || counts_.keys > 0) counts_.long_query = counts_.split = false;
     counts_.prompts = static_cast<int32_t>(prompts_.tokens);
     counts_.decoding = static_cast<int32_t>(decoding_.rows);
     counts_.spare = power_bucket(counts_.decoding) - counts_.decoding;
-    return true;
+  }
+
+  // (query, key) pairs of one head whose rows see at most `span` keys.
+  int64_t attended(int64_t span) const {
+    const auto pairs = [span](int64_t before, int64_t rows) {
+      const int64_t whole = std::clamp<int64_t>(span - before, 0, rows);
+      return whole * before + whole * (whole + 1) / 2 + (rows - whole) * span;
+    };
+    int64_t total = 0;
+    if (prompts_.tokens > 0)
+      for (size_t i = 0; i < order_.size(); ++i) total += pairs(base_[i], length(order_[i]));
+    for (int64_t b = 0; b < decoding_.rows; ++b) total += pairs(decoding_.contexts[b], 1);
+    return total;
   }
 
   const Counts& counts() const { return counts_; }
@@ -55,8 +96,13 @@ class Step {
   bool fits(const Places& to) const {
     const Counts& n = counts_;
     bool room = n.prompts <= to.prompts && n.decoding <= to.decoding && n.read_prompts <= to.read_prompts &&
-                n.read_decoding <= to.read_decoding && static_cast<size_t>(level_count_) == to.more.size() &&
-                to.lengths <= to.lengths_end;
+                n.read_decoding <= to.read_decoding && to.lengths <= to.lengths_end;
+    if (n.keys > 0 || to.listed > 0) {
+      const int32_t padding = n.prompts < to.prompts || n.decoding < to.decoding ? 1 : 0;  // it reads one key
+      return room && n.keys > 0 && n.keys + padding <= to.listed && to.more.empty() && to.qo < 0 && to.keys >= 0 &&
+             to.first >= 0 && to.count >= 0 && to.read_first >= 0 && to.read_count >= 0;
+    }
+    room = room && static_cast<size_t>(level_count_) == to.more.size();
     // The arrays of prompts are there for a step with prompts and for no other: fill() takes them from its segments.
     const bool prompts = n.prompts > 0;
     room = room && prompts == (to.qo >= 0) && prompts == (to.kv >= 0) && (prompts || to.last_qo < 0);
@@ -75,6 +121,7 @@ class Step {
   void fill(const Places& to, char* area) const {
     fill_rows(to, area);
     fill_read(to, area);
+    if (counts_.keys > 0) return fill_keys(to, area);
     std::memset(area + to.lengths, 0, static_cast<size_t>(to.lengths_end - to.lengths));
     if (to.qo >= 0) {
       detail::put(area, to.qo, own_, to.own + 1, own_.back());
@@ -109,20 +156,40 @@ class Step {
     return static_cast<int32_t>(std::min<int64_t>(int64_t{limits_.blocks} * limits_.block_size, INT32_MAX));
   }
 
-  bool sound_prompts() const {
-    using detail::within;
+  void check_prompts() const {
+    using detail::check, detail::refuse;
     const Prompts& p = prompts_;
-    if (p.segments < 1 || p.starts[0] != 0 || p.starts[p.segments] != p.tokens) return false;
-    if (!within(p.ids, p.tokens, 0, limits_.vocab) || !within(p.positions, p.tokens, 0, limits_.positions))
-      return false;
-    if (p.slots != nullptr && !within(p.slots, p.tokens, -1, slot_limit())) return false;
-    if (p.context_indptr[0] != 0 || p.context_indptr[p.segments] > p.held) return false;
+    if (p.segments < 1 || p.starts[0] != 0 || p.starts[p.segments] != p.tokens || p.context_indptr[0] != 0 ||
+        p.context_indptr[p.segments] > p.held)
+      refuse("the edges of ", p.segments, " segments are not those of ", p.tokens, " tokens and ", p.held, " blocks");
+    check("token id", p.ids, p.tokens, 0, limits_.vocab);
+    check("position", p.positions, p.tokens, 0, limits_.positions);
+    if (p.slots != nullptr) check("slot", p.slots, p.tokens, -1, slot_limit());
     for (int64_t s = 0; s < p.segments; ++s) {
-      if (p.starts[s + 1] < p.starts[s] || p.context_indptr[s + 1] < p.context_indptr[s]) return false;
-      if (p.parents[s] >= s || p.contexts[s] < 0 || p.contexts[s] > (1 << 30)) return false;
-      if (p.parents[s] >= 0 && p.contexts[s] > 0) return false;
+      const int32_t tokens = p.contexts[s], held = p.context_indptr[s + 1] - p.context_indptr[s];
+      if (p.starts[s + 1] < p.starts[s] || held < 0 || p.context_indptr[s + 1] > p.held)
+        refuse("segment ", s, " ends before it begins, or its blocks end behind all");
+      if (p.parents[s] >= s) refuse("segment ", s, " has parent ", p.parents[s], "; parents come before children");
+      if (tokens < 0 || tokens > (1 << 30)) refuse("segment ", s, " has a context of ", tokens, " tokens");
+      if (p.parents[s] >= 0 && tokens > 0) refuse("segment ", s, " has a parent and a context of its own");
+      if (tokens > 0) check_blocks(tokens, p.context_blocks + p.context_indptr[s], held);
     }
-    return true;
+  }
+
+  void check_blocks(int32_t tokens, const int32_t* blocks, int32_t held) const {
+    const int32_t need = (tokens - 1) / limits_.block_size + 1;
+    if (need > held) detail::refuse(tokens, " tokens do not lie in ", held, " blocks of ", limits_.block_size);
+    detail::check("block", blocks, need, 0, limits_.blocks);
+  }
+
+  // Entries of the lists of all rows.
+  int32_t listed() const {
+    int64_t total = 0;
+    if (prompts_.tokens > 0)
+      for (size_t i = 0; i < order_.size(); ++i) total += base_[i] + length(order_[i]);
+    for (int64_t b = 0; b < decoding_.rows; ++b) total += decoding_.contexts[b] + 1;
+    if (total > (1 << 30)) detail::refuse("the rows of the step read ", total, " keys");
+    return static_cast<int32_t>(total);
   }
 
   int32_t length(int32_t s) const { return prompts_.starts[s + 1] - prompts_.starts[s]; }
@@ -144,7 +211,7 @@ class Step {
   }
 
   // Preorder: children behind their parent, roots of one context side by side where the first of them stands.
-  bool put_in_order() {
+  void put_in_order() {
     const Prompts& p = prompts_;
     const auto count = static_cast<size_t>(p.segments);
     bool moves = false;
@@ -165,7 +232,6 @@ class Step {
     base_.resize(count);
     depth_.resize(count);
     below_.resize(count);
-    own_.assign(1, 0);
     deepest_ = 0;
     int32_t at = 0;
     for (size_t i = 0; i < count; ++i) {
@@ -189,7 +255,6 @@ class Step {
     }
     counts_.own = static_cast<int32_t>(own_.size()) - 1;
     counts_.long_query = counts_.longest >= limits_.long_query;
-    return true;
   }
 
   void walk() {
@@ -243,7 +308,7 @@ class Step {
   }
 
   // A level for each depth whose segments have rows below them, and one for cached prefixes.
-  bool make_levels() {
+  void make_levels() {
     const Prompts& p = prompts_;
     const auto count = static_cast<size_t>(p.segments);
     const auto rows = static_cast<int32_t>(p.tokens);
@@ -262,16 +327,13 @@ class Step {
     Level* level = nullptr;
     int32_t open = -1, first = 0, end = 0;  // a run of rows of one context
     const auto close = [&]() {
-      if (open < 0 || end == first) return true;
+      if (open < 0 || end == first) return;
       const int32_t tokens = p.contexts[open], need = (tokens - 1) / limits_.block_size + 1;
       const int32_t* blocks = p.context_blocks + p.context_indptr[open];
-      if (need > p.context_indptr[open + 1] - p.context_indptr[open]) return false;
-      if (!detail::within(blocks, need, 0, limits_.blocks)) return false;
       if (level == nullptr) level = &next_level(limits_.block_size, true);
       level->skip_to(first);
       level->pages.insert(level->pages.end(), blocks, blocks + need);
       level->request(end, (tokens - 1) % limits_.block_size + 1);
-      return true;
     };
     for (size_t i = 0; i < count; ++i) {
       const int32_t s = order_[i];
@@ -281,42 +343,43 @@ class Step {
         open = s;
         continue;
       }
-      if (!close()) return false;
+      close();
       open = s;
       first = start_[i];
       end = below_[i];
     }
-    if (!close()) return false;
+    close();
     if (level != nullptr) level->skip_to(rows);
     for (int32_t i = 0; i < level_count_; ++i) {
       Level& made = levels_[static_cast<size_t>(i)];
       made.split = made.tiles(rows, limits_.group) < limits_.whole_tiles && made.most_keys() > limits_.split_keys;
     }
-    return true;
   }
 
-  bool measure_decoding() {
-    using detail::within;
+  void measure_decoding() {
+    using detail::check;
     const Decoding& d = decoding_;
-    if (d.indptr[0] != 0 || d.indptr[d.rows] > d.held) return false;
-    if (!within(d.ids, d.rows, -limits_.pending, limits_.vocab)) return false;
-    if (!within(d.positions, d.rows, 0, limits_.positions) || !within(d.slots, d.rows, -1, slot_limit()))
-      return false;
+    if (d.indptr[0] != 0 || d.indptr[d.rows] > d.held)
+      detail::refuse("the edges of ", d.rows, " tables are not those of ", d.held, " blocks");
+    check("token id", d.ids, d.rows, -limits_.pending, limits_.vocab);
+    check("position", d.positions, d.rows, 0, limits_.positions);
+    check("slot", d.slots, d.rows, -1, slot_limit());
     int32_t longest = 0;
     int64_t pages = 0;
     for (int64_t b = 0; b < d.rows; ++b) {
-      if (d.contexts[b] < 0 || d.contexts[b] == INT32_MAX) return false;
+      if (d.contexts[b] < 0 || d.contexts[b] == INT32_MAX || d.indptr[b + 1] < d.indptr[b] ||
+          d.indptr[b + 1] > d.held)
+        detail::refuse("decode row ", b, " has ", d.contexts[b], " tokens in ", d.indptr[b + 1] - d.indptr[b],
+                       " blocks");
       const int32_t keys = d.contexts[b] + 1, need = (keys - 1) / limits_.block_size + 1;
-      if (d.indptr[b + 1] < d.indptr[b] || need > d.indptr[b + 1] - d.indptr[b]) return false;
-      if (!within(d.blocks + d.indptr[b], need, 0, limits_.blocks)) return false;
+      check_blocks(keys, d.blocks + d.indptr[b], d.indptr[b + 1] - d.indptr[b]);
       longest = std::max(longest, keys);
       pages += need;
       counts_.attended += keys;
     }
-    if (pages > (1 << 30)) return false;
+    if (pages > (1 << 30)) detail::refuse("the decode rows have ", pages, " blocks");
     counts_.pages = static_cast<int32_t>(pages);
     counts_.split = longest > limits_.split_keys && d.rows < limits_.whole_rows;
-    return true;
   }
 
   // Where batch token `t` stands.
@@ -327,14 +390,14 @@ class Step {
     return start_[static_cast<size_t>(index_[static_cast<size_t>(s)])] + t - starts[s];
   }
 
-  bool take_reads(const std::vector<Reads>& reads) {
+  void take_reads(const std::vector<Reads>& reads) {
     at_.clear();
     bool ascending = true;
     for (const Reads& part : reads) {
       const int64_t limit = part.of_decoding ? decoding_.rows : prompts_.tokens;
+      detail::check("row", part.rows, part.count, 0, static_cast<int32_t>(limit));
       for (int64_t i = 0; i < part.count; ++i) {
         const int32_t row = part.rows[i];
-        if (row < 0 || row >= limit) return false;
         const int32_t there = part.of_decoding ? row + static_cast<int32_t>(prompts_.tokens) : place(row);
         ascending &= at_.empty() || there > at_.back();
         at_.push_back(there);
@@ -352,7 +415,6 @@ class Step {
     const auto tokens = static_cast<int32_t>(prompts_.tokens);
     counts_.read_prompts = static_cast<int32_t>(std::lower_bound(read_.begin(), read_.end(), tokens) - read_.begin());
     counts_.read_decoding = static_cast<int32_t>(read_.size()) - counts_.read_prompts;
-    return true;
   }
 
   // Whether the last layer's queries may be the read rows only: the last one of each segment, and all decode rows.
@@ -422,6 +484,48 @@ class Step {
       const size_t at = i + static_cast<size_t>(decodes ? to.read_prompts - ahead : 0);
       rows[at] = row;
       read[at] = positions[row];
+    }
+  }
+
+  void fill_keys(const Places& to, char* area) const {
+    const auto at = [area](int64_t offset) { return reinterpret_cast<int32_t*>(area + offset); };
+    int32_t *keys = at(to.keys), *first = at(to.first), *count = at(to.count);
+    const int32_t rows = to.prompts + to.decoding, read = to.read_prompts + to.read_decoding;
+    int32_t end = 0;
+    const auto pool_keys = [&](const int32_t* blocks, int32_t tokens) {
+      for (int32_t t = 0; t < tokens; ++t)
+        keys[end++] = -1 - (blocks[t / limits_.block_size] * limits_.block_size + t % limits_.block_size);
+    };
+    std::fill(first, first + rows, counts_.keys);  // padding reads one key of the scratch block
+    std::fill(count, count + rows, 1);
+    std::vector<int32_t> lists(order_.size());
+    for (size_t i = 0; prompts_.tokens > 0 && i < order_.size(); ++i) {
+      const int32_t s = order_[i], parent = prompts_.parents[s], before = base_[i];
+      lists[i] = end;
+      if (parent >= 0) {
+        std::memcpy(keys + end, keys + lists[static_cast<size_t>(index_[static_cast<size_t>(parent)])],
+                    static_cast<size_t>(before) * sizeof(int32_t));
+        end += before;
+      } else {
+        pool_keys(prompts_.context_blocks + prompts_.context_indptr[s], before);
+      }
+      for (int32_t row = start_[i]; row < start_[i] + length(s); ++row) {
+        keys[end++] = row;
+        first[row] = lists[i];
+        count[row] = end - lists[i];
+      }
+    }
+    for (int64_t b = 0; b < decoding_.rows; ++b) {
+      const int64_t row = to.prompts + b;
+      first[row] = end;
+      count[row] = decoding_.contexts[b] + 1;
+      pool_keys(decoding_.blocks + decoding_.indptr[b], count[row]);
+    }
+    std::fill(keys + end, keys + to.listed, -1 - to.scratch_block * limits_.block_size);
+    const int32_t* rows_read = at(to.read);
+    for (int32_t k = 0; k < read; ++k) {
+      at(to.read_first)[k] = first[rows_read[k]];  // of row 0 where nothing is read
+      at(to.read_count)[k] = count[rows_read[k]];
     }
   }
 
