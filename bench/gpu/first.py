@@ -67,7 +67,8 @@ KEPT_LINES = 200  # of each stage's output
 
 @dataclass(slots=True)
 class End:
-    """How a stage ended: "done", "failed" (its exit status), "lost" (a signal), "out of time", "not begun"."""
+    """How a stage ended: "done", "failed" (by its status, or without a result), "lost" (a signal), "out of time" or
+    "not begun"."""
 
     stage: str
     how: str
@@ -115,7 +116,7 @@ class FirstRun:
         if left < LEAST * LIMITS[name] * self.limits:
             return End(name, "not begun")
         print(f"== {name}", flush=True)
-        began = time.monotonic()
+        began, before = time.monotonic(), len(read_results(self.results))
         with tempfile.TemporaryFile() as said:
             try:
                 process = subprocess.Popen(
@@ -137,7 +138,8 @@ class FirstRun:
                 end_group(process, GRACE * self.limits)
             said.seek(0)
             self._log(name, said.read())
-        how = "out of time" if code is None else "done" if code == 0 else "lost" if code < 0 else "failed"
+        told = any(line["stage"] == name for line in read_results(self.results)[before:])
+        how = "out of time" if code is None else "lost" if code < 0 else "done" if code == 0 and told else "failed"
         print(f"   {how} after {time.monotonic() - began:.0f} s", flush=True)
         return End(name, how, time.monotonic() - began, code)
 

@@ -220,7 +220,7 @@ class Bench:
                 wrong.append(f"{name}: {type(error).__name__}: {error}")
                 continue
             unit = "" if name == "float32" else "ulp"
-            yield Load(f"correctness_{name}.worst", unit, [worst], allowed, ok=worst <= allowed)
+            yield Load(f"correctness_{name}.worst", unit, [worst], ok=worst <= allowed)
             if not worst <= allowed:
                 wrong.append(f"{name}: an error of {worst:.3g}, {allowed:.3g} is allowed")
         if wrong:

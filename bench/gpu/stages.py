@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.command_line import options_parser
-from bench.gpu.first import LIMITS, ROOT
+from bench.gpu.first import LIMITS, ROOT, output
 
 GPU_TESTS = "tests/cuda/test_gpu.py"
 TEST_MARK = "gpu"
@@ -63,10 +63,7 @@ def versions(stage: Stage) -> None:
     for name in PACKAGES:
         stage.tell(f"version.{name}", value=_or_error(lambda name=name: metadata.version(name)))
     stage.tell("version.python", value=platform.python_version())
-    stage.tell("version.commit", value=_or_error(lambda: _output("git", "rev-parse", "HEAD")))
-    stage.tell("device", value=_or_error(lambda: str(torch.cuda.get_device_properties(0))))
-    stage.tell("driver", value=_or_error(lambda: _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv")))
-    stage.tell("nvcc", value=_or_error(lambda: _output("nvcc", "--version").splitlines()[-1]))
+    stage.tell("driver", value=output("nvidia-smi", "--query-gpu=driver_version", "--format=csv"))
     from prelude.cuda import compiler, driver
 
     from bench.gpu import chips
@@ -102,10 +99,6 @@ def _or_error(ask: Callable[[], Any]) -> Any:
         return ask()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, cwd=ROOT).stdout.strip()
 
 
 # ------------------------------------------------------------------ checks that run as other programs

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import pytest
 import torch
 from prelude.cuda import weights
@@ -12,11 +9,9 @@ from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
 from bench.gpu import chips
-from bench.gpu import clients as gpu_clients
 from bench.gpu import exactness as gpu_exactness
 from bench.gpu import loads as gpu_loads
 from bench.gpu.models import MODELS, Floor, RandomSource, Reference, causal, qwen3
-from prelude import AsyncEngine, EngineConfig
 from prelude.models.config import ModelConfig
 from tests.cuda import twins
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
@@ -78,42 +73,6 @@ def test_the_check_of_correctness_passes_right_products_and_finds_wrong_ones() -
     with torch.inference_mode():
         wrong.weights.layers[1].down[3].mul_(1.5)
     assert gpu_exactness.worst_error(wrong, reference, 0, exact=True) > 1e-3
-
-
-def test_loads_run_on_any_engine() -> None:
-    """The packaged model on the CPU stands in: each load runs the requests that its row names."""
-
-    def engine() -> AsyncEngine:
-        return AsyncEngine.from_pretrained(device="cpu", config=EngineConfig(kv_bytes=1 << 24))
-
-    async def every() -> dict[str, Any]:
-        async with engine() as alone:
-            found: dict[str, Any] = {"lone": await gpu_clients.lone_requests(alone, 20, 1, 3)}
-        async with engine() as second:
-            found["saturated"] = await gpu_clients.saturated(second, 40, 3, 1, 0.3)
-            found["chats"] = await gpu_clients.chats(second, 12, 6, 2, 1)
-        return found
-
-    found = asyncio.run(every())
-    assert len(found["lone"]) == len(found["saturated"]) == 1
-    assert found["saturated"][0] > 1 and found["chats"][1][0] > 1
-
-
-def test_an_engine_over_the_executor() -> None:
-    """The engine that the loads use, on a simulated device: a chat and decisions in one engine, steps replayed."""
-    source = RandomSource(small_model(vocab=4096), "cpu", torch.bfloat16)
-    on_device = executor(source, positions=4096)
-    engine = gpu_loads.Bench(1).engine(on_device)
-
-    async def run() -> tuple[list[float], list[float]]:
-        try:
-            return await gpu_clients.chats(engine, 20, 6, 2, 1)
-        finally:
-            await engine.aclose()
-
-    tpots, rates = asyncio.run(run())
-    assert len(tpots) == 1 and rates[0] > 0
-    assert on_device.graphs.replays > 10
 
 
 def test_the_reference_and_transformers_have_the_same_weights() -> None:

@@ -83,11 +83,12 @@ def run_limited(tmp_path: Path, at: str, kind: str, said: str, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [("raise", "failed"), ("segv", "lost"), ("torn", "failed"), ("hang", "out of time"), ("silent", "done")],
+    [("raise", "failed"), ("segv", "lost"), ("torn", "failed"), ("hang", "out of time"), ("silent", "failed")],
 )
 def test_one_stage_s_fault_costs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
 ) -> None:
+    """A stage that ends well without a result has failed: another call does not leave it out."""
     at = "oneshot"
     made = (
         run_limited(tmp_path, at, kind, f"output of {at}", monkeypatch)
@@ -168,14 +169,8 @@ def test_stages_that_are_named_run_again(tmp_path: Path) -> None:
     assert [line["stage"] for line in found if line["key"] == "end"] == ["versions", "oneshot", "oneshot"]
     figures = json.loads((tmp_path / "out" / "figures.json").read_text("utf-8"))
     assert figures["facts"].get("commit", "") == first.commit_here() and "bench gpu_first" in figures["command"]
-    assert {
-        "measure": "oneshot.ms",
-        "value": 2.0,
-        "low": 1.0,
-        "high": 3.0,
-        "unit": "ms",
-        "attention": "FlashInfer",
-    } in figures["rows"]
+    [row] = [row for row in figures["rows"] if row["measure"] == "oneshot.ms"]
+    assert (row["value"], row["low"], row["high"], row["unit"]) == (2.0, 1.0, 3.0, "ms")
 
 
 def test_a_call_that_is_ended_ends_its_stage(tmp_path: Path) -> None:
