@@ -21,9 +21,7 @@ from prelude.admission.prepared import Admitted
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.base import Health, not_loaded
-from prelude.bulk.bar import RowBar, Told, length
-from prelude.bulk.mapping import checked, map_rows_async
-from prelude.bulk.windows import WINDOW_ROWS, Mapped
+from prelude.bulk import WINDOW_ROWS
 from prelude.call import Call, Options, make_calls, mark_all
 from prelude.call_steps import (
     INLINE_CHARS,
@@ -62,6 +60,9 @@ from prelude.verbs import Ask, AskStream, AsyncVerbs, RequestKeywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from prelude.bulk.bar import Told
+    from prelude.bulk.windows import Mapped
 
 
 T = TypeVar("T")
@@ -226,6 +227,9 @@ class AsyncEngine(AsyncVerbs):
     ) -> AsyncIterator[Mapped[T, R]]:
         """As ``Engine.map``, for ``async for``. ``rows`` may be an asynchronous iterable. Two windows are in memory:
         one runs while the rows of the window before it are being used."""
+        from prelude.bulk.bar import RowBar, length
+        from prelude.bulk.mapping import checked, map_rows_async
+
         size, options = checked(task, rows, window, keywords)
         return map_rows_async(self, task, rows, size, ordered, RowBar(progress, length(rows)), options)
 

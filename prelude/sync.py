@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from prelude._native.core import records_in
 from prelude.base import EngineBase
-from prelude.bulk.bar import RowBar, Told, length
-from prelude.bulk.mapping import checked, map_rows
-from prelude.bulk.windows import WINDOW_ROWS, Mapped
+from prelude.bulk import WINDOW_ROWS
 from prelude.call import Options, make_calls, mark_all
 from prelude.call_steps import finish_all, first_error, task_list
 from prelude.compound import drive
@@ -27,6 +25,9 @@ from prelude.verbs import Ask, AskStream, RequestKeywords, Verbs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from prelude.bulk.bar import Told
+    from prelude.bulk.windows import Mapped
 
 
 T = TypeVar("T")
@@ -136,6 +137,9 @@ class Engine(Verbs, EngineBase):
         in which they ran. ``progress(done, total)`` is called after each window, and ``total`` is ``None`` for rows
         without a length; True shows a tqdm bar. A ``deadline`` counts from the start of the row's window.
         """
+        from prelude.bulk.bar import RowBar, length
+        from prelude.bulk.mapping import checked, map_rows
+
         size, options = checked(task, rows, window, keywords)
         return map_rows(self, task, rows, size, ordered, RowBar(progress, length(rows)), options)
 

@@ -234,6 +234,19 @@ def test_the_engine_module_imports_no_torch_until_an_engine_is_made() -> None:
     )
 
 
+def test_a_first_decision_imports_nothing_of_other_work() -> None:
+    """Rows of files, calibration, simulation, tables, services and integrations cost a start nothing."""
+    code = (
+        "import sys, json; from prelude import Engine, YesNo; engine = Engine.from_pretrained();"
+        "engine.decide('Please come in.', [YesNo('Is it polite?')]); engine.close();"
+        "print(json.dumps([m for m in sys.modules if m.startswith('prelude.')]))"
+    )
+    parts = ("bulk", "calibration", "simulation", "integrations", "ray", "systemone")
+    files = ("affinity", "cli", "command_line", "convert", "demo", "memory_table", "metrics", "tables")
+    others = (*(f"prelude.{name}." for name in parts), *(f"prelude.{name}" for name in files))
+    assert [name for name in json.loads(fresh(code)) if name.startswith(others)] == []
+
+
 def test_the_control_plane_runs_under_python_O() -> None:
     """No validation is an assert."""
     asserts = [

@@ -12,6 +12,7 @@
 #include "prelude/cpu/parallel.hpp"
 
 #ifndef _WIN32
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #endif
@@ -125,8 +126,33 @@ void check_forked_children_have_workers_of_their_own() {
   ended = true;
   busy.join();
 }
+
+// In a child, whose limit goes with it. Sanitizers need memory that the limit does not leave.
+void check_a_system_without_threads() {
+#if defined(__linux__) && !defined(PRELUDE_SANITIZED)
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    constexpr int kMany = 200;  // more than have stacks left from before the fork
+    rlimit before;
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    const rlimit none{1 << 20, before.rlim_max};
+    std::vector<int> made(2 * kMany, 0);
+    CHECK(setrlimit(RLIMIT_AS, &none) == 0);
+    CHECK(thread_ids(kMany).size() < kMany);
+    run_pieces(kMany, 2 * kMany, [&](int64_t i, int) { made[static_cast<size_t>(i)] += 1; });
+    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+    for (const int count : made) CHECK(count == 1);
+    CHECK(thread_ids(kMany).size() == kMany);  // a later call tries again
+    _exit(0);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+#endif
+}
 #else
 void check_forked_children_have_workers_of_their_own() {}
+void check_a_system_without_threads() {}
 #endif
 
 }  // namespace
@@ -140,5 +166,6 @@ int main() {
   check_calls_of_several_threads();
   check_a_call_within_or_beside_another_one_runs_alone();
   check_forked_children_have_workers_of_their_own();
+  check_a_system_without_threads();
   std::puts("thread pool: ok");
 }

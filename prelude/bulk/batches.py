@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prelude.bulk import columnar
+from prelude.bulk import WINDOW_ROWS, columnar
 from prelude.bulk.bar import RowBar
 from prelude.bulk.form import Column, Form
 from prelude.bulk.mapping import map_rows
-from prelude.bulk.windows import WINDOW_ROWS, window_size
+from prelude.bulk.windows import window_size
 from prelude.config import EngineConfig
 from prelude.errors import BulkError, InvalidRequest, shown
 from prelude.options import RequestOptions

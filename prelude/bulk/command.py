@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prelude.bulk.windows import WINDOW_ROWS
+from prelude.bulk import WINDOW_ROWS
 from prelude.command_line import add_model
 from prelude.errors import BulkError, reason
 from prelude.strict_json import loads

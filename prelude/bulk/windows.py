@@ -18,7 +18,6 @@ from prelude.tasks import TaskOf
 T = TypeVar("T")
 R = TypeVar("R")
 
-WINDOW_ROWS = 1024
 MAX_WINDOW_ROWS = 1 << 16
 WINDOW_CHARS = 1 << 24  # a window ends early where its texts reach this, so that long rows take bounded memory
 

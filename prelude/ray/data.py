@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from prelude.bulk import WINDOW_ROWS
 from prelude.bulk.batches import BatchScorer, as_arrow
-from prelude.bulk.windows import WINDOW_ROWS
 
 if TYPE_CHECKING:
     from ray.data import Dataset
