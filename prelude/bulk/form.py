@@ -48,7 +48,7 @@ class Form:
         self.given = dict(spec)
         spec = dict(spec)
         self.verb = spec.pop("verb", "decide")
-        if self.verb not in FIELDS:
+        if not isinstance(self.verb, str) or self.verb not in FIELDS:
             raise BulkError(f"verb: {shown(self.verb)} is none of {', '.join(FIELDS)}")
         constants = spec.pop("constants", {})
         if not isinstance(constants, Mapping):

@@ -18,7 +18,7 @@ from prelude.bulk.form import Column, Form
 from prelude.bulk.journal import Journal, Results, row_key
 from prelude.bulk.mapping import in_order, run_places
 from prelude.bulk.rows import Position, Row, groups, key_names
-from prelude.bulk.windows import windows
+from prelude.bulk.windows import window_size, windows
 from prelude.errors import BulkError, InvalidRequest, shown
 from prelude.models.identity import model_hash
 from prelude.options import NO_OPTIONS
@@ -47,7 +47,8 @@ class BulkRun:
     def __init__(
         self, engine: Engine, form: Form, source: Table, target: Table, window: int, prefix: str = ""
     ) -> None:
-        self._engine, self._form, self._source, self._target, self._window = engine, form, source, target, window
+        self._engine, self._form, self._source, self._target = engine, form, source, target
+        self._window = window_size(window)
         self._columns = [
             Column(prefix + column.name, column.kind, column.labels)
             for column in form.columns(engine.model_info.labels)
