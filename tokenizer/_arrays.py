@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ._core import EncodeEntry, MatcherUse
 from ._literal import LiteralText
 from ._trusted import ControlTokens
 from .config import FileConfig
@@ -20,15 +21,9 @@ from .errors import TokenizerError
 
 if TYPE_CHECKING:
     from ._backends import Core
-    from ._core import EncodeEntry, MatcherUse
     from ._post_processing import Frame, Processor
     from ._sequences import Sequences
     from .params import Padding, Truncation
-else:
-    try:
-        from ._core import EncodeEntry, MatcherUse
-    except ImportError:  # the native extension is not built
-        from ._plain_entry import EncodeEntry
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

@@ -6,19 +6,18 @@ next is tried; the meaning of a file is never changed to make it fit.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
+from ._core import CoreTokenizer, UnsupportedFeature
 from ._files import TOKENIZER_LIMIT, read_plain
 from ._reference import ReferenceCore
 from .errors import TokenizerError, TokenizerFileError
 
 if TYPE_CHECKING:
     from ._cache import TableCache
-    from ._core import CoreTokenizer
 
     Core = CoreTokenizer | ReferenceCore
 
@@ -34,42 +33,37 @@ def load(
     found by ``data``.
     """
     if cache is not None:
-        with contextlib.suppress(ImportError):
-            known = cache.of_file(data) if isinstance(data, Path) else cache.of_bytes(data)
-            if known is not None:
-                return known, "native"
+        known = cache.of_file(data) if isinstance(data, Path) else cache.of_bytes(data)
+        if known is not None:
+            return known, "native"
     if isinstance(data, Path):
         data = read_plain(data, TOKENIZER_LIMIT)
     core, backend, reason = _load(data if convert is None else convert())
     if backend != "native":
         _log.info("backend %s: %s", backend, reason)
     elif cache is not None:
-        cache.keep(data, cast("CoreTokenizer", core))
+        cache.keep(data, cast(CoreTokenizer, core))
     return core, backend
 
 
 def _load(data: bytes) -> tuple[Core, str, str]:
-    native: Any
     try:
-        from . import _core as native
-    except ImportError as error:
-        return ReferenceCore(data, "the native extension (not built)"), "reference", str(error)
-    try:
-        return native.CoreTokenizer.from_json(data), "native", ""
-    except native.UnsupportedFeature as error:
+        return CoreTokenizer.from_json(data), "native", ""
+    except UnsupportedFeature as error:
         reason = f"{error.feature} at {error.path}"
         if error.kind == "regex":
-            served = _over_regex(native, data)
+            served = _over_regex(data)
             if served is not None:
                 return served, "native+regex", reason
         return ReferenceCore(data, reason), "reference", reason
 
 
-def _over_regex(native: Any, data: bytes) -> Core | None:
+def _over_regex(data: bytes) -> Core | None:
+    from . import _core as native
     from ._splitter import matcher
 
     try:
-        core: Core = native.CoreTokenizer.from_json(data, matcher(native))
+        core: Core = CoreTokenizer.from_json(data, matcher(native))
     except TokenizerFileError:
         raise  # a malformed file is malformed for every backend
     except (ImportError, TokenizerError) as error:

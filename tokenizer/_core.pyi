@@ -131,7 +131,6 @@ class CoreTokenizer:
     def encode_batch_array(self, texts: Sequence[Text], parse_special: bool = True) -> tuple[Int32, Int64]:
         """(ids of all texts, row starts [len(texts) + 1]). The GIL is released."""
 
-    def encode_batch_ids(self, texts: Sequence[Text], parse_special: bool = True) -> list[list[int]]: ...
     def encode_batch_full(
         self,
         texts: Sequence[Text],

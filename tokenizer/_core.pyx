@@ -346,21 +346,6 @@ cdef class CoreTokenizer:
             self.core.encode_ids_batch(views, special, ids, starts)
         return int32_array(ids.data(), ids.size()), int64_array(starts)
 
-    def encode_batch_ids(self, texts, bint parse_special=True):
-        cdef vector[string_view] views
-        cdef CallIds ids
-        cdef vector[int64_t] starts
-        cdef Py_ssize_t i
-        texts = list(texts)
-        for text in texts:
-            views.push_back(view_of(text))
-        cdef cbool special = parse_special
-        with nogil:
-            self.core.encode_ids_batch(views, special, ids, starts)
-        return [
-            self.list_of(ids.data() + starts[i], starts[i + 1] - starts[i]) for i in range(len(texts))
-        ]
-
     def encode_batch_full(self, texts, bint parse_special=True, offsets="char", bint trim=True):
         cdef vector[string_view] views
         cdef Encoded e

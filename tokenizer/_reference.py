@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._bounds import checked
+from ._core import CoreTokenizer, UnsupportedFeature
 from ._growth import flat
 from ._post_processing import trimmed
 from ._processor_file import parse
@@ -300,10 +301,6 @@ def _check_normalized(whole: Any) -> None:
 def _check_maps(normalizer: Any) -> None:
     """HF panics where a look-up leads out of a map of characters. The native core, which checks that while loading,
     has not seen the map if it left the file to HF for another reason."""
-    try:
-        from ._core import CoreTokenizer, UnsupportedFeature
-    except ImportError:  # the native extension is not built
-        return
     for step in flat(normalizer, "normalizers"):
         if step["type"] == "Precompiled":
             alone = {

@@ -9,19 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ._core import encodings_over
 from .encoding import Encoding, Int32, _fill
-
-if TYPE_CHECKING:
-    from ._core import encodings_over
-else:
-    try:
-        from ._core import encodings_over
-    except ImportError:  # the native extension is not built
-        from ._plain_entry import encodings_over
 
 _READ = ("tokens", "word_ids", "type_ids", "special_tokens_mask", "attention_mask", "sequence_ids", "n_sequences")
 _LOOK_UPS = (

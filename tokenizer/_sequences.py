@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,51 +65,20 @@ class Sequences:
         """Whether the core trims offsets; on the reference backend that is the processor's work."""
         return not isinstance(self._core, ReferenceCore)
 
-    def encode(self, given: Given, type_id: int, parse_special: bool, trim: bool) -> Encoding:
-        """One sequence. With ``trim`` its offsets are trimmed as if it were the whole encoding."""
+    def encode(self, given: Given, type_id: int, parse_special: bool, trim: bool, fast: bool) -> Encoding:
+        """One sequence. With ``trim`` its offsets are trimmed as if it were the whole encoding. ``fast``: ids alone;
+        HF's fast encodings have no offsets, word numbers or type ids, and empty token strings."""
         core = self._core
         if isinstance(core, ReferenceCore):
-            return self._by_reference(core, given, type_id, parse_special)
-        if isinstance(given, str):
+            made = self._by_reference(core, given, type_id, parse_special)
+        elif isinstance(given, str):
             ids, offsets, words = core.encode_full(given, parse_special, "char", trim)
-            return Encoding._make(ids, offsets, words, self._tokens(ids, [given], parse_special), type_id)
-        ids, offsets, words, starts = core.encode_batch_full(given, parse_special, "char", trim)
-        lengths = np.diff(starts)
-        words = np.repeat(np.arange(len(given), dtype=np.int32), lengths)
-        return Encoding._make(ids, offsets, words, self._tokens(ids, given, parse_special), type_id)
-
-    def encode_many(
-        self, given: Sequence[Given], type_ids: Sequence[int], parse_special: bool, trim: bool
-    ) -> list[Encoding]:
-        """Many sequences, each with its type id, in one call of the core."""
-        core = self._core
-        if isinstance(core, ReferenceCore):
-            if not all(isinstance(one, str) for one in given):
-                return [self._by_reference(core, one, t, parse_special) for one, t in zip(given, type_ids)]
-            rows = core.encode_batch_found(cast(Sequence[str], given), parse_special)
-            return [_encoding(*row, t) for row, t in zip(rows, type_ids)]
-        flat, sizes = _flattened(given)
-        ids, offsets, words, starts = core.encode_batch_full(flat, parse_special, "char", trim)
-        bounds = starts.tolist()
-        out, at = [], 0
-        for one, size, type_id in zip(given, sizes, type_ids):
-            a, b = bounds[at], bounds[at + size]
-            texts = flat[at : at + size]
-            if isinstance(one, str):
-                numbers = words[a:b]
-            else:
-                numbers = np.repeat(np.arange(size, dtype=np.int32), np.diff(starts[at : at + size + 1]))
-            tokens = self._tokens(ids[a:b], texts, parse_special)
-            out.append(Encoding._make(ids[a:b], offsets[a:b], numbers, tokens, type_id))
-            at += size
-        return out
-
-    def encode_fast(self, given: Sequence[Given], parse_special: bool) -> list[Encoding]:
-        """Ids alone: HF's fast encodings have no offsets, word numbers or type ids, and empty token strings."""
-        flat, counts = _flattened(given)
-        ids, starts = self._core.encode_batch_array(flat, parse_special)
-        bounds = starts[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])].tolist()
-        return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in pairwise(bounds)]
+            made = Encoding._make(ids, offsets, words, self._tokens(ids, [given], parse_special), type_id)
+        else:
+            ids, offsets, words, starts = core.encode_batch_full(given, parse_special, "char", trim)
+            words = np.repeat(np.arange(len(given), dtype=np.int32), np.diff(starts))
+            made = Encoding._make(ids, offsets, words, self._tokens(ids, given, parse_special), type_id)
+        return Encoding._make(made._ids, None, None, [""] * len(made)) if fast else made
 
     def entry(
         self, frames: tuple[Frame | None, Frame | None], processor: Processor | None
@@ -165,12 +133,6 @@ class Sequences:
         offsets = np.concatenate([row[1] for row in rows]) if rows else np.empty((0, 2), np.int32)
         words = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row[0]) for row in rows])
         return Encoding._make(ids, offsets, words, [t for row in rows for t in row[3]], type_id)
-
-
-def _flattened(given: Sequence[Given]) -> tuple[list[str], list[int]]:
-    """(all texts, how many each sequence has)."""
-    flat = [text for one in given for text in ([one] if isinstance(one, str) else one)]
-    return flat, [1 if isinstance(one, str) else len(one) for one in given]
 
 
 def _encoding(ids: Int32, offsets: Int32, words: Int32, tokens: list[str], type_id: int) -> Encoding:

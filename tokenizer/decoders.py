@@ -11,18 +11,13 @@ import operator
 from collections import abc
 from typing import TYPE_CHECKING, Any
 
+from ._core import StreamEntry
 from .components import Decoder as Decoder
 from .components import component_type
 from .errors import TokenizerError
 
 if TYPE_CHECKING:
-    from ._core import StreamEntry
     from .tokenizer import Tokenizer
-else:
-    try:
-        from ._core import StreamEntry
-    except ImportError:  # the native extension is not built
-        from ._plain_entry import StreamEntry
 
 _BROKEN = "\ufffd"
 

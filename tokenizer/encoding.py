@@ -15,20 +15,13 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
+from ._core import FreshEncoding, pair_list
 from .errors import TokenizerError
-
-if TYPE_CHECKING:
-    from ._core import FreshEncoding, pair_list
-else:
-    try:
-        from ._core import FreshEncoding, pair_list
-    except ImportError:  # the native extension is not built
-        from ._plain_entry import FreshEncoding, pair_list
 
 Int32 = npt.NDArray[np.int32]
 Column = int | Int32

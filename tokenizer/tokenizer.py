@@ -294,49 +294,33 @@ class Tokenizer(ArrayMethods):
     def _encoded(self, inputs: list[EncodeInput], add_special_tokens: bool, fast: bool = False) -> list[Encoding]:
         """Encode and post-process; the settings are read here, once."""
         truncation, padding, parse_special = self._truncation, self._padding, not self._encode_special
-        if truncation is not None or padding is not None:  # else the entry has made the quick columns
-            firsts = [one.first for one in inputs]
-            seconds = [one.second for one in inputs]
-            source = RowSource(self, inputs, add_special_tokens, truncation, padding, parse_special, fast)
-            rows: list[Encoding] | None = self._row_encodings(
-                firsts, seconds, add_special_tokens, truncation, padding, parse_special, source, Encoding
-            )
-            if rows is not None:
-                return rows
-        encodings = self._finished_all(inputs, add_special_tokens, fast, truncation, parse_special)
+        source = RowSource(self, inputs, add_special_tokens, truncation, padding, parse_special, fast)
+        rows: list[Encoding] | None = self._row_encodings(
+            *source.sequences, add_special_tokens, truncation, padding, parse_special, source, Encoding
+        )
+        if rows is not None:
+            return rows
+        encodings = [self._finished(one, add_special_tokens, fast, truncation, parse_special) for one in inputs]
         if padding is not None:
             padding.apply(encodings)
         return encodings
 
-    def _finished_all(
+    def _finished(
         self,
-        inputs: list[EncodeInput],
+        given: EncodeInput,
         add_special_tokens: bool,
         fast: bool,
         truncation: Truncation | None,
         parse_special: bool,
-    ) -> list[Encoding]:
+    ) -> Encoding:
         """Encoded, truncated and post-processed, without padding."""
-        if not inputs:
-            return []
         sequences = self._sequences
         # Trimming belongs after truncation and over whole sequences; where neither cuts in, the core does it.
-        trim = truncation is None and sequences.may_trim and not any(given.has_words for given in inputs)
-        # All in one call of the core: the bounds of a call are those of the batch.
-        given = [g.first for g in inputs] + [g.second for g in inputs if g.second is not None]
-        if fast:
-            made = sequences.encode_fast(given, parse_special)
-        elif len(given) == 1:
-            made = [sequences.encode(given[0], 0, parse_special, trim)]
-        else:
-            type_ids = [0] * len(inputs) + [1] * (len(given) - len(inputs))
-            made = sequences.encode_many(given, type_ids, parse_special, trim)
-        pairs = iter(made[len(inputs) :])
+        trim = truncation is None and sequences.may_trim and not given.has_words
+        first = sequences.encode(given.first, 0, parse_special, trim, fast)
+        second = None if given.second is None else sequences.encode(given.second, 1, parse_special, trim, fast)
         processor = self._untrimmed if trim else self._processor
-        return [
-            _finished(first, None if g.second is None else next(pairs), add_special_tokens, truncation, processor)
-            for g, first in zip(inputs, made)
-        ]
+        return _finished(first, second, add_special_tokens, truncation, processor)
 
     def encode_padded(
         self,
@@ -473,11 +457,12 @@ class RowSource:
         fast: bool,
     ) -> None:
         self._inputs, self._padding, self.padded_to = inputs, padding, 0
+        self.sequences = [one.first for one in inputs], [one.second for one in inputs]
         self._settings = add_special_tokens, fast, truncation, parse_special
-        self._finished = tokenizer._finished_all
+        self._finished = tokenizer._finished
 
     def fill(self, fresh: Encoding, row: int) -> None:
-        (made,) = self._finished([self._inputs[row]], *self._settings)
+        made = self._finished(self._inputs[row], *self._settings)
         if self._padding is not None:
             self._padding.put(made, self.padded_to)
         copy_into(fresh, made)

@@ -38,7 +38,7 @@ def test_lone_surrogates_raise_on_every_path(text: str) -> None:
     for call in (core.encode_ids, core.encode_array, core.encode_full, core.encode_tokens, core.normalize):
         with pytest.raises(UnicodeEncodeError):
             call(text)
-    for call in (core.encode_batch_array, core.encode_batch_ids, core.encode_batch_full):
+    for call in (core.encode_batch_array, core.encode_batch_full):
         with pytest.raises(UnicodeEncodeError):
             call(["a", text])
 
@@ -260,7 +260,7 @@ def test_columns_batches_and_vocabulary_agree() -> None:
         texts = ["", "Hello world", " <mask> x</s> ", "\u4f60\u597d e\u0301", "a" * 300]
         ids, starts = core.encode_batch_array(texts)
         rows = [ids[starts[i] : starts[i + 1]].tolist() for i in range(len(texts))]
-        assert rows == core.encode_batch_ids(texts) == [core.encode_ids(t) for t in texts]
+        assert rows == [core.encode_ids(t) for t in texts]
         full_ids, offsets, words, full_starts = core.encode_batch_full(texts, offsets="byte")
         assert full_ids.tolist() == ids.tolist() and full_starts.tolist() == starts.tolist()
         one = core.encode_full(texts[3], offsets="byte")

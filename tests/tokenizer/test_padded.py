@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -151,6 +152,26 @@ def test_real_files_equal_hf(
     if backend == "reference":
         pytest.skip("HF's own encodings, which the small files show")
     check(*pair_of(file), assert_same, given)
+
+
+@needs_shared
+@pytest.mark.parametrize("file", [file for file in ("bert-base-uncased", "t5", "gpt2") if file in REAL])
+def test_any_ascii_equals_hf(backend: str, pair_of: Pair, file: str) -> None:
+    """All characters beside each other: where a file allows, words are cut by one pass over the bytes."""
+    ours, theirs = pair_of(file)
+    if backend == "reference":
+        pytest.skip("HF's own encodings")
+    rng = random.Random(3)
+    pools = [
+        "".join(map(chr, range(128))),
+        "abcDEF'-. ",
+        "aA \t\n\r\x0b\x0c\x1c\x1f\x7f",
+        "the quick Brown fox, isn't",
+    ]
+    texts = ["".join(rng.choices(rng.choice(pools), k=rng.randrange(60))) for _ in range(4000)]
+    expected = [one.ids for one in theirs.encode_batch(texts)]
+    assert [ours.encode_array(text).tolist() for text in texts] == expected
+    assert [one.ids for one in ours.encode_batch(texts)] == expected
 
 
 def test_texts_of_many_bytes_are_shared_out_among_threads(pair_of: Pair, golden_lines: list[str]) -> None:

@@ -27,7 +27,7 @@ struct Scratch {
   ScratchVector<char> utf8;                               // of the text
   IdBuffer ids;
   std::vector<Stop> stops;
-  std::string first_word;
+  std::string first_word, word;
   const char* readable = nullptr;  // the end of the text whose parts are encoded
   bool ascii = false;              // whether the text is known to be no more
   bool rewritten = false;          // whether ids were made of anything but the text as it is

@@ -20,6 +20,7 @@
 #include "model.hpp"
 #include "scratch.hpp"
 #include "sinks.hpp"
+#include "split/ascii_words.hpp"
 #include "split/kernels.hpp"
 #include "split/pretokenizers.hpp"
 #include "text/char_spans.hpp"
@@ -345,6 +346,9 @@ class Tokenizer {
       if (marks_ && bytes.find(Bpe::mark) == std::string_view::npos)
         return spaced_words(bytes, base, {}, s, sink.out);
       if (plain_ascii_ && (s.ascii || is_ascii(bytes))) return planned(bytes, s, sink.out, s.readable);
+      if (ascii_ && (s.ascii || is_ascii(bytes)) &&
+          ascii_->each(bytes, s.word, [&](std::string_view word) { encode_piece(word, s, sink); }))
+        return;
     }
     s.text.start(bytes, base, align, s.growth);
     normalizer_.apply(s.text, s.pre.normalizer);
@@ -410,13 +414,16 @@ class Tokenizer {
     }
   }
 
-  // The ids alone of a Unigram's piece are a matter of its bytes, and kept as those of BPE's words are.
+  // The ids alone of a piece are a matter of its bytes, and kept as those of BPE's words are.
   template <class Sink>
   void encode_piece(std::string_view piece, Scratch& s, Sink& sink) const {
     if constexpr (std::is_same_v<Sink, IdSink>)
-      if (model_.kind == ModelKind::unigram && piece.size() <= ClauseCache::longest) {
+      if (keeps_pieces_ && piece.size() <= ClauseCache::longest) {
+        if (model_.kind == ModelKind::word_piece)
+          if (uint32_t id = model_.word_piece.whole(piece); id != WordTable::none)
+            return sink.out.push_back(static_cast<int32_t>(id));
         const uint64_t hash = hash_of_text(piece.data(), piece.size());
-        auto make = [&] { model_.encode_unigram(piece, s, sink); };
+        auto make = [&] { model_.encode(piece, s, sink); };
         if (piece.size() <= WordCache::longest) return kept(caches_.words, piece, hash, s, sink, make);
         if (caches_.met.again(hash)) return kept(caches_.clauses, piece, hash, s, sink, make);
       }
@@ -429,6 +436,7 @@ class Tokenizer {
   template <class Self, class Io>
   static void tables(Self& self, Io& io);
   void plan();
+  void plan_ascii();
   std::optional<SpaceMarks> read_marks() const;
   void read_post(const Json& json);
   // Bytes of all added tokens, as the file has them and as they are normalized: their automaton takes a hundred times
@@ -460,6 +468,8 @@ class Tokenizer {
   CutWords cut_ = nullptr;
   std::optional<SpaceMarks> marks_;  // where the kernel cuts such a text
   bool plain_ascii_ = false;         // whether ASCII is cut as it is
+  std::optional<AsciiWords> ascii_;
+  bool keeps_pieces_ = false;  // whether ids of pieces that are no single token are kept
   WordCaches caches_;
   CharSpans spans_;
 };

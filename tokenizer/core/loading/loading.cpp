@@ -92,8 +92,11 @@ void Tokenizer::finish_loading() {
 
 // How ids alone are made, if the file is of a kind that a kernel knows.
 void Tokenizer::plan() {
-  if (model_.kind == ModelKind::unigram) caches_.reserve();
-  if (model_.kind != ModelKind::bpe) return;
+  if (model_.kind != ModelKind::bpe) {
+    keeps_pieces_ = model_.kind == ModelKind::unigram || !model_.word_piece.whole_words;
+    if (keeps_pieces_) caches_.reserve();
+    return plan_ascii();
+  }
   if (normalized_.empty() && !pre_.bytes_ready() && model_.bpe.joins().built()) marks_ = read_marks();
   if (marks_) plan_ = PlanReader::spaced(model_.bpe.joins(), marks_->each_space);
   if (model_.bpe.plain_bytes()) {
@@ -105,6 +108,26 @@ void Tokenizer::plan() {
   cut_ = cutter(best_isa());
   plain_ascii_ = !marks_ && normalized_.empty() && normalizer_.keeps_ascii();
   caches_.reserve();
+}
+
+void Tokenizer::plan_ascii() {
+  const std::optional<std::string_view> prefix = pre_.only_cuts_ascii();
+  if (!prefix || !normalized_.empty() || !normalizer_.changes_ascii_apart()) return;
+  ascii_.emplace(std::string(*prefix));
+  Scratch s;
+  for (unsigned char c = 0; c < 128; ++c) {
+    if (c == '\r' && !normalizer_.empty()) continue;
+    const std::string made = normalize({reinterpret_cast<const char*>(&c), 1}, s);
+    if (made.size() > 1 || !is_ascii(made)) continue;
+    using Kind = AsciiWords::Kind;
+    const unsigned char now = made.empty() ? 0 : static_cast<unsigned char>(made[0]);
+    ascii_->set(c,
+                made.empty()         ? Kind::dropped
+                : pre_.drops(now)    ? Kind::blank
+                : pre_.isolates(now) ? Kind::alone
+                                     : Kind::part,
+                static_cast<char>(now));
+  }
 }
 
 // Nothing where more than marks is made of a text before the model.

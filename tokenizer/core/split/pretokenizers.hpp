@@ -58,6 +58,18 @@ class PreTokenizer {
     return all;
   }
 
+  // What each piece of ASCII begins with, if the text is cut at single characters and nothing else is done to it.
+  std::optional<std::string_view> only_cuts_ascii() const {
+    if (steps_.empty() || steps_.size() > 2 || steps_[0].kind != Kind::cut_chars) return std::nullopt;
+    if (steps_.size() == 1) return "";
+    const Step& marks = steps_[1];
+    if (marks.kind != Kind::metaspace || marks.prepend == Prepend::first || is_ascii(marks.content))
+      return std::nullopt;
+    return marks.prepend == Prepend::always ? std::string_view(marks.content) : "";
+  }
+  // Of a character, if only_cuts_ascii(): whether it parts the text and goes, and whether it is a piece.
+  bool drops(uint32_t c) const { return steps_[0].dropped && ucd().is(c, steps_[0].dropped); }
+  bool isolates(uint32_t c) const { return steps_[0].flag && ucd().is(c, steps_[0].flag); }
   // Whether a text without `text` in it stays whole.
   bool only_splits_at(std::string_view text) const {
     return std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) {

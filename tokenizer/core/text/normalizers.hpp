@@ -38,6 +38,13 @@ class Normalizer {
       return step.kind == Kind::nfc || step.kind == Kind::nfd || step.kind == Kind::nfk;
     });
   }
+  // Whether each character of ASCII is changed by itself, but for "\r", which "\n" may join.
+  bool changes_ascii_apart() const {
+    return std::all_of(steps_.begin(), steps_.end(), [](const Step& step) {
+      return step.kind != Kind::strip && step.kind != Kind::replace && step.kind != Kind::prepend &&
+             step.kind != Kind::byte_level;
+    });
+  }
   // Whether a mark is put before the text, where all that is done besides is to put one in the place of each space;
   // nothing where more or less is done.
   std::optional<bool> only_marks_spaces(std::string_view mark) const {
