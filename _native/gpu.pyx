@@ -17,9 +17,6 @@ import numpy as np
 
 cnp.import_ndarray()
 
-cdef int _FLOAT32 = np.dtype(np.float32).num
-cdef int _UINT64 = np.dtype(np.uint64).num
-
 cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu" nogil:
     cdef cppclass Prompts:
         const int32_t *ids, *positions, *starts, *parents, *contexts, *context_indptr, *context_blocks, *slots
@@ -70,14 +67,10 @@ cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu" nogil:
         int64_t asked()
         cbool fits(const CPlaces&)
         void fill(const CPlaces&, char*)
-        void fill_at(const CPlaces&, char*, int64_t, int64_t, int64_t, int64_t)
+        void indices(const CPlaces&, int32_t*, int64_t, int64_t)
 
     int32_t c_power_bucket "prelude::gpu::power_bucket"(int32_t, int32_t)
     int32_t c_token_bucket "prelude::gpu::token_bucket"(int32_t)
-    double uniform(uint64_t, int32_t)
-
-cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu::detail" nogil:
-    void put[T](char*, int64_t, const T*, int64_t, int64_t, T)
 
 ctypedef int (*query_t)(void*) noexcept nogil
 
@@ -90,21 +83,16 @@ ctypedef int (*copy_t)(uintptr_t, uintptr_t, size_t, void*) noexcept nogil
 ctypedef int (*launch_t)(void*, void*) noexcept nogil
 
 
-cdef inline const void* _flat(object x, int number, Py_ssize_t* n) noexcept:
-    """The values of a flat array in C order, and their count; NULL for anything else. ``number``: numpy's, of the
-    type."""
+cdef inline const int32_t* _ints(object x, Py_ssize_t* n) noexcept:
+    """The values of a flat array in C order, and their count; NULL for anything else."""
     cdef cnp.ndarray a
     if not cnp.PyArray_Check(x):
         return NULL
     a = <cnp.ndarray>x
-    if cnp.PyArray_TYPE(a) != number or cnp.PyArray_NDIM(a) != 1 or not cnp.PyArray_ISCARRAY_RO(a):
+    if cnp.PyArray_TYPE(a) != cnp.NPY_INT32 or cnp.PyArray_NDIM(a) != 1 or not cnp.PyArray_ISCARRAY_RO(a):
         return NULL
     n[0] = cnp.PyArray_DIM(a, 0)
-    return cnp.PyArray_DATA(a)
-
-
-cdef inline const int32_t* _ints(object x, Py_ssize_t* n) noexcept:
-    return <const int32_t*>_flat(x, cnp.NPY_INT32, n)
+    return <const int32_t*>cnp.PyArray_DATA(a)
 
 
 cdef const int32_t* _taken(object x, Py_ssize_t* n, list kept) except NULL:
@@ -118,15 +106,6 @@ cdef const int32_t* _taken(object x, Py_ssize_t* n, list kept) except NULL:
             raise ValueError("an array of a step is not flat")
     else:
         kept.append(x)
-    return found
-
-
-cdef inline const void* _values(object x, Py_ssize_t count, int number) noexcept:
-    """As ``_flat``; NULL also for another count."""
-    cdef Py_ssize_t n = 0
-    cdef const void* found = _flat(x, number, &n)
-    if n != count:
-        return NULL
     return found
 
 
@@ -298,22 +277,15 @@ cdef class StepPacker:
             raise ValueError("the places are of a shape that has no room for this step")
         self.step.fill(places.at, <char*>area)
 
-    def fill_at(self, Places places not None, uintptr_t area, int64_t at, Py_ssize_t capacity, Py_ssize_t first,
-                Py_ssize_t count):
-        """Of ``count`` of the rows that ``measure`` was given, from the ``first`` on: their indices among the rows
-        that are read. The rest of ``capacity`` is 0."""
-        if not self.held or first < 0 or count < 0 or count > capacity or first > self.step.asked() - count:
-            raise ValueError(f"{count} rows from {first} on are not rows of a step with {self.step.asked()}")
-        self.step.fill_at(places.at, <char*>area, at, capacity, first, count)
-
     def indices(self, Places places not None, Py_ssize_t first, Py_ssize_t count):
-        """What ``fill_at`` writes, as a new array."""
+        """Of ``count`` of the rows that ``measure`` was given, from the ``first`` on: their indices among the rows
+        that are read."""
         cdef cnp.npy_intp shape = count
         cdef cnp.ndarray out
-        if count < 0:
-            raise ValueError(f"count: {count} is less than 0")
+        if not self.held or first < 0 or count < 0 or first > self.step.asked() - count:
+            raise ValueError(f"{count} rows from {first} on are not rows of a step with {self.step.asked()}")
         out = cnp.new_array(1, &shape, cnp.NPY_INT32)
-        self.fill_at(places, <uintptr_t>cnp.PyArray_DATA(out), 0, count, first, count)
+        self.step.indices(places.at, <int32_t*>cnp.PyArray_DATA(out), first, count)
         return out
 
     def fill_ticket(self, uintptr_t area, uint32_t number, int32_t index):
@@ -336,88 +308,6 @@ def token_bucket(int32_t count):
     return c_token_bucket(min(count, 1 << 30))
 
 
-def is_ascending(rows):
-    """Whether a flat int32 array never falls."""
-    cdef Py_ssize_t n = 0, i
-    cdef const int32_t* p = _ints(rows, &n)
-    if p == NULL:
-        return False
-    for i in range(1, n):
-        if p[i] < p[i - 1]:
-            return False
-    return True
-
-
-def any_above_zero(values):
-    """Whether a number of a flat float32 array is above 0."""
-    cdef Py_ssize_t n = len(values), i
-    cdef const float* p = <const float*>_values(values, n, _FLOAT32)
-    cdef bint found = False
-    if p == NULL:
-        return bool((np.asarray(values) > 0).any())
-    for i in range(n):
-        found |= p[i] > 0
-    return found
-
-
-def fill_settings(uintptr_t area, tuple offsets not None, Py_ssize_t capacity, tuple readouts not None):
-    """Sampling settings of readouts, one behind the other, to ``offsets``: temperature, top_k, top_p, min_p, uniform
-    numbers. False where an array does not have its readout's rows."""
-    cdef Py_ssize_t n = 0, i, at = 0
-    cdef const float *temperature, *top_p, *min_p
-    cdef const int32_t *top_k, *steps
-    cdef const uint64_t* seeds
-    cdef char* to = <char*>area
-    cdef int64_t[5] places
-    cdef double* drawn
-    if len(offsets) != 5:
-        raise ValueError(f"{len(offsets)} offsets; there are five settings")
-    for i in range(5):
-        places[i] = offsets[i]
-    drawn = <double*>(to + places[4])
-    for readout in readouts:
-        n = len(readout.rows)
-        temperature = <const float*>_values(readout.temperature, n, _FLOAT32)
-        top_k = <const int32_t*>_values(readout.top_k, n, cnp.NPY_INT32)
-        top_p = <const float*>_values(readout.top_p, n, _FLOAT32)
-        min_p = <const float*>_values(readout.min_p, n, _FLOAT32)
-        seeds = <const uint64_t*>_values(readout.seeds, n, _UINT64)
-        steps = <const int32_t*>_values(readout.steps, n, cnp.NPY_INT32)
-        if (at + n > capacity or temperature == NULL or top_k == NULL or top_p == NULL or min_p == NULL or seeds == NULL
-                or steps == NULL):
-            return False
-        put[float](to, places[0] + 4 * at, temperature, n, n, 0)
-        put[int32_t](to, places[1] + 4 * at, top_k, n, n, 0)
-        put[float](to, places[2] + 4 * at, top_p, n, n, 1)
-        put[float](to, places[3] + 4 * at, min_p, n, n, 0)
-        for i in range(n):
-            drawn[at + i] = uniform(seeds[i], steps[i])
-        at += n
-    put[float](to, places[0] + 4 * at, NULL, 0, capacity - at, 0)
-    put[int32_t](to, places[1] + 4 * at, NULL, 0, capacity - at, 0)
-    put[float](to, places[2] + 4 * at, NULL, 0, capacity - at, 1)
-    put[float](to, places[3] + 4 * at, NULL, 0, capacity - at, 0)
-    for i in range(at, capacity):
-        drawn[i] = 0
-    return True
-
-
-def fill_pairs(uintptr_t area, int64_t rows_at, int64_t targets_at, Py_ssize_t capacity, rows, targets, int32_t chunk):
-    """Pairs in order of their rows: each row modulo ``chunk``, then -1; targets, then 0."""
-    cdef Py_ssize_t n = 0, same = 0, i
-    cdef const int32_t* r = _ints(rows, &n)
-    cdef const int32_t* t = _ints(targets, &same)
-    cdef int32_t* to = <int32_t*>(area + rows_at)
-    if r == NULL or t == NULL or n != same or n > capacity or chunk < 1:
-        return False
-    for i in range(n):
-        to[i] = r[i] % chunk
-    for i in range(n, capacity):
-        to[i] = -1
-    put[int32_t](<char*>area, targets_at, t, n, capacity, 0)
-    return True
-
-
 cdef cnp.ndarray _copied(uintptr_t address, Py_ssize_t count, int kind, Py_ssize_t itemsize):
     cdef cnp.npy_intp shape = count
     cdef cnp.ndarray out
@@ -436,16 +326,6 @@ def copied_i32(uintptr_t address, Py_ssize_t count):
 def copied_f64(uintptr_t address, Py_ssize_t count):
     """A new array of the float64 values that lie at ``address``."""
     return _copied(address, count, cnp.NPY_FLOAT64, 8)
-
-
-def zeros_in(uintptr_t address, Py_ssize_t count):
-    """Whether one of ``count`` int32 values at ``address`` is 0."""
-    cdef const int32_t* p = <const int32_t*>address
-    cdef Py_ssize_t i
-    cdef bint found = False
-    for i in range(count):
-        found |= p[i] == 0
-    return found
 
 
 def clock_at(uintptr_t address):

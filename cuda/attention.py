@@ -7,7 +7,7 @@ The demands of its wrappers, and how they are met here:
 - Split-KV costs a merge kernel a layer, and in graph mode it would always be on. It is off but where one block
   a tile would leave the device idle: decode rows with many keys, and few rows behind a long prefix.
 - ``plan`` writes a pinned buffer of the wrapper and copies it asynchronously; a second plan before that copy ran
-  would change the first. ``_Guard`` waits for the copy.
+  would change the first. ``_Call`` waits for the copy.
 - Index arrays live in the step's staging area, which the wrapper holds as its own buffers.
 - A recorded call's integer workspace lies in the staging area too. All that ``plan`` leaves on the device is the
   content of that workspace, the kernels' other arguments being fixed in graph mode. So the bytes that a plan wrote
@@ -25,8 +25,7 @@ Log-sum-exps are FlashInfer's, in base 2.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, Protocol
 
@@ -45,7 +44,6 @@ _CUDA_CORE_GROUPS = (1, 2, 3)
 """Query heads per KV head up to which decode on CUDA cores streams as fast as tensor cores."""
 VERSION = "0.7.2.post1"
 """The release that this file was read against."""
-
 
 _NO_BYTES: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 
@@ -99,21 +97,6 @@ def trials(gpu: str) -> kept_choices.Trials:
     )
 
 
-@dataclass(slots=True)
-class _Guard:
-    """Lets a plan begin only when the copy of the one before has left its pinned buffer."""
-
-    device: CudaDevice
-    copied: Mark | None = None
-
-    def before(self) -> None:
-        if self.copied is not None:
-            self.copied.wait()
-
-    def after(self) -> None:
-        self.copied = self.device.mark()
-
-
 class FlashInferCalls:
     """Plans and runs for one model's heads in bfloat16."""
 
@@ -123,9 +106,7 @@ class FlashInferCalls:
 
         self.flashinfer = flashinfer
         self.device = device
-        self.heads = heads
-        self.kv_heads = kv_heads
-        self.head_dim = head_dim
+        self.sizes = heads, kv_heads, head_dim
         self.prefill = prefill
         self.tensor_cores = heads // kv_heads not in _CUDA_CORE_GROUPS
         # Decode may split keys; its first use must find zeros there.
@@ -146,7 +127,11 @@ class FlashInferCalls:
             kv_indptr_buf=buffers["kv"] if buffers else None,
             backend=backend,
         )
-        return _Ragged(self, wrapper, buffers is not None, causal)
+
+        def plan(arrays: dict[str, Tensor]) -> None:
+            wrapper.plan(arrays["qo"], arrays["kv"], *self.sizes, causal=causal, disable_split_kv=True, **self.types)
+
+        return _Call(self, wrapper, buffers is not None, plan, paged=False)
 
     def paged(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = False) -> LevelCall:
         wrapper = self.flashinfer.BatchPrefillWithPagedKVCacheWrapper(
@@ -159,7 +144,12 @@ class FlashInferCalls:
             paged_kv_last_page_len_buf=buffers["last"] if buffers else None,
             backend="fa2",
         )
-        return _Paged(self, wrapper, buffers is not None, page_size, split)
+
+        def plan(arrays: dict[str, Tensor]) -> None:
+            tables = (arrays["qo"], *_tables(arrays), *self.sizes, page_size)
+            wrapper.plan(*tables, causal=False, disable_split_kv=not split, **self.types)
+
+        return _Call(self, wrapper, buffers is not None, plan)
 
     def decode(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = True) -> LevelCall:
         """Without ``split`` by tensor cores, for any heads: the other kernel always splits in graph mode."""
@@ -173,7 +163,11 @@ class FlashInferCalls:
             paged_kv_last_page_len_buffer=buffers["last"] if buffers else None,
             backend="fa2",
         )
-        return _Decode(self, wrapper, buffers is not None, page_size, split)
+
+        def plan(arrays: dict[str, Tensor]) -> None:
+            wrapper.plan(*_tables(arrays), *self.sizes, page_size, disable_split_kv=not split, **self.types)
+
+        return _Call(self, wrapper, buffers is not None, plan)
 
     def merge(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
         self.flashinfer.merge_state_in_place(out, lse, other, other_lse)
@@ -192,85 +186,39 @@ def _used(plan: Sequence[int]) -> int:
     raise RuntimeError(f"FlashInfer's plan has {len(plan)} numbers; this code was read against {VERSION}")
 
 
-class _Call:
-    """The shared part of the three kinds."""
+def _tables(arrays: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    return arrays["indptr"], arrays["pages"][: int(arrays["indptr"][-1])], arrays["last"]
 
-    def __init__(self, calls: FlashInferCalls, wrapper: Any, graph: bool) -> None:
-        self.calls = calls
-        self.wrapper = wrapper
-        self.graph = graph
-        self.guard = _Guard(calls.device)
+
+class _Call:
+    """K and V of ``paged`` calls are [pages, page_size, kv_heads, D]."""
+
+    def __init__(
+        self,
+        calls: FlashInferCalls,
+        wrapper: Any,
+        graph: bool,
+        plan: Callable[[dict[str, Tensor]], None],
+        *,
+        paged: bool = True,
+    ) -> None:
+        self.calls, self.wrapper, self.graph, self.paged = calls, wrapper, graph, paged
+        self._plan = plan
+        self._copied: Mark | None = None  # the plan before has left the pinned buffer
 
     def bind(self, workspace: Tensor) -> None:
         self.wrapper.reset_workspace_buffer(self.calls.workspace, workspace)
 
     def plan(self, arrays: dict[str, Tensor]) -> npt.NDArray[np.uint8]:
-        self.guard.before()
+        if self._copied is not None:
+            self._copied.wait()
         self._plan(arrays)
-        self.guard.after()
+        self._copied = self.calls.device.mark()
         if not self.graph:
             return _NO_BYTES
         planned: npt.NDArray[np.uint8] = self.wrapper._pin_memory_int_workspace_buffer.numpy()
         return planned[: _used(self.wrapper._plan_info)]
 
-    def _plan(self, arrays: dict[str, Tensor]) -> None:
-        raise NotImplementedError
-
-
-class _Ragged(_Call):
-    def __init__(self, calls: FlashInferCalls, wrapper: Any, graph: bool, causal: bool) -> None:
-        super().__init__(calls, wrapper, graph)
-        self.causal = causal
-
-    def _plan(self, arrays: dict[str, Tensor]) -> None:
-        calls = self.calls
-        self.wrapper.plan(
-            arrays["qo"],
-            arrays["kv"],
-            calls.heads,
-            calls.kv_heads,
-            calls.head_dim,
-            causal=self.causal,
-            disable_split_kv=True,
-            **calls.types,
-        )
-
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
-        self.wrapper.run(q, k, v, out=out, lse=lse, return_lse=lse is not None)
-
-
-class _OverPages(_Call):
-    """K and V are [pages, page_size, kv_heads, D]."""
-
-    def __init__(self, calls: FlashInferCalls, wrapper: Any, graph: bool, page_size: int, split: bool) -> None:
-        super().__init__(calls, wrapper, graph)
-        self.page_size = page_size
-        self.split = split
-
-    def _paged(self, arrays: dict[str, Tensor]) -> tuple[Any, ...]:
-        """The arguments of both wrappers, in their order."""
-        calls, count = self.calls, int(arrays["indptr"][-1])
-        tables = (arrays["indptr"], arrays["pages"][:count], arrays["last"])
-        return (*tables, calls.heads, calls.kv_heads, calls.head_dim, self.page_size)
-
-
-class _Paged(_OverPages):
-    def _plan(self, arrays: dict[str, Tensor]) -> None:
-        self.wrapper.plan(
-            arrays["qo"],
-            *self._paged(arrays),
-            causal=False,
-            disable_split_kv=not self.split,
-            **self.calls.types,
-        )
-
-    def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
-        self.wrapper.run(q, (k, v), out=out, lse=lse, return_lse=lse is not None)
-
-
-class _Decode(_OverPages):
-    def _plan(self, arrays: dict[str, Tensor]) -> None:
-        self.wrapper.plan(*self._paged(arrays), disable_split_kv=not self.split, **self.calls.types)
-
-    def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
-        self.wrapper.run(q, (k, v), out=out)
+        keys = ((k, v),) if self.paged else (k, v)
+        self.wrapper.run(q, *keys, out=out, lse=lse, return_lse=lse is not None)

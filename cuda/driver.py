@@ -21,10 +21,8 @@ from prelude.errors import DeviceUnavailable
 MIN_CAPABILITY = (8, 0)
 """bfloat16 tensor cores."""
 
-
 _SPIN_NS = 3_000_000
 """How long a thread that waits for a step looks again at once. A longer step is not held up by the sleeps between."""
-
 
 _IDLE_STREAMS: dict[int, list[int]] = {}
 """By context: streams of devices that were closed. They are never destroyed: when a pinned tensor is freed, torch's

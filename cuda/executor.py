@@ -228,7 +228,7 @@ class CudaExecutor:
             inputs = program.inputs.extended(readouts.inputs())
             reason = "arrays larger than the standing areas" if inputs.nbytes > _STAGING else None
         if program is None or reason is not None:
-            self.graphs.ran_eagerly(step.shape(asked), reason)
+            self.graphs.ran_eagerly(Shape.of(step.sizes, asked), reason)
             shape = Shape.of(step.packer.exact())
             inputs, program = Fields([*shape.sizes(), *readouts.inputs()]), Program(shape, Fields([]), Fields([]))
         program = Program(

@@ -3,12 +3,9 @@ and replayed with a plan of other lengths whose bytes were kept, are compared wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 import torch
-from prelude.cuda.attention import Calls, LevelCall
+from prelude.cuda.attention import Calls
 from prelude.cuda.device import Device
 from prelude.cuda.driver import is_final
 from prelude.cuda.kept_choices import Trials
@@ -19,32 +16,16 @@ _PAGE, _PAGES = 16, 8
 Lists = dict[str, list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A kind of call with its arrays: those that it is recorded with, and those that it is replayed with."""
-
-    kind: str
-    make: Callable[[Calls, dict[str, Tensor]], LevelCall]
-    recorded: Lists
-    replayed: Lists
-
-
-_CASES = (
-    Case(
-        "ragged",
-        lambda calls, buffers: calls.ragged(buffers, causal=True),
-        {"qo": [0, 1, 64], "kv": [0, 1, 64]},
-        {"qo": [0, 37, 50], "kv": [0, 37, 50]},
-    ),
-    Case(
+# Kinds of calls with their arrays: those that each is recorded with, and those that it is replayed with.
+_CASES: tuple[tuple[str, Lists, Lists], ...] = (
+    ("ragged", {"qo": [0, 1, 64], "kv": [0, 1, 64]}, {"qo": [0, 37, 50], "kv": [0, 37, 50]}),
+    (
         "paged",
-        lambda calls, buffers: calls.paged(buffers, _PAGE),
         {"qo": [0, 1, 64], "indptr": [0, 1, 2], "last": [1, 1], "pages": [0, 0, 0, 0]},
         {"qo": [0, 23, 50], "indptr": [0, 1, 4], "last": [16, 5], "pages": [6, 3, 7, 1]},
     ),
-    Case(
+    (
         "decode",
-        lambda calls, buffers: calls.decode(buffers, _PAGE, False),
         {"indptr": [0, 1, 2], "last": [1, 1], "pages": [0, 0, 0, 0]},
         {"indptr": [0, 1, 4], "last": [3, 16], "pages": [2, 5, 4, 7]},
     ),
@@ -57,23 +38,25 @@ def failure(device: Device, calls: Calls, heads: tuple[int, int, int], trials: T
     name = "x".join(map(str, heads))
     if trials.outcomes().get(name):
         return None
-    for case in _CASES:
+    for kind, recorded, replayed in _CASES:
         try:
-            right = _is_right(device, calls, heads, case)
+            right = _is_right(device, calls, heads, kind, recorded, replayed)
         except Exception as error:
             if is_final(error):
                 raise
-            return f"its {case.kind} call failed: {type(error).__name__}: {error}"
+            return f"its {kind} call failed: {type(error).__name__}: {error}"
         if not right:
-            return f"its {case.kind} call gives other numbers than float32"
+            return f"its {kind} call gives other numbers than float32"
     trials.note(name, True)
     return None
 
 
-def _is_right(device: Device, calls: Calls, heads: tuple[int, int, int], case: Case) -> bool:
+def _is_right(
+    device: Device, calls: Calls, heads: tuple[int, int, int], kind: str, recorded: Lists, replayed: Lists
+) -> bool:
     queries, kv_heads, width = heads
-    host = {n: device.pinned((len(v),), torch.int32) for n, v in case.recorded.items()}
-    buffers = {n: device.zeros((len(v),), torch.int32) for n, v in case.recorded.items()}
+    host = {n: device.pinned((len(v),), torch.int32) for n, v in recorded.items()}
+    buffers = {n: device.zeros((len(v),), torch.int32) for n, v in recorded.items()}
 
     def planned(lists: Lists) -> np.ndarray:
         for name, values in lists.items():
@@ -84,21 +67,24 @@ def _is_right(device: Device, calls: Calls, heads: tuple[int, int, int], case: C
     def some(*shape: int) -> Tensor:
         return device.empty(shape, torch.bfloat16).normal_()
 
-    rows = case.recorded["qo"][-1] if "qo" in case.recorded else 2
+    rows = recorded["qo"][-1] if "qo" in recorded else 2
     q, out = some(rows, queries, width), device.zeros((rows, queries, width), torch.bfloat16)
-    of_keys = (rows, kv_heads, width) if case.kind == "ragged" else (_PAGES, _PAGE, kv_heads, width)
+    of_keys = (rows, kv_heads, width) if kind == "ragged" else (_PAGES, _PAGE, kv_heads, width)
     k, v = some(*of_keys), some(*of_keys)
-    call = case.make(calls, buffers)
-    workspace = device.zeros((len(planned(case.recorded)),), torch.uint8)
+    if kind == "ragged":
+        call = calls.ragged(buffers, causal=True)
+    else:
+        call = calls.paged(buffers, _PAGE) if kind == "paged" else calls.decode(buffers, _PAGE, False)
+    workspace = device.zeros((len(planned(recorded)),), torch.uint8)
     call.bind(workspace)
-    planned(case.recorded)
+    planned(recorded)
 
     def work() -> None:
         call.run(q, k, v, out, None)
 
     device.warm(work, search=False)
     graph = device.capture(work)
-    plan = planned(case.replayed)
+    plan = planned(replayed)
     kept = device.pinned((len(workspace),), torch.uint8)
     if len(plan) != len(kept):
         raise RuntimeError(f"a plan has {len(plan)} bytes; the recorded one had {len(kept)}")
@@ -107,19 +93,19 @@ def _is_right(device: Device, calls: Calls, heads: tuple[int, int, int], case: C
     graph.launch()
     device.mark().wait()
     graph.close()
-    return all(same(out[part], exact) for part, exact in _wanted(case, q, k, v))
+    return all(same(out[part], exact) for part, exact in _wanted(kind, replayed, q, k, v))
 
 
-def _wanted(case: Case, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[slice, Tensor]]:
+def _wanted(kind: str, lists: Lists, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[slice, Tensor]]:
     """Each request's rows and their outputs in float32."""
-    lists, found = case.replayed, []
+    found = []
     edges = lists.get("qo", [0, 1, 2])
     for r, part in enumerate(map(slice, edges, edges[1:])):
-        if case.kind == "ragged":
+        if kind == "ragged":
             keys, values = k[part], v[part]
         else:
             pages = lists["pages"][lists["indptr"][r] : lists["indptr"][r + 1]]
             count = (len(pages) - 1) * _PAGE + lists["last"][r]
             keys, values = (x[pages].flatten(0, 1)[:count] for x in (k, v))
-        found.append((part, in_float32(q[part], keys, values, causal=case.kind == "ragged")))
+        found.append((part, in_float32(q[part], keys, values, causal=kind == "ragged")))
     return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from prelude.cuda import kernels
 from prelude.cuda.device import Device
-from prelude.cuda.levels import StepAttention
+from prelude.cuda.levels import Heads, StepAttention
 from prelude.cuda.shapes import Shape
 from prelude.cuda.staging import Fields
 from prelude.cuda.weights import DeviceLayer, DeviceWeights
@@ -85,7 +85,7 @@ class Forward:
             look()
             q, k, v = self._project(layer, index, normed, inputs)
             attended = work.attended[:rows]
-            attention.run(q, k, v, self._pool(index), attended, last=False, window=self.windows[index])
+            attention.run(Heads(q, k, v, self._pool(index)), attended, last=False, window=self.windows[index])
             self._finish(layer, x, normed, attended, layers[index + 1].input_gain)
         if not shape.read:  # the last layer only writes its keys and values to the pool
             self._project(layers[-1], len(layers) - 1, normed, inputs)
@@ -136,11 +136,11 @@ class Forward:
         if shape.cut:
             kernels.gather_norm(device, inputs.read, x, layer.input_gain, self.eps, picked=read_x, normed=read_normed)
             q, k, v = self._project_cut(layer, index, normed, read_normed, inputs)
-            attention.run(q, k, v, self._pool(index), attended, last=True, window=self.windows[index])
+            attention.run(Heads(q, k, v, self._pool(index)), attended, last=True, window=self.windows[index])
         else:
             q, k, v = self._project(layer, index, normed, inputs)
             every = work.attended[: shape.rows]
-            attention.run(q, k, v, self._pool(index), every, last=False, window=self.windows[index])
+            attention.run(Heads(q, k, v, self._pool(index)), every, last=False, window=self.windows[index])
             kernels.gather(device, inputs.read, every, attended)
             kernels.gather_norm(device, inputs.read, x, layer.input_gain, self.eps, picked=read_x)
         self._finish(layer, read_x, read_normed, attended, None)

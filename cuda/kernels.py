@@ -176,23 +176,7 @@ PUBLISH = _kernel(
     "i32 int i32 int int i32",
     lambda n, source, count, ticket, stride, areas, host: (count, 2, areas * stride),
 )
-ALL = (
-    EMBED_NORM,
-    RMS_NORM,
-    GATHER_NORM,
-    GATHER,
-    POOL_ROWS,
-    QK_ROPE,
-    SILU_GATE,
-    ATTEND,
-    ROW_STATS,
-    PICK,
-    LABELS,
-    TOP,
-    EDIT,
-    SAMPLE,
-    PUBLISH,
-)
+ALL = tuple(value for value in tuple(globals().values()) if isinstance(value, Kernel))
 
 
 def embed_norm(

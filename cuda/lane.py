@@ -16,23 +16,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from prelude._native.gpu import (
-    Places,
-    StepPacker,
-    any_above_zero,
-    copied_f64,
-    copied_i32,
-    fill_pairs,
-    fill_settings,
-    is_ascending,
-    power_bucket,
-    zeros_in,
-)
+from prelude._native.gpu import Places, StepPacker, copied_f64, copied_i32, power_bucket
 from prelude.cuda.graphs import Program
 from prelude.cuda.readout_operation import RecordedReadout
 from prelude.cuda.shapes import Shape
 from prelude.cuda.staging import HEADER, Area
-from prelude.cuda.step_readouts import groups_of, is_plain
+from prelude.cuda.step_readouts import groups_of, is_plain, joined
 
 from prelude.batch import (
     I32,
@@ -47,6 +36,7 @@ from prelude.batch import (
     SampleOutput,
     SampleRows,
 )
+from prelude.readouts.draw import uniforms
 
 if TYPE_CHECKING:
     from prelude._native.gpu import StepSizes
@@ -60,6 +50,15 @@ Results: TypeAlias = "tuple[tuple[Output, ...], tuple[I32, ...]]"
 _NO_ROWS: I32 = np.zeros(0, np.int32)
 _NO_ROWS.setflags(write=False)
 _MOST_KNOWN = 4096
+_Arrays: TypeAlias = "tuple[tuple[str, type[np.generic], int], ...]"
+_SETTINGS: _Arrays = (
+    ("temperature", np.float32, 0),
+    ("top_k", np.int32, 0),
+    ("top_p", np.float32, 1),
+    ("min_p", np.float32, 0),
+    ("uniform", np.float64, 0),
+)
+_PAIRS: _Arrays = (("pair_rows", np.int32, -1), ("targets", np.int32, 0))
 
 
 @dataclass(slots=True)
@@ -70,10 +69,6 @@ class MeasuredStep:
     sizes: StepSizes
     readouts: list[Any]
     order: tuple[int, ...]
-
-    def shape(self, asked: Asked | None) -> Shape:
-        """The recorded one."""
-        return Shape.of(self.sizes, asked)
 
     def indices(self, places: Places) -> list[I32]:
         """For each readout: of its rows the places among the read rows."""
@@ -112,10 +107,10 @@ def asked_of(groups: Groups, chunk_rows: int) -> Asked | None:
                 if not is_plain(one):
                     return None
                 rows += len(one.rows)
-                sampled = sampled or any_above_zero(one.temperature)  # type: ignore[attr-defined]
+                sampled = sampled or bool((one.temperature > 0).any())  # type: ignore[attr-defined]
             asked = RecordedReadout("sample" if sampled else "greedy", power_bucket(rows), 0)
         elif kind is LogprobRows:
-            if readout.top or readout.ranks or not is_ascending(readout.target_rows):
+            if readout.top or readout.ranks or (np.diff(readout.target_rows) < 0).any():
                 return None
             name = "labels" if readout.raw else "logprobs"
             asked = RecordedReadout(name, power_bucket(len(readout.rows)), power_bucket(len(readout.targets)))
@@ -132,10 +127,9 @@ class KnownReadout:
 
     def __init__(self, k: int, asked: tuple[str, int, int], places: Any, outputs: Any) -> None:
         self.kind, self.rows, self.pairs = asked
-        self.at: int = places[f"r{k}.at"].offset
-        names = ("temperature", "top_k", "top_p", "min_p", "uniform") if self.kind == "sample" else ()
-        self.settings: Any = tuple(places[f"r{k}.{name}"].offset for name in names)
-        self.targets: Any = tuple(places[f"r{k}.{name}"].offset for name in ("pair_rows", "targets") if self.pairs)
+        names = _SETTINGS if self.kind == "sample" else _PAIRS if self.pairs else ()
+        arrays = (("at", np.int32, 0), *names)
+        self.arrays = [(places[f"r{k}.{name}"], dtype, rest) for name, dtype, rest in arrays]
 
         def result(name: str) -> int:
             return HEADER + int(outputs[name].offset) if name in outputs else -1
@@ -143,15 +137,19 @@ class KnownReadout:
         self.finite, self.tokens = result(f"r{k}.finite"), result("tokens")
         self.values = result(f"r{k}.{'logits' if self.kind == 'labels' else 'logprobs'}")
 
-    def write(self, area: int, group: tuple[Readout, ...], chunk_rows: int) -> bool:
-        """The readout's arrays but its rows. False where one of them has not the readout's size."""
-        if self.settings:
-            return fill_settings(area, self.settings, self.rows, group)
-        if self.targets:
-            readout: Any = group[0]
-            rows_at, targets_at = self.targets
-            return fill_pairs(area, rows_at, targets_at, self.pairs, readout.target_rows, readout.targets, chunk_rows)
-        return True
+    def write(self, area: Area, group: tuple[Readout, ...], at: I32, chunk_rows: int) -> None:
+        values: list[Any] = [at]
+        if len(self.arrays) > 1:
+            readout: Any = joined(group)
+            if self.kind == "sample":
+                values += [getattr(readout, name) for name, _, _ in _SETTINGS[:-1]]
+                values.append(uniforms(readout.seeds, readout.steps))
+            else:
+                values += [readout.target_rows % chunk_rows, readout.targets]
+        for (place, dtype, rest), own in zip(self.arrays, values):
+            array: np.ndarray = area.array[place.offset : place.end].view(dtype)
+            array[: len(own)] = own
+            array[len(own) :] = rest
 
     def read(self, group: tuple[Readout, ...], address: int) -> list[Output] | None:
         """The outputs of a group; None where a number is not finite."""
@@ -160,7 +158,7 @@ class KnownReadout:
             logits = copied_f64(address + self.values, len(readout.targets))
             return [LogprobOutput(logits, None, None, None)] if np.isfinite(logits).all() else None
         rows = len(readout.rows) if len(group) == 1 else sum(len(one.rows) for one in group)
-        if zeros_in(address + self.finite, rows):
+        if not copied_i32(address + self.finite, rows).all():
             return None
         if self.kind == "logprobs":
             return [LogprobOutput(copied_f64(address + self.values, len(readout.targets)), None, None, None)]
@@ -183,16 +181,12 @@ class KnownStep:
         self.places = program.shape.places(program.inputs, scratch_block)
         self.readouts = [KnownReadout(k, one, places, outputs) for k, one in enumerate(asked)]
 
-    def write(self, packer: StepPacker, area: int, groups: Groups) -> bool:
-        """The readouts' arrays. False where one of them has not its readout's size."""
+    def write(self, packer: StepPacker, area: Area, groups: Groups) -> None:
         first = 0
         for known, group in zip(self.readouts, groups):
             count = len(group[0].rows) if len(group) == 1 else sum(len(one.rows) for one in group)
-            packer.fill_at(self.places, area, known.at, known.rows, first, count)
+            known.write(area, group, packer.indices(self.places, first, count), self.chunk_rows)
             first += count
-            if not known.write(area, group, self.chunk_rows):
-                return False
-        return True
 
     def read(self, groups: Groups, order: tuple[int, ...], area: Area) -> Results | None:
         """The readouts' outputs; None where a number of them is not finite. ``order``: for each output in the order
@@ -269,8 +263,7 @@ class Lane:
             raise RuntimeError("a known step without a graph")
         area = executor.staging.inputs.take()
         packer.fill(known.places, area.address)
-        if not known.write(packer, area.address, groups):
-            raise ValueError("the arrays of a readout differ in length")
+        known.write(packer, area, groups)
         attention.plan(area)
         ended, _ = executor.next_output(program.outputs.nbytes)
         packer.fill_ticket(area.address, ended.number, ended.area.index)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,17 @@ from torch import Tensor
 if TYPE_CHECKING:
     from prelude.cuda.workspace import Workspace
 
-
 _KEPT_PLANS = 1024
 """Of one recorded shape. A plan has some kilobytes."""
+
+
+class Heads(NamedTuple):
+    """A layer's queries, keys and values [rows, heads, D], and its keys and values in the pool."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    pool: tuple[Tensor, Tensor]
 
 
 class StepAttention(Protocol):
@@ -32,17 +40,7 @@ class StepAttention(Protocol):
         """Before the step's arrays are sent from ``area`` (recorded), or behind that (eager)."""
         ...
 
-    def run(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        pool: tuple[Tensor, Tensor],
-        out: Tensor,
-        *,
-        last: bool,
-        window: int | None = None,
-    ) -> None:
+    def run(self, heads: Heads, out: Tensor, *, last: bool, window: int | None = None) -> None:
         """``window``: how many positions away a row's keys may be in this layer."""
         ...
 
@@ -97,19 +95,9 @@ class KeysAttention:
     def plan(self, area: Area) -> None:
         pass
 
-    def run(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        pool: tuple[Tensor, Tensor],
-        out: Tensor,
-        *,
-        last: bool,
-        window: int | None = None,
-    ) -> None:
+    def run(self, heads: Heads, out: Tensor, *, last: bool, window: int | None = None) -> None:
         span = kernels.EVERY if window is None else window + 1
-        kernels.attend(self.device, q, k, v, pool, self.read if last else self.body, self.kv_heads, out, span)
+        kernels.attend(self.device, *heads, self.read if last else self.body, self.kv_heads, out, span)
 
 
 class PromptsAttention:
@@ -122,18 +110,8 @@ class PromptsAttention:
     def plan(self, area: Area) -> None:
         pass
 
-    def run(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        pool: tuple[Tensor, Tensor],
-        out: Tensor,
-        *,
-        last: bool,
-        window: int | None = None,
-    ) -> None:
-        own_attention.run(self.device, q, k, v, self.starts, out.view(q.shape))
+    def run(self, heads: Heads, out: Tensor, *, last: bool, window: int | None = None) -> None:
+        own_attention.run(self.device, heads.q, heads.k, heads.v, self.starts, out.view(heads.q.shape))
 
 
 class LevelsAttention:
@@ -224,18 +202,9 @@ class LevelsAttention:
         qo -= rows.start  # where it lies: an eager call reads no other copy of it
         return given | {"qo": qo, "indptr": given["indptr"][first : end + 1], "last": given["last"][first:end]}, rows
 
-    def run(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        pool: tuple[Tensor, Tensor],
-        out: Tensor,
-        *,
-        last: bool,
-        window: int | None = None,
-    ) -> None:
+    def run(self, heads: Heads, out: Tensor, *, last: bool, window: int | None = None) -> None:
         """Every row of the step sees all before it: the executor takes key lists for a step that a window cuts."""
+        q, k, v, pool = heads
         last = last and self.shape.cut
         prompts = self.shape.read_prompts if last else self.shape.prompts
         out = out.view(q.shape)

@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from prelude._native.gpu import power_bucket, token_bucket
 from prelude.cuda import kept_choices
-from prelude.cuda.cublaslt import ALIGNMENT, Algorithm, Matmul
+from prelude.cuda.cublaslt import ALIGNMENT, Algorithm, CublasLt, Matmul
 from prelude.cuda.driver import CudaError
 
 log = logging.getLogger("prelude.cuda")
@@ -56,27 +56,12 @@ _TOLERANCE = 2e-2
 """Of the largest value: bfloat16 rounds at 4e-3, and split sums round more than once."""
 
 
-class Library(Protocol):
-    """``CublasLt``, or a test's substitute for it."""
-
-    @property
-    def version(self) -> int: ...
-
-    def candidates(self, matmul: Matmul, workspace: int) -> list[Algorithm]: ...
-
-    def accepts(self, matmul: Matmul, algorithm: Algorithm) -> bool: ...
-
-    def run(
-        self, matmul: Matmul, algorithm: Algorithm, x: int, weight: int, out: int, workspace: int, stream: int
-    ) -> None: ...
-
-
 class MatmulSearch:
     """The chosen algorithms of one device. ``workspace`` and ``spoil`` are device memory, taken once."""
 
     def __init__(
         self,
-        library: Library,
+        library: CublasLt,
         stream: int,
         name: str,
         workspace: Tensor,

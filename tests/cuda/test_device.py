@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from prelude.cuda import driver, kernels
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.memory import blocks_for, fits, reserve
-from prelude.cuda.staging import Fields, Ring
+from prelude.cuda.staging import Ring
 
 import prelude
 from prelude.batch import MixedBatch, OneShotBatch
@@ -108,18 +107,6 @@ def test_kernels_are_told_apart_from_their_mistakes() -> None:
 # ------------------------------------------------------------------ staging
 
 
-def test_fields_do_not_overlap_and_are_aligned() -> None:
-    fields = Fields([("a", 3, "i32"), ("b", 0, "f32"), ("c", 5, "f64"), ("d", 1, "i32")])
-    ends_ = [(p.offset, p.end) for p in fields.places.values()]
-    assert all(start % 16 == 0 for start, _ in ends_)
-    assert all(a[1] <= b[0] for a, b in pairwise(ends_)) and fields.nbytes >= ends_[-1][1]
-    area = torch.zeros(fields.nbytes, dtype=torch.uint8)
-    fields.on(area, "c").copy_(torch.arange(5))
-    assert fields.array(area, "c").tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(IndexError, match="d ends at byte"):
-        fields.on(area[:50], "d")
-
-
 def test_an_area_is_taken_when_its_copy_has_run() -> None:
     device = SimulatedDevice()
     ring, target = Ring.of(device, 16, 2), device.zeros((16,), torch.uint8)
@@ -176,24 +163,6 @@ def test_a_step_is_fed_with_tokens_that_are_not_on_the_host(
         executor.wait(executor.submit(decode([-1, -2, -4], 6)))
 
 
-def test_submitting_runs_nothing_and_copies_in_once(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
-    executor = on_device(model)
-    device = executor.device
-    s = slices([Segment(i32(range(20)))])
-    before, executed = len(device.calls), device.executed
-    ticket = executor.submit(OneShotBatch(s, all_logprobs(ends(s))))
-    assert device.executed == executed
-    calls = device.calls[before:]
-    layers = len(model.config.spec.layers)
-    assert calls[0] == "copy" and calls.count("copy") == 1, "one copy in"
-    assert calls[-1] == "publish" and calls.count("publish") == 1, "and one kernel that writes to the host"
-    assert calls.count("plan") == 2 and calls.index("embed_norm") > max(i for i, c in enumerate(calls) if c == "plan")
-    # Per layer: qkv, rope, attention, out, norm, gate_up, silu, down, norm.
-    assert calls.count("ragged") == layers and calls.count("silu_gate") == layers
-    assert calls.count("matmul") == 4 * layers + 1 + 1  # the cut last layer's q apart from its k and v; the head
-    executor.wait(ticket)
-
-
 # ------------------------------------------------------------------ memory
 
 
@@ -211,15 +180,6 @@ def test_blocks_take_the_memory_that_is_left_and_never_more_than_asked() -> None
     assert caught.value.needed == 901 << 20 and caught.value.available == 1 * gib - reserve(16 * gib)
     with pytest.raises(InsufficientMemory):
         blocks_for(reserve(16 * gib), 16 * gib, 1 << 20, blocks=None, nbytes=None)
-
-
-def test_a_pool_of_so_many_bytes_takes_no_more(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
-    executor = on_device(model, num_blocks=1)
-    give_blocks(executor, EngineConfig(kv_bytes=1_000_000))
-    limits = executor.limits()
-    block = limits.kv_bytes_per_token * limits.block_size
-    assert 1_000_000 - block < executor.pool.nbytes <= 1_000_000
-    assert executor.pool.nbytes == (limits.num_blocks + 1) * block
 
 
 def test_the_memory_of_a_step_is_asked_for_before_it_is_taken(

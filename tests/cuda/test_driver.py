@@ -17,7 +17,6 @@ from prelude.cuda.driver import CudaError
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 from prelude.cuda.kernels import SILU_GATE
-from prelude.cuda.staging import Area
 
 from bench.gpu import null
 from prelude import DeviceLost, EngineConfig
@@ -323,10 +322,3 @@ def test_host_memory_has_the_bytes_that_are_asked_for_and_goes_back_to_the_syste
     stub.stub_fail(b"cuMemHostAlloc", 1, OUT_OF_MEMORY)
     with pytest.raises(torch.cuda.OutOfMemoryError, match="cuMemHostAlloc"):
         device.host_memory((8,), torch.uint8)
-
-
-def test_pinned_memory_has_one_address(stub: Any, device: null.NullDevice) -> None:
-    memory = np.zeros(64, np.uint8)
-    assert device.driver.mapped(memory.ctypes.data) == memory.ctypes.data
-    assert kernels.PUBLISH.extents(1, None, 5, None, 9, 3, None) == (5, 2, 27)
-    assert Area.of(torch.from_numpy(memory)).address == memory.ctypes.data

@@ -245,15 +245,6 @@ def test_a_damaged_file_is_searched_again(tmp_path: Path, text: str) -> None:
     assert search.run(x, weight, out, False) and library.ran[-1] == FAST
 
 
-def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
-    library = HostLibrary()
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    search = make(library, tmp_path / "file")
-    x, weight, out = matrices()
-    search.search(x, weight, out, False, by_torch(library, weight, 5e-6))
-    assert search.run(x, weight, out, False)
-
-
 class Timeline:
     """A host and a device. ``work`` takes the host 90 us to enqueue and the device 3 us, which writes the memory
     between two runs in 20 us."""

@@ -152,15 +152,4 @@ inline void put(char* area, int64_t at, const std::vector<int32_t>& values, int6
 
 }  // namespace detail
 
-// prelude/readouts/draw.py: a number in [0, 1) of each (seed, step).
-inline double uniform(uint64_t seed, int32_t step) {
-  const auto mix = [](uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  };
-  const uint64_t z = mix(mix(seed) + (static_cast<uint64_t>(static_cast<int64_t>(step)) + 1) * 0x9E3779B97F4A7C15u);
-  return static_cast<double>(z >> 11) * 0x1p-53;
-}
-
 }  // namespace prelude::gpu

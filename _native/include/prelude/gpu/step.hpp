@@ -142,13 +142,11 @@ class Step {
   }
 
   // Of `count` rows from the `first` on, as `measure` was given them: their indices among the shape's read rows.
-  void fill_at(const Places& to, char* area, int64_t at, int64_t capacity, int64_t first, int64_t count) const {
-    auto* target = reinterpret_cast<int32_t*>(area + at);
+  void indices(const Places& to, int32_t* target, int64_t first, int64_t count) const {
     for (int64_t i = 0; i < count; ++i) {
       const int32_t index = at_[static_cast<size_t>(first + i)];
       target[i] = index < counts_.read_prompts ? index : index + (to.read_prompts - counts_.read_prompts);
     }
-    std::fill(target + count, target + capacity, 0);
   }
 
  private:
