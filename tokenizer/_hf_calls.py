@@ -52,6 +52,8 @@ def encode_plus(
     if inputs is None or kind is None or kwargs.get("sanitize_control_tokens"):
         return None
     batched, firsts, seconds = inputs
+    if is_split_into_words:  # the caller may change its lists while the core reads the words
+        firsts, seconds = list(map(list, firsts)), None if seconds is None else list(map(list, seconds))
     try:
         truncation = _truncation(truncation_strategy, max_length, stride, self.truncation_side)
         padding = _padding(self, padding_strategy, max_length, pad_to_multiple_of, padding_side)
