@@ -63,19 +63,6 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         Activation kind
         cbool gated
 
-    cdef struct MatmulArgs:
-        const void* x
-        const void* weight
-        void* out
-        int64_t x_stride
-        int64_t out_stride
-        int64_t rows
-        int64_t width
-        int64_t outputs
-        Type type
-        Type out_type
-        cbool adds
-
     cdef struct KeyRun:
         int64_t from_ "from"
         int64_t length
@@ -117,17 +104,11 @@ cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
         int lanes
 
     const Kernels& best_kernels()
-    const Kernels& matmul_kernels(const Kernels&)
     cbool rms_norm(const Kernels&, const NormArgs&, int64_t rows, int threads)
     cbool norm_rotate(const Kernels&, const RotateArgs&, int64_t rows, int threads)
     cbool layer_norm(const Kernels&, const NormArgs&, int64_t rows, int threads)
     cbool activate(const Kernels&, const ActivateArgs&, int64_t rows, int threads)
     cbool worth_releasing_gil(int64_t values)
-
-
-cdef extern from "prelude/cpu/matmul.hpp" namespace "prelude::cpu" nogil:
-    cbool matmul(const Kernels&, const MatmulArgs&, int threads)
-    cbool matmul_worth_releasing_gil "prelude::cpu::worth_releasing_gil"(const MatmulArgs&)
 
 
 cdef extern from "prelude/cpu/pool_rows.hpp" namespace "prelude::cpu" nogil:
@@ -163,7 +144,6 @@ cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil
 
 
 cdef const Kernels* kernels = &best_kernels()
-cdef const Kernels* for_matmul = &matmul_kernels(kernels[0])
 
 NAME = kernels.name.decode()
 LANES = kernels.lanes
@@ -260,29 +240,6 @@ cdef int activate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows
             done = activate(kernels[0], args, rows, thread_count())
     else:
         done = activate(kernels[0], args, rows, thread_count())
-    check(done)
-    return 0
-
-
-cdef int matmul_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out, int64_t out_stride,
-                     int64_t rows, int64_t width, int64_t outputs, bint half, bint out_half, bint adds) except -1:
-    """``out = x @ weight.T`` for a few rows, or ``out += ...`` where it ``adds``. ``weight`` is [outputs, width] and
-    of x's type; ``half``: that is bfloat16."""
-    cdef MatmulArgs args
-    cdef cbool done
-    if adds and out_half:
-        raise ValueError("sums are added in float32")
-    args.x, args.weight, args.out = <const void*> x, <const void*> weight, <void*> out
-    args.x_stride, args.out_stride = x_stride, out_stride
-    args.rows, args.width, args.outputs = rows, width, outputs
-    args.type = Type.bf16 if half else Type.f32
-    args.out_type = Type.bf16 if out_half else Type.f32
-    args.adds = adds
-    if matmul_worth_releasing_gil(args):
-        with nogil:
-            done = matmul(for_matmul[0], args, thread_count())
-    else:
-        done = matmul(for_matmul[0], args, thread_count())
     check(done)
     return 0
 

@@ -139,41 +139,6 @@ def rotate_tensor(heads, gain, float eps, table, positions) -> None:
                 eps, _turns_at(table, width), _indices_at(positions, rows))
 
 
-@cython.final
-cdef class Product:
-    """Products of few rows with one weight [out, in] without gaps, of which address and sizes are asked once."""
-
-    cdef object weight, dtype  # the weight's memory stays where it is while this object lives
-    cdef uintptr_t address
-    cdef int64_t inputs, outputs
-    cdef bint half
-
-    def __cinit__(self, weight):
-        cdef object size = weight.shape
-        if not weight.is_contiguous():
-            raise ValueError(f"a weight with gaps: strides {weight.stride()}")
-        if PyTuple_GET_SIZE(size) != 2:
-            raise ValueError(f"a weight [out, in] is needed, not {list(size)}")
-        self.outputs, self.inputs = _entry(size, 0), _entry(size, 1)
-        self.weight, self.dtype, self.half = weight, weight.dtype, _type_is_half(weight.dtype)
-        self.address = weight.data_ptr()
-
-    def __call__(self, x, out, bint adds=False) -> None:
-        """``out = x @ weight.T`` for the few rows of ``x`` [T, in], or ``out += ...``. ``out`` [T, out] is float32 or,
-        where nothing is added to it, bfloat16."""
-        cdef object size = x.shape, of_out = out.shape, strides = x.stride(), out_strides = out.stride()
-        cdef object of_type = out.dtype
-        cdef int64_t rows = _entry(size, 0)
-        if (_entry(size, 1) != self.inputs or x.dtype is not self.dtype or _entry(of_out, 0) != rows
-                or _entry(of_out, 1) != self.outputs or (of_type is not _float32 and of_type is not _bfloat16)):
-            raise ValueError(f"{x.dtype} {list(size)} by {self.dtype} {[self.outputs, self.inputs]} into "
-                             f"{of_type} {list(of_out)}")
-        _are_rows(size, strides)
-        _are_rows(of_out, out_strides)
-        matmul_rows(<uintptr_t>x.data_ptr(), _entry(strides, 0), self.address, <uintptr_t>out.data_ptr(),
-                    _entry(out_strides, 0), rows, self.inputs, self.outputs, self.half, of_type is _bfloat16, adds)
-
-
 def activate_tensor(x, int64_t inner, kind, bint gated):
     """The activation of the first ``inner`` columns of ``x`` [T, inner], in its memory; where ``gated``, times the
     other half of ``x`` [T, 2 * inner]. A view of those columns is returned."""

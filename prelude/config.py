@@ -69,7 +69,7 @@ class EngineConfig:
                               alone. On a CPU steps then run in a thread of their own
     ``threads``               of a step on a CPU, 1 to 1,024, of which no more run than the process has processors;
                               ``None``: OMP_NUM_THREADS, else one for each core that the process may use
-    ``attention``             a backend by name: runs or cascade on a CPU, flashinfer or keys on CUDA. auto: the
+    ``attention``             a backend by name: runs on a CPU, flashinfer or keys on CUDA. auto: the
                               environment's PRELUDE_ATTENTION, else the fastest backend that serves the model
     ``deterministic``         the bits of a row do not depend on the other rows
     ``tensor_parallel``       processes that share one model, each with a part of every layer. The caller starts them,

@@ -64,8 +64,6 @@ def convert(model: Path, folder: Path, dtype: str = "auto", quantization: str | 
         if checkpoint.converted is not None:
             raise ModelError(f"{model}: is converted already")
         precision = choose(dtype, checkpoint, config.spec, "int8" if quantization == "int8" else None)
-        if precision.packing is None:
-            raise ModelError(f"{model}: nothing of it is packed on this machine ({precision.reason})")
         made: dict[tuple[str, ...], PackedLinear] = {}
         load_weights(checkpoint, config.spec, precision.dtype, precision.packing, made)
         packed = {name for names in made for name in names}

@@ -220,8 +220,7 @@ def _cpu_executor(
 ) -> tuple[Executor, EngineConfig]:
     """The executor, and the config with the length that its memory holds. ``host``: bytes of the tokenizer.
     ``ranks``: of a tensor-parallel model, of which this rank's part is loaded."""
-    from prelude.execution.backends import asked_for
-    from prelude.execution.cpu import CpuExecutor, cuts_queries, logits_rows
+    from prelude.execution.cpu import CpuExecutor, logits_rows
     from prelude.execution.memory_plan import HOST_BYTES, MemoryPlan
     from prelude.execution.profile import few_layers, profile
     from prelude.execution.step_memory import StepMemory
@@ -264,13 +263,7 @@ def _cpu_executor(
             )
         held = weights + (running + prefixes) * bytes_per_state
         plan = MemoryPlan(config, model.spec, available, held, host + HOST_BYTES, per_block, config.host_kv_bytes)
-        step = StepMemory.of_shapes(
-            model.spec,
-            precision.dtype.itemsize,
-            chunk_rows,
-            config.max_top,
-            cuts_queries(asked_for(config.attention), config.deterministic),
-        )
+        step = StepMemory.of_shapes(model.spec, precision.dtype.itemsize, chunk_rows, config.max_top)
         if not plan.is_close(step):
             plan = replace(plan, config=plan.fitted(step))
         plan.require_weights()

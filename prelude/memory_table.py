@@ -33,7 +33,7 @@ def main(chosen: argparse.Namespace) -> int:
 def table(chosen: argparse.Namespace) -> list[str]:
     """Lines. Nothing but the configuration and the headers of the weight files is read."""
     from prelude.config import EngineConfig
-    from prelude.execution.cpu import cuts_queries, logits_rows
+    from prelude.execution.cpu import logits_rows
     from prelude.execution.step_memory import StepMemory
     from prelude.loading import model_path
     from prelude.models.checkpoint import Checkpoint
@@ -51,8 +51,7 @@ def table(chosen: argparse.Namespace) -> list[str]:
         precision = choose(chosen.dtype, checkpoint, model.spec, chosen.quantization)
         weights = weight_bytes(checkpoint, model.spec, precision.dtype, precision.packing)
     free = available_memory() if chosen.max_memory is None else chosen.max_memory
-    rows, cut = logits_rows(model.vocab_size), cuts_queries(config.attention, config.deterministic)
-    step = StepMemory.of_shapes(model.spec, precision.dtype.itemsize, rows, top, cut)
+    step = StepMemory.of_shapes(model.spec, precision.dtype.itemsize, logits_rows(model.vocab_size), top)
     kv = model.spec.kv_bytes_per_token(precision.dtype.itemsize)
     named = "free" if chosen.max_memory is None else "max_memory"
     return [

@@ -16,13 +16,12 @@
 
 namespace prelude::cpu {
 
-#define PRELUDE_KERNELS(label)                                                              \
-  inline void exp_rows(const float* x, int64_t count, float* out) {                         \
-    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i)));        \
-  }                                                                                         \
-  inline const Kernels kTable{label,        kLanes,      rms_norm,   norm_rotate, activate, \
-                              layer_norm,   attend_unit, attend_row, matmul,      convolve, \
-                              delta_inputs, delta,       gate,       unit_floats, exp_rows};
+#define PRELUDE_KERNELS(label)                                                                                     \
+  inline void exp_rows(const float* x, int64_t count, float* out) {                                                \
+    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i)));                               \
+  }                                                                                                                \
+  inline const Kernels kTable{label,      kLanes,   rms_norm,     norm_rotate, activate, layer_norm,  attend_unit, \
+                              attend_row, convolve, delta_inputs, delta,       gate,     unit_floats, exp_rows};
 
 namespace portable {
 // clang-format off: the order matters
@@ -30,7 +29,6 @@ namespace portable {
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
 #include "prelude/cpu/body_paged.hpp"
-#include "prelude/cpu/body_matmul.hpp"
 #include "prelude/cpu/body_recurrent.hpp"
 // clang-format on
 PRELUDE_KERNELS("portable")
@@ -54,7 +52,6 @@ namespace avx2 {
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
 #include "prelude/cpu/body_paged.hpp"
-#include "prelude/cpu/body_matmul.hpp"
 #include "prelude/cpu/body_recurrent.hpp"
 // clang-format on
 PRELUDE_KERNELS("avx2")
@@ -73,7 +70,6 @@ namespace avx512 {
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
 #include "prelude/cpu/body_paged.hpp"
-#include "prelude/cpu/body_matmul.hpp"
 #include "prelude/cpu/body_recurrent.hpp"
 // clang-format on
 PRELUDE_KERNELS("avx512")
@@ -101,14 +97,6 @@ const Kernels* kernels_named(const char* name) {
     return &avx2::kTable;
 #endif
   return nullptr;
-}
-
-const Kernels& matmul_kernels(const Kernels& others) {
-#ifdef PRELUDE_X86_TARGETS
-  if (std::getenv("PRELUDE_CPU_KERNELS") == nullptr)
-    if (const Kernels* found = kernels_named("avx512")) return *found;
-#endif
-  return others;
 }
 
 #ifdef PRELUDE_X86_TARGETS

@@ -10,7 +10,6 @@
 
 #include "check.hpp"
 #include "prelude/cpu/attention_plan.hpp"
-#include "prelude/cpu/matmul.hpp"
 #include "prelude/cpu/pool_rows.hpp"
 #include "random_values.hpp"
 
@@ -91,53 +90,6 @@ void check_rows(const Kernels& kernels) {
         CHECK(gates[r * 2 * width + width + i] == before[r * 2 * width + width + i]);
       }
   }
-}
-
-void check_matmul(const Kernels& kernels) {
-  Random random{11};
-  for (int64_t width : {1, 7, 16, 48, 90, 192, 352})
-    for (int64_t outputs : {1, 4, 11, 1500}) {
-      const int64_t rows = 7, stride = width + 3;
-      const auto x = floats(random, rows * stride), weight = floats(random, outputs * width);
-      std::vector<uint16_t> x_half, weight_half, out_half(static_cast<size_t>(rows * outputs));
-      for (float v : x) x_half.push_back(to_bf16(v));
-      for (float v : weight) weight_half.push_back(to_bf16(v));
-      std::vector<float> out(static_cast<size_t>(rows * outputs)), from_half(out.size()), added(out.size(), 2.0f);
-      MatmulArgs a{x.data(), weight.data(), out.data(), stride,    outputs, rows,
-                   width,    outputs,       Type::f32,  Type::f32, false};
-      CHECK(matmul(kernels, a, 3));
-      MatmulArgs adding = a;
-      adding.out = added.data(), adding.adds = true;
-      CHECK(matmul(kernels, adding, 1));
-      MatmulArgs half{x_half.data(), weight_half.data(), from_half.data(), stride, outputs, rows, width,
-                      outputs,       Type::bf16,         Type::f32,        false};
-      CHECK(matmul(kernels, half, 2));
-      half.out = out_half.data(), half.out_type = Type::bf16;
-      CHECK(matmul(kernels, half, 1));
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t o = 0; o < outputs; ++o) {
-          const int64_t at = r * outputs + o;
-          double exact = 0, size = 0, exact_half = 0;
-          for (int64_t i = 0; i < width; ++i) {
-            const double one = static_cast<double>(x[r * stride + i]) * weight[o * width + i];
-            exact += one, size += std::fabs(one);
-            const double input = from_bf16(x_half[r * stride + i]);
-            exact_half += input * from_bf16(weight_half[o * width + i]);
-          }
-          CHECK(std::fabs(out[at] - exact) <= 1e-6 * size + 1e-12);
-          CHECK(std::fabs(from_half[at] - exact_half) <= 1e-6 * size + 1e-6);
-          CHECK(added[at] == 2.0f + out[at] && out_half[at] == to_bf16(from_half[at]));
-        }
-      // Any number of rows, and any threads: the bits of a row are its own.
-      for (int64_t few = 1; few < rows; ++few) {
-        std::vector<float> some(static_cast<size_t>(few * outputs));
-        MatmulArgs b = a;
-        b.x = x.data() + 2 * stride * (few < 5), b.out = some.data(), b.rows = few;
-        CHECK(matmul(kernels, b, few % 2 ? 4 : 1));
-        const float* same = out.data() + 2 * outputs * (few < 5);
-        CHECK(std::memcmp(some.data(), same, sizeof(float) * some.size()) == 0);
-      }
-    }
 }
 
 void check_rotation(const Kernels& kernels) {
@@ -416,7 +368,6 @@ int main() {
     }
     check_exp(*kernels);
     check_rows(*kernels);
-    check_matmul(*kernels);
     check_rotation(*kernels);
     check_attention(*kernels);
     check_refusals(*kernels);

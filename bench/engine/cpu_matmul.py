@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, rounds, three, use_threads
+from prelude.models.arrays import array_of
 from prelude.models.packed import HALVES, PackedLinear, Packing
 
 SHAPES = {
@@ -67,7 +68,7 @@ def variants(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
     for packing in packings:
         if packing in cpu.PACKED_KERNELS:
             kept = half_weight if packing in HALVES else weight
-            found[f"packed {packing}"] = partial(PackedLinear(kept, None, packing), x)
+            found[f"packed {packing}"] = partial(PackedLinear(array_of(kept), None, packing), x)
     return found
 
 

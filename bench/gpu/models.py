@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.chips import Chip
-from prelude.models.arrays import BF16, Array
+from prelude.models.arrays import Array, array_of
 from prelude.models.config import ModelConfig
 
 
@@ -74,8 +74,7 @@ class RandomSource:
         return list(self._shapes)
 
     def tensor(self, name: str) -> Array:
-        drawn = self.drawn(name).cpu()
-        return drawn.view(torch.int16).numpy().view(BF16) if drawn.dtype == torch.bfloat16 else drawn.numpy()
+        return array_of(self.drawn(name).cpu())
 
     def drawn(self, name: str) -> Tensor:
         shape = self._shapes[name]

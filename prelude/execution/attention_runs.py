@@ -2,7 +2,7 @@
 
 A segment's queries are one item, and its keys are runs that lie in a row: its context in the pool, block by block,
 each ancestor, itself. A decode row is an item of one query. The bits of a row are those of its sequence alone:
-this is the plan of deterministic mode, and of the default mode's prompts wherever the machine has vectors for it.
+in deterministic mode a decode row too, which else reads its block table by itself.
 
 A shared state is walked by each of its branches: the products are the same as if they shared one walk, only the
 keys are brought into the kernel's order once a branch, which is a few percent for branches of a dozen tokens.
@@ -32,9 +32,10 @@ Starts = npt.NDArray[np.int32]
 
 
 class RunsPlan:
-    """See ``CascadePlan`` for the arguments. ``paged``: decode rows read their block tables themselves, which is
-    planned in no time and twice as fast, with other bits than the rows of a prompt. ``sections``: where the sections
-    of the queries begin, and the last one's end; ``run`` computes one of them at a time."""
+    """An ``AttentionPlan``. ``rows`` are the sorted tokens whose outputs are wanted, None for all. ``paged``: decode
+    rows read their block tables themselves, which is planned in no time and twice as fast, with other bits than the
+    rows of a prompt. ``sections``: where the sections of the queries begin, and the last one's end; ``run`` computes
+    one of them at a time."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class RunsPlan:
     ) -> None:
         self.num_queries = step.num_tokens if rows is None else len(rows)
         self._paged: list[DecodePart | None] = [None] * (1 if sections is None else len(sections) - 1)
+        self._attention: Attention | None = None
         starts = None if sections is None else np.asarray(sections, np.int32)
         if not heads.causal:
             if step.forest is None or step.decode is not None:
@@ -80,6 +82,8 @@ class RunsPlan:
             visible.append(step.decode.context_lens[at].astype(np.int64) + 1)
             items.append(counts)
             runs.append(found)
+        if step.forest is None and paged:
+            return
         all_runs = np.concatenate(runs) if runs else np.zeros((0, 3), np.int64)
         seen_by = np.concatenate(visible) if visible else np.zeros(0, np.int64)
         hidden = None if heads.window is None else seen_by - 1 - heads.window
@@ -107,8 +111,9 @@ class RunsPlan:
             out = q.as_strided((queries, heads * width), (q.stride(0), 1))
         else:
             out = torch.empty(queries, heads * width, dtype=q.dtype)
-        term = None if relative is None else (relative.keys, relative.queries, relative.rows, relative.span)
-        self._attention.run(q, k, v, pool_k, pool_v, out, term, -1 if section is None else section)
+        if self._attention is not None:
+            term = None if relative is None else (relative.keys, relative.queries, relative.rows, relative.span)
+            self._attention.run(q, k, v, pool_k, pool_v, out, term, -1 if section is None else section)
         if paged is not None:
             paged.run(q, pool_k, pool_v, out.view(queries, heads, width))
         return out

@@ -2,12 +2,11 @@
 
     batch ─▶ layout ─▶ a plan of the chosen backend ─▶ K and V written ─▶ its kernels, layer by layer
 
-    cpu    runs         the native kernel: every row walks its own keys in order; the one whose bits stand alone
-           cascade      torch's attention, shared keys read once, parts joined by log-sum-exp
+    cpu    runs         the native kernel: every row walks its own keys in order, and its bits stand alone
     cuda   flashinfer   levels of FlashInfer calls, prefill and decode with kernels of their own
            keys         a kernel of ours that walks explicit key lists: exact, and slow
 
-``auto`` takes the first that serves, on a CPU step by step; ``EngineConfig(attention=...)`` or, where that is
+``auto`` takes the first that serves; ``EngineConfig(attention=...)`` or, where that is
 ``auto``, the environment's ``PRELUDE_ATTENTION`` takes one by name. One that cannot serve is refused when the engine
 is made. ``auto`` does without FlashInfer where it is missing or fails its trial, and says so in the log.
 """
@@ -30,9 +29,6 @@ class Wanted:
     head_dim: int
     element: str
     deterministic: bool
-    causal: bool = True
-    plain: bool = True
-    """A token sees all tokens before it, by scores that are products times ``head_dim ** -0.5``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +41,6 @@ class Backend:
     lacks: Callable[[], str | None] = lambda: None
 
 
-def _cascades(wanted: Wanted) -> str | None:
-    if not wanted.causal:
-        return "it is causal, and this model is an encoder"
-    if not wanted.plain:
-        return "it has no windows, soft caps or scales of scores, and this model does"
-    return _shares(wanted)
-
-
-def _shares(wanted: Wanted) -> str | None:
-    if wanted.deterministic:
-        return "the bits of its rows depend on the prefixes that they share, and deterministic=True"
-    return None
-
-
 def _flashinfer(wanted: Wanted) -> str | None:
     from prelude.cuda.attention import HEAD_DIMS
 
@@ -66,7 +48,9 @@ def _flashinfer(wanted: Wanted) -> str | None:
         return f"it is built for bfloat16, not {wanted.element}"
     if wanted.head_dim not in HEAD_DIMS:
         return f"head_dim is {wanted.head_dim}; it is built for {', '.join(map(str, HEAD_DIMS))}"
-    return _shares(wanted)
+    if wanted.deterministic:
+        return "the bits of its rows depend on the prefixes that they share, and deterministic=True"
+    return None
 
 
 def _flashinfer_missing() -> str | None:
@@ -77,7 +61,6 @@ def _flashinfer_missing() -> str | None:
 
 BACKENDS = (
     Backend("runs", "cpu"),
-    Backend("cascade", "cpu", _cascades),
     Backend("flashinfer", "cuda", _flashinfer, _flashinfer_missing),
     Backend("keys", "cuda"),
 )
@@ -96,12 +79,10 @@ def asked_for(setting: str) -> str:
 
 def choose(setting: str, device: str, wanted: Wanted) -> str:
     """The backend that serves, by name. ``ConfigError`` where the one asked for is made for something else,
-    ``DeviceUnavailable`` where it is not installed. On a CPU ``auto`` stays ``auto``: there each step has its own."""
+    ``DeviceUnavailable`` where it is not installed."""
     name = asked_for(setting)
     of_device = [backend for backend in BACKENDS if backend.device == device]
     if name == "auto":
-        if device == "cpu":
-            return name
         return next(backend.name for backend in of_device if backend.refuses(wanted) is None)
     backend = next(backend for backend in BACKENDS if backend.name == name)
     if backend.device != device:

@@ -31,10 +31,8 @@ from prelude.batch import (
 )
 from prelude.config import Quantization
 from prelude.errors import EngineClosed
-from prelude.execution.attention import AttentionPlan, CascadePlan
 from prelude.execution.attention_runs import RunsPlan
 from prelude.execution.backends import Wanted, choose
-from prelude.execution.determinism import parts_agree, rows_needed
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.hidden_rows import HiddenRows
 from prelude.execution.host_blocks import CpuHostBlocks
@@ -47,14 +45,12 @@ from prelude.execution.step_memory import TOKEN_CHUNK, StepMemory, query_run
 from prelude.execution.threads import GOVERNOR
 from prelude.execution.zeros import lazy_zeros
 from prelude.models.config import ModelConfig
-from prelude.models.kernels import wide
-from prelude.models.packed import PackedLinear
 from prelude.models.precision import Precision
 from prelude.models.precision import choose as choose_precision
 from prelude.models.read_weights import load_weights
 from prelude.models.recurrent import StepStates
 from prelude.models.spec import Attention as Heads
-from prelude.models.spec import ChoiceHead, ModelSpec
+from prelude.models.spec import ModelSpec
 from prelude.models.transformer import Run, Transformer
 from prelude.models.weight_source import WeightSource
 from prelude.models.weights import ModelWeights
@@ -87,12 +83,6 @@ class KvTensors:
         shape = (len(spec.attentions), 2, slots, heads.kv_heads, heads.head_dim)
         tensor = lazy_zeros(shape, dtype)
         return cls(tensor, [(layer[0], layer[1]) for layer in tensor])
-
-
-def cuts_queries(attention: str, deterministic: bool) -> bool:
-    """Whether long steps of any kind have queries of one run at a time: the native kernel can go on where it stopped,
-    torch's attention takes all queries at once. ``attention``: see ``backends``."""
-    return attention == "runs" or (attention == "auto" and (deterministic or wide()))
 
 
 def logits_rows(vocab_size: int) -> int:
@@ -136,23 +126,17 @@ class CpuExecutor:
         self.deterministic = deterministic
         self.quantization: Quantization | None = quantization
         element = str(self.dtype).removeprefix("torch.")
-        self.attention = choose(attention, "cpu", _wanted(config.spec, element, deterministic))
+        self.attention = choose(attention, "cpu", Wanted(config.spec.attention.head_dim, element, deterministic))
         self.weights: ModelWeights = (
             checkpoint
             if isinstance(checkpoint, ModelWeights)
             else load_weights(checkpoint, config.spec, self.dtype, self.precision.packing)
         )
-        packed = (linear.packing for linear in self.weights.linears() if isinstance(linear, PackedLinear))
-        if "int8" in packed:
+        if any(linear.packing == "int8" for linear in self.weights.linears()):
             self.quantization = "int8"  # asked for, or the file's own
         self.decoder = Transformer(config.spec, self.weights, TOKEN_CHUNK)
         self._query_run = query_run(config.spec)
         self.decoder.run_chunks = self._query_run // TOKEN_CHUNK
-        if deterministic:
-            with torch.inference_mode():
-                self.decoder.pad_matmuls(rows_needed(self.decoder.linears()))
-                if not parts_agree(self.decoder.taken_apart()):
-                    self.decoder.take_whole()
         self.pool = KvTensors.empty(config.spec, num_blocks * block_size, self.dtype)
         self._states = StatePool(config.spec, running_states, prefix_states) if config.spec.recurrent else None
         self._windows = Counter(heads.window for heads in config.spec.attentions)
@@ -163,7 +147,6 @@ class CpuExecutor:
         self._chunk_rows = logits_rows(config.vocab_size) if logits_chunk_rows is None else max(1, logits_chunk_rows)
         self._num_blocks = num_blocks
         self._step_memory = step_memory
-        self.cuts_queries = cuts_queries(self.attention, deterministic)
         self._pending = PendingTokens()
         self._rows_of: Callable[[Transformer, Tensor, I64 | None, int], HiddenRows] = HiddenRows
         self._closed = False
@@ -257,9 +240,8 @@ class CpuExecutor:
         highest = int(step.positions.max(initial=-1))
         kinds, of_layer = self._kinds.within(highest)
         last = len(of_layer) - 1
-        cut = all(self._runs_native(step, kind) for kind in kinds)
-        runs = self.decoder.runs(step.num_tokens, cut)
-        last_runs = runs if rows is None else self.decoder.runs(len(rows), cut)
+        runs = self.decoder.runs(step.num_tokens)
+        last_runs = runs if rows is None else self.decoder.runs(len(rows))
         whole = {kind: self._plan(step, None, kinds[kind], runs) for kind in set(of_layer[:last])}
         plans = [whole[kind] for kind in of_layer[:last]]
         of_rows = rows if self._ends_with_attention else None
@@ -292,22 +274,9 @@ class CpuExecutor:
             return None
         return torch.from_numpy(np.repeat(np.minimum(step.forest.depths(), count - 1), np.diff(step.forest.starts)))
 
-    def _plan(self, step: StepTokens, rows: I64 | None, heads: Heads, runs: list[Run]) -> AttentionPlan:
-        if not self._runs_native(step, heads):
-            return CascadePlan(step, self.block_size, heads, self.dtype, rows)
+    def _plan(self, step: StepTokens, rows: I64 | None, heads: Heads, runs: list[Run]) -> RunsPlan:
         sections = None if len(runs) == 1 else [0, *(run.tokens.stop for run in runs)]
         return RunsPlan(step, self.block_size, heads, rows, paged=not self.deterministic, sections=sections)
-
-    def _runs_native(self, step: StepTokens, heads: Heads) -> bool:
-        """The native kernel in deterministic mode, where attention is more than causal, and for prompts wherever the
-        machine has vectors for it."""
-        if self.attention != "auto":
-            return self.attention == "runs"
-        joins = step.forest is not None and bool(step.forest.joins)
-        return self.deterministic or not _is_plain(heads) or joins or self._native(step)
-
-    def _native(self, step: StepTokens) -> bool:
-        return wide() and (step.forest is not None or step.num_tokens > TOKEN_CHUNK)
 
     def _attended(self, step: StepTokens) -> int:
         """Key positions read in a layer, as an average over the layers."""
@@ -319,7 +288,7 @@ class CpuExecutor:
         """Bytes that lived at once, from the shapes: torch does not count them on a CPU."""
         spec, size, tokens = self.config.spec, self.dtype.itemsize, step.num_tokens
         chunk, run = min(tokens, TOKEN_CHUNK), min(tokens, self._query_run)
-        cut = self.cuts_queries and tokens > run
+        cut = tokens > run
         sizes = self.decoder.sizes
         per_token = (spec.hidden + sizes.room) * 4 + (sizes.kept_cut if cut else sizes.kept) * size
         result = spec.attention.query_width  # of attention
@@ -330,15 +299,6 @@ class CpuExecutor:
             "hidden_bytes": read * spec.hidden * 4,
             "logits_bytes": min(lm_head_rows, self._chunk_rows) * spec.embeddings.vocab * 8,
         }
-
-
-def _wanted(spec: ModelSpec, element: str, deterministic: bool) -> Wanted:
-    plain = all(map(_is_plain, spec.attentions)) and not isinstance(spec.options, ChoiceHead)
-    return Wanted(spec.attention.head_dim, element, deterministic, spec.attention.causal, plain)
-
-
-def _is_plain(heads: Heads) -> bool:
-    return heads.causal and heads.window is None and heads.scale is None and not heads.cap
 
 
 def _readouts(batch: ForwardBatch) -> list[tuple[Readout, int]]:

@@ -44,20 +44,15 @@ class StepMemory:
         return max(0, room - self.fixed - self.readout) // (self.per_token + self.row_bytes + beside)
 
     @classmethod
-    def of_shapes(cls, spec: ModelSpec, itemsize: int, chunk_rows: int, top: int, cut: bool) -> StepMemory:
+    def of_shapes(cls, spec: ModelSpec, itemsize: int, chunk_rows: int, top: int) -> StepMemory:
         """``itemsize``: bytes of a value between two products; ``chunk_rows``: rows that meet the vocabulary at a
-        time; ``top``: alternatives of a token that a request may ask for; ``cut``: queries exist for one run of a
-        long step at a time."""
-        chunk = (
-            TOKEN_CHUNK * (max(layer.mlp.up.outputs for layer in spec.layers) + 3 * spec.hidden) * max(itemsize, 4)
-        )
-        if cut:
-            chunk += query_run(spec) * _query_bytes(spec, itemsize)
+        time; ``top``: alternatives of a token that a request may ask for. Queries exist for one run of a long step at
+        a time."""
+        wide = max(layer.mlp.up.outputs for layer in spec.layers) + 3 * spec.hidden
+        chunk = TOKEN_CHUNK * wide * max(itemsize, 4) + query_run(spec) * _query_bytes(spec, itemsize)
         with_head = spec.lm_head is not None
         logits = 3 * chunk_rows * spec.embeddings.vocab * 4 if with_head else 2 * chunk_rows * spec.hidden * 8
-        return cls(
-            chunk, _token_bytes(spec, itemsize, cut), logits, _row_bytes(top if with_head else 0), measured=False
-        )
+        return cls(chunk, _token_bytes(spec, itemsize), logits, _row_bytes(top if with_head else 0), measured=False)
 
 
 def query_run(spec: ModelSpec) -> int:
@@ -68,12 +63,11 @@ def query_run(spec: ModelSpec) -> int:
     return TOKEN_CHUNK * max(4, -(-_UNITS_A_THREAD * cpu.threads() // units))
 
 
-def _token_bytes(spec: ModelSpec, itemsize: int, cut: bool) -> int:
-    """The residual stream, projections kept for a layer, the output of attention or of a state, and the rotation."""
+def _token_bytes(spec: ModelSpec, itemsize: int) -> int:
+    """The residual stream, projections kept for a layer, and the rotation."""
     stream = 4 * (spec.hidden + room_of(spec))
     tables = sum(4 * rope.width for rope in {heads.rope for heads in spec.attentions} if rope is not None)
-    kept = kept_width(spec, cut) * itemsize + (0 if cut else spec.attention.query_width * itemsize)
-    return stream + kept + tables + _HOST_BYTES
+    return stream + kept_width(spec, cut=True) * itemsize + tables + _HOST_BYTES
 
 
 def _query_bytes(spec: ModelSpec, itemsize: int) -> int:

@@ -63,4 +63,12 @@ def torch_of(array: Array) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-__all__ = ["BF16", "F32", "Array", "address", "name_of", "narrow", "not_finite", "torch_of", "widen"]
+def array_of(tensor: torch.Tensor) -> Array:
+    """The array in the memory of ``tensor``."""
+    import torch
+
+    found: Array = tensor.view(torch.int16).numpy().view(BF16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    return found
+
+
+__all__ = ["BF16", "F32", "Array", "address", "array_of", "name_of", "narrow", "not_finite", "torch_of", "widen"]

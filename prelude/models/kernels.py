@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from prelude._native import cpu
-from prelude._native.cpu import Product as Product
 from prelude._native.cpu import activate_tensor as activate
 from prelude._native.cpu import is_half as is_half
 from prelude._native.cpu import layer_norm_tensor as layer_norm
@@ -41,23 +40,16 @@ cpu.set_threads(default_threads())
 cpu.know_tensors(torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.empty)
 
 
-def wide() -> bool:
-    """Whether the kernels use this machine's vectors."""
-    return cpu.NAME != "portable"
-
-
 def address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
 __all__ = [
-    "Product",
     "activate",
     "address",
     "is_half",
     "layer_norm",
     "rms_norm",
     "rotate",
-    "wide",
     "write_pool",
 ]

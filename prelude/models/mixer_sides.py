@@ -1,5 +1,5 @@
-"""A layer on the two sides of its mixer: each side is one native call where all of its weights are packed, else the
-same operations one by one, with the same bits.
+"""A layer on the two sides of its mixer: each side is one native call where the native one knows its operations, else
+the same operations one by one, with the same bits.
 
     before   x ─ norm ─ in_proj ─ norm and rotation of heads ─▶ out
     behind   mixed ─ out ─ + ─▶ x ─ norm ─ up ─ activation, gate ─ down ─ + ─▶ x
@@ -21,7 +21,7 @@ from prelude.models.kernels import layer_norm, rotate
 from prelude.models.ops import ACTIVATIONS, NORMS, RowNorm, activate
 from prelude.models.packed import PackedLinear
 from prelude.models.spec import Attention
-from prelude.models.summed import AnyLinear, OutLinear
+from prelude.models.summed import OutLinear
 from prelude.models.weights import LayerWeights
 
 _NativeNorm: TypeAlias = tuple[str, float, Tensor | None, Tensor | None]
@@ -32,7 +32,7 @@ class SomeOutputs:
 
     __slots__ = ("_first", "_of")
 
-    def __init__(self, of: AnyLinear, first: int) -> None:
+    def __init__(self, of: PackedLinear, first: int) -> None:
         """The outputs from ``first`` on, as many as the memory that they go to has."""
         self._of = of
         self._first = first
@@ -42,7 +42,7 @@ class SomeOutputs:
         return out.copy_(made[:, self._first : self._first + out.size(1)])
 
 
-InProj: TypeAlias = AnyLinear | SomeOutputs
+InProj: TypeAlias = PackedLinear | SomeOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def _add(x: Tensor, linear: OutLinear, read: Tensor, after: RowNorm | None) -> N
     if after is None:
         linear.add_to(x, read)
         return
-    made = linear(read).to(torch.float32)
+    made = linear(read)
     x.add_(after(made, torch.float32, made))
 
 

@@ -1,27 +1,38 @@
-"""Heads that read the rows of one question together, on the CPU, in float32."""
+"""Heads that read the rows of one question together, on the CPU, in float32; products of two activations are summed
+in float64, by one thread."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from prelude.models.ops import Linear, RowNorm
+from prelude.arrays import F64
+from prelude.models.ops import RowNorm, activate
 from prelude.models.packed import PackedLinear
+
+
+def _products(x: Tensor, y: Tensor) -> F64:
+    """[rows of x, rows of y], over the root of their width."""
+    found: F64 = np.einsum("id,jd->ij", x.numpy(), y.numpy(), dtype=np.float64) / math.sqrt(x.shape[1])
+    return found
+
+
+def _logits(options: Tensor, answer: Tensor) -> Tensor:
+    return torch.from_numpy(_products(options, answer)[:, 0].astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class PointerWeights:
-    query: Linear | PackedLinear
-    key: Linear | PackedLinear
+    query: PackedLinear
+    key: PackedLinear
 
     def __call__(self, rows: Tensor, kind: int) -> Tensor:
         """Logits [n] of the rows [n + 1, hidden] of n options and of the answer."""
-        query = self.query(rows[-1:].contiguous())
-        return (self.key(rows[:-1]) @ query[0]) / math.sqrt(query.shape[1])
+        return _logits(self.key(rows[:-1]), self.query(rows[-1:]))
 
     def tensors(self) -> list[Tensor]:
         return [*self.query.tensors(), *self.key.tensors()]
@@ -30,20 +41,24 @@ class PointerWeights:
 @dataclass(frozen=True, slots=True)
 class ChoiceLayerWeights:
     norm: RowNorm
-    query: Linear | PackedLinear
-    key: Linear | PackedLinear
-    value: Linear | PackedLinear
-    out: Linear | PackedLinear
+    query: PackedLinear
+    key: PackedLinear
+    value: PackedLinear
+    out: PackedLinear
     mlp_norm: RowNorm
-    up: Linear | PackedLinear
-    down: Linear | PackedLinear
+    up: PackedLinear
+    down: PackedLinear
 
     def __call__(self, x: Tensor) -> Tensor:
         normed = self.norm(x, torch.float32)
         query, key, value = self.query(normed), self.key(normed), self.value(normed)
-        shares = (query @ key.t() / math.sqrt(query.shape[1])).softmax(dim=1)
-        x = x + self.out(shares @ value)
-        return x + self.down(F.gelu(self.up(self.mlp_norm(x, torch.float32))))
+        scores = _products(query, key)
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        mixed = np.einsum("ij,jd->id", shares, value.numpy()).astype(np.float32)
+        x = x + self.out(torch.from_numpy(mixed))
+        wide = self.up(self.mlp_norm(x, torch.float32))
+        return x + self.down(activate(wide, wide.shape[1], "gelu", gated=False))
 
     def tensors(self) -> list[Tensor]:
         parts = (self.norm, self.query, self.key, self.value, self.out, self.mlp_norm, self.up, self.down)
@@ -56,8 +71,8 @@ class ChoiceWeights:
     norm: RowNorm
     layers: tuple[ChoiceLayerWeights, ...]
     final_norm: RowNorm
-    answer: Linear | PackedLinear
-    choice: Linear | PackedLinear
+    answer: PackedLinear
+    choice: PackedLinear
 
     def __call__(self, rows: Tensor, kind: int) -> Tensor:
         """Logits [n] of the rows [n + 1, hidden] of n options and of the answer."""
@@ -65,8 +80,7 @@ class ChoiceWeights:
         for layer in self.layers:
             x = layer(x)
         x = self.final_norm(x, torch.float32)
-        answer = self.answer(x[-1:].contiguous())
-        return (self.choice(x[1:-1].contiguous()) @ answer[0]) / math.sqrt(answer.shape[1])
+        return _logits(self.choice(x[1:-1]), self.answer(x[-1:]))
 
     def tensors(self) -> list[Tensor]:
         layers = [tensor for layer in self.layers for tensor in layer.tensors()]

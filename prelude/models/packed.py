@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+import prelude.models.kernels  # noqa: F401  which tells the native products of torch's types
 from prelude._native import cpu
-from prelude.models.arrays import Array, torch_of
-from prelude.models.kernels import is_half
+from prelude.models.arrays import BF16, F32, Array, address, torch_of
 
 if TYPE_CHECKING:
     from prelude.models.packed_file import Kept
@@ -43,14 +44,14 @@ class PackedLinear:
 
     __slots__ = ("_at", "_packing", "_words", "bias", "inputs", "outputs", "packing", "product")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, packing: Packing = "int8") -> None:
+    def __init__(self, weight: Array, bias: Tensor | None = None, packing: Packing = "int8") -> None:
         outputs, inputs = weight.shape
         self._reserve(outputs, inputs, bias, packing)
         self._fill(0, weight)
 
     @classmethod
     def of_parts(
-        cls, parts: Iterable[Tensor], outputs: int, inputs: int, bias: Tensor | None, packing: Packing
+        cls, parts: Iterable[Array], outputs: int, inputs: int, bias: Tensor | None, packing: Packing
     ) -> PackedLinear:
         """The rows of ``parts`` one under the other, ``outputs`` in all. A part is not needed when the next one is
         asked for."""
@@ -64,16 +65,18 @@ class PackedLinear:
             raise ValueError(f"the parts have {at} rows, not {outputs}")
         return made
 
-    def _fill(self, first: int, weight: Tensor) -> None:
+    def _fill(self, first: int, weight: Array) -> None:
         outputs, inputs = weight.shape
         if inputs != self.inputs or first + outputs > self.outputs:
             raise ValueError(f"[{outputs}, {inputs}] from {first} on of [{self.outputs}, {self.inputs}]")
-        if weight.stride(1) != 1:
-            raise ValueError(f"values of a row are not side by side: strides {weight.stride()}")
+        if weight.dtype not in (BF16, np.float32) or weight.strides[1] != weight.itemsize:
+            raise ValueError(
+                f"rows of {weight.dtype} with strides {weight.strides} bytes; float32 or bfloat16 side by side"
+            )
         cpu.pack_rows(
-            weight.data_ptr(),
-            weight.stride(0),
-            is_half(weight),
+            address(weight),
+            weight.strides[0] // weight.itemsize,
+            weight.dtype == BF16,
             outputs,
             inputs,
             self._packing,
@@ -123,10 +126,10 @@ class PackedLinear:
         self.product = cpu.PackedProduct(words, self.bias, self.outputs, self.inputs, self._packing)
 
     @staticmethod
-    def fits(weight: Tensor) -> bool:
-        """Whether float16 holds the scales of int8: the largest value of ``weight`` is not too large, nor so small
-        that the loss of scales below the range of float16 would be seen."""
-        most = max(abs(float(end)) for end in weight.aminmax()) if weight.numel() else 0.0
+    def fits(weights: Iterable[F32]) -> bool:
+        """Whether float16 holds the scales of int8: the largest of all values is not too large, nor so small that the
+        loss of scales below the range of float16 would be seen."""
+        most = max(float(max(weight.max(initial=0), -weight.min(initial=0))) for weight in weights)
         return most == 0.0 or LEAST_WEIGHT <= most <= cpu.MOST_INT8_WEIGHT
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,9 +10,8 @@ import torch
 
 from prelude._native import cpu
 from prelude.config import Quantization
-from prelude.errors import ModelError
+from prelude.errors import DeviceUnavailable, ModelError
 from prelude.models.arrays import name_of
-from prelude.models.kernels import wide
 from prelude.models.packed import Packing
 from prelude.models.packed_file import PRODUCED, Converted
 from prelude.models.spec import ModelSpec
@@ -23,17 +23,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 @dataclass(frozen=True, slots=True)
 class Precision:
     dtype: torch.dtype
-    """Of rows, keys and values, and of weights without a packing."""
-    packing: Packing | None
-    """Of the weights of the layers and of the LM head; ``None``: they are not packed."""
+    """Of rows, keys and values."""
+    packing: Packing
+    """Of the weights of the layers and of the LM head."""
     reason: str
 
     @property
     def weights(self) -> str:
         """The type that those weights are kept in."""
-        if self.packing == "widened":
-            return "bfloat16"
-        return _name(self.dtype) if self.packing is None else self.packing
+        return "bfloat16" if self.packing == "widened" else self.packing
 
 
 def choose(
@@ -41,7 +39,8 @@ def choose(
 ) -> Precision:
     """``auto`` keeps weights of bfloat16 as they are and computes in float32, which loses nothing; other weights
     become float32. ``ValueError`` for a ``dtype`` that a CPU does not have, ``ModelError`` where ``source`` was
-    converted for another choice."""
+    converted for another choice, ``DeviceUnavailable`` for a processor without vectors."""
+    require_vectors()
     if source.converted is not None:
         return _of_converted(source.converted, dtype, quantization)
     if quantization is not None:
@@ -49,18 +48,13 @@ def choose(
         return Precision(chosen, quantization, f"quantization={quantization!r}")
     if dtype != "auto":
         chosen = resolved(dtype)
-        packing = _float32()
-        if packing is not None and chosen == torch.bfloat16:
-            packing = "bfloat16" if "bfloat16" in cpu.PACKED_KERNELS else "widened"
-        return Precision(chosen, packing, f"dtype={_name(chosen)!r}")
+        half: Packing = "bfloat16" if "bfloat16" in cpu.PACKED_KERNELS else "widened"
+        return Precision(chosen, half if chosen == torch.bfloat16 else "float32", f"dtype={_name(chosen)!r}")
     numbers = [name for name in _matrices(source, spec) if not source.in_blocks(name)]
     stored = sorted({name_of(source.tensor(name).dtype) for name in numbers}) or ["blocks of a few bits"]
     files = f"the files have {' and '.join(stored)}"
     if "bfloat16" not in stored:
-        return Precision(torch.float32, _float32(), f"dtype='auto': {files}, rows are computed in float32")
-    if _float32() is None:
-        reason = f"dtype='auto': {files}, but this machine has no vector kernels for weights of bfloat16"
-        return Precision(torch.float32, None, reason)
+        return Precision(torch.float32, "float32", f"dtype='auto': {files}, rows are computed in float32")
     reason = f"dtype='auto': {files}; weights of bfloat16 are kept and rows computed in float32, which loses nothing"
     return Precision(torch.float32, "widened", reason)
 
@@ -80,9 +74,15 @@ def _of_converted(made: Converted, dtype: str | torch.dtype, quantization: Quant
     return Precision(chosen, made.packing, f"converted for dtype={made.dtype!r}, quantization={made.quantization!r}")
 
 
-def _float32() -> Packing | None:
-    """The packing of weights of float32. Without vectors torch's products are faster than ours."""
-    return "float32" if wide() and cpu.PACKED_KERNELS["float32"] != "portable" else None
+def require_vectors() -> None:
+    """``DeviceUnavailable`` where products would take a hundred times as long: ``PRELUDE_CPU_KERNELS=portable`` asks
+    for that."""
+    if cpu.PACKED_KERNELS["float32"] == "portable" and os.environ.get("PRELUDE_CPU_KERNELS") != "portable":
+        raise DeviceUnavailable(
+            "models on a CPU need AVX2, FMA and F16C, which this processor has not: take an x86 processor of 2013 or "
+            "newer, or device='cuda'; there are no kernels for ARM yet",
+            missing=("AVX2",),
+        )
 
 
 def resolved(dtype: str | torch.dtype) -> torch.dtype:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from prelude._native import cpu
-from prelude.models.ops import Linear
+from prelude.models.packed import PackedLinear
 from prelude.models.spec import Attention, Relative
 
 
@@ -36,21 +36,13 @@ def panels_of(relative: Relative) -> int:
     return -(-2 * relative.buckets // cpu.LANES)
 
 
-def relative_weights(mixer: Attention, qkv: Linear, vectors: Tensor, rows: Tensor) -> RelativeWeights:
-    """``vectors`` [2 * buckets, hidden] float32, after their norm; ``qkv`` is the layer's projection."""
-    queries = mixer.query_width
-    bias = qkv.bias
-
-    def made(first: int) -> Tensor:
-        found = vectors @ qkv.weight[first : first + queries].to(torch.float32).t()
-        return found if bias is None else found.add_(bias[first : first + queries].to(torch.float32))
-
-    return RelativeWeights(
-        _panels(made(queries), mixer),
-        _panels(made(0).mul_(mixer.score_scale), mixer),
-        rows,
-        (len(rows) + 1) // 2,
-    )
+def relative_weights(mixer: Attention, qkv: PackedLinear, vectors: Tensor, rows: Tensor) -> RelativeWeights:
+    """``vectors`` [2 * buckets, hidden] float32, after their norm; ``qkv`` is the layer's projection, whose weights
+    they are multiplied by in float32."""
+    exact = PackedLinear(qkv.gather(torch.arange(qkv.outputs)).numpy(), qkv.bias, "float32")
+    made, width = exact(vectors), mixer.query_width
+    queries, keys = made[:, :width].mul_(mixer.score_scale), made[:, width : 2 * width]
+    return RelativeWeights(_panels(keys, mixer), _panels(queries, mixer), rows, (len(rows) + 1) // 2)
 
 
 def _panels(vectors: Tensor, mixer: Attention) -> Tensor:
@@ -58,7 +50,7 @@ def _panels(vectors: Tensor, mixer: Attention) -> Tensor:
     rows, lanes = len(vectors), cpu.LANES
     panels = -(-rows // lanes)
     padded = torch.zeros(panels * lanes, mixer.heads, mixer.head_dim)
-    padded[:rows] = vectors.view(rows, mixer.heads, mixer.head_dim)
+    padded[:rows] = vectors.reshape(rows, mixer.heads, mixer.head_dim)
     split = padded.view(panels, lanes, mixer.heads, mixer.head_dim)
     return split.permute(2, 0, 3, 1).contiguous()
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, TypeAlias
 
-import torch
 from torch import Tensor
 
-from prelude.models.ops import Linear
 from prelude.models.packed import PackedLinear
 
 
@@ -25,13 +23,13 @@ class SummedLinear:
 
     __slots__ = ("_ranks", "inner")
 
-    def __init__(self, inner: Linear | PackedLinear, ranks: Summing) -> None:
+    def __init__(self, inner: PackedLinear, ranks: Summing) -> None:
         self.inner = inner
         self._ranks = ranks
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, outputs] float32."""
-        made = self.inner(x).to(torch.float32)
+        made = self.inner(x)
         self._ranks.sum(made)
         return made
 
@@ -41,18 +39,15 @@ class SummedLinear:
         inner = self.inner
         if self._ranks.rank == 0:
             inner.add_to(residual, x)
-        elif isinstance(inner, PackedLinear) or inner.weight.dtype == residual.dtype:
-            inner.into(x, residual)
         else:
-            residual.copy_(inner(x))
+            inner.into(x, residual)
         self._ranks.sum(residual)
 
 
-AnyLinear: TypeAlias = Linear | PackedLinear
-OutLinear: TypeAlias = Linear | PackedLinear | SummedLinear
+OutLinear: TypeAlias = PackedLinear | SummedLinear
 """A projection whose result is added to the residual stream."""
 
 
-def own(linear: OutLinear) -> AnyLinear:
+def own(linear: OutLinear) -> PackedLinear:
     """The weights that this process has."""
     return linear.inner if isinstance(linear, SummedLinear) else linear

@@ -30,8 +30,7 @@ from torch import Tensor
 
 from prelude._native import cpu
 from prelude.models.mixer_sides import BeforeMixer, BehindMixer, InProj, SomeOutputs, before_attention, part_of
-from prelude.models.ops import Linear, RotaryTable, activate
-from prelude.models.packed import PackedLinear
+from prelude.models.ops import RotaryTable, activate
 from prelude.models.recurrent import StepStates, gate_heads, room_of
 from prelude.models.spec import Attention, ModelSpec
 from prelude.models.weights import LayerWeights, ModelWeights
@@ -77,14 +76,6 @@ class Transformer:
         self.sizes = Sizes.of(spec, any(behind.makes for behind in self.behind))
         self._places = {index: place for place, index in enumerate(recurrent)}
 
-    def take_whole(self) -> None:
-        """Make queries, and keys and values, by the product of all of them where torch computes it."""
-        for index, layer in enumerate(self.weights.layers):
-            mixer, whole = layer.spec.mixer, layer.in_proj
-            if isinstance(mixer, Attention) and isinstance(whole, Linear):
-                self._apart[index] = SomeOutputs(whole, 0), SomeOutputs(whole, _query_width(mixer))
-                self.before[index] = self._sides_before(index)
-
     def _sides_before(self, index: int) -> tuple[BeforeMixer, ...]:
         """Of a layer with attention: see ``before_attention``. Of another one: its projection."""
         layer, both = self.weights.layers[index], self._apart[index]
@@ -92,33 +83,13 @@ class Transformer:
             return (BeforeMixer(layer, layer.in_proj, self.dtype, None),)
         return before_attention(layer, *both, self.dtype)
 
-    def linears(self) -> list[Linear]:
-        """Every projection that torch may compute, those of queries and of keys and values among them."""
-        apart = (part for both in self._apart if both is not None for part in both)
-        return [linear for linear in (*apart, *self.weights.linears()) if isinstance(linear, Linear)]
-
-    def taken_apart(self) -> list[tuple[Linear, Linear, Linear]]:
-        """The projections of queries, keys and values that torch may compute, each with its two parts."""
-        found = []
-        for layer, both in zip(self.weights.layers, self._apart):
-            if both is not None and isinstance(layer.in_proj, Linear):
-                queries, keys = both
-                if isinstance(queries, Linear) and isinstance(keys, Linear):
-                    found.append((layer.in_proj, queries, keys))
-        return found
-
-    def runs(self, tokens: int, cut: bool) -> list[Run]:
-        """``tokens`` as runs of whole chunks; one run unless ``cut``."""
+    def runs(self, tokens: int) -> list[Run]:
+        """``tokens`` as runs of whole chunks."""
         chunk = self._chunk(tokens)
-        step = chunk * max(1, self.run_chunks) if cut else tokens
+        step = chunk * max(1, self.run_chunks)
         if step >= tokens:
             return [Run(slice(0, tokens), chunk)]
         return [Run(slice(at, min(at + step, tokens)), chunk) for at in range(0, tokens, step)]
-
-    def pad_matmuls(self, min_rows: int) -> None:
-        """Give every product at least so many rows from now on."""
-        for linear in self.linears():
-            linear.min_rows = min_rows
 
     def forward(
         self,
@@ -189,8 +160,8 @@ class Transformer:
             raise ValueError("this model has no language-model head, so it has no logits")
         masked = self.weights.masked
         if masked is not None:
-            return head(masked(normed).to(self.dtype)).to(torch.float32).add_(masked.bias)
-        return self._capped(head(normed.to(self.dtype)).to(torch.float32))
+            return head(masked(normed).to(self.dtype)).add_(masked.bias)
+        return self._capped(head(normed.to(self.dtype)))
 
     def logits_of(self, normed: Tensor, tokens: Tensor) -> Tensor:
         """Logit n of token ``tokens[n]`` for row n after the final norm, float64."""
@@ -246,7 +217,7 @@ class Transformer:
         if weights.norm is not None:
             weights.norm(x, torch.float32, x)
         if weights.projection is not None:
-            x = weights.projection(x.to(self.dtype)).to(torch.float32)
+            x = weights.projection(x)
         return x
 
     def _chunk(self, tokens: int) -> int:
@@ -380,8 +351,8 @@ def _apart(layer: LayerWeights) -> tuple[InProj, InProj] | None:
     if not isinstance(mixer, Attention):
         return None
     whole, width, outputs = layer.in_proj, _query_width(mixer), mixer.in_proj.outputs
-    behind = width % cpu.PACKED_GROUP if isinstance(whole, PackedLinear) else 0
-    # Where packed keys begin within a group of outputs, the queries before them in it are made once more.
+    behind = width % cpu.PACKED_GROUP
+    # Where keys begin within a group of outputs, the queries before them in it are made once more.
     keys = whole.rows(width - behind, outputs)
     return whole.rows(0, width), SomeOutputs(keys, behind) if behind else keys
 

@@ -10,16 +10,13 @@ import torch
 from torch import Tensor
 
 from prelude.models.mapped_file import UsedFile
-from prelude.models.ops import Linear, RowNorm, activate
+from prelude.models.ops import RowNorm, activate
 from prelude.models.option_heads import OptionWeights
 from prelude.models.packed import PackedLinear
 from prelude.models.recurrent import ConvWeights, DeltaWeights
 from prelude.models.relative import RelativeWeights
-from prelude.models.spec import (
-    HeadActivation,
-    Layer,
-)
-from prelude.models.summed import AnyLinear, OutLinear, own
+from prelude.models.spec import HeadActivation, Layer
+from prelude.models.summed import OutLinear, own
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +31,10 @@ class EntryWeights:
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     spec: Layer
-    in_proj: AnyLinear
+    in_proj: PackedLinear
     """Of the mixer; of attention with gates their rows are the first."""
     out: OutLinear
-    up: AnyLinear
+    up: PackedLinear
     down: OutLinear
     mixer_norm: RowNorm | None
     mlp_norm: RowNorm
@@ -49,7 +46,7 @@ class LayerWeights:
     recurrent: DeltaWeights | ConvWeights | None = None
     """Of a mixer that keeps a state; None for attention."""
 
-    def linears(self) -> tuple[AnyLinear, ...]:
+    def linears(self) -> tuple[PackedLinear, ...]:
         return self.in_proj, own(self.out), self.up, own(self.down)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -70,7 +67,7 @@ class EmbeddingWeights:
     tokens: Tensor | PackedLinear  # [vocab, width]; packed where they are the LM head's weight too
     positions: Tensor | None = None  # [types * positions, width] float32: position and type together
     norm: RowNorm | None = None
-    projection: Linear | None = None
+    projection: PackedLinear | None = None
 
     def tensors(self) -> list[Tensor]:
         parts = [part.tensors() for part in (self.norm, self.projection) if part is not None]
@@ -86,8 +83,8 @@ class EmbeddingWeights:
 
 @dataclass(frozen=True, slots=True)
 class ClassifierWeights:
-    out: Linear | PackedLinear
-    dense: Linear | PackedLinear | None
+    out: PackedLinear
+    dense: PackedLinear | None
     norm: RowNorm | None
 
     def tensors(self) -> list[Tensor]:
@@ -96,7 +93,7 @@ class ClassifierWeights:
 
 @dataclass(frozen=True, slots=True)
 class MaskedWeights:
-    dense: Linear | PackedLinear
+    dense: PackedLinear
     activation: HeadActivation
     norm: RowNorm
     bias: Tensor  # [vocab] float32
@@ -115,7 +112,7 @@ class ModelWeights:
     embeddings: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
     final_norm: RowNorm | None
-    lm_head: AnyLinear | None  # shares the embeddings' memory where it is tied
+    lm_head: PackedLinear | None  # shares the embeddings' memory where it is tied
     classifier: ClassifierWeights | None
     dtype: torch.dtype
     """The dtype of the inputs and outputs of projections."""
@@ -124,10 +121,10 @@ class ModelWeights:
     used: UsedFile | None = None
     """The file that packed weights are used in."""
 
-    def linears(self) -> Iterator[AnyLinear]:
+    def linears(self) -> Iterator[PackedLinear]:
         for layer in self.layers:
             yield from layer.linears()
-        others: list[AnyLinear | None] = [self.embeddings.projection, self.lm_head]
+        others: list[PackedLinear | None] = [self.embeddings.projection, self.lm_head]
         if self.classifier is not None:
             others += [self.classifier.dense, self.classifier.out]
         if self.masked is not None:

@@ -166,7 +166,7 @@ def test_a_prompt_of_which_nothing_is_kept_has_keys_and_values_of_one_layer(wide
         assert engine.stats()["blocks_free"] == before and not executor.pool.tensor[:, :, 512:].any()
         spec, limits = executor.config.spec, executor.limits()
         all_layers = 6000 * limits.kv_bytes_per_token
-        bound = StepMemory.of_shapes(spec, 4, limits.logits_chunk_rows, 0, cut=True)
+        bound = StepMemory.of_shapes(spec, 4, limits.logits_chunk_rows, 0)
         # The allocators and the threads of a loaded machine add to a peak: 12.5 to 15.2 MB were measured here.
         most = bound.fixed + 6000 * bound.per_token + 4 * MB
         ask = partial(engine.run, Embed(ids, pooling="last", cache="never"))

@@ -13,16 +13,14 @@ import pytest
 import torch
 
 from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows
-from prelude.errors import DeviceUnavailable, EngineClosed
+from prelude.errors import EngineClosed
 from prelude.execution.cpu import CpuExecutor
-from prelude.execution.determinism import rows_needed
 from prelude.execution.executor import Executor
 from prelude.execution.hidden_rows import best, log_normalisers, logprobs_of
-from prelude.models.arrays import Array
+from prelude.models.arrays import Array, array_of
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.gguf.blocks import Blocks
-from prelude.models.ops import Linear
 from prelude.models.packed import PackedLinear
 from tests.checkpoints import save_model
 from tests.execution.helpers import (
@@ -149,15 +147,12 @@ def test_extreme_logits() -> None:
 
 
 def change_head(executor: CpuExecutor, change: Callable[[torch.Tensor], object]) -> None:
-    """Applies ``change`` to the values of the LM head's weight, packed or not."""
+    """Applies ``change`` to the values of the LM head's weight."""
     head = executor.weights.lm_head
     assert head is not None
-    if isinstance(head, Linear):
-        change(head.weight)
-        return
     weight = head.gather(torch.arange(head.outputs))
     change(weight)
-    head.words[:] = PackedLinear(weight, None, head.packing).words
+    head.words[:] = PackedLinear(array_of(weight), None, head.packing).words
 
 
 @pytest.mark.fault(75)
@@ -296,33 +291,6 @@ def test_bfloat16_against_float32(model: Model) -> None:
 def test_other_dtypes_are_refused(model: Model, dtype: Any) -> None:
     with pytest.raises(ValueError, match="float32 or bfloat16"):
         model.executor(dtype=dtype)
-
-
-def test_a_machine_without_row_stable_products_is_refused() -> None:
-    class Drifting(torch.Tensor):
-        """A weight whose products depend on how many rows there are."""
-
-        @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = super().__torch_function__(func, types, args, kwargs or {})
-            return out.add_(len(out)) if func is torch.mm else out
-
-    linear = Linear(torch.randn(8, 8).as_subclass(Drifting))
-    with pytest.raises(DeviceUnavailable, match="deterministic mode is not available"):
-        rows_needed([linear])
-
-
-@pytest.mark.fault(74)
-def test_products_have_as_many_rows_as_this_machine_needs_for_stable_ones() -> None:
-    class Small(torch.Tensor):
-        """A weight whose products of fewer than 20 rows are others."""
-
-        @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = super().__torch_function__(func, types, args, kwargs or {})
-            return out.add_(int(len(out) < 20)) if func is torch.mm else out
-
-    assert rows_needed([Linear(torch.randn(8, 8).as_subclass(Small))]) == 32
 
 
 def test_logprob_pairs_in_any_order(model: Model) -> None:

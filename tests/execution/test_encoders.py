@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from prelude.batch import HeadRows, OneShotBatch, PooledRows
-from prelude.errors import ConfigError
 from tests.encoders import VARIANTS, Encoder, write_encoder
 from tests.execution.helpers import (
     Segment,
@@ -193,11 +192,6 @@ def test_an_encoder_keeps_nothing_and_continues_nothing(family: Encoder) -> None
 def test_positions_past_the_last_are_refused(family: Encoder) -> None:
     with pytest.raises(IndexError, match="position"):
         hidden(family.executor(), prompts(ids_of(0, family.config.max_positions + 1)), [0])
-
-
-def test_the_causal_backend_is_refused_by_name(family: Encoder) -> None:
-    with pytest.raises(ConfigError, match="attention='cascade' cannot serve here: it is causal"):
-        family.executor(attention="cascade")
 
 
 def test_a_window_hides_distant_tokens(tmp_path: Path) -> None:

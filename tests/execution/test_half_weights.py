@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from prelude._native import cpu
 
 from prelude import Engine, EngineConfig
 from prelude.models.checkpoint import Checkpoint
-from prelude.models.kernels import wide
-from prelude.models.packed import PackedLinear
 from prelude.models.precision import choose
 from tests.checkpoints import make_checkpoint, save_model
 from tests.encoders import CLASSES, Encoder, write_encoder
 from tests.execution.conftest import RECURRENT, VARIANTS
 from tests.execution.helpers import Model, greedy, hidden, i32, last_logprobs, prompts, random_ids
 
-pytestmark = pytest.mark.skipif(
-    not wide() or cpu.PACKED_KERNELS["widened"] == "portable", reason="this machine computes such files in float32"
-)
 DECODERS = {**{name: VARIANTS[name] for name in ("tied", "biases", "phi3", "gemma2", "llama-biases")}, **RECURRENT}
 LOADED = "weights of bfloat16 are kept and rows computed in float32"
 
@@ -38,7 +29,6 @@ def test_decoders_are_those_of_transformers_in_float32(variant: str, tmp_path: P
     s = prompts(*ids)
     theirs = np.concatenate([model.logprobs(x) for x in ids])
     assert np.abs(last_logprobs(executor, s, np.arange(108)) - theirs).max() < 1e-4
-    assert all(isinstance(linear, PackedLinear) for layer in executor.weights.layers for linear in layer.linears())
     assert executor.limits().weights == "bfloat16" and executor.limits().dtype == "float32"
     assert executor.weights.nbytes < 0.75 * model.executor(dtype="float32").weights.nbytes
 
@@ -110,22 +100,3 @@ def test_the_choice_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         assert "bfloat16 weights, float32 on cpu" in repr(engine)
     assert LOADED in caplog.text and "bfloat16 weights, float32 (dtype='auto')" in caplog.text
     assert (info.dtype, info.weights, info.quantization) == ("float32", "bfloat16", None)
-
-
-def test_a_machine_without_the_instructions_stays_float32(tmp_path: Path) -> None:
-    """The kernels of plain C++ would give the same bits, at a fraction of torch's speed."""
-    path = save_model(tmp_path, dtype="bfloat16")
-    code = f"""
-from pathlib import Path
-from tests.execution.helpers import Model
-executor = Model(Path({str(path)!r})).executor()
-print(executor.precision.reason, executor.limits().weights)
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PRELUDE_CPU_KERNELS": "portable"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "no vector kernels for weights of bfloat16 float32" in ran.stdout

@@ -11,16 +11,14 @@ import torch
 from prelude._native import cpu
 
 from prelude.execution.cpu import CpuExecutor
-from prelude.models.kernels import wide
+from prelude.models.arrays import array_of
 from prelude.models.packed import PackedLinear
-from prelude.models.precision import Precision
 from tests.checkpoints import save_model
 from tests.encoders import CLASSES, Encoder, write_encoder
 from tests.execution.conftest import RECURRENT, VARIANTS
 from tests.execution.helpers import Model, hidden, i32, prompts, random_ids
 from tests.threads import use_threads
 
-packed = pytest.mark.skipif(not wide(), reason="this machine computes products by torch")
 DECODERS = {**VARIANTS, **RECURRENT}
 
 
@@ -38,7 +36,6 @@ def take_apart(executor: CpuExecutor) -> int:
     return native
 
 
-@packed
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("variant", sorted(DECODERS))
 def test_of_decoders(variant: str, quantization: str | None, tmp_path: Path) -> None:
@@ -50,7 +47,6 @@ def test_of_decoders(variant: str, quantization: str | None, tmp_path: Path) -> 
     assert bits(executor, ids) == together
 
 
-@packed
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", sorted(CLASSES))
 def test_of_encoders(family: str, dtype: str, tmp_path: Path) -> None:
@@ -62,7 +58,6 @@ def test_of_encoders(family: str, dtype: str, tmp_path: Path) -> None:
     assert bits(executor, ids) == together
 
 
-@packed
 @pytest.mark.parametrize("variant", ["plain", "gemma2"])
 def test_several_threads_do_not_change_bits(variant: str, tmp_path: Path) -> None:
     executor = Model(save_model(tmp_path, **VARIANTS[variant])).executor()
@@ -90,12 +85,13 @@ class Given:
 
 
 def test_operations_one_by_one_make_no_view_for_a_step_of_one_chunk(tmp_path: Path) -> None:
-    executor = Model(save_model(tmp_path)).executor(dtype=Precision(torch.float32, None, "torch's products"))
+    executor = Model(save_model(tmp_path)).executor()
     side, mixer = executor.decoder.before[0][1], executor.config.spec.attention
     x, normed = torch.randn(9, executor.config.hidden_size), torch.empty(9, executor.config.hidden_size)
     table, positions = torch.ones(9, mixer.head_dim // 2, dtype=torch.complex64), torch.arange(9)
     whole, parts = torch.empty(9, mixer.query_width), torch.empty(9, mixer.query_width)
     given = side._in_proj = Given(side._in_proj)
+    side.native = None
     side(x, whole, 9, normed, table, positions)
     assert given.memory[0] is whole
     side(x, parts, 4, normed, table, positions)
@@ -103,7 +99,7 @@ def test_operations_one_by_one_make_no_view_for_a_step_of_one_chunk(tmp_path: Pa
 
 
 def product(outputs: int, inputs: int) -> cpu.PackedProduct:
-    return PackedLinear(torch.randn(outputs, inputs), torch.randn(outputs), "float32").product
+    return PackedLinear(array_of(torch.randn(outputs, inputs)), torch.randn(outputs), "float32").product
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:

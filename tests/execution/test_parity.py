@@ -13,7 +13,6 @@ from prelude._native import cpu
 from torch import Tensor
 
 from prelude.batch import MixedBatch, OneShotBatch, PooledRows
-from prelude.models.packed import PackedLinear
 from prelude.models.transformer import _Workspace
 from tests.checkpoints import save_model
 from tests.execution.conftest import VARIANTS
@@ -259,7 +258,7 @@ def test_weights_are_counted_once(variant: Model) -> None:
     per_head_gains = layers * heads.head_dim * (heads.heads + heads.kv_heads - 2) if heads.q_norm else 0
     folded = 2 * layers * spec.hidden
     executor = variant.executor(dtype="float32")
-    packed = [linear for linear in executor.weights.linears() if isinstance(linear, PackedLinear)]
+    packed = executor.weights.linears()
     count += sum(-linear.outputs % cpu.PACKED_GROUP * linear.inputs for linear in packed)  # the last group of each
     limits = executor.limits()
     assert limits.weight_bytes == 4 * (count + per_head_gains - folded) and limits.weights == "float32"

@@ -10,11 +10,7 @@ import pytest
 import torch
 
 from prelude.execution.cpu import CpuExecutor
-from prelude.execution.determinism import parts_agree
 from prelude.execution.step_memory import query_run
-from prelude.models.ops import Linear
-from prelude.models.packed import PackedLinear
-from prelude.models.precision import Precision
 from tests.checkpoints import save_model
 from tests.cuda.plans import BLOCKS, random_batch
 from tests.cuda.test_parity import same
@@ -65,8 +61,8 @@ def test_random_batches_have_the_same_bits_in_runs_of_any_size(variant: Model) -
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
 def test_random_batches_in_the_default_mode(model: Model, options: dict[str, Any]) -> None:
     """Decode rows read their block tables, some of them in the middle of a run."""
-    whole = cut(model.executor(num_blocks=BLOCKS, attention="runs", **options), WHOLE, 1)
-    runs = cut(model.executor(num_blocks=BLOCKS, attention="runs", **options), 16, 2)
+    whole = cut(model.executor(num_blocks=BLOCKS, **options), WHOLE, 1)
+    runs = cut(model.executor(num_blocks=BLOCKS, **options), 16, 2)
     rng = np.random.default_rng(18)
     for _ in range(12):
         batch = random_batch(rng, VOCAB)
@@ -111,15 +107,6 @@ def test_queries_of_one_run_exist_at_a_time(model: Model, monkeypatch: pytest.Mo
     assert made == [2]
 
 
-@pytest.mark.feature("G8")
-def test_torch_attention_takes_all_queries_at_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = cut(model.executor(attention="cascade"), 16, 1)
-    made = sections(executor, monkeypatch)
-    found = hidden(executor, prompts(random_ids(0, 90)), [89])
-    assert made == [1]
-    assert np.abs(found - hidden(model.executor(), prompts(random_ids(0, 90)), [89])).max() < 1e-4
-
-
 def test_a_run_has_work_for_all_threads(model: Model) -> None:
     spec, found = model.config.spec, []
     for threads in (1, 2, 16, 64):
@@ -141,32 +128,8 @@ def test_queries_that_end_within_a_group_of_packed_outputs(options: dict[str, An
     expected = hidden(cut(executor, WHOLE, 1), s, np.arange(135))
     assert np.array_equal(hidden(cut(executor, 16, 2), s, np.arange(135)), expected)
     both = executor.decoder._apart[0]
-    if isinstance(layer, PackedLinear) and both is not None:
-        layer.words.zero_()
-        x = torch.randn(20, model.config.spec.hidden).to(executor.dtype)
-        for linear, outputs in zip(both, (72, 48)):
-            assert not linear.into(x, torch.ones(20, outputs)).any()
-
-
-def test_where_parts_of_a_product_differ_all_outputs_are_made(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Linear.rows
-
-    def others(linear: Linear, start: int, stop: int) -> Linear:
-        made = parts(linear, start, stop)
-        return Linear(made.weight * (1 + 1e-6), made.bias)
-
-    monkeypatch.setattr(Linear, "rows", others)
-    executor = model.executor(deterministic=True, dtype=Precision(torch.float32, None, "torch's products"))
-    s = prompts(random_ids(0, 90), random_ids(1, 45))
-    for rows in (np.arange(135), np.array([3, 89, 134])):
-        expected = hidden(cut(executor, WHOLE, 1), s, rows)
-        assert np.array_equal(hidden(cut(executor, 16, 2), s, rows), expected)
-
-
-def test_parts_of_a_product_that_differ_are_seen() -> None:
-    weight = torch.randn(96, 64)
-    whole, first, last = Linear(weight), Linear(weight[:64]), Linear(weight[64:])
-    for linear in (whole, first, last):
-        linear.min_rows = 16
-    assert parts_agree([(whole, first, last)])
-    assert not parts_agree([(whole, first, Linear(weight[64:] * (1 + 1e-6)))])
+    assert both is not None
+    layer.words[:] = 0
+    x = torch.randn(20, model.config.spec.hidden).to(executor.dtype)
+    for linear, outputs in zip(both, (72, 48)):
+        assert not linear.into(x, torch.ones(20, outputs)).any()

@@ -14,7 +14,6 @@ from prelude._native import cpu
 
 from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, PooledRows, PromptSlices
 from prelude.execution.cpu import CpuExecutor
-from prelude.models.packed import PackedLinear
 from prelude.models.recurrent import state_bytes
 from prelude.models.spec import GatedDelta
 from tests.checkpoints import save_model
@@ -259,7 +258,7 @@ def test_weights_are_counted_once(hybrid: Model) -> None:
     per_head_gains = full * heads.head_dim * (heads.heads + heads.kv_heads - 2)
     folded = 2 * len(spec.layers) * spec.hidden
     executor = hybrid.executor()
-    packed = [linear for linear in executor.weights.linears() if isinstance(linear, PackedLinear)]
+    packed = executor.weights.linears()
     count += sum(-linear.outputs % cpu.PACKED_GROUP * linear.inputs for linear in packed)  # the last group of each
     assert executor.limits().weight_bytes == 4 * (count + per_head_gains - folded)
 

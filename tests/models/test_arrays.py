@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from prelude.models.arrays import BF16, narrow, not_finite, torch_of, widen
+from prelude.models.arrays import BF16, array_of, narrow, not_finite, torch_of, widen
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +44,7 @@ def test_arithmetic_on_bfloat16_raises() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_values_that_are_not_finite_are_counted(dtype: str) -> None:
     values = torch.full((5, 7), float(torch.finfo(getattr(torch, dtype)).max), dtype=getattr(torch, dtype))
-    whole = values.view(torch.int16).numpy().view(BF16) if dtype == "bfloat16" else values.numpy()
+    whole = array_of(values)
     assert not_finite(whole) == not_finite(whole[:, :3]) == not_finite(whole[:0]) == 0
     for at, value in enumerate((float("nan"), float("inf"), float("-inf"))):
         values[at, 2] = value

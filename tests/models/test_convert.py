@@ -19,7 +19,6 @@ from prelude.convert import convert
 from prelude.errors import CheckpointError, ExecutionError, ModelError, UnsupportedModel
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
-from prelude.models.kernels import wide
 from prelude.models.packed import PackedLinear
 from prelude.models.packed_file import LAYOUT, PACKED_FILE, PackedWeights
 from prelude.models.safetensors_file import SafetensorsFile
@@ -28,9 +27,6 @@ from tests.encoders import CLASSES, Encoder, write_encoder
 from tests.execution.conftest import RECURRENT, VARIANTS
 from tests.execution.helpers import Model, hidden, i32, last_logprobs, prompts, random_ids
 
-pytestmark = pytest.mark.skipif(
-    not wide() or cpu.PACKED_KERNELS["float32"] == "portable", reason="this machine does not pack float32"
-)
 DECODERS = {**VARIANTS, **RECURRENT}
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 IDS = [random_ids(n, n) for n in (1, 17, 90)]
@@ -48,8 +44,9 @@ def test_decoders_answer_as_before(variant: str, stored: str, tmp_path: Path) ->
     rows = np.arange(108)
     assert np.array_equal(last_logprobs(before, s, rows), last_logprobs(after, s, rows))
     assert after.limits().weights == before.limits().weights
-    packed = [linear for linear in after.weights.linears() if isinstance(linear, PackedLinear)]
-    assert len(packed) == sum(isinstance(linear, PackedLinear) for linear in before.weights.linears())
+    assert [linear.packing for linear in after.weights.linears()] == [
+        linear.packing for linear in before.weights.linears()
+    ]
 
 
 def converted(folder: Path) -> Any:

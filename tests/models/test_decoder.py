@@ -12,8 +12,9 @@ import torch
 from prelude._native import cpu
 
 from prelude.batch import OneShotBatch
-from prelude.models.kernels import Product, activate, layer_norm, rms_norm, rotate, wide, write_pool
-from prelude.models.ops import FEW_ROWS, Linear, RotaryTable
+from prelude.models.arrays import array_of, torch_of
+from prelude.models.kernels import activate, layer_norm, rms_norm, rotate, write_pool
+from prelude.models.ops import RotaryTable
 from prelude.models.packed import PackedLinear
 from prelude.models.read_weights import interleave
 from prelude.models.spec import Rope
@@ -53,7 +54,8 @@ def test_rotation_of_interleaved_halves(dtype: torch.dtype, normed: bool) -> Non
     expected = (x * angles.cos() + torch.cat([-b, a], dim=-1) * angles.sin()).float()
 
     def mix(rows: torch.Tensor) -> torch.Tensor:
-        return torch.stack([interleave(row.reshape(-1, 1), width, width).view(heads, width) for row in rows])
+        mixed = [torch_of(interleave(array_of(row.reshape(-1, 1)), width, width)) for row in rows]
+        return torch.stack(mixed).view(len(rows), heads, width)
 
     wide = torch.zeros(5, heads + 2, width, dtype=dtype)  # heads of others stand beside them
     wide[:, :heads] = mix(plain)
@@ -149,63 +151,9 @@ def test_layer_norm(width: int, biased: bool) -> None:
     assert layer_norm(x, 1e-5, gain, bias, torch.float32, x) is not None and torch.equal(x, found)
 
 
-def test_linear_adds_in_place_also_when_padded() -> None:
-    linear = Linear(torch.randn(6, 4), torch.randn(6))
-    x, start = torch.randn(3, 4), torch.randn(3, 6)
-    expected = start + x @ linear.weight.t() + linear.bias
-    for least in (1, 16):
-        linear.min_rows = least
-        residual = start.clone()
-        linear.add_to(residual, x)
-        assert torch.allclose(residual, expected, atol=1e-5)
-        assert torch.allclose(linear(x), expected - start, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_few_rows_and_many_have_the_same_products(dtype: torch.dtype) -> None:
-    """Over the number of rows at which torch's products take over; a row of few has bits of its own."""
-    linear = Linear(torch.randn(50, 70).to(dtype), torch.randn(50).to(dtype))
-    x, start = torch.randn(40, 70).to(dtype), torch.randn(40, 50)
-    expected = x.double() @ linear.weight.double().t() + linear.bias.double()
-    tolerance = 1e-4 if dtype == torch.float32 else 0.2
-    wide_rows = torch.zeros(FEW_ROWS + 2, 90, dtype=dtype)  # a view of some columns, as heads of a token are
-    for rows in (1, 2, 3, FEW_ROWS, FEW_ROWS + 1, 40):
-        out = linear.into(x[:rows], torch.empty(rows, 50, dtype=dtype))
-        assert torch.allclose(out.double(), expected[:rows], atol=tolerance)
-        residual = start[:rows].clone()
-        linear.add_to(residual, x[:rows])
-        assert torch.allclose(residual.double(), start[:rows] + expected[:rows], atol=tolerance)
-        if rows <= FEW_ROWS:
-            linear.into(x[:rows], wide_rows[:rows, 7:57])
-            assert torch.equal(wide_rows[:rows, 7:57], out) and wide_rows[:, 57:].eq(0).all()
-            if wide():
-                assert torch.equal(linear(x[rows - 1 : rows]), out[rows - 1 :])
-
-
-def test_a_product_refuses_tensors_that_it_would_misread() -> None:
-    weight, x, out = torch.randn(6, 4), torch.randn(3, 4), torch.empty(3, 6)
-    Product(weight)(x, out)
-    assert torch.allclose(out, x @ weight.t(), atol=1e-5)
-    for wrong in (
-        (x.bfloat16(), weight, out),
-        (x[:, :3], weight, out),
-        (x, weight, out[:2]),
-        (x, torch.randn(4, 6).t(), out),
-        (x, weight, torch.empty(6, 3).t()),
-        (torch.empty(3, 4, 0), weight, out),
-        (x, weight, torch.empty(3, 6, 0)),
-        (x, torch.empty(6, 4, 0), out),
-    ):
-        rows, matrix, into = wrong
-        with pytest.raises(ValueError):
-            Product(matrix)(rows, into)
-    with pytest.raises(ValueError, match="float32"):
-        Product(weight)(x, out.bfloat16(), adds=True)
-
-
 def test_a_packed_product_refuses_tensors_that_it_would_misread() -> None:
     weight, x, out = torch.randn(6, 4), torch.randn(3, 4), torch.empty(3, 6)
-    linear = PackedLinear(weight, None, "float32")
+    linear = PackedLinear(array_of(weight), None, "float32")
     assert torch.allclose(linear.into(x, out), x @ weight.t(), atol=1e-5)
     for wrong, into in (
         (torch.empty(3, 4, 0), out),
@@ -235,7 +183,7 @@ def test_norms_and_activations_refuse_tensors_that_they_would_misread() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_runs_of_tokens_change_nothing(model: Model, dtype: str) -> None:
-    """Linear layers over runs of 16, 64 or all tokens, the last run short: the same bits in deterministic mode."""
+    """Projections over runs of 16, 64 or all tokens, the last run short: the same bits in deterministic mode."""
     executor = model.executor(deterministic=True, dtype=dtype)
     s, rows = prompts(random_ids(0, 90), random_ids(1, 45)), np.arange(135)
     whole = hidden(executor, s, rows)

@@ -13,6 +13,9 @@ import pytest
 import torch
 from prelude._native import cpu
 
+from prelude import Engine
+from prelude.errors import DeviceUnavailable
+from prelude.models.arrays import array_of
 from prelude.models.packed import PackedLinear, Packing
 from tests.threads import use_threads
 
@@ -65,7 +68,7 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> np.ndarray:
 def test_int8_is_the_integer_product(shape: tuple[int, int, int]) -> None:
     x, weight, bias = given(*shape)
     wanted = product(x, weight)
-    linear = PackedLinear(weight, bias)
+    linear = PackedLinear(array_of(weight), bias)
     assert np.array_equal(linear(x).numpy(), wanted + bias.numpy())
     residual = torch.ones(len(x), len(weight))
     linear.add_to(residual, x)
@@ -74,7 +77,7 @@ def test_int8_is_the_integer_product(shape: tuple[int, int, int]) -> None:
     values = (w * w_scale[..., None]).astype(np.float32).reshape(len(weight), -1)
     assert np.array_equal(linear.gather(torch.arange(len(weight))).numpy(), values[:, : weight.shape[1]])
     pairs = torch.arange(len(x)) % len(weight)
-    plain = PackedLinear(weight)
+    plain = PackedLinear(array_of(weight))
     assert torch.equal(plain.of_pairs(x, pairs), plain(x)[torch.arange(len(x)), pairs].double())
 
 
@@ -99,7 +102,7 @@ def test_rows_of_q8_keep_their_values() -> None:
 
 def test_weights_beyond_float16_are_not_packed() -> None:
     for size, fits in ((0.0, True), (1e-4, False), (1e-3, True), (8e6, True), (9e6, False)):
-        assert PackedLinear.fits(torch.full((2, 3), size)) is fits
+        assert PackedLinear.fits([np.full((2, 3), -size, np.float32), np.zeros((1, 3), np.float32)]) is fits
 
 
 @pytest.mark.parametrize("packing", ["float32", "widened"])
@@ -107,7 +110,7 @@ def test_weights_beyond_float16_are_not_packed() -> None:
 def test_rows_of_float32_meet_weights_of_float32_and_bfloat16(shape: tuple[int, int, int], packing: Packing) -> None:
     x, weight, bias = given(*shape)
     kept = weight.to(torch.bfloat16) if packing == "widened" else weight
-    linear = PackedLinear(kept, bias, packing)
+    linear = PackedLinear(array_of(kept), bias, packing)
     wanted = x.double() @ kept.double().t() + bias
     size = x.double().abs() @ kept.double().abs().t() + bias.abs()  # of the terms of each sum
     assert ((linear(x) - wanted).abs() <= 5e-7 * size).all()
@@ -116,14 +119,14 @@ def test_rows_of_float32_meet_weights_of_float32_and_bfloat16(shape: tuple[int, 
     assert ((residual - 1 - wanted).abs() <= 5e-7 * (size + 1)).all()
     assert torch.equal(linear.gather(torch.arange(len(weight))), kept.float())
     pairs = torch.arange(len(x)) % len(weight)
-    found = PackedLinear(kept, None, packing).of_pairs(x, pairs)
+    found = PackedLinear(array_of(kept), None, packing).of_pairs(x, pairs)
     assert torch.allclose(found, (wanted - bias)[torch.arange(len(x)), pairs], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("packing", [name for name in cpu.PACKINGS if name in cpu.PACKED_KERNELS])
 def test_a_row_has_its_bits_in_any_company(packing: Packing) -> None:
     x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
-    linear = PackedLinear(weight, bias, packing)
+    linear = PackedLinear(array_of(weight), bias, packing)
     whole = linear(x)
     for few in (1, 2, 6, 7, 12, 13):
         assert torch.equal(linear(x[5 : 5 + few].clone()), whole[5 : 5 + few])
@@ -139,7 +142,7 @@ def test_a_row_has_its_bits_in_any_company(packing: Packing) -> None:
 @pytest.mark.parametrize("packing", ["int8", "float32", "widened"])
 def test_some_outputs_of_a_weight(packing: Packing) -> None:
     x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
-    linear = PackedLinear(weight, bias, packing)
+    linear = PackedLinear(array_of(weight), bias, packing)
     whole = linear(x)
     for start, stop in ((0, 7), (32, 200), (64, 65)):
         assert torch.equal(linear.rows(start, stop)(x), whole[:, start:stop])
@@ -150,7 +153,7 @@ def test_some_outputs_of_a_weight(packing: Packing) -> None:
 @pytest.mark.parametrize("packing", ["int8", "float32", "widened"])
 def test_bfloat16_goes_in_and_comes_out(packing: Packing) -> None:
     x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
-    linear = PackedLinear(weight, bias, packing)
+    linear = PackedLinear(array_of(weight), bias, packing)
     half = x.to(torch.bfloat16)
     found = linear.into(half, torch.empty(ROWS, OUTPUTS, dtype=torch.bfloat16))
     assert torch.equal(found, linear(half.float()).to(torch.bfloat16))
@@ -158,7 +161,7 @@ def test_bfloat16_goes_in_and_comes_out(packing: Packing) -> None:
 
 def test_a_value_that_is_not_finite_stays_in_its_row() -> None:
     x, weight, _ = given(ROWS, INPUTS, OUTPUTS)
-    linear = PackedLinear(weight)
+    linear = PackedLinear(array_of(weight))
     whole = linear(x)
     x[3, 4], x[5, 6] = float("nan"), float("-inf")
     found = linear(x)
@@ -169,7 +172,7 @@ def test_a_value_that_is_not_finite_stays_in_its_row() -> None:
 
 def test_wrong_shapes_are_refused() -> None:
     x, weight, _ = given(ROWS, INPUTS, OUTPUTS)
-    linear = PackedLinear(weight)
+    linear = PackedLinear(array_of(weight))
     with pytest.raises(ValueError, match="by"):
         linear(x[:, :-1])
     with pytest.raises(ValueError, match="side by side"):
@@ -185,7 +188,7 @@ def digest(packing: Packing) -> str:
     found = hashlib.sha256()
     for shape in SHAPES:
         x, weight, bias = given(*shape)
-        found.update(PackedLinear(weight, bias, packing)(x).numpy().tobytes())
+        found.update(PackedLinear(array_of(weight), bias, packing)(x).numpy().tobytes())
     return found.hexdigest()
 
 
@@ -205,3 +208,13 @@ def test_every_instruction_set_gives_the_same_bits(kernels: str) -> None:
     if names[0] != kernels:
         pytest.skip(f"this machine has no {kernels} kernels")
     assert names == [kernels] * len(SAME_BITS) and digests == list(map(digest, SAME_BITS))
+
+
+def test_a_processor_without_vectors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products in plain C++ are taken only when they are asked for by name."""
+    monkeypatch.setitem(cpu.PACKED_KERNELS, "float32", "portable")
+    monkeypatch.delenv("PRELUDE_CPU_KERNELS", raising=False)
+    with pytest.raises(DeviceUnavailable, match=r"need AVX2, FMA and F16C, .* no kernels for ARM"):
+        Engine.from_pretrained(None)
+    monkeypatch.setenv("PRELUDE_CPU_KERNELS", "portable")
+    Engine.from_pretrained(None).close()

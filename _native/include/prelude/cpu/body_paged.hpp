@@ -16,7 +16,7 @@
 constexpr int kPagedKeys = 512;  // a multiple of kLanes
 constexpr int kKeysAhead = 16;
 
-// As in body_matmul.hpp.
+// Loops of constant length are spelled out by the compiler: else it keeps the sums in memory.
 #if defined(__GNUC__) && !defined(__clang__)
 #define PRELUDE_SPELL_OUT _Pragma("GCC unroll 4")
 #else

@@ -7,7 +7,6 @@ constexpr int kKeyVectors = 2;
 constexpr int kValueVectors = 2;
 constexpr int kPagedHeads = 3;
 constexpr int kPagedVectors = 4;
-constexpr int kMatmulRows = 2;
 
 using Vec = __m256;
 

@@ -7,7 +7,6 @@
 //   kPagedHeads                  query heads that meet four keys at a time: so many times four sums, the queries and
 //                                a key fit in the registers
 //   kPagedVectors                of a value at a time: that many sums a head, a weight a head and a value fit too
-//   kMatmulRows                 rows of a product at a time: four sums each and their operands fit too
 //   load                         of floats, or of bfloat16
 //   fetch                        a prefetch: the memory there will be read soon
 //   in_register                  loaded once, where a compiler would rather load again for each use
@@ -29,7 +28,6 @@ constexpr int kKeyVectors = 3;
 constexpr int kValueVectors = 2;
 constexpr int kPagedHeads = 4;
 constexpr int kPagedVectors = 2;
-constexpr int kMatmulRows = 4;
 
 using Vec = __m512;
 

@@ -9,7 +9,6 @@ constexpr int kKeyVectors = 1;
 constexpr int kValueVectors = 1;
 constexpr int kPagedHeads = 2;
 constexpr int kPagedVectors = 2;
-constexpr int kMatmulRows = 2;
 
 struct Vec {
   float lane[kLanes];

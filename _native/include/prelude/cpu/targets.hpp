@@ -23,8 +23,6 @@ struct Kernels {
                  const int32_t* hidden, const AttentionUnit&, float* room);
   // Query heads [first, last) of one decode row, all of one or several KV heads; `room` holds paged_room() floats.
   void (*attend_row)(const PagedArgs&, int64_t row, int first, int last, float* room);
-  // Outputs [first, last); `x` are the inputs as floats.
-  void (*matmul)(const MatmulArgs&, const float* x, int64_t first, int64_t last);
   // Rows [first, last). `room`: kernel + 2 rows of `channels` floats.
   void (*convolve)(const ConvolveArgs&, const Segments&, int64_t first, int64_t last, float* room);
   void (*delta_inputs)(const DeltaInputArgs&, const Segments&, int64_t first, int64_t last, float* room);
@@ -50,10 +48,6 @@ int64_t count_not_finite(const Bits* values, int64_t count, Bits exponent) {
 
 // The kernels of that name, or null where this machine cannot run them.
 const Kernels* kernels_named(const char* name);
-
-// Those for products of a few rows, which Zen 4 too runs faster by 512 bits: the sums of four rows fit in the
-// registers (177 us for the packaged model's weights, against 233).
-const Kernels& matmul_kernels(const Kernels& others);
 
 // The fastest kernels that this machine has, or those that PRELUDE_CPU_KERNELS names. AMD's 512-bit vectors are two
 // halves on Zen 4, where the 256-bit kernels attend 1.1 to 1.25 times as fast and the wider ones norm and

@@ -55,22 +55,6 @@ struct ActivateArgs {
   bool gated;
 };
 
-// out = x * weight^T, or out += x * weight^T, for a few rows. `type` is that of x and weight; sums are float32, and
-// an `out` to which they are added is too.
-struct MatmulArgs {
-  const void* x;       // rows of `width` values, `x_stride` apart
-  const void* weight;  // [outputs, width]
-  void* out;
-  int64_t x_stride;
-  int64_t out_stride;
-  int64_t rows;
-  int64_t width;
-  int64_t outputs;
-  Type type;
-  Type out_type;
-  bool adds;
-};
-
 // A run of keys that lie in a row, of this step or of the pool.
 struct KeyRun {
   int64_t from;
