@@ -108,6 +108,8 @@ cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
     cbool norm_rotate(const Kernels&, const RotateArgs&, int64_t rows, int threads)
     cbool layer_norm(const Kernels&, const NormArgs&, int64_t rows, int threads)
     cbool activate(const Kernels&, const ActivateArgs&, int64_t rows, int threads)
+    void exp_sums_of "prelude::cpu::exp_sums"(const Kernels&, const float*, int64_t stride, int64_t rows, int64_t width,
+                                              float* most, double* totals, int threads)
     cbool worth_releasing_gil(int64_t values)
 
 
@@ -242,6 +244,14 @@ cdef int activate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows
         done = activate(kernels[0], args, rows, thread_count())
     check(done)
     return 0
+
+
+def exp_sums(uintptr_t values, int64_t stride, int64_t rows, int64_t width, uintptr_t most, uintptr_t totals):
+    """Of each row of float32: its largest value, float32 at ``most``, and the sum of the exponentials of its values
+    relative to that, float64 at ``totals``."""
+    with nogil:
+        exp_sums_of(kernels[0], <const float*> values, stride, rows, width, <float*> most, <double*> totals,
+                    thread_count())
 
 
 cdef int write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride, uintptr_t pool_k,

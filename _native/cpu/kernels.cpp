@@ -16,12 +16,13 @@
 
 namespace prelude::cpu {
 
-#define PRELUDE_KERNELS(label)                                                                                     \
-  inline void exp_rows(const float* x, int64_t count, float* out) {                                                \
-    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i)));                               \
-  }                                                                                                                \
-  inline const Kernels kTable{label,      kLanes,   rms_norm,     norm_rotate, activate, layer_norm,  attend_unit, \
-                              attend_row, convolve, delta_inputs, delta,       gate,     unit_floats, exp_rows};
+#define PRELUDE_KERNELS(label)                                                                 \
+  inline void exp_rows(const float* x, int64_t count, float* out) {                            \
+    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i)));           \
+  }                                                                                            \
+  inline const Kernels kTable{label,      kLanes,      rms_norm,    norm_rotate, activate,     \
+                              layer_norm, attend_unit, attend_row,  convolve,    delta_inputs, \
+                              delta,      gate,        unit_floats, exp_rows,    exp_sum};
 
 namespace portable {
 // clang-format off: the order matters

@@ -1,5 +1,6 @@
 // The CPU kernels of every target that this machine runs, against plain float64 loops; and the promise that a row's
 // bits do not depend on other rows, its cut or the threads.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -47,6 +48,18 @@ void check_exp(const Kernels& kernels) {
   kernels.exp(x.data(), 16, y.data());
   CHECK(y[0] == 0.0f && y[1] == 0.0f && y[2] == 1.0f && std::isnan(y[3]) && y[5] == 0.0f && y[6] == 1.0f);
   CHECK(std::isfinite(y[4]) && std::isfinite(y[7]));
+}
+
+void check_exp_sum(const Kernels& kernels) {
+  Random random{3};
+  for (int64_t count : {1, 7, 8, 31, 64, 511, 512, 513, 5000}) {
+    const auto x = floats(random, count, 20.0f);
+    float most;
+    double total, exact = 0;
+    kernels.exp_sum(x.data(), count, &most, &total);
+    for (float v : x) exact += std::exp(static_cast<double>(v) - most);
+    CHECK(most == *std::max_element(x.begin(), x.end()) && std::fabs(total - exact) <= 1e-6 * exact);
+  }
 }
 
 void check_rows(const Kernels& kernels) {
@@ -367,6 +380,7 @@ int main() {
       continue;
     }
     check_exp(*kernels);
+    check_exp_sum(*kernels);
     check_rows(*kernels);
     check_rotation(*kernels);
     check_attention(*kernels);

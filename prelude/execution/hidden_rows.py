@@ -14,9 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from prelude._native import cpu
 from prelude.batch import F32, F64, I32
 from prelude.execution.layout import I64
 from prelude.execution.step_memory import TOKEN_CHUNK
+from prelude.models.arrays import address
 from prelude.models.transformer import Transformer
 from prelude.readouts.base import Logits
 
@@ -84,7 +86,7 @@ class HiddenRows:
         for start in range(0, len(tokens), self.chunk_rows):
             stop = min(start + self.chunk_rows, len(tokens))
             self.lm_head_rows += stop - start
-            yield start, stop, ChunkLogits(self.decoder.logits(self.normed(tokens[start:stop])))
+            yield start, stop, ChunkLogits(self.decoder.logits(self.normed(tokens[start:stop])).numpy())
 
 
 def _runs(rows: int) -> list[slice]:
@@ -97,81 +99,77 @@ class ChunkLogits:
 
     __slots__ = ("_logits", "_normalisers")
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: F32) -> None:
         self._logits = logits
-        self._normalisers: tuple[Tensor, F64] | None = None
+        self._normalisers: tuple[F32, F64] | None = None
 
     def finite(self) -> npt.NDArray[np.bool_]:
-        finite: npt.NDArray[np.bool_] = np.isfinite(self._logits.numpy()).all(axis=1)  # torch takes 20 times as long
-        return finite
+        return np.asarray(np.isfinite(self._logits).all(axis=1))
 
     def argmax(self) -> I32:
-        found: I32 = self._logits.numpy().argmax(axis=1).astype(np.int32)  # the first of equal ones
+        found: I32 = self._logits.argmax(axis=1).astype(np.int32)  # the first of equal ones
         return found
 
     def row(self, n: int) -> F32:
-        found: F32 = self._logits.numpy()[n]  # torch's own indexing takes three times as long
+        found: F32 = self._logits[n]
         return found
 
     def logprobs(self, rows: I32, targets: I32) -> F64:
-        return logprobs_of(self._logits, *self._log_normalisers(), rows.astype(np.int64), targets.astype(np.int64))
+        return logprobs_of(self._logits, *self._log_normalisers(), rows, targets)
 
     def ranks(self, rows: I32, targets: I32) -> I32:
         ranks = np.empty(len(rows), np.int32)
         for i, (row, target) in enumerate(zip(rows.tolist(), targets.tolist())):
             line = self._logits[row]
             value = line[target]
-            ranks[i] = 1 + int((line > value).sum()) + int((line[:target] == value).sum())
+            ranks[i] = 1 + np.count_nonzero(line > value) + np.count_nonzero(line[:target] == value)
         return ranks
 
     def best(self, count: int) -> tuple[I32, F64]:
         largest, rest = self._log_normalisers()
         ids, values = best(self._logits, count)
-        relative: F64 = np.minimum(values.astype(np.float64) - largest.numpy() - rest[:, None], 0.0)
+        relative: F64 = np.minimum(values.astype(np.float64) - largest[:, None] - rest[:, None], 0.0)
         return ids.astype(np.int32), relative
 
-    def _log_normalisers(self) -> tuple[Tensor, F64]:
+    def _log_normalisers(self) -> tuple[F32, F64]:
         if self._normalisers is None:
             self._normalisers = log_normalisers(self._logits)
         return self._normalisers
 
 
-def log_normalisers(logits: Tensor) -> tuple[Tensor, F64]:
-    """Largest logit [n, 1], and log of the sum of exponentials relative to it, [n] float64.
+def log_normalisers(logits: F32) -> tuple[F32, F64]:
+    """Largest logit [n], and log of the sum of exponentials relative to it, [n] float64.
 
-    Kept apart: next to logits of 1e4 the second would lose its digits in float32.
+    Kept apart: next to logits of 1e4 the second would lose its digits in float32. A row is summed by one thread.
     """
-    largest = logits.amax(dim=1, keepdim=True)
-    rest: F64 = sums_of_exponentials(logits, largest).log_().numpy()
-    return largest, rest[: logits.size(0)]
+    largest, sums = np.empty(len(logits), np.float32), np.empty(len(logits), np.float64)
+    if logits.strides[1] != logits.itemsize:
+        raise ValueError(f"logits of a row are not side by side: strides {logits.strides} bytes")
+    rows, width = logits.shape
+    stride = logits.strides[0] // logits.itemsize
+    cpu.exp_sums(address(logits), stride, rows, width, address(largest), address(sums))
+    return largest, np.log(sums)
 
 
-def sums_of_exponentials(logits: Tensor, largest: Tensor) -> Tensor:
-    """[n] float64, for one row 2 equal ones: sums of exponentials of ``logits`` relative to ``largest`` [n, 1]."""
-    relative = (logits - largest).exp_()
-    if relative.size(0) == 1:  # torch cuts the sum of a single long row over its threads, and the bits change with it
-        relative = relative.expand(2, -1)
-    return relative.sum(dim=1).to(torch.float64)
-
-
-def logprobs_of(logits: Tensor, largest: Tensor, rest: F64, rows: I64, targets: I64) -> F64:
+def logprobs_of(logits: F32, largest: F32, rest: F64, rows: I32, targets: I32) -> F64:
     """Logprobs of (row, target) pairs, never above 0."""
-    picked = logits[torch.from_numpy(rows), torch.from_numpy(targets)].to(torch.float64)
-    relative = (picked - largest[:, 0].to(torch.float64)[torch.from_numpy(rows)]).numpy()
+    relative = logits[rows, targets].astype(np.float64) - largest[rows]
     logprobs: F64 = np.minimum(relative - rest[rows], 0.0)
     return logprobs
 
 
-def best(logits: Tensor, count: int) -> tuple[I64, F32]:
+def best(logits: F32, count: int) -> tuple[I64, F32]:
     """The ``count`` largest of each row, best first, equal ones by id: ``(ids, logits)``."""
-    count = min(count, logits.size(1))
-    values, ids = (t.numpy() for t in torch.topk(logits, count, dim=1))
-    # topk leaves open which of several logits equal to its last one it returns, and their order.
-    at_edge = (logits == torch.from_numpy(values[:, -1:].copy())).sum(dim=1).numpy()
-    open_rows = np.flatnonzero(at_edge > (values == values[:, -1:]).sum(axis=1))
+    count = min(count, logits.shape[1])
+    ids = np.argpartition(logits, logits.shape[1] - count, axis=1)[:, logits.shape[1] - count :]
+    values = np.take_along_axis(logits, ids, 1)
+    # It is open which of several logits equal to the smallest of these are among them.
+    edge = values.min(axis=1, keepdims=True)
+    open_rows = np.flatnonzero((logits == edge).sum(axis=1) > (values == edge).sum(axis=1))
     for row in open_rows.tolist():
-        inside = values[row] > values[row, -1]
-        edge = np.flatnonzero(logits[row].numpy() == values[row, -1])
-        ids[row] = np.concatenate([ids[row][inside], edge[: count - int(inside.sum())]])
+        inside = values[row] > edge[row]
+        equal = np.flatnonzero(logits[row] == edge[row])[: count - int(inside.sum())]
+        ids[row] = np.concatenate([ids[row][inside], equal])
+        values[row] = logits[row][ids[row]]
     order = np.lexsort((ids, -values), axis=1)
     return np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)

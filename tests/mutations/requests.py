@@ -154,7 +154,7 @@ EDITS = (
         "75",
         (READOUTS, "np.minimum(relative - rest[rows], 0.0)", "relative - rest[rows] + 1e-3"),
     ),
-    edit("ranks_begin_at_zero", "A4 B10", (READOUTS, "        ranks[i] = 1 + int(", "        ranks[i] = int(")),
+    edit("ranks_begin_at_zero", "A4 B10", (READOUTS, "        ranks[i] = 1 + np", "        ranks[i] = np")),
     edit(
         "nan_rows_pass",
         "58 75",

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from prelude.batch import F32, F64, I32
-from prelude.execution.hidden_rows import HiddenRows, best, sums_of_exponentials
+from prelude.execution.hidden_rows import HiddenRows, best, log_normalisers
 from prelude.execution.layout import I64
 from prelude.execution.parallel.group import RankGroup
 from prelude.execution.parallel.shards import Shard, share
@@ -54,7 +53,7 @@ class ShardRows(HiddenRows):
         for start in range(0, len(tokens), self.chunk_rows):
             stop = min(start + self.chunk_rows, len(tokens))
             self.lm_head_rows += stop - start
-            own = self.decoder.logits(self.normed(tokens[start:stop]))
+            own = self.decoder.logits(self.normed(tokens[start:stop])).numpy()
             yield start, stop, ShardLogits(own, self._shard, self._ranks)
 
 
@@ -64,18 +63,17 @@ class ShardLogits:
 
     __slots__ = ("_finite", "_first", "_greedy", "_largest", "_logits", "_ranks", "_rest", "_shard")
 
-    def __init__(self, logits: Tensor, shard: Shard, ranks: RankGroup) -> None:
+    def __init__(self, logits: F32, shard: Shard, ranks: RankGroup) -> None:
         self._logits, self._shard, self._ranks = logits, shard, ranks
         self._first = shard.first
         self._rest: F64 | None = None
-        own = logits.numpy()
-        greedy = own.argmax(axis=1)
-        largest = own[np.arange(len(own)), greedy]
-        every = np.stack([np.isfinite(own).all(axis=1), largest, greedy + shard.first], axis=1, dtype=np.float64)
+        greedy = logits.argmax(axis=1)
+        largest = logits[np.arange(len(logits)), greedy]
+        every = np.stack([np.isfinite(logits).all(axis=1), largest, greedy + shard.first], axis=1, dtype=np.float64)
         found = ranks.gather(every)  # [ranks, n, 3]; an id is exact in float64
         self._finite: npt.NDArray[np.bool_] = np.all(found[:, :, 0] > 0, axis=0)
         owner = found[:, :, 1].argmax(axis=0)  # the first of equal ones, which has the smallest id
-        rows = np.arange(len(own))
+        rows = np.arange(len(logits))
         self._largest: F64 = found[owner, rows, 1]
         self._greedy: I32 = found[owner, rows, 2].astype(np.int32)
 
@@ -87,7 +85,7 @@ class ShardLogits:
 
     def row(self, n: int) -> F32:
         padded = np.zeros(self._shard.widest, np.float32)
-        padded[: self._logits.shape[1]] = self._logits[n].numpy()
+        padded[: self._logits.shape[1]] = self._logits[n]
         found = self._ranks.gather(padded)
         whole: F32 = np.concatenate([part[: self._width(rank)] for rank, part in enumerate(found)])
         return whole
@@ -104,7 +102,7 @@ class ShardLogits:
     def ranks(self, rows: I32, targets: I32) -> I32:
         values, better = self._values(rows, targets).astype(np.float32), np.zeros(len(rows), np.int64)
         for i, (row, target) in enumerate(zip(rows.tolist(), targets.tolist())):
-            line, value = self._logits[row], float(values[i])
+            line, value = self._logits[row], values[i]
             before = line[: max(0, target - self._first)]
             better[i] = int((line > value).sum()) + int((before == value).sum())
         found: I32 = (1 + self._ranks.gather(better).sum(axis=0)).astype(np.int32)
@@ -126,14 +124,13 @@ class ShardLogits:
         """The logits of (row, target) pairs: one rank has each, the others add 0."""
         mine = (targets >= self._first) & (targets < self._shard.last)
         found = np.zeros(len(targets), np.float64)
-        found[mine] = self._logits.numpy()[rows[mine], targets[mine] - self._first]
+        found[mine] = self._logits[rows[mine], targets[mine] - self._first]
         total: F64 = self._ranks.gather(found).sum(axis=0)
         return total
 
     def _normalisers(self) -> F64:
         """[n]: log of the sum over the whole vocabulary of exponentials relative to the largest logit."""
         if self._rest is None:
-            largest = torch.from_numpy(self._largest.astype(np.float32))[:, None]
-            own = sums_of_exponentials(self._logits, largest).numpy()[: len(self._logits)]
-            self._rest = np.log(self._ranks.gather(own).sum(axis=0))
+            largest, rest = log_normalisers(self._logits)
+            self._rest = np.log(self._ranks.gather(np.exp(largest - self._largest + rest)).sum(axis=0))
         return self._rest

@@ -37,6 +37,32 @@ inline void narrow(const float* from, int64_t count, uint16_t* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = as_bf16(from[i]);
 }
 
+// The largest of `count` values, and the sum of exp(value - largest), in eight sums of float64.
+inline void exp_sum(const float* x, int64_t count, float* most, double* total) {
+  constexpr int kSums = 8, kSome = 512;
+  Vec highest = same(-INFINITY);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) highest = max(highest, load(x + i));
+  *most = largest(highest);
+  for (; i < count; ++i)
+    if (x[i] > *most) *most = x[i];
+  const Vec below = same(-*most);
+  float values[kSome];
+  double sums[kSums] = {};
+  for (int64_t first = 0; first < count; first += kSome) {
+    const int64_t some = count - first < kSome ? count - first : kSome;
+    for (int64_t j = 0; j < some; j += kLanes) {
+      const int64_t left = some - j;
+      const Vec v = left < kLanes ? load_some(x + first + j, static_cast<int>(left)) : load(x + first + j);
+      store(values + j, exp_of(add(v, below)));
+    }
+    for (int64_t j = some; j % kSums != 0; ++j) values[j] = 0.0f;
+    for (int64_t j = 0; j < some; j += kSums)
+      for (int s = 0; s < kSums; ++s) sums[s] += static_cast<double>(values[j + s]);
+  }
+  *total = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
 inline float inverse_rms(const float* x, int64_t width, float eps) {
   Vec even = zero(), odd = zero();
   int64_t i = 0;

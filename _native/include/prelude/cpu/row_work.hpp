@@ -50,4 +50,11 @@ inline bool activate(const Kernels& kernels, const ActivateArgs& args, int64_t r
   return over_rows(kernels.activate, args, rows, values, args.type != Type::f32, threads);
 }
 
+// Rows of `width` values, `stride` apart, each by one thread.
+inline void exp_sums(const Kernels& kernels, const float* x, int64_t stride, int64_t rows, int64_t width, float* most,
+                     double* totals, int threads) {
+  run_pieces(static_cast<int>(std::min<int64_t>(threads, rows)), rows,
+             [&](int64_t row, int) { kernels.exp_sum(x + row * stride, width, most + row, totals + row); });
+}
+
 }  // namespace prelude::cpu

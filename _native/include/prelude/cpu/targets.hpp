@@ -32,6 +32,7 @@ struct Kernels {
   void (*gate)(const GateArgs&, int64_t first, int64_t last, float* room);  // room: three rows
   int64_t (*unit_floats)(int64_t keys, const AttentionShape&);
   void (*exp)(const float* x, int64_t count, float* out);  // for tests: count is a multiple of `lanes`
+  void (*exp_sum)(const float* x, int64_t count, float* most, double* total);  // see body_rows.hpp
 };
 
 // bfloat16 to float.
