@@ -237,6 +237,6 @@ def test_names_and_dates_of_a_service(one: SystemOne, engine: Engine) -> None:
     assert [model["name"] for model in one.models()["models"]] == ["small", "jev-latest"], "by default"
     own = SystemOne(engine, name="n", aliases=(), description="d", release_date="").models()["models"]
     assert own == [{"name": "n", "description": "d", "release_date": ""}]
-    with pytest.raises(SystemOneError, match="there is n$") as caught:
+    with pytest.raises(SystemOneError, match=r"there is n$") as caught:
         SystemOne(engine, name="n", aliases=()).answer(asked(NOUL, model="jev-latest"))
     assert caught.value.status == 404
