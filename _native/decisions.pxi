@@ -45,53 +45,6 @@ cdef class QuestionKeys:
             parts.append(part)
         return tuple(parts), template, norm, mass, cut, orders
 
-    def still_size(self, tasks, type kind not None, Py_ssize_t base, Py_ssize_t each, Py_ssize_t label) -> int:
-        """Characters of decisions that cannot be changed: of class ``kind``, a text as their state, questions as in
-        ``plain_size``. Each task counts ``base`` more. -1: one of them is another task."""
-        cdef Py_ssize_t size = 0, more = -1  # of no questions
-        cdef object state, questions, before = None
-        for task in tasks:
-            if type(task) is not kind:
-                return -1
-            state, questions = task.state, task.questions
-            if type(state) is not str:
-                return -1
-            if questions is not before:
-                more, before = self.size_of(questions, each, label), questions
-            if more < 0:
-                return -1
-            size += base + len(<str>state) + more
-        return size
-
-    def plain_size(self, questions, Py_ssize_t each, Py_ssize_t label) -> int:
-        """Characters of questions that cannot be changed and are not structured: a tuple of ``Choice`` with a tuple
-        of strings, ``Noul`` without criteria and ``Score`` with a number of levels. Each question counts ``each``
-        more, each of its labels ``label``. -1: they are other questions."""
-        return self.size_of(questions, each, label)
-
-    cdef Py_ssize_t size_of(self, questions, Py_ssize_t each, Py_ssize_t label) except -2:
-        cdef Py_ssize_t size = 0
-        cdef object text, labels
-        cdef type kind
-        if type(questions) is not tuple:
-            return -1
-        for question in <tuple>questions:
-            kind, labels = type(question), ()
-            if kind is self.choice:
-                labels = question.labels
-                if type(labels) is not tuple or not _all_strings(labels, False):
-                    return -1
-            elif kind is self.noul:
-                if question.criteria is not None:
-                    return -1
-            elif kind is not self.score or type(question.levels) is not int:
-                return -1
-            text = question.question
-            if type(text) is not str:
-                return -1
-            size += each + len(<str>text) + label * len(<tuple>labels)
-        return size
-
     cdef object key(self, question):
         """Of a question of plain strings; None of any other."""
         cdef type kind = type(question)

@@ -15,22 +15,6 @@ cdef class QueueSet:
         return not (self.running or self.oneshot.arrivals or self.decode.arrivals)
 
 
-def take_in(Inbox inbox not None, QueueSet queues not None, oneshot, dict counts not None) -> list:
-    """The posted requests into their queue, counted in ``counts``. Where one of them is cancelled, has a deadline, or
-    is of another class than ``oneshot``, all of them are returned, and none has entered."""
-    cdef list came = _contents(&inbox.queue, &inbox.left, False)
-    cdef Record r
-    if not came:
-        return came
-    for r in came:
-        if r.cancelled or r.expires != INFINITY or r.execution_class is not oneshot:
-            return came
-    counts["oneshot"] = counts["oneshot"] + len(came)
-    queues.oneshot.add_all(came, queues.arrivals + 1, queues.served)
-    queues.arrivals = queues.arrivals + len(came)
-    return []
-
-
 cdef class Watched:
     """``watched``: the requests whose prompts are watched in the prefix cache, by watch. Without any there is no
     news of them."""

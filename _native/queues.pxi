@@ -1,4 +1,4 @@
-# Between threads: the inbox, the completions' way back, the step lock and the wake event. Part of core.pyx.
+# Between threads: the inbox, the step lock and the wake event. Part of core.pyx.
 #
 # The queues hold a reference on their contents, from push to take. Nothing here waits for a lock but WakeEvent.wait.
 
@@ -10,9 +10,9 @@ cdef Py_ssize_t _links(const Link* link) noexcept:
     return n
 
 
-cdef list _contents(Handover* queue, Link** left, bint owned):
-    """Everything that was pushed until now, the oldest first. ``owned``: its parcels are the queue's own, and end
-    here. Where there is no memory for the list, taken items stay in ``left`` and come first the next time."""
+cdef list _contents(Handover* queue, Link** left):
+    """Everything that was pushed until now, the oldest first. Where there is no memory for the list, taken items
+    stay in ``left`` and come first the next time."""
     cdef Py_ssize_t at, n
     cdef Link* link = queue.take()
     cdef Link* last = left[0]
@@ -30,27 +30,25 @@ cdef list _contents(Handover* queue, Link** left, bint owned):
             break
     for at in range(n):  # nothing here takes memory: an item that leaves the queue is in the list
         out[at] = <object>(<Parcel*>left[0]).content
-        _drop_first(left, owned)
+        _drop_first(left)
     return out
 
 
-cdef void _drop_first(Link** left, bint owned) noexcept:
+cdef void _drop_first(Link** left) noexcept:
     """The first link's content loses the queue's reference, which may end the link as well."""
     cdef Parcel* parcel = <Parcel*>left[0]
     cdef PyObject* content = <PyObject*>parcel.content
     left[0] = parcel.next
     parcel.content = NULL
-    if owned:
-        del parcel
     Py_DECREF(<object>content)
 
 
-cdef void _drop_all(Handover* queue, Link** left, bint owned) noexcept:
+cdef void _drop_all(Handover* queue, Link** left) noexcept:
     while left[0] != NULL:
-        _drop_first(left, owned)
+        _drop_first(left)
     left[0] = queue.take()
     while left[0] != NULL:
-        _drop_first(left, owned)
+        _drop_first(left)
 
 
 cdef list _seen(const Link* link):
@@ -63,29 +61,20 @@ cdef list _seen(const Link* link):
     return out
 
 
-cdef tuple _REASONS = ("queued_requests", "queued_tokens", "deadline")
-
-
 cdef class Inbox:
-    """The way in. ``reserve`` takes places before anything is made, ``charge`` counts a request's tokens, ``post``
-    hands requests over, all of a call in one piece; ``take`` is for the holder of the step lock. ``refusal(reason,
-    tokens)`` makes the error of a rejected request: by a subclass. Any thread, no lock."""
+    """The way in. ``take_places`` comes before anything is made, ``charge`` counts a request's tokens, ``post`` hands
+    requests over, all of a call in one piece; ``take`` is for the holder of the step lock. Any thread, no lock."""
 
     cdef Handover queue
     cdef Link* left  # taken from the queue, and no memory to hand it on
     cdef Admission* admission  # owned
-    cdef Bounded* refusals[3]  # owned; counts by reason
 
     def __cinit__(self, int64_t max_requests, int64_t max_tokens):
         self.admission = new Admission(max_requests, max_tokens)
-        for i in range(3):
-            self.refusals[i] = new Bounded(INT64_MAX)
 
     def __dealloc__(self):
-        _drop_all(&self.queue, &self.left, False)
+        _drop_all(&self.queue, &self.left)
         del self.admission
-        for i in range(3):
-            del self.refusals[i]
 
     @property
     def max_requests(self) -> int:
@@ -105,12 +94,6 @@ cdef class Inbox:
         return self.admission.tokens.count()
 
     @property
-    def rejected(self) -> dict:
-        """How many were turned away, by reason."""
-        counts = [(_REASONS[i], self.refusals[i].count()) for i in range(3)]
-        return {reason: count for reason, count in counts if count}
-
-    @property
     def closed(self) -> bool:
         return self.queue.closed()
 
@@ -128,48 +111,23 @@ cdef class Inbox:
     def empty(self) -> bool:
         return self.left == NULL and self.queue.empty()
 
-    cdef int check_open(self) except -1:
-        if self.queue.closed():
-            raise self.refusal("closed", 0)
-        return 0
-
-    def refused(self, reason: str, count: int = 1) -> None:
-        """Counts rejected requests."""
-        self.refusals[_REASONS.index(reason)].take(count, True)
-
-    cpdef Places reserve(self, int64_t count):
+    def take_places(self, int64_t count) -> int:
         """Up to ``count`` places; as many as there are."""
-        self.check_open()
-        cdef Places places = Places.__new__(Places)
-        places.inbox, places.unposted = self, []
-        places.left = self.admission.requests.take(_count(count, "count"), False)
-        if places.left < count:
-            self.refused("queued_requests", count - places.left)
-        return places
+        return self.admission.requests.take(_count(count, "count"), False)
 
-    def charge(self, Record request not None) -> None:
-        """Counts the tokens of a request that has a place."""
-        self.check_open()
+    def give_back(self, int64_t places) -> None:
+        self.admission.requests.give_back(places)
+
+    def charge(self, Record request not None) -> bool:
+        """Counts the tokens of a request that has a place; False, and nothing counted, where there is no room."""
         if self.admission.tokens.take(request.num_known, True) < request.num_known:
-            self.refused("queued_tokens")
-            raise self.refusal("queued_tokens", request.num_known)
-        request.queued_tokens = request.num_known
-
-    cdef bint charge_all(self, list requests) except -1:
-        """``charge`` of requests that all fit; False, and nothing counted, where they do not."""
-        cdef Record r
-        cdef int64_t tokens = 0
-        for r in requests:
-            tokens += r.num_known
-        self.check_open()
-        if self.admission.tokens.take(tokens, True) < tokens:
             return False
-        for r in requests:
-            r.queued_tokens = r.num_known
+        request.queued_tokens = request.num_known
         return True
 
-    def post(self, list requests not None) -> None:
-        """Posted requests will be answered; after ``close`` none is posted. Each request once."""
+    def post(self, list requests not None) -> bool:
+        """Posted requests will be answered; after ``close`` none is posted, and the answer is False. Each request
+        once."""
         cdef Record r
         cdef Parcel* newest = NULL
         cdef Parcel* oldest = NULL
@@ -187,122 +145,19 @@ cdef class Inbox:
             for r in requests:
                 r.parcel.content = NULL
                 Py_DECREF(r)
-            raise self.refusal("closed", 0)
-
-    def enter(self, list requests not None, dict live not None) -> None:
-        """``post`` of requests that are in ``live`` from then on, by id; of none where it raises."""
-        cdef Record r
-        try:
-            for r in requests:
-                live[r.id] = r
-            self.post(requests)
-        except BaseException:
-            for r in requests:
-                live.pop(r.id, None)
-                self.admission.leave(r.queued_tokens)
-            raise
+            return False
+        return True
 
     def take(self) -> list:
         """The items posted until now. For the holder of the step lock."""
-        return _contents(&self.queue, &self.left, False)
+        return _contents(&self.queue, &self.left)
 
     def leave(self, Record request not None) -> None:
         """The request waits no more: planned for the first time, or ended. Once; further calls do nothing."""
         self.admission.leave(request.queued_tokens)
 
-    def leave_all(self, list requests not None) -> None:
-        cdef Record r
-        for r in requests:
-            self.admission.leave(r.queued_tokens)
-
-    def give_back(self, int64_t places) -> None:
-        self.admission.requests.give_back(places)
-
     def close(self) -> None:
         self.queue.close()
-
-
-@cython.final
-cdef class Places:
-    """Places of one call. Leaving the ``with`` block gives back those that no posted request took."""
-
-    cdef Inbox inbox
-    cdef list unposted
-    cdef readonly int64_t left
-
-    def take(self, Record request not None) -> None:
-        """Makes one place this request's. Raises ``QueueFull`` when there is none, or no room for its tokens."""
-        if self.left == 0:
-            raise self.inbox.refusal("queued_requests", 0)
-        self.unposted.append(request)  # first: nothing is charged where there is no memory for it
-        try:
-            self.inbox.charge(request)
-        except BaseException:
-            self.unposted.pop()
-            raise
-        self.left -= 1
-
-    cpdef bint take_all(self, list requests, oneshot, int64_t most) except -1:
-        """``take`` of requests that all find room; False, and nothing taken, where they do not, or where one of them is
-        to be checked by itself (``_all_fit``)."""
-        cdef Py_ssize_t before = len(self.unposted)
-        cdef bint charged = False
-        if self.left < len(requests) or not _all_fit(requests, oneshot, most):
-            return False
-        try:
-            self.unposted.extend(requests)  # first: nothing is charged where there is no memory for it
-            charged = self.inbox.charge_all(requests)
-        finally:
-            if not charged:
-                del self.unposted[before:]
-        self.left -= len(requests) if charged else 0
-        return charged
-
-    def posted(self) -> None:
-        self.unposted.clear()
-
-    def __enter__(self) -> Places:
-        return self
-
-    def __exit__(self, kind, error, trace) -> None:
-        self.give_back()
-
-    def give_back(self) -> None:
-        """Those that no posted request took. Takes no memory."""
-        cdef Record r
-        if self.unposted is not None:
-            for r in self.unposted:
-                self.inbox.admission.leave(r.queued_tokens)
-            self.unposted.clear()
-        if self.left:
-            self.inbox.admission.requests.give_back(self.left)
-            self.left = 0
-
-    def __del__(self):
-        """An error may come between the taking of places and the ``with`` block."""
-        self.give_back()
-
-
-@cython.final
-cdef class Outlet:
-    """The way back to one event loop: ``put`` by any thread, ``take`` in the loop. No lock."""
-
-    cdef Handover queue
-    cdef Link* left  # taken from the queue, and no memory to hand it on
-
-    def __dealloc__(self):
-        _drop_all(&self.queue, &self.left, True)
-
-    def put(self, item) -> bool:
-        """Whether it is the first since the last ``take``: then the taking thread has to be told."""
-        cdef Parcel* parcel = new Parcel()
-        Py_INCREF(item)
-        parcel.content = <void*>item
-        return self.queue.push(parcel, parcel) == Pushed.first
-
-    def take(self) -> list:
-        """The items put until now, the oldest first."""
-        return _contents(&self.queue, &self.left, True)
 
 
 @cython.final

@@ -27,7 +27,7 @@ cdef class Record:
     cdef Parcel parcel  # in the inbox; has the request in it from post to take
     cdef object held  # the arrays that the row points into
     cdef public object id, order, queued_at, turn, account, ending, execution_class, history, key, known, options
-    cdef public object outbox, output, call, prepared, sink, timeline, sampling, cache, readout
+    cdef public object outbox, output, prepared, sink, timeline, sampling, cache, readout
     cdef readonly object state  # `_move` writes it
     cdef public RequestStats stats
     cdef readonly Lease lease  # `hold` and `_give_back` write it
@@ -186,15 +186,3 @@ cdef int _begin(Record r, prepared, sink, options, execution_class, id, double n
     stats.prompt_tokens = r.num_known
     stats.truncated_tokens, stats.tokenize_ms = prepared.truncated_tokens, prepared.tokenize_ms
     return 0
-
-
-cdef bint _all_fit(list requests, oneshot, int64_t most) except -1:
-    """Whether all are requests of class ``oneshot`` without a deadline, of at most ``most`` tokens each."""
-    cdef Record r
-    for one in requests:
-        if not isinstance(one, Record):
-            return False
-        r = one
-        if r.execution_class is not oneshot or r.row.num_tokens > most or r.expires != INFINITY:
-            return False
-    return True

@@ -6,15 +6,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prelude._native.core import Ends, error_in, finish_each
 from prelude.admission.messages import rough_size
-from prelude.admission.question_keys import QUESTION_KEYS
 from prelude.admission.snapshot import prompt_fields
 from prelude.call import Call, Options, make_calls
 from prelude.errors import InvalidRequest, PreludeError, shown
 from prelude.options import merge_options
+from prelude.runtime.delivery import Ends
 from prelude.scheduling.request import Request
-from prelude.tasks import Decide, Task
+from prelude.tasks import Task
 from prelude.text_streams import timed_finish
 
 # More than this is prepared on threads, so that it cannot hold up the caller's loop.
@@ -23,32 +22,38 @@ JOB_CHARS, JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
 # A call of more tasks is as many calls as it takes, each begun in a turn of its own.
 PART_TASKS = 512
 TURN_RESULTS, TURN_PAIRS = 64, 1 << 13  # made before the loop gets its turn; of more pairs, on a thread
-TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 32  # the cost of preparing one beside its text
+TASK_CHARS, QUESTION_CHARS = 64, 32  # the cost of preparing one beside its text
 
 
 def finish_all(
     admitted: Sequence[Any], calls: Sequence[Call], requests: list[Request | Exception], ends: Ends
 ) -> list[Any]:
     """The caller's results, in order; errors are values. Runs in the caller's thread, or in its loop."""
-    outcomes = ends.outcomes_of(requests)
-    if outcomes is not None:
-        return finish_each(admitted, calls, outcomes, timed_finish)
     results: list[Any] = []
     for item, call, request in zip(admitted, calls, requests):
         if not isinstance(request, Request):
             results.append(request)
             continue
         outcome, error = ends[request.id]
-        results += [error] if outcome is None else finish_each([item], [call], [outcome], timed_finish)
+        try:
+            results.append(error if outcome is None else timed_finish(item, call.timeline, outcome))
+        except Exception as raised:
+            results.append(raised)
     return results
+
+
+def result_sizes(admitted: Sequence[Any]) -> list[int]:
+    """Of each admitted task, how many pairs of a token and its logprob its result has; 0 for an error."""
+    readouts = [None if isinstance(item, BaseException) else item.prepared.readout for item in admitted]
+    return [0 if readout is None else readout.result_size for readout in readouts]
 
 
 def first_error(results: list[Any], return_exceptions: bool) -> list[Any]:
     """``results``; or the first error among them is raised, with the place of its task where there are several."""
     if not return_exceptions:
-        at = error_in(results)
-        if at >= 0:
-            raise results[at] if len(results) == 1 else name_task(results[at], at)
+        for at, result in enumerate(results):
+            if isinstance(result, Exception):
+                raise result if len(results) == 1 else name_task(result, at)
     return results
 
 
@@ -99,15 +104,6 @@ def task_list(tasks: Any) -> Sequence[Any]:
         raise InvalidRequest(f"{shown(tasks)} is not a list of tasks", field="tasks") from None
 
 
-def owned(preparer: Any, tasks: Sequence[Any]) -> tuple[Sequence[Any], int]:
-    """The tasks, copied where the caller could still change one, and the sum of their ``text_size``."""
-    size = QUESTION_KEYS.still_size(tasks, Decide, TASK_CHARS, QUESTION_CHARS, LABEL_CHARS)
-    if size >= 0:
-        return tasks, size
-    copies = [preparer.snapshot(task) for task in tasks]
-    return copies, sum(map(text_size, copies))
-
-
 def text_size(task: Any) -> int:
     """About the number of characters (or ids) that preparing reads; unknown shapes fail there."""
     size = TASK_CHARS
@@ -117,17 +113,12 @@ def text_size(task: Any) -> int:
     questions = getattr(task, "questions", None)
     if questions is None:
         return size
-    plain = QUESTION_KEYS.plain_size(questions, QUESTION_CHARS, LABEL_CHARS)
-    if plain >= 0:
-        return size + plain
     if isinstance(questions, Mapping):
         questions = tuple(questions.values())
     for question in questions if isinstance(questions, list | tuple) else ():
-        labels = getattr(question, "labels", None)
-        size += QUESTION_CHARS + _size(getattr(question, "question", None)) + LABEL_CHARS * _length(labels)
-        for described in (labels, getattr(question, "criteria", None), getattr(question, "levels", None)):
-            if isinstance(described, Mapping) or (described is not labels and described is not None):
-                size += _size(described)
+        size += QUESTION_CHARS
+        for name in ("question", "labels", "criteria", "levels"):
+            size += _size(getattr(question, name, None))
     return size
 
 

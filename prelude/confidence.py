@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prelude._native.core import choice_confidence, score_confidence
-
 
 def of(kind: str, probabilities: Sequence[float]) -> float | None:
-    """Of an answer's kind; ``None`` of a "noul", whose probability says it all."""
+    """The confidence of an answer of this kind; ``None`` for a "noul", whose probability says it all."""
     if kind == "noul":
         return None
     return of_score(probabilities) if kind == "score" else of_choice(probabilities)
@@ -26,9 +24,21 @@ def of(kind: str, probabilities: Sequence[float]) -> float | None:
 
 def of_choice(probabilities: Sequence[float]) -> float:
     """``probabilities`` sum to 1."""
-    return choice_confidence(list(probabilities))
+    n = len(probabilities)
+    return 1.0 if n < 2 else _bounded((max(probabilities) - 1 / n) / (1 - 1 / n))
 
 
 def of_score(probabilities: Sequence[float]) -> float:
     """``probabilities`` of the levels in order, which sum to 1."""
-    return score_confidence(list(probabilities))
+    n = len(probabilities)
+    if n < 2:
+        return 1.0
+    mode, distance, spread = probabilities.index(max(probabilities)), 0.0, 0.0
+    for level, share in enumerate(probabilities):
+        distance += share * abs(level - mode)
+        spread += abs(level - (n - 1) / 2)
+    return _bounded(1 - distance / (spread / n))
+
+
+def _bounded(value: float) -> float:
+    return min(1.0, max(0.0, value))

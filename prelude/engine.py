@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from prelude._native.core import Ends, Group, result_sizes
 from prelude.admission.prepared import Admitted
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
@@ -31,8 +30,8 @@ from prelude.call_steps import (
     batches,
     finish_all,
     first_error,
-    owned,
     parts,
+    result_sizes,
     task_list,
     text_size,
 )
@@ -45,7 +44,7 @@ from prelude.results import (
     Explanation,
 )
 from prelude.runtime.core import EngineCore
-from prelude.runtime.delivery import Outbox
+from prelude.runtime.delivery import Ends, LoopSink, Outbox
 from prelude.runtime.events import Listener
 from prelude.scheduling.request import Request
 from prelude.sync import Engine
@@ -82,7 +81,6 @@ class AsyncEngine(AsyncVerbs):
         self._load = load
         self._pool: ThreadPoolExecutor | None = None
         self._outboxes: dict[int, Outbox] = {}
-        self._recent: Outbox | None = None  # of the loop that asked last
         self._start_lock = threading.Lock()
         self._closed = False
 
@@ -237,34 +235,38 @@ class AsyncEngine(AsyncVerbs):
         self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress | None
     ) -> list[Any]:
         """``run_many`` of the tasks that one turn of the loop may begin with; errors are results."""
-        engine, loop, outbox = self._engine or self.engine, get_running_loop(), self._recent
-        if outbox is None or outbox.loop is not loop:
-            outbox = self._recent = self._outbox(loop, engine)
-        preparer = engine._preparer
+        engine, loop = self._engine or self.engine, get_running_loop()
+        core, preparer, outbox = engine.core, engine._preparer, self._outbox(loop, engine)
         calls, timelines = make_calls(len(tasks), options, keywords)
-        if timelines:
-            mark_all(timelines, "prompt")
-        tasks, size = owned(preparer, tasks)
-        group = Group(loop, tasks, calls, timelines, progress or None)
+        mark_all(timelines, "prompt")
+        with core.reserve(len(tasks)) as places:
+            mark_all(timelines, "accept")
+            room = places.left
+            given = tasks if room == len(tasks) else tasks[:room]
+            if preparer.may_wait(given) or sum(map(text_size, given)) > INLINE_CHARS:
+                admitted = await self._prepare(preparer, [preparer.snapshot(task) for task in given])
+            else:
+                admitted = preparer.prepare_all(given)
+            admitted += [core.inbox.full() for _ in tasks[room:]]
+            mark_all(timelines, "tokenise")
+            sink = LoopSink(outbox, len(tasks), progress)
+            requests = core.requests(admitted, calls, sink, places, watching, outbox)
+            live = [one for one in requests if isinstance(one, Request)]
+            sink.expected = len(live)
+            outbox.post(live)
+            places.posted()
+        if progress is not None:
+            progress.advance(len(tasks) - len(live))
         try:
-            if size > INLINE_CHARS or preparer.may_wait(tasks):
-                group.places = engine.core.reserve(len(tasks))
-                for timeline in timelines:
-                    timeline.mark("accept")
-                group.admitted = await self._prepare(preparer, tasks[: group.places.left])
-            outbox.ask(group)
-            await group
+            if live:
+                await sink.future
         except BaseException:  # cancelled, or the loop went away and closed this coroutine
-            outbox.give_up(group)
+            outbox.give_up(live)
             raise
-        finally:
-            if group.places is not None:
-                group.places.give_back()
-        admitted, requests, ends = group.let_go()
         sizes = result_sizes(admitted)
         if len(sizes) <= TURN_RESULTS and sum(sizes) <= TURN_PAIRS:
-            return finish_all(admitted, calls, requests, ends)
-        return await self._finish(admitted, calls, requests, ends, sizes)
+            return finish_all(admitted, calls, requests, sink.ends)
+        return await self._finish(admitted, calls, requests, sink.ends, sizes)
 
     async def _finish(
         self,
@@ -337,8 +339,7 @@ class AsyncEngine(AsyncVerbs):
             for key, other in list(self._outboxes.items()):
                 if other.loop.is_closed():
                     del self._outboxes[key]
-            made = Outbox(loop, engine.core, engine.preparer.prepare_all, watching)
-            outbox = self._outboxes[id(loop)] = made
+            outbox = self._outboxes[id(loop)] = Outbox(loop, engine.core)
         return outbox
 
     # -------------------------------------------------------------- verbs

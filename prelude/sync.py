@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from prelude._native.core import records_in
 from prelude.base import EngineBase
 from prelude.bulk import WINDOW_ROWS
 from prelude.call import Options, make_calls, mark_all
@@ -16,6 +15,7 @@ from prelude.config import EngineConfig
 from prelude.options import RequestOptions
 from prelude.progress import Advance, Progress, in_terminal
 from prelude.runtime.delivery import BlockingSink
+from prelude.scheduling.request import Request
 from prelude.tasks import (
     R,
     TaskOf,
@@ -162,7 +162,7 @@ class Engine(Verbs, EngineBase):
             if timelines:
                 mark_all(timelines, "tokenise")
             requests = core.requests(admitted, calls, sink, places, watching)
-            live = records_in(requests)
+            live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)
             if progress is not None:
                 progress.advance(count - len(live))

@@ -14,13 +14,14 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prelude.admission.prepared import Admitted, Outcome, Reader
 from prelude.batch import SampleOutput
 from prelude.errors import WrongUse
 from prelude.results import Chunk, Completion, SampledLogprob
 from prelude.runtime.core import EngineCore
+from prelude.runtime.delivery import Outbox
 from prelude.scheduling.request import Request, Sink
 from prelude.timeline import Timeline
 
@@ -248,21 +249,13 @@ def _let_go(core: EngineCore, sink: StreamSink, request: Request) -> None:
 # ------------------------------------------------------------------ asyncio
 
 
-class AsyncDelivery(Protocol):
-    """One event loop's mailbox: calls ``sink.end`` there, in one wake-up a step for all of a step's sinks."""
-
-    def put(
-        self, sink: AsyncSink, request: Request, outcome: Outcome | None, error: BaseException | None
-    ) -> None: ...
-
-
 class AsyncSink:
     """The waiting task that the outbox wakes in the loop."""
 
     def __init__(self) -> None:
         self.waiter: asyncio.Future[None] | None = None
 
-    def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+    def wake(self) -> None:
         _wake(self.waiter)
 
 
@@ -273,7 +266,7 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 # The values that a stream starts with.
-Start: TypeAlias = "tuple[EngineCore, Admitted, AsyncDelivery, Call]"
+Start: TypeAlias = "tuple[EngineCore, Admitted, Outbox, Call]"
 
 
 class AsyncTextStream:
@@ -336,7 +329,7 @@ class AsyncTextStream:
         if self._closed:
             raise StopAsyncIteration
         wakes = self._wakes
-        sink = StreamSink(admitted, self._hold_words, lambda request: outbox.put(wakes, request, None, None))
+        sink = StreamSink(admitted, self._hold_words, lambda request: outbox.put(wakes.wake))
         request = core.request(admitted.prepared, sink, call.options, expires=call.expires)
         request.timeline = sink.timeline = call.timeline
         request.outbox = outbox

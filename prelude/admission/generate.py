@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude._native.core import CompletionReader, Maker, PromptMould, ids_below
+from prelude._native.core import Maker, PromptMould, ids_below
 from prelude.admission import validation
 from prelude.admission.context import (
     AdmissionContext,
@@ -127,8 +127,7 @@ def settings_of(ctx: AdmissionContext, task: Generate) -> Settings | None:
     validation.one_of(task.truncation, "truncation", TRUNCATIONS)
     sampling = resolve(ctx, params, wanted)
     state = SamplingState(0, sampling)
-    plain = sampling.logprobs is None and sampling.stops is None
-    finish = CompletionReader(_make_completion, ctx.words, partial(complete, ctx, sampling), plain=plain)
+    finish = partial(complete, ctx, sampling)
 
     def reader(hold_words: bool) -> TextReader:
         return TextReader(ctx.texts, sampling, hold_words)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 
 from prelude.admission.messages import copy_messages, copy_value
-from prelude.admission.question_keys import QUESTION_KEYS
 from prelude.admission.sampling import in_context
 from prelude.admission.structured import Owned
 from prelude.tasks import Choice, Noul, SamplingParams, Score, Task
@@ -28,10 +27,9 @@ def snapshot(task: T) -> T:
             changes[name] = copy_prompt(value)
     questions = getattr(task, "questions", None)
     if isinstance(questions, (list, tuple)):
-        if QUESTION_KEYS.plain_size(questions, 0, 0) < 0:  # else nothing in them may change
-            copied = tuple([copy_question(question) for question in questions])
-            if type(questions) is list or any(a is not b for a, b in zip(copied, questions)):
-                changes["questions"] = copied
+        copied = tuple([copy_question(question) for question in questions])
+        if type(questions) is list or any(a is not b for a, b in zip(copied, questions)):
+            changes["questions"] = copied
     elif isinstance(questions, Mapping):
         changes["questions"] = {name: copy_question(question) for name, question in questions.items()}
     given = getattr(task, "given", None)

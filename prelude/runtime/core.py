@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from prelude._native.core import StepLock, any_lives
+from prelude._native.core import StepLock
 from prelude.admission.prepared import Outcome
 from prelude.errors import ExecutionError, ExecutorLost
 from prelude.execution.executor import Executor
@@ -184,7 +184,7 @@ class EngineCore(Forkable):
             return
         try:
             self.lifecycle.post(requests, places)
-            while self.step() and any_lives(self.live, requests):
+            while self.step() and any(request.id in self.live for request in reversed(requests)):
                 pass
         finally:
             idle = self.loop.idle  # asked under the lock: a step of another thread changes the list of shapes

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
-from prelude._native import core
 from prelude.admission.classes import ExecutionClass
-from prelude.admission.prepared import Prepared
+from prelude.admission.prepared import Admitted, Prepared
+from prelude.call import Call
 from prelude.errors import DeadlineExceeded, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
 from prelude.options import NO_OPTIONS, RequestOptions
@@ -14,13 +15,14 @@ from prelude.runtime.events import Listeners
 from prelude.runtime.forks import Forkable
 from prelude.runtime.inbox import Inbox, Places
 from prelude.runtime.lifecycle import Lifecycle
+from prelude.runtime.sinks import LoopFlush
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
-from prelude.scheduling.request import IDS, Request, Sink
+from prelude.scheduling.request import Request, Sink
 
 
-class Entry(core.Entry):
-    """Its methods may be called from any thread. ``reserve`` and ``requests`` are native (``_native/entry.pxi``)."""
+class Entry:
+    """Its methods may be called from any thread."""
 
     def __init__(
         self,
@@ -32,9 +34,8 @@ class Entry(core.Entry):
         limits: ExecutorLimits,
         owner: Forkable,
     ) -> None:
-        classes = (ExecutionClass.ONESHOT, ExecutionClass.DECODE)
-        most = budgets.step_tokens - budgets.running
-        super().__init__(Request, classes, IDS, lifecycle.ended, inbox, events, owner, most)
+        self._classes = (ExecutionClass.ONESHOT, ExecutionClass.DECODE)  # of at most one new token, and of more
+        self._most_oneshot = budgets.step_tokens - budgets.running  # tokens, beside running rows
         self._inbox = inbox
         self._lifecycle = lifecycle
         self._events = events
@@ -42,9 +43,45 @@ class Entry(core.Entry):
         self._limits = limits
         self._owner = owner
 
+    def reserve(self, count: int) -> Places:
+        """Places in the queue, before anything is tokenised; use it in a ``with`` block around ``requests`` and the
+        posting of them."""
+        self._owner.check_process()
+        places = self._inbox.reserve(count)
+        if places.left < count:
+            self._events.emit("rejected", reason="queued_requests", count=count - places.left)
+        return places
+
+    def requests(
+        self,
+        admitted: Sequence[Admitted | Exception],
+        calls: Sequence[Call],
+        sink: Sink,
+        places: Places,
+        watching: Callable[[Admitted, Sink], Sink],
+        outbox: LoopFlush | None = None,
+    ) -> list[Request | Exception]:
+        """The request of each admitted task, or the error of one that was not admitted, or is refused. They hold
+        nothing but their ``places``. ``calls``: of the task at the same place. ``watching``: the sink of a task
+        whose text is followed. ``outbox``: of the event loop that waits for them."""
+        found: list[Request | Exception] = []
+        for item, call in zip(admitted, calls):
+            if isinstance(item, BaseException):
+                found.append(item)
+                continue
+            try:
+                own = watching(item, sink) if item.watched else sink
+                request = self.request(item.prepared, own, call.options, places, call.expires)
+            except Exception as error:
+                found.append(error)
+                continue
+            request.outbox, request.timeline = outbox, call.timeline
+            found.append(request)
+        return found
+
     def force_class(self, kind: ExecutionClass) -> None:
         """For tests: every request has this class, and the same numbers."""
-        self.classes = (kind, kind)
+        self._classes = (kind, kind)
 
     def request(
         self,
@@ -56,23 +93,16 @@ class Entry(core.Entry):
     ) -> Request:
         """One request, with a place of its own where none is given; raises the error of a bad one. ``expires``: the
         moment of its deadline, on the monotonic clock."""
-        self._owner.check_process()
-        request = Request(prepared, sink, self.classes[prepared.max_new_tokens > 1], options)
+        request = Request(prepared, sink, self._classes[prepared.max_new_tokens > 1], options)
         request.ending = self._lifecycle.ended
         request.expires = options.expires() if expires is None else expires
         if places is not None:
             self._place(request, places)
             return request
+        self._owner.check_process()
         with self._inbox.reserve(1) as own:
             self._place(request, own)
             own.posted()
-        return request
-
-    def placed(self, request: Request, places: Places) -> Request | Exception:
-        try:
-            self._place(request, places)
-        except Exception as error:
-            return error
         return request
 
     def _place(self, request: Request, places: Places) -> None:
@@ -87,7 +117,7 @@ class Entry(core.Entry):
 
     def _check_fits(self, request: Request) -> None:
         tree = request.prepared.tree
-        most = self.most_oneshot
+        most = self._most_oneshot
         if request.execution_class is ExecutionClass.ONESHOT and tree.num_tokens > most:
             raise RequestTooLarge(
                 f"the request has {tree.num_tokens} tokens with all its branches, a step computes at most {most} "

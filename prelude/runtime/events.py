@@ -86,14 +86,6 @@ class Listeners:
                 tokens = {"tokens": request.num_known}
                 self._tell(_make_event("accepted", now, request.options.request_id, tokens))
 
-    def emit_finished(self, requests: Iterable[Request]) -> None:
-        """Of requests that ended well."""
-        if self._listeners:
-            now = time.monotonic()
-            for request in requests:
-                data = {"error": None, "stats": request.stats, "output_tokens": len(request.output)}
-                self._tell(_make_event("finished", now, request.options.request_id, data))
-
     def emit_step(self, plan: Plan, tokens: int, seconds: float) -> None:
         """Of a step of so many tokens that the executor took ``seconds`` for."""
         prefill, decode = sum([row.count for row in plan.prefill]), len(plan.decode)

@@ -9,26 +9,98 @@ no thread waits for a lock, however many there are: ``_native/include/prelude/ha
 
 from __future__ import annotations
 
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
 from prelude._native import core
-from prelude._native.core import Places
-from prelude.errors import EngineClosed, PreludeError, QueueFull
+from prelude._native.core import Tally
+from prelude.errors import EngineClosed, QueueFull
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Inbox(core.Inbox):
-    def refusal(self, reason: str, tokens: int) -> PreludeError:
-        if reason == "closed":
-            return EngineClosed("the engine is closed; make a new one")
-        if reason == "queued_requests":
-            return self.full()
-        return QueueFull(
-            f"{self.tokens} tokens are waiting and the request brings {tokens}; the limit is {self.max_tokens} "
-            "(max_queued_tokens); try again later or raise the limit"
-        )
+    def __init__(self, max_requests: int, max_tokens: int) -> None:
+        self._refused = {reason: Tally() for reason in ("queued_requests", "queued_tokens", "deadline")}
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """How many were turned away, by reason."""
+        return {reason: tally.count for reason, tally in self._refused.items() if tally.count}
+
+    def refused(self, reason: str, count: int = 1) -> None:
+        """Counts rejected requests."""
+        self._refused[reason].add(count)
+
+    def reserve(self, count: int) -> Places:
+        """Up to ``count`` places; as many as there are."""
+        if self.closed:
+            raise closed()
+        places = Places(self)
+        places.left = self.take_places(count)
+        if places.left < count:
+            self.refused("queued_requests", count - places.left)
+        return places
+
+    def enter(self, requests: list[Any]) -> None:
+        """``post``; ``EngineClosed`` after ``close``."""
+        if not self.post(requests):
+            raise closed()
 
     def full(self) -> QueueFull:
         return QueueFull(
             f"{self.max_requests} requests are waiting (max_queued_requests); try again later or raise the limit"
         )
+
+
+class Places:
+    """Places of one call. Leaving the ``with`` block gives back those that no posted request took."""
+
+    left = 0
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._unposted: list[Any] = []
+        self._inbox = inbox
+
+    def take(self, request: Any) -> None:
+        """Makes one place this request's. ``QueueFull`` if there is none, or no room for its tokens."""
+        inbox = self._inbox
+        if inbox.closed:
+            raise closed()
+        if self.left == 0:
+            raise inbox.full()
+        if not inbox.charge(request):
+            inbox.refused("queued_tokens")
+            raise QueueFull(
+                f"{inbox.tokens} tokens are waiting and the request brings {request.num_known}; the limit is "
+                f"{inbox.max_tokens} (max_queued_tokens); try again later or raise the limit"
+            )
+        self.left -= 1
+        self._unposted.append(request)
+
+    def posted(self) -> None:
+        self._unposted = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        unposted, self._unposted = self._unposted, []
+        for request in unposted:
+            self._inbox.leave(request)
+        left, self.left = self.left, 0
+        self._inbox.give_back(left)
+
+    def __del__(self) -> None:
+        """An error may come between the taking of places and the ``with`` block."""
+        self.__exit__(None, None, None)
+
+
+def closed() -> EngineClosed:
+    return EngineClosed("the engine is closed; make a new one")
 
 
 __all__ = ["Inbox", "Places"]

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from prelude._native.core import OneShotEnds, take_in
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
 from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled, is_interrupt
@@ -28,8 +27,7 @@ from prelude.scheduling.request import Request, State
 
 
 class Lifecycle:
-    """``clock``: seconds, for deadlines. ``aborting``: requests that wait end with ``EngineClosed``.
-    ``ended_well(requests, outcomes)`` is ``ended`` of the OneShot requests that a step ended without an error."""
+    """``clock``: seconds, for deadlines. ``aborting``: requests that wait end with ``EngineClosed``."""
 
     def __init__(
         self,
@@ -55,13 +53,20 @@ class Lifecycle:
         self._events = events
         self._cancels: deque[Request] = deque()
         self.late: list[tuple[Request, Exception]] = []  # ends that wait for a step in flight
-        self.ended_well = OneShotEnds(self.live, stats, events, sinks, self.ended)
 
     # -------------------------------------------------------------- in
 
     def post(self, requests: list[Request], places: Places | None = None) -> None:
         """Into the inbox. Any thread."""
-        self._inbox.enter(requests, self.live)
+        for request in requests:
+            self.live[request.id] = request
+        try:
+            self._inbox.enter(requests)
+        except BaseException:
+            for request in requests:
+                self.live.pop(request.id, None)
+                self._inbox.leave(request)
+            raise
         if places is not None:
             places.posted()
         if self._events.heard:
@@ -82,7 +87,7 @@ class Lifecycle:
 
     def take_in(self) -> None:
         """The inbox into the queues; then requests end that were cancelled, have expired, or whose loop is closed."""
-        for request in take_in(self._inbox, self._queues, ExecutionClass.ONESHOT, self._stats.requests):
+        for request in self._inbox.take():
             self._enter(request)
         if self._sinks.loops:
             for loop in self._sinks.remove_closed():

@@ -53,21 +53,6 @@ class Sinks:
             self._deliver_again(request, None, failure_of(raised, _NOT_TOLD))
             log_failure("a sink raised on its request's end", raised, request.options.request_id)
 
-    def deliver_each(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        """Requests that ended without an error, of a sink that takes one end at a time."""
-        for request, outcome in zip(requests, outcomes):
-            self.deliver(request, outcome, None)
-
-    def deliver_failed(self, requests: list[Request], outcomes: list[Outcome], raised: BaseException) -> None:
-        """To the sink of these requests, which raised when it was told of their ends."""
-        if self._interrupted(raised):
-            for request, outcome in zip(requests, outcomes):
-                self._deliver_again(request, outcome, None)
-            return
-        for request in requests:
-            self._deliver_again(request, None, failure_of(raised, _NOT_TOLD))
-        log_failure("a sink raised on the end of its requests", raised)
-
     def _interrupted(self, raised: BaseException) -> bool:
         if not is_interrupt(raised):
             return False

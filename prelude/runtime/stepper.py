@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from prelude._native.core import begin_plan, traced
+from prelude._native.core import begin_plan
 from prelude.batch import StepResult
 from prelude.errors import is_interrupt
 from prelude.execution.executor import Executor
@@ -208,8 +208,9 @@ class Stepper:
 
     def _scheduled(self, fresh: list[Request], now: float) -> None:
         """Requests that are planned for the first time, to their timelines and to listeners."""
-        for request in traced(fresh):
-            request.timeline.mark("schedule", end=now)
+        for request in fresh:
+            if request.timeline is not None:
+                request.timeline.mark("schedule", end=now)
         self._events.emit_each("scheduled", fresh)
 
     # -------------------------------------------------------------- complete
@@ -243,8 +244,9 @@ class Stepper:
             self._blocked += time.perf_counter() - entered if self._overlap else result.seconds
             steps.complete(step, failed=False)
             self.began = time.monotonic() if steps else 0.0
-            for request in traced(step.requests):
-                request.timeline.mark_run(step.began, result.extra.get("sample_seconds", 0.0))
+            for request in step.requests:
+                if request.timeline is not None:
+                    request.timeline.mark_run(step.began, result.extra.get("sample_seconds", 0.0))
             self._postprocess(step, result, bad_rows)
             if self._failures.limit is not None:
                 self._failures.step_succeeded()
@@ -282,8 +284,7 @@ class Stepper:
         if self._events.heard:
             self._events.emit_step(plan, tokens, result.seconds)
         first = [r for r in (row.request for row in valid.prefill) if not r.output] if self._events.heard else ()
-        ended = self._lifecycle.ended_well
-        postprocess(plan, packed, result, bad_rows, self._queues, self._pool, self._vocab_size, ended, step.void)
+        postprocess(plan, packed, result, bad_rows, self._queues, self._pool, self._vocab_size, step.void)
         for request in first:
             if request.output:
                 self._events.emit("first_token", request.options.request_id)

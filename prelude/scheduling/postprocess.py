@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Sequence
 
 from prelude._native.core import end_with, postprocess_group, postprocess_running
 from prelude.admission.prepared import Outcome
@@ -32,9 +31,6 @@ def finish(
     request.ending(request, outcome, error)
 
 
-Ended: TypeAlias = "Callable[[list[Request], list[Outcome]], None]"
-
-
 def postprocess(
     plan: Plan,
     packed: Packed,
@@ -43,15 +39,14 @@ def postprocess(
     queues: Queues,
     pool: KvPool,
     vocab_size: int,
-    ended: Ended,
     void: Collection[int] = (),
 ) -> None:
-    """``bad_rows``: of each output, the result of ``check_result``. ``ended`` is called once, with the OneShot
-    requests that ended well; for others their own ``ending`` is called. ``void``: ids of Decode requests whose rows
-    mean nothing, since the step they go on from failed."""
+    """``bad_rows``: of each output, the result of ``check_result``. ``void``: ids of Decode requests whose rows mean
+    nothing, since the step they go on from failed."""
     if plan.oneshot:
         requests, outcomes, failed = postprocess_group(pool, plan, packed, result, bad_rows, vocab_size)
-        ended(requests, outcomes)
+        for request, outcome in zip(requests, outcomes):
+            request.ending(request, outcome, None)
         if failed:
             finish_bad(failed, queues, pool, vocab_size)
     if not plan.prefill and not plan.decode:

@@ -11,28 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prelude._native.core import Group
 
 from prelude import AsyncEngine, Engine
 from prelude.admission.prepared import Admitted, Outcome, Prepared
-from prelude.runtime.delivery import Outbox
+from prelude.runtime.delivery import LoopSink, Outbox
 from prelude.scheduling.request import Request
-from prelude.text_streams import watching
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
 from tests.patience import comes
 from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.service import ToyPreparer, is_empty, run_steps, service_core
-
-
-class Told:
-    def __init__(self, name: int, told: list[int], raises: BaseException | None = None) -> None:
-        self.name, self.told, self.raises = name, told, raises
-
-    def end(self, *_: Any) -> None:
-        if self.raises is not None:
-            raise self.raises
-        self.told.append(self.name)
 
 
 @pytest.fixture
@@ -46,24 +34,31 @@ def turns(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(asyncio.sleep(0.01))
 
 
-def test_an_interrupt_in_one_end_leaves_the_others_to_the_next_turn(loop: asyncio.AbstractEventLoop) -> None:
+def test_an_interrupt_in_one_call_leaves_it_and_the_others_to_the_next_turn(loop: asyncio.AbstractEventLoop) -> None:
     core = service_core()
-    outbox, told = Outbox(loop, core, list, watching), list[int]()
-    for name, raises in ((1, None), (2, KeyboardInterrupt()), (3, None), (4, None)):
-        outbox.put(Told(name, told, raises), None, None, None)  # type: ignore[arg-type]
+    outbox, told, interrupts = Outbox(loop, core), list[int](), [KeyboardInterrupt()]
+
+    def interrupted() -> None:
+        if interrupts:
+            raise interrupts.pop()
+        told.append(2)
+
+    outbox.put(told.append, 1)
+    outbox.put(interrupted)
+    outbox.put(told.append, 3)
     core.sinks.flush()
     with pytest.raises(KeyboardInterrupt):
         turns(loop)
     turns(loop)
-    assert told == [1, 3, 4]
+    assert told == [1, 2, 3]
 
 
 def test_a_loop_that_was_not_told_because_of_an_interrupt_is_told_by_the_next_step(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = service_core()
-    outbox, told = Outbox(loop, core, list, watching), list[int]()
-    outbox.put(Told(1, told), None, None, None)  # type: ignore[arg-type]
+    outbox, told = Outbox(loop, core), list[int]()
+    outbox.put(told.append, 1)
     flush = Outbox.flush
 
     def interrupted(self: Outbox) -> None:
@@ -81,34 +76,26 @@ def test_a_loop_that_was_not_told_because_of_an_interrupt_is_told_by_the_next_st
 
 
 class Interrupting:
-    """Progress that is interrupted once."""
-
-    def __init__(self) -> None:
-        self.interrupts = [KeyboardInterrupt()]
+    """Progress that is interrupted."""
 
     def advance(self, count: int) -> None:
-        if self.interrupts:
-            raise self.interrupts.pop()
+        raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_calls_of_one_step_are_told_leaves_them_to_the_next_turn(
+def test_an_interrupt_of_one_calls_progress_is_its_own_and_the_others_are_told(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    outbox = Outbox(loop, service_core(), list, watching)
+    outbox = Outbox(loop, service_core())
     progress: list[Any] = [None, Interrupting(), None]
-    groups = [Group(loop, [], [], [], one) for one in progress]
-    requests: list[Any] = [SimpleNamespace(id=number, call=group) for number, group in enumerate(groups)]
-    for group in groups:
-        group.expected = 1
-    outcomes: list[Any] = ["a", "b", "c"]
-    outbox.sink.deliver_all(requests, outcomes)
+    sinks = [LoopSink(outbox, 1, one) for one in progress]
+    for number, sink in enumerate(sinks):
+        request: Any = SimpleNamespace(id=number)
+        sink.deliver(request, "abc"[number], None)  # type: ignore[arg-type]
     outbox._core.sinks.flush()
-    with pytest.raises(KeyboardInterrupt):
-        turns(loop)
-    assert [group.done() for group in groups] == [True, False, False]
     turns(loop)
-    assert all(group.done() for group in groups)
-    assert [group.ends[number] for number, group in enumerate(groups)] == [(one, None) for one in outcomes]
+    assert [sink.future.done() for sink in sinks] == [True] * 3
+    assert isinstance(sinks[1].future.exception(), KeyboardInterrupt) and sinks[2].future.result() is None
+    assert [sink.ends[number] for number, sink in enumerate(sinks)] == [(one, None) for one in "abc"]
 
 
 def test_a_result_that_cannot_be_made_is_its_own_error_and_delays_no_other() -> None:
@@ -166,7 +153,7 @@ def test_results_that_no_caller_reads_are_let_go() -> None:
             await comes(lambda: len(made) == 50)
             await comes(lambda: is_empty(core) and all(task.done() for task in tasks))
             outboxes = list(engine._outboxes.values())
-            assert all(not (one._asked or one._ends.take()) for one in outboxes)
+            assert all(not (one._turn or one._calls) for one in outboxes)
             assert core.snapshot()["live_futures"] == 0
             assert any(one() is not None for one in made), "the tasks have them"
             tasks.clear()

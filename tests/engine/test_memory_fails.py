@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from prelude._native.core import DrawReadout, Ends, Inbox, Outlet
+from prelude._native.core import DrawReadout
 
 from prelude.batch import OneShotBatch, StepResult
 from prelude.errors import ExecutionError
@@ -157,34 +157,6 @@ def test_an_end_is_told_whichever_allocation_of_its_step_failed() -> None:
     assert core.stats.finished + core.stats.failed == (1 << 40) + 400
 
 
-def test_a_step_that_finds_no_memory_at_all_is_abandoned_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the failure in the step on every allocation fails, those of the step's own handler among them. The request
-    has left the inbox and is in no queue then: the next step ends it with an error."""
-    import _testcapi
-
-    core, sink = service_core(), ById()
-    request = post(core, chat(prompt(6, 1), 3), sink)
-
-    def add(request: object) -> None:
-        _testcapi.set_nomemory(0, 0)
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(core.queues, "add", add)
-        try:
-            with pytest.raises(MemoryError):
-                core.step()
-        finally:
-            _testcapi.remove_mem_hooks()
-    assert request.id in core.live and core.inbox.empty
-    run_steps(core)
-    assert not core.live and isinstance(sink.ends[request.id][1], ExecutionError)
-    after = post(core, chat(prompt(6, 9), 3), sink)
-    run_steps(core)
-    assert text(sink, after) == generated(9, 3)
-    core.audit()
-
-
 def test_the_engine_thread_outlives_a_lack_of_memory() -> None:
     """Callers that wait are told, though the thread that has to tell them found no memory three times."""
     core = service_core()
@@ -214,42 +186,6 @@ def failing(work: Callable[[], object], least: int = 1) -> Iterator[None]:
             _testcapi.remove_mem_hooks()
         yield
     raise AssertionError("it never found memory")
-
-
-def test_items_taken_from_a_queue_are_not_lost() -> None:
-    """The list of the taken items is made before any of them leaves the queue. It is longer than the integers that
-    Python keeps."""
-    outlet = Outlet()
-    got: list[list[object]] = [[]]
-    items = [object() for _ in range(300)]
-    for item in items:
-        outlet.put(item)
-
-    def take() -> None:
-        got[0] = outlet.take()
-
-    for _ in failing(take):
-        assert got == [[]]
-    assert got == [items] and outlet.take() == []
-    assert Inbox(4, 4).empty
-
-
-def test_places_are_not_lost_where_their_refusal_finds_no_memory() -> None:
-    inbox = Inbox(300, 10)
-    for _ in failing(lambda: inbox.reserve(1000)):
-        assert inbox.requests == 0
-    assert inbox.requests == 0  # without a ``with`` block, when the places are deleted
-
-
-def test_ends_are_not_lost_where_later_ones_find_no_memory() -> None:
-    requests = [SimpleNamespace(id=i) for i in range(20)]
-    outcomes = [object() for _ in requests]
-    ends = Ends()
-    ends.put_all(requests, outcomes)  # type: ignore[arg-type]
-    late = SimpleNamespace(id=1000)
-    for _ in failing(lambda: ends.put(late, None, ValueError())):  # type: ignore[arg-type]
-        assert len(ends) == 20
-    assert len(ends) == 21 and [ends[one.id] for one in requests] == [(outcome, None) for outcome in outcomes]
 
 
 def test_a_list_that_cannot_grow_frees_its_item_once() -> None:

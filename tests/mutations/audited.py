@@ -11,7 +11,7 @@ PLANNER = "prelude/scheduling/planner.py"
 RECORDS = "_native/records.pxi"
 CPU = "prelude/execution/cpu.py"
 PLANNING = "_native/planning.pxi"
-_CAME = "        for request in take_in(self._inbox, self._queues, ExecutionClass.ONESHOT, self._stats.requests):\n"
+_CAME = "        for request in self._inbox.take():\n"
 _STATES = "None if self._states is None else self._states.step(batch))\n"
 _FORWARD = "        hidden = self._forward(step, rows, " + _STATES
 _HOST = """        self._stats.host_seconds += time.perf_counter() - began - self._blocked
@@ -175,8 +175,8 @@ EDITS = (
         "J8 G14 5",
         (
             "prelude/engine.py",
-            "if size > INLINE_CHARS or preparer.may_wait(tasks)",
-            "if preparer.may_wait(tasks)",
+            "if preparer.may_wait(given) or sum(map(text_size, given)) > INLINE_CHARS",
+            "if preparer.may_wait(given)",
         ),
     ),
     edit("range_unbounded", "37", ("tokenizer/_sandbox.py", "ACTIVE.get().bounds.max_range", "10**12")),

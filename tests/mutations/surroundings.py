@@ -293,8 +293,8 @@ EDITS = (
         "Q10",
         (
             "prelude/runtime/delivery.py",
-            "        calls = self._ends.take()\n        for at,",
-            '        calls = self._ends.take()\n        globals().setdefault("kept", []).append(calls)\n        for at,',
+            "        self._woken = False\n        while",
+            '        self._woken = False\n        globals().setdefault("kept", []).extend(self._calls)\n        while',
         ),
     ),
     edit(

@@ -72,7 +72,7 @@ def core_objects(module: Any) -> list[Any]:
     return [
         pool, pool.trie, pool.allocator, record, lease, module.OneShotRow(record, 0), module.RequestStats(),
         module.Outcome(None, (), module.RequestStats()), module.CostFit(8), module.Inbox(4, 100),
-        module.Inbox(4, 100).reserve(2), module.Ends(), module.StepCounts(), module.Tally(), module.StepLock(),
+        module.StepCounts(), module.Tally(), module.StepLock(),
     ]  # fmt: skip
 
 

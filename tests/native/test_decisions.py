@@ -16,7 +16,7 @@ from prelude.admission.decide import transcript
 from prelude.admission.question_keys import QUESTION_KEYS
 from prelude.admission.snapshot import snapshot
 from prelude.admission.structured import Owned
-from prelude.call_steps import LABEL_CHARS, QUESTION_CHARS, text_size
+from prelude.call_steps import text_size
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import Answer
 from prelude.runtime.delivery import BlockingSink
@@ -92,32 +92,12 @@ def test_values_that_equal_others_or_may_change_have_no_key(question: Any) -> No
 def test_a_decision_of_plain_questions_is_its_own_copy() -> None:
     plain = Decide("state", (Choice("Which?", ("a", "bb")), Noul("Is it?"), Score("How?", 5)))
     assert snapshot(plain) is plain
-    words = len("Which?" + "Is it?" + "How?")
-    assert QUESTION_KEYS.plain_size(plain.questions, QUESTION_CHARS, LABEL_CHARS) == (
-        words + 3 * QUESTION_CHARS + 2 * LABEL_CHARS
-    )
     labels = ["a", "bb"]
     listed = Decide("state", (Choice("Which?", labels), Noul("Is it?"), Score("How?", 5)))
     assert text_size(plain) == text_size(listed)
     copied = snapshot(listed)
     labels.append("c")
     assert copied.questions[0].labels == ("a", "bb")  # type: ignore[index,union-attr]
-
-
-@pytest.mark.parametrize(
-    "questions",
-    [
-        [Noul("Q")],
-        (Choice("Q", ["a"]),),
-        (Choice("Q", {"a": "x"}),),
-        (Noul("Q", {"true": "x"}),),
-        (Score("Q", ("low", "high")),),
-        (Choice({"a": 1}, ("a",)),),
-        (None,),
-    ],
-)
-def test_questions_that_hold_more_are_looked_at_one_by_one(questions: Any) -> None:
-    assert QUESTION_KEYS.plain_size(questions, 1, 1) == -1
 
 
 def test_only_plain_ascii_states_skip_their_checks() -> None:

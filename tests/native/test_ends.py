@@ -1,4 +1,4 @@
-"""The results of ended requests: in the order of delivery, in another, again, one by one; and the checks of a step's
+"""The results of ended requests, in whatever order they ended; and the checks of a step's
 result before it is postprocessed."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prelude._native.core import Ends, Maker, Outcome, RequestStats
+from prelude._native.core import Maker, Outcome, RequestStats
 
 from prelude.batch import (
     LogprobOutput,
@@ -25,6 +25,7 @@ from prelude.call import Call
 from prelude.call_steps import finish_all
 from prelude.errors import ExecutionError, InvalidRequest
 from prelude.options import RequestOptions
+from prelude.runtime.delivery import Ends
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.request import Request
 from prelude.scheduling.result_check import check_result
@@ -41,23 +42,6 @@ def outcome(*ids: int) -> Outcome:
     return Outcome(None, ids, stats)
 
 
-def test_ends_are_found_by_id_and_counted_once_however_they_come() -> None:
-    one, two, three = requests(3)
-    ends, first, second = Ends(), outcome(1), outcome(2)
-    assert len(ends) == 0
-    ends.put_all([one, two], [first, second])
-    assert len(ends) == 2
-    error = ValueError("later")
-    ends.put(three, None, error)
-    ends.put(one, None, error)
-    assert len(ends) == 3, "an end that comes again is no further end"
-    assert ends[one.id] == ends[three.id] == (None, error) and ends[two.id] == (second, None)
-    ends.put_all([one], [first])
-    assert len(ends) == 3 and ends[one.id] == (first, None)
-    with pytest.raises(KeyError):
-        ends[0]
-
-
 def admitted(made: Any = lambda outcome: ("made", outcome.token_ids)) -> Any:
     return SimpleNamespace(finish=made)
 
@@ -69,15 +53,10 @@ def test_results_are_those_of_the_requests_in_whatever_order_they_ended() -> Non
     some: list[Any] = list(requests(4))
     outcomes = [outcome(at) for at in range(4)]
     expected = [("made", (at,)) for at in range(4)]
-    straight, turned, single = Ends(), Ends(), Ends()
-    straight.put_all(some, outcomes)
-    turned.put_all(some[::-1], outcomes[::-1])
-    for request, one in zip(some, outcomes):
-        single.put(request, one, None)
+    ends: Ends = {request.id: (one, None) for request, one in reversed(list(zip(some, outcomes)))}
     items, calls = [admitted()] * 4, [CALL] * 4
-    for ends in (straight, turned, single):
-        assert finish_all(items, calls, some, ends) == expected
-    assert finish_all(items[2:], calls[2:], some[2:], straight) == expected[2:]
+    assert finish_all(items, calls, some, ends) == expected
+    assert finish_all(items[2:], calls[2:], some[2:], ends) == expected[2:]
 
 
 def test_a_result_that_cannot_be_made_and_errors_are_values() -> None:
@@ -85,9 +64,8 @@ def test_a_result_that_cannot_be_made_and_errors_are_values() -> None:
         raise ValueError("no text")
 
     some: list[Any] = list(requests(3))
-    ends, failed = Ends(), RuntimeError("failed")
-    ends.put_all(some[:2], [outcome(7), outcome(3)])
-    ends.put(some[2], None, failed)
+    failed = RuntimeError("failed")
+    ends: Ends = {some[0].id: (outcome(7), None), some[1].id: (outcome(3), None), some[2].id: (None, failed)}
     refused = InvalidRequest("never admitted")
     items = [admitted(), admitted(refuse), admitted(), refused]
     good, bad, broken, never = finish_all(items, [CALL] * 4, [*some, refused], ends)
