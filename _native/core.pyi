@@ -1,7 +1,7 @@
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, final, overload
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -664,69 +664,8 @@ class StepCounts:
 
 # ------------------------------------------------------------------ admission
 
-@final
-class Alike:
-    def __init__(self, kind: type) -> None: ...
-    def end(self, tasks: list[Any], first: int) -> int: ...
-
-def runs_of(tasks: list[Any], alike: Mapping[Any, Alike]) -> list[list[Any]]: ...
-
-@final
-class PromptMould:
-    def __init__(
-        self,
-        makers: tuple[Maker, Maker, Maker],
-        shape: Callable[[int], tuple[Int32s, Int32s]],
-        head: Int32s,
-        foot: Int32s,
-        tail: tuple[Int32s, Int32s, Int32s, Int32s],
-        common: tuple[Any, ...],
-        admitted_fields: tuple[Any, ...],
-        *,
-        back: int,
-        least: int,
-        most: int,
-    ) -> None: ...
-    def make(
-        self,
-        prompts: list[Any],
-        id_limit: int,
-        tokenize_ms: float,
-        salt: int,
-        finish: Callable[[Outcome], Any] | None = None,
-    ) -> tuple[list[Any], bool]: ...
-
 K = TypeVar("K")
 V = TypeVar("V")
-
-@final
-class Memo(Generic[K, V]):
-    def __init__(self, capacity: int) -> None: ...
-    @property
-    def weight(self) -> int: ...
-    def get(self, key: K) -> V | None: ...
-    def put(self, key: K, value: V, weight: int = 1) -> None: ...
-    def get_for(self, key: K, reader: str | None) -> V | None: ...
-    def put_for(self, key: K, reader: str | None, value: V, weight: int) -> V: ...
-    def __len__(self) -> int: ...
-
-@final
-class DecisionPreparer:
-    def __init__(
-        self,
-        context: Any,
-        keys: QuestionKeys,
-        *,
-        most_messages: int,
-        scope: Callable[[Any], Any],
-        named: Callable[[Any], tuple[Any, tuple[str, ...] | None]],
-        salt: Callable[[Any], int],
-        decision: Callable[[Any, Any, Any], Any],
-        mould: Callable[[Any, Any], tuple[PromptMould | None, AnswerReader]],
-        contents: Callable[[list[Any], Any], tuple[list[Any], list[str]]],
-        one_by_one: Callable[..., list[Any]],
-    ) -> None: ...
-    def __call__(self, tasks: list[Any]) -> list[Any]: ...
 
 @final
 class LabelPaths:
@@ -740,32 +679,3 @@ class LabelPaths:
         by_length: bool = False,
         relative: bool = False,
     ) -> tuple[int, list[float], dict[str, float], dict[str, float], float]: ...
-
-@final
-class QuestionKeys:
-    def __init__(self, choice: type, noul: type, score: type, mappings: tuple[type, ...], template: type) -> None: ...
-    def of(self, task: Any, questions: Any) -> tuple[Any, ...] | None: ...
-
-@final
-class AnswerReader:
-    def __init__(
-        self,
-        answer: Maker,
-        answers: type[tuple[Any, ...]],
-        questions: tuple[tuple[Any, ...], ...],
-        names: tuple[str, ...] | None,
-        *,
-        unconditional: bool,
-        by_length: bool,
-        relative: bool,
-        least_mass: float,
-        low_mass: Callable[[Any, float], None],
-    ) -> None: ...
-    def named(self, names: tuple[str, ...]) -> AnswerReader: ...
-    def __call__(self, outcome: Outcome) -> Any: ...
-
-def names_of(questions: Iterable[Any]) -> tuple[str, ...]: ...
-def plain_texts(
-    tasks: list[Any], before: str, after: str, strips: bool, most: int, most_messages: int
-) -> list[str] | None: ...
-def scope_of(task: Any, default_cache: str) -> tuple[str | None, bool, bool]: ...

@@ -22,7 +22,7 @@ JOB_CHARS, JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
 # A call of more tasks is as many calls as it takes, each begun in a turn of its own.
 PART_TASKS = 512
 TURN_RESULTS, TURN_PAIRS = 64, 1 << 13  # made before the loop gets its turn; of more pairs, on a thread
-TASK_CHARS, QUESTION_CHARS = 64, 32  # the cost of preparing one beside its text
+TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 16  # the cost of preparing one beside its text
 
 
 def finish_all(
@@ -118,7 +118,8 @@ def text_size(task: Any) -> int:
     for question in questions if isinstance(questions, list | tuple) else ():
         size += QUESTION_CHARS
         for name in ("question", "labels", "criteria", "levels"):
-            size += _size(getattr(question, name, None))
+            value = getattr(question, name, None)
+            size += _size(value) + (0 if isinstance(value, str) else LABEL_CHARS * _length(value))
     return size
 
 

@@ -337,6 +337,8 @@ class PromptLogprobs(TaskOf[PromptLogprobsResult]):
 class Generate(TaskOf[Completion]):
     """Text after ``prompt``."""
 
+    prepared_by = "prelude.admission.generate:prepare_generate"
+
     prompt: Prompt
     params: SamplingParams = SamplingParams()
     truncation: Truncation = "error"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from prelude._native.core import Maker
 from prelude.admission import validation
 from prelude.admission.chat import ChatRenderer, Frame, make_frame
 from prelude.admission.memo import Memo
@@ -57,8 +56,6 @@ class AdmissionContext:
     options: OptionSettings | None = None  # of a model whose head reads the options of a question
     chat: ChatRenderer | None = None
     decision_chat: ChatRenderer | None = None
-    settings: Memo[Any, Any] = field(default_factory=lambda: Memo(1 << 20))  # of texts, that were checked before
-    words: Memo[int, str] = field(default_factory=lambda: Memo(1 << 13))  # the text of single tokens
     frames: list[Frame] = field(default_factory=list)  # at most one: the text of the chat template around a turn
     warned: list[str] = field(default_factory=list)  # at most one: the question whose labels had hardly any mass
 
@@ -91,7 +88,6 @@ class AdmissionContext:
 
 
 _CACHE_MODES = get_args(CacheMode)
-make_prepared, make_admitted = Maker(Prepared), Maker(Admitted)
 
 
 def admitted(
@@ -116,7 +112,7 @@ def admitted(
             f"this model is an encoder, and keeps nothing of a prompt for later ones; it serves {served(ctx)}",
             field=type(task).__name__,
         )
-    prepared = make_prepared(
+    prepared = Prepared(
         tree,
         readout,
         max_new_tokens,
@@ -127,26 +123,7 @@ def admitted(
         scope.close(),
         first,
     )
-    ready: Admitted = make_admitted(prepared, finish)
-    return ready
-
-
-def each_alone(
-    ctx: AdmissionContext,
-    prepare: Callable[[AdmissionContext, TokenizationScope, Any], Admitted],
-    tasks: Sequence[Any],
-) -> list[Admitted | Exception]:
-    """``prepare`` of each task; an error stands in the place of its result."""
-    found: list[Admitted | Exception] = []
-    for task in tasks:
-        scope = TokenizationScope(ctx.encoder, ctx.config.default_cache, task)
-        try:
-            found.append(prepare(ctx, scope, task))
-        except Exception as error:
-            found.append(error)
-        finally:
-            scope.close()
-    return found
+    return Admitted(prepared, finish)
 
 
 def require_lm_head(ctx: AdmissionContext, task: Task) -> None:

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from prelude._native.core import AnswerReader, DecisionPreparer, Maker, PromptMould, join_ids, names_of
+from prelude._native.core import join_ids
 from prelude.admission import validation
-from prelude.admission.context import (
-    LEAST_MASS,
-    AdmissionContext,
-    admitted,
-    cache_of,
-    make_admitted,
-    make_prepared,
-    require_lm_head,
-    salt_of,
-    warn_of_mass,
-)
+from prelude.admission.context import LEAST_MASS, AdmissionContext, admitted, warn_of_mass
 from prelude.admission.conversation import is_conversation, turns_of
-from prelude.admission.decision import Decision, StateFrame, assembled, decision_of
-from prelude.admission.messages import MAX_VALUES, check_bounds, shorten_messages
-from prelude.admission.prepared import Admitted, make_tree, shape_of
+from prelude.admission.decision import Decision, assembled, decision_of
+from prelude.admission.messages import check_bounds, shorten_messages
+from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.prompts import beginning, kept, shorten
-from prelude.admission.question_keys import QUESTION_KEYS
 from prelude.admission.questions import Places, QuestionPlan, cut_notes, cut_question, question_too_long
 from prelude.admission.structured import MAX_TEXT, text_of
 from prelude.admission.template import template_hash
@@ -37,86 +27,17 @@ from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
 from prelude.results import Answer, Answers, AskedQuestion
 from prelude.tasks import Decide
 
-_make_answer = Maker(Answer)
-MAX_PLAIN = MAX_VALUES // 3  # messages of a role and a content, each of which counts as three values
 
-
-def decision_preparer(ctx: AdmissionContext) -> DecisionPreparer:
-    """Prepares decisions that differ in their state alone: ``preparer(tasks)``. The native part knows the questions
-    that were asked before, and states of plain text; it calls these functions for the others."""
-    return DecisionPreparer(
-        ctx,
-        QUESTION_KEYS,
-        most_messages=MAX_PLAIN,
-        scope=partial(TokenizationScope, ctx.encoder, ctx.config.default_cache),
-        named=named,
-        salt=salt_of,
-        decision=partial(decision_of, ctx),
-        mould=partial(mould_of, ctx),
-        contents=partial(_contents, ctx),
-        one_by_one=partial(_one_by_one, ctx),
-    )
-
-
-def _contents(
-    ctx: AdmissionContext, tasks: Sequence[Decide], frame: StateFrame
-) -> tuple[list[tuple[Any, int]], list[str]]:
-    """For each task its state, or the error of it, and the number of characters that were cut from it; and the texts
-    of the states that have text and were not cut."""
-    contents: list[tuple[Any, int]] = []
-    texts: list[str] = []
-    for task in tasks:
-        try:
-            state, dropped = state_content(ctx, task.state, task.truncation)
-        except Exception as error:
-            contents.append((error, 0))
-            continue
-        contents.append((state, dropped))
-        if (text := frame.written(state)) and not dropped:
-            texts.append(text)
-    return contents, texts
-
-
-def _one_by_one(
-    ctx: AdmissionContext,
-    tasks: Sequence[Decide],
-    decision: Decision,
-    names: tuple[str, ...] | None,
-    contents: Sequence[tuple[Any, int]],
-    encoded: Iterator[tuple[I32 | Exception, Admitted | None]],
-    ms: float,
-) -> list[Admitted | Exception]:
-    """``encoded``: for each state that has text and was not cut, its ids, and the ``Admitted`` that was made of
-    them."""
-    found: list[Admitted | Exception] = []
-    for task, (content, dropped) in zip(tasks, contents):
-        ids, made = next(encoded) if decision.frame.written(content) and not dropped else (None, None)
-        if made is not None:
-            found.append(made)
-        elif isinstance(content, Exception) or isinstance(ids, Exception):
-            found.append(content if isinstance(content, Exception) else ids)  # type: ignore[arg-type]
-        else:
-            try:
-                found.append(_admit_fitted(ctx, task, decision, names, content, dropped, ids, ms))
-            except Exception as error:
-                found.append(error)
-    return found
-
-
-def _admit_fitted(
-    ctx: AdmissionContext,
-    task: Decide,
-    decision: Decision,
-    names: tuple[str, ...] | None,
-    content: Any,
-    dropped: int,
-    ids: I32 | None,
-    ms: float,
-) -> Admitted:
-    """A state that is empty, given as ids, too long, or has a tree of its own. ``ids``: of its text."""
-    scope, frame = TokenizationScope(ctx.encoder, ctx.config.default_cache, task), decision.frame
-    scope.seconds = ms / 1e3
-    state = scope.encode_pieces(frame.pieces(content)) if ids is None else join_ids(frame.head, ids, frame.foot)
+def prepare_decide(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Admitted:
+    questions, names = named(task.questions)
+    decision = decision_of(ctx, scope, task, questions)
+    content, dropped = state_content(ctx, task.state, task.truncation)
+    frame = decision.frame
+    text = "" if dropped else frame.written(content)
+    if text:
+        state = join_ids(frame.head, scope.encode(text), frame.foot)
+    else:
+        state = scope.encode_pieces(frame.pieces(content))
     cut = truncated = 0
     if task.truncation != "error":
         decision, cut = cut_questions(ctx, scope, decision, len(state), task.truncation)
@@ -125,32 +46,8 @@ def _admit_fitted(
     if not len(state) and decision.least:
         state = beginning(ctx, "state", eos=True)
     cut = truncated + cut or int(dropped + decision.dropped > 0)
-    tree, finish = decision.tree(state), reader_of(ctx, decision, names)
-    return admitted(ctx, scope, task, tree, decision.readout, finish, truncated=cut, first=len(state))
-
-
-def mould_of(ctx: AdmissionContext, decision: Decision, task: Decide) -> tuple[PromptMould | None, AnswerReader]:
-    """The shared parts of a decision's requests, and the reader of its answers; both are kept. No mould where each
-    state has a tree of its own, or the questions were cut."""
-    require_lm_head(ctx, task)
-    cache = cache_of(ctx, task)
-    mould, reader = None, reader_of(ctx, decision, None)
-    if decision.norm != "unconditional" and not decision.dropped:
-        mould = PromptMould(
-            (make_tree, make_prepared, make_admitted),
-            shape_of,
-            decision.frame.head,
-            decision.frame.foot,
-            (decision.tail, decision.positions, decision.starts, decision.parents),
-            (decision.readout, 0, None, cache),
-            (reader,),
-            back=0,
-            least=decision.least,
-            most=decision.room(ctx),
-        )
-    if type(task.cache) is str:  # a class of the caller's may be equal to a mode and be written as another
-        decision.moulds[task.cache] = mould, reader
-    return mould, reader
+    finish = partial(_answers, decision, asked_of(ctx, decision), names, ctx.warned)
+    return admitted(ctx, scope, task, decision.tree(state), decision.readout, finish, truncated=cut, first=len(state))
 
 
 def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
@@ -158,50 +55,67 @@ def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
     if type(questions) is list or type(questions) is tuple or not isinstance(questions, Mapping):
         return questions, None
     asked, names = tuple(questions.values()), tuple(questions)  # the caller's own class: its errors are its own
-    try:
-        return asked, names_of(names)
-    except ValueError as error:
-        said = f"the name {shown(error.args[0])} is not a string of 1 or more characters"
-        raise InvalidRequest(said, field="questions") from None
+    for name in names:
+        if not isinstance(name, str) or not name:
+            said = f"the name {shown(name)} is not a string of 1 or more characters"
+            raise InvalidRequest(said, field="questions")
+    return asked, tuple([str.__str__(name) for name in names])  # a subclass of str is copied as a plain string
 
 
-def reader_of(ctx: AdmissionContext, decision: Decision, names: tuple[str, ...] | None) -> AnswerReader:
-    """The object that makes ``Answers`` of an outcome of the decision."""
-    template = template_hash(decision.frame.template)
-    questions = []
-    for plan, places in zip(decision.plans, decision.places):
-        plain, edges = plan.plain, len(plan.trie.targets) * plan.copies
-        asked = AskedQuestion(plain.text, plan.labels, plain.notes, template, decision.norm, ctx.model)
-        weigh = _weigh(plan, places)
-        questions.append((plan.trie.paths, plan.labels, edges, plain.kind, plain.first, weigh, asked))
-    return AnswerReader(
-        _make_answer,
-        Answers,
-        tuple(questions),
-        names,
-        unconditional=decision.norm == "unconditional",
-        by_length=decision.norm == "token",
-        relative=not decision.mass,
-        least_mass=LEAST_MASS,
-        low_mass=partial(warn_of_mass, ctx.warned),
-    )
+def asked_of(ctx: AdmissionContext, decision: Decision) -> list[AskedQuestion]:
+    """The question that stands in each answer; made once for a decision."""
+    if not decision.asked:
+        template = template_hash(decision.frame.template)
+        decision.asked[:] = [
+            AskedQuestion(plan.plain.text, plan.labels, plan.plain.notes, template, decision.norm, ctx.model)
+            for plan in decision.plans
+        ]
+    return decision.asked
 
 
-def _weigh(plan: QuestionPlan, places: Places) -> Callable[..., tuple[tuple[str, ...], Weighed]] | None:
-    """How a question is weighed whose options are shown in several orders, or in another order than the caller's."""
-    if plan.copies == 1 and places is None:
-        return None
+def _answers(
+    decision: Decision,
+    asked: list[AskedQuestion],
+    names: tuple[str, ...] | None,
+    warned: list[str],
+    outcome: Outcome,
+) -> Answers:
+    """The answers of an outcome. With ``length_norm="unconditional"`` the second half of its numbers is without the
+    state."""
+    logprobs = outcome.pairs()
+    at, alone = 0, len(logprobs) // 2 if decision.norm == "unconditional" else -1
+    found = []
+    for plan, places, question in zip(decision.plans, decision.places, asked):
+        labels, weighed = _weighed(plan, places, logprobs, at, alone, decision.norm == "token", not decision.mass)
+        index, shares, probabilities, logs, mass = weighed
+        if mass < LEAST_MASS:
+            warn_of_mass(warned, question, mass)
+        kind, expected = plan.plain.kind, None
+        if kind == "score":
+            expected = math.fsum([level * share for level, share in enumerate(shares, plan.plain.first)])
+        share = shares[0 if kind == "noul" else index]
+        found.append(Answer(labels[index], index, labels, probabilities, logs, mass, share, expected, kind, question))
+        edges = len(plan.trie.targets) * plan.copies
+        at += edges
+        alone += edges if alone >= 0 else 0
+    return Answers(found, outcome.stats, names)
 
-    def weigh(
-        logprobs: list[float], first: int, alone: int, by_length: bool, relative: bool
-    ) -> tuple[tuple[str, ...], Weighed]:
-        if plan.copies == 1 and not (plan.lettered and plan.starts[0]):
-            weighed = plan.trie.paths.weigh(plan.labels, logprobs, first, alone, by_length, relative)
-        else:
-            weighed = weigh_shifts(plan, logprobs, first, alone, by_length, relative)
-        return (plan.labels, weighed) if places is None else replaced(plan.labels, places, weighed)
 
-    return weigh
+def _weighed(
+    plan: QuestionPlan,
+    places: Places,
+    logprobs: list[float],
+    first: int,
+    alone: int,
+    by_length: bool,
+    relative: bool,
+) -> tuple[tuple[str, ...], Weighed]:
+    """The labels in the caller's order and their numbers."""
+    if plan.copies == 1 and not (plan.lettered and plan.starts[0]):
+        weighed: Weighed = plan.trie.paths.weigh(plan.labels, logprobs, first, alone, by_length, relative)
+    else:
+        weighed = weigh_shifts(plan, logprobs, first, alone, by_length, relative)
+    return (plan.labels, weighed) if places is None else replaced(plan.labels, places, weighed)
 
 
 # ------------------------------------------------------------------ texts that do not fit

@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from prelude._native.core import AnswerReader, PromptMould, grow_tree, join_ids
+from prelude._native.core import grow_tree, join_ids
 from prelude.admission import validation
 from prelude.admission.chat import PLAIN, Frame
 from prelude.admission.context import AdmissionContext
 from prelude.admission.orders import check_orders
-from prelude.admission.prepared import TokenTree, make_tree
+from prelude.admission.prepared import TokenTree
 from prelude.admission.prompts import TRUNCATIONS
-from prelude.admission.question_keys import QUESTION_KEYS
+from prelude.admission.question_keys import question_key
 from prelude.admission.questions import (
     Places,
     QuestionPlan,
@@ -40,6 +40,7 @@ from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, TokenizationScope
 from prelude.batch import I32, LogprobRows
 from prelude.errors import RequestTooLarge, TemplateError, shown
+from prelude.results import AskedQuestion
 from prelude.tasks import Decide
 
 LENGTH_NORMS = ("none", "token", "unconditional")
@@ -119,7 +120,7 @@ class Decision:
     nbytes: int
     places: tuple[Places, ...] = ()  # of each question: where its labels, as the caller listed them, are in the plan
     dropped: int = 0  # characters that were cut of the questions' texts before tokenising
-    moulds: dict[str, tuple[PromptMould | None, AnswerReader]] = field(default_factory=dict)  # by cache mode
+    asked: list[AskedQuestion] = field(default_factory=list)  # the question of each answer, once it was made
 
     def room(self, ctx: AdmissionContext) -> int:
         """Tokens that a state may have."""
@@ -130,8 +131,7 @@ class Decision:
             return TokenTree.single(join_ids(state, self.tail))
         if self.norm == "unconditional":
             return self._built(state)
-        tree: TokenTree = make_tree(*grow_tree(state, self.tail, self.positions, self.starts), self.parents)
-        return tree
+        return TokenTree(*grow_tree(state, self.tail, self.positions, self.starts), self.parents)
 
     def _built(self, state: I32) -> TokenTree:
         segments, _ = state_segments(self.plans, state)
@@ -232,7 +232,7 @@ def read_rows(plans: Sequence[QuestionPlan], bases: Sequence[int], raw: bool) ->
 
 def decision_of(ctx: AdmissionContext, scope: TokenizationScope, task: Decide, questions: Any) -> Decision:
     """Of a task and its questions: found where the same was asked before, with the same salt; else made."""
-    key = None if scope.alone else QUESTION_KEYS.of(task, questions)
+    key = None if scope.alone else question_key(task, questions)
     known: Decision | None = None if key is None else ctx.kept.get_for(key, scope.salt)
     if known is not None:
         return known

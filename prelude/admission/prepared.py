@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from prelude._native.core import Maker
 from prelude._native.core import Outcome as Outcome
 from prelude.batch import I32, SampleOutput
 from prelude.readouts import RequestReadout
@@ -65,8 +64,7 @@ class TokenTree:
 
     @classmethod
     def single(cls, token_ids: I32) -> TokenTree:
-        tree: TokenTree = make_tree(token_ids, *shape_of(len(token_ids)), ROOT)
-        return tree
+        return cls(token_ids, *shape_of(len(token_ids)), ROOT)
 
     @classmethod
     def build(cls, segments: list[tuple[int, I32]], joins: Collection[int] = ()) -> TokenTree:
@@ -93,9 +91,6 @@ class TokenTree:
     def depth(self) -> int:
         """Length of the longest sequence in the tree."""
         return int(self.positions.max(initial=-1)) + 1
-
-
-make_tree = Maker(TokenTree)
 
 
 @dataclass(frozen=True, slots=True)

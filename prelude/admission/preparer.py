@@ -7,13 +7,11 @@ from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from prelude._native.core import Alike, runs_of
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
-from prelude.admission.context import AdmissionContext, each_alone, make_context
-from prelude.admission.decide import decision_preparer, named
+from prelude.admission.context import AdmissionContext, make_context
+from prelude.admission.decide import named, prepare_decide
 from prelude.admission.decision import decision_of
-from prelude.admission.generate import prepare_generates
 from prelude.admission.marked import prepare_marked
 from prelude.admission.masked import prepare_masked
 from prelude.admission.prepared import Admitted, Notes
@@ -27,7 +25,7 @@ from prelude.execution.executor import ExecutorLimits
 from prelude.option_settings import OptionSettings
 from prelude.recipes import ModelRecipes
 from prelude.results import Explanation
-from prelude.tasks import Decide, Generate, Rerank, Task, TaskOf
+from prelude.tasks import Decide, Rerank, Task, TaskOf
 
 if TYPE_CHECKING:
     from prelude.tokenizer.template_process import TemplateProcess
@@ -36,10 +34,8 @@ T = TypeVar("T")
 _NO_SETTINGS = EmbeddingSettings()
 _NO_RECIPES = ModelRecipes()
 _NOTHING_MORE = Notes()
-_ALIKE = {kind: Alike(kind) for kind in (Decide, Generate)}
 _NOTHING_READ = "nothing: the prompt is computed for the prefix cache alone"
 
-PrepareDecides: TypeAlias = Callable[[list[Any]], list[Admitted | Exception]]
 Prepare: TypeAlias = Callable[[AdmissionContext, TokenizationScope, Any], Admitted | tuple[Admitted, Notes]]
 
 
@@ -105,11 +101,9 @@ class Preparer:
                 "model": model,
             },
         )
-        self._prepare_decides: PrepareDecides = decision_preparer(self._context)
+        self._prepare_decide: Prepare = prepare_masked if limits.masked_lm else prepare_decide
         if options is not None:
-            self._prepare_decides = partial(each_alone, self._context, partial(prepare_marked, options))
-        elif limits.masked_lm:
-            self._prepare_decides = partial(each_alone, self._context, prepare_masked)
+            self._prepare_decide = partial(prepare_marked, options)
 
     @property
     def tokenizer_calls(self) -> int:
@@ -118,8 +112,8 @@ class Preparer:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of the prepared questions and settings that are kept for later requests: an estimate from above."""
-        return self._context.kept.weight + self._context.settings.weight
+        """Memory of the prepared questions that are kept for later requests: an estimate from above."""
+        return self._context.kept.weight
 
     @property
     def decode_states(self) -> dict[str, int]:
@@ -168,54 +162,35 @@ class Preparer:
 
     def prepare(self, task: Task) -> Admitted:
         """Raises ``InvalidRequest`` (or a subclass) for anything the caller has to change, and nothing else."""
-        [found] = self.prepare_all([task])
-        if isinstance(found, Exception):
-            raise found
-        return found
+        return self._prepare(task)[0]
 
     def prepare_all(self, tasks: Iterable[Any]) -> list[Admitted | Exception]:
-        """``prepare`` of each; an error stands in the place of its result. Neighbours that differ in their prompt
-        alone are prepared together."""
+        """``prepare`` of each; an error stands in the place of its result."""
         found: list[Admitted | Exception] = []
-        for run in runs_of(tasks if type(tasks) is list else list(tasks), _ALIKE):
-            found += self._prepare_run(run)
+        for task in tasks:
+            try:
+                found.append(self.prepare(task))
+            except Exception as error:
+                found.append(error)
         return found
 
-    def _prepare_run(self, tasks: list[Any]) -> list[Admitted | Exception]:
-        """Of tasks that differ in their prompt alone."""
-        task = tasks[0]
-        try:
-            if isinstance(task, Decide):
-                return self._prepare_decides(tasks)
-            if isinstance(task, Generate):
-                return prepare_generates(self._context, tasks)
-            return [self._prepare_scoped(task)]
-        except Exception as error:  # wrong with all of them; each has an error of its own
-            return [error, *(found for one in tasks[1:] for found in self._prepare_run([one]))]
-
-    def _prepare_scoped(self, task: Any) -> Admitted:
-        scope = TokenizationScope(self._context.encoder, self._context.config.default_cache, task)
-        try:
-            return self._prepare_alone(scope, task)[0]
-        finally:
-            scope.close()
-
-    def _prepare_alone(self, scope: TokenizationScope, task: Task) -> tuple[Admitted, Notes]:
+    def _prepare(self, task: Task) -> tuple[Admitted, Notes]:
         kind: Any = type(task)
-        prepare = prepare_function(kind)
+        prepare = self._prepare_decide if isinstance(task, Decide) else prepare_function(kind)
         if prepare is None:
             raise InvalidRequest(f"{shown(task)} is not a task", field="task")
-        found = prepare(self._context, scope, task)
+        scope = TokenizationScope(self._context.encoder, self._context.config.default_cache, task)
+        try:
+            found = prepare(self._context, scope, task)
+        finally:
+            scope.close()
         return found if isinstance(found, tuple) else (found, _NOTHING_MORE)
 
     def explain(self, task: Task) -> Explanation:
         """The result of ``prepare``, in words."""
         scope = TokenizationScope(self._context.encoder, self._context.config.default_cache, task)
         try:
-            if isinstance(task, Decide | Generate):
-                ready, notes = self.prepare(task), _NOTHING_MORE
-            else:
-                ready, notes = self._prepare_alone(scope, task)
+            ready, notes = self._prepare(task)
             labels = (notes.labels,) * bool(notes.labels)
             if isinstance(task, Decide) and self._context.options is None:
                 labels = self._labels(scope, task)

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from prelude._native.core import Tally, ids_below, scope_of
+from prelude._native.core import Tally, ids_below
 from prelude.admission.memo import Memo
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
@@ -37,10 +37,6 @@ class TokenizerLike(Protocol):
     """The used methods of ``prelude.tokenizer.Tokenizer``. Ids are int32; offsets are code points, ``[n, 2]``."""
 
     def encode_array(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> I32: ...
-
-    def encode_arrays(
-        self, texts: Sequence[str], add_special_tokens: bool = True, *, parse_special: bool = True
-    ) -> list[I32]: ...
 
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True
@@ -139,8 +135,13 @@ class TokenizationScope:
         others; the engine's own is shared."""
         self.encoder = encoder
         self.calls, self.seconds = 0, 0.0
-        # ``alone``: nothing is kept, for this tenant either
-        self.salt, self.alone, self.brings_text = scope_of(task, default_cache)
+        salt, cache = getattr(task, "salt", None), getattr(task, "cache", None)  # not checked so far: any objects
+        self.salt = salt if isinstance(salt, str) else None
+        if not isinstance(cache, str) or cache == "auto":
+            cache = default_cache
+        self.alone = cache == "never"  # nothing is kept, for this tenant either
+        brought = getattr(task, "template", None) is not None or getattr(task, "recipe", None) is not None
+        self.brings_text = brought and (self.salt is not None or self.alone)
 
     def encode(self, text: str, *, special: bool = False, parse_special: bool = False) -> I32:
         """``int32[n]``; the text was checked before."""
@@ -152,33 +153,6 @@ class TokenizationScope:
         self.seconds += time.perf_counter() - started
         self.calls += 1
         self._check(ids)
-        return ids
-
-    def encode_all(self, texts: list[str]) -> list[I32] | list[I32 | Exception]:
-        """``encode`` of each, in one call of the tokenizer. An error stands in the place of its result."""
-        encoder = self.encoder
-        started = time.perf_counter()
-        try:
-            found = encoder.tokenizer.encode_arrays(texts, False, parse_special=False)
-        except (ValueError, TypeError):  # of one of them; which one is found by asking for each alone
-            return [self._encoded(text) for text in texts]
-        self.seconds += time.perf_counter() - started
-        self.calls += len(texts)
-        if encoder.may_pass_rows:
-            return [self._checked(ids) for ids in found]
-        return found
-
-    def _encoded(self, text: str) -> I32 | Exception:
-        try:
-            return self.encode(text)
-        except InvalidRequest as error:
-            return error
-
-    def _checked(self, ids: I32) -> I32 | Exception:
-        try:
-            self._check(ids)
-        except InvalidRequest as error:
-            return error
         return ids
 
     def encode_with_offsets(

@@ -164,7 +164,7 @@ EDITS = (
     edit(
         "shares_of_labels_are_joint_probabilities",
         "G13",
-        (DECIDE, "        relative=not decision.mass,\n", "        relative=decision.mass,\n"),
+        (DECIDE, 'decision.norm == "token", not decision.mass)', 'decision.norm == "token", decision.mass)'),
     ),
     edit(
         "a_hint_is_in_blocks",
@@ -179,9 +179,9 @@ EDITS = (
         "names_reach_the_answer_in_another_order",
         "G18",
         (
-            "_native/decisions.pxi",
-            "return tuple((<dict>questions).values()), names_of(questions)\n",
-            "return tuple((<dict>questions).values()), names_of(questions)[::-1]\n",
+            DECIDE,
+            "    return asked, tuple([str.__str__(name) for name in names])",
+            "    return asked, tuple([str.__str__(name) for name in names[::-1]])",
         ),
     ),
     edit(

@@ -9,16 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prelude._native.core import AccountBook, AnswerReader, LabelPaths, Maker, Waiting, plain_texts
+from prelude._native.core import AccountBook, Waiting
 
 from prelude import Engine
-from prelude.admission.decide import transcript
-from prelude.admission.question_keys import QUESTION_KEYS
+from prelude.admission.question_keys import question_key
 from prelude.admission.snapshot import snapshot
 from prelude.admission.structured import Owned
 from prelude.call_steps import text_size
 from prelude.options import NO_OPTIONS, RequestOptions
-from prelude.results import Answer
 from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.accounts import Accounts
 from prelude.scheduling.request import Request
@@ -39,7 +37,7 @@ def decider() -> Iterator[Engine]:
 
 def key(*questions: Any, **fields: Any) -> Any:
     task = Decide("state", questions, **fields)
-    return QUESTION_KEYS.of(task, task.questions)
+    return question_key(task, task.questions)
 
 
 def test_equal_questions_have_equal_keys_whatever_holds_them() -> None:
@@ -100,29 +98,6 @@ def test_a_decision_of_plain_questions_is_its_own_copy() -> None:
     assert copied.questions[0].labels == ("a", "bb")  # type: ignore[index,union-attr]
 
 
-def test_only_plain_ascii_states_skip_their_checks() -> None:
-    def texts(*states: Any, before: str = "<", after: str = ">", strips: bool = False) -> Any:
-        return plain_texts([SimpleNamespace(state=state) for state in states], before, after, strips, 8, 2)
-
-    assert texts("one", "two") == ["<one>", "<two>"] and texts("one", before="", after="") == ["one"]
-    assert texts("  one", strips=True) == ["<one>"]
-    for other in ("é", "123456789", "", 7, ["a"], Text("one"), None):
-        assert texts("one", other) is None
-    assert texts("   ", strips=True) is None
-
-
-def test_an_answer_reader_needs_the_paths_of_its_labels() -> None:
-    made = Maker(Answer)
-    ways: Any = {"unconditional": False, "by_length": False, "relative": False, "least_mass": 0.0, "low_mass": print}
-    with pytest.raises(TypeError, match="paths"):
-        AnswerReader(made, tuple, ((None, ("a",), 1, "choice", 1, None, None),), None,
-                     **ways)  # fmt: skip
-    reader = AnswerReader(made, tuple, ((LabelPaths([[0]], [0], 1), ("a",), 1, "choice", 1, None, None),), None,
-                          **ways)  # fmt: skip
-    with pytest.raises(TypeError):
-        reader(None)  # type: ignore[arg-type]
-
-
 def test_a_queue_counts_requests_that_join_it_and_go_at_once() -> None:
     accounts = Accounts()
     queue = Waiting(OrderedDict(), accounts)
@@ -151,33 +126,6 @@ def test_requests_of_two_tenants_are_on_two_accounts_and_do_not_go_at_once() -> 
 def test_an_account_book_needs_a_way_to_open_accounts() -> None:
     with pytest.raises(AttributeError):
         AccountBook().join(NO_OPTIONS)
-
-
-def test_messages_of_plain_texts_are_written_out_and_others_are_not() -> None:
-    """Others are checked in Python: they may be refused, cut, or hold objects."""
-
-    def texts(*messages: Any, most: int = 100, count: int = 3) -> list[str] | None:
-        return plain_texts([SimpleNamespace(state=list(messages))], "", "", True, most, count)
-
-    one, two = {"role": "user", "content": " Hello."}, {"content": "", "role": " assistant"}
-    assert texts(one) == [transcript([one])] == ["user:  Hello."]
-    assert texts(two, one, two) == [transcript([two, one, two]).lstrip()]
-    assert texts(one, most=7) == [transcript([one])]
-    refused: tuple[Any, ...] = (
-        {"role": "user"},
-        {"role": "user", "content": None},
-        {"role": "user", "content": ["parts"]},
-        {"role": "user", "content": "é"},
-        {"role": "é", "content": "x"},
-        {"role": "u" * 65, "content": "x"},
-        {"role": "user", "content": "x", "name": "Ann"},
-        {"role": 1, "content": "x"},
-        Owned({"role": "user", "content": "x"}),
-        "user: x",
-    )
-    assert not any(texts(one, wrong) for wrong in refused)
-    assert texts() is None and texts(one, most=6) is None and texts(one, one, count=1) is None
-    assert texts(one, one, most=13) is None, "the contents are counted together"
 
 
 def test_a_request_alone_leaves_no_reference_cycle(decider: Engine) -> None:

@@ -44,12 +44,8 @@ def test_the_four_jobs_by_hand() -> None:
         result = executor.wait(executor.submit(batch))
         assert [text.cached_len, len(text.output)] == before
 
-        def ended(requests: list[Request], outcomes: list[object]) -> None:
-            for request, outcome in zip(requests, outcomes):
-                sink.deliver(request, outcome, None)  # type: ignore[arg-type]
-
         bad = check_result(packed, result)
-        postprocess(plan, packed, result, bad, queues, pool, toy.VOCAB, ended)  # 4: states advance; ends are told
+        postprocess(plan, packed, result, bad, queues, pool, toy.VOCAB)  # 4: states advance; ends are told
         assert len(text.output) == before[1] + 1
     assert kinds == ["MixedBatch", "DecodeBatch", "DecodeBatch"]
     assert list(sink.ends[id(text)][0].token_ids) == toy.generate(prompt(10, 1).tolist(), 3)  # type: ignore[union-attr]

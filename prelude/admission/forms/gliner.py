@@ -40,10 +40,8 @@ class Gliner(Form):
         whole = text if text.endswith((".", "!", "?")) else f"{text}."
         words = [match.group().lower() for match in _words().finditer(whole)]
         ids: list[int] = []
-        for found in scope.encode_all(words):
-            if isinstance(found, Exception):
-                raise found
-            ids += found.tolist()
+        for word in words:
+            ids += scope.encode(word).tolist()
         return State(ids, text, False)
 
     def render(self, asked: Asked) -> Rendered:
