@@ -1,6 +1,4 @@
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, final, overload
 
 import numpy as np
@@ -199,7 +197,6 @@ class Lease:
 class KvPool:
     allocator: BlockAllocator
     trie: PrefixTrie
-    unkept: int
     interrupts: Any
     def __init__(
         self,
@@ -248,78 +245,45 @@ class KvPool:
     def borrow(self, lease: Lease, tokens: IntsLike, salt: int) -> bool: ...
     def withdraw(self, lease: Lease) -> None: ...
     def publish(self, lease: Lease, tokens: IntsLike, salt: int, *, promoted: bool = False) -> None: ...
+    def publish_rows(self, r: Record, lease: Lease, tokens: int) -> None: ...
     def release(self, lease: Lease) -> None: ...
     def audit(self, leases: Sequence[Lease]) -> None: ...
 
 # ------------------------------------------------------------------ requests, and operations on all of a step's
 
-@dataclass(slots=True)
-class RequestStats:
-    execution_class: str = ""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    deferred_ticks: int = 0
-    chunks: int = 0
-    preemptions: int = 0
-    queue_ms: float = 0.0
-    forward_ms: float = 0.0
-    tokenize_ms: float = 0.0
-    detok_ms: float = 0.0
-    finish_reason: str | None = None
-    truncated_tokens: int = 0
-    estimated_jct: float = 0.0
-    batch_size_seen: int = 0
-    replays: int = 0
-    ttft_ms: float = 0.0
-    total_ms: float = 0.0
-    request_id: str | None = None
-    timeline: tuple[Any, ...] | None = None
-
-class State(str, Enum):
-    WAITING = "waiting"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    FINISHED = "finished"
+def pack_step(
+    rows: Sequence[Any],
+    folds: Sequence[tuple[tuple[int, ...], int]],
+    more: Sequence[PromptRow],
+    block_size: int,
+    states: bool = False,
+) -> tuple[tuple[Any, ...], Int32s, Int32s, Int32s, Int32s, Sequence[tuple[int, int, Lease]]]: ...
+def join_pairs(readouts: Sequence[Any], row_ends: IntsLike) -> tuple[Int32s, Int32s, Int32s]: ...
+def pack_running(
+    requests: Sequence[Any], block_size: int
+) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]: ...
 
 class Record:
-    """Fields with a type here are C values; the others hold Python objects of the control plane."""
-
-    id: int
-    order: int
-    queued_at: int
-    turn: int
-    account: Any
-    ending: Any
-    execution_class: Any
-    history: Any
-    key: Any
-    known: Int32s
-    options: Any
-    outbox: Any
-    output: Any
-    call: Any
-    prepared: Any
-    readout: Any
-    sink: Any
-    timeline: Any
-    sampling: Any
-    cache: str
-    stats: RequestStats
-    num_known: int
-    cached_len: int
-    staged_len: int
-    ahead: int
-    in_flight: int
-    queued_tokens: int
-    failures: int
-    deferred: int
-    max_new_tokens: int
-    arrived: float
-    planned: float
-    first_token: float
-    expires: float
-    cancelled: bool
+    @property
+    def readout(self) -> Any: ...
+    @property
+    def cache(self) -> Any: ...
+    @property
+    def num_read(self) -> int: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def queued_tokens(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def trunk(self) -> int: ...
+    @property
+    def unread(self) -> int: ...
+    @property
+    def logits_rows(self) -> int: ...
+    @property
+    def salt(self) -> int: ...
     def bind(
         self,
         tokens: IntsLike,
@@ -335,123 +299,6 @@ class Record:
         salt: int,
         cache: str,
     ) -> None: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def trunk(self) -> int: ...
-    @property
-    def unread(self) -> int: ...
-    @property
-    def num_read(self) -> int: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def logits_rows(self) -> int: ...
-    @property
-    def salt(self) -> int: ...
-    @property
-    def reusable(self) -> int: ...
-    @property
-    def state(self) -> State: ...
-    @property
-    def lease(self) -> Lease | None: ...
-    def move(self, state: State) -> None: ...
-    def hold(self, lease: Lease) -> None: ...
-    def give_back(self, pool: KvPool) -> None: ...
-
-RecordT = TypeVar("RecordT", bound=Record)
-
-def begin_request(
-    r: Record, prepared: Any, sink: Any, options: Any, execution_class: Any, id: int, now: float
-) -> None: ...
-
-@final
-class OneShotRow:
-    def __init__(self, request: Record, skip: int, publish: int = 0) -> None: ...
-    @property
-    def request(self) -> Any: ...
-    @property
-    def skip(self) -> int: ...
-    @property
-    def publish(self) -> int: ...
-
-@final
-class Outcome:
-    def __init__(
-        self,
-        output: Any,
-        token_ids: tuple[int, ...],
-        stats: RequestStats,
-        text: str | None = None,
-        logprobs: tuple[Any, ...] | None = None,
-    ) -> None: ...
-    @property
-    def output(self) -> Any: ...
-    def pairs(self) -> list[float]: ...
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def stats(self) -> RequestStats: ...
-    @property
-    def text(self) -> str | None: ...
-    @property
-    def logprobs(self) -> tuple[Any, ...] | None: ...
-
-class Account:
-    @property
-    def name(self) -> tuple[int, str | None]: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def number(self) -> int: ...
-    served: int
-    waiting: int
-    def __init__(self, name: tuple[int, str | None], number: int) -> None: ...
-
-class AccountBook:
-    @property
-    def accounts(self) -> dict[tuple[int, str | None], Account]: ...
-    @property
-    def now(self) -> dict[int, int]: ...
-    @property
-    def latest(self) -> dict[int, int]: ...
-    @property
-    def busy(self) -> int: ...
-    def open(self, name: tuple[int, str | None]) -> Account: ...
-    def join(self, options: Any, count: int = 1) -> Account: ...
-    def leave(self, account: Account, count: int = 1) -> None: ...
-    def serve(self, account: Account, tokens: int, count: int = 1, last: int | None = None) -> None: ...
-    def take_back(self, options: Any, tokens: int) -> Account: ...
-
-class Waiting:
-    @property
-    def arrivals(self) -> Any: ...
-    @property
-    def groups(self) -> dict[Any, list[int]]: ...
-    unranked: list[Any]
-    columns: Any
-    tokens: int
-    logits_rows: int
-    def __init__(self, arrivals: Any, accounts: AccountBook) -> None: ...
-    def add_all(self, requests: Sequence[Record], first: int, queued_at: int) -> None: ...
-    def join(self, request: Record) -> None: ...
-    def serve_whole(self, requests: Sequence[Record]) -> bool: ...
-    def fits(self, tokens: int, rows: int, logits_bytes: int, row_bytes: int) -> bool: ...
-    def all_of(self, ledger: Ledger, limits: StepLimits) -> list[Any] | None: ...
-
-class QueueSet:
-    oneshot: Any
-    decode: Any
-    running: list[Any]
-    estimates: Any
-    served: int
-    arrivals: int
-    @property
-    def empty(self) -> bool: ...
-
-class Watched:
-    @property
-    def watched(self) -> dict[int, Any]: ...
 
 @final
 class StepLimits:
@@ -467,115 +314,27 @@ class StepLimits:
         defer_tokens: int,
         defer_steps: int,
         fold: bool,
-        overlap: bool = False,
     ) -> None: ...
-    def ledger(self, limit: int | None = None) -> Ledger: ...
 
 @final
-class Ledger:
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def logits_bytes(self) -> int: ...
-    def fits(self, tokens: int) -> bool: ...
-    def take(self, tokens: int) -> bool: ...
-    def give_back(self, tokens: int) -> None: ...
-
-@final
-class Pacer:
-    share: float
-    def __init__(self, share: float) -> None: ...
-    def allowance(self, rows: int) -> int | None: ...
-    def measured(self, rows: int, oneshot_tokens: int, prefill_tokens: int, seconds: float) -> None: ...
-
-@final
-class Planner:
+class OneShotGroup:
     def __init__(
         self,
-        *,
-        make: Maker,
-        plan_running: Callable[..., tuple[list[Any] | None, list[Any]]],
-        plan_prompts: Callable[..., list[Any]],
-        oneshot_first: Callable[[Any], bool],
-        give_way: Callable[[Any, Any], Any],
-        one_group: Callable[[Any, bool], Iterable[Any]],
-        common: Callable[[Any, int, Any], int],
-        fold: Callable[[tuple[int, ...], int], Any],
-        deferral: Callable[[Any, int], Any],
-    ) -> None: ...
-    def __call__(
-        self,
-        queues: QueueSet,
         pool: KvPool,
-        budgets: Any,
-        pacer: Pacer | None = None,
-        limit: int | None = None,
-        *,
-        in_flight: bool = False,
-    ) -> Any: ...
-
-@final
-class Packer:
-    def __init__(
-        self,
-        *,
-        slices: Maker,
-        batch: Maker,
-        packed: Maker,
-        nothing: Any,
-        with_states: Callable[..., Any],
-        mixed: Callable[[Any, int, bool], Any],
+        limits: StepLimits,
+        tokens: int,
+        rows: int,
+        logits_bytes: int,
+        allowance: int,
+        retry: bool,
+        seen: bool,
     ) -> None: ...
-    def __call__(self, plan: Any, block_size: int, recurrent: bool = False) -> Any: ...
-
-def pack_step(
-    rows: Sequence[OneShotRow],
-    folds: Sequence[tuple[tuple[int, ...], int]],
-    more: Sequence[PromptRow],
-    block_size: int,
-    states: bool = False,
-) -> tuple[tuple[Any, ...], Int32s, Int32s, Int32s, Int32s, Sequence[tuple[int, int, Lease]]]: ...
-
-class PairReadout:
     @property
-    def key(self) -> tuple[object, ...]: ...
-    @property
-    def logits_rows(self) -> int: ...
-    def join(self, readouts: Sequence[Any], rows: Int32s, row_ends: Int32s) -> Any: ...
-    def answers(self, output: object) -> bool: ...
-    def not_finite(self, output: Any) -> Int32s: ...
-
-class DrawReadout:
-    def join(self, readouts: Sequence[Any], rows: Int32s, row_ends: Int32s) -> Any: ...
-
-class TokenReadout:
-    def answers(self, output: object) -> bool: ...
-    def not_finite(self, output: Any) -> Int32s: ...
-
-def pack_running(
-    requests: Sequence[Record], block_size: int
-) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]: ...
-def sampling_arrays(settings: list[Any]) -> tuple[Any, Int32s, Any, Any, Any, Int32s, int, bool, bool]: ...
-def end_with(r: Record, token: int) -> tuple[bool, str | None]: ...
-def postprocess_group(
-    pool: KvPool,
-    plan: Any,
-    packed: Any,
-    result: Any,
-    bad_rows: Sequence[frozenset[int]],
-    vocab_size: int,
-) -> tuple[list[Any], list[Outcome], list[tuple[Any, int | None]]]: ...
-def postprocess_running(
-    requests: tuple[Record, ...],
-    token_ids: Int32s | None,
-    bad: frozenset[int],
-    gone: Collection[int],
-    vocab_size: int,
-    forward_ms: float,
-    batch_size: int,
-) -> tuple[list[int], list[tuple[int, Exception]]]: ...
+    def done(self) -> bool: ...
+    def admit(self, r: Record, deferred: int) -> tuple[Lease | None, int, int]: ...
+    def end(self) -> tuple[int, int, int]: ...
+    def folds(self) -> list[tuple[list[int], int]]: ...
+    def keep(self, r: Record, lease: Lease, skip: int, end: int, evict_hit: bool, seen: bool) -> tuple[bool, int]: ...
 
 class Inbox:
     def __init__(self, max_requests: int, max_tokens: int) -> None: ...
@@ -589,8 +348,8 @@ class Inbox:
     def items(self) -> list[Any]: ...
     def take_places(self, count: int) -> int: ...
     def give_back(self, places: int) -> None: ...
-    def charge(self, request: Record) -> bool: ...
-    def post(self, requests: list[RecordT]) -> bool: ...
+    def charge(self, request: Record, tokens: int) -> bool: ...
+    def post(self, requests: list[Any]) -> bool: ...
     def take(self) -> list[Any]: ...
     def leave(self, request: Record) -> None: ...
     def close(self) -> None: ...
@@ -617,11 +376,6 @@ class WakeEvent:
 # ------------------------------------------------------------------ the cost of a step beside its rows
 
 @final
-class Maker:
-    def __init__(self, kind: type) -> None: ...
-    def __call__(self, *values: object) -> Any: ...
-
-@final
 class CostFit:
     def __init__(self, memory: int) -> None: ...
     @property
@@ -637,32 +391,6 @@ class CostFit:
 def prompt_keys(uncached: int, cached: int) -> float: ...
 @overload
 def prompt_keys(uncached: npt.NDArray[Any], cached: npt.NDArray[Any]) -> npt.NDArray[np.float64]: ...
-
-@final
-class ResultCheck:
-    def __init__(self, result: type, mixed: type, error: type[Exception]) -> None: ...
-    def __call__(self, packed: Any, result: object) -> list[frozenset[int]]: ...
-
-def begin_plan(plan: Any, now: float, cost: CostFit, inbox: Inbox) -> tuple[list[Any], list[Any], bool]: ...
-def requests_of(rows: Iterable[OneShotRow]) -> list[Any]: ...
-def readouts_of(rows: Sequence[OneShotRow], nothing: Any) -> list[Any]: ...
-
-class StepCounts:
-    steps: dict[str, int]
-    prefill_tokens: int
-    decode_tokens: int
-    prefix_hit_tokens: int
-    folded_tokens: int
-    lm_head_rows: int
-    eager_steps: int
-    graph_replays: int
-    peak_activation_bytes: int
-    finished: int
-    forward_seconds: float
-    def count_step(self, plan: Any, batch: Any, result: Any, pacer: Pacer, fit: CostFit) -> int: ...
-    def counted(self) -> dict[str, Any]: ...
-
-# ------------------------------------------------------------------ admission
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math as _math
 import os
-from time import perf_counter as _perf_counter
 
 cimport cython
 cimport ndarray as cnp
@@ -49,16 +48,10 @@ include "arrays.pxi"
 include "pool.pxi"
 include "trie.pxi"
 include "packing.pxi"
-include "kv.pxi"
-include "stats.pxi"
 include "records.pxi"
-include "outcomes.pxi"
-include "ledger.pxi"
+include "kv.pxi"
 include "rows.pxi"
-include "waiting.pxi"
-include "postprocess.pxi"
 include "queues.pxi"
-include "steps.pxi"
+include "cost.pxi"
 include "planning.pxi"
-include "batches.pxi"
 include "labels.pxi"

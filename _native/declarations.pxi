@@ -10,9 +10,6 @@ cdef extern from "Python.h" nogil:
 cdef extern from "Python.h":
     Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
     PyObject** PySequence_Fast_ITEMS(object sequence)
-    bint PyUnicode_IS_ASCII(object text)
-    ctypedef struct PyTypeObject:
-        pass
 
 
 cdef extern from "prelude/status.hpp" namespace "prelude" nogil:
@@ -391,12 +388,6 @@ cdef extern from "prelude/cost_fit.hpp" namespace "prelude" nogil:
         double predict(const FourDoubles& x)
 
     double c_prompt_keys "prelude::prompt_keys"(double uncached, double cached)
-
-
-cdef extern from "prelude/members.hpp" namespace "prelude":
-    Py_ssize_t member_offset(object kind, object descriptor) noexcept
-    PyObject* member_of(PyObject* of, Py_ssize_t offset) noexcept
-    object new_filled(PyTypeObject* kind, const Py_ssize_t* offsets, PyObject** values, Py_ssize_t count)
 
 
 cdef extern from "prelude/chunks.hpp" namespace "prelude" nogil:

@@ -121,10 +121,8 @@ cdef class KvPool:
     cdef CKvPool* c  # owned; refers to memory that `trie` and `allocator` keep alive
     cdef object copies_out, copies_in
     cdef public object interrupts
-    cdef COneShotGroup* group  # owned: the OneShot rows of the step being planned
     cdef readonly BlockAllocator allocator
     cdef readonly PrefixTrie trie
-    cdef readonly int64_t unkept  # OneShot prompts of which no block was kept, for want of room
 
     def __cinit__(self, int64_t num_blocks, int64_t block_size, *, cbool prefix_cache=True,
                   int32_t running_states=0, int32_t prefix_states=0):
@@ -133,10 +131,8 @@ cdef class KvPool:
         self.allocator = BlockAllocator(num_blocks, block_size)
         self.trie = PrefixTrie(self.allocator)
         self.c = new CKvPool(self.trie.c[0], prefix_cache, running_states, prefix_states)
-        self.group = new COneShotGroup(self.c[0])
 
     def __dealloc__(self):
-        del self.group
         del self.c
 
     @property
@@ -317,11 +313,21 @@ cdef class KvPool:
             self.allocator.writer.leave()
         _check(r)
 
+    def publish_rows(self, Record r not None, Lease lease not None, int64_t tokens) -> None:
+        """``publish`` of the first ``tokens`` of a OneShot row's prompt, which its step has computed."""
+        cdef Result wrong
+        _check_prompt(r, tokens)
+        if lease.c.released:
+            raise RuntimeError("a lease that is released publishes nothing")
+        self.allocator.enter()
+        try:
+            wrong = self.c.publish(lease.c, r.row.tokens, tokens, r.row.salt, r.row.cache == CacheMode.always, True)
+        finally:
+            self.allocator.writer.leave()
+        _check(wrong)
+
     def release(self, Lease lease not None) -> None:
         """The one place where held blocks, locks and state entries are given back."""
-        self.take_back(lease)
-
-    cdef int take_back(self, Lease lease) except -1:
         cdef Result r
         if lease.c.released:
             raise RuntimeError("lease released twice")
@@ -331,7 +337,6 @@ cdef class KvPool:
         finally:
             self.allocator.writer.leave()
         _check(r)
-        return 0
 
     def audit(self, leases) -> None:
         """Conservation: free + used + cached == total, and no block is held that is not on ``leases``; where there

@@ -1,237 +1,111 @@
-# The plan of a step: the order of its parts, and its OneShot rows from their queue to their leases. Part of core.pyx.
-
-
-cdef class QueueSet:
-    """The requests of an engine: ``oneshot`` and ``decode`` wait, ``running`` hold a row. ``arrivals`` counts those
-    that came, ``served`` the tokens of all plans. ``estimates`` knows how much of each waiting prompt the prefix cache
-    has, or is None. ``look_again()`` takes its news: by a subclass."""
-
-    cdef public Waiting oneshot, decode
-    cdef public list running
-    cdef public object estimates, served, arrivals
-
-    @property
-    def empty(self) -> bool:
-        return not (self.running or self.oneshot.arrivals or self.decode.arrivals)
-
-
-cdef class Watched:
-    """``watched``: the requests whose prompts are watched in the prefix cache, by watch. Without any there is no
-    news of them."""
-
-    cdef readonly dict watched
-
-    def __cinit__(self, *args, **keywords):
-        self.watched = {}
-
-
-cdef inline bint _may_have_news(estimates) except -1:
-    if estimates is None:
-        return False
-    return not isinstance(estimates, Watched) or bool((<Watched>estimates).watched)
+# The OneShot rows of a step: matched, charged, given leases, folded, and their prefixes kept. Part of core.pyx.
 
 
 @cython.final
-cdef class Planner:
-    """Plans a step in one call: matches prefixes, charges budgets, chooses OneShot rows and gives them their leases.
-    ``make`` makes the plan of its fields in order. The other arguments are called where a step has more than OneShot
-    requests that all fit:
+cdef class StepLimits:
+    """The limits of a step and of its group of OneShot requests, which hold for all steps of an engine."""
 
-        plan_running(queues, pool, ledger, retry, in_flight)       running rows, and those that were preempted for them;
-                                                                   None for the rows: nothing can be planned
-        plan_prompts(queues, pool, budgets, ledger, beside_rows, retry, deferred)    chunks of Decode prompts
-        oneshot_first(queues)                                      whether OneShot requests come before these
-        give_way(queues, pool)                                     the running request that was preempted
-        one_group(queues, retry)                                   the OneShot requests in the order of the policy
-        common(request, skip, estimates)                           tokens that a waiting request has in common with it
-        fold(members, tokens), deferral(request, tokens)           make these parts of a plan
-    """
+    cdef GroupLimits most
 
-    cdef Maker make
-    cdef object plan_running, plan_prompts, oneshot_first, give_way, one_group, common, fold, deferral
-
-    def __cinit__(self, *, Maker make not None, plan_running, plan_prompts, oneshot_first, give_way, one_group, common,
-                  fold, deferral):
-        self.make, self.plan_running, self.plan_prompts = make, plan_running, plan_prompts
-        self.oneshot_first, self.give_way, self.one_group = oneshot_first, give_way, one_group
-        self.common, self.fold, self.deferral = common, fold, deferral
-
-    def __call__(self, QueueSet queues not None, KvPool pool not None, budgets, Pacer pacer=None, limit=None, *,
-                 cbool in_flight=False):
-        """``limit``: only rows of failed steps, so many at most. ``in_flight``: another step is not postprocessed; rows
-        that it draws a token for go on from there, and no row is preempted beside it."""
-        cdef StepLimits limits = budgets.limits
-        cdef Ledger ledger = limits.ledger(limit)
-        cdef bint retry = limit is not None, prompts
-        cdef list deferred = []
-        cdef object running = (), chunks = (), preempted = (), allowance = None
-        cdef tuple rows, folds
-        pool.c.begin_plan()
-        if _may_have_news(queues.estimates):
-            queues.look_again()
-        if queues.running:
-            running, preempted = self.plan_running(queues, pool, ledger, retry, in_flight)
-            if running is None:
-                return self.make.make(((), (), (), (), (), (), True))
-        if pacer is not None and not retry:
-            allowance = pacer.allowance(len(running))
-        prompts = bool(queues.running) or bool(queues.decode.arrivals)  # of Decode requests, that may get a chunk
-        if prompts and not self.oneshot_first(queues):
-            chunks = self.plan_prompts(queues, pool, budgets, ledger, bool(running), retry, deferred)
-            prompts = False
-        rows, folds = self.plan_group(queues, pool, limits, ledger, allowance, retry, deferred)
-        if prompts:
-            chunks = self.plan_prompts(queues, pool, budgets, ledger, bool(running), retry, deferred)
-        if len(queues.running) > 1 and not (rows or chunks or running or preempted or retry or in_flight):
-            # Prompts that wait for each other's blocks: the last one gives way, so the first one moves on.
-            preempted = [self.give_way(queues, pool)]
-        queues.served = queues.served + (limits.most.tokens - ledger.tokens)
-        return self.make.make((rows, folds, tuple(chunks), tuple(running), tuple(preempted), tuple(deferred), False))
-
-    cdef tuple plan_group(self, QueueSet queues, KvPool pool, StepLimits limits, Ledger ledger, allowance, bint retry,
-                          list deferred):
-        """(rows, folds) of one group: the requests that may share a batch with the first one, in order, until one of
-        them does not fit. Each is matched first, and charged for the tokens that the cache does not have.
-        ``allowance`` bounds the group beside running rows; the first request may be longer than it. Those behind the
-        first bring ``limits.group_tokens`` at most: a short request is not made to wait for the long one that would
-        fill up its step."""
-        cdef Waiting queue = queues.oneshot
-        cdef Py_ssize_t waiting = len(queue.arrivals)
-        cdef object group = None
-        cdef list left = [], rows, taken, folds
-        cdef bint overlap = limits.overlap
-        if waiting == 0 or allowance == 0:
-            return (), ()
-        if allowance is None and not retry:  # where all waiting requests may share a batch and fit, the order is free
-            group = queue.all_of(ledger, limits)
-        if group is None:
-            group = self.one_group(queues, retry)
-        rows = _admit(pool, group, ledger, limits, allowance, retry, not retry and (overlap or waiting > 1), left)
-        for request, tokens in left:
-            deferred.append(self.deferral(request, tokens))
-        taken = requests_of(rows)
-        if queue.columns.count or not queue.serve_whole(taken):
-            queue.serve_all(taken)
-        folds = _folds_of(pool, rows) if len(rows) > 1 else []
-        # A promise costs a few microseconds a row: only where another request may find it before it is kept.
-        # The planned requests wait no more: a peer is one that does.
-        _keep_all(pool, rows, folds, not retry and (overlap or bool(queues.decode.arrivals)), self.common,
-                  queues.estimates)
-        return tuple(rows), tuple([self.fold(members, tokens) for members, tokens in folds]) if folds else ()
+    def __cinit__(self, *, int64_t step_tokens, int64_t step_requests, int64_t logits_bytes, int64_t logits_row_bytes,
+                  int64_t logits_chunk_rows, int64_t group_tokens, int64_t defer_tokens, int64_t defer_steps,
+                  cbool fold):
+        self.most.tokens, self.most.rows, self.most.logits_bytes = step_tokens, step_requests, logits_bytes
+        self.most.logits_row_bytes, self.most.logits_chunk_rows = logits_row_bytes, logits_chunk_rows
+        self.most.group_tokens, self.most.allowance = group_tokens, -1
+        self.most.defer_tokens, self.most.defer_steps = defer_tokens, defer_steps
+        self.most.fold, self.most.retry, self.most.seen = fold, False, False
 
 
-cdef list _admit(KvPool pool, requests, Ledger ledger, StepLimits limits, allowance, bint retry, bint seen,
-                 list deferred):
-    """The OneShot rows of a step, from ``requests`` in order until one does not fit; ``ledger`` has the rest of the
-    step then. ``allowance``: beside running rows the group ends past so many tokens. ``seen``: other requests may need
-    at once the blocks that a row computes. ``deferred`` gets (request, tokens) of one that is to wait for a leader. The
-    others hold their leases and are in state ``prefill`` now."""
-    cdef GroupLimits most = limits.most
-    most.tokens, most.rows, most.logits_bytes = ledger.tokens, ledger.rows, ledger.logits_bytes
-    most.allowance = -1 if allowance is None else <int64_t>allowance
-    most.retry, most.seen = retry, seen
-    cdef COneShotGroup* group = pool.group
-    cdef list rows = []
-    cdef Record r
-    cdef Lease lease = None
-    cdef OneShotRow row
-    cdef int64_t skip = 0, publish = 0
-    cdef Result wrong
-    cdef Verdict verdict
-    group.begin(most)
-    for r in requests:
-        if group.done():
-            break
-        if r.state is not _WAITING:
-            raise RuntimeError(f"a request that is {r.state} cannot be planned")
-        lease = Lease.__new__(Lease)
-        pool.allocator.enter()
+@cython.final
+cdef class OneShotGroup:
+    """The OneShot rows of one step. ``tokens``, ``rows`` and ``logits_bytes``: the rest of the step. ``allowance``:
+    beside running rows the group ends past so many tokens; -1 for none. ``seen``: other requests may need at once the
+    blocks that a row computes."""
+
+    cdef COneShotGroup* c  # owned
+    cdef KvPool pool
+    cdef list held  # what the folds point into
+
+    def __cinit__(self, KvPool pool not None, StepLimits limits not None, int64_t tokens, int64_t rows,
+                  int64_t logits_bytes, int64_t allowance, cbool retry, cbool seen):
+        cdef GroupLimits most = limits.most
+        most.tokens, most.rows, most.logits_bytes = tokens, rows, logits_bytes
+        most.allowance, most.retry, most.seen = allowance, retry, seen
+        self.pool, self.held = pool, []
+        self.c = new COneShotGroup(pool.c[0])
+        self.c.begin(most)
+
+    def __dealloc__(self):
+        del self.c
+
+    @property
+    def done(self) -> bool:
+        """Whether no further request can be admitted."""
+        return self.c.done()
+
+    def admit(self, Record r not None, int64_t deferred) -> tuple:
+        """(lease, tokens that come from the cache, blocks that its step publishes). (lease, -1, 0): the request is to
+        wait for another that computes its prefix. (None, -1, 0): it does not fit. ``deferred``: steps that it waited
+        so far."""
+        cdef Lease lease = Lease.__new__(Lease)
+        cdef int64_t skip = 0, publish = 0
+        cdef Result wrong
+        cdef Verdict verdict
+        _check_prompt(r, 0)
+        self.pool.allocator.enter()
         try:
-            verdict = group.admit(r.row, r.deferred, lease.c, &skip, &publish, &wrong)
+            verdict = self.c.admit(r.row, deferred, lease.c, &skip, &publish, &wrong)
         finally:
-            pool.allocator.writer.leave()
+            self.pool.allocator.writer.leave()
         _check(wrong)
-        if verdict == Verdict.full:
-            break
-        if verdict == Verdict.deferred:
-            r.deferred += 1
-            r.stats.deferred_ticks += 1
-            deferred.append((r, lease.c.ahead * pool.c.block_size()))
-            continue
-        _hold(r, lease)
-        r.stats.cached_tokens = skip
-        _move(r, _PREFILL)
-        row = OneShotRow.__new__(OneShotRow)
-        row.request, row.skip, row.publish = r, skip, publish
-        rows.append(row)
-    group.end()
-    ledger.tokens, ledger.rows = group.left().tokens, group.left().rows
-    ledger.logits_bytes = group.left().logits_bytes
-    return rows
-
-
-cdef list _folds_of(KvPool pool, list rows):
-    """(members, tokens) of the folds of the group that was admitted last. The member that may publish for all comes
-    first."""
-    cdef list out = []
-    cdef list first, after
-    cdef int32_t member
-    cdef int64_t k
-    cdef size_t g
-    cdef FoldGroup fold
-    for g in range(pool.group.folds().groups().size()):
-        fold = pool.group.folds().groups()[g]
-        if fold.count < 2:
-            continue
-        first, after = [], []
-        member = fold.first
-        for k in range(fold.count):
-            if (<OneShotRow?>rows[member]).request.row.cache == CacheMode.never:
-                after.append(member)
-            else:
-                first.append(member)
-            member = pool.group.folds().next(member)
-        out.append((tuple(first + after), fold.shared))
-    return out
-
-
-cdef int _keep_all(KvPool pool, list rows, list folds, bint seen, common, estimates) except -1:
-    """Blocks for the prefixes that the rows publish: folded ones their common part once, through the first member;
-    others their trunk. ``common(request, skip, estimates)``: how many tokens a peer that waits shares with one that
-    finds no room; for these blocks that were hit before are evicted, the coldest first."""
-    cdef OneShotRow row
-    cdef Record r
-    cdef Result wrong
-    cdef int64_t end, at = 0
-    cdef cbool room
-    cdef dict ends = {}
-    if not pool.c.caching():
-        return 0
-    for members, tokens in folds:
-        for member in members:
-            ends[member] = 0
-        row = rows[members[0]]
-        ends[members[0]] = row.skip + tokens
-    for row in rows:
-        r = row.request
-        end = ends.get(at, r.row.trunk) if ends else r.row.trunk
-        at += 1
-        if row.publish:
-            continue
-        pool.allocator.enter()
-        try:
-            room = pool.group.keep(r.row, r.lease.c, row.skip, end, r.row.cache == CacheMode.always, seen,
-                                   &row.publish, &wrong)
-        finally:
-            pool.allocator.writer.leave()
-        _check(wrong)
-        if not room:
-            end = min(end, <int64_t>common(r, row.skip, estimates))
-            pool.allocator.enter()
+        if verdict == Verdict.admitted:
             try:
-                pool.group.keep(r.row, r.lease.c, row.skip, end, True, seen, &row.publish, &wrong)
-            finally:
-                pool.allocator.writer.leave()
-            _check(wrong)
-            pool.unkept += not row.publish
-    return 0
+                self.held.append((r, lease))
+                return lease, skip, publish
+            except BaseException:  # no memory: the caller knows of no lease
+                self.pool.release(lease)
+                raise
+        return (None if verdict == Verdict.full else lease), -1, 0
+
+    def end(self) -> tuple:
+        """(tokens, rows, bytes of logits) that the step still has. No request is admitted any more."""
+        self.c.end()
+        return self.c.left().tokens, self.c.left().rows, self.c.left().logits_bytes
+
+    def folds(self) -> list:
+        """(members, tokens): rows, by number, whose next tokens after the cached ones are the same."""
+        cdef list out = []
+        cdef int32_t member
+        cdef int64_t k
+        cdef size_t g
+        cdef FoldGroup fold
+        for g in range(self.c.folds().groups().size()):
+            fold = self.c.folds().groups()[g]
+            if fold.count < 2:
+                continue
+            members, member = [], fold.first
+            for k in range(fold.count):
+                members.append(member)
+                member = self.c.folds().next(member)
+            out.append((members, fold.shared))
+        return out
+
+    def keep(self, Record r not None, Lease lease not None, int64_t skip, int64_t end, cbool evict_hit,
+             cbool seen) -> tuple:
+        """Blocks for the prefix that a row computes, up to token ``end``: (whether there was room, blocks that its step
+        publishes). ``evict_hit``: also blocks that were hit before give way.
+        ``seen``: other requests may find the prefix before it is kept."""
+        cdef int64_t publish = 0
+        cdef Result wrong
+        cdef cbool room
+        _check_prompt(r, end)
+        if lease.c.released or not 0 <= skip <= end:
+            raise ValueError(f"a lease that is released, or tokens {skip} to {end}")
+        self.pool.allocator.enter()
+        try:
+            room = self.c.keep(r.row, lease.c, skip, end, evict_hit, seen, &publish, &wrong)
+        finally:
+            self.pool.allocator.writer.leave()
+        _check(wrong)
+        return room, publish

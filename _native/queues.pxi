@@ -118,11 +118,11 @@ cdef class Inbox:
     def give_back(self, int64_t places) -> None:
         self.admission.requests.give_back(places)
 
-    def charge(self, Record request not None) -> bool:
+    def charge(self, Record request not None, int64_t tokens) -> bool:
         """Counts the tokens of a request that has a place; False, and nothing counted, where there is no room."""
-        if self.admission.tokens.take(request.num_known, True) < request.num_known:
+        if self.admission.tokens.take(tokens, True) < tokens:
             return False
-        request.queued_tokens = request.num_known
+        request.queued_tokens = tokens
         return True
 
     def post(self, list requests not None) -> bool:

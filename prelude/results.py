@@ -10,12 +10,45 @@ import numpy as np
 import numpy.typing as npt
 
 from prelude import confidence
-from prelude._native.core import RequestStats as RequestStats
 from prelude.errors import WrongUse
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """The statistics of one request. Times are wall milliseconds.
+
+    ``computed_tokens`` are tokens that went through the layers for this request, ``cached_tokens`` were read from
+    the prefix cache; a state shared by N questions is counted once. ``ttft_ms`` and ``total_ms`` count from when the
+    request was handed to the engine, after tokenising. ``timeline`` is there where it was asked for.
+    ``estimated_jct`` is the cost model's expectation when the request was planned: seconds of computing its prompt
+    alone; 0 before a step was measured. ``deferred_ticks`` counts steps spent waiting for another to compute
+    the prefix.
+    """
+
+    execution_class: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    deferred_ticks: int = 0
+    chunks: int = 0
+    preemptions: int = 0
+    queue_ms: float = 0.0
+    forward_ms: float = 0.0
+    tokenize_ms: float = 0.0
+    detok_ms: float = 0.0
+    finish_reason: str | None = None
+    truncated_tokens: int = 0
+    estimated_jct: float = 0.0
+    batch_size_seen: int = 0
+    replays: int = 0
+    ttft_ms: float = 0.0
+    total_ms: float = 0.0
+    request_id: str | None = None
+    timeline: Any = None
 
 
 @dataclass(frozen=True, slots=True)

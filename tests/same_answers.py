@@ -13,12 +13,14 @@ together with those of 15 other requests, cached prefixes and shared steps inclu
     reduced     one of its questions alone
     permuted    the options of every choice in another order (but with ``orders="given"``, where that is another text)
 
-The exit status is 1 if a bit changed.
+The exit status is 1 if a bit changed. ``sha256`` is of the answers to the requests alone: two commits that print the
+same give the same bits.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import logging
 import random
@@ -110,12 +112,14 @@ def compare(engine: Engine, requests: int, seed: int) -> dict[str, Any]:
     compared: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     examples: list[Any] = []
+    digest = hashlib.sha256()
     began = time.monotonic()
     for first in range(0, requests, TOGETHER):
         orders = make.rng.choice(ORDERS)
         service = services[orders]
         base = [make.request() for _ in range(min(TOGETHER, requests - first))]
         alone = [service.answer(request)["answers"] for request in base]
+        digest.update(json.dumps(alone).encode())
         jobs = [
             (at, kind, *variant)
             for at, one in enumerate(base)
@@ -135,6 +139,7 @@ def compare(engine: Engine, requests: int, seed: int) -> dict[str, Any]:
     return {
         "requests": requests,
         "seed": seed,
+        "sha256": digest.hexdigest(),
         "answers_compared": dict(sorted(compared.items())),
         "answers_changed": {kind: changed[kind] for kind in sorted(compared)},
         "examples": examples[:3],

@@ -6,13 +6,12 @@ the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from prelude._native.core import Outcome as Outcome
 from prelude.batch import I32, SampleOutput
 from prelude.readouts import RequestReadout
 from prelude.readouts.sampling import Sampling
@@ -23,6 +22,7 @@ ROOT: I32 = np.array([-1], dtype=np.int32)
 _COUNT: I32 = np.arange(1 << 16, dtype=np.int32)
 _WHOLE: I32 = np.stack([np.zeros(1 << 12, dtype=np.int32), _COUNT[: 1 << 12]], axis=1)  # [n] = (0, n)
 _NO_ROWS: I32 = np.zeros(0, dtype=np.int32)
+_LEAST = float(np.finfo(np.float32).min)  # stands for the logprob of an impossible token
 for _shared in (ROOT, _COUNT, _WHOLE, _NO_ROWS):
     _shared.setflags(write=False)
 
@@ -114,6 +114,42 @@ class Prepared:
             return _NO_ROWS
         rows: I32 = self.readout.rows + np.int32(self.first)
         return rows
+
+
+class Outcome:
+    """A request's raw numbers, before they become a public result. ``token_ids`` were generated; ``text`` and
+    ``logprobs`` are there where a reader decoded the tokens on their way. ``part``: the request's rows and pairs of
+    an output of its whole step."""
+
+    __slots__ = ("_output", "_part", "logprobs", "stats", "text", "token_ids")
+
+    def __init__(
+        self,
+        output: Any,
+        token_ids: Sequence[int],
+        stats: RequestStats,
+        text: str | None = None,
+        logprobs: tuple[SampledLogprob, ...] | None = None,
+        part: tuple[slice, slice] | None = None,
+    ) -> None:
+        self._output, self._part = output, part
+        self.token_ids, self.stats, self.text, self.logprobs = token_ids, stats, text, logprobs
+
+    @property
+    def output(self) -> Any:
+        """The request's own part of its step's output."""
+        if self._part is not None:
+            self._output, self._part = self._output.slice(*self._part), None
+        return self._output
+
+    def pairs(self) -> list[float]:
+        """The logprobs of the request's own (row, target) pairs, as Python numbers, none below float32's least."""
+        values = self._output.logprobs if self._part is None else self._output.logprobs[self._part[1]]
+        found: list[float] = np.maximum(values, _LEAST, dtype=np.float64).tolist()
+        return found
+
+    def __repr__(self) -> str:
+        return f"Outcome(output={self.output!r}, token_ids={self.token_ids!r}, stats={self.stats!r})"
 
 
 @dataclass(frozen=True, slots=True)

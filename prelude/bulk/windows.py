@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from prelude._native.core import Maker
 from prelude.admission.snapshot import PROMPT_FIELDS
 from prelude.admission.validation import integer
 from prelude.errors import InvalidRequest, is_interrupt, own_error, shown
@@ -36,9 +35,6 @@ class Mapped(Generic[T, R]):
         if self.error is not None:
             raise self.error
         return self.result  # type: ignore[return-value]
-
-
-make_mapped = Maker(Mapped)
 
 
 @dataclass(slots=True)
@@ -83,7 +79,7 @@ class Window(Generic[T]):
     def mapped(self, at: int, results: Mapping[int, Any]) -> Mapped[T, Any]:
         found = results.get(at, self.tasks[at])
         error = found if isinstance(found, Exception) else None
-        mapped: Mapped[T, Any] = make_mapped(self.first + at, self.rows[at], found if error is None else None, error)
+        mapped: Mapped[T, Any] = Mapped(self.first + at, self.rows[at], found if error is None else None, error)
         return mapped
 
 

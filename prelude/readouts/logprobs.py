@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
-from prelude._native.core import PairReadout
+from prelude._native.core import any_nan, join_pairs
 from prelude.arrays import F32, F64, I32
-from prelude.readouts.base import Output, Readout, RequestReadout, Rows, bad_rows, counted_rows
+from prelude.readouts.base import (
+    Joined,
+    Key,
+    Output,
+    Readout,
+    RequestReadout,
+    Rows,
+    bad_rows,
+    counted_rows,
+    shape,
+)
+
+_NO_ROWS: I32 = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +41,7 @@ class LogprobOutput(Output):
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobRows(PairReadout, Readout, RequestReadout):
+class LogprobRows(Readout, RequestReadout):
     """Logprobs (float32 log-softmax over the whole vocabulary) of given tokens at given positions.
 
     ``rows[r]`` is a token index; its logits predict the token that follows it. Rows of requests that read the same
@@ -40,8 +52,6 @@ class LogprobRows(PairReadout, Readout, RequestReadout):
 
     ``raw``: the targets' logits instead, which takes a product with their rows of the LM head alone; neither ``top``
     nor ``ranks`` can be had with it.
-
-    ``PairReadout`` (``_native/rows.pxi``) joins requests' readouts and checks outputs.
     """
 
     rows: I32  # [R]
@@ -51,9 +61,19 @@ class LogprobRows(PairReadout, Readout, RequestReadout):
     ranks: bool = False
     raw: bool = False
 
-    output_kind: ClassVar[type[Output]] = LogprobOutput
-
     # ---- of a request
+
+    @property
+    def key(self) -> Key:
+        return "logprobs", self.top, self.ranks, self.raw
+
+    @property
+    def logits_rows(self) -> int:
+        return 0 if self.raw else len(self.rows)
+
+    def join(self, readouts: Sequence[LogprobRows], rows: I32, row_ends: I32) -> Joined:
+        target_rows, targets, pair_ends = join_pairs(readouts, row_ends)
+        return Joined(LogprobRows(rows, target_rows, targets, self.top, self.ranks, self.raw), row_ends, pair_ends)
 
     @property
     def needs_lm_head(self) -> bool:
@@ -113,6 +133,17 @@ class LogprobRows(PairReadout, Readout, RequestReadout):
         if found.top_ids is not None and found.top_logprobs is not None:
             found = replace(found, top_ids=found.top_ids[places], top_logprobs=found.top_logprobs[places])
         return found, bad_rows(finite)
+
+    def answers(self, output: object) -> bool:
+        pairs, rows = self.targets.shape, self.rows.shape
+        if not isinstance(output, LogprobOutput) or shape(output.logprobs) != pairs:
+            return False
+        if self.ranks and shape(output.ranks) != pairs:
+            return False
+        return not self.top or shape(output.top_ids)[:1] == shape(output.top_logprobs)[:1] == rows
+
+    def not_finite(self, output: LogprobOutput) -> I32:
+        return self.target_rows[np.isnan(output.logprobs)] if any_nan(output.logprobs) else _NO_ROWS
 
     def blank(self) -> LogprobOutput:
         return LogprobOutput(np.full(len(self.targets), -1.0), None, None, None)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 
-from prelude._native.core import TokenReadout, worked_rows
+from prelude._native.core import worked_rows
 from prelude.arrays import F32, I32, U64
 from prelude.readouts.base import Output, Readout, Rows, bad_rows
 from prelude.readouts.draw import sample_token, uniforms
+
+_NO_ROWS: I32 = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,12 @@ class SampleOutput(Output):
 
 
 @dataclass(frozen=True, slots=True)
-class SampleRows(TokenReadout, Readout):
+class SampleRows(Readout):
     """One sampled token per row. Greedy where ``temperature`` is 0.
 
     The uniform number of row n is a pure function of (``seeds[n]``, ``steps[n]``), so the same request draws the
     same tokens beside any other rows. ``logprobs`` asks for the logprob of the sampled token, ``top`` > 0 for the
     ``top`` best tokens and theirs as well. ``edits=None``: logits are sampled as they are.
-
-    ``TokenReadout`` (``_native/rows.pxi``) checks outputs.
     """
 
     rows: I32  # [N], token indices; for decode rows the row itself
@@ -83,8 +83,6 @@ class SampleRows(TokenReadout, Readout):
     top: int = 0
     logprobs: bool = False
     edits: LogitEdits | None = None
-
-    output_kind: ClassVar[type[Output]] = SampleOutput
 
     @property
     def vocab_rows(self) -> int:
@@ -118,6 +116,14 @@ class SampleRows(TokenReadout, Readout):
                     top_ids[start:stop], top_logprobs[start:stop] = some.best(top)
         token_ids[~finite] = 0
         return SampleOutput(token_ids, logprobs, top_ids, top_logprobs), bad_rows(finite)
+
+    def answers(self, output: object) -> bool:
+        if not isinstance(output, SampleOutput) or not isinstance(output.token_ids, np.ndarray):
+            return False
+        return bool(output.token_ids.shape == self.rows.shape)
+
+    def not_finite(self, output: Any) -> I32:
+        return _NO_ROWS  # token ids are numbers
 
     def blank(self) -> SampleOutput:
         return SampleOutput(np.zeros(len(self.rows), np.int32))

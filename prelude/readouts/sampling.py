@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from prelude._native.core import DrawReadout, Maker, sampling_arrays
 from prelude.arrays import F32, I32
-from prelude.readouts.base import Key, RequestReadout
+from prelude.readouts.base import Joined, Key, RequestReadout
 from prelude.readouts.sample import LogitEdits, SampleRows
 
 if TYPE_CHECKING:
@@ -109,16 +108,14 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingState(DrawReadout, RequestReadout):
+class SamplingState(RequestReadout):
     """One row that is about to be sampled: ``row`` among its request's tokens, or in its batch; ``step`` tokens were
-    drawn before. ``DrawReadout`` (``_native/rows.pxi``) joins requests' readouts."""
+    drawn before."""
 
     row: int
     sampling: Sampling
     step: int = 0
     history: History | None = None
-
-    make_rows: ClassVar[Maker] = Maker(SampleRows)
 
     @property
     def rows(self) -> I32:  # type: ignore[override]
@@ -139,20 +136,15 @@ class SamplingState(DrawReadout, RequestReadout):
     def describe(self) -> str:
         return "sample at 1 row"
 
-    @staticmethod
-    def edits_of(readouts: Sequence[SamplingState]) -> LogitEdits | None:
-        return logit_edits(readouts)
+    def join(self, readouts: Sequence[SamplingState], rows: I32, row_ends: I32) -> Joined:
+        return Joined(sampled_rows([one.sampling for one in readouts], rows, lambda: readouts), None, None)
 
 
-make_sampling_state = Maker(SamplingState)
 _COUNT: I32 = np.arange(1 << 10, dtype=np.int32)
 _COUNT.setflags(write=False)
 _KEY: Key = ("sample",)  # rows that ask for fewer numbers read their part of the wider result
 
 # ------------------------------------------------------------------ arrays
-
-
-_make_edits = Maker(LogitEdits)
 
 
 def sample_rows(states: Sequence[SamplingState], rows: Sequence[int] | None = None) -> SampleRows:
@@ -167,15 +159,20 @@ def sampled_rows(
     states: Callable[[], Sequence[SamplingState]],
     steps: Sequence[int] | None = None,
 ) -> SampleRows:
-    """The same by settings. ``states`` is asked only where logits are edited; ``steps``: 0 by default. Rows that all
-    ask for the same share arrays with other batches, so the arrays are not to be written."""
-    temperature, top_k, top_p, min_p, seeds, zeros, top, logprobs, edited = sampling_arrays(settings)
-    drawn = zeros if steps is None else np.array(steps, dtype=np.int32)
-    edits = logit_edits(states()) if edited else None
-    found: SampleRows = SamplingState.make_rows(
-        rows, temperature, top_k, top_p, min_p, seeds, drawn, top, logprobs, edits
+    """The same by settings. ``states`` is asked only where logits are edited; ``steps``: 0 by default."""
+    wanted = [one.logprobs for one in settings if one.logprobs is not None]
+    return SampleRows(
+        rows,
+        np.array([one.temperature for one in settings], dtype=np.float32),
+        np.array([one.top_k for one in settings], dtype=np.int32),
+        np.array([one.top_p for one in settings], dtype=np.float32),
+        np.array([one.min_p for one in settings], dtype=np.float32),
+        np.array([one.seed for one in settings], dtype=np.uint64),
+        np.zeros(len(settings), dtype=np.int32) if steps is None else np.array(steps, dtype=np.int32),
+        max(wanted, default=0),
+        bool(wanted),
+        logit_edits(states()) if any([one.edits is not None for one in settings]) else None,
     )
-    return found
 
 
 def logit_edits(states: Sequence[SamplingState]) -> LogitEdits | None:
@@ -217,10 +214,7 @@ def logit_edits(states: Sequence[SamplingState]) -> LogitEdits | None:
         *_table(allowed, none.allowed_indptr),
         *(_table(banned, none.banned_indptr) if barred else (none.banned_indptr, _NO_IDS)),
     )
-    made: LogitEdits = _make_edits(
-        *weights, seen_indptr, seen_ids, seen_counts, bias_indptr, bias_ids, bias_values, *tables
-    )
-    return made
+    return LogitEdits(*weights, seen_indptr, seen_ids, seen_counts, bias_indptr, bias_ids, bias_values, *tables)
 
 
 @lru_cache(maxsize=64)

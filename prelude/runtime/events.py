@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from prelude._native.core import Maker
 from prelude.errors import is_interrupt
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ class Event:
 
 
 Listener = Callable[[Event], None]
-_make_event = Maker(Event)
 
 
 class Listeners:
@@ -70,21 +68,21 @@ class Listeners:
 
     def emit(self, name: str, request_id: str | None = None, **data: Any) -> None:
         if self._listeners:
-            self._tell(_make_event(name, time.monotonic(), request_id, data))
+            self._tell(Event(name, time.monotonic(), request_id, data))
 
     def emit_each(self, name: str, requests: Iterable[Request]) -> None:
         """An event without data of each request."""
         if self._listeners:
             now = time.monotonic()
             for request in requests:
-                self._tell(_make_event(name, now, request.options.request_id, {}))
+                self._tell(Event(name, now, request.options.request_id, {}))
 
     def emit_accepted(self, requests: Iterable[Request]) -> None:
         if self._listeners:
             now = time.monotonic()
             for request in requests:
                 tokens = {"tokens": request.num_known}
-                self._tell(_make_event("accepted", now, request.options.request_id, tokens))
+                self._tell(Event("accepted", now, request.options.request_id, tokens))
 
     def emit_step(self, plan: Plan, tokens: int, seconds: float) -> None:
         """Of a step of so many tokens that the executor took ``seconds`` for."""

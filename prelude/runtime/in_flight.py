@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from prelude._native.core import Maker
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.plan import Plan
@@ -69,9 +68,6 @@ class InFlightStep:
             if edits is not None and edits.follows:
                 return True
         return False
-
-
-make_step = Maker(InFlightStep)
 
 
 class StepsInFlight(deque[InFlightStep]):

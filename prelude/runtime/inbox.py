@@ -70,7 +70,7 @@ class Places:
             raise closed()
         if self.left == 0:
             raise inbox.full()
-        if not inbox.charge(request):
+        if not inbox.charge(request, request.num_known):
             inbox.refused("queued_tokens")
             raise QueueFull(
                 f"{inbox.tokens} tokens are waiting and the request brings {request.num_known}; the limit is "

@@ -8,23 +8,32 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from prelude._native.core import StepCounts
 from prelude.admission.classes import ExecutionClass
+from prelude.batch import ForwardBatch, StepResult
+from prelude.scheduling.cost import CostModel, Work
+from prelude.scheduling.pacing import Pacer
+from prelude.scheduling.plan import Plan
 
 
 @dataclass(slots=True)
-class EngineStats(StepCounts):
-    """Counted natively, a step at a time: ``steps`` by kind, ``prefill_tokens``, ``decode_tokens``,
-    ``prefix_hit_tokens``, ``folded_tokens`` (not computed again because rows of one step shared them),
-    ``lm_head_rows``, ``eager_steps``, ``graph_replays``, ``peak_activation_bytes``, ``forward_seconds``, and the
-    requests that ended well: ``finished``.
-
-    Read without stopping the engine; each is exact, a set of them may be a step apart.
+class EngineStats:
+    """Read without stopping the engine; each is exact, a set of them may be a step apart.
 
     An admitted request has ended or is in the queues: ``requests`` = ``finished`` + ``failed`` + ``cancelled`` +
     ``expired`` + waiting and running requests. ``rejected`` requests were never admitted.
     """
 
+    steps: dict[str, int] = field(default_factory=lambda: {"oneshot": 0, "mixed": 0, "decode": 0})
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    folded_tokens: int = 0  # not computed again because rows of one step shared them
+    lm_head_rows: int = 0
+    eager_steps: int = 0
+    graph_replays: int = 0
+    peak_activation_bytes: int = 0
+    forward_seconds: float = 0.0
+    finished: int = 0  # requests that ended well
     requests: dict[str, int] = field(default_factory=lambda: {c.value: 0 for c in ExecutionClass})
     failed: int = 0
     cancelled: int = 0
@@ -64,8 +73,30 @@ class EngineStats(StepCounts):
     host_kv_evictions: int = 0  # blocks that gave way to others there; those that were dropped do not count
     host_kv_failed: int = 0  # copies that failed, each of any number of blocks
 
+    def count_step(self, plan: Plan, batch: ForwardBatch, result: StepResult, pacer: Pacer, cost: CostModel) -> int:
+        """The rows of a step are counted, its seconds go to the pacer and the cost model. The tokens of its batch."""
+        tokens, decode = batch.num_tokens, len(plan.decode)
+        prefill = sum([row.count for row in plan.prefill])
+        self.steps[plan.kind] += 1
+        self.prefix_hit_tokens += sum([row.skip for row in plan.oneshot])
+        for row in plan.prefill:
+            if not row.request.stats.chunks and not row.request.output:
+                self.prefix_hit_tokens += row.start
+        for fold in plan.folds:
+            self.folded_tokens += fold.tokens * (len(fold.members) - 1)
+        self.prefill_tokens += tokens - decode
+        self.decode_tokens += decode
+        self.lm_head_rows += result.lm_head_rows
+        self.eager_steps += result.eager
+        self.graph_replays += not result.eager
+        self.peak_activation_bytes = max(self.peak_activation_bytes, result.peak_bytes)
+        self.forward_seconds += result.seconds
+        pacer.measured(decode, tokens - prefill - decode, prefill, result.seconds)
+        cost.observe(Work(tokens, result.attended_tokens, result.lm_head_rows), result.seconds)
+        return tokens
+
     def numbers(self) -> dict[str, Any]:
-        return {**asdict(self), **self.counted()}
+        return asdict(self)
 
 
 class GcPauses:

@@ -8,20 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from prelude._native.core import begin_plan
+from prelude._native.core import prompt_keys
 from prelude.batch import StepResult
 from prelude.errors import is_interrupt
 from prelude.execution.executor import Executor
 from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures
-from prelude.runtime.in_flight import InFlightStep, StepsInFlight, make_step
+from prelude.runtime.in_flight import InFlightStep, StepsInFlight
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
 from prelude.runtime.unkept import Unkept
 from prelude.runtime.watchdog import Watchdog
-from prelude.scheduling.cost import CostModel
+from prelude.scheduling.cost import CostModel, Work
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.pack import pack
@@ -58,7 +58,7 @@ class Stepper:
         self.began = 0.0
         self.plan_hooks: list[Callable[[Plan], None]] = []
         self.watchdog: Watchdog | None = None
-        self._unkept = Unkept(pool)
+        self._unkept = Unkept(pool, queues)
         self._pool = pool
         self._budgets = budgets
         self._queues = queues
@@ -164,8 +164,7 @@ class Stepper:
 
     def plan(self) -> Plan:
         in_flight, limit = bool(self._steps), self._failures.limit
-        plan: Plan = plan_step(self._queues, self._pool, self._budgets, self._pacer, limit, in_flight=in_flight)
-        return plan
+        return plan_step(self._queues, self._pool, self._budgets, self._pacer, limit, in_flight=in_flight)
 
     def _note_waiting(self, plan: Plan) -> None:
         self._stats.deferrals += len(plan.deferred)
@@ -181,14 +180,16 @@ class Stepper:
         began = time.perf_counter()
         for hook in self.plan_hooks:
             hook(plan)
-        if self._pool.unkept != self._unkept.seen:
+        if self._queues.unkept != self._unkept.seen:
             self._unkept.look(plan)
-        requests, fresh, marked = begin_plan(plan, began, self._cost.fit, self._inbox)
+        requests = plan.requests()
+        fresh = [request for request in requests if request.planned == 0.0]
+        for request in fresh:
+            self._planned(request, began)
         self.began = time.monotonic()
         if self.watchdog is not None:
             self.watchdog.step_begins()
-        if self._events.heard or marked:
-            self._scheduled(fresh, began)
+        self._events.emit_each("scheduled", fresh)
         try:
             packed = pack(plan, self._block_size, self._recurrent)
             entered = time.perf_counter() if self._overlap else 0.0
@@ -204,14 +205,18 @@ class Stepper:
             return
         if self._overlap:
             self._blocked += time.perf_counter() - entered
-        self._steps.add(make_step(plan, packed, began, requests, handle, _NONE, _NONE))
+        self._steps.add(InFlightStep(plan, packed, began, requests, handle))
 
-    def _scheduled(self, fresh: list[Request], now: float) -> None:
-        """Requests that are planned for the first time, to their timelines and to listeners."""
-        for request in fresh:
-            if request.timeline is not None:
-                request.timeline.mark("schedule", end=now)
-        self._events.emit_each("scheduled", fresh)
+    def _planned(self, request: Request, now: float) -> None:
+        """For the first time: it waits no more."""
+        request.planned = now
+        cached = request.stats.cached_tokens
+        tokens = request.num_known - cached
+        work = Work(tokens, prompt_keys(tokens, cached), request.logits_rows)
+        request.stats.estimated_jct = self._cost.predict(work)
+        self._inbox.leave(request)
+        if request.timeline is not None:
+            request.timeline.mark("schedule", end=now)
 
     # -------------------------------------------------------------- complete
 
@@ -280,7 +285,7 @@ class Stepper:
             self._stats.discarded_rows += len(plan.decode) - len(valid.decode)
         if valid is plan or not valid.empty:  # else it shows nothing that the step before has not shown
             self._failures.in_a_row = 0
-        tokens = self._stats.count_step(plan, packed.batch, result, self._pacer, self._cost.fit)
+        tokens = self._stats.count_step(plan, packed.batch, result, self._pacer, self._cost)
         if self._events.heard:
             self._events.emit_step(plan, tokens, result.seconds)
         first = [r for r in (row.request for row in valid.prefill) if not r.output] if self._events.heard else ()
@@ -288,6 +293,3 @@ class Stepper:
         for request in first:
             if request.output:
                 self._events.emit("first_token", request.options.request_id)
-
-
-_NONE: frozenset[int] = frozenset()

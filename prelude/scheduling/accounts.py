@@ -7,15 +7,37 @@ fair queue jumps to the last finish as it falls idle).
 
 from __future__ import annotations
 
-from prelude._native.core import Account, AccountBook
+from dataclasses import dataclass
+
+from prelude.options import RequestOptions
 
 _KEPT = 1024
 
 
-class Accounts(AccountBook):
-    """Those with waiting requests keep their number, an index into ``served()``."""
+@dataclass(slots=True, eq=False)
+class Account:
+    """Tokens ``served`` to one (priority, tenant), and how many of its requests wait. ``number``: its index among the
+    accounts."""
+
+    name: tuple[int, str | None]
+    number: int
+    served: int = 0
+    waiting: int = 0
+
+    @property
+    def priority(self) -> int:
+        return self.name[0]
+
+
+class Accounts:
+    """Accounts by name, and for each priority where its request that was served last began (``now``) and its furthest
+    account (``latest``). Those with waiting requests keep their number, an index into ``served()``."""
 
     def __init__(self) -> None:
+        self.accounts: dict[tuple[int, str | None], Account] = {}
+        self.now: dict[int, int] = {}
+        self.latest: dict[int, int] = {}
+        self.busy = 0  # accounts with a waiting request
         self._limit = _KEPT
         self._by_number: list[Account | None] = []
         self._free: list[int] = []  # numbers that no account has
@@ -24,7 +46,39 @@ class Accounts(AccountBook):
         """By number."""
         return [0 if account is None else account.served for account in self._by_number]
 
-    def open(self, name: tuple[int, str | None]) -> Account:
+    def join(self, options: RequestOptions) -> Account:
+        """One more request of this priority and tenant waits; the other methods take its account."""
+        name = (options.priority, options.tenant)
+        account = self.accounts.get(name) or self._open(name)
+        if account.waiting == 0:
+            account.served = max(account.served, self.now.get(account.priority, 0))
+            self.busy += 1
+        account.waiting += 1
+        return account
+
+    def leave(self, account: Account) -> None:
+        """One of its requests waits no more."""
+        account.waiting -= 1
+        if account.waiting == 0:
+            self.busy -= 1
+            if self.busy == 0:
+                self.now.update(self.latest)
+
+    def serve(self, account: Account, tokens: int) -> None:
+        """A request of so many tokens."""
+        priority = account.priority
+        self.now[priority] = max(account.served, self.now.get(priority, 0))
+        account.served += tokens
+        self.latest[priority] = max(account.served, self.latest.get(priority, 0))
+        self.leave(account)
+
+    def take_back(self, options: RequestOptions, tokens: int) -> Account:
+        """A served request is back in the queue."""
+        account = self.join(options)
+        account.served -= tokens
+        return account
+
+    def _open(self, name: tuple[int, str | None]) -> Account:
         if len(self.accounts) >= self._limit:
             self._trim()
         if self._free:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol, TypeAlias
 
-from prelude._native.core import Watched
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.request import Request
 
@@ -38,11 +37,12 @@ class Estimates(Protocol):
 _Place: TypeAlias = "tuple[int, int, bytes]"  # salt, tokens cached, the tokens of the block that is lacked
 
 
-class PoolEstimates(Watched):
+class PoolEstimates:
     """From the trie of a pool. At most one object of a pool at a time: events are read once."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool
+        self.watched: dict[int, Request] = {}  # by watch
         self._watches: dict[int, int] = {}  # by request id
         self._places: dict[int, _Place] = {}  # by watch
         self._peers: dict[_Place, dict[int, Request]] = {}  # by watch

@@ -1,11 +1,37 @@
 """Ledger: the resources that a step still has. Its ``take`` either subtracts a whole row or changes nothing.
 
 Blocks and state entries are not in the ledger: the pool is their only account, and it refuses atomically.
-``_native/ledger.pxi`` has the classes: a step's group of OneShot requests is charged in one native call.
 """
 
-from prelude._native.core import Ledger, StepLimits
+from __future__ import annotations
+
+from dataclasses import dataclass
 
 LOGITS_BYTES = 8  # float32 logits and their log-softmax, per vocabulary entry of a read row
 
-__all__ = ["LOGITS_BYTES", "Ledger", "StepLimits"]
+
+@dataclass(slots=True)
+class Ledger:
+    """The budgets that a step still has: ``tokens`` to compute, cached ones not counted; ``rows``; bytes of
+    logits."""
+
+    tokens: int
+    rows: int
+    logits_bytes: int
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a row of so many tokens fits."""
+        return tokens <= self.tokens and self.rows >= 1
+
+    def take(self, tokens: int) -> bool:
+        """A row of so many tokens; False, and nothing is changed, if it does not fit."""
+        if not self.fits(tokens):
+            return False
+        self.tokens -= tokens
+        self.rows -= 1
+        return True
+
+    def give_back(self, tokens: int) -> None:
+        """A row of so many tokens is not in the step."""
+        self.tokens += tokens
+        self.rows += 1

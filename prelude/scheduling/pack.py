@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from prelude._native.core import Maker, Packer, pack_running, pack_step, readouts_of
+from prelude._native.core import pack_running, pack_step
 from prelude.batch import (
     I32,
     DecodeBatch,
@@ -22,7 +22,7 @@ from prelude.batch import (
     SampleRows,
 )
 from prelude.readouts.sampling import sample_rows, sampled_rows
-from prelude.scheduling.plan import Plan, PrefillRow
+from prelude.scheduling.plan import OneShotRow, Plan, PrefillRow
 from prelude.scheduling.request import Request
 from prelude.scheduling.states import with_states
 
@@ -61,6 +61,11 @@ class Packed:
 _NOTHING = LogprobRows(_EMPTY, _EMPTY, _EMPTY)  # for requests that warm the prefix cache
 
 
+def _readouts(rows: Sequence[OneShotRow]) -> list[Any]:
+    """Of one key: they are joined to one."""
+    return [_NOTHING if row.request.readout is None else row.request.readout for row in rows]
+
+
 # ------------------------------------------------------------------ Decode
 
 
@@ -90,6 +95,19 @@ def _state_indices(requests: Iterable[Request]) -> I32:
 # ------------------------------------------------------------------ the whole step
 
 
+def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
+    """``recurrent``: the batch has the state indices of its requests."""
+    if plan.kind == "oneshot":
+        arrays, _, tokens, ends, computed, states = pack_step(plan.oneshot, plan.folds, (), block_size, recurrent)
+        slices = PromptSlices(*arrays)
+        if recurrent:
+            slices = with_states(slices, states, [], block_size)
+        readouts = _readouts(plan.oneshot)
+        joined, row_ends, pair_ends = readouts[0].join(readouts, tokens, ends)
+        return Packed(OneShotBatch(slices, joined), computed=computed, row_ends=row_ends, pair_ends=pair_ends)
+    return _pack_mixed(plan, block_size, recurrent)
+
+
 def _pack_mixed(plan: Plan, block_size: int, recurrent: bool) -> Packed:
     """A plan with rows of Decode requests, or without any row."""
     if plan.decode and not plan.prefill and not plan.oneshot:
@@ -105,7 +123,7 @@ def _pack_mixed(plan: Plan, block_size: int, recurrent: bool) -> Packed:
     readouts: list[Readout] = []
     row_ends = pair_ends = None
     if oneshot:
-        of_rows = readouts_of(oneshot, _NOTHING)  # of one key: they are joined to one
+        of_rows = _readouts(oneshot)
         joined, row_ends, pair_ends = of_rows[0].join(of_rows, tokens, ends)
         readouts.append(joined)
     chunk_ends = [(offset + row.count - 1, row.request) for offset, row in zip(offsets.tolist(), plan.prefill)]
@@ -128,15 +146,3 @@ def _pack_mixed(plan: Plan, block_size: int, recurrent: bool) -> Packed:
         row_ends,
         pair_ends,
     )
-
-
-pack = Packer(
-    slices=Maker(PromptSlices),
-    batch=Maker(OneShotBatch),
-    packed=Maker(Packed),
-    nothing=_NOTHING,
-    with_states=with_states,
-    mixed=_pack_mixed,
-)
-"""``pack(plan, block_size, recurrent=False) -> Packed``: ``Packer`` of ``_native/batches.pxi``. ``recurrent``: the
-batch has the state indices of its requests."""

@@ -6,9 +6,17 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from prelude._native.core import OneShotRow as OneShotRow
-from prelude._native.core import requests_of
 from prelude.scheduling.request import Request, State
+
+
+@dataclass(slots=True)
+class OneShotRow:
+    """``skip`` trunk tokens come from the cache; ``publish`` blocks of the lease receive the KV of the tokens after
+    them."""
+
+    request: Request
+    skip: int
+    publish: int = 0
 
 
 class Fold(NamedTuple):
@@ -69,7 +77,7 @@ class Plan:
         return "decode" if self.decode and not self.prefill and not self.oneshot else "mixed"
 
     def requests(self) -> list[Request]:
-        requests: list[Request] = requests_of(self.oneshot)
+        requests = [row.request for row in self.oneshot]
         if self.prefill or self.decode:
             requests += [row.request for row in self.prefill]
             requests += self.decode

@@ -20,12 +20,13 @@ from itertools import chain
 
 import numpy as np
 
-from prelude._native.core import Maker, Planner
+from prelude._native.core import OneShotGroup, StepLimits
 from prelude.batch import I32
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.lease import KvPool, Lease
-from prelude.scheduling.ledger import LOGITS_BYTES, Ledger, StepLimits
-from prelude.scheduling.plan import Deferral, Fold, Plan, PrefillRow
+from prelude.scheduling.ledger import LOGITS_BYTES, Ledger
+from prelude.scheduling.pacing import Pacer
+from prelude.scheduling.plan import Deferral, Fold, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 
@@ -59,15 +60,19 @@ class Budgets:
             defer_tokens=self.defer_tokens,
             defer_steps=self.defer_steps,
             fold=self.fold,
-            overlap=self.overlap,
         )
         object.__setattr__(self, "limits", limits)
+
+    def ledger(self, limit: int | None = None) -> Ledger:
+        """Of a step, of ``limit`` rows at most."""
+        rows = self.step_requests if limit is None else min(limit, self.step_requests)
+        return Ledger(self.step_tokens, rows, self.logits_bytes)
 
 
 def _oneshot_first(queues: Queues) -> bool:
     """Whether the oldest OneShot request goes before every prompt of a Decode request: by priority, then arrival.
     Within its class another may go first; between classes age decides, so neither starves the other."""
-    if not queues.oneshot.arrivals:
+    if not queues.oneshot:
         return False
     prompts = [r for r in queues.running if _has_prompt_left(r)]
     first = queues.oneshot.oldest()
@@ -315,25 +320,135 @@ def _common(request: Request, skip: int, estimates: Estimates | None) -> int:
     return int(differ[0]) if len(differ) else n
 
 
+def _plan_group(
+    queues: Queues,
+    pool: KvPool,
+    budgets: Budgets,
+    ledger: Ledger,
+    allowance: int | None,
+    retry: bool,
+    deferred: list[Deferral],
+) -> tuple[list[OneShotRow], list[Fold]]:
+    """One group: the requests that may share a batch with the first one, in order, until one of them does not fit.
+    Each is matched first, and charged for the tokens that the cache does not have. ``allowance`` bounds the group
+    beside running rows; the first request may be longer than it. Those behind the first bring
+    ``budgets.group_tokens`` at most: a short request is not made to wait for the long one that would fill up its
+    step."""
+    queue = queues.oneshot
+    waiting = len(queue)
+    if not waiting or allowance == 0:
+        return [], []
+    requests: Iterable[Request]
+    most = min(ledger.tokens, budgets.group_tokens)
+    logits_rows = ledger.logits_bytes // (budgets.vocab_size * LOGITS_BYTES)
+    if allowance is None and not retry and queue.fits(most, ledger.rows, logits_rows):
+        requests = list(queue)  # all of them fit, in any order
+    else:
+        requests = _one_group(queues, retry)
+    seen = not retry and (budgets.overlap or waiting > 1)
+    limit = -1 if allowance is None else allowance
+    group = OneShotGroup(pool, budgets.limits, ledger.tokens, ledger.rows, ledger.logits_bytes, limit, retry, seen)
+    rows = _admit(group, requests, pool, deferred)
+    ledger.tokens, ledger.rows, ledger.logits_bytes = group.end()
+    for row in rows:
+        queue.serve(row.request)
+    folds = _folds(group, rows) if len(rows) > 1 else []
+    if pool.caching:
+        # A promise costs time: only where another request may find it before it is kept.
+        _keep(group, rows, folds, not retry and (budgets.overlap or bool(queues.decode)), queues)
+    return rows, folds
+
+
+def _admit(
+    group: OneShotGroup, requests: Iterable[Request], pool: KvPool, deferred: list[Deferral]
+) -> list[OneShotRow]:
+    rows: list[OneShotRow] = []
+    for request in requests:
+        if group.done:
+            break
+        lease, skip, publish = group.admit(request, request.deferred)
+        if lease is None:
+            break
+        if skip < 0:
+            request.deferred += 1
+            request.stats.deferred_ticks += 1
+            deferred.append(_deferral(request, lease.ahead * pool.block_size))
+            continue
+        request.hold(lease)
+        request.stats.cached_tokens = skip
+        request.move(State.PREFILL)
+        rows.append(OneShotRow(request, skip, publish))
+    return rows
+
+
+def _folds(group: OneShotGroup, rows: list[OneShotRow]) -> list[Fold]:
+    """The member that may publish for all comes first."""
+    folds = []
+    for members, tokens in group.folds():
+        members.sort(key=lambda member: rows[member].request.cache == "never")
+        folds.append(Fold(tuple(members), tokens))
+    return folds
+
+
+def _keep(group: OneShotGroup, rows: list[OneShotRow], folds: list[Fold], seen: bool, queues: Queues) -> None:
+    """Blocks for the prefixes that the rows publish: folded ones their common part once, through the first member;
+    others their trunk. If there is no room, blocks that were hit before are evicted for the part that a request that
+    waits has in common with the prompt, the coldest first. The planned requests wait no more: a peer is one that
+    does."""
+    ends: dict[int, int] = {}
+    for fold in folds:
+        ends.update(dict.fromkeys(fold.members, 0))
+        ends[fold.members[0]] = rows[fold.members[0]].skip + fold.tokens
+    for at, row in enumerate(rows):
+        request = row.request
+        lease, end = request.held, ends.get(at, request.trunk)
+        if row.publish or end <= row.skip:
+            continue
+        room, row.publish = group.keep(request, lease, row.skip, end, request.cache == "always", seen)
+        if not room:
+            end = min(end, _common(request, row.skip, queues.estimates))
+            if end > row.skip:
+                _, row.publish = group.keep(request, lease, row.skip, end, True, seen)
+            queues.unkept += not row.publish
+
+
 # ------------------------------------------------------------------ the whole step
 
 
-def _give_way(queues: Queues, pool: KvPool) -> Request:
-    last: Request = queues.running[-1]
-    preempt(last, queues, pool)
-    return last
-
-
-plan_step = Planner(
-    make=Maker(Plan),
-    plan_running=_plan_decode,
-    plan_prompts=_plan_prefill,
-    oneshot_first=_oneshot_first,
-    give_way=_give_way,
-    one_group=_one_group,
-    common=_common,
-    fold=Fold,
-    deferral=_deferral,
-)
-"""``plan_step(queues, pool, budgets, pacer=None, limit=None, *, in_flight=False) -> Plan``: ``Planner`` of
-``_native/planning.pxi``, which plans a group of OneShot requests itself and calls these functions for all else."""
+def plan_step(
+    queues: Queues,
+    pool: KvPool,
+    budgets: Budgets,
+    pacer: Pacer | None = None,
+    limit: int | None = None,
+    *,
+    in_flight: bool = False,
+) -> Plan:
+    """``limit``: only rows of failed steps, so many at most. ``in_flight``: another step is not postprocessed; rows
+    that it draws a token for go on from there, and no row is preempted beside it."""
+    ledger, retry = budgets.ledger(limit), limit is not None
+    running: list[Request] = []
+    chunks: list[PrefillRow] = []
+    preempted: list[Request] = []
+    deferred: list[Deferral] = []
+    pool.begin_plan()
+    queues.look_again()
+    if queues.running:
+        planned, preempted = _plan_decode(queues, pool, ledger, retry, in_flight)
+        if planned is None:
+            return Plan(postprocess_first=True)
+        running = planned
+    allowance = None if pacer is None or retry else pacer.allowance(len(running))
+    prompts = bool(queues.running or queues.decode)  # of Decode requests, that may get a chunk
+    if prompts and not _oneshot_first(queues):
+        chunks = _plan_prefill(queues, pool, budgets, ledger, bool(running), retry, deferred)
+        prompts = False
+    rows, folds = _plan_group(queues, pool, budgets, ledger, allowance, retry, deferred)
+    if prompts:
+        chunks = _plan_prefill(queues, pool, budgets, ledger, bool(running), retry, deferred)
+    if len(queues.running) > 1 and not (rows or chunks or running or preempted or retry or in_flight):
+        # Prompts that wait for each other's blocks: the last one gives way, so the first one moves on.
+        preempted = [queues.running[-1]]
+        preempt(preempted[0], queues, pool)
+    queues.served += budgets.step_tokens - ledger.tokens
+    return Plan(tuple(rows), tuple(folds), tuple(chunks), tuple(running), tuple(preempted), tuple(deferred))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
-from prelude._native.core import end_with, postprocess_group, postprocess_running
 from prelude.admission.prepared import Outcome
-from prelude.batch import Output, StepResult
+from prelude.batch import StepResult
 from prelude.errors import ExecutionError, own_error
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed
@@ -44,11 +44,7 @@ def postprocess(
     """``bad_rows``: of each output, the result of ``check_result``. ``void``: ids of Decode requests whose rows mean
     nothing, since the step they go on from failed."""
     if plan.oneshot:
-        requests, outcomes, failed = postprocess_group(pool, plan, packed, result, bad_rows, vocab_size)
-        for request, outcome in zip(requests, outcomes):
-            request.ending(request, outcome, None)
-        if failed:
-            finish_bad(failed, queues, pool, vocab_size)
+        _postprocess_oneshot(plan, packed, result, bad_rows, queues, pool, vocab_size)
     if not plan.prefill and not plan.decode:
         return
     batch_size, forward_ms = len(plan.oneshot) + len(plan.prefill) + len(plan.decode), result.seconds * 1e3
@@ -56,30 +52,88 @@ def postprocess(
         request = row.request
         if not lives(request, void):
             continue
-        request.stats.forward_ms += forward_ms
-        request.stats.batch_size_seen = max(request.stats.batch_size_seen, batch_size)
-        request.failures = 0
+        _count_step(request, forward_ms, batch_size)
     _postprocess_prefill(plan, packed, result, bad_rows, queues, pool, vocab_size, void)
     if packed.decode:
         output = result.outputs[packed.outputs[2]]
         bad = bad_rows[packed.outputs[2]]
-        more, failed_choices = postprocess_running(
-            packed.decode, output.sampled_ids, bad, void, vocab_size, forward_ms, batch_size
-        )
-        for place in more:
-            _postprocess_token(packed.decode[place], place, output, bad, queues, pool, vocab_size)
-        for place, raised in failed_choices:
-            finish(packed.decode[place], queues, pool, None, _no_choice(raised))
+        for place, request in enumerate(packed.decode):
+            if lives(request, void):
+                _count_step(request, forward_ms, batch_size)
+                request.stats.computed_tokens += 1
+                request.cached_len = request.num_known
+                _postprocess_token(request, place, output, bad, queues, pool, vocab_size)
 
 
 def _not_finite() -> ExecutionError:
     return ExecutionError("the model produced a value that is not finite (NaN or infinity) for this request")
 
 
-def finish_bad(failed: list[tuple[Request, int | None]], queues: Queues, pool: KvPool, vocab_size: int) -> None:
-    """OneShot requests whose numbers are none (``None``), or that drew a token outside the vocabulary."""
-    for request, token in failed:
-        finish(request, queues, pool, None, _not_finite() if token is None else _out_of_vocabulary(token, vocab_size))
+def _count_step(request: Request, forward_ms: float, batch_size: int) -> None:
+    """A step that succeeded had a row of the request."""
+    stats = request.stats
+    stats.forward_ms += forward_ms
+    stats.batch_size_seen = max(stats.batch_size_seen, batch_size)
+    request.failures = 0
+
+
+def end_with(request: Request, token: int) -> tuple[bool, str | None]:
+    """The effect of a request's next token: (whether it is part of the text, why the text ends or None). The one home
+    of this rule: a stop id ends the text, and is part of it with ``include_stop`` only; so does the token that fills
+    its budget. Stop strings are found in the text (``prelude/streaming/text.py``), and end it like a stop id."""
+    sampling = request.sampling
+    if sampling is not None and token in sampling.stop_ids:
+        return sampling.include_stop, "stop"
+    return True, "length" if len(request.output) + 1 >= request.max_new_tokens else None
+
+
+def _postprocess_oneshot(
+    plan: Plan,
+    packed: Packed,
+    result: StepResult,
+    bad_rows: Sequence[frozenset[int]],
+    queues: Queues,
+    pool: KvPool,
+    vocab_size: int,
+) -> None:
+    """Publishes the prefixes of the rows and gives their leases back; then tells their ends."""
+    output, bad = result.outputs[packed.outputs[0]], bad_rows[packed.outputs[0]]
+    ids = output.sampled_ids
+    drawn = None if ids is None else ids.tolist()
+    count = len(plan.oneshot)
+    row_ends = range(1, count + 1) if packed.row_ends is None else packed.row_ends.tolist()
+    pair_ends = [0] * count if packed.pair_ends is None else packed.pair_ends.tolist()
+    batch_size, forward_ms = count + len(plan.prefill) + len(plan.decode), result.seconds * 1e3
+    ended: list[tuple[Request, Outcome]] = []
+    failed: list[tuple[Request, ExecutionError]] = []
+    first = first_pair = 0
+    for row, brought, last, last_pair in zip(plan.oneshot, packed.computed.tolist(), row_ends, pair_ends):
+        request, part = row.request, (slice(first, last), slice(first_pair, last_pair))
+        at, first, first_pair = first, last, last_pair
+        stats = request.stats
+        _count_step(request, forward_ms, batch_size)
+        stats.computed_tokens, stats.chunks = brought, 1
+        stats.queue_ms = (request.planned - request.arrived) * 1e3
+        if bad and not bad.isdisjoint(range(at, last)):
+            failed.append((request, _not_finite()))
+            continue
+        if row.publish:
+            pool.publish_rows(request, request.held, row.skip + row.publish * pool.block_size)
+        token_ids: tuple[int, ...] = ()
+        if drawn is not None:
+            token = drawn[at]
+            if not 0 <= token < vocab_size:
+                failed.append((request, _out_of_vocabulary(token, vocab_size)))
+                continue
+            kept, stats.finish_reason = end_with(request, token)
+            token_ids = (token,) if kept else ()
+        request.give_back(pool)
+        request.move(State.FINISHED)
+        ended.append((request, Outcome(output, token_ids, stats, part=part)))
+    for request, outcome in ended:
+        request.ending(request, outcome, None)
+    for request, error in failed:
+        finish(request, queues, pool, None, error)
 
 
 def _out_of_vocabulary(token: int, vocab_size: int) -> ExecutionError:
@@ -123,7 +177,7 @@ def _postprocess_prefill(
 def _postprocess_token(
     request: Request,
     row: int,
-    output: Output,
+    output: Any,
     bad: frozenset[int],
     queues: Queues,
     pool: KvPool,

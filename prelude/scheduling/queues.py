@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from prelude._native.core import QueueSet
 from prelude.admission.classes import ExecutionClass
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst
@@ -21,25 +20,21 @@ class Policies:
     decode: Policy = field(default_factory=FirstComeFirstServed)
 
 
-class Queues(QueueSet):
-    """``oneshot`` and ``decode`` wait; ``take_in`` of ``prelude._native.core`` puts OneShot requests there that came
-    together, and ``plan_step`` takes them out. ``running`` hold a row: highest priority first, then oldest.
+class Queues:
+    """``oneshot`` and ``decode`` wait; ``running`` hold a row: highest priority first, then oldest.
 
     The first of ``running`` is never preempted, and its blocks fit the pool alone: under any load,
     it moves on, so no two requests can push each other out for ever.
 
-    ``served`` counts the tokens of all plans so far: the clock of policies.
+    ``served`` counts the tokens of all plans so far: the clock of policies. ``unkept`` counts the OneShot prompts of
+    which no block was kept, for want of room.
     """
-
-    oneshot: WaitingQueue
-    decode: WaitingQueue
-    running: list[Request]
-    estimates: Estimates | None
 
     def __init__(self, policies: Policies | None = None, estimates: Estimates | None = None) -> None:
         """``estimates``: how much of a prompt the prefix cache has, for policies that ask."""
         self._policies = policies or Policies()
         self.estimates = estimates
+        self.unkept = 0
         self.reset()
 
     def reset(self) -> None:
@@ -49,18 +44,17 @@ class Queues(QueueSet):
         self.oneshot = WaitingQueue(self._policies.oneshot, self.estimates)
         self.decode = WaitingQueue(self._policies.decode, self.estimates)
         self.served = 0
-        self.running = []
+        self.running: list[Request] = []
         self.arrivals = 0
+
+    @property
+    def empty(self) -> bool:
+        return not (self.running or self.oneshot or self.decode)
 
     def add(self, request: Request) -> None:
         self.arrivals += 1
         request.order = self.arrivals
         self._waiting(request).append(request, self.served)
-
-    def enter(self, requests: list[Request]) -> None:
-        """OneShot requests that have their numbers already."""
-        for request in requests:
-            self.oneshot.append(request, self.served)
 
     def look_again(self) -> None:
         """Requests whose match with the prefix cache has changed take their new place in the queue."""

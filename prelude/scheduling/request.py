@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
+import math
 import time
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from prelude._native.core import Record, State, begin_request
+import numpy as np
+
+from prelude._native.core import Record
 from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.prepared import Outcome, Prepared
-from prelude.batch import SampleOutput
+from prelude.batch import I32, SampleOutput
 from prelude.options import NO_OPTIONS, RequestOptions
-from prelude.readouts.sampling import History, SamplingState, make_sampling_state
-from prelude.scheduling.lease import Lease
+from prelude.readouts.sampling import History, SamplingState
+from prelude.results import RequestStats
+from prelude.scheduling.lease import KvPool, Lease
+
+if TYPE_CHECKING:
+    from prelude.scheduling.accounts import Account
+    from prelude.timeline import Timeline
+
+
+class State(str, enum.Enum):
+    """Where a request is. ``Request.move`` has the legal transitions."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
 
 
 class Sink(Protocol):
@@ -32,7 +50,7 @@ class Sink(Protocol):
 
 Ending: TypeAlias = "Callable[[Request, Outcome | None, BaseException | None], None]"
 
-IDS = itertools.count(1)
+_IDS = itertools.count(1)
 
 
 class Request(Record):
@@ -44,14 +62,50 @@ class Request(Record):
     tokens. ``trunk`` tokens are common to all its branches; the first ``unread`` of them are only attended
     to (-1 for Decode requests).
 
-    ``known`` tokens are the prompt and the sampled tokens; ``cached_len`` of them have their KV in the pool.
+    ``known`` tokens are the prompt and the sampled tokens, ``num_known`` of them; ``cached_len`` have their KV in
+    the pool. Each token that is being sampled has an entry behind the known ones: -1 minus its place among the
+    tokens that its step draws.
 
     ``staged_len`` counts tokens in flight as well (staged >= cached): planning moves it ahead, postprocessing moves
     ``cached_len`` up to it. Of a Decode request ``in_flight`` steps are not postprocessed, which draw ``ahead``
     tokens for it; both stay 0 where steps do not overlap.
     """
 
-    __slots__ = ()
+    __slots__ = (
+        "_lease",
+        "_state",
+        "account",
+        "ahead",
+        "arrived",
+        "cached_len",
+        "cancelled",
+        "deferred",
+        "ending",
+        "execution_class",
+        "expires",
+        "failures",
+        "first_token",
+        "history",
+        "id",
+        "in_flight",
+        "key",
+        "known",
+        "max_new_tokens",
+        "num_known",
+        "options",
+        "order",
+        "outbox",
+        "output",
+        "planned",
+        "prepared",
+        "queued_at",
+        "sampling",
+        "sink",
+        "staged_len",
+        "stats",
+        "timeline",
+        "turn",
+    )
 
     def __init__(
         self,
@@ -60,9 +114,104 @@ class Request(Record):
         execution_class: ExecutionClass | None = None,
         options: RequestOptions = NO_OPTIONS,
     ) -> None:
-        kind = execution_class or classify(prepared)
-        begin_request(self, prepared, sink, options, kind, next(IDS), time.perf_counter())
-        self.ending = sink.deliver
+        self.id = next(_IDS)
+        self.prepared, self.sink, self.options = prepared, sink, options
+        self.execution_class = execution_class or classify(prepared)
+        self.ending: Ending = sink.deliver
+        self._state = State.WAITING
+        self._lease: Lease | None = None
+        self.sampling, self.max_new_tokens = prepared.sampling, prepared.max_new_tokens
+        tokens = prepared.tree.token_ids
+        self.num_known = len(tokens)
+        self.known: I32 = tokens
+        self.output: Any = ()
+        if self.execution_class is ExecutionClass.DECODE:
+            self.output = []
+            self.known = np.empty(len(tokens) + prepared.max_new_tokens, np.int32)
+            self.known[: len(tokens)] = tokens
+        self._read(prepared)
+        self.stats = RequestStats(
+            self.execution_class.value,
+            len(tokens),
+            truncated_tokens=prepared.truncated_tokens,
+            tokenize_ms=prepared.tokenize_ms,
+            request_id=options.request_id,
+        )
+        self.arrived, self.expires, self.planned, self.first_token = time.perf_counter(), math.inf, 0.0, 0.0
+        self.order = self.queued_at = self.turn = 0
+        self.cached_len = self.staged_len = self.ahead = self.in_flight = 0
+        self.failures = self.deferred = 0
+        self.cancelled = False
+        self.account: Account | None = None
+        self.history: History | None = None
+        self.outbox: Any = None
+        self.timeline: Timeline | None = None
+
+    def _read(self, prepared: Prepared) -> None:
+        tree, readout = prepared.tree, prepared.readout
+        self.key = None if readout is None else readout.key
+        rows: Sequence[int] | I32 = () if readout is None else readout.rows
+        read = int(rows[0]) + prepared.first if len(rows) else -1
+        trunk = tree.trunk_tokens
+        unread = -1
+        if self.execution_class is ExecutionClass.ONESHOT:
+            unread = trunk - 1 if read < 0 else min(trunk, read)
+        self.bind(
+            tree.token_ids,
+            tree.positions,
+            tree.starts,
+            tree.parents,
+            readout,
+            prepared.first,
+            read,
+            len(rows),
+            unread,
+            0 if readout is None else readout.logits_rows,
+            prepared.salt,
+            prepared.cache,
+        )
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def lease(self) -> Lease | None:
+        return self._lease
+
+    def move(self, state: State) -> None:
+        """The only writer of a request's state:
+
+        waiting -> prefill -> decode -> finished      waiting and prefill may end, prefill and decode may wait again
+        """
+        if state not in _MOVES[self._state]:
+            raise RuntimeError(f"illegal transition {self._state.value} -> {state.value}")
+        self._state = state
+
+    def hold(self, lease: Lease) -> None:
+        """The request holds ``lease`` until ``give_back``."""
+        if self._lease is not None:
+            raise RuntimeError(f"request {self.id} holds a lease and is given another")
+        self._lease = lease
+
+    def give_back(self, pool: KvPool) -> None:
+        """The only place where a request's lease goes back to its pool. The request holds nothing then, also if the
+        pool's accounts turn out to be wrong, which raises."""
+        lease = self._lease
+        if lease is not None:
+            try:
+                pool.release(lease)
+            finally:
+                if lease.released:  # else there was no memory for the call
+                    self._lease = None
+
+    @property
+    def reusable(self) -> int:
+        """How many tokens the prefix cache may stand in for. A request that reads nothing still computes a token: it
+        is there to warm the cache, and a step is never empty."""
+        if self.cache == "never":
+            return 0
+        return self.num_known - 1 if self.unread < 0 else self.unread
 
     @property
     def held(self) -> Lease:
@@ -103,8 +252,7 @@ class Request(Record):
             self.history = History.of(edits, self.prepared.tree.token_ids)
             for token_id in self.output if edits.weighs else ():
                 self.history.add(token_id)
-        state: SamplingState = make_sampling_state(row, sampling, len(self.output) + self.ahead, self.history)
-        return state
+        return SamplingState(row, sampling, len(self.output) + self.ahead, self.history)
 
     def choose_next(self) -> None:
         """Asks the caller's ``allowed_tokens_fn``, where there is one, for the ids that may come next. Raises its
@@ -119,4 +267,11 @@ class Request(Record):
         return len(self.output) + self.ahead >= self.max_new_tokens
 
 
-__all__ = ["IDS", "Ending", "Request", "Sink", "State"]
+_MOVES: dict[State, tuple[State, ...]] = {
+    State.WAITING: (State.PREFILL, State.FINISHED),
+    State.PREFILL: (State.DECODE, State.FINISHED, State.WAITING),
+    State.DECODE: (State.WAITING, State.FINISHED),
+    State.FINISHED: (),
+}
+
+__all__ = ["Ending", "Request", "Sink", "State"]

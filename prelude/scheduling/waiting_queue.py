@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from prelude._native.core import Account, Waiting
-from prelude.scheduling.accounts import Accounts
+from prelude.scheduling.accounts import Account, Accounts
 from prelude.scheduling.columns import Columns, Rows
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.policies import Policy, by_arrival, composed, ranked
@@ -25,13 +25,19 @@ _FEW = 1024  # how many places of the order are worked out at first
 _NO_ROWS: Rows = np.zeros(0, dtype=np.intp)
 
 
-class WaitingQueue(Waiting):
-    columns: Columns
+class WaitingQueue:
+    """``arrivals`` has all that wait, by order of arrival; ``groups``: of each key that requests may share a batch
+    by, its number and how many wait. ``tokens`` and ``logits_rows`` are those of all together. ``unranked`` have no
+    row in the policy's columns."""
 
     def __init__(self, policy: Policy, estimates: Estimates | None = None) -> None:
         """``estimates``: the cached tokens of each request, for a policy that reads them."""
+        self.arrivals: OrderedDict[int, Request] = OrderedDict()
+        self.groups: dict[Any, list[int]] = {}
+        self.unranked: list[Request] = []
+        self.tokens = self.logits_rows = 0
+        self._next_group = 0
         self._accounts = Accounts()
-        super().__init__(OrderedDict(), self._accounts)
         self.policy = composed(policy)
         self._by_arrival = by_arrival(policy)
         self._estimates = estimates if self.policy.estimates else None
@@ -48,14 +54,24 @@ class WaitingQueue(Waiting):
         request.queued_at = now
         request.account = self._accounts.join(request.options)
         self.arrivals[request.order] = request
-        self.join(request)
+        self._count(request)
 
     def push_front(self, request: Request) -> None:
         """Back to where it was taken from: it counts as having waited since it first came."""
         request.account = self._accounts.take_back(request.options, max(1, request.num_known))
         self.arrivals[request.order] = request
         self.arrivals.move_to_end(request.order, last=False)
-        self.join(request)
+        self._count(request)
+
+    def _count(self, request: Request) -> None:
+        group = self.groups.get(request.key)
+        if group is None:
+            group = self.groups[request.key] = [self._next_group, 0]
+            self._next_group += 1
+        group[1] += 1
+        self.tokens += request.num_known
+        self.logits_rows += request.logits_rows
+        self.unranked.append(request)
 
     def remove(self, request: Request) -> None:
         """Out of the queue without having been served."""
@@ -65,13 +81,6 @@ class WaitingQueue(Waiting):
     def serve(self, request: Request) -> None:
         self._accounts.serve(_account(request), max(1, request.num_known))
         self._leave(request)
-
-    def serve_all(self, requests: list[Request]) -> None:
-        """Requests of one key that a step takes."""
-        if not self.columns.count and self.serve_whole(requests):
-            return
-        for request in requests:
-            self.serve(request)
 
     def _leave(self, request: Request) -> None:
         del self.arrivals[request.order]
@@ -90,7 +99,6 @@ class WaitingQueue(Waiting):
             self.unranked = [r for r in self.unranked if r.order in self.arrivals]
         elif not self.arrivals:
             self.unranked.clear()
-            self.tokens = self.logits_rows = 0  # also where a failed allocation has left them behind
 
     # -------------------------------------------------------------- looking
 
@@ -110,6 +118,11 @@ class WaitingQueue(Waiting):
             request = next(iter(self.arrivals.values()))
             return (-request.options.priority, request.order)
         return min((-request.options.priority, request.order) for request in self.arrivals.values())
+
+    def fits(self, tokens: int, rows: int, logits_rows: int) -> bool:
+        """Whether all that wait fit one batch of so much, without counting on the cache."""
+        alike = len(self.groups) <= 1 and len(self.arrivals) <= rows
+        return alike and self.tokens <= tokens and self.logits_rows <= logits_rows
 
     def in_order(self, now: int, *, one_group: bool = False) -> Iterator[Request]:
         """As the policy has it at ``now`` tokens served. ``one_group``: those alone that may share a batch with the

@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from prelude._native.core import Maker
 from prelude.compound import Steps, adrive, drive
 from prelude.engine import AsyncEngine, Engine
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, shown
@@ -29,8 +28,6 @@ from prelude.verbs import DecideKeywords, RequestKeywords, split_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_make_decide = Maker(Decide)
 
 # Yields the tasks to run together next, is sent their results with errors as values, and returns the body.
 Work: TypeAlias = Generator[list[Decide], list[Any], dict[str, Any]]
@@ -160,7 +157,7 @@ class SystemOne:
         waiting: list[tuple[int, Sequence[Question]]] = [(0, parsed.questions)]
         done: dict[int, Answers] = {}
         while waiting:
-            results = yield [_make_decide(parsed.state, part, *more) for _, part in waiting]
+            results = yield [Decide(parsed.state, part, *more) for _, part in waiting]
             if len(results) == 1 and isinstance(results[0], Answers) and not done:
                 return results
             smaller: list[tuple[int, Sequence[Question]]] = []

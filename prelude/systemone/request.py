@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prelude._native.core import Maker
 from prelude.admission.conversation import is_conversation
 from prelude.admission.memo import Memo
 from prelude.admission.structured import Owned, json_of
@@ -40,9 +39,6 @@ class Parsed:
     names: tuple[str, ...]
     questions: tuple[Question, ...]
     raw: tuple[dict[str, Any], ...]
-
-
-_make_parsed = Maker(Parsed)
 
 
 class Checker:
@@ -121,7 +117,7 @@ def parse(body: Any, known: Known | None = None) -> Parsed:
         found = known.get(key)
         if found is not None and isinstance(body.get("state"), str) and _ASSETS.isdisjoint(body):
             asked = body["questions"]
-            same: Parsed = _make_parsed(body["state"], tuple(asked), found, tuple(asked.values()))
+            same: Parsed = Parsed(body["state"], tuple(asked), found, tuple(asked.values()))
             return same
     check = Checker()
     check.missing(body, "state", "questions")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from prelude._native.core import end_with
 from prelude.tokenizer import Tokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
@@ -20,6 +19,7 @@ from prelude.config import EngineConfig
 from prelude.execution.executor import ExecutorLimits
 from prelude.results import RequestStats
 from prelude.runtime.delivery import BlockingSink
+from prelude.scheduling.postprocess import end_with
 from prelude.scheduling.request import Request
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

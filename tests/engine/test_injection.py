@@ -27,7 +27,7 @@ PLACES: dict[str, Callable[[Any, Any], tuple[Any, str]]] = {
     "pool.attach": lambda engine, core: (core.pool, "attach"),
     "trie.insert": lambda engine, core: (core.pool, "publish"),
     "plan": lambda engine, core: (stepper, "plan_step"),
-    "oneshot.postprocess": lambda engine, core: (postprocess, "postprocess_group"),
+    "oneshot.postprocess": lambda engine, core: (postprocess, "_postprocess_oneshot"),
     "tokenise": lambda engine, core: (engine.engine._preparer, "prepare"),
     "deliver": lambda engine, core: (LoopSink, "deliver"),
 }

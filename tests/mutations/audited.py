@@ -8,9 +8,8 @@ STEPPER = "prelude/runtime/stepper.py"
 CORE = "prelude/runtime/core.py"
 LIFECYCLE = "prelude/runtime/lifecycle.py"
 PLANNER = "prelude/scheduling/planner.py"
-RECORDS = "_native/records.pxi"
+REQUEST = "prelude/scheduling/request.py"
 CPU = "prelude/execution/cpu.py"
-PLANNING = "_native/planning.pxi"
 _CAME = "        for request in self._inbox.take():\n"
 _STATES = "None if self._states is None else self._states.step(batch))\n"
 _FORWARD = "        hidden = self._forward(step, rows, " + _STATES
@@ -124,15 +123,15 @@ EDITS = (
         "legal_waiting_decode",
         "C13",
         (
-            RECORDS,
-            "        return new is _PREFILL or new is _FINISHED\n",
-            "        return new is _PREFILL or new is _DECODE or new is _FINISHED\n",
+            REQUEST,
+            "    State.WAITING: (State.PREFILL, State.FINISHED),",
+            "    State.WAITING: (State.PREFILL, State.DECODE, State.FINISHED),",
         ),
     ),
     edit(
         "legal_all_live",
         "C13",
-        (RECORDS, "    if not _may_move(r.state, state):", "    if r.state is _FINISHED:"),
+        (REQUEST, "if state not in _MOVES[self._state]:", "if self._state is State.FINISHED:"),
     ),
     edit(
         "batch_delay",
@@ -147,11 +146,11 @@ EDITS = (
         "embed_not_cached",
         "B9",
         (
-            RECORDS,
-            "    unread = trunk - 1 if read < 0 else min(trunk, read)\n",
-            "    unread = trunk - 1 if read < 0 else min(trunk, read)\n"
-            '    if type(readout).__name__ in ("PooledRows", "HeadRows"):\n'
-            "        unread = 0\n",
+            REQUEST,
+            "            unread = trunk - 1 if read < 0 else min(trunk, read)\n",
+            "            unread = trunk - 1 if read < 0 else min(trunk, read)\n"
+            '            if type(readout).__name__ in ("PooledRows", "HeadRows"):\n'
+            "                unread = 0\n",
         ),
     ),
     edit(
@@ -194,9 +193,9 @@ EDITS = (
         "stuck_preempt",
         "53",
         (
-            PLANNING,
-            "            preempted = [self.give_way(queues, pool)]\n",
-            "            pass\n",
+            PLANNER,
+            "        preempt(preempted[0], queues, pool)\n",
+            "        preempted = []\n",
         ),
     ),
     edit(

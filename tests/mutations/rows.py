@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations.audited import PLANNER, PLANNING
+from tests.mutations.audited import PLANNER
 from tests.mutations.edit import edit
 from tests.mutations.surface import SNAPSHOT
 
@@ -159,7 +159,7 @@ EDITS = (
     edit(
         "what_was_published_is_not_looked_at",
         "G12",
-        (PLANNING, "            queues.look_again()\n", "            pass\n"),
+        (PLANNER, "    queues.look_again()\n", ""),
     ),
     edit(
         "shares_of_labels_are_joint_probabilities",
@@ -327,20 +327,20 @@ EDITS = (
         "scores_wait_for_texts",
         "Q3",
         (
-            PLANNING,
-            "        if waiting == 0 or allowance == 0:\n",
-            "        if waiting == 0 or allowance == 0 or queues.running:\n",
+            PLANNER,
+            "    if not waiting or allowance == 0:\n",
+            "    if not waiting or allowance == 0 or queues.running:\n",
         ),
     ),
     edit(
         "a_request_waits_for_company",
         "Q14",
         (
-            PLANNING,
-            "        if waiting == 0 or allowance == 0:\n",
-            "        if waiting == 1 and not queues.running:\n"
-            '            __import__("time").sleep(0.05)\n'
-            "        if waiting == 0 or allowance == 0:\n",
+            PLANNER,
+            "    if not waiting or allowance == 0:\n",
+            "    if waiting == 1 and not queues.running:\n"
+            '        __import__("time").sleep(0.05)\n'
+            "    if not waiting or allowance == 0:\n",
         ),
     ),
 )

@@ -3,16 +3,16 @@
 # ruff: noqa: E501 - the source is quoted as it is
 from __future__ import annotations
 
-from tests.mutations.audited import CORE, LIFECYCLE, PLANNER, PLANNING, STEPPER
+from tests.mutations.audited import CORE, LIFECYCLE, PLANNER, STEPPER
 from tests.mutations.edit import edit
 
 POSTPROCESS_PY = "prelude/scheduling/postprocess.py"
-POSTPROCESS = "_native/postprocess.pxi"
-LEDGER = "_native/ledger.pxi"
+LEDGER = "prelude/scheduling/ledger.py"
+PACING = "prelude/scheduling/pacing.py"
 ORDERS = "prelude/scheduling/policies/orders.py"
 LAYERS = "prelude/scheduling/policies/layers.py"
 QUEUES = "prelude/scheduling/queues.py"
-ACCOUNTS = "_native/waiting.pxi"
+ACCOUNTS = "prelude/scheduling/accounts.py"
 RECOVERY = "prelude/scheduling/recovery.py"
 CLASSES = "prelude/admission/classes.py"
 ENTRY = "prelude/runtime/entry.py"
@@ -84,9 +84,9 @@ EDITS = (
         "rows_wait_for_decisions",
         "F18 69",
         (
-            PLANNING,
-            "            allowance = pacer.allowance(len(running))\n",
-            "            allowance = None\n",
+            PLANNER,
+            "    allowance = None if pacer is None or retry else pacer.allowance(len(running))\n",
+            "    allowance = None\n",
         ),
     ),
     edit(
@@ -169,13 +169,13 @@ EDITS = (
     edit(
         "decisions_leave_no_debt",
         "69 F18",
-        (LEDGER, "        self.credit -= longer * oneshot / tokens\n", ""),
+        (PACING, "        self._credit -= longer * oneshot_tokens / tokens\n", ""),
     ),
     edit(
         "decisions_earn_nothing",
         "69 F18",
-        (LEDGER, "        self.earn(alone)\n        self.credit", "        self.credit"),
-        (LEDGER, "            self.earn(self.alone[bucket])\n", ""),
+        (PACING, "        self._earn(alone)\n        self._credit", "        self._credit"),
+        (PACING, "            self._earn(alone)\n            return\n", "            return\n"),
     ),
     edit(
         "shortest_is_longest",
@@ -215,7 +215,7 @@ EDITS = (
     edit(
         "a_tenant_that_was_away_is_ahead",
         "F22",
-        (ACCOUNTS, "            account.served = max(account.served, now)\n", "            pass\n"),
+        (ACCOUNTS, "            account.served = max(account.served, self.now.get(account.priority, 0))\n", ""),
     ),
     edit("served_tokens_are_not_counted", "F22", (ACCOUNTS, "        account.served += tokens\n", "")),
     edit(
@@ -231,12 +231,16 @@ EDITS = (
         "the_last_token_is_left_out",
         "C4",
         (
-            POSTPROCESS,
-            'return "length" if count >= r.max_new_tokens else None',
-            'return "length" if count >= r.max_new_tokens - 1 else None',
+            POSTPROCESS_PY,
+            "len(request.output) + 1 >= request.max_new_tokens",
+            "len(request.output) + 1 >= request.max_new_tokens - 1",
         ),
     ),
-    edit("a_stop_token_is_kept", "C4 H4", (POSTPROCESS, 'return self.keeps or reason != "stop"', "return True")),
+    edit(
+        "a_stop_token_is_kept",
+        "C4 H4",
+        (POSTPROCESS_PY, 'return sampling.include_stop, "stop"', 'return True, "stop"'),
+    ),
     edit("computed_chunks_are_not_counted", "C8", (POSTPROCESS_PY, "        request.stats.chunks += 1\n", "")),
     edit("cached_len_stays", "C3 C2", (POSTPROCESS_PY, "        request.cached_len = row.start + row.count\n", "")),
     edit(
@@ -270,7 +274,7 @@ EDITS = (
     edit(
         "tokens_outside_the_vocabulary_go_on",
         "58",
-        (POSTPROCESS_PY, "    if not 0 <= token < vocab_size:", "    if False:"),
+        (POSTPROCESS_PY, "    if not 0 <= token < vocab_size:\n        finish(", "    if False:\n        finish("),
     ),
     edit("failed_rows_are_not_halved", "59", (RECOVERY, "    divide = 2 if lack else _DIVIDE\n", "    divide = 1\n")),
     edit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations.audited import RECORDS
+from tests.mutations.audited import REQUEST
 from tests.mutations.edit import edit
 from tests.mutations.requests import CHECKS
 
@@ -70,7 +70,7 @@ EDITS = (
     edit(
         "a_whole_hit_computes_nothing",
         "B5",
-        (RECORDS, "unread = trunk - 1 if read < 0 else min(trunk, read)", "unread = trunk if read < 0 else trunk"),
+        (REQUEST, "unread = trunk - 1 if read < 0 else min(trunk, read)", "unread = trunk if read < 0 else trunk"),
     ),
     edit(
         "the_idle_loop_spins",

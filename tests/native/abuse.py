@@ -66,13 +66,13 @@ def core_objects(module: Any) -> list[Any]:
     pool = module.KvPool(16, 4)
     record = module.Record()
     record.bind(np.arange(8, dtype=np.int32), None, None, None, None, 0, 7, 1, 7, 1, 0, "auto")
-    record.num_known, record.stats, record.known = 8, module.RequestStats(), np.arange(8, dtype=np.int32)
-    record.id = 1
+    names = ("step_tokens", "step_requests", "logits_bytes", "logits_row_bytes", "logits_chunk_rows", "group_tokens")
+    limits = module.StepLimits(**dict.fromkeys([*names, "defer_tokens", "defer_steps"], 64), fold=True)
     lease = pool.attach(np.arange(8, dtype=np.int32), 0, 7, growable=True)
     return [
-        pool, pool.trie, pool.allocator, record, lease, module.OneShotRow(record, 0), module.RequestStats(),
-        module.Outcome(None, (), module.RequestStats()), module.CostFit(8), module.Inbox(4, 100),
-        module.StepCounts(), module.Tally(), module.StepLock(),
+        pool, pool.trie, pool.allocator, record, lease, limits, module.CostFit(8), module.Inbox(4, 100),
+        module.OneShotGroup(pool, limits, 64, 64, 64, -1, False, True), module.Tally(), module.StepLock(),
+        types.SimpleNamespace(request=record, lease=lease, skip=0, publish=0, known=np.arange(8, dtype=np.int32)),
     ]  # fmt: skip
 
 

@@ -13,8 +13,6 @@ from prelude._native import core, cpu
 from prelude.tokenizer import _core as tokenizer
 
 from prelude.readouts import LogprobRows
-from prelude.scheduling.planner import plan_step
-from prelude.scheduling.queues import Queues
 
 ABUSE = Path(__file__).with_name("abuse.py")
 
@@ -30,7 +28,7 @@ def test_every_public_name_survives_bad_and_missing_state(module: str) -> None:
 
 
 def test_an_object_that_needs_parts_is_not_made_without_them() -> None:
-    for kind in (core.Maker, core.KvPool,
+    for kind in (core.OneShotGroup, core.KvPool,
                  core.PrefixTrie, core.BlockAllocator, core.CostFit, core.Inbox, cpu.Attention, cpu.PagedRows,
                  tokenizer.CoreTokenizer, tokenizer.CoreStream, tokenizer.QuickFrame):  # fmt: skip
         with pytest.raises(TypeError):
@@ -41,29 +39,23 @@ def test_a_record_without_a_prompt_is_refused_with_a_type() -> None:
     record, pool, tokens = core.Record(), core.KvPool(8, 4), np.zeros(8, np.int32)
     lease = core.Lease.__new__(core.Lease)
     assert lease.shared.tolist() == [] and lease.table().tolist() == []  # nothing is copied from nowhere
+    row = SimpleNamespace(request=record, skip=0, publish=0)
     with pytest.raises((TypeError, AttributeError)):
         core.pack_running([record], 4)
-    with pytest.raises((TypeError, AttributeError)):
-        core.requests_of([core.OneShotRow.__new__(core.OneShotRow), None])
+    with pytest.raises(TypeError):
+        core.pack_step([row], [], [], 4)
     with pytest.raises(ValueError, match="2 ends for 0 readouts"):
         LogprobRows(tokens, tokens, tokens).join([], tokens[:2], tokens[:2])
-    with pytest.raises((TypeError, AttributeError)):
-        core.Waiting.__new__(core.Waiting).join(record)
-    with pytest.raises((TypeError, AttributeError)):
-        core.Waiting({}, core.AccountBook()).add_all([record], 1, 0)
     names = ["step_tokens", "step_requests", "logits_bytes", "logits_row_bytes", "logits_chunk_rows", "group_tokens"]
     limits = core.StepLimits(**dict.fromkeys([*names, "defer_tokens", "defer_steps"], 64), fold=True)
-    queues = Queues()
-    with pytest.raises(AttributeError):  # of the queues that are not there
-        plan_step(core.QueueSet(), pool, SimpleNamespace(limits=limits))
-    with pytest.raises(AttributeError):  # of the limits
-        plan_step(queues, pool, SimpleNamespace(limits=None))
-    record.id = record.order = 1
-    queues.oneshot.arrivals[1] = record
-    with pytest.raises(AttributeError):  # of the statistics that the record lacks
-        plan_step(queues, pool, SimpleNamespace(limits=limits))
+    group = core.OneShotGroup(pool, limits, 64, 64, 64, -1, False, False)
+    for call in (lambda: group.admit(record, 0), lambda: group.keep(record, lease, 0, 0, False, False)):
+        with pytest.raises(TypeError, match="without a prompt"):
+            call()
+    with pytest.raises(TypeError, match="without a prompt"):
+        pool.publish_rows(record, lease, 0)
     with pytest.raises(IndexError, match="fold's member 5"):
-        core.pack_step([core.OneShotRow(record, 0)], [((5,), 1)], [], 4)
+        core.pack_step([row], [((5,), 1)], [], 4)
 
 
 def test_arrays_that_are_not_aligned_are_copied() -> None:

@@ -9,19 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prelude._native.core import AccountBook, Waiting
 
 from prelude import Engine
 from prelude.admission.question_keys import question_key
 from prelude.admission.snapshot import snapshot
 from prelude.admission.structured import Owned
 from prelude.call_steps import text_size
-from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.runtime.delivery import BlockingSink
-from prelude.scheduling.accounts import Accounts
 from prelude.scheduling.request import Request
 from prelude.tasks import Choice, Decide, Noul, Score
-from tests.native.test_ends import requests
 
 
 class Text(str):
@@ -96,36 +92,6 @@ def test_a_decision_of_plain_questions_is_its_own_copy() -> None:
     copied = snapshot(listed)
     labels.append("c")
     assert copied.questions[0].labels == ("a", "bb")  # type: ignore[index,union-attr]
-
-
-def test_a_queue_counts_requests_that_join_it_and_go_at_once() -> None:
-    accounts = Accounts()
-    queue = Waiting(OrderedDict(), accounts)
-    some = requests(3)
-    queue.add_all(some, 1 << 70, 5)  # arrivals may be past 64 bits
-    assert [one.order for one in some] == [(1 << 70) + at for at in range(3)] and some[0].queued_at == 5
-    assert list(queue.arrivals.values()) == some == queue.unranked and queue.tokens == 12
-    assert [waiting for _, waiting in queue.groups.values()] == [3] and accounts.busy == 1
-    assert queue.fits(12, 3, 1 << 40, 1) and not queue.fits(11, 3, 1 << 40, 1) and not queue.fits(12, 2, 1 << 40, 1)
-    assert not queue.serve_whole(some[:2]) and not queue.serve_whole([])
-    assert queue.serve_whole(some)
-    assert not queue.arrivals and not queue.groups and not queue.unranked and queue.tokens == 0
-    assert accounts.busy == 0 and accounts.served() == [12]
-
-
-def test_requests_of_two_tenants_are_on_two_accounts_and_do_not_go_at_once() -> None:
-    accounts = Accounts()
-    queue = Waiting(OrderedDict(), accounts)
-    one, other = requests(2)
-    other.options = RequestOptions(tenant="other")
-    queue.add_all([one, other], 1, 0)
-    assert one.account is not other.account and accounts.busy == 2
-    assert not queue.serve_whole([one, other]) and len(queue.arrivals) == 2
-
-
-def test_an_account_book_needs_a_way_to_open_accounts() -> None:
-    with pytest.raises(AttributeError):
-        AccountBook().join(NO_OPTIONS)
 
 
 def test_a_request_alone_leaves_no_reference_cycle(decider: Engine) -> None:

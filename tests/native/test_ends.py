@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prelude._native.core import Maker, Outcome, RequestStats
 
+from prelude.admission.prepared import Outcome
 from prelude.batch import (
     LogprobOutput,
     LogprobRows,
@@ -25,6 +25,7 @@ from prelude.call import Call
 from prelude.call_steps import finish_all
 from prelude.errors import ExecutionError, InvalidRequest
 from prelude.options import RequestOptions
+from prelude.results import RequestStats
 from prelude.runtime.delivery import Ends
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.request import Request
@@ -71,24 +72,6 @@ def test_a_result_that_cannot_be_made_and_errors_are_values() -> None:
     good, bad, broken, never = finish_all(items, [CALL] * 4, [*some, refused], ends)
     assert good == ("made", (7,)) and isinstance(bad, ValueError)
     assert broken is failed and never is refused
-
-
-def test_a_maker_refuses_a_class_without_slots() -> None:
-    with pytest.raises(TypeError, match="text is not a slot"):
-        Maker(Loose)
-
-
-def _loose() -> type:
-    from dataclasses import dataclass
-
-    @dataclass
-    class Loose:
-        text: str = ""
-
-    return Loose
-
-
-Loose = _loose()
 
 
 def test_only_a_result_of_the_asked_kind_is_taken_as_tokens() -> None:

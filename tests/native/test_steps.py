@@ -1,36 +1,13 @@
-"""The parts of a step beside its rows: instances without their ``__init__``, ids out of lists, large arrays."""
+"""Ids out of lists, and large arrays."""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import FrozenInstanceError, dataclass, replace
 
 import numpy as np
 import pytest
-from prelude._native.core import Maker, SameIds, best_of, ids_below, ids_once, worked_rows
-
-
-@dataclass(frozen=True, slots=True)
-class Three:
-    a: int
-    b: str
-    c: object = None
-
-
-def test_a_maker_makes_the_objects_that_the_class_itself_makes() -> None:
-    make = Maker(Three)
-    thing = object()
-    made = make(1, "b", thing)
-    assert type(made) is Three and made == Three(1, "b", thing) and hash(made) == hash(Three(1, "b", thing))
-    assert replace(made, a=2).a == 2
-    with pytest.raises(FrozenInstanceError):
-        made.a = 2
-    assert make(1, "b") == Three(1, "b")
-    for wrong in ((1,), (1, "b", None, 4)):
-        with pytest.raises(TypeError, match="not a value for each of its 3 fields"):
-            make(*wrong)
-
+from prelude._native.core import SameIds, best_of, ids_below, ids_once, worked_rows
 
 KINDS = [list, tuple, lambda ids: np.array(ids, np.int32), lambda ids: np.array(ids, np.int64)]
 IDS = [0, 1, 255, 256, 99_999, 5, 6, 7] * 3

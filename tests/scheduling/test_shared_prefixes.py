@@ -324,7 +324,7 @@ def test_no_more_than_a_quarter_of_the_pool_is_taken_from_prefixes_that_were_use
     assert hits[2:] == [8] * 6 and sum(hits[:2]) < 16, "the two that were asked for first gave way"
     post(core, last_logprob(prompt(80, 999)), sink)  # more than the quarter: not kept, and nothing gives way for it
     run_steps(core)
-    assert [core.pool.trie.would_hit(rubric) for rubric in rubrics][2:] == [8] * 6 and core.pool.unkept == 1
+    assert [core.pool.trie.would_hit(rubric) for rubric in rubrics][2:] == [8] * 6 and core.queues.unkept == 1
 
 
 @pytest.mark.feature("G10")
@@ -339,7 +339,7 @@ def test_a_prefix_that_a_waiting_request_of_its_salt_shares_takes_more_of_the_po
     for tokens, of in zip(tails(2, 3, prompt(80, 999)), (7, salt)):
         post(core, last_logprob(tokens, salt=of), sink)
     core.step()
-    assert core.pool.unkept == unkept
+    assert core.queues.unkept == unkept
 
 
 @pytest.mark.feature("G10")
