@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from prelude import Calibrator, Decide, Engine, PriorCorrection
 from prelude.calibration import metrics
 from prelude.calibration.calibrator import pair
-from prelude.calibration.command import table
+from prelude.calibration.command import table, title_of
 from prelude.calibration.report import calibrate
 from prelude.calibration.rows import answers_of, read_rows
 from prelude.cli import main
@@ -262,6 +264,24 @@ def test_the_table_of_a_run() -> None:
     assert places == sorted(places), names
     ece = lines[places[2]].split()
     assert ece[1:] == [f"{found.before.ece:.4f}", f"{found.after.ece:.4f}"]
+
+
+def test_the_title_of_a_figure_is_cut() -> None:
+    rows, truth = drawn(61)
+    found = calibrate([answer(row.tolist()) for row in rows], [LABELS[at] for at in truth], resamples=0)
+    fitted = "temperature, fitted on 30, 31 held-out answers"
+
+    def title(model: str | None, **asked: Any) -> list[str]:
+        made = dataclasses.replace(found.calibrator, asked=asked)
+        chosen = argparse.Namespace(file="/data/rows.jsonl", model=model)
+        return title_of(dataclasses.replace(found, calibrator=made), chosen).split("\n")
+
+    assert title(None) == ["rows.jsonl: several questions", f"answers of rows.jsonl: {fitted}"]
+    assert title(None, model="hash") == ["rows.jsonl: several questions", f"packaged model: {fitted}"]
+    assert title("/m/" + "x" * 40, model="hash", question="q" * 70) == [f'"{"q" * 70}"', f"{'x' * 40}: {fitted}"]
+    question, name = title("/m/" + "x" * 41, model="hash", question="q" * 71)
+    assert len(question) == 72 and question[:60] == '"' + "q" * 59 and "q" * 70 not in question
+    assert len(name) == len(f": {fitted}") + 40 and "x" * 40 not in name
 
 
 # ------------------------------------------------------------------ labelled rows

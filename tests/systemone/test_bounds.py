@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -216,6 +217,28 @@ def test_a_body_in_parts_has_the_bounds_of_one() -> None:
             assert caught.value.status == status
 
     asyncio.run(main())
+
+
+def test_a_body_of_more_than_64_kb_is_read_in_a_thread() -> None:
+    class Counted(ThreadPoolExecutor):
+        count = 0
+
+        def submit(self, *given: Any, **keywords: Any) -> Any:
+            self.count += 1
+            return super().submit(*given, **keywords)
+
+    async def threads(data: bytes, encoding: str | None = None) -> int:
+        async def parts() -> AsyncIterator[bytes]:
+            yield data
+
+        used = Counted()
+        asyncio.get_running_loop().set_default_executor(used)
+        assert await aread_body(parts(), encoding) == [1]
+        return used.count
+
+    assert asyncio.run(threads(b"[1]".ljust(1 << 16))) == 0
+    assert asyncio.run(threads(b"[1]".ljust((1 << 16) + 1))) == 1
+    assert asyncio.run(threads(b"[1]", "identity")) == 1, "what is packed may be large"
 
 
 @pytest.mark.parametrize(
