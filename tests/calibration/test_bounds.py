@@ -271,7 +271,7 @@ def test_the_title_of_a_figure_is_cut() -> None:
     found = calibrate([answer(row.tolist()) for row in rows], [LABELS[at] for at in truth], resamples=0)
     fitted = "temperature, fitted on 30, 31 held-out answers"
 
-    def title(model: str | None, **asked: Any) -> list[str]:
+    def title(model: str | None, /, **asked: Any) -> list[str]:
         made = dataclasses.replace(found.calibrator, asked=asked)
         chosen = argparse.Namespace(file="/data/rows.jsonl", model=model)
         return title_of(dataclasses.replace(found, calibrator=made), chosen).split("\n")
