@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from prelude.cli import command_parser, main
-from prelude.command_line import byte_count, check_target
+from prelude.command_line import byte_count, check_target, writing
 from prelude.errors import ConfigError
 
 
@@ -162,3 +162,52 @@ def test_a_choice_of_one_label_is_refused_by_name(
     said = capsys.readouterr().err
     assert repr(choice.partition("=")[2].strip()) in said and "NAME=A,B" in said
     assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (KeyboardInterrupt(), 130, "prelude: interrupted\n"),
+        (ConfigError("it is wrong"), 2, "prelude: it is wrong\n"),
+        (FileNotFoundError(2, "No such file or directory", "x.json"), 2, "prelude: x.json: "),
+        (OSError(28, "No space left on device"), 2, "prelude: No space left on device\n"),
+    ],
+)
+def test_the_status_of_a_command_that_ends_early(
+    error: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(chosen: Any) -> int:
+        raise error
+
+    monkeypatch.setattr("prelude.demo.main", failing)
+    assert main(["demo"]) == status
+    found = capsys.readouterr()
+    assert found.err.startswith(says) and found.err.count("\n") == 1 and not found.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [(["--version"], "prelude "), (["-h"], "usage: prelude"), (["--help"], "usage")]
+)
+def test_options_without_a_command(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    assert capsys.readouterr().out.startswith(says)
+    for wrong in (["--version=1", "demo"], ["-x"], ["sing"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(wrong)
+
+
+def test_targets_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_target("--plot", None, figure=True)
+    check_target("--save", "x.any")
+    check_target("--save", str(tmp_path / "there.json"))
+    with pytest.raises(ConfigError, match=r"^--save .*: there is no folder"):
+        check_target("--save", str(tmp_path / "no" / "x.json"))
+    monkeypatch.setattr("prelude.command_line.find_spec", lambda name: None)
+    check_target("--save", str(tmp_path / "x.png"))
+    with pytest.raises(ConfigError, match=r"^--plot needs matplotlib: pip install matplotlib"):
+        check_target("--plot", str(tmp_path / "x.png"), figure=True)
+    with pytest.raises(ConfigError, match=r"a\.json: cannot be written: full"), writing("a.json"):
+        raise OSError(28, "full")
+    with pytest.raises(ConfigError, match=r"b\.json: cannot be written: full"), writing("a.json"):
+        raise OSError(28, "full", "b.json")
