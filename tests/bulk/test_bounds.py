@@ -1,0 +1,106 @@
+"""Windows, paces, bars and columns of a run over rows, at both sides of their bounds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prelude import Choice, Decide, InvalidRequest
+from prelude.bulk.bar import RowBar, length
+from prelude.bulk.batches import BatchScorer
+from prelude.bulk.columnar import kind_of, mixes, too_many_keys
+from prelude.bulk.run import Pace
+from prelude.bulk.windows import Window, leading_text, window_size, windows
+from tests.ray.forms import FORM
+
+QUESTION = (Choice("Which?", ["a", "b"]),)
+
+
+def test_a_window_takes_a_few_seconds() -> None:
+    """16 rows at first and at least, the given number at most."""
+    pace = Pace(1024)
+    assert pace.rows() == 16
+    for rows, seconds, want in ((16, 1.0, 80), (80, 5.0, 80), (80, 100.0, 16), (16, 0.0, 1024), (16, 10.0, 16)):
+        pace.measure(rows, seconds)
+        assert pace.rows() == want
+    small = Pace(4)
+    assert small.rows() == 4
+    small.measure(4, 100.0)
+    assert small.rows() == 4, "never more than was asked for"
+
+
+def test_windows_end_at_their_rows_and_characters() -> None:
+    def sizes(texts: list[str], rows: int) -> list[tuple[int, int]]:
+        return [
+            (one.first, len(one.rows)) for one in windows(lambda text: Decide(text, QUESTION), texts, lambda: rows)
+        ]
+
+    assert sizes([], 2) == [] and sizes(["a"] * 4, 2) == [(0, 2), (2, 2)] and sizes(["a"] * 3, 2) == [(0, 2), (2, 1)]
+    half = "x" * (1 << 23)
+    assert sizes([half] * 3, 9) == [(0, 2), (2, 1)] and sizes([half[1:], half, "", "y", "z"], 9) == [(0, 4), (4, 1)]
+    for size in (1, 1 << 16):
+        assert window_size(size) == size
+    for size in (0, (1 << 16) + 1, True, 2.0):
+        with pytest.raises(InvalidRequest) as caught:
+            window_size(size)
+        assert caught.value.field == "window"
+
+
+def test_a_window_groups_equal_beginnings() -> None:
+    window: Window[Any] = Window(5)
+    for row in ("b", "a", "c", "a"):
+        window.add(row, lambda text: Decide(text, QUESTION))
+    window.add("no task", lambda text: text)
+    assert window.grouped(False) == [1, 3, 0, 2] and window.grouped(True) == [2, 0, 1, 3]
+    assert (window.chars, window.full(5), window.full(6)) == (4, True, False)
+    refused = window.mapped(4, {})
+    assert (refused.index, refused.row, refused.result) == (9, "no task", None)
+    assert isinstance(refused.error, InvalidRequest) and "of row 9 is no task" in str(refused.error)
+    assert refused.error.field == "task"
+    assert leading_text(Decide([{"role": "user", "content": "é"}], QUESTION)) == '[{"role": "user", "content": "é"}]'
+
+
+def test_a_bar_counts_rows_and_the_share_of_the_cache() -> None:
+    told: list[Any] = []
+    bar = RowBar(lambda *seen: told.append(seen), 5)
+    assert (bar.rows, bar.hit_rate, bar.words()) == (0, 0.0, "cache 0%")
+
+    def result(prompt: int, cached: int) -> Any:
+        return SimpleNamespace(stats=SimpleNamespace(prompt_tokens=prompt, cached_tokens=cached))
+
+    with bar:
+        bar.end_window(3, {0: result(30, 10), 1: ValueError("no stats"), 2: result(10, 10)})
+        bar.end_window(2, {})
+    assert (bar.rows, bar.prompt_tokens, bar.cached_tokens, bar.hit_rate) == (5, 40, 20, 0.5)
+    assert bar.words() == "cache 50%" and told[-1] == (5, 5)
+    assert length([1, 2]) == 2 and length(iter([1])) is None
+
+
+def test_objects_of_256_keys_are_a_column_and_of_257_text() -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    assert not too_many_keys([{str(at): 1 for at in range(256)}]) and too_many_keys(
+        [{str(at): 1 for at in range(257)}]
+    )
+    assert not too_many_keys([{"a": 1}] * 300) and too_many_keys([[{str(at): {}} for at in range(257)]])
+    assert kind_of([{str(at): 1 for at in range(257)}], None) == pa.string() != kind_of([{"a": 1}], None)
+    for values, mixed in (
+        ([True, 1.5], True),
+        ([True, 1], False),
+        ([True, None], False),
+        ([[True], [0.5]], True),
+        ([[True], [1]], False),
+        ([{"a": True}, {"a": 0.5}], True),
+        ([{"a": True}, {"b": 0.5}], False),
+        ([{"a": [{"b": True}]}, {"a": [{"b": 0.5}]}], True),
+        ([], False),
+    ):
+        assert mixes(values) is mixed, values
+
+
+@pytest.mark.parametrize(("keyword", "value"), [("window", 0), ("window", 65537), ("window", "8")])
+def test_keywords_of_a_scorer_have_bounds(keyword: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        BatchScorer(FORM, **{keyword: value})
+    assert caught.value.field == keyword
