@@ -367,3 +367,20 @@ def test_a_file_that_is_no_recipe_is_named(text: str) -> None:
 
 def test_the_shipped_recipes_have_the_names_that_they_are_found_by() -> None:
     assert set(names()) == set(shipped()) and "qwen3-reranker" in names(RerankRecipe)
+
+
+def test_how_much_of_a_pair_was_cut(tmp_path: Path) -> None:
+    path = write(tmp_path, "ForSequenceClassification", num_labels=1)
+    with Engine.from_pretrained(path, config=EngineConfig(max_length=32, max_prompt_chars=600)) as engine:
+
+        def cut(query: str, document: str) -> tuple[int, int]:
+            said = engine.explain(Rerank(query, document, truncation="tail"))
+            return said.truncated_tokens, len(said.token_ids)
+
+        around = cut("w1", "w2")[1] - 2
+        assert cut("w1", "w2") == (0, 2 + around), "nothing"
+        room = 32 - around
+        assert cut("w1", "w2 " * (room - 1)) == (0, 32) and cut("w1", "w2 " * room) == (1, 32)
+        assert cut("w1", "w2" + " " * 598) == (0, 2 + around)
+        assert cut("w1", "w2" + " " * 599) == (1, 2 + around), "characters alone"
+        assert cut("w1" + " " * 599, "w2") == (1, 2 + around)
