@@ -110,6 +110,8 @@ class Report:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """The commit is that of the beginning: the tree may change while a benchmark runs."""
+        self.facts = {"date": time.strftime("%Y-%m-%d"), "commit": record.commit(), **self.facts}
         print(f"{self.title}\n  {self.command}", file=sys.stderr, flush=True)
 
     def add(

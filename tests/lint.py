@@ -1,7 +1,7 @@
 """Lint and types: python -m tests.lint [CHECK ...]   (pip install -e ".[lint]")
 
-The checks are ``ruff``, ``format`` (ruff's), ``clang-format``, ``cython-lint``, ``figures`` (each table of the
-docs is that of its file under ``bench/results``) and ``types`` (``mypy --strict``).
+The checks are ``ruff``, ``format`` (ruff's), ``clang-format``, ``cython-lint``, ``budget`` (lines and files of each
+folder), ``figures`` (each table of the docs is that of its file) and ``types`` (``mypy --strict``).
 Without a name all of them run. ``types`` covers the package in the layout of a wheel: in the checkout three packages
 lie beside ``prelude`` and not in it (``[tool.setuptools.package-dir]``), so mypy reads a tree of links. The exit
 status is 1 if a check found something.
@@ -56,6 +56,7 @@ CHECKS: dict[str, Callable[[], bool]] = {
     "format": lambda: passes("ruff", "format", "--check", "."),
     "clang-format": lambda: passes("clang-format", "--dry-run", "--Werror", *files("cpp", "hpp")),
     "cython-lint": lambda: passes("cython-lint", *files("pyx", "pxi", "pxd")),
+    "budget": lambda: passes(sys.executable, "-m", "tests.budget"),
     "figures": lambda: passes(sys.executable, "-m", "bench", "tables", "--check"),
     "types": types_pass,
 }

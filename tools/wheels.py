@@ -10,7 +10,7 @@ Wheels of this machine's own processor are installed in fresh environments, wher
 simulator runs. A wheel for another processor is compiled with this machine's Python headers: on Linux those of x86_64
 and aarch64 have the same sizes of types. ``--emulate FOLDER...`` names trees of aarch64 systems with a Python in
 ``usr/bin`` (unpacked Debian packages, for instance); a wheel for which one has the Python runs there under
-``qemu-aarch64-static``. docs/INSTALL.md lists the wheels that this script has built.
+``qemu-aarch64-static``. docs/INSTALL.md names the versions that were tested.
 """
 
 from __future__ import annotations
