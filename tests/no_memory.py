@@ -58,6 +58,10 @@ class Report:
         return f"{dict(self.ends)}, crashes inside torch at {self.torch_crashes}, numpy at {self.numpy_crashes}"
 
 
+def forgotten_by_numpy(error: BaseException) -> bool:
+    return isinstance(error, SystemError) and str(error).endswith(NUMPY_FORGOT)
+
+
 def verbs(engine: Any) -> dict[str, Callable[[], Any]]:
     from prelude import SamplingParams, YesNo
 
@@ -111,9 +115,8 @@ def child(path: Path, verb: str, numbers: list[int], width: int) -> None:
             finally:
                 _testcapi.remove_mem_hooks()
         except BaseException as error:
-            cause = error.__cause__ or error
             end = type(error).__name__
-            if isinstance(cause, SystemError) and str(cause).endswith(NUMPY_FORGOT):
+            if forgotten_by_numpy(error.__cause__ or error):  # no name for the cause: it would hold the call's places
                 end = "numpy"
             if end not in ENDS:
                 where = "".join(traceback.format_exception(error))
