@@ -236,7 +236,7 @@ EDITS = (
     edit(
         "cores_are_not_said",
         "L2",
-        ("bench/common.py", '"cores": os.cpu_count(), "python"', '"python"'),
+        ("bench/record.py", '"cores": os.cpu_count(), "python"', '"python"'),
     ),
     edit(
         "only_medians_of_later_tokens",
