@@ -134,6 +134,15 @@ def test_a_progress_that_raises_ends_nothing(engine: Engine, raised: type[BaseEx
     assert [one.token_ids for one in in_a_thread(loop)] == right and len(calls) == 2
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also in a process that was started in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.parametrize("many", [SamplingParams(max_tokens=1), FREE], ids=["one token", "texts"])
 def test_ctrl_c_in_a_progress_is_the_callers(engine: Engine, tasks: int, many: SamplingParams) -> None:
