@@ -1,8 +1,8 @@
 """Lines and files of each folder: python -m tests.budget [--write]
 
 ``budget.json`` beside this file names them for each folder, its subfolders included where they have no entry of their
-own. A folder above its budget fails. Whoever shrinks a folder lowers its budget in the same commit: ``--write`` does
-that and never raises one. Python, Cython, C++ and CUDA count; generated tables and stubs do not.
+own. A folder above its budget fails. ``--write`` lowers the budgets to today's sizes and never raises one: run it in
+the commit that shrinks a folder. Python, Cython, C++ and CUDA count; generated tables and stubs do not.
 """
 
 from __future__ import annotations

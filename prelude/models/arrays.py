@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from prelude._native import cpu
+from prelude.arrays import F32
 
 if TYPE_CHECKING:
     import torch
 
 Array: TypeAlias = npt.NDArray[Any]
-F32: TypeAlias = npt.NDArray[np.float32]
 
 BF16: np.dtype[Any] = np.dtype([("bfloat16", "<u2")])
 _EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000, "float64": 0x7FF0_0000_0000_0000}
