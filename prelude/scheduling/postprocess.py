@@ -49,10 +49,8 @@ def postprocess(
         return
     batch_size, forward_ms = len(plan.oneshot) + len(plan.prefill) + len(plan.decode), result.seconds * 1e3
     for row in plan.prefill:
-        request = row.request
-        if not lives(request, void):
-            continue
-        _count_step(request, forward_ms, batch_size)
+        if lives(row.request, void):
+            _count_step(row.request, forward_ms, batch_size)
     _postprocess_prefill(plan, packed, result, bad_rows, queues, pool, vocab_size, void)
     if packed.decode:
         output = result.outputs[packed.outputs[2]]
