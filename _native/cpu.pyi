@@ -1,5 +1,12 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+_Array = npt.NDArray[Any]
+_F32 = npt.NDArray[np.float32]
+_F64 = npt.NDArray[np.float64]
 
 NAME: str
 LANES: int
@@ -35,7 +42,6 @@ def pack_rows(
     words: int,
     first: int = 0,
 ) -> None: ...
-def exp_sums(values: int, stride: int, rows: int, width: int, most: int, totals: int) -> None: ...
 def widen_values(values: int, count: int, out: int) -> None: ...
 def narrow_values(values: int, count: int, out: int) -> None: ...
 def not_finite(values: int, count: int, size: int, exponent: int) -> int: ...
@@ -43,19 +49,6 @@ def large_pages(memory: int, count: int) -> None: ...
 def pack_q8_rows(rows: int, outputs: int, inputs: int, words: int) -> None: ...
 def dequantize_rows(kind: int, blocks: int, rows: int, inputs: int, out: int) -> None: ...
 def quantize_rows(weight: int, rows: int, inputs: int, out: int) -> None: ...
-def unpack_rows(words: int, outputs: int, inputs: int, packing: int, chosen: int, count: int, out: int) -> None: ...
-def int8_pairs(
-    words: int,
-    outputs: int,
-    inputs: int,
-    x: int,
-    x_stride: int,
-    chosen: int,
-    count: int,
-    room: int,
-    out: int,
-) -> None: ...
-def int8_row_words(inputs: int) -> int: ...
 
 @final
 class Attention:
@@ -99,20 +92,7 @@ class PagedRows:
     ) -> None: ...
     def __len__(self) -> int: ...
     def attend(
-        self,
-        q: int,
-        q_stride: int,
-        k: int,
-        v: int,
-        out: int,
-        *,
-        slots: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        bfloat16: bool,
-        scale: float,
-        cap: float = 0.0,
+        self, q: _Array, pool_k: _Array, pool_v: _Array, out: _Array, *, scale: float, cap: float = 0.0
     ) -> None: ...
 
 MOST_TAPS: int
@@ -125,76 +105,47 @@ class Sequences:
     def __init__(self, starts: Any, parents: Any, load: Any, store: Any, entries: int, kernel: int) -> None: ...
     def convolve(
         self,
-        x: int,
-        x_stride: int,
-        out: int,
-        out_stride: int,
-        factor: int,
-        weight: int,
-        bias: int,
-        windows: int,
-        state_stride: int,
-        channels: int,
-        rows: int,
-        entries: int,
-        half: bool,
+        x: _Array,
+        out: _Array,
+        factor: _Array,
+        weight: _F32,
+        bias: _F32 | None,
+        states: _F32,
+        first: int,
     ) -> None: ...
     def delta(
         self,
-        x: int,
-        x_stride: int,
-        gates: int,
-        made: int,
-        made_stride: int,
-        weight: int,
-        rate: int,
-        offset: int,
-        windows: int,
-        states: int,
-        state_stride: int,
+        x: _Array,
+        gates: _Array,
+        made: _F32,
+        weight: _F32,
+        rate: _F32,
+        offset: _F32,
+        states: _F32,
+        first: int,
         shape: tuple[int, int, int, int],
-        rows: int,
-        entries: int,
-        half: bool,
     ) -> None: ...
 
-def gate_rows(
-    x: int,
-    x_stride: int,
-    x_half: bool,
-    by: int,
-    by_stride: int,
-    out: int,
-    out_stride: int,
-    half: bool,
-    gain: int,
-    rows: int,
-    heads: int,
-    width: int,
-    eps: float,
-    silu: bool,
+def gate(
+    x: _Array, by: _Array, out: _Array, gain: _F32 | None = None, eps: float = 0.0, silu: bool = False
 ) -> None: ...
-
-# ------------------------------------------------------------------ the kernels on tensors, which are torch's
-
-def know_tensors(
-    float32: object,
-    bfloat16: object,
-    int64: object,
-    complex64: object,
-    empty: Callable[..., Any],
+def rms_norm(x: _F32, eps: float, gain: _F32 | None, out: _Array | None = None) -> _Array: ...
+def layer_norm(x: _F32, eps: float, gain: _F32 | None, bias: _F32 | None, out: _Array | None = None) -> _Array: ...
+def rotate(heads: _Array, gain: _F32 | None, eps: float, table: _Array, positions: _Array) -> None: ...
+def activate(x: _Array, inner: int, kind: str, gated: bool) -> _Array: ...
+def write_pool(
+    k: _Array, v: _Array, pool_k: _Array, pool_v: _Array, slots: _Array, tokens: _Array | None
 ) -> None: ...
-def is_half(x: Any) -> bool: ...
-def norm_tensor(x: Any, eps: float, gain: Any, dtype: Any, out: Any = None) -> Any: ...
-def layer_norm_tensor(x: Any, eps: float, gain: Any, bias: Any, dtype: Any, out: Any = None) -> Any: ...
-def rotate_tensor(heads: Any, gain: Any, eps: float, table: Any, positions: Any) -> None: ...
+def exp_sums(values: _F32) -> tuple[_F32, _F64]: ...
 
 @final
 class PackedProduct:
-    def __init__(self, words: Any, bias: Any, outputs: int, inputs: int, packing: int) -> None: ...
-    def __call__(self, x: Any, out: Any, adds: bool = False) -> None: ...
+    def __init__(self, words: _Array, bias: _F32 | None, outputs: int, inputs: int, packing: int) -> None: ...
+    def __call__(self, x: _Array, out: _Array, adds: bool = False) -> None: ...
+    def gather(self, outputs: _Array) -> _F32: ...
+    def int8_pairs(self, x: _F32, outputs: _Array) -> _F64: ...
 
-_Norm = tuple[str, float, Any, Any]
+_Norm = tuple[str, float, _F32 | None, _F32 | None]
 
 @final
 class BeforeMixer:
@@ -224,6 +175,3 @@ class BehindMixer:
         mlp_after: _Norm | None,
     ) -> None: ...
     def __call__(self, x: Any, mixed: Any, chunk: int, normed: Any, up: Any, sums: Any = None) -> None: ...
-
-def activate_tensor(x: Any, inner: int, kind: str, gated: bool) -> Any: ...
-def write_pool_tensors(k: Any, v: Any, pool_k: Any, pool_v: Any, slots: Any, tokens: Any) -> None: ...

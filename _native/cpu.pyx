@@ -2,9 +2,8 @@
 """Thin wrappers of the CPU kernels: products, norms, rotations and gates of rows, attention over runs of keys, and
 states of recurrent layers.
 
-Some take tensors and check their sizes and types: those of ``tensors.pxi`` and ``mixer_sides.pxi``, and
-``Attention.run``. The others take addresses and strides in values, which their callers read of tensors. The headers
-under ``include/prelude/cpu`` hold the kernels and their contracts.
+Those on a step's path take numpy's arrays and check sizes and types. Those that load weights take addresses. The
+headers under ``include/prelude/cpu`` hold the kernels and their contracts.
 """
 
 from __future__ import annotations
@@ -104,12 +103,12 @@ cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
         int lanes
 
     const Kernels& best_kernels()
-    cbool rms_norm(const Kernels&, const NormArgs&, int64_t rows, int threads)
+    cbool c_rms_norm "prelude::cpu::rms_norm"(const Kernels&, const NormArgs&, int64_t rows, int threads)
     cbool norm_rotate(const Kernels&, const RotateArgs&, int64_t rows, int threads)
-    cbool layer_norm(const Kernels&, const NormArgs&, int64_t rows, int threads)
-    cbool activate(const Kernels&, const ActivateArgs&, int64_t rows, int threads)
-    void exp_sums_of "prelude::cpu::exp_sums"(const Kernels&, const float*, int64_t stride, int64_t rows, int64_t width,
-                                              float* most, double* totals, int threads)
+    cbool c_layer_norm "prelude::cpu::layer_norm"(const Kernels&, const NormArgs&, int64_t rows, int threads)
+    cbool c_activate "prelude::cpu::activate"(const Kernels&, const ActivateArgs&, int64_t rows, int threads)
+    void c_exp_sums "prelude::cpu::exp_sums"(const Kernels&, const float*, int64_t stride, int64_t rows, int64_t width,
+                                             float* most, double* totals, int threads)
     cbool worth_releasing_gil(int64_t values)
 
 
@@ -127,7 +126,7 @@ cdef extern from "prelude/cpu/pool_rows.hpp" namespace "prelude::cpu" nogil:
         Type type
 
     cbool all_below(const int64_t*, int64_t count, int64_t bound)
-    void write_pool(const PoolRowsArgs&, int64_t rows, int threads)
+    void c_write_pool "prelude::cpu::write_pool"(const PoolRowsArgs&, int64_t rows, int threads)
 
 
 cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil:
@@ -161,58 +160,8 @@ cdef void check(cbool done) except *:
 
 cdef cbool norm(const NormArgs& args, int64_t rows, cbool centred) noexcept nogil:
     if centred:
-        return layer_norm(kernels[0], args, rows, thread_count())
-    return rms_norm(kernels[0], args, rows, thread_count())
-
-
-cdef int norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, int64_t out_stride, bint half,
-                   int64_t rows, int64_t width, float eps, bint centred, uintptr_t bias) except -1:
-    """``out = x / sqrt(mean(x ** 2) + eps) * gain``; ``gain`` may be 0, ``half``: out is bfloat16. ``centred``: the
-    same of x minus its mean, plus ``bias``, which may be 0."""
-    cdef NormArgs args
-    cdef cbool done
-    args.x = <const float*> x
-    args.x_stride = x_stride
-    args.gain = <const float*> gain
-    args.bias = <const float*> bias
-    args.out = <void*> out
-    args.out_stride = out_stride
-    args.out_type = Type.bf16 if half else Type.f32
-    args.width = width
-    args.eps = eps
-    if worth_releasing_gil(rows * width):
-        with nogil:
-            done = norm(args, rows, centred)
-    else:
-        done = norm(args, rows, centred)
-    check(done)
-    return 0
-
-
-cdef int rotate_rows(uintptr_t values, int64_t in_stride, uintptr_t out, int64_t out_stride, bint half,
-                     uintptr_t gain, int64_t rows, int64_t heads, int64_t width, float eps, uintptr_t rope_table,
-                     uintptr_t positions) except -1:
-    """Norm per head (where ``gain`` is not 0) and rotary embedding; ``out`` may be ``values``."""
-    cdef RotateArgs args
-    cdef cbool done
-    args.in_ = <const void*> values
-    args.in_stride = in_stride
-    args.out = <void*> out
-    args.out_stride = out_stride
-    args.type = Type.bf16 if half else Type.f32
-    args.gain = <const float*> gain
-    args.heads = heads
-    args.width = width
-    args.eps = eps
-    args.rope_table = <const float*> rope_table
-    args.positions = <const int64_t*> positions
-    if worth_releasing_gil(rows * heads * width):
-        with nogil:
-            done = norm_rotate(kernels[0], args, rows, thread_count())
-    else:
-        done = norm_rotate(kernels[0], args, rows, thread_count())
-    check(done)
-    return 0
+        return c_layer_norm(kernels[0], args, rows, thread_count())
+    return c_rms_norm(kernels[0], args, rows, thread_count())
 
 
 ACTIVATIONS = {
@@ -223,62 +172,7 @@ ACTIVATIONS = {
 }
 
 
-cdef int activate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int64_t inner, int kind,
-                       bint gated) except -1:
-    """The activation of the first ``inner`` values of each row, in place; times the next ``inner`` where ``gated``.
-    ``kind`` is one of ``ACTIVATIONS``."""
-    cdef ActivateArgs args
-    cdef cbool done
-    if kind < 0 or kind > 3:
-        raise ValueError(f"there is no activation {kind}")
-    args.kind = <Activation> kind
-    args.gated = gated
-    args.rows = <void*> values
-    args.stride = stride
-    args.type = Type.bf16 if half else Type.f32
-    args.inner = inner
-    if worth_releasing_gil(2 * rows * inner):
-        with nogil:
-            done = activate(kernels[0], args, rows, thread_count())
-    else:
-        done = activate(kernels[0], args, rows, thread_count())
-    check(done)
-    return 0
-
-
-def exp_sums(uintptr_t values, int64_t stride, int64_t rows, int64_t width, uintptr_t most, uintptr_t totals):
-    """Of each row of float32: its largest value, float32 at ``most``, and the sum of the exponentials of its values
-    relative to that, float64 at ``totals``."""
-    with nogil:
-        exp_sums_of(kernels[0], <const float*> values, stride, rows, width, <float*> most, <double*> totals,
-                    thread_count())
-
-
-cdef int write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride, uintptr_t pool_k,
-                         uintptr_t pool_v, int64_t values, int64_t num_tokens, int64_t num_slots, uintptr_t tokens,
-                         uintptr_t slots, int64_t rows, bint half) except -1:
-    """K and V of token ``tokens[i]`` (``i`` where ``tokens`` is 0), ``values`` each, into the pool at
-    ``slots[i]``."""
-    cdef PoolRowsArgs args
-    cdef cbool inside
-    args.k, args.v = <const void*> k, <const void*> v
-    args.pool_k, args.pool_v = <void*> pool_k, <void*> pool_v
-    args.k_stride, args.v_stride, args.values = k_stride, v_stride, values
-    args.tokens, args.slots = <const int64_t*> tokens, <const int64_t*> slots
-    args.type = Type.bf16 if half else Type.f32
-    inside = all_below(args.slots, rows, num_slots)
-    inside = inside and (rows <= num_tokens if tokens == 0 else all_below(args.tokens, rows, num_tokens))
-    if not inside:
-        raise ValueError(f"{rows} rows go from {num_tokens} tokens to {num_slots} slots, and one lies outside")
-    if worth_releasing_gil(2 * rows * values):
-        with nogil:
-            write_pool(args, rows, thread_count())
-    else:
-        write_pool(args, rows, thread_count())
-    return 0
-
-
-include "tensors.pxi"
+include "kernels.pxi"
 
 
 cdef class Attention:
@@ -348,7 +242,9 @@ cdef class Attention:
         """(query, key) pairs of one layer, all heads."""
         return self.plan.pairs()
 
-    def run(self, q, k, v, pool_k, pool_v, out, relative=None, int section=-1) -> None:
+    def run(self, cnp.ndarray q not None, cnp.ndarray k not None, cnp.ndarray v not None,
+            cnp.ndarray pool_k not None, cnp.ndarray pool_v not None, cnp.ndarray out not None, tuple relative=None,
+            int section=-1) -> None:
         """Queries [Q, heads, D] by keys and values [T, kv_heads, D] of the step and of the pool's slots, into ``out``
         [Q, heads * D], which may have the memory of ``q``; all of one type, heads of a token side by side.
         ``relative``: (keys, queries, rows, span) of ``RelativeTerm`` in types.hpp. ``section``: the rows are its
@@ -358,29 +254,28 @@ cdef class Attention:
         cdef AttentionTensors t
         cdef cbool done
         cdef int64_t planned = self.plan.queries() if section < 0 else self.plan.queries_of(section)
-        cdef int64_t width = self.shape.width
-        cdef int64_t queries = _heads_of(q, q, self.shape.heads, width, &t.q_stride)
-        cdef int64_t tokens = min(_heads_of(k, q, self.shape.kv_heads, width, &t.k_stride),
-                                  _heads_of(v, q, self.shape.kv_heads, width, &t.v_stride))
-        cdef int64_t of_values
-        cdef int64_t slots = min(_heads_of(pool_k, q, self.shape.kv_heads, width, &t.pool_stride),
-                                 _heads_of(pool_v, q, self.shape.kv_heads, width, &of_values))
-        if of_values != t.pool_stride and self.plan.pool_keys() > 0:
-            raise ValueError(f"slots of keys lie {t.pool_stride} values apart, those of values {of_values}")
-        if planned > queries or self.plan.step_keys() > tokens or self.plan.pool_keys() > slots:
-            raise ValueError("the tensors are smaller than the planned ones")
-        if _rows_of(out, self.shape.heads * width, "out") < queries or out.dtype is not q.dtype:
-            raise ValueError(f"{queries} queries of {q.dtype} into {out.dtype} {list(out.shape)}")
-        t.out_stride = _entry(out.stride(), 0)
-        t.q, t.k, t.v = _memory(q), _memory(k), _memory(v)
-        t.pool_k, t.pool_v, t.out = _memory(pool_k), _memory(pool_v), <void*> _memory(out)
-        t.type = _type_of(q)
+        cdef int64_t width = self.shape.width, shared = self.shape.kv_heads
+        cdef Rows queries = _heads(q, self.shape.heads, width, "q"), made
+        cdef Rows keys = _heads(k, shared, width, "k"), values = _heads(v, shared, width, "v")
+        cdef Rows pooled = _heads(pool_k, shared, width, "pool_k"), beside = _heads(pool_v, shared, width, "pool_v")
+        if pooled.stride != beside.stride and self.plan.pool_keys() > 0:
+            raise ValueError(f"slots of keys lie {pooled.stride} values apart, those of values {beside.stride}")
+        if (planned > queries.count or self.plan.step_keys() > min(keys.count, values.count)
+                or self.plan.pool_keys() > min(pooled.count, beside.count)):
+            raise ValueError("the arrays are smaller than the planned ones")
+        made = _rows(out, self.shape.heads * width, "out", True)
+        if made.count < queries.count or not (
+                queries.type == made.type == keys.type == values.type == pooled.type == beside.type):
+            raise ValueError(f"{_told(q)} by {_told(k)} and {_told(pool_k)} into {_told(out)}")
+        t.q, t.k, t.v, t.pool_k, t.pool_v, t.out = queries.at, keys.at, values.at, pooled.at, beside.at, made.at
+        t.q_stride, t.k_stride, t.v_stride = queries.stride, keys.stride, values.stride
+        t.pool_stride, t.out_stride, t.type = pooled.stride, made.stride, queries.type
         if relative is not None:
-            keys, by_queries, rows, t.relative.span = relative
-            t.relative.keys, t.relative.queries = <const float*> _memory(keys), <const float*> _memory(by_queries)
+            of_keys, of_queries, rows, t.relative.span = relative
+            t.relative.keys, t.relative.queries = <const float*> _memory(of_keys), <const float*> _memory(of_queries)
             t.relative.rows = <const int32_t*> _memory(rows)
             if (self.plan.longest() > t.relative.span or not self.plan.has_places()
-                    or self.shape.relative_panels < 1 or self.shape.heads != self.shape.kv_heads):
+                    or self.shape.relative_panels < 1 or self.shape.heads != shared):
                 raise ValueError("a relative term for fewer distances than there are, or none was planned")
         if worth_releasing_gil(self.plan.pairs() * width // 4):
             with nogil:
@@ -390,21 +285,10 @@ cdef class Attention:
         check(done)
 
 
-cdef const void* _memory(object x) except? NULL:
-    return <const void*> <uintptr_t> x.data_ptr()
-
-
-cdef int64_t _heads_of(object x, object like, int64_t heads, int64_t width, int64_t* stride) except -1:
-    """The number of tokens of ``x`` [tokens, heads, width], and the values from one to the next."""
-    cdef object size = x.shape, strides = x.stride()
-    cdef int64_t count = _entry(size, 0)
-    stride[0] = _entry(strides, 0)
-    # An empty pool has the heads of the model's first layer; the others may have more or fewer.
-    if count and (_entry(size, 1) != heads or _entry(size, 2) != width or x.dtype is not like.dtype
-                  or _entry(strides, 1) != width or _entry(strides, 2) != 1):
-        raise ValueError(f"{x.dtype} {list(size)} of strides {strides}, where tokens of {heads} heads of {width} "
-                         f"values of {like.dtype} side by side are needed")
-    return count
+cdef void* _memory(cnp.ndarray x) except? NULL:
+    if not cnp.PyArray_ISCARRAY_RO(x):
+        raise ValueError(f"an array without gaps is needed, not {_told(x)}")
+    return cnp.PyArray_DATA(x)
 
 
 cdef vector[int32_t] starts(object given, Py_ssize_t end, str name) except *:

@@ -85,33 +85,27 @@ cdef class PackedProduct:
     cdef object words, bias  # their memory stays where it is while this object lives
     cdef Projection projection
 
-    def __cinit__(self, words, bias, int64_t outputs, int64_t inputs, int packing):
+    def __cinit__(self, cnp.ndarray words not None, cnp.ndarray bias, int64_t outputs, int64_t inputs, int packing):
         cdef Packing kind = checked_packing(packing)
-        cdef object size = words.shape
-        if outputs < 0 or inputs < 1 or words.element_size() != 4 or not words.is_contiguous() or (
-                PyTuple_GET_SIZE(size) != 1 or _entry(size, 0) < packed_words_of(outputs, inputs, kind)):
-            raise ValueError(f"{list(size)} of {words.dtype} are not the words of [{outputs}, {inputs}]")
+        if outputs < 0 or inputs < 1 or cnp.PyArray_NDIM(words) != 1 or cnp.PyArray_TYPE(words) != cnp.NPY_INT32 or (
+                cnp.PyArray_DIM(words, 0) < packed_words_of(outputs, inputs, kind)):
+            raise ValueError(f"{_told(words)} are not the words of [{outputs}, {inputs}]")
         self.projection.kernels = for_packed[<int> kind]
         self.words, self.bias = words, bias
-        self.projection.weight = packed_weight(words.data_ptr(), outputs, inputs, kind)
-        self.projection.weight.bias = <const float*> _factors_at(bias, outputs)
+        self.projection.weight = packed_weight(<uintptr_t> _memory(words), outputs, inputs, kind)
+        self.projection.weight.bias = _factors(bias, 0, outputs, "bias")
 
-    def __call__(self, x, out, bint adds=False) -> None:
+    def __call__(self, cnp.ndarray x not None, cnp.ndarray out not None, bint adds=False) -> None:
         """``out = x @ weight.T + bias`` for the rows of ``x`` [T, inputs], or ``out += ...``, which is float32."""
-        cdef object size = x.shape, of_out = out.shape, strides = x.stride(), out_strides = out.stride()
         cdef PackedArgs args
         cdef cbool done
         _check_kernels(self.projection)
-        args.weight = self.projection.weight
-        args.rows, args.adds = _entry(size, 0), adds
-        if (_entry(size, 1) != args.weight.inputs or _entry(of_out, 0) != args.rows
-                or _entry(of_out, 1) != args.weight.outputs):
-            raise ValueError(f"{list(size)} by [{args.weight.outputs}, {args.weight.inputs}] into {list(of_out)}")
-        _are_rows(size, strides)
-        _are_rows(of_out, out_strides)
-        args.x, args.x_stride = _memory(x), _entry(strides, 0)
-        args.out, args.out_stride = <void*> _memory(out), _entry(out_strides, 0)
-        args.x_type, args.out_type = _type_of(x), _type_of(out)
+        args.weight, args.adds = self.projection.weight, adds
+        cdef Rows rows = _rows(x, args.weight.inputs, "x"), made = _rows(out, args.weight.outputs, "out", True)
+        if rows.count != made.count:
+            raise ValueError(f"{_told(x)} by [{args.weight.outputs}, {args.weight.inputs}] into {_told(out)}")
+        args.x, args.x_stride, args.x_type, args.rows = rows.at, rows.stride, rows.type, rows.count
+        args.out, args.out_stride, args.out_type = made.at, made.stride, made.type
         if adds and args.out_type == Type.bf16:
             raise ValueError("sums are added in float32")
         if packed_worth_releasing_gil(args):
@@ -121,15 +115,50 @@ cdef class PackedProduct:
             done = run_packed(self.projection.kernels[0], args, thread_count())
         check(done)
 
+    def gather(self, cnp.ndarray outputs not None):
+        """[n, inputs] float32: the weights of ``outputs`` [n] int64; ``IndexError`` if one is outside."""
+        cdef PackedWeight weight = self.projection.weight
+        cdef int64_t i, count = self.chosen(outputs)
+        cdef const int64_t* which = <const int64_t*> cnp.PyArray_DATA(outputs)
+        cdef cnp.ndarray found = _float32_rows(count, weight.inputs)
+        cdef float* out = <float*> cnp.PyArray_DATA(found)
+        with nogil:
+            for i in range(count):
+                unpack_output(weight, which[i], out + i * weight.inputs)
+        return found
+
+    def int8_pairs(self, cnp.ndarray x not None, cnp.ndarray outputs not None):
+        """[n] float64: output ``outputs[i]``, int64, of row i of ``x`` [n, inputs] float32, as ``self(x)`` has it
+        without the bias. The weight is packed in int8."""
+        cdef PackedWeight weight = self.projection.weight
+        cdef int64_t i, count = self.chosen(outputs)
+        cdef const int64_t* which = <const int64_t*> cnp.PyArray_DATA(outputs)
+        cdef Rows rows = _rows(x, weight.inputs, "x")
+        cdef vector[uint32_t] room
+        cdef cnp.npy_intp[1] shape
+        if weight.packing != Packing.int8 or rows.type != Type.f32 or rows.count != count:
+            raise ValueError(f"pairs of {_told(x)} and {count} outputs of packing {<int> weight.packing}")
+        shape[0] = count
+        cdef cnp.ndarray found = cnp.new_array(1, shape, cnp.NPY_FLOAT64)
+        cdef double* out = <double*> cnp.PyArray_DATA(found)
+        room.resize(row_words(weight.inputs, Packing.int8))
+        with nogil:
+            for i in range(count):
+                out[i] = int8_pair(weight, <const float*> rows.at + i * rows.stride, which[i], room.data())
+        return found
+
+    cdef int64_t chosen(self, cnp.ndarray outputs) except -1:
+        """The number of ``outputs``, which are all there."""
+        cdef int64_t count = cnp.PyArray_DIM(outputs, 0) if cnp.PyArray_NDIM(outputs) == 1 else 0
+        if not all_below(_indices(outputs, count, "outputs"), count, self.projection.weight.outputs):
+            raise IndexError(f"an output is not one of {self.projection.weight.outputs}")
+        return count
+
 
 cdef int _check_kernels(const Projection& projection) except -1:
     if projection.kernels == NULL:
         raise ValueError(f"this machine has no kernels for packing {<int> projection.weight.packing}")
     return 0
-
-
-cdef Type _type_of(object x) except *:
-    return Type.bf16 if _type_is_half(x.dtype) else Type.f32
 
 
 cdef Team _team() except *:
@@ -150,24 +179,26 @@ cdef Norm _norm_of(object norm, int64_t width) except *:
     if kind not in ("rms", "layer"):
         raise ValueError(f"there is no native norm {kind!r}")
     made.kind, made.eps = NormKind.layer if kind == "layer" else NormKind.rms, eps
-    made.gain, made.bias = <const float*> _factors_at(gain, width), <const float*> _factors_at(bias, width)
+    made.gain, made.bias = _factors(gain, 0, width, "gain"), _factors(bias, 0, width, "bias")
     return made
 
 
-cdef int64_t _rows_of(object x, int64_t width, str name) except -1:
-    """The number of rows of ``width`` values side by side."""
-    cdef object size = x.shape
-    if _entry(size, 1) != width:
-        raise ValueError(f"{name}: {list(size)}, where rows of {width} values are needed")
-    _are_rows(size, x.stride())
-    return _entry(size, 0)
+cdef Rows _room(cnp.ndarray x, int64_t rows, int64_t width, Type type, str name) except *:
+    """Rows of a ``type`` that a call may write to, as many as ``rows`` or more."""
+    if x is None:
+        raise ValueError(f"{name}: None, where {rows} rows of {width} values are needed")
+    cdef Rows room = _rows(x, width, name, True)
+    if room.count < rows or room.type != type:
+        raise ValueError(f"{name}: {_told(x)}, where {rows} rows of {width} values are needed")
+    return room
 
 
-cdef int _check_room(object room, int64_t rows, int64_t width, object like, str name) except -1:
-    """Checks that ``room`` has ``rows`` rows of ``width`` values or more, side by side, of the type of ``like``."""
-    if (_rows_of(room, width, name) < rows or not room.is_contiguous() or room.dtype is not like.dtype):
-        raise ValueError(f"{name}: {room.dtype} {list(room.shape)}, where {rows} rows of {width} are needed")
-    return 0
+cdef Rows _full_room(cnp.ndarray x, int64_t rows, int64_t width, Type type, str name) except *:
+    """A room without gaps."""
+    cdef Rows room = _room(x, rows, width, type, name)
+    if room.stride != width:
+        raise ValueError(f"{name}: {_told(x)}, where rows without gaps are needed")
+    return room
 
 
 @cython.final
@@ -194,34 +225,29 @@ cdef class BeforeMixer:
                              f"{projection.projection.weight.outputs} values")
         self.part.rotation.first, self.part.rotation.heads, self.part.rotation.width = first, heads, width
         self.part.rotation.eps = eps
-        self.part.rotation.gain = <const float*> _gain_at(gain, heads, width)
+        self.part.rotation.gain = _factors(gain, heads, width, "gain")
 
-    def __call__(self, x, out, int64_t chunk, normed=None, table=None, positions=None) -> None:
+    def __call__(self, cnp.ndarray x not None, cnp.ndarray out not None, int64_t chunk, cnp.ndarray normed=None,
+                 cnp.ndarray table=None, cnp.ndarray positions=None) -> None:
         """From the rows of ``x`` [T, inputs] float32 into ``out`` [T, outputs], ``chunk`` rows at a time. ``normed``
-        [chunk or all rows, inputs] is room, of the type of ``out``; see ``rotate_tensor`` for ``table`` and
-        ``positions``."""
+        [chunk or all rows, inputs] is room, of the type of ``out``; see ``rotate`` for ``table`` and ``positions``."""
         cdef BeforeArgs args
         cdef Team team = _team()
         cdef cbool done
         cdef int64_t inputs = self.part.projection.weight.inputs
-        args.rows = _rows_of(x, inputs, "x")
-        if x.dtype is not _float32 or chunk < 1:
-            raise ValueError(f"rows of {x.dtype}, {chunk} at a time")
-        if _rows_of(out, self.part.projection.weight.outputs, "out") != args.rows:
-            raise ValueError(f"{args.rows} rows into {list(out.shape)}")
-        args.type = _type_of(out)
-        args.chunk = chunk
+        cdef Rows rows = _rows(x, inputs, "x"), made = _rows(out, self.part.projection.weight.outputs, "out", True)
+        if rows.type != Type.f32 or chunk < 1 or rows.count != made.count:
+            raise ValueError(f"{_told(x)} into {_told(out)}, {chunk} rows at a time")
+        args.x, args.x_stride, args.rows, args.chunk = <const float*> rows.at, rows.stride, rows.count, chunk
+        args.out, args.out_stride, args.type = made.at, made.stride, made.type
         args.normed = NULL
         if self.part.norm.kind != NormKind.none:
-            _check_room(normed, min(chunk, args.rows), inputs, out, "normed")
-            args.normed = <void*> _memory(normed)
+            args.normed = _full_room(normed, min(chunk, rows.count), inputs, made.type, "normed").at
         args.rope_table = NULL
         args.positions = NULL
         if self.part.rotation.heads:
-            args.rope_table = <const float*> _turns_at(table, self.part.rotation.width)
-            args.positions = <const int64_t*> _indices_at(positions, args.rows)
-        args.x, args.x_stride = <const float*> _memory(x), _entry(x.stride(), 0)
-        args.out, args.out_stride = <void*> _memory(out), _entry(out.stride(), 0)
+            args.rope_table = _turns(table, self.part.rotation.width)
+            args.positions = _indices(positions, rows.count, "positions")
         if before_worth_releasing(self.part, args):
             with nogil:
                 done = run_before(self.part, args, team)
@@ -258,7 +284,8 @@ cdef class BehindMixer:
         self.part.mlp_after = _norm_of(mlp_after, width)
         self._held = out, up, down, mixer_norm, mlp_norm, mixer_after, mlp_after
 
-    def __call__(self, x, mixed, int64_t chunk, normed, up, sums=None) -> None:
+    def __call__(self, cnp.ndarray x not None, cnp.ndarray mixed not None, int64_t chunk, cnp.ndarray normed,
+                 cnp.ndarray up, cnp.ndarray sums=None) -> None:
         """Adds to ``x`` [T, width] float32, in place, for the mixer's output ``mixed`` [T, inputs]; ``chunk`` rows at
         a time. ``normed`` [chunk or all rows, width] and ``up`` [the same, outputs of the product] are room of one
         type, ``sums`` [the same, width] room of float32 where a product is normed before it is added."""
@@ -266,24 +293,20 @@ cdef class BehindMixer:
         cdef Team team = _team()
         cdef cbool done
         cdef int64_t width = self.part.up.weight.inputs, some
-        args.rows = _rows_of(x, width, "x")
-        if x.dtype is not _float32 or chunk < 1:
-            raise ValueError(f"rows of {x.dtype}, {chunk} at a time")
-        if _rows_of(mixed, self.part.out.weight.inputs, "mixed") != args.rows:
-            raise ValueError(f"{args.rows} rows of x and {list(mixed.shape)} of the mixer")
-        some = min(chunk, args.rows)
-        args.type, args.mixed_type = _type_of(up), _type_of(mixed)
-        _check_room(normed, some, width, up, "normed")
-        if _rows_of(up, self.part.up.weight.outputs, "up") < some:
-            raise ValueError(f"{some} rows into {list(up.shape)}")
+        cdef Rows rows = _rows(x, width, "x", True), read = _rows(mixed, self.part.out.weight.inputs, "mixed"), wide
+        if rows.type != Type.f32 or chunk < 1 or rows.count != read.count:
+            raise ValueError(f"{_told(x)} for {_told(mixed)}, {chunk} rows at a time")
+        some = min(chunk, rows.count)
+        if up is None:
+            raise ValueError("up: None, where a room is needed")
+        wide = _room(up, some, self.part.up.weight.outputs, _type_of(up), "up")
+        args.normed = _full_room(normed, some, width, wide.type, "normed").at
         args.sums = NULL
         if self.part.mixer_after.kind != NormKind.none or self.part.mlp_after.kind != NormKind.none:
-            _check_room(sums, some, width, x, "sums")
-            args.sums = <float*> _memory(sums)
-        args.chunk, args.normed = chunk, <void*> _memory(normed)
-        args.x, args.x_stride = <float*> _memory(x), _entry(x.stride(), 0)
-        args.mixed, args.mixed_stride = _memory(mixed), _entry(mixed.stride(), 0)
-        args.up, args.up_stride = <void*> _memory(up), _entry(up.stride(), 0)
+            args.sums = <float*> _full_room(sums, some, width, Type.f32, "sums").at
+        args.x, args.x_stride, args.rows, args.chunk = <float*> rows.at, rows.stride, rows.count, chunk
+        args.mixed, args.mixed_stride, args.mixed_type = read.at, read.stride, read.type
+        args.up, args.up_stride, args.type = wide.at, wide.stride, wide.type
         if behind_worth_releasing(self.part, args):
             with nogil:
                 done = run_behind(self.part, args, team)

@@ -84,21 +84,30 @@ cdef class PagedRows:
     def __len__(self) -> int:
         return self.c.count
 
-    def attend(self, uintptr_t q, int64_t q_stride, uintptr_t k, uintptr_t v, uintptr_t out, *, int64_t slots,
-               int32_t heads, int32_t kv_heads, int32_t head_dim, bint bfloat16, float scale, float cap=0.0) -> None:
-        """Writes ``out`` [rows, heads, head_dim] from queries (``q_stride`` elements a row) and a layer's K and V
-        [slots, kv_heads, head_dim]. The five are addresses: the caller vouches for the memory there. All elements are
-        float32, or bfloat16. A ``cap`` above 0 makes a score ``cap * tanh(score / cap)``."""
-        if self.num_slots > slots:
-            raise ValueError(f"blocks: slot {self.num_slots - 1} is outside a pool of {slots}")
-        if heads < 1 or kv_heads < 1 or head_dim < 1 or heads % kv_heads:
-            raise ValueError(f"heads: {heads} of {head_dim} do not share {kv_heads}")
+    def attend(self, cnp.ndarray q not None, cnp.ndarray pool_k not None, cnp.ndarray pool_v not None,
+               cnp.ndarray out not None, *, float scale, float cap=0.0) -> None:
+        """Writes ``out`` [rows, heads, head_dim] from queries of that shape and a layer's K and V [slots, kv_heads,
+        head_dim]; all of one type, heads side by side, pool and ``out`` without gaps. A ``cap`` above 0 makes a score
+        ``cap * tanh(score / cap)``."""
+        if cnp.PyArray_NDIM(q) != 3 or cnp.PyArray_NDIM(pool_k) != 3:
+            raise ValueError(f"queries and keys by heads are needed, not {_told(q)} and {_told(pool_k)}")
+        cdef int64_t heads = cnp.PyArray_DIM(q, 1), kv_heads = cnp.PyArray_DIM(pool_k, 1), width = cnp.PyArray_DIM(q, 2)
+        cdef Rows queries = _heads(q, heads, width, "q"), made = _heads(out, heads, width, "out", True)
+        cdef Rows keys = _heads(pool_k, kv_heads, width, "pool_k"), values = _heads(pool_v, kv_heads, width, "pool_v")
+        _memory(pool_k), _memory(pool_v), _memory(out)  # without gaps
+        if queries.count != self.c.count or made.count != queries.count or not (
+                queries.type == made.type == keys.type == values.type):
+            raise ValueError(f"{self.c.count} rows of {_told(q)} by {_told(pool_k)} into {_told(out)}")
+        if self.num_slots > min(keys.count, values.count):
+            raise ValueError(f"blocks: slot {self.num_slots - 1} is outside a pool of {min(keys.count, values.count)}")
+        if heads < 1 or kv_heads < 1 or width < 1 or heads % kv_heads:
+            raise ValueError(f"heads: {heads} of {width} do not share {kv_heads}")
         cdef PagedArgs args
         args.tables = self.c
-        args.q, args.k, args.v, args.out = <const void*>q, <const void*>k, <const void*>v, <void*>out
-        args.q_stride, args.heads, args.kv_heads, args.width = q_stride, heads, kv_heads, head_dim
-        args.scale, args.cap, args.type = scale, cap, Type.bf16 if bfloat16 else Type.f32
-        cdef int64_t work = self.keys * heads * head_dim
+        args.q, args.k, args.v, args.out = queries.at, keys.at, values.at, made.at
+        args.q_stride, args.heads, args.kv_heads, args.width = queries.stride, heads, kv_heads, width
+        args.scale, args.cap, args.type = scale, cap, queries.type
+        cdef int64_t work = self.keys * heads * width
         cdef int threads = max(1, min(thread_count(), self.c.count * kv_heads, work // SHORT_CALL))
         cdef float* room = <float*>PyMem_Malloc(threads * paged_room(args) * sizeof(float))
         if room == NULL:

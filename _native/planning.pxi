@@ -60,8 +60,12 @@ cdef class OneShotGroup:
             self.pool.allocator.writer.leave()
         _check(wrong)
         if verdict == Verdict.admitted:
-            self.held.append((r, lease))
-            return lease, skip, publish
+            try:
+                self.held.append((r, lease))
+                return lease, skip, publish
+            except BaseException:  # no memory: the caller knows of no lease
+                self.pool.release(lease)
+                raise
         return (None if verdict == Verdict.full else lease), -1, 0
 
     def end(self) -> tuple:

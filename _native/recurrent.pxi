@@ -73,7 +73,7 @@ cdef extern from "prelude/cpu/recurrent.hpp" namespace "prelude::cpu" nogil:
     cbool convolve(const Kernels&, const SequencePlan&, const ConvolveArgs&, int threads)
     cbool delta_inputs(const Kernels&, const SequencePlan&, const DeltaInputArgs&, int threads)
     cbool delta(const Kernels&, const SequencePlan&, const DeltaArgs&, int threads)
-    cbool gate(const Kernels&, const GateArgs&, int64_t rows, int threads)
+    cbool c_gate "prelude::cpu::gate"(const Kernels&, const GateArgs&, int64_t rows, int threads)
 
 
 MOST_TAPS = kMostTaps
@@ -117,53 +117,77 @@ cdef class Sequences:
             raise ValueError(f"segment {seen.segment}: {seen.wrong.decode()}")
         self.entries = entries
 
-    cdef int expect(self, int64_t rows, int64_t entries) except -1:
-        if self.plan.rows() > rows or self.entries > entries:
-            raise ValueError(f"{rows} rows and {entries} entries for {self.plan.rows()} and {self.entries}")
-        return 0
+    cdef Rows rows_of(self, cnp.ndarray x, int64_t width, str name) except *:
+        """Of a step's tokens."""
+        cdef Rows rows = _rows(x, width, name, True)
+        if rows.count < self.plan.rows():
+            raise ValueError(f"{name}: {rows.count} rows for {self.plan.rows()} tokens")
+        return rows
 
-    def convolve(self, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t out_stride, uintptr_t factor,
-                 uintptr_t weight, uintptr_t bias, uintptr_t windows, int64_t state_stride, int64_t channels,
-                 int64_t rows, int64_t entries, bint half) -> None:
-        """A convolution of ``channels`` values of each of the ``rows``, times the rows of ``factor`` where that is not
-        0; ``windows`` are those of ``entries`` entries. ``half``: rows are bfloat16."""
-        self.expect(rows, entries)
+    cdef float* states_of(self, cnp.ndarray states, int64_t first, int64_t values) except NULL:
+        """The place of a layer's ``values`` in the first of the entries, from value ``first`` of an entry on."""
+        cdef Rows entries = _rows(states, cnp.PyArray_DIM(states, 1) if cnp.PyArray_NDIM(states) == 2 else 0, "states",
+                                  True)
+        if (entries.type != Type.f32 or entries.count < self.entries or first < 0
+                or first + values > cnp.PyArray_DIM(states, 1)):
+            raise ValueError(f"{_told(states)} have no {self.entries} entries of {values} values from {first} on")
+        return <float*> entries.at + first
+
+    def convolve(self, cnp.ndarray x not None, cnp.ndarray out not None, cnp.ndarray factor not None,
+                 cnp.ndarray weight not None, cnp.ndarray bias, cnp.ndarray states not None, int64_t first) -> None:
+        """``out`` = a convolution of the rows of ``x`` [T, channels], by ``weight`` [kernel, channels] and ``bias``
+        [channels] or None, times those of ``factor``; all rows of one type, those of ``x`` and ``factor`` as far
+        apart. The windows of the sequences are in ``states`` [entries, values] float32, from value ``first`` on."""
         cdef ConvolveArgs args
-        self.fill(args, x, x_stride, out, out_stride, weight, windows, state_stride, channels, half)
-        args.factor, args.bias = <const void*> factor, <const float*> bias
-        args.out_type, args.silu = args.type, False
+        cdef int64_t channels = cnp.PyArray_DIM(weight, 1) if cnp.PyArray_NDIM(weight) == 2 else 0
+        cdef Rows rows = self.rows_of(x, channels, "x"), made = self.rows_of(out, channels, "out")
+        cdef Rows by = self.rows_of(factor, channels, "factor")
+        if by.stride != rows.stride or not rows.type == made.type == by.type:
+            raise ValueError(f"{_told(x)} times {_told(factor)} into {_told(out)}")
+        self.fill(args, rows, made, weight, channels)
+        args.windows = self.states_of(states, first, (self.plan.kernel() - 1) * channels)
+        args.state_stride = cnp.PyArray_STRIDE(states, 0) // 4
+        args.factor, args.bias, args.silu = by.at, _factors(bias, 0, channels, "bias"), False
         cdef cbool done
         with nogil:
             done = convolve(kernels[0], self.plan, args, thread_count())
         check(done)
 
-    cdef void fill(self, ConvolveArgs& args, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t out_stride,
-                   uintptr_t weight, uintptr_t windows, int64_t state_stride, int64_t channels, bint half):
-        args.x, args.x_stride = <const void*> x, x_stride
-        args.out, args.out_stride = <void*> out, out_stride
+    cdef int fill(self, ConvolveArgs& args, Rows x, Rows out, cnp.ndarray weight, int64_t channels) except -1:
+        args.x, args.x_stride, args.type = x.at, x.stride, x.type
+        args.out, args.out_stride, args.out_type = out.at, out.stride, out.type
         args.factor = NULL
         args.bias = NULL
-        args.weight, args.windows = <const float*> weight, <float*> windows
-        args.state_stride, args.channels, args.kernel = state_stride, channels, self.plan.kernel()
-        args.type = Type.bf16 if half else Type.f32
+        args.weight = _factors(weight, self.plan.kernel(), channels, "weight")
+        args.channels, args.kernel = channels, self.plan.kernel()
+        return 0
 
-    def delta(self, uintptr_t x, int64_t x_stride, uintptr_t gates, uintptr_t made, int64_t made_stride,
-              uintptr_t weight, uintptr_t rate, uintptr_t offset, uintptr_t windows, uintptr_t states,
-              int64_t state_stride, tuple shape, int64_t rows, int64_t entries, bint half) -> None:
-        """The gated delta rule. ``x``: rows of queries, keys and values before their convolution; ``gates``: of them
-        the first b. ``made``: float32 rows of at least ``DeltaShape.row()`` values; where the values stand in them
-        the outputs stand afterwards."""
-        self.expect(rows, entries)
+    def delta(self, cnp.ndarray x not None, cnp.ndarray gates not None, cnp.ndarray made not None,
+              cnp.ndarray weight not None, cnp.ndarray rate not None, cnp.ndarray offset not None,
+              cnp.ndarray states not None, int64_t first, tuple shape not None) -> None:
+        """The gated delta rule. ``x`` [T, channels]: queries, keys and values before their convolution by ``weight``
+        [kernel, channels]; ``gates`` [T, 2 * value heads]: b, then a, in rows as far apart. ``rate`` and ``offset``
+        [value heads]. ``made`` [T, ``DeltaShape.row()`` or more] float32: the outputs stand afterwards in it where
+        the values stand. A sequence's window and matrices are in ``states`` [entries, values], from ``first`` on."""
         cdef DeltaInputArgs args
-        args.shape = delta_shape(shape)
-        if made_stride < args.shape.row():
-            raise ValueError(f"rows of {made_stride} values, {args.shape.row()} are needed")
-        self.fill(args.conv, x, x_stride, made, made_stride, weight, windows, state_stride, args.shape.decays(), half)
-        args.conv.out_type, args.conv.silu = Type.f32, True
-        args.gates, args.rate, args.offset = <const void*> gates, <const float*> rate, <const float*> offset
         cdef DeltaArgs rule
-        rule.rows, rule.stride, rule.shape = <float*> made, made_stride, args.shape
-        rule.states, rule.state_stride = <float*> states, state_stride
+        args.shape = delta_shape(shape)
+        cdef int64_t channels = args.shape.decays(), window = (self.plan.kernel() - 1) * channels
+        cdef Rows rows = self.rows_of(x, channels, "x")
+        cdef Rows decays = self.rows_of(gates, 2 * args.shape.value_heads, "gates")
+        cdef Rows to = self.rows_of(made, cnp.PyArray_DIM(made, 1) if cnp.PyArray_NDIM(made) == 2 else 0, "made")
+        if (cnp.PyArray_DIM(made, 1) < args.shape.row() or to.type != Type.f32 or decays.stride != rows.stride
+                or decays.type != rows.type):
+            raise ValueError(f"{_told(x)} and {_told(gates)} into {_told(made)}; {args.shape.row()} values a row are "
+                             "needed")
+        self.fill(args.conv, rows, to, weight, channels)
+        args.conv.windows = self.states_of(states, first, window + state_floats_of(args.shape))
+        args.conv.state_stride, args.conv.silu = cnp.PyArray_STRIDE(states, 0) // 4, True
+        args.gates = decays.at
+        args.rate = _factors(rate, 0, args.shape.value_heads, "rate")
+        args.offset = _factors(offset, 0, args.shape.value_heads, "offset")
+        rule.rows, rule.stride, rule.shape = <float*> to.at, to.stride, args.shape
+        rule.states, rule.state_stride = args.conv.windows + window, args.conv.state_stride
         cdef cbool done
         with nogil:
             done = delta_inputs(kernels[0], self.plan, args, thread_count()) and delta(
@@ -171,18 +195,24 @@ cdef class Sequences:
         check(done)
 
 
-def gate_rows(uintptr_t x, int64_t x_stride, bint x_half, uintptr_t by, int64_t by_stride, uintptr_t out,
-              int64_t out_stride, bint half, uintptr_t gain, int64_t rows, int64_t heads, int64_t width, float eps,
-              bint silu) -> None:
-    """``out = x * sigmoid(by)``, or times silu(by); where ``gain`` [width] is not 0, of x after an RMSNorm of each
-    head. ``half``: ``by`` and ``out`` are bfloat16."""
+def gate(cnp.ndarray x not None, cnp.ndarray by not None, cnp.ndarray out not None, cnp.ndarray gain=None,
+         float eps=0.0, bint silu=False) -> None:
+    """``out = x * sigmoid(by)``, or times silu(by); with ``gain`` [width], of x after an RMSNorm of each head of so
+    many values. All [T, values]; ``by`` and ``out`` are of one type. ``out`` may be ``x``."""
     cdef GateArgs args
     cdef cbool done
-    args.x, args.gate, args.out, args.gain = <const void*> x, <const void*> by, <void*> out, <const float*> gain
-    args.x_stride, args.gate_stride, args.out_stride = x_stride, by_stride, out_stride
-    args.heads, args.width, args.eps, args.silu = heads, width, eps, silu
-    args.x_type = Type.bf16 if x_half else Type.f32
-    args.gate_type = Type.bf16 if half else Type.f32
+    cdef int64_t values = cnp.PyArray_DIM(x, 1) if cnp.PyArray_NDIM(x) == 2 else 0
+    cdef Rows rows = _rows(x, values, "x"), factors = _rows(by, values, "by"), made = _rows(out, values, "out", True)
+    if rows.count != factors.count or made.count != rows.count or factors.type != made.type:
+        raise ValueError(f"{_told(x)} by {_told(by)} into {_told(out)}")
+    args.x, args.gate, args.out = rows.at, factors.at, made.at
+    args.x_stride, args.gate_stride, args.out_stride = rows.stride, factors.stride, made.stride
+    args.x_type, args.gate_type = rows.type, factors.type
+    args.width = values if gain is None else cnp.PyArray_DIM(gain, 0)
+    args.gain = _factors(gain, 0, args.width, "gain")
+    if args.width < 1 or values % args.width:
+        raise ValueError(f"rows of {values} values are no whole heads of {args.width}")
+    args.heads, args.eps, args.silu = values // args.width, eps, silu
     with nogil:
-        done = gate(kernels[0], args, rows, thread_count())
+        done = c_gate(kernels[0], args, rows.count, thread_count())
     check(done)

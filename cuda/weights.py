@@ -16,7 +16,7 @@ from prelude.cuda.device import Device
 from prelude.cuda.staging import Area, Ring
 from torch import Tensor
 
-from prelude.models.arrays import torch_of
+from prelude.models.arrays import BF16, Array
 from prelude.models.spec import LM_HEAD, Layer, ModelSpec, Norm, Projection, Rope
 from prelude.models.weight_source import WeightSource
 from prelude.progress import watched
@@ -65,6 +65,13 @@ class DeviceWeights:
         """Resident bytes, shared memory counted once."""
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors()}
         return sum(storages.values())
+
+
+def torch_of(array: Array) -> Tensor:
+    """A tensor in the memory of ``array``, which stays alive with it."""
+    if array.dtype == BF16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def rope_table(rope: Rope, positions: int) -> Tensor:

@@ -44,8 +44,6 @@ def main(chosen: argparse.Namespace) -> int:
 
 def convert(model: Path, folder: Path, dtype: str = "auto", quantization: str | None = None) -> str:
     """What was written, in a sentence."""
-    import torch
-
     from prelude.models.checkpoint import Checkpoint
     from prelude.models.config import ModelConfig
     from prelude.models.gguf.directory import GgufDirectory, open_directory
@@ -60,7 +58,7 @@ def convert(model: Path, folder: Path, dtype: str = "auto", quantization: str | 
     if isinstance(directory, GgufDirectory):
         raise ModelError(f"{model}: a GGUF file is computed in its own packed form; it is not converted")
     config = ModelConfig.from_dir(directory)
-    with Checkpoint.open(directory, config) as checkpoint, torch.inference_mode():
+    with Checkpoint.open(directory, config) as checkpoint:
         if checkpoint.converted is not None:
             raise ModelError(f"{model}: is converted already")
         precision = choose(dtype, checkpoint, config.spec, "int8" if quantization == "int8" else None)
@@ -83,7 +81,7 @@ def convert(model: Path, folder: Path, dtype: str = "auto", quantization: str | 
                 "format": FORMAT,
                 "version": VERSION,
                 "layout": LAYOUT,
-                "dtype": str(precision.dtype).removeprefix("torch."),
+                "dtype": precision.rows,
                 "quantization": quantization or "",
                 "packing": precision.packing,
                 "sha256": digest(packed_words.values()),

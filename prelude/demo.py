@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -43,9 +41,6 @@ def add_arguments(demo: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    if find_spec("torch") is None:
-        print("prelude: the demo needs the engine extra: pip install 'prelude-engine[engine]'", file=sys.stderr)
-        return 2
     from prelude import Engine, EngineConfig
     from prelude.default_model import path as default_path
 

@@ -1,7 +1,4 @@
-"""From a model directory to a running engine: config, weights, tokenizer, templates, pool, budgets.
-
-This is where torch is imported first.
-"""
+"""From a model directory to a running engine: config, weights, tokenizer, templates, pool, budgets."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from prelude.config import EngineConfig
 from prelude.errors import ConfigError, InsufficientMemory, ModelError
 from prelude.execution.executor import Executor, ExecutorLimits
-from prelude.execution.torch_threads import end_before_forks, short_spins
 from prelude.loading_sparrow import load_sparrow
 from prelude.models.sparrow import is_sparrow
 from prelude.runtime.assembly import make_core
@@ -65,9 +61,7 @@ def load(
 
     ranks: AbstractContextManager[Ranks | None] = nullcontext()
     if config.tensor_parallel > 1:
-        from prelude.loading_parallel import Ranks
-
-        ranks = Ranks.join(directory, model_config, config, lead=True, gpus=device == "cuda")
+        ranks = _ranks().join(directory, model_config, config, lead=True, gpus=device == "cuda")
     with ranks as joined, given(config.threads):
         (tokenizer, side), host = _weighed_tokenizer(directory, model_config)
         executor: Executor
@@ -102,10 +96,9 @@ def serve_rank(
         raise ConfigError("serve_rank is for a model directory and a config with tensor_parallel of 2 or more")
     directory, model_config = _checked_model(model, device, config, revision, follow_links)
     from prelude.execution.threads import given
-    from prelude.loading_parallel import Ranks
 
     with (
-        Ranks.join(directory, model_config, config, lead=False, gpus=device == "cuda") as ranks,
+        _ranks().join(directory, model_config, config, lead=False, gpus=device == "cuda") as ranks,
         given(config.threads),
     ):
         if device == "cuda":
@@ -135,7 +128,6 @@ def _checked_model(
         driver.require()
     if not isinstance(follow_links, bool):
         raise ConfigError(f"follow_links={follow_links!r} is not True or False")
-    _import_torch(config.threads)
     from prelude.models.config import ModelConfig
     from prelude.models.gguf.directory import GgufDirectory, open_directory
 
@@ -202,17 +194,15 @@ def _logits_rows(vocab_size: int, budget: int) -> int | None:
     return None if budget // row >= _CHUNK_ROWS else budget // row
 
 
-def _import_torch(threads: int | None) -> None:
+def _ranks() -> type[Ranks]:
     try:
-        with short_spins():
-            import torch
+        from prelude.loading_parallel import Ranks
     except ImportError as error:
-        raise ModelError(
-            "torch is not installed: the engine needs the extra, pip install 'prelude-engine[engine]'"
+        raise ConfigError(
+            "tensor_parallel needs torch, whose collectives join the processes: pip install "
+            "'prelude-engine[parallel]'"
         ) from error
-    end_before_forks()
-    if threads is not None:
-        torch.set_num_threads(threads)  # some operations of a step are torch's
+    return Ranks
 
 
 def _cpu_executor(
@@ -304,9 +294,7 @@ def _cpu_executor(
                 plan = replace(plan, config=ranks.fitted(plan.config, model.max_positions))
                 kind = ranks.executor
             made = executor(model, loaded, plan.blocks(step), running, prefixes, kind)
-        except (MemoryError, RuntimeError) as failure:
-            if not isinstance(failure, MemoryError) and "allocate memory" not in str(failure):  # torch's allocator
-                raise
+        except MemoryError as failure:
             raise InsufficientMemory(
                 f"{directory}: the memory ended while loading; weights and states need {plan.held} bytes; free "
                 "memory, or lower kv_bytes or kv_blocks",

@@ -107,16 +107,14 @@ class Ranks:
         precision: Precision = options["dtype"]
         facts: dict[str, Any] = {name: options[name] for name in _SAME}
         facts["the type of the weights"] = precision.weights
-        self._agree(str(precision.dtype), facts)
+        self._agree(precision.rows, facts)
         blocks = self.group.least(num_blocks)
         self._made = RankExecutor(model, weights, self.shard, self.group, num_blocks=blocks, **options)
         return self._made
 
     def agree(self, config: EngineConfig, dtype: str, **options: Any) -> None:
-        """Of ranks with GPUs, which have to be of one kind: else the ranks might draw different tokens."""
-        import torch
-
-        facts = {"the GPU": torch.cuda.get_device_name(), "deterministic": config.deterministic, **options}
+        """Of ranks with GPUs. ``options``: further facts."""
+        facts = {"deterministic": config.deterministic, **options}
         facts |= {name: getattr(config, name) for name in _SAME_ON_GPUS}
         self._agree(dtype, facts)
 
@@ -125,22 +123,6 @@ class Ranks:
         facts["hang_seconds"] = self.group.limit
         facts["the checksum of the model"] = None if self._source is None else self._source.checksum()
         self.group.agree(facts)
-
-    def own_gpu(self) -> int:
-        """Chooses this rank's GPU: the only one that the process sees, else that of torchrun's LOCAL_RANK, else that
-        of the rank's number among them. ``ConfigError`` where LOCAL_RANK names none."""
-        import torch
-
-        there = torch.cuda.device_count()
-        said = os.environ.get("LOCAL_RANK", str(self.group.rank % max(1, there)))
-        number = 0 if there == 1 else int(said) if said.isdecimal() else -1
-        if not 0 <= number < there:
-            raise ConfigError(
-                f"LOCAL_RANK={said!r} names none of the {there} GPUs that this process sees; give a number from 0 to "
-                f"{there - 1}, or show each process one GPU by CUDA_VISIBLE_DEVICES"
-            )
-        torch.cuda.set_device(number)
-        return number
 
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""From a ``*.sparrow`` file to a running engine. torch is not imported."""
+"""From a ``*.sparrow`` file to a running engine."""
 
 from __future__ import annotations
 

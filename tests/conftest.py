@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +18,7 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("PRELUDE_TOKENIZER_CACHE", "off")  # nothing is written beside the tests' own folders
 if "OMP_WAIT_POLICY" not in os.environ:
-    # As the engine imports torch. Test modules import it themselves, and the threads of two workers that spin for
-    # libgomp's own time take a quarter of the tests' processor time.
+    # The threads of torch, the oracle, would spin for libgomp's own time: a quarter of the tests' processor time.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 # Every run has the same inputs, whatever time a machine takes to make them. ``--search`` has others.
@@ -27,6 +28,8 @@ settings.register_profile("search", settings.get_profile("same"), derandomize=Fa
 settings.load_profile("same")
 
 ROOT = Path(__file__).resolve().parent.parent
+ORACLES = ("torch", "transformers", "safetensors", "sentence_transformers", "tokenizers", "huggingface_hub")
+"""Libraries that the engine does without."""
 SEED = "PRELUDE_TESTS_SEED"
 RECORD = ROOT / ".pytest_cache" / "prelude_shown.json"
 
@@ -101,7 +104,25 @@ _shown: dict[str, dict[str, Any]] = {}
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     outcome = yield
-    outcome.get_result().user_properties += [("shows", mark) for mark in marks_of(item)]  # type: ignore[attr-defined]
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    report.user_properties += [("shows", mark) for mark in marks_of(item)]
+    if call.excinfo is not None and isinstance(call.excinfo.value, ModuleNotFoundError):
+        _skip_without_oracle(report, item.path)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.failed:
+        _skip_without_oracle(report, collector.path)
+
+
+def _skip_without_oracle(report: Any, path: Path) -> None:
+    """Tests that compare with a library which is not installed are skipped by its name."""
+    missing = re.findall(r"No module named '(\w+)", str(report.longrepr))
+    if missing and missing[-1] in ORACLES and importlib.util.find_spec(missing[-1]) is None:
+        report.outcome, report.longrepr = "skipped", (str(path), 0, f"Skipped: {missing[-1]} is not installed")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -6,11 +6,11 @@
 
 For each interpreter from 3.10 on that is found (on PATH, and in pyenv's folder) one wheel is built by g++; for the
 newest of them a second one by clang++, where both compilers are here. Each wheel is installed in a fresh environment
-with the newest numpy, and in another with the oldest that is allowed. There the tokenizer encodes, ``prelude
---version`` and ``prelude simulate`` run, and some tests of the tokenizer and the native parts. With ``--torch SPEC``
-(a requirement such as torch==2.13.0) the engine's extra is installed as well, and the demo and some tests of the
-engine run. ``--quick`` leaves out the interpreter that runs this script, whose tests run without it, and says so
-where there is no other. Prints a line for each environment; exits with 1 where anything failed.
+with the newest numpy, and in another with the oldest that is allowed; torch and transformers are in none. There the
+tokenizer encodes, ``prelude simulate`` and ``prelude demo`` run, and the tests of the tokenizer, the native parts,
+the engine, its scheduling, models, System One and bulk; those that need an oracle skip. ``--quick`` leaves out the
+interpreter that runs this script, whose tests run without it, and says so where there is no other. Prints a line for
+each environment; exits with 1 where anything failed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ OLDEST_NUMPY = "numpy==1.26.*"
 NEWEST_OF_OLDEST = 12  # the last minor version of Python that it has wheels for
 TESTS = ["tests/native", "tests/tokenizer/test_surface.py", "tests/tokenizer/test_encode.py", "tests/test_tables.py"]
 TESTS += ["--ignore=tests/native/test_cpp.py"]  # has no Python in it
+TESTS += ["tests/engine", "tests/scheduling", "tests/models", "tests/systemone", "tests/bulk"]
 # They read the sources, which lie beside no installed wheel.
 TESTS += [
     f"--deselect=tests/native/test_hardening.py::{test}"
@@ -41,9 +42,8 @@ TESTS += [
         "test_clang_knows_the_instructions_that_are_asked_for",
     )
 ]
-WITHOUT_TORCH = ["--ignore=tests/native/test_paged.py"]
 QUICK_TESTS = ["tests/tokenizer/test_surface.py", "tests/tokenizer/test_encode.py", "tests/test_tables.py"]
-ENGINE_TESTS = ["tests/engine/test_limits.py"]
+QUICK_TESTS += ["tests/engine/test_default_model.py", "tests/engine/test_typed_decisions.py"]
 TOOLS = ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "tokenizers==0.23.3", "regex", "jinja2>=3.1.6"]
 
 
@@ -53,7 +53,7 @@ class Leg:
     python: str
     compiler: str  # of C++
     numpys: tuple[str, ...]  # requirements: one environment each, from the same wheel
-    tests: tuple[str, ...] = tuple(TESTS)  # pytest's arguments, beside tests that depend on torch
+    tests: tuple[str, ...] = tuple(TESTS)  # pytest's arguments
 
 
 def interpreters() -> dict[int, str]:
@@ -134,7 +134,7 @@ def build(leg: Leg, folder: Path) -> Path:
     return wheel
 
 
-def try_out(leg: Leg, numpy: str, wheel: Path, torch: str | None, folder: Path) -> list[str]:
+def try_out(leg: Leg, numpy: str, wheel: Path, folder: Path) -> list[str]:
     """The run in a fresh environment, in ``folder``, with the tests copied away from the sources."""
     bin_folder = folder / "venv" / "bin"
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
@@ -148,23 +148,20 @@ def try_out(leg: Leg, numpy: str, wheel: Path, torch: str | None, folder: Path) 
     shutil.copy(ROOT / "pyproject.toml", checkout)
 
     step("environment", leg.python, "-m", "venv", folder / "venv")
-    requirements = [numpy, *([torch, f"prelude-engine[engine] @ {wheel.as_uri()}"] if torch else [wheel])]
-    step("install", inside, "-m", "pip", "install", "-qq", *requirements)
+    step("install", inside, "-m", "pip", "install", "-qq", numpy, wheel)
     versions = step("versions", inside, "-c", "import numpy; print(numpy.__version__)").strip()
     step.done[-1] = f"numpy {versions}"
     step("installed.py", inside, checkout / "tests" / "installed.py", cwd=folder)
     step("--version", "prelude", "--version", cwd=folder)
     step("simulate", "prelude", "simulate", "rubrics", "--option", "requests=200", cwd=folder)
-    if torch:
-        step(f"{torch} demo", "prelude", "demo", cwd=folder)
+    step("demo", "prelude", "demo", cwd=folder)
     step("test tools", inside, "-m", "pip", "install", "-qq", *TOOLS)
-    tests = [*leg.tests, *(ENGINE_TESTS if torch else WITHOUT_TORCH)]
-    passed = step("tests", inside, "-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=checkout)
+    passed = step("tests", inside, "-m", "pytest", "-p", "no:cacheprovider", *leg.tests, cwd=checkout)
     step.done[-1] = passed.strip().splitlines()[-1].strip("= ")
     return step.done
 
 
-def run(leg: Leg, torch: str | None) -> int:
+def run(leg: Leg) -> int:
     """How many environments of a leg failed; a line is printed for each."""
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -174,7 +171,7 @@ def run(leg: Leg, torch: str | None) -> int:
             place.mkdir()
             try:
                 wheel = next(Path(folder).glob("*.whl"), None) or build(leg, Path(folder))
-                done = try_out(leg, numpy, wheel, torch, place)
+                done = try_out(leg, numpy, wheel, place)
                 print(f"{head} ok      {'; '.join(done)}", flush=True)
             except subprocess.CalledProcessError as error:
                 failed += 1
@@ -190,7 +187,6 @@ def main() -> int:
     )
     parser.add_argument("--only", type=int, nargs="*", default=[], metavar="MINOR", help="these minor versions alone")
     parser.add_argument("--compiler", choices=COMPILERS, help="this compiler alone")
-    parser.add_argument("--torch", metavar="SPEC", help="install the engine with this torch, and run the demo")
     parser.add_argument("--quick", action="store_true", help="fewer tests, on the oldest and the newest")
     chosen = parser.parse_args()
     if chosen.quick:
@@ -199,7 +195,7 @@ def main() -> int:
             print(f"tests.matrix: no interpreter but 3.{sys.version_info[1]} is here: nothing to run")
     else:
         wanted = legs(chosen.ends, chosen.only, chosen.compiler)
-    failed = sum(run(leg, chosen.torch) for leg in wanted)
+    failed = sum(map(run, wanted))
     return 1 if failed else 0
 
 

@@ -136,7 +136,7 @@ class Readings:
         gc.collect()
         executor: Any = self.core.executor
         pool = executor.pool.tensor
-        kv = _pages_there(pool.data_ptr(), pool.nbytes)
+        kv = _pages_there(pool.ctypes.data, pool.nbytes)
         resident, allocated = resident_bytes() or 0, allocated_bytes() - pool.nbytes
         give_back_freed()
         held = resident_bytes() or 0

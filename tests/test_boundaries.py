@@ -228,10 +228,22 @@ def test_importing_the_package_and_the_tokenizer_imports_no_torch() -> None:
     assert json.loads(fresh(code)) == []
 
 
-def test_the_engine_module_imports_no_torch_until_an_engine_is_made() -> None:
-    assert (
-        fresh("import sys, prelude; prelude.AsyncEngine, prelude.Engine; print('torch' in sys.modules)") == "False\n"
+def test_an_answer_of_an_engine_on_a_cpu_imports_no_torch() -> None:
+    code = (
+        "import sys; from prelude import Engine, YesNo; engine = Engine.from_pretrained();"
+        "engine.decide('A text.', [YesNo('Does it contain personal data?')]); print('torch' in sys.modules)"
     )
+    assert fresh(code) == "False\n"
+
+
+def test_torch_is_for_gpus_and_several_ranks_alone() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("prelude", "tokenizer", "_native")
+        for path in (ROOT / folder).rglob("*.py*")
+        if path.suffix in (".py", ".pyx", ".pxi") and any(under(name, ("torch",)) for name in imported(path))
+    }
+    assert found == {"prelude/execution/cuda.py", "prelude/execution/parallel/group.py"}
 
 
 def test_a_first_decision_imports_nothing_of_other_work() -> None:

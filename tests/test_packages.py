@@ -132,7 +132,7 @@ def test_metadata_of_the_tokenizers_own_wheel() -> None:
 
 def test_a_python_that_makes_no_environment_fails_its_legs_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """The matrix counts and names them, and goes on."""
-    assert run(Leg(10, "false", "g++", ("numpy", "numpy==1.26.*")), None) == 2
+    assert run(Leg(10, "false", "g++", ("numpy", "numpy==1.26.*"))) == 2
     assert capsys.readouterr().out.count("FAILED  false -m venv") == 2
 
 

@@ -158,15 +158,21 @@ def test_a_readout_and_a_verb_of_ones_own(engine: ToyEngine, monkeypatch: pytest
 # ------------------------------------------------------------------ family: prelude/models/ops.py
 
 
-def mean_magnitude_norm(x: Any, eps: float, gain: Any, bias: Any, dtype: Any, out: Any = None) -> Any:
-    made = x / (x.abs().mean(dim=1, keepdim=True) + eps)
-    made = (made if gain is None else made * gain).to(dtype)
-    return made if out is None else out[: len(x)].copy_(made)
+def mean_magnitude_norm(x: F32, eps: float, gain: F32 | None, bias: F32 | None, out: F32 | None = None) -> F32:
+    made = x / (np.abs(x).mean(axis=1, keepdims=True) + np.float32(eps))
+    made = made if gain is None else made * gain
+    if out is None:
+        return made
+    out[: len(x)] = made
+    return out[: len(x)]
 
 
-def squared_relu(x: Any, inner: int, gated: bool) -> Any:
-    made = x[:, :inner].relu_().square_()
-    return made.mul_(x[:, inner:]) if gated else made
+def squared_relu(x: F32, inner: int, gated: bool) -> F32:
+    made = x[:, :inner]
+    np.square(np.maximum(made, 0), out=made)
+    if gated:
+        made *= x[:, inner:]
+    return made
 
 
 # ------------------------------------------------------------------ family: a file of prelude/models/families/

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
-from prelude.models.kernels import cpu
+from prelude._native import cpu
 
 
 def use_threads(count: int) -> int:
-    """For engines and executors that are made from here on, for kernels, and for torch. The number before."""
+    """For engines and executors that are made from here on, and for kernels. The number before."""
     before = cpu.threads()
     cpu.set_threads(count)
-    torch.set_num_threads(count)
     return before

@@ -4,7 +4,7 @@ from libc.stdint cimport uint8_t
 
 cdef extern from "prelude/ndarray.hpp" namespace "prelude::ndarray":
     ctypedef Py_ssize_t npy_intp
-    const int NPY_INT32, NPY_INT64, NPY_FLOAT32, NPY_FLOAT64
+    const int NPY_INT32, NPY_INT64, NPY_FLOAT32, NPY_FLOAT64, NPY_COMPLEX64, NPY_VOID
 
 cdef extern from "prelude/ndarray.hpp":
     ctypedef class numpy.ndarray [object PyArrayObject, check_size ignore]:
@@ -22,7 +22,9 @@ cdef extern from "prelude/ndarray.hpp" namespace "prelude::ndarray":
     npy_intp* PyArray_DIMS(ndarray) noexcept nogil
     npy_intp PyArray_DIM(ndarray, int) noexcept nogil
     npy_intp PyArray_SIZE(ndarray) noexcept nogil
+    npy_intp PyArray_STRIDE(ndarray, int) noexcept nogil
     int PyArray_TYPE(ndarray) noexcept nogil
+    bint is_plain(ndarray, bint written) noexcept nogil
     bint PyArray_IS_C_CONTIGUOUS(ndarray) noexcept nogil
     bint PyArray_ISCARRAY_RO(ndarray) noexcept nogil
     bint PyArray_Check(object) noexcept

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, rounds, three, use_threads
-from prelude.models.arrays import array_of
+from prelude.models.arrays import F32, narrow
 from prelude.models.packed import HALVES, PackedLinear, Packing
 
 SHAPES = {
@@ -67,9 +67,13 @@ def variants(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
     packings: tuple[Packing, ...] = ("float32", "widened", "bfloat16", "int8")
     for packing in packings:
         if packing in cpu.PACKED_KERNELS:
-            kept = half_weight if packing in HALVES else weight
-            found[f"packed {packing}"] = partial(PackedLinear(array_of(kept), None, packing), x)
+            kept = narrow(weight.numpy()) if packing in HALVES else weight.numpy()
+            found[f"packed {packing}"] = partial(_tensor, PackedLinear(kept, None, packing), x.numpy())
     return found
+
+
+def _tensor(linear: PackedLinear, x: F32) -> Tensor:
+    return torch.from_numpy(linear(x))
 
 
 def check_equal(found: dict[str, Callable[[], Tensor]]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.chips import Chip
-from prelude.models.arrays import Array, array_of
+from prelude.models.arrays import Array, narrow
 from prelude.models.config import ModelConfig
 
 
@@ -74,7 +74,8 @@ class RandomSource:
         return list(self._shapes)
 
     def tensor(self, name: str) -> Array:
-        return array_of(self.drawn(name).cpu())
+        values: Array = self.drawn(name).float().cpu().numpy()
+        return narrow(values) if self.dtype == torch.bfloat16 else values
 
     def drawn(self, name: str) -> Tensor:
         shape = self._shapes[name]

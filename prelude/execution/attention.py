@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from prelude._native.cpu import PagedRows
 from prelude.batch import DecodeRows
 from prelude.execution.layout import I64
+from prelude.models.arrays import Array
 from prelude.models.relative import RelativeWeights
 from prelude.models.spec import Attention as Heads
 
@@ -23,14 +22,14 @@ class AttentionPlan(Protocol):
 
     def run(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        pool_k: Tensor,
-        pool_v: Tensor,
+        q: Array,
+        k: Array,
+        v: Array,
+        pool_k: Array,
+        pool_v: Array,
         relative: RelativeWeights | None = None,
         section: int | None = None,
-    ) -> Tensor: ...
+    ) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +59,7 @@ class DecodePart:
         table = PagedRows(decode.block_ids, begins, ends, lengths, block_size, offsets)
         return cls(slice(before, before + len(lengths)), table, heads)
 
-    def run(self, q: Tensor, pool_k: Tensor, pool_v: Tensor, out: Tensor) -> None:
-        """Queries and outputs [Q, heads, D]; the kernel gets addresses, so the tensors are checked here."""
-        q, out = q[self.queries], out[self.queries]
-        slots, kv_heads, width = pool_k.size(0), pool_k.size(1), pool_k.size(2)
-        for tensor in (q, pool_k, pool_v, out):
-            if tensor.dtype != out.dtype or tensor.stride()[1:] != (width, 1) or tensor.device.type != "cpu":
-                raise TypeError(f"paged attention over {tensor.dtype} with strides {tensor.stride()}")
-        if not (out.is_contiguous() and pool_k.is_contiguous() and pool_v.is_contiguous()):
-            raise TypeError("paged attention over a pool or into an output with gaps")
-        self.table.attend(
-            q.data_ptr(),
-            q.stride(0),
-            pool_k.data_ptr(),
-            pool_v.data_ptr(),
-            out.data_ptr(),
-            slots=slots,
-            heads=q.size(1),
-            kv_heads=kv_heads,
-            head_dim=width,
-            bfloat16=out.dtype == torch.bfloat16,
-            scale=self.heads.score_scale,
-            cap=self.heads.cap,
-        )
+    def run(self, q: Array, pool_k: Array, pool_v: Array, out: Array) -> None:
+        """Queries and outputs [Q, heads, D]."""
+        rows, heads = self.queries, self.heads
+        self.table.attend(q[rows], pool_k, pool_v, out[rows], scale=heads.score_scale, cap=heads.cap)

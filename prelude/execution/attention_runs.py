@@ -15,13 +15,12 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from prelude._native.cpu import Attention
 from prelude.batch import DecodeRows
 from prelude.execution.attention import DecodePart
 from prelude.execution.layout import I64, Forest, StepTokens
+from prelude.models.arrays import Array, aligned
 from prelude.models.relative import RelativeWeights, panels_of
 from prelude.models.spec import Attention as Heads
 
@@ -95,27 +94,25 @@ class RunsPlan:
 
     def run(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        pool_k: Tensor,
-        pool_v: Tensor,
+        q: Array,
+        k: Array,
+        v: Array,
+        pool_k: Array,
+        pool_v: Array,
         relative: RelativeWeights | None = None,
         section: int | None = None,
-    ) -> Tensor:
+    ) -> Array:
         """[queries, heads * width]: in the memory of ``q``, whose values are gone, unless decode rows read pages.
         ``section``: the one whose queries ``q`` has; None where there is one alone."""
-        queries, heads, width = q.size(0), q.size(1), q.size(2)
+        queries, heads, width = q.shape
         paged = self._paged[section or 0]
-        if paged is None:  # a tile of the kernel has read its queries when it writes
-            out = q.as_strided((queries, heads * width), (q.stride(0), 1))
-        else:
-            out = torch.empty(queries, heads * width, dtype=q.dtype)
+        # In the same memory, since heads lie side by side: a tile of the kernel has read its queries when it writes.
+        out = q.reshape(queries, heads * width) if paged is None else aligned((queries, heads * width), q.dtype)
         if self._attention is not None:
             term = None if relative is None else (relative.keys, relative.queries, relative.rows, relative.span)
             self._attention.run(q, k, v, pool_k, pool_v, out, term, -1 if section is None else section)
         if paged is not None:
-            paged.run(q, pool_k, pool_v, out.view(queries, heads, width))
+            paged.run(q, pool_k, pool_v, out.reshape(queries, heads, width))
         return out
 
 

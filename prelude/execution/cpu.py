@@ -14,10 +14,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from prelude.batch import (
     I32,
@@ -44,6 +43,7 @@ from prelude.execution.step_attention import PlannedAttention
 from prelude.execution.step_memory import TOKEN_CHUNK, StepMemory, query_run
 from prelude.execution.threads import GOVERNOR
 from prelude.execution.zeros import lazy_zeros
+from prelude.models.arrays import F32, Array
 from prelude.models.config import ModelConfig
 from prelude.models.precision import Precision
 from prelude.models.precision import choose as choose_precision
@@ -72,12 +72,12 @@ class KvTensors:
     """K and V of all blocks, [layers with attention, 2, slots, kv_heads, head_dim]. A page of it takes memory from
     the first write to one of its blocks on."""
 
-    tensor: Tensor
-    layers: list[tuple[Tensor, Tensor]]
+    tensor: Array
+    layers: list[tuple[Array, Array]]
     """K and V of each layer with attention, in the same memory."""
 
     @classmethod
-    def empty(cls, spec: ModelSpec, slots: int, dtype: torch.dtype) -> KvTensors:
+    def empty(cls, spec: ModelSpec, slots: int, dtype: np.dtype[Any]) -> KvTensors:
         heads = spec.attention
         slots = 0 if spec.bidirectional else slots
         shape = (len(spec.attentions), 2, slots, heads.kv_heads, heads.head_dim)
@@ -98,7 +98,7 @@ class CpuExecutor:
         *,
         num_blocks: int,
         block_size: int = 16,
-        dtype: str | torch.dtype | Precision = "auto",
+        dtype: str | Precision = "auto",
         deterministic: bool = False,
         logits_chunk_rows: int | None = None,
         attention: str = "auto",
@@ -125,8 +125,8 @@ class CpuExecutor:
         self.dtype = self.precision.dtype
         self.deterministic = deterministic
         self.quantization: Quantization | None = quantization
-        element = str(self.dtype).removeprefix("torch.")
-        self.attention = choose(attention, "cpu", Wanted(config.spec.attention.head_dim, element, deterministic))
+        wanted = Wanted(config.spec.attention.head_dim, self.precision.rows, deterministic)
+        self.attention = choose(attention, "cpu", wanted)
         self.weights: ModelWeights = (
             checkpoint
             if isinstance(checkpoint, ModelWeights)
@@ -148,7 +148,7 @@ class CpuExecutor:
         self._num_blocks = num_blocks
         self._step_memory = step_memory
         self._pending = PendingTokens()
-        self._rows_of: Callable[[Transformer, Tensor, I64 | None, int], HiddenRows] = HiddenRows
+        self._rows_of: Callable[[Transformer, F32, I64 | None, int], HiddenRows] = HiddenRows
         self._closed = False
         self._host: CpuHostBlocks | None = None
 
@@ -166,7 +166,7 @@ class CpuExecutor:
             logits_chunk_rows=self._chunk_rows,
             weight_bytes=self.weights.nbytes,
             device="cpu",
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=self.precision.rows,
             weights=self.quantization or self.precision.weights,
             quantization=self.quantization,
             lm_head=self.weights.lm_head is not None and self.weights.masked is None,
@@ -186,7 +186,7 @@ class CpuExecutor:
         try:
             if self.weights.used is not None:
                 self.weights.used.check()
-            with torch.inference_mode(), GOVERNOR.of(self._threads):
+            with GOVERNOR.of(self._threads):
                 return Finished(self._run(batch, readouts), None)
         except Exception as error:  # ``wait`` raises the failure of the step
             self._pending.lose(batch)
@@ -236,7 +236,7 @@ class CpuExecutor:
             extra={name: float(value) for name, value in peak.items()},
         )
 
-    def _forward(self, step: StepTokens, rows: I64 | None, states: StepStates | None) -> Tensor:
+    def _forward(self, step: StepTokens, rows: I64 | None, states: StepStates | None) -> F32:
         highest = int(step.positions.max(initial=-1))
         kinds, of_layer = self._kinds.within(highest)
         last = len(of_layer) - 1
@@ -250,9 +250,8 @@ class CpuExecutor:
         layers = self.weights.layers
         attention = PlannedAttention(plans, self._places, layers, self.pool.layers, step, runs, last_runs)
         token_ids = step.token_ids if step.decode is None else self._pending.resolve(step.token_ids)
-        ids, positions = torch.from_numpy(token_ids), torch.from_numpy(self._positions(step))
-        read = None if rows is None else torch.from_numpy(rows)
-        return self.decoder.forward(ids, positions, highest, attention, read, self._types(step), states)
+        positions, types = self._positions(step), self._types(step)
+        return self.decoder.forward(token_ids, positions, highest, attention, rows, types, states)
 
     def _positions(self, step: StepTokens) -> I64:
         """[tokens]: those of the step; for models that leave one token uncounted, its row and those of the others."""
@@ -267,12 +266,12 @@ class CpuExecutor:
         counted = step.positions - before[1:] + np.repeat(before[trees[:-1]], np.diff(trees))
         return np.where(skipped, self.config.spec.max_positions, counted)
 
-    def _types(self, step: StepTokens) -> Tensor | None:
+    def _types(self, step: StepTokens) -> Array | None:
         """[tokens], for models with token types."""
         count = self.config.spec.num_types
         if count < 2 or step.forest is None or step.forest.apart:
             return None
-        return torch.from_numpy(np.repeat(np.minimum(step.forest.depths(), count - 1), np.diff(step.forest.starts)))
+        return np.repeat(np.minimum(step.forest.depths(), count - 1), np.diff(step.forest.starts))
 
     def _plan(self, step: StepTokens, rows: I64 | None, heads: Heads, runs: list[Run]) -> RunsPlan:
         sections = None if len(runs) == 1 else [0, *(run.tokens.stop for run in runs)]
@@ -285,7 +284,7 @@ class CpuExecutor:
         return round(pairs / len(self.config.spec.layers))
 
     def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:
-        """Bytes that lived at once, from the shapes: torch does not count them on a CPU."""
+        """Bytes that lived at once, from the shapes."""
         spec, size, tokens = self.config.spec, self.dtype.itemsize, step.num_tokens
         chunk, run = min(tokens, TOKEN_CHUNK), min(tokens, self._query_run)
         cut = tokens > run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import numpy as np
 
 from prelude.batch import LogprobRows, OneShotBatch, PooledRows, Readout
 from prelude.config import EngineConfig
-from prelude.errors import DeviceUnavailable, UnsupportedModel
+from prelude.errors import ConfigError, DeviceUnavailable, UnsupportedModel
 from prelude.execution.backends import Wanted, asked_for, choose
 from prelude.execution.layout import blank_prompts
 from prelude.execution.memory_plan import MemoryPlan
@@ -67,7 +68,7 @@ def open_executor(
     from prelude.models.memory import available_memory, require_memory
 
     check_supported(model.spec if ranks is None else ranks.shard.spec)
-    ordinal = 0 if ranks is None else ranks.own_gpu()
+    ordinal = 0 if ranks is None else own_gpu(ranks.group.rank)
     element = torch.float32 if dtype == "float32" else torch.bfloat16
     if attention_for(config.attention, model, element, config.deterministic) == "flashinfer":
         threading.Thread(target=_import_flashinfer, daemon=True).start()  # two seconds, beside the weights
@@ -78,7 +79,9 @@ def open_executor(
             source: Checkpoint | ShardSource = checkpoint
             if ranks is not None:
                 model, source = ranks.part(model, checkpoint)
-                ranks.agree(config, str(element), logits_chunk_rows=logits_rows)
+                # GPUs of different kinds might draw different tokens.
+                named = {"the GPU": torch.cuda.get_device_name(), "logits_chunk_rows": logits_rows}
+                ranks.agree(config, str(element), **named)
             require_memory(source.nbytes(element.itemsize), f"{where}: loading the weights on cuda", before)
             require_memory(config.host_kv_bytes, "host_kv_bytes", available_memory())
             block_bytes = model.spec.kv_bytes_per_token(element.itemsize) * config.block_size
@@ -100,6 +103,23 @@ def open_executor(
     return make_executor(
         model, loaded, device, config, before, logits_rows=logits_rows, calls=calls, policy=policy, ranks=ranks
     )
+
+
+def own_gpu(rank: int) -> int:
+    """Chooses the GPU of a rank: the only one that the process sees, else that of torchrun's LOCAL_RANK, else that of
+    the rank's number among them. ``ConfigError`` if LOCAL_RANK names none."""
+    import torch
+
+    there = torch.cuda.device_count()
+    said = os.environ.get("LOCAL_RANK", str(rank % max(1, there)))
+    number = 0 if there == 1 else int(said) if said.isdecimal() else -1
+    if not 0 <= number < there:
+        raise ConfigError(
+            f"LOCAL_RANK={said!r} names none of the {there} GPUs that this process sees; give a number from 0 to "
+            f"{there - 1}, or show each process one GPU by CUDA_VISIBLE_DEVICES"
+        )
+    torch.cuda.set_device(number)
+    return number
 
 
 def _import_flashinfer() -> None:

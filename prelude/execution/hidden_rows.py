@@ -11,14 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from prelude._native import cpu
 from prelude.batch import F32, F64, I32
 from prelude.execution.layout import I64
 from prelude.execution.step_memory import TOKEN_CHUNK
-from prelude.models.arrays import address
 from prelude.models.transformer import Transformer
 from prelude.readouts.base import Logits
 
@@ -29,7 +26,7 @@ class HiddenRows:
     row t is token t."""
 
     decoder: Transformer
-    hidden: Tensor
+    hidden: F32
     tokens: I64 | None
     chunk_rows: int
     first: int = 0  # the token that the readout's rows count from
@@ -40,37 +37,33 @@ class HiddenRows:
     def __post_init__(self) -> None:
         self.vocab_size, self.hidden_size = self.decoder.spec.embeddings.vocab, self.decoder.spec.hidden
 
-    def normed(self, tokens: I32) -> Tensor:
+    def normed(self, tokens: I32) -> F32:
         """Rows after the final norm, float32."""
         at = tokens.astype(np.int64) + self.first
         if self.tokens is not None:
             at = np.searchsorted(self.tokens, at)
-        return self.decoder.final_norm(self.hidden.index_select(0, torch.from_numpy(at)))
+        return self.decoder.final_norm(self.hidden[at])
 
     def vectors(self, tokens: I32) -> F32:
-        found: F32 = self.normed(tokens).numpy()
-        return found
+        return self.normed(tokens)
 
     def mean(self, tokens: I32) -> F32:
         """A run of rows is summed at a time, from the first one on: the bits are the item's own."""
-        total = torch.zeros(self.hidden_size, dtype=torch.float64)
+        total = np.zeros(self.hidden_size, np.float64)
         for some in _runs(len(tokens)):
-            total += self.normed(tokens[some]).sum(dim=0, dtype=torch.float64)
-        found: F32 = (total / len(tokens)).numpy()
-        return found
+            total += self.normed(tokens[some]).sum(axis=0, dtype=np.float64)
+        return (total / len(tokens)).astype(np.float32)
 
     def scores(self, tokens: I32) -> F32:
-        parts = [self.decoder.scores(self.normed(tokens[some])).numpy() for some in _runs(len(tokens))]
+        parts = [self.decoder.scores(self.normed(tokens[some])) for some in _runs(len(tokens))]
         found: F32 = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return found
 
     def scores_of(self, vectors: F32) -> F32:
-        found: F32 = self.decoder.scores(torch.from_numpy(vectors)).numpy()
-        return found
+        return self.decoder.scores(vectors)
 
     def options_of(self, vectors: F32, kind: int) -> F32:
-        found: F32 = self.decoder.option_logits(torch.from_numpy(vectors), kind).numpy()
-        return found
+        return self.decoder.option_logits(vectors, kind)
 
     def logits_of(self, tokens: I32, rows: I32, targets: I32) -> F64:
         pairs = len(targets)
@@ -78,15 +71,14 @@ class HiddenRows:
         normed = self.normed(tokens)
         for start in range(0, pairs, self.chunk_rows):
             some = slice(start, min(start + self.chunk_rows, pairs))
-            at, ids = (torch.from_numpy(x[some].astype(np.int64)) for x in (rows, targets))
-            logits[some] = self.decoder.logits_of(normed[at], ids).numpy()
+            logits[some] = self.decoder.logits_of(normed[rows[some]], targets[some].astype(np.int64))
         return logits
 
     def chunks(self, tokens: I32) -> Iterator[tuple[int, int, Logits]]:
         for start in range(0, len(tokens), self.chunk_rows):
             stop = min(start + self.chunk_rows, len(tokens))
             self.lm_head_rows += stop - start
-            yield start, stop, ChunkLogits(self.decoder.logits(self.normed(tokens[start:stop])).numpy())
+            yield start, stop, ChunkLogits(self.decoder.logits(self.normed(tokens[start:stop])))
 
 
 def _runs(rows: int) -> list[slice]:
@@ -142,12 +134,7 @@ def log_normalisers(logits: F32) -> tuple[F32, F64]:
 
     Kept apart: next to logits of 1e4 the second would lose its digits in float32. A row is summed by one thread.
     """
-    largest, sums = np.empty(len(logits), np.float32), np.empty(len(logits), np.float64)
-    if logits.strides[1] != logits.itemsize:
-        raise ValueError(f"logits of a row are not side by side: strides {logits.strides} bytes")
-    rows, width = logits.shape
-    stride = logits.strides[0] // logits.itemsize
-    cpu.exp_sums(address(logits), stride, rows, width, address(largest), address(sums))
+    largest, sums = cpu.exp_sums(logits)
     return largest, np.log(sums)
 
 

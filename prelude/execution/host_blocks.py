@@ -9,10 +9,10 @@ steps, so that a block may be written by step n as soon as its copy out was requ
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from torch import Tensor
+import numpy.typing as npt
 
 from prelude.arrays import I32
 from prelude.execution.zeros import lazy_zeros
@@ -42,7 +42,7 @@ class CpuHostBlocks:
     """Beside a pool that is host memory itself: the mechanism is the GPU's, the gain is not. ``pool`` is
     [layers, 2, slots, kv_heads, head_dim]; a page of the copies takes memory from its first write on."""
 
-    def __init__(self, pool: Tensor, entries: int, block_size: int) -> None:
+    def __init__(self, pool: npt.NDArray[Any], entries: int, block_size: int) -> None:
         layers, two, _, *heads = pool.shape
         self._pool = pool
         self._host = lazy_zeros((layers, two, entries * block_size, *heads), pool.dtype)

@@ -1,4 +1,4 @@
-"""Sparrow's executor: means of token vectors and a network of three layers, in numpy; torch is not imported.
+"""Sparrow's executor: means of token vectors and a network of three layers, in numpy.
 
     s, q, o    means of the state's, the question's (plus its kind's vector) and an option's tokens, of length 1
     features   o · s o · q o · s q o · o - mean(o) · (s - mean(o)) o, and four of pairs ─▶ gelu ─▶ gelu ─▶ logit

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from prelude._native.cpu import Sequences
 from prelude.arrays import I32
 from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch
 from prelude.execution.zeros import lazy_zeros
+from prelude.models.arrays import FLOAT32
 from prelude.models.recurrent import States, StepStates, state_bytes
 from prelude.models.spec import ModelSpec
 
@@ -22,7 +22,7 @@ class StatePool:
         total = running + prefixes
         self.bytes_per_state = state_bytes(spec)
         self._kernel = spec.recurrent[0].kernel
-        self._states = States.of(spec, lazy_zeros((total, self.bytes_per_state // 4), torch.float32))
+        self._states = States.of(spec, lazy_zeros((total, self.bytes_per_state // 4), FLOAT32))
 
     def step(self, batch: ForwardBatch) -> StepStates:
         """``ValueError`` where a prompt goes on from a context whose state no entry has."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
+from prelude._native.cpu import write_pool
 from prelude.execution.attention import AttentionPlan
 from prelude.execution.layout import StepTokens
 from prelude.execution.threads import GOVERNOR
-from prelude.models.kernels import write_pool
+from prelude.models.arrays import Array
 from prelude.models.transformer import Run
 from prelude.models.weights import LayerWeights
 
@@ -24,22 +22,21 @@ class PlannedAttention:
         plans: Sequence[AttentionPlan],
         places: Sequence[int],
         layers: Sequence[LayerWeights],
-        pool: Sequence[tuple[Tensor, Tensor]],
+        pool: Sequence[tuple[Array, Array]],
         step: StepTokens,
         runs: list[Run],
         last_runs: list[Run],
     ) -> None:
         self.runs, self.last_runs = runs, last_runs
         self._plans, self._places, self._layers, self._pool = plans, places, layers, pool
-        self._slots = torch.from_numpy(step.slots)
-        self._written = None if step.written is None else torch.from_numpy(step.written)
+        self._slots, self._written = step.slots, step.written
 
-    def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def keep(self, layer: int, k: Array, v: Array) -> None:
         GOVERNOR.look()
-        if self._slots.size(0):
+        if len(self._slots):
             write_pool(k, v, *self._pool[self._places[layer]], self._slots, self._written)
 
-    def run(self, layer: int, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(self, layer: int, number: int, q: Array, k: Array, v: Array) -> Array:
         place = self._places[layer]
         runs = self.last_runs if layer == len(self._layers) - 1 else self.runs
         section = None if len(runs) == 1 else number

@@ -6,18 +6,18 @@ import contextlib
 import math
 import mmap
 import sys
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros of ``shape``. torch.zeros writes to every page; numpy asks for pages of 2 MB, of which the first written
-    value takes one. ``MemoryError`` where the system does not promise so much."""
+def lazy_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Zeros of ``shape``. numpy's own ask for pages of 2 MB, of which the first written value takes one.
+    ``MemoryError`` where the system does not promise so much."""
     nbytes = math.prod(shape) * dtype.itemsize
     room = np.frombuffer(_pages(max(1, nbytes)), np.uint8)
-    return torch.from_numpy(room[:nbytes]).view(dtype).view(shape)
+    return room[:nbytes].view(dtype).reshape(shape)
 
 
 def _pages(nbytes: int) -> mmap.mmap:

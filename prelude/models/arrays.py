@@ -3,20 +3,27 @@ convert its values, and nothing is assigned to an array of it but other values o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+import math
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude._native import cpu
 from prelude.arrays import F32
+from prelude.models.processors import default_threads
 
-if TYPE_CHECKING:
-    import torch
+cpu.set_threads(default_threads())
 
 Array: TypeAlias = npt.NDArray[Any]
 
 BF16: np.dtype[Any] = np.dtype([("bfloat16", "<u2")])
+FLOAT32 = np.dtype(np.float32)
+ROW_TYPES = {"float32": FLOAT32, "bfloat16": BF16}
+"""Types that rows are computed in, by the name that ``dtype`` has."""
+ALIGNMENT = 64
+"""Bytes: a vector of the kernels that begins at a multiple of it lies in one line of the cache."""
 _EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000, "float64": 0x7FF0_0000_0000_0000}
 
 
@@ -54,21 +61,30 @@ def address(array: Array) -> int:
     return int(array.ctypes.data)
 
 
-def torch_of(array: Array) -> torch.Tensor:
-    """A tensor in the memory of ``array``, which is writable and stays alive with it."""
-    import torch
-
-    if array.dtype == BF16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def array_of(tensor: torch.Tensor) -> Array:
-    """The array in the memory of ``tensor``."""
-    import torch
-
-    found: Array = tensor.view(torch.int16).numpy().view(BF16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
-    return found
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] = FLOAT32) -> Array:
+    """A new array that begins at a multiple of ``ALIGNMENT``, not filled."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    at = -address(room) % ALIGNMENT
+    return room[at : at + nbytes].view(dtype).reshape(shape)
 
 
-__all__ = ["BF16", "F32", "Array", "address", "array_of", "name_of", "narrow", "not_finite", "torch_of", "widen"]
+def bytes_of(arrays: Iterable[Array]) -> int:
+    """Of all of them, those that are there twice counted once."""
+    return sum({address(array): array.nbytes for array in arrays}.values())
+
+
+__all__ = [
+    "BF16",
+    "F32",
+    "FLOAT32",
+    "ROW_TYPES",
+    "Array",
+    "address",
+    "aligned",
+    "bytes_of",
+    "name_of",
+    "narrow",
+    "not_finite",
+    "widen",
+]

@@ -83,8 +83,7 @@ def _download(name: str, revision: str | None, cache_dir: str | Path | None) -> 
         from huggingface_hub import snapshot_download
     except ImportError as failure:
         raise ModelError(
-            f"{name}: there is no such file or directory; to load it from the hub, pip install "
-            "'prelude-engine[engine]'"
+            f"{name}: there is no such file or directory; to load it from the hub, pip install 'prelude-engine[hub]'"
         ) from failure
     offline = any(os.environ.get(key, "").upper() in ("1", "ON", "YES", "TRUE") for key in _OFFLINE)
     try:

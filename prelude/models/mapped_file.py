@@ -154,7 +154,7 @@ def _written(status: os.stat_result) -> tuple[int, int]:
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:
-    """Copy on write, so that arrays of it are writable, as torch needs them, though nothing ever writes to it."""
+    """Copy on write, so that arrays of it are writable, as torch needs them for a GPU. Nothing writes to it."""
     if sys.platform == "win32":
         return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
     # Nothing is written, so nothing need be reserved: a file larger than memory can be mapped.

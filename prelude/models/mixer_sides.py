@@ -11,20 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from prelude._native import cpu
-from prelude.models.kernels import layer_norm, rotate
+from prelude._native.cpu import layer_norm, rotate
+from prelude.models.arrays import F32, FLOAT32, Array, aligned, narrow
 from prelude.models.ops import ACTIVATIONS, NORMS, RowNorm, activate
 from prelude.models.packed import PackedLinear
 from prelude.models.spec import Attention
 from prelude.models.summed import OutLinear
 from prelude.models.weights import LayerWeights
 
-_NativeNorm: TypeAlias = tuple[str, float, Tensor | None, Tensor | None]
+_NativeNorm: TypeAlias = tuple[str, float, F32 | None, F32 | None]
 
 
 class SomeOutputs:
@@ -37,9 +37,10 @@ class SomeOutputs:
         self._of = of
         self._first = first
 
-    def into(self, x: Tensor, out: Tensor) -> Tensor:
-        made = self._of.into(x, out.new_empty(x.size(0), self._of.outputs))
-        return out.copy_(made[:, self._first : self._first + out.size(1)])
+    def into(self, x: Array, out: Array) -> Array:
+        made = self._of.into(x, aligned((len(x), self._of.outputs), out.dtype))
+        out[:] = made[:, self._first : self._first + out.shape[1]]
+        return out
 
 
 InProj: TypeAlias = PackedLinear | SomeOutputs
@@ -53,9 +54,9 @@ class Rotation:
     heads: int
     width: int
     eps: float
-    gain: Tensor | None  # [heads, width] float32
+    gain: F32 | None  # [heads, width] float32
 
-    def native(self) -> tuple[int, int, int, float, Tensor | None]:
+    def native(self) -> tuple[int, int, int, float, F32 | None]:
         return self.first * self.width, self.heads, self.width, self.eps, self.gain
 
     @classmethod
@@ -75,7 +76,7 @@ class BeforeMixer:
 
     __slots__ = ("_in_proj", "_norm", "_rotation", "native")
 
-    def __init__(self, layer: LayerWeights, in_proj: InProj, dtype: torch.dtype, rotation: Rotation | None) -> None:
+    def __init__(self, layer: LayerWeights, in_proj: InProj, dtype: np.dtype[Any], rotation: Rotation | None) -> None:
         """``dtype``: of the rows that go out."""
         self._in_proj = in_proj
         self._norm = layer.mixer_norm if layer.spec.norm_first else None
@@ -87,12 +88,12 @@ class BeforeMixer:
 
     def __call__(
         self,
-        x: Tensor,
-        out: Tensor,
+        x: F32,
+        out: Array,
         chunk: int,
-        normed: Tensor,
-        table: Tensor | None = None,
-        positions: Tensor | None = None,
+        normed: Array,
+        table: Array | None = None,
+        positions: Array | None = None,
     ) -> None:
         """From ``x`` [T, hidden] float32 into ``out`` [T, outputs], ``chunk`` rows at a time. ``normed`` [chunk or
         all rows, hidden] is room, of the type of ``out``. ``table`` [positions, width / 2] complex64 where heads
@@ -100,7 +101,7 @@ class BeforeMixer:
         if self.native is not None:
             self.native(x, out, chunk, normed, table, positions)
             return
-        for rows in _slices(x.size(0), chunk):
+        for rows in _slices(len(x), chunk):
             some = part_of(out, rows)
             self._in_proj.into(_read(self._norm, part_of(x, rows), normed), some)
             turn = self._rotation
@@ -108,7 +109,9 @@ class BeforeMixer:
                 continue
             if table is None or positions is None:
                 raise ValueError("heads that turn need a rope table and positions")
-            heads = some.view(some.size(0), -1, turn.width)[:, turn.first : turn.first + turn.heads]
+            heads = some.reshape(len(some), some.shape[1] // turn.width, turn.width)[
+                :, turn.first : turn.first + turn.heads
+            ]
             rotate(heads, turn.gain, turn.eps, table, part_of(positions, rows))
 
 
@@ -117,7 +120,7 @@ class BehindMixer:
 
     __slots__ = ("_layer", "inner", "makes", "native")
 
-    def __init__(self, layer: LayerWeights, dtype: torch.dtype) -> None:
+    def __init__(self, layer: LayerWeights, dtype: np.dtype[Any]) -> None:
         """``dtype``: of the rows that products read and of the MLP."""
         self._layer = layer
         self.inner = layer.spec.mlp.up.outputs
@@ -143,7 +146,7 @@ class BehindMixer:
         self.makes = after and self.native is not None
         """Whether a product is normed before it is added, and the native call needs room for it."""
 
-    def __call__(self, x: Tensor, mixed: Tensor, chunk: int, normed: Tensor, up: Tensor, sums: Tensor | None) -> None:
+    def __call__(self, x: F32, mixed: Array, chunk: int, normed: Array, up: Array, sums: F32 | None) -> None:
         """Adds to ``x`` [T, hidden] float32 in place, for the mixer's output ``mixed`` [T, width]; ``chunk`` rows at
         a time. ``normed`` and ``up`` [chunk or all rows, hidden; outputs] are room of one type, ``sums`` [the same,
         hidden] room of float32 where ``makes``."""
@@ -152,48 +155,48 @@ class BehindMixer:
             return
         layer, mlp = self._layer, self._layer.spec.mlp
         first = layer.spec.norm_first
-        for rows in _slices(x.size(0), chunk):
+        for rows in _slices(len(x), chunk):
             part = part_of(x, rows)
             _add(part, layer.out, part_of(mixed, rows), layer.mixer_after)
             if not first and layer.mixer_norm is not None:
-                layer.mixer_norm(part, torch.float32, part)
+                layer.mixer_norm(part, part)
             read = _read(layer.mlp_norm if first else None, part, normed)
-            wide = layer.up.into(read, up[: part.size(0)])
+            wide = layer.up.into(read, up[: len(part)])
             _add(part, layer.down, activate(wide, mlp.inner, mlp.activation, mlp.gated), layer.mlp_after)
             if not first:
-                layer.mlp_norm(part, torch.float32, part)
+                layer.mlp_norm(part, part)
 
 
-def part_of(x: Tensor, rows: slice) -> Tensor:
+def part_of(x: Array, rows: slice) -> Array:
     """Those rows of ``x``, which is no new view where they are all of them."""
-    return x if rows.start == 0 and rows.stop == x.size(0) else x[rows]
+    return x if rows.start == 0 and rows.stop == len(x) else x[rows]
 
 
 def _slices(rows: int, chunk: int) -> Sequence[slice]:
     return [slice(at, min(at + chunk, rows)) for at in range(0, rows, chunk)]
 
 
-def _read(norm: RowNorm | None, x: Tensor, normed: Tensor) -> Tensor:
-    """Rows of the residual stream as a projection reads them."""
+def _read(norm: RowNorm | None, x: F32, normed: Array) -> Array:
+    """Rows of the residual stream as a projection reads them, of the type of ``normed``, which is room for them."""
     if norm is not None:
-        return norm(x, normed.dtype, normed)
-    return x if x.dtype == normed.dtype else normed[: x.size(0)].copy_(x)
+        return norm(x, normed)
+    return x if x.dtype == normed.dtype else narrow(x)
 
 
-def _add(x: Tensor, linear: OutLinear, read: Tensor, after: RowNorm | None) -> None:
+def _add(x: F32, linear: OutLinear, read: Array, after: RowNorm | None) -> None:
     """``x += linear(read)``, in place; normed before it is added where there is ``after``."""
     if after is None:
         linear.add_to(x, read)
         return
     made = linear(read)
-    x.add_(after(made, torch.float32, made))
+    x += after(made, made)
 
 
-def _reads(linear: PackedLinear, norm: RowNorm | None, dtype: torch.dtype) -> bool:
+def _reads(linear: PackedLinear, norm: RowNorm | None, dtype: np.dtype[Any]) -> bool:
     """Whether the native call reads the values that ``linear`` reads. Without a norm it reads float32: products of
     bfloat16 round those themselves, products of int8 do not."""
     return linear.packing in cpu.PACKED_KERNELS and (
-        norm is not None or dtype == torch.float32 or linear.packing == "bfloat16"
+        norm is not None or dtype == FLOAT32 or linear.packing == "bfloat16"
     )
 
 
@@ -207,7 +210,7 @@ def _native(norm: RowNorm | None) -> _NativeNorm | None:
 
 
 def before_attention(
-    layer: LayerWeights, queries: InProj, keys: InProj, dtype: torch.dtype
+    layer: LayerWeights, queries: InProj, keys: InProj, dtype: np.dtype[Any]
 ) -> tuple[BeforeMixer, BeforeMixer, BeforeMixer]:
     """Of a layer with attention: all heads at once, queries and their gates alone, keys and values alone. ``queries``
     and ``keys`` are those parts of its projection."""

@@ -1,6 +1,6 @@
 """The parts of a model beside attention and projections: norms, activations, and the rope table.
 
-They are native (``prelude/models/kernels.py``): one pass each over memory that is still in the cache. At the sizes of
+They are native (``_native/kernels.pxi``): one pass each over memory that is still in the cache. At the sizes of
 small models the passes between the products would cost as much as the products do.
 """
 
@@ -9,22 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from prelude.models.arrays import torch_of
-from prelude.models.kernels import activate as native_activate
-from prelude.models.kernels import layer_norm, rms_norm
+from prelude._native.cpu import activate as native_activate
+from prelude._native.cpu import layer_norm, rms_norm
+from prelude.models.arrays import F32, Array
 from prelude.models.spec import NormKind, Rope
 
-NORMS: dict[str, Callable[..., Tensor]] = {"layer": layer_norm}
-"""Norms beside "rms", by the ``kind`` of a ``Norm``: ``(x, eps, gain, bias, dtype, out)``, as ``layer_norm``."""
+NORMS: dict[str, Callable[..., Array]] = {"layer": layer_norm}
+"""Norms beside "rms", by the ``kind`` of a ``Norm``: ``(x, eps, gain, bias, out)``, as ``layer_norm``."""
 
-ACTIVATIONS: dict[str, Callable[[Tensor, int, bool], Tensor]] = {}
+ACTIVATIONS: dict[str, Callable[[Array, int, bool], Array]] = {}
 """Activations without a native kernel, by name: ``(x, inner, gated)``, as ``activate``."""
 
 
-def activate(x: Tensor, inner: int, kind: str, gated: bool) -> Tensor:
+def activate(x: Array, inner: int, kind: str, gated: bool) -> Array:
     """The activation of the first ``inner`` columns of ``x`` [T, inner], in its memory; where ``gated``, times the
     other half of ``x`` [T, 2 * inner]. A view of those columns is returned."""
     own = ACTIVATIONS.get(kind)
@@ -36,21 +34,20 @@ class RowNorm:
 
     __slots__ = ("bias", "eps", "gain", "kind")
 
-    def __init__(self, kind: NormKind, eps: float, gain: Tensor | None, bias: Tensor | None = None) -> None:
+    def __init__(self, kind: NormKind, eps: float, gain: F32 | None, bias: F32 | None = None) -> None:
         self.kind = kind
         self.eps = eps
         self.gain = gain
         self.bias = bias
 
-    def __call__(self, x: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """Rows of ``x`` [T, width] in ``dtype``; in the first rows of ``out`` where it is given."""
+    def __call__(self, x: F32, out: Array | None = None) -> Array:
+        """Rows of ``x`` [T, width] in the first rows of ``out``, float32 or bfloat16; else new ones of float32."""
         if self.kind == "rms":
-            found: Tensor = rms_norm(x, self.eps, self.gain, dtype, out)
-            return found
-        return NORMS[self.kind](x, self.eps, self.gain, self.bias, dtype, out)
+            return rms_norm(x, self.eps, self.gain, out)
+        return NORMS[self.kind](x, self.eps, self.gain, self.bias, out)
 
-    def tensors(self) -> list[Tensor]:
-        return [tensor for tensor in (self.gain, self.bias) if tensor is not None]
+    def arrays(self) -> list[Array]:
+        return [array for array in (self.gain, self.bias) if array is not None]
 
 
 class RotaryTable:
@@ -65,15 +62,15 @@ class RotaryTable:
     def __init__(self, rope: Rope, max_positions: int, pairs: int) -> None:
         self._rope = rope
         self._max = max_positions
-        self._table = np.empty((0, pairs), np.complex64)
+        self._table: Array = np.empty((0, pairs), np.complex64)
 
-    def upto(self, highest: int) -> Tensor:
+    def upto(self, highest: int) -> Array:
         """[more than ``highest``, D / 2] complex64; raises ``IndexError`` for a position the model does not have."""
         if highest >= self._max:
             raise IndexError(f"position {highest} is past the model's last, {self._max - 1}")
         if highest >= len(self._table):
             self._grow(highest)
-        return torch_of(self._table)
+        return self._table
 
     def _grow(self, highest: int) -> None:
         pages = [self._table]

@@ -18,12 +18,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
-import prelude.models.kernels  # noqa: F401  which tells the native products of torch's types
 from prelude._native import cpu
-from prelude.models.arrays import BF16, F32, Array, address, torch_of
+from prelude.arrays import F64
+from prelude.models.arrays import BF16, F32, Array, address, aligned
 
 if TYPE_CHECKING:
     from prelude.models.packed_file import Kept
@@ -38,20 +36,21 @@ LEAST_WEIGHT = 1e-3
 
 
 class PackedLinear:
-    """A weight [outputs, inputs] and maybe a bias, packed; float32 and bfloat16 go in and come out.
+    """A weight [outputs, inputs] and maybe a bias, packed; float32 and bfloat16 go in and come out. ``words``: the
+    packed weight, int32.
 
     ``weight`` has values side by side in a row. Whether int8 holds its values: ``fits``."""
 
-    __slots__ = ("_at", "_packing", "_words", "bias", "inputs", "outputs", "packing", "product")
+    __slots__ = ("_at", "_packing", "bias", "inputs", "outputs", "packing", "product", "words")
 
-    def __init__(self, weight: Array, bias: Tensor | None = None, packing: Packing = "int8") -> None:
+    def __init__(self, weight: Array, bias: F32 | None = None, packing: Packing = "int8") -> None:
         outputs, inputs = weight.shape
         self._reserve(outputs, inputs, bias, packing)
         self._fill(0, weight)
 
     @classmethod
     def of_parts(
-        cls, parts: Iterable[Array], outputs: int, inputs: int, bias: Tensor | None, packing: Packing
+        cls, parts: Iterable[Array], outputs: int, inputs: int, bias: F32 | None, packing: Packing
     ) -> PackedLinear:
         """The rows of ``parts`` one under the other, ``outputs`` in all. A part is not needed when the next one is
         asked for."""
@@ -85,44 +84,39 @@ class PackedLinear:
         )
 
     @classmethod
-    def of_blocks(cls, rows: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    def of_blocks(cls, rows: Array, bias: F32 | None = None) -> PackedLinear:
         """A weight of int8 out of the rows of Q8_0 [outputs, bytes of a row], value for value."""
         outputs, width = rows.shape
-        if rows.dtype != torch.uint8 or not rows.is_contiguous() or width % cpu.Q8_BYTES:
+        if rows.dtype != np.uint8 or not rows.flags.c_contiguous or width % cpu.Q8_BYTES:
             raise ValueError(f"rows of Q8_0 are whole blocks of {cpu.Q8_BYTES} bytes, not {width} of {rows.dtype}")
         made = object.__new__(cls)
         made._reserve(outputs, width // cpu.Q8_BYTES * cpu.INT8_BLOCK, bias, "int8")
-        cpu.pack_q8_rows(rows.data_ptr(), outputs, made.inputs, made._at)
+        cpu.pack_q8_rows(address(rows), outputs, made.inputs, made._at)
         return made
 
     @classmethod
-    def of_words(cls, words: Array, kept: Kept, bias: Tensor | None) -> PackedLinear:
+    def of_words(cls, words: Array, kept: Kept, bias: F32 | None) -> PackedLinear:
         """A weight that was packed before, of the size that ``PackedWeights`` has compared; its words are used where
         they lie."""
         made = object.__new__(cls)
         made._shape(kept.outputs, kept.inputs, bias, kept.packing)
-        made._hold(torch_of(words))
+        made._hold(words)
         return made
 
-    @property
-    def words(self) -> Array:
-        """The packed weight, int32, without the bias."""
-        return self._words.numpy()
-
-    def _shape(self, outputs: int, inputs: int, bias: Tensor | None, packing: Packing) -> None:
+    def _shape(self, outputs: int, inputs: int, bias: F32 | None, packing: Packing) -> None:
         self.outputs, self.inputs = outputs, inputs
-        self.bias = None if bias is None else bias.to(torch.float32)
+        self.bias = bias
         self.packing: Packing = packing
         self._packing = cpu.PACKINGS[packing]
 
-    def _reserve(self, outputs: int, inputs: int, bias: Tensor | None, packing: Packing) -> None:
+    def _reserve(self, outputs: int, inputs: int, bias: F32 | None, packing: Packing) -> None:
         self._shape(outputs, inputs, bias, packing)
-        words = torch.empty(cpu.packed_words(outputs, inputs, self._packing), dtype=torch.int32)
-        cpu.large_pages(words.data_ptr(), words.nbytes)
+        words = aligned((cpu.packed_words(outputs, inputs, self._packing),), np.dtype(np.int32))
+        cpu.large_pages(address(words), words.nbytes)
         self._hold(words)
 
-    def _hold(self, words: Tensor) -> None:
-        self._words, self._at = words, words.data_ptr()
+    def _hold(self, words: Array) -> None:
+        self.words, self._at = words, address(words)
         self.product = cpu.PackedProduct(words, self.bias, self.outputs, self.inputs, self._packing)
 
     @staticmethod
@@ -132,16 +126,16 @@ class PackedLinear:
         most = max(float(max(weight.max(initial=0), -weight.min(initial=0))) for weight in weights)
         return most == 0.0 or LEAST_WEIGHT <= most <= cpu.MOST_INT8_WEIGHT
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Array) -> F32:
         """[rows, outputs] float32."""
-        return self.into(x, torch.empty(x.size(0), self.outputs))
+        return self.into(x, aligned((len(x), self.outputs)))
 
-    def into(self, x: Tensor, out: Tensor) -> Tensor:
+    def into(self, x: Array, out: Array) -> Array:
         """``self(x)`` in the memory of ``out`` [rows, outputs], float32 or bfloat16, which is returned."""
         self.product(x, out)
         return out
 
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
+    def add_to(self, residual: F32, x: Array) -> None:
         """``residual += self(x)``, in place; ``residual`` [rows, outputs] is float32."""
         self.product(x, residual, True)
 
@@ -149,50 +143,27 @@ class PackedLinear:
         """Some of the outputs, in this one's memory; they begin with a group of outputs."""
         if start % cpu.PACKED_GROUP:
             raise ValueError(f"output {start} begins within a group of {cpu.PACKED_GROUP} outputs")
-        bias = None if self.bias is None else self.bias[start:stop]
         made = object.__new__(PackedLinear)
-        made.outputs, made.inputs, made.bias = stop - start, self.inputs, bias
-        made.packing, made._packing = self.packing, self._packing
-        made._hold(self._words[cpu.packed_words(start, self.inputs, self._packing) :])
+        bias = None if self.bias is None else self.bias[start:stop]
+        made._shape(stop - start, self.inputs, bias, self.packing)
+        made._hold(self.words[cpu.packed_words(start, self.inputs, self._packing) :])
         return made
 
-    def gather(self, outputs: Tensor) -> Tensor:
-        """[n, inputs] float32: the weights of ``outputs`` [n]."""
-        chosen = outputs.to(torch.int64).contiguous()
-        found = torch.empty(len(chosen), self.inputs)
-        cpu.unpack_rows(
-            self._at,
-            self.outputs,
-            self.inputs,
-            self._packing,
-            chosen.data_ptr(),
-            len(chosen),
-            found.data_ptr(),
-        )
+    def gather(self, outputs: Array) -> F32:
+        """[n, inputs] float32: the weights of ``outputs`` [n] int64."""
+        return self.product.gather(outputs)
+
+    def of_pairs(self, x: F32, outputs: Array) -> F64:
+        """[n]: output ``outputs[n]``, int64, of row n of ``x`` [n, inputs], without the bias. In int8 they are the
+        values that a whole product has, else sums in float64."""
+        if self.packing == "int8":
+            return self.product.int8_pairs(x, outputs)
+        weights: F64 = self.gather(outputs).astype(np.float64)
+        if x.shape != weights.shape:
+            raise ValueError(f"{list(x.shape)} by {list(weights.shape)}")
+        weights *= x
+        found: F64 = weights.sum(axis=1)
         return found
 
-    def of_pairs(self, x: Tensor, outputs: Tensor) -> Tensor:
-        """[n] float64: output ``outputs[n]`` of row n of ``x`` [n, inputs] float32, without the bias. In int8 they
-        are the values that a whole product has, else sums in float64."""
-        if x.shape != (len(outputs), self.inputs) or x.dtype != torch.float32 or x.stride(1) != 1:
-            raise ValueError(f"{list(x.shape)} of {x.dtype} by [{len(outputs)}, {self.inputs}] of float32")
-        if self.packing != "int8":
-            return self.gather(outputs).to(torch.float64).mul_(x).sum(dim=1)
-        chosen = outputs.to(torch.int64).contiguous()
-        room = torch.empty(cpu.int8_row_words(self.inputs), dtype=torch.int32)
-        found = torch.empty(len(chosen))
-        cpu.int8_pairs(
-            self._at,
-            self.outputs,
-            self.inputs,
-            x.data_ptr(),
-            x.stride(0),
-            chosen.data_ptr(),
-            len(chosen),
-            room.data_ptr(),
-            found.data_ptr(),
-        )
-        return found.to(torch.float64)
-
-    def tensors(self) -> list[Tensor]:
-        return [self._words] if self.bias is None else [self._words, self.bias]
+    def arrays(self) -> list[Array]:
+        return [self.words] if self.bias is None else [self.words, self.bias]

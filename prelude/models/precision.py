@@ -5,28 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
 
 from prelude._native import cpu
 from prelude.config import Quantization
 from prelude.errors import DeviceUnavailable, ModelError
-from prelude.models.arrays import name_of
+from prelude.models.arrays import BF16, FLOAT32, ROW_TYPES, name_of
 from prelude.models.packed import Packing
 from prelude.models.packed_file import PRODUCED, Converted
 from prelude.models.spec import ModelSpec
 from prelude.models.weight_source import WeightSource
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    dtype: torch.dtype
+    dtype: np.dtype[Any]
     """Of rows, keys and values."""
     packing: Packing
     """Of the weights of the layers and of the LM head."""
     reason: str
+
+    @property
+    def rows(self) -> str:
+        """The name of ``dtype``."""
+        return name_of(self.dtype)
 
     @property
     def weights(self) -> str:
@@ -34,9 +38,7 @@ class Precision:
         return "bfloat16" if self.packing == "widened" else self.packing
 
 
-def choose(
-    dtype: str | torch.dtype, source: WeightSource, spec: ModelSpec, quantization: Quantization | None = None
-) -> Precision:
+def choose(dtype: str, source: WeightSource, spec: ModelSpec, quantization: Quantization | None = None) -> Precision:
     """``auto`` keeps weights of bfloat16 as they are and computes in float32, which loses nothing; other weights
     become float32. ``ValueError`` for a ``dtype`` that a CPU does not have, ``ModelError`` where ``source`` was
     converted for another choice, ``DeviceUnavailable`` for a processor without vectors."""
@@ -49,22 +51,22 @@ def choose(
     if dtype != "auto":
         chosen = resolved(dtype)
         half: Packing = "bfloat16" if "bfloat16" in cpu.PACKED_KERNELS else "widened"
-        return Precision(chosen, half if chosen == torch.bfloat16 else "float32", f"dtype={_name(chosen)!r}")
+        return Precision(chosen, half if chosen == BF16 else "float32", f"dtype={name_of(chosen)!r}")
     numbers = [name for name in _matrices(source, spec) if not source.in_blocks(name)]
     stored = sorted({name_of(source.tensor(name).dtype) for name in numbers}) or ["blocks of a few bits"]
     files = f"the files have {' and '.join(stored)}"
     if "bfloat16" not in stored:
-        return Precision(torch.float32, "float32", f"dtype='auto': {files}, rows are computed in float32")
+        return Precision(FLOAT32, "float32", f"dtype='auto': {files}, rows are computed in float32")
     reason = f"dtype='auto': {files}; weights of bfloat16 are kept and rows computed in float32, which loses nothing"
-    return Precision(torch.float32, "widened", reason)
+    return Precision(FLOAT32, "widened", reason)
 
 
-def _of_converted(made: Converted, dtype: str | torch.dtype, quantization: Quantization | None) -> Precision:
+def _of_converted(made: Converted, dtype: str, quantization: Quantization | None) -> Precision:
     chosen = resolved(made.dtype)
     if (dtype != "auto" and resolved(dtype) != chosen) or quantization not in (None, made.quantization):
         raise ModelError(
             f"this directory was converted for dtype={made.dtype!r} and quantization={made.quantization!r}, not for "
-            f"dtype={_name(dtype)!r} and quantization={quantization!r}; load the one that it was converted from"
+            f"dtype={dtype!r} and quantization={quantization!r}; load the one that it was converted from"
         )
     if any(packing not in cpu.PACKED_KERNELS for packing in PRODUCED[made.packing]):
         raise ModelError(
@@ -85,9 +87,9 @@ def require_vectors() -> None:
         )
 
 
-def resolved(dtype: str | torch.dtype) -> torch.dtype:
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in DTYPES.values():
+def resolved(dtype: str) -> np.dtype[Any]:
+    found = ROW_TYPES.get(dtype)
+    if found is None:
         raise ValueError(f"dtype is {dtype!r}; on a CPU it may be auto, float32 or bfloat16")
     return found
 
@@ -97,7 +99,3 @@ def _matrices(source: WeightSource, spec: ModelSpec) -> Iterator[str]:
     there = frozenset(source.names())
     for layer in spec.layers:
         yield from (name for name, shape in layer.tensors() if len(shape) == 2 and name in there)
-
-
-def _name(dtype: str | torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from prelude.models.arrays import BF16, F32, Array, narrow, torch_of, widen
+from prelude.models.arrays import BF16, F32, FLOAT32, Array, narrow, widen
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.ops import RowNorm
 from prelude.models.option_heads import ChoiceLayerWeights, ChoiceWeights, OptionWeights, PointerWeights
@@ -65,7 +64,7 @@ class _Reader:
     def __init__(
         self,
         source: WeightSource,
-        dtype: torch.dtype,
+        dtype: np.dtype[Any],
         span: int = 1,
         packing: Packing = "float32",
         made: dict[tuple[str, ...], PackedLinear] | None = None,
@@ -79,14 +78,14 @@ class _Reader:
         self.dtype = dtype
         self.names = frozenset(source.names())
         self.stored_in_blocks = any(map(source.in_blocks, self.names))
-        self.distances: tuple[Tensor, Tensor] | None = None  # vectors and rows, read with the first layer
+        self.distances: tuple[F32, Array] | None = None  # vectors and rows, read with the first layer
 
-    def vector(self, name: str) -> Tensor:
-        return torch_of(widen(self.source.finite(name)).copy())
+    def vector(self, name: str) -> F32:
+        return np.array(widen(self.source.finite(name)))
 
-    def gain(self, norm: Norm) -> Tensor:
+    def gain(self, norm: Norm) -> F32:
         gain = self.vector(f"{norm.name}.weight")
-        return gain.add_(norm.offset) if norm.offset else gain
+        return gain + np.float32(norm.offset) if norm.offset else gain
 
     def norm(self, norm: Norm) -> RowNorm:
         bias = self.vector(f"{norm.name}.bias") if norm.bias else None
@@ -94,9 +93,9 @@ class _Reader:
 
     def folded(self, norm: Norm) -> tuple[RowNorm, F32 | None]:
         """The norm before a projection, and the gain that goes into the projection's weight."""
-        if self.packing != "float32" or self.dtype != torch.float32 or norm.bias or self.stored_in_blocks:
+        if self.packing != "float32" or self.dtype != FLOAT32 or norm.bias or self.stored_in_blocks:
             return self.norm(norm), None
-        return RowNorm(norm.kind, norm.eps, None), self.gain(norm).numpy()
+        return RowNorm(norm.kind, norm.eps, None), self.gain(norm)
 
     def projection(
         self, projection: Projection, gain: F32 | None = None, heads: Attention | None = None
@@ -108,12 +107,12 @@ class _Reader:
         bias = None
         if projection.bias:
             parts = self._parts([f"{name}.bias" for name in projection.names], heads)
-            bias = torch_of(np.concatenate([widen(part) for part in parts]))
+            bias = np.concatenate([widen(part) for part in parts])
         kept = self.source.packed(names)
         if kept is not None:
             return PackedLinear.of_words(*kept, bias)
         if any(map(self.source.in_blocks, names)):
-            found = PackedLinear.of_blocks(torch_of(self._blocks(names, heads)), bias)
+            found = PackedLinear.of_blocks(self._blocks(names, heads), bias)
         else:
             packing = self._packing(names)
             pieces = (
@@ -128,7 +127,7 @@ class _Reader:
     def _packing(self, names: Sequence[str]) -> Packing:
         """Of a projection: float32 where the one that is asked for would lose what it may not."""
         stored = (self.source.tensor(name) for name in names)
-        if self.packing == "widened" and self.dtype == torch.float32:
+        if self.packing == "widened" and self.dtype == FLOAT32:
             return "widened" if all(weight.dtype == BF16 for weight in stored) else "float32"
         if self.packing == "int8":
             return "int8" if PackedLinear.fits(map(widen, stored)) else "float32"
@@ -193,26 +192,26 @@ class _Reader:
     def embeddings(self, spec: Embeddings, count: int, head: PackedLinear | None) -> EmbeddingWeights:
         """``head``: the LM head's weight where it is this one too."""
         name = f"{spec.name}.weight"
-        tokens: Tensor | PackedLinear | None = head
+        tokens: Array | PackedLinear | None = head
         if tokens is None and self.source.in_blocks(name):
             tokens = self.head(name)
         if tokens is None:
             stored = self.source.finite(name)
             if self.packing == "float32" or stored.dtype not in (BF16, np.float16):
-                stored = widen(stored) if self.dtype == torch.float32 else narrow(stored)
-            tokens = torch_of(stored.copy())
-        table: Tensor | None = None
+                stored = widen(stored) if self.dtype == FLOAT32 else narrow(stored)
+            tokens = stored.copy()
+        table: F32 | None = None
         if spec.positions is not None:
             first, vectors = spec.positions.first, self.vector(f"{spec.positions.name}.weight")
             table = vectors[first : first + count]
             if spec.positions.uncounted is not None:  # one row more, behind the others
-                table = torch.cat([table, vectors[first - 1 : first]])
+                table = np.concatenate([table, vectors[first - 1 : first]])
             if spec.types is not None:
                 types = self.vector(f"{spec.types}.weight")
-                table = (table[None] + types[:, None]).view(-1, spec.width)
+                table = (table[None] + types[:, None]).reshape(-1, spec.width)
         return EmbeddingWeights(
             tokens,
-            None if table is None else table.contiguous(),
+            None if table is None else np.array(table, order="C"),
             None if spec.norm is None else self.norm(spec.norm),
             None if spec.projection is None else _Reader(self.source, self.dtype).projection(spec.projection),
         )
@@ -263,19 +262,19 @@ class _Reader:
         if self.distances is None:
             vectors = self.vector(f"{relative.name}.weight")
             if relative.norm is not None:
-                self.norm(relative.norm)(vectors, torch.float32, vectors)
+                self.norm(relative.norm)(vectors, vectors)
             self.distances = vectors, rows_of_distances(relative, self.span)
         return relative_weights(mixer, qkv, *self.distances)
 
-    def _qk_gain(self, mixer: Attention) -> Tensor | None:
+    def _qk_gain(self, mixer: Attention) -> F32 | None:
         if mixer.q_norm is None or mixer.k_norm is None:
             return None
         width = mixer.head_dim if mixer.rope is None else mixer.rope.width
         q, k = (
-            np.broadcast_to(interleave(self.gain(norm).numpy(), mixer.head_dim, width), (heads, mixer.head_dim))
+            np.broadcast_to(interleave(self.gain(norm), mixer.head_dim, width), (heads, mixer.head_dim))
             for norm, heads in ((mixer.q_norm, mixer.heads), (mixer.k_norm, mixer.kv_heads))
         )
-        return torch_of(np.ascontiguousarray(np.concatenate([q, k])))
+        return np.ascontiguousarray(np.concatenate([q, k]))
 
 
 def _scaled(weight: F32, gain: F32 | None) -> F32:
@@ -310,7 +309,7 @@ def interleave(rows: Array, head_dim: int, width: int) -> Array:
 def load_weights(
     source: WeightSource,
     spec: ModelSpec,
-    dtype: torch.dtype,
+    dtype: np.dtype[Any],
     packing: Packing = "float32",
     made: dict[tuple[str, ...], PackedLinear] | None = None,
 ) -> ModelWeights:
@@ -324,7 +323,7 @@ def load_weights(
     tied = (spec.lm_head == "tied" or masked is not None) and not own
     lm_head = reader.head(f"{LM_HEAD}.weight" if own else name) if own or tied else None
     # Heads read a handful of rows: float32 costs nothing and spares the answer one rounding.
-    exact = _Reader(source, torch.float32)
+    exact = _Reader(source, FLOAT32)
     found = ModelWeights(
         embeddings=reader.embeddings(spec.embeddings, spec.max_positions, lm_head if tied else None),
         layers=tuple(map(reader.layer, watched(spec.layers, "loading", "layers", len(spec.layers)))),

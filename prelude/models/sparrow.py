@@ -1,4 +1,4 @@
-"""Sparrow's files (``*.sparrow``): token vectors and a small network, without attention and without torch.
+"""Sparrow's files (``*.sparrow``): token vectors and a small network, without attention.
 
     config.json      arch static, dim, hidden, vocab_size, kv, max_len, temperature_by_kind
     tokenizer.json   vocab: the pieces of an uncased WordPiece, by id

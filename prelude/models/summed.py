@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeAlias
 
-from torch import Tensor
-
+from prelude.models.arrays import F32, Array
 from prelude.models.packed import PackedLinear
 
 
@@ -14,8 +13,8 @@ class Summing(Protocol):
 
     rank: int
 
-    def sum(self, tensor: Tensor) -> None:
-        """``tensor``, contiguous, becomes the sum of all ranks' tensors. All ranks get the same bits."""
+    def sum(self, values: F32) -> None:
+        """``values``, without gaps, become the sum of all ranks' values. All ranks get the same bits."""
 
 
 class SummedLinear:
@@ -27,13 +26,13 @@ class SummedLinear:
         self.inner = inner
         self._ranks = ranks
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Array) -> F32:
         """[rows, outputs] float32."""
         made = self.inner(x)
         self._ranks.sum(made)
         return made
 
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
+    def add_to(self, residual: F32, x: Array) -> None:
         """``residual += self(x)``, in place; ``residual`` [rows, outputs] is float32 and the same on all ranks. Rank
         0's term is the residual with its product, so that no memory and no pass is needed beside the sum's own."""
         inner = self.inner

@@ -23,15 +23,16 @@ with rows of float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from prelude._native import cpu
+from prelude.arrays import F64
+from prelude.models.arrays import F32, Array, aligned, narrow, widen
 from prelude.models.mixer_sides import BeforeMixer, BehindMixer, InProj, SomeOutputs, before_attention, part_of
 from prelude.models.ops import RotaryTable, activate
-from prelude.models.recurrent import StepStates, gate_heads, room_of
+from prelude.models.recurrent import StepStates, room_of
 from prelude.models.spec import Attention, ModelSpec
 from prelude.models.weights import LayerWeights, ModelWeights
 
@@ -52,10 +53,10 @@ class StepAttention(Protocol):
     runs: list[Run]
     last_runs: list[Run]
 
-    def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def keep(self, layer: int, k: Array, v: Array) -> None:
         """Keys and values of all tokens of the step, before the first run's queries."""
 
-    def run(self, layer: int, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(self, layer: int, number: int, q: Array, k: Array, v: Array) -> Array:
         """[queries, heads * head_dim] for the queries of run ``number``; it may have the memory of ``q``."""
 
 
@@ -93,14 +94,14 @@ class Transformer:
 
     def forward(
         self,
-        ids: Tensor,
-        positions: Tensor,
+        ids: Array,
+        positions: Array,
         highest: int,
         attention: StepAttention,
-        rows: Tensor | None,
-        types: Tensor | None = None,
+        rows: Array | None,
+        types: Array | None = None,
         states: StepStates | None = None,
-    ) -> Tensor:
+    ) -> F32:
         """Hidden states before the final norm, [tokens or rows, hidden] float32.
 
         ``highest`` is the largest position; ``rows`` are the tokens that will be read, None for all of them.
@@ -110,7 +111,7 @@ class Transformer:
         layers, runs = self.weights.layers, attention.runs
         rope_tables = {rope: table.upto(highest) for rope, table in self._tables.items()}
         tables = [rope_tables[heads.rope] if heads.rope is not None else None for heads in self.spec.attentions]
-        tokens, longest = x.size(0), min(x.size(0), self.token_chunk)
+        tokens, longest = len(x), min(len(x), self.token_chunk)
         most = tokens if len(runs) == 1 else longest * self.run_chunks
         workspace = _Workspace(self.sizes, tokens, longest, most, self.dtype)
         chunk, last, place = self._chunk(tokens), len(layers) - 1, 0
@@ -120,7 +121,7 @@ class Transformer:
             if layer.recurrent is not None:
                 mixed = self._recur(index, layer, x, chunk, states, workspace)
                 if index == last and rows is not None:
-                    x, mixed, runs = x.index_select(0, rows), mixed.index_select(0, rows), attention.last_runs
+                    x, mixed, runs = x[rows], mixed[rows], attention.last_runs
                 for run in runs:
                     workspace.finish(behind, part_of(x, run.tokens), part_of(mixed, run.tokens), run.chunk)
                 continue
@@ -139,45 +140,53 @@ class Transformer:
             attention.keep(index, k, v)
             if index == last:
                 if rows is not None:
-                    x, positions = x.index_select(0, rows), positions.index_select(0, rows)
+                    x, positions = x[rows], positions[rows]
                 runs = attention.last_runs
             for number, run in enumerate(runs):
                 some, at = part_of(x, run.tokens), part_of(positions, run.tokens)
-                out, gates, q = workspace.queries(mixer, some.size(0))
+                out, gates, q = workspace.queries(mixer, len(some))
                 query_heads(some, out, run.chunk, workspace.normed, table, at)
                 mixed = _gated(attention.run(index, number, q, k, v), gates)
                 workspace.finish(behind, some, mixed, run.chunk)
         return x
 
-    def final_norm(self, x: Tensor) -> Tensor:
+    def final_norm(self, x: F32) -> F32:
         norm = self.weights.final_norm
-        return x if norm is None else norm(x, torch.float32)
+        return x if norm is None else norm(x)
 
-    def logits(self, normed: Tensor) -> Tensor:
+    def logits(self, normed: F32) -> F32:
         """Float32 logits of rows after the final norm."""
         head = self.weights.lm_head
         if head is None:
             raise ValueError("this model has no language-model head, so it has no logits")
         masked = self.weights.masked
         if masked is not None:
-            return head(masked(normed).to(self.dtype)).add_(masked.bias)
-        return self._capped(head(normed.to(self.dtype)))
+            logits = head(self._rows(masked(normed)))
+            logits += masked.bias
+            return logits
+        logits = head(self._rows(normed))
+        if self.spec.logit_cap:
+            _cap(logits, np.float32(self.spec.logit_cap))
+        return logits
 
-    def logits_of(self, normed: Tensor, tokens: Tensor) -> Tensor:
-        """Logit n of token ``tokens[n]`` for row n after the final norm, float64."""
+    def logits_of(self, normed: F32, tokens: Array) -> F64:
+        """Logit n of token ``tokens[n]``, int64, for row n after the final norm."""
         head = self.weights.lm_head
         if head is None:
             raise ValueError("this model has no language-model head, so it has no logits")
         masked = self.weights.masked
         if masked is not None:
-            return head.of_pairs(masked(normed), tokens).add_(masked.bias[tokens])
-        return self._capped(head.of_pairs(normed, tokens))
+            return head.of_pairs(masked(normed), tokens) + masked.bias[tokens]
+        logits = head.of_pairs(normed, tokens)
+        if self.spec.logit_cap:
+            _cap(logits, np.float64(self.spec.logit_cap))
+        return logits
 
-    def _capped(self, logits: Tensor) -> Tensor:
-        cap = self.spec.logit_cap
-        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+    def _rows(self, rows: F32) -> Array:
+        """As projections read them."""
+        return rows if rows.dtype == self.dtype else narrow(rows)
 
-    def scores(self, normed: Tensor) -> Tensor:
+    def scores(self, normed: F32) -> F32:
         """Logits of the classification head, in float32 with weights of any type."""
         head = self.weights.classifier
         if head is None:
@@ -185,37 +194,37 @@ class Transformer:
         rows, spec = normed, self.spec.classifier
         norm_first = spec is not None and spec.norm_first
         if norm_first and head.norm is not None:
-            rows = head.norm(rows, torch.float32)
+            rows = head.norm(rows)
         if head.dense is not None and spec is not None:
             rows = head.dense(rows)
             if spec.activation == "tanh":
-                rows = rows.tanh_()
+                rows = np.tanh(rows)
             elif spec.activation is not None:
-                rows = activate(rows, rows.size(1), spec.activation, gated=False)
+                rows = activate(rows, rows.shape[1], spec.activation, gated=False)
             if head.norm is not None and not norm_first:
-                rows = head.norm(rows, torch.float32)
+                rows = head.norm(rows)
         return head.out(rows)
 
-    def option_logits(self, rows: Tensor, kind: int) -> Tensor:
+    def option_logits(self, rows: F32, kind: int) -> F32:
         """Logits [n] of the rows [n + 1, hidden] of a question's options and of its answer, after the final norm."""
         head = self.weights.options
         if head is None:
             raise ValueError("this model has no head that reads options together")
         return head(rows, kind)
 
-    def _embed(self, ids: Tensor, positions: Tensor, highest: int, types: Tensor | None) -> Tensor:
+    def _embed(self, ids: Array, positions: Array, highest: int, types: Array | None) -> F32:
         weights = self.weights.embeddings
         x = weights.of(ids)
         if self.spec.embeddings.scale != 1.0:
-            x.mul_(torch.tensor(self.spec.embeddings.scale, dtype=self.dtype).to(torch.float32))
+            x *= widen(self._rows(np.array([self.spec.embeddings.scale], np.float32)))
         if highest >= self.spec.max_positions:
             raise IndexError(f"position {highest} is past the model's last, {self.spec.max_positions - 1}")
         if weights.positions is not None:
             rows = len(weights.positions) // max(1, self.spec.embeddings.num_types)
             at = positions if types is None else positions + types * rows
-            x.add_(weights.positions.index_select(0, at))
+            x += weights.positions[at]
         if weights.norm is not None:
-            weights.norm(x, torch.float32, x)
+            weights.norm(x, x)
         if weights.projection is not None:
             x = weights.projection(x)
         return x
@@ -229,11 +238,11 @@ class Transformer:
         self,
         index: int,
         layer: LayerWeights,
-        x: Tensor,
+        x: F32,
         chunk: int,
         states: StepStates | None,
         workspace: _Workspace,
-    ) -> Tensor:
+    ) -> Array:
         """The output of a layer with a state for all tokens, in the workspace's memory."""
         if states is None or layer.recurrent is None:
             raise ValueError("a model with recurrent layers runs on the states of its sequences")
@@ -247,11 +256,11 @@ class _Heads:
     """A layer's queries, keys and values of all tokens [tokens, heads, D], in the memory of ``rows``; its gates
     [tokens, query heads * D], or None."""
 
-    rows: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    gates: Tensor | None
+    rows: Array
+    q: Array
+    k: Array
+    v: Array
+    gates: Array | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,14 +297,14 @@ class _Workspace:
 
     __slots__ = ("_heads", "_up", "apart", "kept", "normed", "room", "sums", "up")
 
-    def __init__(self, sizes: Sizes, tokens: int, longest: int, run: int, dtype: torch.dtype) -> None:
+    def __init__(self, sizes: Sizes, tokens: int, longest: int, run: int, dtype: np.dtype[Any]) -> None:
         """``longest``: tokens of the longest chunk; ``run``: of the longest run, which are all where there is one."""
-        self.kept = torch.empty(tokens, sizes.kept_cut if run < tokens else sizes.kept, dtype=dtype)
-        self.apart = torch.empty(run, sizes.queries, dtype=dtype) if run < tokens else None
-        self.normed = torch.empty(longest, sizes.hidden, dtype=dtype)
-        self.up = torch.empty(longest, sizes.up, dtype=dtype)
-        self.room = torch.empty(tokens, sizes.room)
-        self.sums = torch.empty(longest, sizes.hidden) if sizes.sums else None
+        self.kept = aligned((tokens, sizes.kept_cut if run < tokens else sizes.kept), dtype)
+        self.apart = aligned((run, sizes.queries), dtype) if run < tokens else None
+        self.normed = aligned((longest, sizes.hidden), dtype)
+        self.up = aligned((longest, sizes.up), dtype)
+        self.room = aligned((tokens, sizes.room))
+        self.sums = aligned((longest, sizes.hidden)) if sizes.sums else None
         self._heads: dict[tuple[int, int, int, bool], _Heads] = {}
         self._up = {sizes.up: self.up}
 
@@ -311,7 +320,7 @@ class _Workspace:
             found = self._heads[key] = _Heads(rows, q, k, v, gates)
         return found
 
-    def keys(self, mixer: Attention) -> tuple[Tensor, Tensor, Tensor]:
+    def keys(self, mixer: Attention) -> tuple[Array, Array, Array]:
         """[tokens, keys and values of a token], and its keys and values by heads."""
         width = _query_width(mixer)
         first = 0 if self.apart is not None else width
@@ -319,13 +328,13 @@ class _Workspace:
         heads = _by_heads(out, mixer)
         return out, heads[:, : mixer.kv_heads], heads[:, mixer.kv_heads :]
 
-    def queries(self, mixer: Attention, count: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    def queries(self, mixer: Attention, count: int) -> tuple[Array, Array | None, Array]:
         """[count, queries and gates of a token], its gates, and its queries by heads."""
         memory = self.kept if self.apart is None else self.apart
         out = memory[:count, : _query_width(mixer)]
         return out, *_parted(out, mixer)
 
-    def finish(self, behind: BehindMixer, x: Tensor, mixed: Tensor, chunk: int) -> None:
+    def finish(self, behind: BehindMixer, x: F32, mixed: Array, chunk: int) -> None:
         up = self._up.get(behind.inner)
         if up is None:
             up = self._up[behind.inner] = self.up[:, : behind.inner]
@@ -357,20 +366,20 @@ def _apart(layer: LayerWeights) -> tuple[InProj, InProj] | None:
     return whole.rows(0, width), SomeOutputs(keys, behind) if behind else keys
 
 
-def _enter(layer: LayerWeights, x: Tensor, types: Tensor | None) -> None:
+def _enter(layer: LayerWeights, x: F32, types: Array | None) -> None:
     """The operation before the layer, in place."""
     entry = layer.entry
     if entry is not None:
-        entry.norm(x, torch.float32, x)
-        x.add_(entry.types[0] if types is None else entry.types.index_select(0, types))
+        entry.norm(x, x)
+        x += entry.types[0 if types is None else types]
 
 
-def _by_heads(rows: Tensor, mixer: Attention) -> Tensor:
+def _by_heads(rows: Array, mixer: Attention) -> Array:
     """[tokens, heads, D] in the memory of ``rows``."""
-    return rows.view(rows.size(0), rows.size(1) // mixer.head_dim, mixer.head_dim)
+    return rows.reshape(len(rows), rows.shape[1] // mixer.head_dim, mixer.head_dim)
 
 
-def _parted(rows: Tensor, mixer: Attention) -> tuple[Tensor | None, Tensor]:
+def _parted(rows: Array, mixer: Attention) -> tuple[Array | None, Array]:
     """Gates [tokens, query heads * D], None without, and the heads behind them, in the memory of ``rows``."""
     heads = _by_heads(rows, mixer)
     if not mixer.gate:
@@ -378,7 +387,14 @@ def _parted(rows: Tensor, mixer: Attention) -> tuple[Tensor | None, Tensor]:
     return rows[:, : mixer.query_width], heads[:, mixer.heads :]
 
 
-def _gated(attended: Tensor, gates: Tensor | None) -> Tensor:
+def _gated(attended: Array, gates: Array | None) -> Array:
     if gates is not None:
-        gate_heads(attended, gates)
+        cpu.gate(attended, gates, attended)
     return attended
+
+
+def _cap(logits: F32 | F64, cap: np.floating[Any]) -> None:
+    """``cap * tanh(logits / cap)``, in place."""
+    np.divide(logits, cap, out=logits)
+    np.tanh(logits, out=logits)
+    np.multiply(logits, cap, out=logits)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
+import numpy as np
 
 from prelude.models.arrays import Array
 from prelude.models.gguf.blocks import Blocks
@@ -50,7 +50,7 @@ class SizedSource(Protocol):
     def nbytes(self, itemsize: int, keep: str = "") -> int: ...
 
 
-def weight_bytes(source: SizedSource, spec: ModelSpec, dtype: torch.dtype, packing: Packing) -> int:
+def weight_bytes(source: SizedSource, spec: ModelSpec, dtype: np.dtype[Any], packing: Packing) -> int:
     """About the bytes that ``load_weights`` will hold: a byte for each weight of the layers and of the LM head where
     they are of int8, beside the others in ``dtype``."""
     if packing != "int8":

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from prelude.models.arrays import F32, Array, bytes_of, widen
 from prelude.models.mapped_file import UsedFile
 from prelude.models.ops import RowNorm, activate
 from prelude.models.option_heads import OptionWeights
@@ -22,10 +23,10 @@ from prelude.models.summed import OutLinear, own
 @dataclass(frozen=True, slots=True)
 class EntryWeights:
     norm: RowNorm
-    types: Tensor  # [num_types, width] float32
+    types: F32  # [num_types, width] float32
 
-    def tensors(self) -> list[Tensor]:
-        return [*self.norm.tensors(), self.types]
+    def arrays(self) -> list[Array]:
+        return [*self.norm.arrays(), self.types]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class LayerWeights:
     mlp_norm: RowNorm
     mixer_after: RowNorm | None
     mlp_after: RowNorm | None
-    qk_gain: Tensor | None  # [heads + kv_heads, head_dim], interleaved; None for models without norms of heads
+    qk_gain: F32 | None  # [heads + kv_heads, head_dim], interleaved; None for models without norms of heads
     relative: RelativeWeights | None = None
     entry: EntryWeights | None = None
     recurrent: DeltaWeights | ConvWeights | None = None
@@ -49,36 +50,36 @@ class LayerWeights:
     def linears(self) -> tuple[PackedLinear, ...]:
         return self.in_proj, own(self.out), self.up, own(self.down)
 
-    def tensors(self) -> Iterator[Tensor]:
+    def arrays(self) -> Iterator[Array]:
         for linear in self.linears():
-            yield from linear.tensors()
+            yield from linear.arrays()
         for norm in (self.mixer_norm, self.mlp_norm, self.mixer_after, self.mlp_after):
             if norm is not None:
-                yield from norm.tensors()
+                yield from norm.arrays()
         if self.qk_gain is not None:
             yield self.qk_gain
         for part in (self.relative, self.entry, self.recurrent):
             if part is not None:
-                yield from part.tensors()
+                yield from part.arrays()
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingWeights:
-    tokens: Tensor | PackedLinear  # [vocab, width]; packed where they are the LM head's weight too
-    positions: Tensor | None = None  # [types * positions, width] float32: position and type together
+    tokens: Array | PackedLinear  # [vocab, width]; packed where they are the LM head's weight too
+    positions: F32 | None = None  # [types * positions, width] float32: position and type together
     norm: RowNorm | None = None
     projection: PackedLinear | None = None
 
-    def tensors(self) -> list[Tensor]:
-        parts = [part.tensors() for part in (self.norm, self.projection) if part is not None]
-        tokens = [self.tokens] if isinstance(self.tokens, Tensor) else self.tokens.tensors()
+    def arrays(self) -> list[Array]:
+        parts = [part.arrays() for part in (self.norm, self.projection) if part is not None]
+        tokens = [self.tokens] if isinstance(self.tokens, np.ndarray) else self.tokens.arrays()
         return [*tokens, *([] if self.positions is None else [self.positions]), *chain(*parts)]
 
-    def of(self, ids: Tensor) -> Tensor:
-        """[n, width] float32: the vectors of ``ids`` [n]."""
+    def of(self, ids: Array) -> F32:
+        """[n, width], new: the vectors of ``ids`` [n] int64."""
         if isinstance(self.tokens, PackedLinear):
             return self.tokens.gather(ids)
-        return self.tokens.index_select(0, ids).to(torch.float32)
+        return widen(self.tokens.take(ids, axis=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ class ClassifierWeights:
     dense: PackedLinear | None
     norm: RowNorm | None
 
-    def tensors(self) -> list[Tensor]:
-        return list(chain(*(part.tensors() for part in (self.out, self.dense, self.norm) if part is not None)))
+    def arrays(self) -> list[Array]:
+        return list(chain(*(part.arrays() for part in (self.out, self.dense, self.norm) if part is not None)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +97,15 @@ class MaskedWeights:
     dense: PackedLinear
     activation: HeadActivation
     norm: RowNorm
-    bias: Tensor  # [vocab] float32
+    bias: F32  # [vocab] float32
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def __call__(self, rows: F32) -> Array:
         """[n, width of the embeddings] of rows after the final norm, float32."""
         made = self.dense(rows)
-        return self.norm(activate(made, made.shape[1], self.activation, gated=False), torch.float32)
+        return self.norm(activate(made, made.shape[1], self.activation, gated=False))
 
-    def tensors(self) -> list[Tensor]:
-        return [*self.dense.tensors(), *self.norm.tensors(), self.bias]
+    def arrays(self) -> list[Array]:
+        return [*self.dense.arrays(), *self.norm.arrays(), self.bias]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class ModelWeights:
     final_norm: RowNorm | None
     lm_head: PackedLinear | None  # shares the embeddings' memory where it is tied
     classifier: ClassifierWeights | None
-    dtype: torch.dtype
+    dtype: np.dtype[Any]
     """The dtype of the inputs and outputs of projections."""
     options: OptionWeights | None = None
     masked: MaskedWeights | None = None
@@ -136,6 +137,4 @@ class ModelWeights:
         """Resident bytes, shared memory counted once."""
         heads = (self.lm_head, self.classifier, self.options, self.masked)
         parts = (self.embeddings, *self.layers, self.final_norm, *heads)
-        tensors = chain(*(part.tensors() for part in parts if part is not None))
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-        return sum(storages.values())
+        return bytes_of(chain(*(part.arrays() for part in parts if part is not None)))

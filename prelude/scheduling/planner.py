@@ -7,7 +7,8 @@ or wait holding nothing.
 
 A Decode row that finishes its prompt in a step decodes from the next one on.
 
-The rows of a step that ran out of memory run again in smaller steps, alone with each other (``limit``).
+After a failed step its rows run again in smaller steps, alone with each other (``limit``), until it is known which of
+them fail by themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine's own planning against a cost model, in virtual time. No torch, no model, no accelerator.
+"""The engine's own planning against a cost model, in virtual time. No model, no accelerator.
 
     trace ──▶ router ──▶ replica: inbox, queues, policies, trie, ledger, plan, pack, postprocess (all real)
                             └─ executor: advances the clock by the cost of the batch

@@ -296,8 +296,8 @@ class SimulatedDevice:
 
         def run() -> None:
             value = place.strided(shape, stride)
-            total = value.contiguous()
-            ranks.sum(total)
+            total = value.float().contiguous()
+            ranks.sum(total.numpy())
             value.copy_(total)
 
         self.enqueue("all_reduce", run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -208,18 +209,14 @@ def greedy(
     return np.stack(tokens, axis=1)
 
 
-def live_tensor_bytes() -> int:
-    """Bytes of all tensors that Python objects hold, each storage once: torch does not count them on a CPU. Counted
-    until two counts are equal, since engines of earlier tests may end on threads of their own."""
+def live_array_bytes() -> int:
+    """Bytes of numpy's arrays that were made since ``tracemalloc`` began and are alive. Counted until two counts are
+    equal, since engines of earlier tests may end on threads of their own."""
     before = -1
+    only = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
     while True:
         gc.collect()
-        storages = {}
-        for found in gc.get_objects():
-            if issubclass(type(found), torch.Tensor):
-                storage = found.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
-        now = sum(storages.values())
+        now = sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([only]).traces)
         if now == before:
             return now
         before = now

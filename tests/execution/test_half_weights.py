@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from prelude import Engine, EngineConfig
+from prelude.models.arrays import FLOAT32
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.precision import choose
 from tests.checkpoints import make_checkpoint, save_model
@@ -55,9 +55,9 @@ def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
     executor = Model(save_model(tmp_path, dtype="bfloat16", tie_word_embeddings=True)).executor()
     tokens = executor.weights.embeddings.tokens
     assert tokens is executor.weights.lm_head
-    assert executor.weights.embeddings.of(torch.tensor([3, 210])).shape == (2, 64)
+    assert executor.weights.embeddings.of(np.array([3, 210])).shape == (2, 64)
     with pytest.raises(IndexError):
-        executor.weights.embeddings.of(torch.tensor([211]))
+        executor.weights.embeddings.of(np.array([211]))
 
 
 def test_files_of_several_types(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_files_of_several_types(tmp_path: Path) -> None:
 
 def test_the_forms_that_auto_chooses(tmp_path: Path) -> None:
     for stored, dtype, packing, told in (
-        ("bfloat16", torch.float32, "widened", LOADED),
-        ("float32", torch.float32, "float32", "the files have float32"),
-        ("float16", torch.float32, "float32", "the files have float16"),
+        ("bfloat16", FLOAT32, "widened", LOADED),
+        ("float32", FLOAT32, "float32", "the files have float32"),
+        ("float16", FLOAT32, "float32", "the files have float16"),
     ):
         model = Model(save_model(tmp_path / stored, dtype=stored))
         with Checkpoint.open(model.path, model.config) as checkpoint:

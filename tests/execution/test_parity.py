@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from prelude._native import cpu
-from torch import Tensor
 
 from prelude.batch import MixedBatch, OneShotBatch, PooledRows
 from prelude.models.transformer import _Workspace
@@ -26,7 +26,7 @@ from tests.execution.helpers import (
     greedy,
     i32,
     last_logprobs,
-    live_tensor_bytes,
+    live_array_bytes,
     prompts,
     random_ids,
     run,
@@ -106,10 +106,10 @@ def test_activation_bytes_count_the_memory_that_the_layers_share(variant: str, t
 def test_the_forward_makes_the_last_layers_rows_that_are_read_and_no_others(model: Model) -> None:
     """The decoder's output has a row for each row that is read, in memory of that size."""
     executor = model.executor()
-    made: list[Tensor] = []
+    made: list[np.ndarray] = []
     forward = executor.decoder.forward
 
-    def watched(*given: Any) -> Tensor:
+    def watched(*given: Any) -> np.ndarray:
         made.append(forward(*given))
         return made[-1]
 
@@ -118,21 +118,29 @@ def test_the_forward_makes_the_last_layers_rows_that_are_read_and_no_others(mode
     for rows in (ends(s), np.arange(115, 120), np.arange(120)):
         last_logprobs(executor, s, rows)
         assert made[-1].shape == (len(rows), model.config.hidden_size)
-        assert made[-1].untyped_storage().nbytes() == made[-1].nbytes
+        memory = made[-1]
+        while isinstance(memory.base, np.ndarray):
+            memory = memory.base
+        assert memory.nbytes <= made[-1].nbytes + 64, "it begins at a line of the cache"
 
 
 @pytest.mark.feature("A12")
 @pytest.mark.feature("A17")
 @pytest.mark.feature("A18")
 @pytest.mark.feature("A23")
-def test_no_tensor_of_a_step_outlives_it(model: Model) -> None:
+def test_no_array_of_a_step_outlives_it(model: Model) -> None:
     executor = model.executor()
     s = prompts(random_ids(1, 90), random_ids(2, 30))
-    last_logprobs(executor, s)  # makes the tensors that are made once
-    before = live_tensor_bytes()
-    for rows in (ends(s), np.arange(20, 120), np.arange(120)):
-        last_logprobs(executor, s, rows)
-    assert live_tensor_bytes() <= before, "less where an engine of an earlier test ends meanwhile"
+    tracemalloc.start()
+    try:
+        last_logprobs(executor, s)  # makes the arrays that are made once
+        before = live_array_bytes()
+        assert before > 0
+        for rows in (ends(s), np.arange(20, 120), np.arange(120)):
+            last_logprobs(executor, s, rows)
+        assert live_array_bytes() < before + 4096, "beside the answers of the last step"
+    finally:
+        tracemalloc.stop()
 
 
 def test_chunks_of_logits_change_nothing(model: Model) -> None:
@@ -211,7 +219,7 @@ def test_nothing_stays_in_the_pool_that_was_not_published(model: Model) -> None:
     assert not executor.pool.tensor.any()
     s = slices([Segment(random_ids(0, 40), write=[3, 4, 5])])
     last_logprobs(executor, s)
-    written = np.flatnonzero(executor.pool.tensor.numpy().any(axis=(0, 1, 3, 4)))
+    written = np.flatnonzero(executor.pool.tensor.any(axis=(0, 1, 3, 4)))
     assert written.tolist() == slots([3, 4, 5])[:40].tolist()
 
 

@@ -13,15 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from prelude._native import cpu
-from prelude._native.cpu import ThreadPlaces, thread_ids
+from prelude._native.cpu import ThreadPlaces, rms_norm, thread_ids
 
 from prelude import Engine, EngineConfig
 from prelude.errors import ConfigError
 from prelude.execution.threads import Governor, Team
-from prelude.models.kernels import rms_norm
 from prelude.models.processors import default_threads, processors
 from tests.patience import open_files, shown
 
@@ -180,14 +179,14 @@ def test_other_threads_keep_their_count(machine: Machine) -> None:
 
 def test_a_step_with_one_thread_computes_in_the_callers_thread(machine: Machine) -> None:
     machine.step(0.1, 0.7, 0.7, 0.7, 0.7)
-    x = torch.randn(2000, 1000)
+    x = np.ones((2000, 1000), np.float32)
 
     def one_thread_computes() -> bool:
         """Threads of earlier tests may take processor time beside it, now and then."""
         with machine.governor.of(4):
             process, own = time.process_time(), time.thread_time()
             for _ in range(50):
-                rms_norm(x, 1e-6, None, torch.float32)
+                rms_norm(x, 1e-6, None)
             process, own = time.process_time() - process, time.thread_time() - own
         return process < 1.3 * own
 
@@ -260,7 +259,7 @@ def test_a_step_after_a_pause_keeps_its_threads_off_the_processor_of_its_own(bou
     now += 0.1
     with governor.of(2):
         assert os.sched_getaffinity(other) == places - {bound}
-        rms_norm(torch.ones(2000, 1000), 1e-6, None, torch.float32)
+        rms_norm(np.ones((2000, 1000), np.float32), 1e-6, None)
         assert os.sched_getaffinity(other) == places, "it was woken by now"
 
 
@@ -361,31 +360,3 @@ def test_threads_out_of_range_are_refused(threads: Any) -> None:
 def test_threads_are_of_cpus() -> None:
     with pytest.raises(ConfigError, match="threads=2 is of CPUs"):
         Engine.from_pretrained(device="cuda", config=EngineConfig(threads=2))
-
-
-def silent() -> dict[str, str]:
-    """The environment without a word on how OpenMP waits."""
-    return {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
-
-
-LOADS = "import os; from prelude import Engine; e = Engine.from_pretrained(); e.close(); print(dict(os.environ))"
-
-
-def test_the_environment_is_as_it_was_after_loading() -> None:
-    """The count is for torch's own library; processes that it starts later decide for themselves."""
-    done = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=True, env=silent())
-    assert "GOMP_SPINCOUNT" not in done.stdout
-
-
-@pytest.mark.parametrize("said", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}])
-def test_spins_are_short_unless_the_environment_says_how_to_wait(said: dict[str, str]) -> None:
-    code = """
-import os, sys
-from prelude.execution.torch_threads import short_spins
-with short_spins():
-    print(os.environ.get("GOMP_SPINCOUNT"))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**silent(), **said}
-    )
-    assert done.stdout.strip() == {"OMP_WAIT_POLICY": "None", "GOMP_SPINCOUNT": "7"}.get(next(iter(said), ""), "3000")

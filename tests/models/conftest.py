@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from prelude.errors import CheckpointError, ModelError
-from prelude.models.arrays import torch_of
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from tests.checkpoints import TINY, write_checkpoint
@@ -47,8 +45,10 @@ def refused(directory: Path, match: str, error: type[ModelError] = CheckpointErr
     assert len(str(failure.value)) < 1000
 
 
-def loaded(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """Copies of all weights as they are stored, of files that did not change."""
+def loaded(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Copies of all weights as they are stored, as tensors, of files that did not change."""
+    from tests.tensors import torch_of
+
     weights = {name: torch_of(checkpoint.tensor(name)).clone() for name in checkpoint}
     checkpoint.check_unchanged()
     return weights

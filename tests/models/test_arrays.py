@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from prelude.models.arrays import BF16, array_of, narrow, not_finite, torch_of, widen
+from prelude.models.arrays import BF16, narrow, not_finite, widen
+from tests.tensors import array_of, torch_of
 
 ROOT = Path(__file__).parents[2]
 

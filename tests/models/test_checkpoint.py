@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from prelude.errors import CheckpointError, UnsupportedModel
-from prelude.models.arrays import narrow, torch_of, widen
+from prelude.models.arrays import narrow, widen
+from tests.tensors import torch_of
 
 from .conftest import FILE, INDEX, Copy, edit_json, edit_weights, loaded, open_checkpoint, reference_weights, refused
 

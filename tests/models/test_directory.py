@@ -19,12 +19,13 @@ from prelude import Engine, EngineConfig, default_model
 from prelude.errors import CheckpointError, InsufficientMemory, ModelError
 from prelude.models import checkpoint as checkpoint_module
 from prelude.models import memory, read_weights
-from prelude.models.arrays import torch_of
+from prelude.models.arrays import FLOAT32
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.read_weights import load_weights
 from tests.checkpoints import TINY, make_checkpoint, write_checkpoint
 from tests.patience import shown
+from tests.tensors import torch_of
 
 from .conftest import FILE, Copy, edit_weights, loaded, open_checkpoint, reference_weights, refused
 
@@ -200,17 +201,17 @@ def test_file_larger_than_memory_is_refused_without_touching_it(tmp_path: Path) 
 
 
 PEAK = """
-import re, sys, torch
+import re, sys
+from prelude.models.arrays import FLOAT32
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.read_weights import load_weights
 def now(key):
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
-torch.ones(1 << 20, dtype=torch.bfloat16).to(torch.float32).sum()  # torch's own buffers are not the loader's
 config = ModelConfig.from_dir(sys.argv[1])
 with Checkpoint.open(sys.argv[1], config) as checkpoint:
     before = now("VmRSS")
-    weights = load_weights(checkpoint, config.spec, torch.float32, *sys.argv[2:])
+    weights = load_weights(checkpoint, config.spec, FLOAT32, *sys.argv[2:])
     print(now("VmHWM") - before, weights.nbytes, now("RssFile"))
 """
 
@@ -253,10 +254,9 @@ def test_a_released_weight_is_still_there(checkpoint_dir: Copy) -> None:
 
 
 @pytest.mark.fault(48)
-@pytest.mark.parametrize("failure", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you")])
-def test_memory_that_ends_while_loading(failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_ends_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
-        raise failure
+        raise MemoryError
 
     make_checkpoint(tmp_path)
     monkeypatch.setattr(read_weights, "load_weights", fail)
@@ -281,7 +281,7 @@ def test_weights_that_are_not_finite_are_named_at_load(value: float, copy_of: Co
         open_checkpoint(directory) as checkpoint,
         pytest.raises(CheckpointError, match=f"{name}: 1 of 1,536 values are NaN or infinite"),
     ):
-        load_weights(checkpoint, checkpoint.config.spec, torch.float32)
+        load_weights(checkpoint, checkpoint.config.spec, FLOAT32)
 
 
 def test_large_weights_whose_sum_overflows_are_finite(copy_of: Copy) -> None:
@@ -334,6 +334,7 @@ def forbid(event, arguments):
 sys.addaudithook(forbid)
 from prelude.models.hub import resolve
 from prelude.models.config import ModelConfig
+from prelude.models.arrays import FLOAT32
 from prelude.models.checkpoint import Checkpoint
 path = resolve(directory)
 with Checkpoint.open(path, ModelConfig.from_dir(path), scan=True) as checkpoint:

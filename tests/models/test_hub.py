@@ -240,7 +240,7 @@ def test_offline_looks_in_the_cache_only(
 def test_without_huggingface_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelError, match=r"pip install 'prelude-engine\[engine\]'"):
+    with pytest.raises(ModelError, match=r"pip install 'prelude-engine\[hub\]'"):
         resolve("org/name")
 
 

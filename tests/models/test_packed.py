@@ -15,14 +15,15 @@ from prelude._native import cpu
 
 from prelude import Engine
 from prelude.errors import DeviceUnavailable
-from prelude.models.arrays import array_of
 from prelude.models.packed import PackedLinear, Packing
+from tests.tensors import on_tensors
 from tests.threads import use_threads
 
 ROWS, INPUTS, OUTPUTS = 29, 90, 200
 BLOCK = cpu.INT8_BLOCK
 SAME_BITS: tuple[Packing, ...] = ("int8", "float32", "widened")
 """Packings whose products have the same bits on every machine."""
+linear_of = on_tensors(PackedLinear)
 SHAPES = [(1, 1, 1), (7, 48, 33), (81, 192, 576), (256, 100, 40)]
 
 
@@ -68,7 +69,7 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> np.ndarray:
 def test_int8_is_the_integer_product(shape: tuple[int, int, int]) -> None:
     x, weight, bias = given(*shape)
     wanted = product(x, weight)
-    linear = PackedLinear(array_of(weight), bias)
+    linear = linear_of(weight, bias)
     assert np.array_equal(linear(x).numpy(), wanted + bias.numpy())
     residual = torch.ones(len(x), len(weight))
     linear.add_to(residual, x)
@@ -77,7 +78,7 @@ def test_int8_is_the_integer_product(shape: tuple[int, int, int]) -> None:
     values = (w * w_scale[..., None]).astype(np.float32).reshape(len(weight), -1)
     assert np.array_equal(linear.gather(torch.arange(len(weight))).numpy(), values[:, : weight.shape[1]])
     pairs = torch.arange(len(x)) % len(weight)
-    plain = PackedLinear(array_of(weight))
+    plain = linear_of(weight)
     assert torch.equal(plain.of_pairs(x, pairs), plain(x)[torch.arange(len(x)), pairs].double())
 
 
@@ -89,7 +90,7 @@ def test_rows_of_q8_keep_their_values() -> None:
     scales[3] = [6e-8, 0, 65504]
     integers = generator.integers(-128, 128, (rows, width // BLOCK, BLOCK), np.int8)
     packed = np.concatenate([scales.view(np.uint8).reshape(rows, -1, 2), integers.view(np.uint8)], axis=2)
-    linear = PackedLinear.of_blocks(torch.from_numpy(packed.reshape(rows, -1)))
+    linear = linear_of.of_blocks(torch.from_numpy(packed.reshape(rows, -1)))
     wanted = (scales.astype(np.float32)[..., None] * integers).reshape(rows, width)
     assert np.array_equal(linear.gather(torch.arange(rows)).numpy(), wanted)
     x = torch.randn(3, width, generator=torch.Generator().manual_seed(1))
@@ -97,7 +98,7 @@ def test_rows_of_q8_keep_their_values() -> None:
         linear(x).numpy(), x.numpy() @ wanted.T, rtol=0.02, atol=0.02 * np.abs(x.numpy() @ wanted.T).max()
     )
     with pytest.raises(ValueError, match="whole blocks"):
-        PackedLinear.of_blocks(torch.zeros(2, 35, dtype=torch.uint8))
+        linear_of.of_blocks(torch.zeros(2, 35, dtype=torch.uint8))
 
 
 def test_weights_beyond_float16_are_not_packed() -> None:
@@ -110,7 +111,7 @@ def test_weights_beyond_float16_are_not_packed() -> None:
 def test_rows_of_float32_meet_weights_of_float32_and_bfloat16(shape: tuple[int, int, int], packing: Packing) -> None:
     x, weight, bias = given(*shape)
     kept = weight.to(torch.bfloat16) if packing == "widened" else weight
-    linear = PackedLinear(array_of(kept), bias, packing)
+    linear = linear_of(kept, bias, packing)
     wanted = x.double() @ kept.double().t() + bias
     size = x.double().abs() @ kept.double().abs().t() + bias.abs()  # of the terms of each sum
     assert ((linear(x) - wanted).abs() <= 5e-7 * size).all()
@@ -119,14 +120,14 @@ def test_rows_of_float32_meet_weights_of_float32_and_bfloat16(shape: tuple[int, 
     assert ((residual - 1 - wanted).abs() <= 5e-7 * (size + 1)).all()
     assert torch.equal(linear.gather(torch.arange(len(weight))), kept.float())
     pairs = torch.arange(len(x)) % len(weight)
-    found = PackedLinear(array_of(kept), None, packing).of_pairs(x, pairs)
+    found = linear_of(kept, None, packing).of_pairs(x, pairs)
     assert torch.allclose(found, (wanted - bias)[torch.arange(len(x)), pairs], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("packing", [name for name in cpu.PACKINGS if name in cpu.PACKED_KERNELS])
 def test_a_row_has_its_bits_in_any_company(packing: Packing) -> None:
     x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
-    linear = PackedLinear(array_of(weight), bias, packing)
+    linear = linear_of(weight, bias, packing)
     whole = linear(x)
     for few in (1, 2, 6, 7, 12, 13):
         assert torch.equal(linear(x[5 : 5 + few].clone()), whole[5 : 5 + few])
@@ -142,7 +143,7 @@ def test_a_row_has_its_bits_in_any_company(packing: Packing) -> None:
 @pytest.mark.parametrize("packing", ["int8", "float32", "widened"])
 def test_some_outputs_of_a_weight(packing: Packing) -> None:
     x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
-    linear = PackedLinear(array_of(weight), bias, packing)
+    linear = linear_of(weight, bias, packing)
     whole = linear(x)
     for start, stop in ((0, 7), (32, 200), (64, 65)):
         assert torch.equal(linear.rows(start, stop)(x), whole[:, start:stop])
@@ -153,7 +154,7 @@ def test_some_outputs_of_a_weight(packing: Packing) -> None:
 @pytest.mark.parametrize("packing", ["int8", "float32", "widened"])
 def test_bfloat16_goes_in_and_comes_out(packing: Packing) -> None:
     x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
-    linear = PackedLinear(array_of(weight), bias, packing)
+    linear = linear_of(weight, bias, packing)
     half = x.to(torch.bfloat16)
     found = linear.into(half, torch.empty(ROWS, OUTPUTS, dtype=torch.bfloat16))
     assert torch.equal(found, linear(half.float()).to(torch.bfloat16))
@@ -161,7 +162,7 @@ def test_bfloat16_goes_in_and_comes_out(packing: Packing) -> None:
 
 def test_a_value_that_is_not_finite_stays_in_its_row() -> None:
     x, weight, _ = given(ROWS, INPUTS, OUTPUTS)
-    linear = PackedLinear(array_of(weight))
+    linear = linear_of(weight)
     whole = linear(x)
     x[3, 4], x[5, 6] = float("nan"), float("-inf")
     found = linear(x)
@@ -172,14 +173,14 @@ def test_a_value_that_is_not_finite_stays_in_its_row() -> None:
 
 def test_wrong_shapes_are_refused() -> None:
     x, weight, _ = given(ROWS, INPUTS, OUTPUTS)
-    linear = PackedLinear(array_of(weight))
-    with pytest.raises(ValueError, match="by"):
+    linear = linear_of(weight)
+    with pytest.raises(ValueError, match="rows of 90 values"):
         linear(x[:, :-1])
     with pytest.raises(ValueError, match="side by side"):
         linear(torch.empty(INPUTS, ROWS).t())
     with pytest.raises(IndexError):
         linear.gather(torch.tensor([OUTPUTS]))
-    with pytest.raises(ValueError, match="by"):
+    with pytest.raises(ValueError, match="pairs"):
         linear.of_pairs(x, torch.tensor([1]))
 
 
@@ -188,7 +189,7 @@ def digest(packing: Packing) -> str:
     found = hashlib.sha256()
     for shape in SHAPES:
         x, weight, bias = given(*shape)
-        found.update(PackedLinear(array_of(weight), bias, packing)(x).numpy().tobytes())
+        found.update(linear_of(weight, bias, packing)(x).numpy().tobytes())
     return found.hexdigest()
 
 

@@ -21,9 +21,10 @@ from safetensors.torch import save
 
 from prelude.errors import CheckpointError
 from prelude.models import safetensors_file
-from prelude.models.arrays import BF16, Array, torch_of
+from prelude.models.arrays import BF16, Array
 from prelude.models.safetensors_file import MAX_HEADER_BYTES, MAX_TENSORS, SafetensorsFile
 from tests.patience import open_files
+from tests.tensors import torch_of
 
 Entry = dict[str, Any]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prelude._native import cpu
 from prelude._native.cpu import PagedRows
 
-from prelude.models import kernels  # noqa: F401
+from tests.tensors import on_tensors
 
 
 @dataclass
@@ -69,18 +69,8 @@ class Case:
     def run(self, only: list[int] | None = None) -> torch.Tensor:
         q = self.q if only is None else self.q[only].contiguous()
         out = torch.full_like(q, math.nan)
-        heads, dim = q.shape[1:]
-        addresses = (q.data_ptr(), q.stride(0), self.k.data_ptr(), self.v.data_ptr(), out.data_ptr())
-        self.rows(only).attend(
-            *addresses,
-            slots=len(self.k),
-            heads=heads,
-            kv_heads=self.k.shape[1],
-            head_dim=dim,
-            bfloat16=q.dtype == torch.bfloat16,
-            scale=1 / math.sqrt(dim),
-            cap=self.cap,
-        )
+        attend = on_tensors(self.rows(only).attend)
+        attend(q, self.k, self.v, out, scale=1 / math.sqrt(q.shape[2]), cap=self.cap)
         return out
 
     def expected(self) -> np.ndarray[Any, np.dtype[np.float64]]:

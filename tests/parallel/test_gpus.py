@@ -19,6 +19,7 @@ from prelude.cuda.graphs import GraphPolicy
 from prelude import ConfigError
 from prelude.batch import OneShotBatch
 from prelude.errors import EngineClosed, ExecutionError, ModelError, RankLost
+from prelude.execution.cuda import own_gpu
 from prelude.execution.parallel import group as groups
 from prelude.execution.parallel.device import TimeLimit
 from prelude.execution.parallel.group import RankGroup
@@ -216,9 +217,7 @@ def test_a_shape_too_large_for_a_recording_is_so_on_all_ranks(
     ("there", "said", "number"),
     [(1, "1", 0), (1, None, 0), (4, "2", 2), (4, None, 0), (2, "2", None), (2, "-1", None), (2, "x", None)],
 )
-def test_the_gpu_of_a_rank(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, there: int, said: str | None, number: int | None
-) -> None:
+def test_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch, there: int, said: str | None, number: int | None) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
@@ -226,8 +225,8 @@ def test_the_gpu_of_a_rank(
     if said is not None:
         monkeypatch.setenv("LOCAL_RANK", said)
     if number is not None:
-        assert ranks.own_gpu() == number and chosen == [number]
+        assert own_gpu(0) == number and chosen == [number]
         return
     with pytest.raises(ConfigError, match=f"LOCAL_RANK='{said}' names none of the {there} GPUs"):
-        ranks.own_gpu()
+        own_gpu(0)
     assert not chosen

@@ -30,7 +30,7 @@ using npy_intp = Py_ssize_t;
 
 // The number of a type of so many bits: numpy names the C types, of which `long` is one or the other.
 inline constexpr int NPY_INT32 = sizeof(long) == 4 ? 7 : 5, NPY_INT64 = sizeof(long) == 8 ? 7 : 9;
-inline constexpr int NPY_FLOAT32 = 11, NPY_FLOAT64 = 12;
+inline constexpr int NPY_FLOAT32 = 11, NPY_FLOAT64 = 12, NPY_COMPLEX64 = 14, NPY_VOID = 20;
 
 struct DescrHead {
   PyObject_HEAD PyTypeObject* type;
@@ -47,6 +47,7 @@ inline void* PyArray_DATA(PyArrayObject* a) { return a->data; }
 inline int PyArray_NDIM(PyArrayObject* a) { return a->nd; }
 inline npy_intp* PyArray_DIMS(PyArrayObject* a) { return a->dimensions; }
 inline npy_intp PyArray_DIM(PyArrayObject* a, int axis) { return a->dimensions[axis]; }
+inline npy_intp PyArray_STRIDE(PyArrayObject* a, int axis) { return a->strides[axis]; }  // in bytes
 inline int PyArray_TYPE(PyArrayObject* a) { return dtype_of(a)->number; }
 inline npy_intp PyArray_SIZE(PyArrayObject* a) {
   npy_intp n = 1;
@@ -64,6 +65,9 @@ inline bool PyArray_ISCARRAY(PyArrayObject* a) { return has(a, contiguous | alig
 
 inline PyTypeObject* array_type() { return static_cast<PyTypeObject*>(numpy_api[2]); }
 inline bool PyArray_Check(PyObject* object) { return PyObject_TypeCheck(object, array_type()); }
+
+// Aligned, and in this machine's order of bytes; what is written to is writable.
+inline bool is_plain(PyArrayObject* a, bool written) { return has(a, written ? aligned | writeable : aligned); }
 
 using New = PyObject*(PyTypeObject*, int, const npy_intp*, int, const npy_intp*, void*, int, int, PyObject*);
 

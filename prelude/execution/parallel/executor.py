@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from prelude.batch import ForwardBatch
 from prelude.execution.cpu import CpuExecutor
@@ -14,6 +14,7 @@ from prelude.execution.executor import ExecutorLimits
 from prelude.execution.parallel.group import RankGroup
 from prelude.execution.parallel.rows import ShardRows
 from prelude.execution.parallel.shards import Shard
+from prelude.models.arrays import F32, Array
 from prelude.models.config import ModelConfig
 from prelude.models.summed import SummedLinear, own
 from prelude.models.weights import EmbeddingWeights, ModelWeights
@@ -51,14 +52,14 @@ class ShardEmbeddings(EmbeddingWeights):
     first: int = 0
     ranks: RankGroup | None = None
 
-    def of(self, ids: Tensor) -> Tensor:
-        """[n, width] float32. One rank has the row of an id, and the others add zeros."""
+    def of(self, ids: Array) -> F32:
+        """[n, width]. One rank has the row of an id, and the others add zeros."""
         tokens = self.tokens
-        count = len(tokens) if isinstance(tokens, Tensor) else tokens.outputs
+        count = len(tokens) if isinstance(tokens, np.ndarray) else tokens.outputs
         places = ids - self.first
         others = (places < 0) | (places >= count)
-        found = EmbeddingWeights.of(self, places.masked_fill(others, 0))
-        found.masked_fill_(others[:, None], 0.0)
+        found = EmbeddingWeights.of(self, np.where(others, 0, places))
+        found[others] = 0.0
         if self.ranks is not None:
             self.ranks.sum(found)
         return found

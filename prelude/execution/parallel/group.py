@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from prelude.arrays import F32
 from prelude.errors import ConfigError, RankLost
 
 HEADER = 4096
@@ -133,15 +134,15 @@ class RankGroup:
 
     # -------------------------------------------------------------- numbers
 
-    def sum(self, tensor: Tensor) -> None:
-        """``tensor``, contiguous, becomes the sum of all ranks' tensors. All ranks get the same bits."""
+    def sum(self, values: F32) -> None:
+        """``values``, without gaps, become the sum of all ranks' values. All ranks get the same bits."""
         try:
-            self._sum(tensor, self._open())
+            self._sum(torch.from_numpy(values), self._open())
         except Exception as error:
             raise self.lose(error, "adding up") from error
 
     def sum_on_device(self, tensor: Tensor) -> None:
-        """The same for memory of the GPU: enqueued on torch's current stream, and recorded where that is."""
+        """The same of a tensor on the GPU: enqueued on torch's current stream, and recorded where that is."""
         try:
             if self._device_group is None:
                 raise RuntimeError("this process has left the group")

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from prelude.batch import F32, F64, I32
 from prelude.execution.hidden_rows import HiddenRows, best, log_normalisers
@@ -34,7 +33,7 @@ class ShardRows(HiddenRows):
         shard: Shard,
         ranks: RankGroup,
         decoder: Transformer,
-        hidden: Tensor,
+        hidden: F32,
         tokens: I64 | None,
         chunk_rows: int,
     ) -> None:
@@ -53,7 +52,7 @@ class ShardRows(HiddenRows):
         for start in range(0, len(tokens), self.chunk_rows):
             stop = min(start + self.chunk_rows, len(tokens))
             self.lm_head_rows += stop - start
-            own = self.decoder.logits(self.normed(tokens[start:stop])).numpy()
+            own = self.decoder.logits(self.normed(tokens[start:stop]))
             yield start, stop, ShardLogits(own, self._shard, self._ranks)
 
 
