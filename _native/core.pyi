@@ -197,7 +197,6 @@ class Lease:
 class KvPool:
     allocator: BlockAllocator
     trie: PrefixTrie
-    interrupts: Any
     def __init__(
         self,
         num_blocks: int,

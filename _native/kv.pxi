@@ -91,36 +91,31 @@ cdef class Lease:
 
 
 cdef cbool _copy_out(void* owner, const int32_t* blocks, const int32_t* entries, int64_t n) noexcept with gil:
-    return _ask_for_copies(<KvPool>owner, (<KvPool>owner).copies_out, blocks, entries, n)
+    return _ask_for_copies((<KvPool>owner).copies_out, blocks, entries, n)
 
 
 cdef cbool _copy_in(void* owner, const int32_t* entries, const int32_t* blocks, int64_t n) noexcept with gil:
-    return _ask_for_copies(<KvPool>owner, (<KvPool>owner).copies_in, entries, blocks, n)
+    return _ask_for_copies((<KvPool>owner).copies_in, entries, blocks, n)
 
 
-cdef cbool _ask_for_copies(KvPool pool, object copies, const int32_t* first, const int32_t* second,
-                           int64_t n) noexcept:
+cdef cbool _ask_for_copies(object copies, const int32_t* first, const int32_t* second, int64_t n) noexcept:
     cdef cnp.ndarray a, b
     try:
         a, b = _new_int32(n), _new_int32(n)
         memcpy(_data(a), first, n * sizeof(int32_t))
         memcpy(_data(b), second, n * sizeof(int32_t))
         return bool(copies(a, b))
-    except BaseException as error:  # there is no caller that it could be raised to
-        if pool.interrupts is not None and not isinstance(error, Exception):
-            pool.interrupts.interrupt = error
+    except BaseException:  # there is no caller that it could be raised to
         return False
 
 
 cdef class KvPool:
     """The leases of one engine on one pool. One writer at a time: the holder of the step lock. ``running_states``:
     how many sequences a recurrent model keeps a state of. ``prefix_states``: of how many cached prefixes, in the
-    entries behind these; without any, such a pool does not cache. ``interrupts``: the object whose ``interrupt``
-    becomes the Ctrl-C, or the exit, that ended a copy."""
+    entries behind these; without any, such a pool does not cache."""
 
     cdef CKvPool* c  # owned; refers to memory that `trie` and `allocator` keep alive
     cdef object copies_out, copies_in
-    cdef public object interrupts
     cdef readonly BlockAllocator allocator
     cdef readonly PrefixTrie trie
 

@@ -60,12 +60,8 @@ cdef class OneShotGroup:
             self.pool.allocator.writer.leave()
         _check(wrong)
         if verdict == Verdict.admitted:
-            try:
-                self.held.append((r, lease))
-                return lease, skip, publish
-            except BaseException:  # no memory: the caller knows of no lease
-                self.pool.release(lease)
-                raise
+            self.held.append((r, lease))
+            return lease, skip, publish
         return (None if verdict == Verdict.full else lease), -1, 0
 
     def end(self) -> tuple:

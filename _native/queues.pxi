@@ -10,45 +10,33 @@ cdef Py_ssize_t _links(const Link* link) noexcept:
     return n
 
 
-cdef list _contents(Handover* queue, Link** left):
-    """Everything that was pushed until now, the oldest first. Where there is no memory for the list, taken items
-    stay in ``left`` and come first the next time."""
-    cdef Py_ssize_t at, n
-    cdef Link* link = queue.take()
-    cdef Link* last = left[0]
-    cdef list out
-    if last == NULL:
-        left[0] = link
-    else:
-        while last.next != NULL:
-            last = last.next
-        last.next = link
-    while True:
-        n = _links(left[0])
-        out = [None] * n  # may run a finaliser, which may take from this queue
-        if n == _links(left[0]):
-            break
-    for at in range(n):  # nothing here takes memory: an item that leaves the queue is in the list
-        out[at] = <object>(<Parcel*>left[0]).content
-        _drop_first(left)
+cdef list _contents(Link* link):
+    """The contents of a chain, in its order; the queue's references on them are given back."""
+    cdef list out = []
+    cdef object content
+    try:
+        for _ in range(_links(link)):
+            content = <object>(<Parcel*>link).content
+            out.append(content)
+            link = _drop_first(link)
+    finally:
+        _drop_all(link)  # no memory for the list
     return out
 
 
-cdef void _drop_first(Link** left) noexcept:
-    """The first link's content loses the queue's reference, which may end the link as well."""
-    cdef Parcel* parcel = <Parcel*>left[0]
+cdef Link* _drop_first(Link* link) noexcept:
+    """The link's content loses the queue's reference, which may end the link as well; the rest of the chain."""
+    cdef Parcel* parcel = <Parcel*>link
     cdef PyObject* content = <PyObject*>parcel.content
-    left[0] = parcel.next
+    cdef Link* rest = parcel.next
     parcel.content = NULL
     Py_DECREF(<object>content)
+    return rest
 
 
-cdef void _drop_all(Handover* queue, Link** left) noexcept:
-    while left[0] != NULL:
-        _drop_first(left)
-    left[0] = queue.take()
-    while left[0] != NULL:
-        _drop_first(left)
+cdef void _drop_all(Link* link) noexcept:
+    while link != NULL:
+        link = _drop_first(link)
 
 
 cdef list _seen(const Link* link):
@@ -66,14 +54,13 @@ cdef class Inbox:
     requests over, all of a call in one piece; ``take`` is for the holder of the step lock. Any thread, no lock."""
 
     cdef Handover queue
-    cdef Link* left  # taken from the queue, and no memory to hand it on
     cdef Admission* admission  # owned
 
     def __cinit__(self, int64_t max_requests, int64_t max_tokens):
         self.admission = new Admission(max_requests, max_tokens)
 
     def __dealloc__(self):
-        _drop_all(&self.queue, &self.left)
+        _drop_all(self.queue.take())
         del self.admission
 
     @property
@@ -100,16 +87,11 @@ cdef class Inbox:
     @property
     def items(self) -> list:
         """The posted items that were not taken, the oldest first. For the holder of the step lock."""
-        cdef Link* link = self.left
-        cdef list out = []
-        while link != NULL:
-            out.append(<object>(<Parcel*>link).content)
-            link = link.next
-        return out + _seen(self.queue.newest())
+        return _seen(self.queue.newest())
 
     @property
     def empty(self) -> bool:
-        return self.left == NULL and self.queue.empty()
+        return self.queue.empty()
 
     def take_places(self, int64_t count) -> int:
         """Up to ``count`` places; as many as there are."""
@@ -150,7 +132,7 @@ cdef class Inbox:
 
     def take(self) -> list:
         """The items posted until now. For the holder of the step lock."""
-        return _contents(&self.queue, &self.left)
+        return _contents(self.queue.take())
 
     def leave(self, Record request not None) -> None:
         """The request waits no more: planned for the first time, or ended. Once; further calls do nothing."""

@@ -213,6 +213,8 @@ class EngineBase(ModelProperties):
         reason: str | None
         if core.forked:
             reason = "this process was forked after the engine was made"
+        elif core.failures.broken:
+            reason = f"closed by an error of the engine's own: {core.failures.last_error}"
         elif core.closed:
             reason = "closed"
         elif hanging:

@@ -168,7 +168,7 @@ class Engine(Verbs, EngineBase):
                 progress.advance(count - len(live))
             if live:
                 try:
-                    core.run_inline(live, places)
+                    core.run_inline(live, places, sink.report)
                     sink.wait()
                 except BaseException:  # Ctrl-C: the caller does not wait for these any more
                     for one in live:

@@ -8,8 +8,9 @@ A line after every hundred numbers says how far the run is and how its calls end
 found.
 
 Before each call of the verb ``_testcapi.set_nomemory(n, n + width)`` makes allocations number n and on fail. The call
-has to end, in a result or in an error, within seconds; the call after it has to give its usual result, and the
-engine's accounts have to be whole. Allocations of torch's tensors and of C++ are not Python's, and do not fail here.
+has to end, in a result or in an error, within seconds. The call after it has to give its usual result, and the
+engine's accounts have to be whole, unless an error of the engine's own has closed it. Allocations of torch's tensors
+and of C++ are not Python's, and do not fail here.
 
 A crash ends the process, so each range runs in a child. Failures that are not the engine's are counted apart: a
 crash inside torch 2.13 or numpy 2.4, and a ``SystemError`` that numpy raises where it forgets to set the error. Two
@@ -121,6 +122,10 @@ def child(path: Path, verb: str, numbers: list[int], width: int) -> None:
             if end not in ENDS:
                 where = "".join(traceback.format_exception(error))
         after = ""
+        if engine.health().closed:
+            engine.close()
+            engine = Engine.from_pretrained(path)
+            call = verbs(engine)[verb]
         try:
             got = call()
             if got != want:

@@ -84,13 +84,13 @@ class EngineCore(Forkable):
         self.queues = Queues(policies, estimates(pool))
         self.stopped = threading.Event()  # closed, and nothing runs any more
         lock = StepLock()
-        self.events = events = Listeners(inside=lambda: lock.held)
-        self.sinks = Sinks(self.stats, events)
+        self.events = events = Listeners()
+        self.sinks = Sinks(self.stats)
         self.steps = StepsInFlight(pool, overlap)
         self.lifecycle = Lifecycle(self.queues, pool, self.steps, self.inbox, self.sinks, self.stats, events, clock)
         self.live = self.lifecycle.live
         self.failures = Failures(
-            self.queues, pool, self.steps, self.lifecycle, self.sinks, self.stats, events, unhealthy_after
+            self.queues, pool, self.inbox, self.lifecycle, self.sinks, self.stats, events, unhealthy_after
         )
         self.stepper = Stepper(
             executor,
@@ -168,14 +168,16 @@ class EngineCore(Forkable):
         """Nothing can be submitted any more (the engine was garbage-collected): requests under way end, then the
         threads do. Takes no lock."""
         if not self.forked:
-            self.loop.idle.stop()
             self.inbox.close()
             self.loop.wake_if_started()
             if self.loop.thread is None and self.watchdog is not None:  # else the engine thread stops it when it ends
                 self.watchdog.stop()
 
-    def run_inline(self, requests: list[Request], places: Places | None = None) -> None:
-        """The direct path: on an idle engine the caller takes the steps itself; else it waits as all others do."""
+    def run_inline(
+        self, requests: list[Request], places: Places | None = None, after_step: Callable[[], None] | None = None
+    ) -> None:
+        """The direct path: on an idle engine the caller takes the steps itself, and calls ``after_step`` after each;
+        else it waits as all others do."""
         lock = self.loop.lock
         self._start_watchdog()
         if not lock.try_acquire():
@@ -185,7 +187,8 @@ class EngineCore(Forkable):
         try:
             self.lifecycle.post(requests, places)
             while self.step() and any(request.id in self.live for request in reversed(requests)):
-                pass
+                if after_step is not None:
+                    after_step()
         finally:
             idle = self.loop.idle  # asked under the lock: a step of another thread changes the list of shapes
             wants = idle.works and idle.wanted
@@ -244,7 +247,6 @@ class EngineCore(Forkable):
         nothing."""
         if self.forked or self.stopped.is_set():
             return
-        self.loop.idle.stop()
         self.lifecycle.aborting = self.lifecycle.aborting or not drain
         self.inbox.close()
         self.loop.wake_to_end()

@@ -34,21 +34,18 @@ class EndSink:
 
 
 class BlockingSink(EndSink):
-    """Collects the ends of a call's requests; ``wait`` returns when ``expected`` have ended. ``progress`` is called
-    for them in the thread that made the sink and waits."""
+    """Collects the ends of a call's requests; ``wait`` returns when ``expected`` have ended. ``progress`` is told of
+    them by the thread that waits."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self.ends: Ends = {}
         self.expected = 0
         self._progress = progress
-        self._owner = threading.get_ident()
         self._some: threading.Event | None = None  # while the thread waits
-        self._said = 0
+        self._told = 0
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self.ends[request.id] = (outcome, error)
-        if self._progress is not None and threading.get_ident() == self._owner:
-            self._report(self._progress)
         if self._some is not None and (self._progress is not None or len(self.ends) >= self.expected):
             self._some.set()
 
@@ -58,15 +55,14 @@ class BlockingSink(EndSink):
             while len(self.ends) < self.expected:  # the last end may have come before it was there to be set
                 self._some.wait()
                 self._some.clear()
-                if self._progress is not None:
-                    self._report(self._progress)
-        if self._progress is not None:
-            self._report(self._progress)
+                self.report()
+        self.report()
 
-    def _report(self, progress: Progress) -> None:
-        count = len(self.ends)
-        said, self._said = self._said, count
-        progress.advance(count - said)
+    def report(self) -> None:
+        if self._progress is not None:
+            count = len(self.ends)
+            told, self._told = self._told, count
+            self._progress.advance(count - told)
 
 
 class Outbox(LoopFlush):
@@ -109,16 +105,13 @@ class Outbox(LoopFlush):
 
     def _deliver(self) -> None:
         self._woken = False
-        while self._calls:
-            function, *given = self._calls[0]
-            try:
+        try:
+            while self._calls:
+                function, *given = self._calls.popleft()
                 function(*given)
-            except Exception:  # the others' ends are in the same queue
-                log.exception("handing over a request's end failed")
-            except BaseException:  # an interrupt: this call comes again in another turn of the loop
+        finally:
+            if self._calls:  # a function raised: the others' ends are in the same queue
                 self.loop.call_soon(self._deliver)
-                raise
-            self._calls.popleft()
 
     # ---- in any thread
 
@@ -126,8 +119,8 @@ class Outbox(LoopFlush):
         """Has the loop call ``function``, once or more often."""
         self._calls.append((function, *given))
         if not self._woken:  # else the loop has been woken, or will be at the step's end
-            self._woken = True
             self._core.sinks.wake_later(self)
+            self._woken = True
 
     def flush(self) -> None:
         try:
@@ -157,11 +150,7 @@ class LoopSink(EndSink):
         self.ends[request] = (outcome, error)
         if self.future.done():
             return
-        try:
-            if self._progress is not None:
-                self._progress.advance(1)
-        except BaseException as interrupt:
-            self.future.set_exception(interrupt)
-            return
         if len(self.ends) >= self.expected:
             self.future.set_result(None)
+        if self._progress is not None:
+            self._progress.advance(1)

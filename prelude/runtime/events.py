@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from prelude.errors import is_interrupt
-
 if TYPE_CHECKING:
     from prelude.scheduling.plan import Plan
     from prelude.scheduling.request import Request
@@ -38,16 +36,9 @@ Listener = Callable[[Event], None]
 
 
 class Listeners:
-    """Calls the listeners. A listener that raises is logged and counted; its error does not reach the loop.
+    """Calls the listeners. Whatever a listener raises is logged and counted, and does not reach the loop."""
 
-    ``inside`` says whether the calling thread is in the middle of a step. Ctrl-C that lands in a listener there, or
-    in another function of a caller's, is kept as ``interrupt``, for the step's holder to raise when its accounts are
-    whole again.
-    """
-
-    def __init__(self, inside: Callable[[], bool] = lambda: False) -> None:
-        self._inside = inside
-        self.interrupt: BaseException | None = None
+    def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
         self.heard = False  # whether there is a listener
         self.errors = 0
@@ -101,14 +92,7 @@ class Listeners:
         for listener in self._listeners:
             try:
                 listener(event)
-            except BaseException as error:
-                if is_interrupt(error):
-                    if not self._inside():
-                        raise
-                    self.interrupt = error
-                    continue
+            except BaseException:
                 self.errors += 1
-                if (
-                    self.errors & (self.errors - 1) == 0
-                ):  # the 1st, 2nd, 4th, ... : a broken hook must not flood a log
+                if self.errors.bit_count() == 1:  # the 1st, 2nd, 4th, ... : a broken hook must not flood a log
                     log.exception("an event listener raised (%d times so far)", self.errors)

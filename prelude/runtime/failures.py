@@ -1,40 +1,38 @@
 """Failures: after a failed step, and after an error of the engine's own.
 
-a step fails      recover() says which of its rows run again, ``limit`` how many of them at a time
+a step fails      ``recover`` ends its rows or has them run again; out of memory, ``limit`` of them at a time
 several in a row  from ``unhealthy_after`` on the requests that wait end
-our own error     abandon(): all requests end, and all accounts begin anew
+our own error     the engine is closed, and every caller is told
 """
 
 from __future__ import annotations
 
 import logging
 
-from prelude.errors import ExecutionError, ExecutorLost
+from prelude.errors import ExecutionError, ExecutorLost, is_interrupt
 from prelude.runtime.events import Listeners
-from prelude.runtime.in_flight import StepsInFlight
+from prelude.runtime.inbox import Inbox
 from prelude.runtime.lifecycle import Lifecycle
-from prelude.runtime.sinks import Sinks
+from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.queues import Queues
-from prelude.scheduling.recovery import failure_of, recover, suspects_left
-from prelude.scheduling.request import State
+from prelude.scheduling.recovery import failure_of, out_of_memory, recover
 
 log = logging.getLogger("prelude.engine")
 
 
 class Failures:
-    """``limit``: rows that a step may have while rows of failed steps run again; None: there are none. ``broken``:
-    the error of the engine's own that ended a step, while it was not delivered to all requests. ``last_error`` is
-    text: an exception refers to the frames of the caller that ran the step, and so to the engine, which would never
-    be freed."""
+    """``limit``: rows that a step may have while rows of one that ran out of memory run again; None: there are none.
+    ``broken``: an error of the engine's own has closed it. ``last_error`` is text: an exception refers to the frames
+    of the caller that ran the step, and so to the engine."""
 
     def __init__(
         self,
         queues: Queues,
         pool: KvPool,
-        steps: StepsInFlight,
+        inbox: Inbox,
         lifecycle: Lifecycle,
         sinks: Sinks,
         stats: EngineStats,
@@ -45,11 +43,11 @@ class Failures:
         self.last_error: str | None = None
         self._hang_told = False  # and nothing else has failed since
         self.limit: int | None = None
-        self.broken: BaseException | None = None
+        self.broken = False
         self._unhealthy_after = unhealthy_after
         self._queues = queues
         self._pool = pool
-        self._steps = steps
+        self._inbox = inbox
         self._lifecycle = lifecycle
         self._sinks = sinks
         self._stats = stats
@@ -57,15 +55,29 @@ class Failures:
 
     @property
     def healthy(self) -> bool:
-        return self.in_a_row < self._unhealthy_after
+        return not self.broken and self.in_a_row < self._unhealthy_after
 
     def step_failed(self, plan: Plan, error: BaseException) -> None:
         """``plan``: the failed step without its void rows."""
         if plan.empty:
             return
+        if not is_interrupt(error):  # Ctrl-C is not the executor's failure
+            self._count(plan, error)
+        again = recover(plan, error, self._queues, self._pool)
+        self._stats.replays += len(again)
+        self._events.emit_each("replayed", again)
+        if out_of_memory(error):
+            self.limit = max(1, len(again) // 2) if again else None
+        if not self.healthy:
+            self._events.emit("unhealthy", failures=self.in_a_row, error=type(error).__name__)
+            self.limit = None
+            lost = isinstance(error, ExecutorLost)
+            said = "the engine has ended" if lost else f"the engine failed {self.in_a_row} steps in a row"
+            self._lifecycle.end_waiting(failure_of(error, said))
+
+    def _count(self, plan: Plan, error: BaseException) -> None:
         self._note(error)
-        lost = isinstance(error, ExecutorLost)
-        self.in_a_row = max(self.in_a_row + 1, self._unhealthy_after if lost else 0)
+        self.in_a_row = max(self.in_a_row + 1, self._unhealthy_after if isinstance(error, ExecutorLost) else 0)
         self._stats.failed_steps += 1
         ids = [request.options.request_id for request in plan.requests() if request.options.request_id]
         log.error(
@@ -77,20 +89,9 @@ class Failures:
             extra={"event": "step_failed", "request_ids": ids[:16], "failures_in_a_row": self.in_a_row},
         )
         self._events.emit("step_failed", kind=plan.kind, rows=len(plan.requests()), error=type(error).__name__)
-        before = self._stats.replays
-        self.limit = recover(plan, error, self._queues, self._pool)
-        again = [request for request in plan.requests() if request.failures and request.state is not State.FINISHED]
-        self._stats.replays = before + len(again)
-        for request in again:
-            self._events.emit("replayed", request.options.request_id)
-        if not self.healthy:
-            self._events.emit("unhealthy", failures=self.in_a_row, error=type(error).__name__)
-            self.limit = None
-            said = "the engine has ended" if lost else f"the engine failed {self.in_a_row} steps in a row"
-            self._lifecycle.end_waiting(failure_of(error, said))
 
     def step_succeeded(self) -> None:
-        if self.limit is not None and not suspects_left(self._queues):
+        if self.limit is not None and not any(request.failures for request in self._queues):
             self.limit = None
 
     def stuck(self, plan: Plan) -> None:
@@ -119,19 +120,19 @@ class Failures:
         self._lifecycle.tell_hung(error)
         self._sinks.flush()
 
-    def abandon(self, error: BaseException) -> None:
-        """An error of the engine's own, or an interrupt in the middle of its accounts: all requests give back their
-        leases and end. Where memory is missing, it raises, and goes on from there when it is called again."""
+    def close(self, error: BaseException) -> None:
+        """An error of the engine's own: no account can be trusted. The engine takes no request any more, and all
+        callers are told. Raises if memory is missing; ``tell_all`` goes on."""
+        self.broken = True
+        self._inbox.close()
         self._note(error)
-        self.in_a_row = self._unhealthy_after
-        self.limit = None
-        while self._steps:
-            self._steps.complete(self._steps[-1], failed=False)
-        self._steps.give_back_ended()
-        self._queues.reset()
-        self._lifecycle.abandon(error)
-        self._sinks.flush_all()
-        self.broken = None
+        self._inbox.closed_by = self.last_error
+        log_failure("the engine closes after an error of its own", error)
+        self.tell_all(failure_of(error, "the engine failed"))
+
+    def tell_all(self, error: ExecutionError | None = None) -> None:
+        self._lifecycle.tell_all(error or ExecutionError("the engine failed"))
+        self._sinks.flush()
 
     def _note(self, error: BaseException) -> None:
         self.last_error = f"{type(error).__name__}: {error}"

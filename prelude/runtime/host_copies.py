@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from prelude.arrays import I32
 from prelude.config import EngineConfig
-from prelude.errors import ConfigError, InsufficientMemory, is_interrupt
+from prelude.errors import ConfigError, InsufficientMemory
 from prelude.scheduling.lease import KvPool
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ log = logging.getLogger("prelude.engine")
 
 
 class HostCopies:
-    """Copies of one engine. A failure is logged once; the tokens concerned are computed again. Ctrl-C is raised, and
-    the pool keeps it for the step's end. ``blocked`` is told the seconds of each copy."""
+    """Copies of one engine. A failure is logged once; the tokens concerned are computed again. ``blocked`` is told
+    the seconds of each copy."""
 
     def __init__(self, blocks: HostBlocks) -> None:
         self.blocks = blocks
@@ -33,10 +33,8 @@ class HostCopies:
         self._said = False
 
     def report_to(self, core: EngineCore) -> None:
-        """The copies are those of ``core``: their seconds are the executor's, and Ctrl-C in one of them ends the step
-        that it is made for."""
+        """The seconds of the copies are those of the core's executor."""
         self.blocked = core.stepper.blocked
-        core.pool.interrupts = core.events
 
     def copy_out(self, blocks: I32, entries: I32) -> bool:
         return self._made(self.blocks.copy_out, blocks, entries)
@@ -49,8 +47,6 @@ class HostCopies:
         try:
             copy(first, second)
         except BaseException as error:
-            if is_interrupt(error):  # Ctrl-C belongs to the caller of the step
-                raise
             if not self._said:
                 self._said = True
                 log.warning(

@@ -10,29 +10,25 @@ from prelude.runtime.sinks import log_failure
 
 class IdleWork:
     """An executor may have ``wants_idle``, and ``idle(due)``, which does one piece, or leaves it as soon as ``due()``
-    says that a step is, and says whether more is left."""
+    says that a step is, and says whether more is left. Nothing is done once the engine is closed."""
 
-    def __init__(self, executor: Executor, due: Callable[[], bool]) -> None:
+    def __init__(self, executor: Executor, due: Callable[[], bool], closed: Callable[[], bool]) -> None:
         self._executor = executor
         self._due = due
+        self._closed = closed
         self._idle: Callable[[Callable[[], bool]], bool] | None = getattr(executor, "idle", None)
         self.works = self._idle is not None
 
     @property
     def wanted(self) -> bool:
-        return self._idle is not None and bool(self._executor.wants_idle)  # type: ignore[attr-defined]
-
-    def stop(self) -> None:
-        """The engine closes: nothing more is done."""
-        self._idle = None
+        return self._idle is not None and not self._closed() and bool(self._executor.wants_idle)  # type: ignore[attr-defined]
 
     def do(self) -> bool:
         """One piece; the caller holds the step lock. Whether more is left."""
-        idle = self._idle  # ``stop`` may come from another thread
-        if idle is None:
+        if self._idle is None or self._closed():
             return False
         try:
-            return idle(self._due)
+            return self._idle(self._due)
         except Exception as error:  # no request's: the executor goes on without it
             self._idle = None
             log_failure("the executor's own work between steps failed", error)

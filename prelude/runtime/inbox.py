@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 class Inbox(core.Inbox):
     def __init__(self, max_requests: int, max_tokens: int) -> None:
+        self.closed_by: str | None = None  # the error that closed the engine
         self._refused = {reason: Tally() for reason in ("queued_requests", "queued_tokens", "deadline")}
 
     @property
@@ -36,7 +37,7 @@ class Inbox(core.Inbox):
     def reserve(self, count: int) -> Places:
         """Up to ``count`` places; as many as there are."""
         if self.closed:
-            raise closed()
+            raise self.ended()
         places = Places(self)
         places.left = self.take_places(count)
         if places.left < count:
@@ -46,7 +47,11 @@ class Inbox(core.Inbox):
     def enter(self, requests: list[Any]) -> None:
         """``post``; ``EngineClosed`` after ``close``."""
         if not self.post(requests):
-            raise closed()
+            raise self.ended()
+
+    def ended(self) -> EngineClosed:
+        why = f" by an error of its own: {self.closed_by}" if self.closed_by else ""
+        return EngineClosed(f"the engine is closed{why}; make a new one")
 
     def full(self) -> QueueFull:
         return QueueFull(
@@ -67,9 +72,10 @@ class Places:
         """Makes one place this request's. ``QueueFull`` if there is none, or no room for its tokens."""
         inbox = self._inbox
         if inbox.closed:
-            raise closed()
+            raise inbox.ended()
         if self.left == 0:
             raise inbox.full()
+        self._unposted.append(request)
         if not inbox.charge(request, request.num_known):
             inbox.refused("queued_tokens")
             raise QueueFull(
@@ -77,7 +83,6 @@ class Places:
                 f"{inbox.max_tokens} (max_queued_tokens); try again later or raise the limit"
             )
         self.left -= 1
-        self._unposted.append(request)
 
     def posted(self) -> None:
         self._unposted = []
@@ -97,10 +102,6 @@ class Places:
     def __del__(self) -> None:
         """An error may come between the taking of places and the ``with`` block."""
         self.__exit__(None, None, None)
-
-
-def closed() -> EngineClosed:
-    return EngineClosed("the engine is closed; make a new one")
 
 
 __all__ = ["Inbox", "Places"]

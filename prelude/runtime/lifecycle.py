@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
-from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled, is_interrupt
+from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
 from prelude.runtime.events import Listeners
 from prelude.runtime.in_flight import StepsInFlight
 from prelude.runtime.inbox import Inbox, Places
-from prelude.runtime.sinks import Sinks
+from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.postprocess import finish
@@ -146,18 +146,17 @@ class Lifecycle:
         for request in list(self._queues):
             self.end(request, error)
 
-    def abandon(self, error: BaseException) -> None:
-        """The queues are empty and in an unknown order: all requests but those in the inbox give back their leases
-        and end with ``error``. Where memory is missing, it raises, and goes on from there when it is called again."""
-        self.late = []
-        posted = set(map(id, self._inbox.items))
+    def tell_all(self, error: BaseException) -> None:
+        """Every request that was posted ends with ``error``. Its resources are not given back: no account can be
+        trusted. One whose caller cannot be told for want of memory stays in ``live``."""
         for request in list(self.live.values()):
-            if id(request) in posted:
-                continue
-            request.give_back(self._pool)
-            if request.state is not State.FINISHED:
-                request.move(State.FINISHED)
-            self.ended(request, None, failure_of(error, "the engine failed"))
+            try:
+                self.ended(request, None, error)
+            except MemoryError:
+                raise
+            except Exception as raised:
+                del self.live[request.id]
+                log_failure("a caller could not be told of its request's end", raised, request.options.request_id)
 
     def tell_hung(self, error: BaseException) -> None:
         """All callers are told that the engine hangs. Called by the watchdog beside the step: the requests give back
@@ -168,11 +167,7 @@ class Lifecycle:
             self.ended(request, None, failure_of(error, "the engine hangs"))
 
     def ended(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        """Tells a request's end, unless it has been told. Ctrl-C that came to the request's own function is raised
-        when the step is over."""
-        cause = None if error is None else error.__cause__
-        if cause is not None and is_interrupt(cause):
-            self._events.interrupt = cause
+        """Tells a request's end, unless it has been told."""
         if request.lease is not None and request.state is State.FINISHED:
             self._steps.keep_lease(request)
         self._inbox.leave(request)
@@ -180,7 +175,7 @@ class Lifecycle:
             return
         try:
             self._tell(request, outcome, error)
-        except BaseException:  # no memory: its end is told by the next step
+        except BaseException:  # its caller waits, and is told that the engine failed
             self.live[request.id] = request
             raise
 
@@ -192,36 +187,31 @@ class Lifecycle:
             request.timeline.mark("append")  # a Decode request's tokens were appended one by one
         if error is None and self.clock() >= request.expires:
             outcome, error = None, _expired(request)
-        name = _count_end(self._stats, error, 1)
+        name = _end_of(error)
+        setattr(self._stats, name, getattr(self._stats, name) + 1)
+        if self._events.heard:
+            self._events.emit(
+                name,
+                request.options.request_id,
+                error=type(error).__name__ if error else None,
+                stats=stats,
+                output_tokens=len(request.output),
+            )
         try:
-            if self._events.heard:
-                self._events.emit(
-                    name,
-                    request.options.request_id,
-                    error=type(error).__name__ if error else None,
-                    stats=stats,
-                    output_tokens=len(request.output),
-                )
-            self._sinks.deliver(request, outcome, error)
-        except BaseException:
-            _count_end(self._stats, error, -1)
-            raise
+            request.sink.deliver(request, outcome, error)
+        except Exception as raised:
+            request.sink.deliver(request, None, failure_of(raised, "the result could not be handed over"))
+            log_failure("a sink raised on its request's end", raised, request.options.request_id)
 
 
 def _expired(request: Request) -> DeadlineExceeded:
     return DeadlineExceeded(f"the deadline of {request.options.deadline:g} s passed")
 
 
-def _count_end(stats: EngineStats, error: BaseException | None, by: int) -> str:
-    """Counts an end, or takes it back (``by`` -1); the name of its event."""
+def _end_of(error: BaseException | None) -> str:
+    """The name of an end, in the counters and as an event."""
     if error is None:
-        stats.finished += by
         return "finished"
     if isinstance(error, DeadlineExceeded):
-        stats.expired += by
         return "expired"
-    if isinstance(error, RequestCancelled | EngineClosed):
-        stats.cancelled += by
-        return "cancelled"
-    stats.failed += by
-    return "failed"
+    return "cancelled" if isinstance(error, RequestCancelled | EngineClosed) else "failed"

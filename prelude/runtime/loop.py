@@ -27,7 +27,7 @@ class StepLoop:
         self._starting = threading.Lock()
         self._stepper = stepper
         self._close_when_idle = close_when_idle
-        self.idle = IdleWork(stepper.executor, lambda: stepper.has_work)
+        self.idle = IdleWork(stepper.executor, lambda: stepper.has_work, lambda: stepper.closed)
         self._wake = WakeEvent()
 
     def wake(self) -> None:
@@ -69,7 +69,7 @@ class StepLoop:
                     continue  # the thread that holds it wakes this one when it releases it
                 if self._step_until_idle():
                     return
-            except MemoryError:  # not even enough to tell the callers: the next step goes on from there
+            except MemoryError:  # not even enough to tell the callers that the engine failed: the next step goes on
                 self._wake.set()
                 time.sleep(_NO_MEMORY_SECONDS)
 

@@ -1,8 +1,4 @@
-"""Sinks: requests' ends go to their sinks, and callers' event loops are woken once a step.
-
-A sink that raises is told so with a second end: a caller waits behind it. Its error is logged and reaches no other
-request.
-"""
+"""Sinks: callers' event loops, which are woken once a step."""
 
 from __future__ import annotations
 
@@ -10,15 +6,9 @@ import contextlib
 import logging
 from collections import deque
 
-from prelude.admission.prepared import Outcome
-from prelude.errors import is_interrupt
-from prelude.runtime.events import Listeners
 from prelude.runtime.stats import EngineStats
-from prelude.scheduling.recovery import failure_of
-from prelude.scheduling.request import Request
 
 log = logging.getLogger("prelude.engine")
-_NOT_TOLD = "the result could not be handed over"
 
 
 class LoopFlush:
@@ -33,43 +23,12 @@ class LoopFlush:
 
 
 class Sinks:
-    """``loops``: those of all callers. Ctrl-C that comes while a sink is told is kept in ``events``, and the sink is
-    told the same again."""
+    """``loops``: those of all callers."""
 
-    def __init__(self, stats: EngineStats, events: Listeners) -> None:
+    def __init__(self, stats: EngineStats) -> None:
         self.loops: list[LoopFlush] = []
         self._stats = stats
-        self._events = events
         self.to_wake: deque[LoopFlush] = deque()  # event loops that are flushed when the step is over
-
-    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        """Raises ``MemoryError`` where there is no memory to tell the sink of its own error."""
-        try:
-            request.sink.deliver(request, outcome, error)
-        except BaseException as raised:
-            if self._interrupted(raised):
-                self._deliver_again(request, outcome, error)
-                return
-            self._deliver_again(request, None, failure_of(raised, _NOT_TOLD))
-            log_failure("a sink raised on its request's end", raised, request.options.request_id)
-
-    def _interrupted(self, raised: BaseException) -> bool:
-        if not is_interrupt(raised):
-            return False
-        self._events.interrupt = raised
-        return True
-
-    def _deliver_again(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        try:
-            request.sink.deliver(request, outcome, error)
-        except MemoryError:
-            raise
-        except BaseException as again:
-            if self._interrupted(again):
-                return
-            log_failure("a sink raised twice on its request's end; its caller is not told", again)
-
-    # -------------------------------------------------------------- callers' event loops
 
     def wake_later(self, loop: LoopFlush) -> None:
         """``loop`` has ends to hand over: it is flushed when the step is over. Any thread."""
@@ -88,16 +47,10 @@ class Sinks:
             try:
                 loop = self.to_wake[0]
                 self._stats.loop_wakeups += 1  # before: a caller that is woken may read it
-                loop.flush()  # before it is removed: after an interrupt between the two it is flushed again
+                loop.flush()  # before it is removed: if memory is missing, it is flushed later
                 self.to_wake.popleft()
             except IndexError:  # the watchdog flushed meanwhile
                 return
-
-    def flush_all(self) -> None:
-        """Also loops whose ends were put without a wake-up, when a step was interrupted."""
-        for loop in self.loops:
-            loop.flush()
-        self.flush()
 
 
 def log_failure(message: str, error: BaseException, request_id: str | None = None) -> None:

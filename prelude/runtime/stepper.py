@@ -17,7 +17,7 @@ from prelude.runtime.failures import Failures
 from prelude.runtime.in_flight import InFlightStep, StepsInFlight
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.lifecycle import Lifecycle
-from prelude.runtime.sinks import Sinks, log_failure
+from prelude.runtime.sinks import Sinks
 from prelude.runtime.stats import EngineStats
 from prelude.runtime.unkept import Unkept
 from prelude.runtime.watchdog import Watchdog
@@ -29,7 +29,6 @@ from prelude.scheduling.plan import Plan
 from prelude.scheduling.planner import Budgets, plan_step
 from prelude.scheduling.postprocess import postprocess
 from prelude.scheduling.queues import Queues
-from prelude.scheduling.recovery import withdraw_all
 from prelude.scheduling.request import Request
 from prelude.scheduling.result_check import check_result
 
@@ -74,21 +73,23 @@ class Stepper:
         self._overlap = steps.overlap
         self._block_size, self._recurrent = pool.block_size, pool.num_running_states > 0
         self._vocab_size = executor.limits().vocab_size
-        self._unsent: Plan | None = None  # it could not be submitted, and those before it are being postprocessed
-        self._withdrawn = False
+        self._interrupt: BaseException | None = None  # Ctrl-C that ended a call of the executor in this step
         self._blocked = 0.0  # seconds of this step in the executor
 
     @property
     def busy(self) -> bool:
-        """Whether requests wait, run, or have not been told of their end."""
-        accounts = self._steps or self._failures.broken is not None
-        return bool(accounts or not self._inbox.empty or not self._queues.empty)
+        """Whether requests wait or run."""
+        return not self._failures.broken and bool(self._steps or not self._inbox.empty or not self._queues.empty)
 
     @property
     def has_work(self) -> bool:
         """Whether another step may do anything. Asked before it begins: a caller that was told of the last step's
         ends waits for the interpreter's lock meanwhile."""
-        return self.busy or self._lifecycle.pending
+        return self.busy or (self._lifecycle.pending and not self._failures.broken)
+
+    @property
+    def closed(self) -> bool:
+        return self._inbox.closed
 
     def hung(self, seconds: float) -> None:
         """The watchdog's: the step under way has run for longer than it may."""
@@ -96,27 +97,20 @@ class Stepper:
 
     def step(self) -> bool:
         """One step; the caller holds the step lock. False when there was nothing to do. It never raises for the sake
-        of a request or of an executor: an error of its own ends every request rather than leave a caller waiting. It
-        raises where memory is missing even for that; the next step then begins with it."""
-        failures = self._failures
+        of a request or of an executor; an error of the engine's own closes the engine. Ctrl-C is raised: when every
+        account is whole, if the executor was at work, else as such an error."""
+        if self._failures.broken:
+            self._failures.tell_all()
+            return False
         try:
-            if failures.broken is not None:
-                failures.abandon(failures.broken)
             went_on = self._step()
         except BaseException as error:
-            failures.broken = error  # first: where memory is missing for the lines below, the next step abandons
-            interrupted = is_interrupt(error)
-            if interrupted and self._withdrawn:  # the executor was at work: every account is whole
-                failures.broken, self._withdrawn = None, False
+            self._failures.close(error)
+            if is_interrupt(error):
                 raise
-            failures.abandon(error)
-            if interrupted:
-                self._events.interrupt = None
-                raise
-            log_failure("the engine's own step failed", error)
-            went_on = not self._inbox.empty  # requests that were posted meanwhile
-        if self._events.interrupt is not None:  # Ctrl-C that came to a function of a caller's
-            interrupt, self._events.interrupt = self._events.interrupt, None
+            return False
+        if self._interrupt is not None:
+            interrupt, self._interrupt = self._interrupt, None
             raise interrupt
         return went_on
 
@@ -124,7 +118,7 @@ class Stepper:
         """Without overlap: plan, submit, wait, postprocess. With it: plan, submit, then wait for and postprocess the
         step before, which ran meanwhile; rows that it samples a token for are planned as if they went on. Some steps
         are postprocessed before the next is planned: one that comes first (penalties, part of a prompt), one that
-        runs failed rows again, one beside which a row would have to be preempted."""
+        runs rows again for want of memory, one beside which a row would have to be preempted."""
         began, self._blocked = time.perf_counter(), 0.0
         self._lifecycle.take_in()
         steps, failures = self._steps, self._failures
@@ -142,10 +136,9 @@ class Stepper:
                 submitted = True
                 self._submit(plan)
         if steps and (len(steps) > 1 or not submitted or not self._overlap):
-            self._complete()
             completed = True
-            if failures.limit is not None:  # rows that went on from a step that failed, or beside it
-                self._complete_all()
+            if not self._complete():
+                self._complete_all()  # it has rows that went on from the step that failed
         self._stats.host_seconds += time.perf_counter() - began - self._blocked
         if self._lifecycle.expiring:
             self._lifecycle.forget_expiring()
@@ -195,12 +188,10 @@ class Stepper:
             entered = time.perf_counter() if self._overlap else 0.0
             handle = self.executor.submit(packed.batch)
         except BaseException as error:
-            self._unsent = plan
-            self._interrupted(error)
             self.began = time.monotonic() if self._steps else 0.0
             void: set[int] = set()
             self._complete_all(void)
-            self._unsent = None
+            self._note_interrupt(error)
             self._failures.step_failed(plan.without(void), error)
             return
         if self._overlap:
@@ -240,7 +231,7 @@ class Stepper:
             result = self.executor.wait(step.handle)
             bad_rows = check_result(step.packed, result)
         except BaseException as error:
-            self._interrupted(error)
+            self._note_interrupt(error)
             steps.complete(step, failed=True)
             self.began = time.monotonic() if steps else 0.0  # the step behind it may hang as well
             self._failures.step_failed(step.plan.without(step.void), error)
@@ -261,22 +252,9 @@ class Stepper:
             self._lifecycle.end_late()
         return succeeded
 
-    def _interrupted(self, error: BaseException) -> None:
-        """Ctrl-C while the executor was at work: the rows of all steps in flight wait again, the latest step's first,
-        and before them those of a step that was being submitted."""
+    def _note_interrupt(self, error: BaseException) -> None:
         if is_interrupt(error):
-            steps = self._steps
-            self.began = 0.0
-            if self._unsent is not None:
-                withdraw_all(self._unsent, self._queues, self._pool)
-                self._unsent = None
-            while steps:
-                step = steps[-1]
-                steps.complete(step, failed=False)
-                withdraw_all(step.plan, self._queues, self._pool)
-            steps.give_back_ended()
-            self._withdrawn = True
-            raise error
+            self._interrupt = error
 
     def _postprocess(self, step: InFlightStep, result: StepResult, bad_rows: list[frozenset[int]]) -> None:
         plan, packed = step.plan, step.packed

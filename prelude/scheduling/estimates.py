@@ -27,9 +27,6 @@ class Estimates(Protocol):
     def moved(self) -> Iterator[tuple[Request, int]]:
         """Requests whose answer changed since it was asked for, with the new one."""
 
-    def clear(self) -> None:
-        """Forgets all requests."""
-
     def peer(self, request: Request, cached: int) -> Request | None:
         """Another one that waits, with as many tokens cached and the same tokens in the block that comes next."""
 
@@ -97,11 +94,3 @@ class PoolEstimates:
         del others[watch]
         if not others:
             del self._peers[place]
-
-    def clear(self) -> None:
-        for watch in self.watched:
-            self._pool.trie.unwatch(watch)
-        self.watched.clear()
-        self._watches.clear()
-        self._places.clear()
-        self._peers.clear()

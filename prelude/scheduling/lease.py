@@ -8,9 +8,8 @@ These functions call it, each at another turn of a request's life:
     planner.preempt                     a running request gives way, and is computed again later
     planner._defer                      a prompt waits for another request that computes its prefix
     planner._start                      a prompt finds no room in this step
-    recovery.withdraw                   a planned OneShot row waits again, since its step failed or was interrupted
+    recovery._withdraw                  a planned OneShot row waits again, since its step failed
     in_flight.give_back_ended           the last step that has a row of an ended request is complete
-    lifecycle.abandon                   an error of the engine's own ended the step
 
 ``_native/include/prelude/kv_pool.hpp`` has the drawing of both and of promises.
 """

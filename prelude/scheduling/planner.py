@@ -7,8 +7,7 @@ or wait holding nothing.
 
 A Decode row that finishes its prompt in a step decodes from the next one on.
 
-After a failed step its rows run again in smaller steps, alone with each other (``limit``), until it is known which of
-them fail by themselves.
+The rows of a step that ran out of memory run again in smaller steps, alone with each other (``limit``).
 """
 
 from __future__ import annotations

@@ -32,18 +32,11 @@ class Queues:
 
     def __init__(self, policies: Policies | None = None, estimates: Estimates | None = None) -> None:
         """``estimates``: how much of a prompt the prefix cache has, for policies that ask."""
-        self._policies = policies or Policies()
+        policies = policies or Policies()
         self.estimates = estimates
-        self.unkept = 0
-        self.reset()
-
-    def reset(self) -> None:
-        """Empty, as when they were made."""
-        if self.estimates is not None:
-            self.estimates.clear()
-        self.oneshot = WaitingQueue(self._policies.oneshot, self.estimates)
-        self.decode = WaitingQueue(self._policies.decode, self.estimates)
-        self.served = 0
+        self.oneshot = WaitingQueue(policies.oneshot, estimates)
+        self.decode = WaitingQueue(policies.decode, estimates)
+        self.served = self.unkept = 0
         self.running: list[Request] = []
         self.arrivals = 0
 

@@ -195,15 +195,10 @@ class Request(Record):
         self._lease = lease
 
     def give_back(self, pool: KvPool) -> None:
-        """The only place where a request's lease goes back to its pool. The request holds nothing then, also if the
-        pool's accounts turn out to be wrong, which raises."""
-        lease = self._lease
+        """The only place where a request's lease goes back to its pool."""
+        lease, self._lease = self._lease, None
         if lease is not None:
-            try:
-                pool.release(lease)
-            finally:
-                if lease.released:  # else there was no memory for the call
-                    self._lease = None
+            pool.release(lease)
 
     @property
     def reusable(self) -> int:

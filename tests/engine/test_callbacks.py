@@ -85,22 +85,6 @@ def test_a_choice_that_raises_ends_its_own_request_in_an_event_loop(
         check_own(found, raised)
 
 
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_of_the_main_thread_ends_the_call_there_alone(
-    engine: Engine, raised: type[BaseException]
-) -> None:
-    right = engine.complete(PROMPT, FREE).token_ids
-    with ThreadPoolExecutor(4) as pool:
-        for count in (0, 1, 5):
-            others = [pool.submit(engine.complete, PROMPT, FREE) for _ in range(4)]
-            with pytest.raises((raised, ExecutionError)):  # the step was another thread's: an error
-                engine.complete(PROMPT, fails_at(count, raised))
-            assert all(one.result().token_ids == right for one in others)
-    with pytest.raises(raised):
-        engine.run_many([Generate(PROMPT, fails_at(2, raised)), Generate(PROMPT, FREE)], return_exceptions=True)
-    assert engine.complete(PROMPT, FREE).token_ids == right
-
-
 @pytest.mark.parametrize("raised", RAISED)
 def test_a_listener_that_raises_ends_nothing(engine: Engine, raised: type[BaseException]) -> None:
     right = engine.complete(PROMPT, FREE).token_ids

@@ -1,4 +1,4 @@
-"""Ends on their way to an event loop: an interrupt on the way loses none of them."""
+"""Ends on their way to an event loop: an interrupt on the way loses none of the others."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from prelude import AsyncEngine, Engine
 from prelude.admission.prepared import Admitted, Outcome, Prepared
 from prelude.runtime.delivery import LoopSink, Outbox
 from prelude.scheduling.request import Request
-from tests.engine.test_faults import ById
-from tests.engine.test_limits import post
 from tests.patience import comes
 from tests.scheduling.cores import chat, last_logprob, prompt
-from tests.service import ToyPreparer, is_empty, run_steps, service_core
+from tests.service import ToyPreparer, is_empty, service_core
 
 
 @pytest.fixture
@@ -34,14 +32,12 @@ def turns(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(asyncio.sleep(0.01))
 
 
-def test_an_interrupt_in_one_call_leaves_it_and_the_others_to_the_next_turn(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_call_that_raises_leaves_the_others_to_the_next_turn(loop: asyncio.AbstractEventLoop) -> None:
     core = service_core()
-    outbox, told, interrupts = Outbox(loop, core), list[int](), [KeyboardInterrupt()]
+    outbox, told = Outbox(loop, core), list[int]()
 
     def interrupted() -> None:
-        if interrupts:
-            raise interrupts.pop()
-        told.append(2)
+        raise KeyboardInterrupt
 
     outbox.put(told.append, 1)
     outbox.put(interrupted)
@@ -50,29 +46,7 @@ def test_an_interrupt_in_one_call_leaves_it_and_the_others_to_the_next_turn(loop
     with pytest.raises(KeyboardInterrupt):
         turns(loop)
     turns(loop)
-    assert told == [1, 2, 3]
-
-
-def test_a_loop_that_was_not_told_because_of_an_interrupt_is_told_by_the_next_step(
-    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    core = service_core()
-    outbox, told = Outbox(loop, core), list[int]()
-    outbox.put(told.append, 1)
-    flush = Outbox.flush
-
-    def interrupted(self: Outbox) -> None:
-        monkeypatch.setattr(Outbox, "flush", flush)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Outbox, "flush", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        core.sinks.flush()
-    sink = ById()
-    post(core, last_logprob(prompt(5, 1)), sink)
-    run_steps(core)
-    turns(loop)
-    assert told == [1]
+    assert told == [1, 3]
 
 
 class Interrupting:
@@ -82,9 +56,7 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_of_one_calls_progress_is_its_own_and_the_others_are_told(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
+def test_an_interrupt_of_one_calls_progress_keeps_no_call_waiting(loop: asyncio.AbstractEventLoop) -> None:
     outbox = Outbox(loop, service_core())
     progress: list[Any] = [None, Interrupting(), None]
     sinks = [LoopSink(outbox, 1, one) for one in progress]
@@ -92,9 +64,10 @@ def test_an_interrupt_of_one_calls_progress_is_its_own_and_the_others_are_told(
         request: Any = SimpleNamespace(id=number)
         sink.deliver(request, "abc"[number], None)  # type: ignore[arg-type]
     outbox._core.sinks.flush()
+    with pytest.raises(KeyboardInterrupt):
+        turns(loop)
     turns(loop)
     assert [sink.future.done() for sink in sinks] == [True] * 3
-    assert isinstance(sinks[1].future.exception(), KeyboardInterrupt) and sinks[2].future.result() is None
     assert [sink.ends[number] for number, sink in enumerate(sinks)] == [(one, None) for one in "abc"]
 
 

@@ -196,11 +196,16 @@ async def main():
 asyncio.run(main())
 """
     interrupted = """
-import signal, threading
+import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may pass on that it ignores SIGINT
-engine = toy_service(service_core(toy.ToyExecutor(num_blocks=8192, delay=0.01))).engine
+class Pressed(toy.ToyExecutor):
+    def wait(self, handle):
+        if len(self.batches) == 9:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        return super().wait(handle)
+engine = toy_service(service_core(Pressed(num_blocks=8192))).engine
 try:
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     engine.run(chat(prompt(6, 1), 4000))
 except KeyboardInterrupt:
     end = engine.run(chat(prompt(6, 1), 20))

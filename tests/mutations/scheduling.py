@@ -276,11 +276,11 @@ EDITS = (
         "58",
         (POSTPROCESS_PY, "    if not 0 <= token < vocab_size:\n        finish(", "    if False:\n        finish("),
     ),
-    edit("failed_rows_are_not_halved", "59", (RECOVERY, "    divide = 2 if lack else _DIVIDE\n", "    divide = 1\n")),
+    edit("failed_rows_are_not_halved", "59", (FAILURES, "max(1, len(again) // 2)", "max(1, len(again))")),
     edit(
         "memory_errors_fail_at_once",
         "59",
-        (RECOVERY, "            replay = lack and request.failures == 1\n", "            replay = False\n"),
+        (RECOVERY, "blameless = out_of_memory(error) or is_interrupt(error)", "blameless = is_interrupt(error)"),
     ),
     edit(
         "failures_are_not_rolled_back",
@@ -294,7 +294,7 @@ EDITS = (
     edit(
         "rows_fail_at_their_first_failure",
         "58",
-        (RECOVERY, "            replay = request.failures <= REPLAYS or not alone\n", "            replay = False\n"),
+        (RECOVERY, "or request.failures > 1 or", "or request.failures > 0 or"),
     ),
     edit(
         "too_many_blocks_are_admitted",
@@ -346,7 +346,7 @@ EDITS = (
     edit(
         "a_failed_engine_is_healthy",
         "58",
-        (FAILURES, "self.in_a_row = self._unhealthy_after", "self.in_a_row = 0"),
+        (FAILURES, "return not self.broken and self.in_a_row", "return self.in_a_row"),
     ),
     edit(
         "steps_never_overlap",

@@ -293,8 +293,8 @@ EDITS = (
         "Q10",
         (
             "prelude/runtime/delivery.py",
-            "        self._woken = False\n        while",
-            '        self._woken = False\n        globals().setdefault("kept", []).extend(self._calls)\n        while',
+            "        self._woken = False\n        try",
+            '        self._woken = False\n        globals().setdefault("kept", []).extend(self._calls)\n        try',
         ),
     ),
     edit(

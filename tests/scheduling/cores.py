@@ -22,11 +22,13 @@ class Collect:
 
     def __init__(self) -> None:
         self.ends: dict[int, tuple[Outcome | None, BaseException | None]] = {}
+        self.ended: list[Request] = []  # kept, so that no later one has the id of one of them
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         if id(request) in self.ends:
             raise AssertionError("a request ended twice")
         self.ends[id(request)] = (outcome, error)
+        self.ended.append(request)
 
 
 def make_core(

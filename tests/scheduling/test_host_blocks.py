@@ -162,28 +162,6 @@ def test_a_copy_that_fails_is_computed_again_and_fails_no_request() -> None:
         assert is_empty(core)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("failing", range(4))
-def test_ctrl_c_in_a_copy_ends_the_step_and_no_request(failing: int, overlap: bool) -> None:
-    executor = HostExecutor(num_blocks=16, entries=64, failing=frozenset([failing]), error=KeyboardInterrupt())
-    core = host_core(executor, overlap=overlap)
-    sink = ById()
-    requests, raised = [], 0
-    for turn in range(3):
-        for user, profile in enumerate(users(3)):
-            tokens = np.concatenate([profile, prompt(3, 10 * turn + user)])
-            requests.append(post(core, last_logprob(tokens), sink))
-            try:
-                run_steps(core)
-            except KeyboardInterrupt:
-                raised += 1
-                core.audit()
-                run_steps(core)
-    assert raised == 1
-    check(sink, requests)
-    assert core.stats.failed_steps == 0 and core.events.interrupt is None and is_empty(core)
-
-
 def test_the_seconds_of_copies_are_the_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that goes on in copies alone. Each of them may wait for the step in flight."""
     now = [0.0]

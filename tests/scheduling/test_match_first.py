@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prelude.batch import DecodeBatch, MixedBatch
 from prelude.scheduling.lease import KvPool, Lease
-from prelude.scheduling.recovery import withdraw_all
+from prelude.scheduling.recovery import recover
 from prelude.scheduling.request import Request, State
 from prelude.scheduling.waiting_queue import WaitingQueue
 from tests import toy
@@ -90,7 +90,7 @@ def test_the_trace_of_a_plan_has_each_match_before_its_allocation(monkeypatch: p
     plan = core.stepper.plan()
     trace.append(("allocate", free - allocator.num_free))
     assert trace == [("match", 6), ("match", 6), ("allocate", 4)], "33 tokens each: two whole blocks more"
-    withdraw_all(plan, core.queues, core.pool)
+    recover(plan, MemoryError(), core.queues, core.pool)
     run_steps(core)
     assert is_empty(core)
 

@@ -126,10 +126,10 @@ def test_planning_and_a_failed_step_leave_the_computed_length_unchanged(at: int)
     assert list(sink.ends[request.id][0].token_ids) == toy.generate(prompt(20, 1).tolist(), 4)
 
 
-@pytest.mark.fault(58)
-def test_after_a_failed_step_each_of_its_rows_runs_again_once_and_others_wait() -> None:
-    """Eight rows fail together: they run again two at a time, and none of them twice before all have."""
-    executor = FaultyExecutor(Fault("raise", "wait", 3), num_blocks=128)
+@pytest.mark.fault(59)
+def test_out_of_memory_each_row_of_a_step_runs_again_once_in_half_as_large_a_step() -> None:
+    """None of them runs twice before all have."""
+    executor = FaultyExecutor(Fault("memory", "wait", 3), num_blocks=128)
     core = service_core(executor, running=8, chunk=64)
     sink = ById()
     requests = [post(core, chat(prompt(6, i), 12), sink) for i in range(8)]
@@ -144,8 +144,8 @@ def test_after_a_failed_step_each_of_its_rows_runs_again_once_and_others_wait() 
     run_steps(core)
     all_ids = {r.id for r in requests}
     assert steps[3] == all_ids and core.stats.failed_steps == 1
-    assert [len(rows) for rows in steps[4:8]] == [2] * 4 and set.union(*steps[4:8]) == all_ids
-    assert steps[8] == all_ids
+    assert [len(rows) for rows in steps[4:6]] == [4] * 2 and set.union(*steps[4:6]) == all_ids
+    assert steps[6] == all_ids
     assert all(sink.ends[r.id][1] is None for r in requests)
 
 
