@@ -187,34 +187,38 @@ def join_ids(*parts):
     return out
 
 
-def grow_tree(state, tail, positions, starts):
-    """A tree of segments whose first one begins with ``state``: (token ids, positions, starts). ``tail``, and its
-    ``positions`` and ``starts``, are those of the tree behind an empty state."""
-    cdef cnp.ndarray s = _int32(state, "state"), t = _int32(tail, "tail"), p = _int32(positions, "positions")
-    cdef cnp.ndarray begins = _int32(starts, "starts")
-    cdef int64_t n = _len(s), m = _len(t), k = _len(begins)
-    if _len(p) != m or k < 2:
-        raise ValueError(f"{_len(p)} positions and {k - 1} segments for {m} tokens")
-    cdef cnp.ndarray ids = _new_int32(n + m)
-    if n:
-        memcpy(_data(ids), _data(s), n * sizeof(int32_t))
-    if m:
-        memcpy(_data(ids) + n, _data(t), m * sizeof(int32_t))
-    return ids, *_grown(n, p, begins)
-
-
-cdef tuple _grown(int64_t n, cnp.ndarray positions, cnp.ndarray starts):
-    """Positions and starts of a tree behind an empty state, of the same tree behind ``n`` tokens."""
-    cdef int64_t i, m = _len(positions), k = _len(starts)
-    cdef cnp.ndarray at = _new_int32(n + m), first = _new_int32(k)
+def build_tree(segments, joins=()):
+    """(token ids, positions, starts, parents) of a forest, from (parent, token ids) of each segment, parents first;
+    -1 for a root. Positions go on from the parent's last one. A segment in ``joins`` stands behind the longest of its
+    elder siblings."""
+    cdef Py_ssize_t i, k, n = len(segments)
+    cdef int64_t at = 0, first, total = 0
+    cdef cnp.ndarray starts = _new_int32(n + 1), parents = _new_int32(n), ids, positions, own
+    cdef vector[int64_t] ends
+    cdef list owned = []
+    _data(starts)[0] = 0
     for i in range(n):
-        _data(at)[i] = <int32_t>i
-    for i in range(m):
-        _data(at)[n + i] = <int32_t>(n + _data(positions)[i])
-    _data(first)[0] = 0
-    for i in range(1, k):
-        _data(first)[i] = <int32_t>(n + _data(starts)[i])
-    return at, first
+        parent, tokens = segments[i]
+        if not -1 <= parent < i:
+            raise ValueError(f"segment {i} has the parent {parent}")
+        own = _int32(tokens, "token_ids")
+        owned.append(own)
+        total += _len(own)
+        _data(starts)[i + 1], _data(parents)[i] = <int32_t>total, <int32_t>parent
+    ids, positions = _new_int32(total), _new_int32(total)
+    for i in range(n):
+        own, k = owned[i], _data(parents)[i]
+        first = ends[k] if k >= 0 else 0
+        if joins and i in joins:
+            for k in range(i):
+                if _data(parents)[k] == _data(parents)[i]:
+                    first = max(first, ends[k])
+        for k in range(_len(own)):
+            _data(ids)[at] = _data(own)[k]
+            _data(positions)[at] = <int32_t>(first + k)
+            at += 1
+        ends.push_back(first + _len(own))
+    return ids, positions, starts, parents
 
 
 cdef cnp.ndarray _int32_slow(object x, str name):

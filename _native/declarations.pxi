@@ -284,6 +284,9 @@ cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
         int64_t defer_tokens, defer_steps
         cbool fold, retry, seen
 
+    cbool c_must_wait "prelude::must_wait"(CKvPool&, const GroupLimits&, CLease&, const int32_t*, int64_t, uint64_t,
+                                           int64_t) except +
+
     cdef enum class Verdict "prelude::OneShotGroup::Verdict"(int32_t):
         admitted
         deferred

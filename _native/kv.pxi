@@ -276,12 +276,6 @@ cdef class KvPool:
             self.allocator.writer.leave()
         _check(r)
 
-    def borrow(self, Lease lease not None, tokens, uint64_t salt) -> bool:
-        """The lease reads blocks that a leader of the same step writes: ``ahead`` of them. False: its leader runs in
-        an earlier step."""
-        cdef cnp.ndarray t = _int32(tokens, "tokens")
-        return self.c.borrow(lease.c, _data(t), _len(t), salt)
-
     def withdraw(self, Lease lease not None) -> None:
         """The step never happened: its promises and borrowed blocks are gone, and with them the blocks after them.
         The lease keeps its locked path, all of it computed."""

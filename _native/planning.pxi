@@ -16,6 +16,15 @@ cdef class StepLimits:
         self.most.defer_tokens, self.most.defer_steps = defer_tokens, defer_steps
         self.most.fold, self.most.retry, self.most.seen = fold, False, False
 
+    def must_wait(self, KvPool pool not None, Lease lease not None, tokens, uint64_t salt, int64_t deferred,
+                  cbool retry) -> bool:
+        """Whether a Decode prompt, which holds ``lease``, waits for a leader that is filling its next blocks. If rows
+        share and the leader is in the same step, the lease reads these blocks instead."""
+        cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef GroupLimits most = self.most
+        most.retry = retry
+        return c_must_wait(pool.c[0], most, lease.c, _data(t), _len(t), salt, deferred)
+
 
 @cython.final
 cdef class OneShotGroup:

@@ -160,6 +160,8 @@ class CudaExecutor:
             dtype=str(element).removeprefix("torch."),
             lm_head=self.weights.lm_head is not None,
             step_memory=self.step_memory,
+            overlap=True,
+            poolings=("last", "cls", "mean"),
         )
 
     # ------------------------------------------------------------------ the two calls of a step

@@ -46,6 +46,7 @@ from prelude.results import (
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import Ends, LoopSink, Outbox
 from prelude.runtime.events import Listener
+from prelude.runtime.inbox import Turn
 from prelude.scheduling.request import Request
 from prelude.sync import Engine
 from prelude.tasks import (
@@ -80,7 +81,7 @@ class AsyncEngine(AsyncVerbs):
         self._engine = engine
         self._load = load
         self._pool: ThreadPoolExecutor | None = None
-        self._outboxes: dict[int, Outbox] = {}
+        self._loops: dict[int, tuple[Outbox, Turn]] = {}
         self._start_lock = threading.Lock()
         self._closed = False
 
@@ -236,7 +237,8 @@ class AsyncEngine(AsyncVerbs):
     ) -> list[Any]:
         """``run_many`` of the tasks that one turn of the loop may begin with; errors are results."""
         engine, loop = self._engine or self.engine, get_running_loop()
-        core, preparer, outbox = engine.core, engine._preparer, self._outbox(loop, engine)
+        core, preparer = engine.core, engine._preparer
+        outbox, turn = self._ways(loop, engine)
         calls, timelines = make_calls(len(tasks), options, keywords)
         mark_all(timelines, "prompt")
         with core.reserve(len(tasks)) as places:
@@ -253,15 +255,17 @@ class AsyncEngine(AsyncVerbs):
             requests = core.requests(admitted, calls, sink, places, watching, outbox)
             live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)
-            outbox.post(live)
-            places.posted()
+            if live:
+                core.post(live, places)
+                turn.posted()
         if progress is not None:
             progress.advance(len(tasks) - len(live))
         try:
             if live:
                 await sink.future
         except BaseException:  # cancelled, or the loop went away and closed this coroutine
-            outbox.give_up(live)
+            for one in live:
+                core.cancel(one)
             raise
         sizes = result_sizes(admitted)
         if len(sizes) <= TURN_RESULTS and sum(sizes) <= TURN_PAIRS:
@@ -333,14 +337,16 @@ class AsyncEngine(AsyncVerbs):
             raise
         return [item for items in await asyncio.gather(*jobs) for item in items]
 
-    def _outbox(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> Outbox:
-        outbox = self._outboxes.get(id(loop))
-        if outbox is None or outbox.loop is not loop:
-            for key, other in list(self._outboxes.items()):
-                if other.loop.is_closed():
-                    del self._outboxes[key]
-            outbox = self._outboxes[id(loop)] = Outbox(loop, engine.core)
-        return outbox
+    def _ways(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> tuple[Outbox, Turn]:
+        """From a loop to the engine and back."""
+        ways = self._loops.get(id(loop))
+        if ways is None or ways[0].loop is not loop:
+            for key, (other, _) in list(self._loops.items()):
+                if other.closed():
+                    del self._loops[key]
+            ways = Outbox(loop, engine.core), Turn(loop, engine.core.loop.wake_if_started)
+            self._loops[id(loop)] = ways
+        return ways
 
     # -------------------------------------------------------------- verbs
 
@@ -375,7 +381,7 @@ class AsyncEngine(AsyncVerbs):
         if isinstance(admitted, Exception):
             raise admitted
         call.mark("tokenise")
-        return engine.core, admitted, self._outbox(asyncio.get_running_loop(), engine), call
+        return engine.core, admitted, self._ways(asyncio.get_running_loop(), engine)[0], call
 
     # -------------------------------------------------------------- seen from outside
 

@@ -26,7 +26,7 @@ OneShotGroup::Verdict OneShotGroup::admit(const RequestRow& r, int64_t deferred,
 
 OneShotGroup::Verdict OneShotGroup::admit_attached(const RequestRow& r, int64_t deferred, Lease& lease, int64_t* skip,
                                                    int64_t* publish, Result* wrong) {
-  if (must_wait(r, lease, deferred)) {
+  if (must_wait(pool_, left_, lease, r.tokens, r.trunk, r.salt, deferred)) {
     *wrong = pool_.release(lease);
     return Verdict::deferred;
   }
@@ -66,10 +66,11 @@ bool OneShotGroup::keep(const RequestRow& r, Lease& lease, int64_t skip, int64_t
   return true;
 }
 
-bool OneShotGroup::must_wait(const RequestRow& r, Lease& lease, int64_t deferred) {
-  if (lease.ahead == 0 || left_.retry) return false;
-  if (left_.fold && pool_.borrow(lease, r.tokens, r.trunk, r.salt)) return false;
-  return int64_t{lease.ahead} * pool_.block_size() >= left_.defer_tokens && deferred < left_.defer_steps;
+bool must_wait(KvPool& pool, const GroupLimits& limits, Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt,
+               int64_t deferred) {
+  if (lease.ahead == 0 || limits.retry) return false;
+  if (limits.fold && pool.borrow(lease, tokens, n, salt)) return false;
+  return int64_t{lease.ahead} * pool.block_size() >= limits.defer_tokens && deferred < limits.defer_steps;
 }
 
 PromptRow prompt_row(const RequestRow& r, int64_t begin, int64_t end, int64_t parent, const Lease* lease,

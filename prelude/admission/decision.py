@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude._native.core import grow_tree, join_ids
+from prelude._native.core import join_ids
 from prelude.admission import validation
 from prelude.admission.chat import PLAIN, Frame
 from prelude.admission.context import AdmissionContext
@@ -102,8 +102,7 @@ def _ids_and_text(scope: TokenizationScope, runs: list[Any], *, last: bool) -> t
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``tail`` and its places, from the end of the state on; ``starts`` of its segments, of which the first is part
-    of the state's where ``joined``. Of "unconditional" the tail is empty, and the tree is built for each state."""
+    """``segments``: of the tree behind an empty state, with which the first of them begins."""
 
     plans: tuple[QuestionPlan, ...]
     frame: StateFrame
@@ -112,10 +111,7 @@ class Decision:
     deepest: int  # tokens of the longest question with its label
     question_tokens: int  # tokens of all of it but the state
     least: int  # tokens that a state has at least
-    tail: I32
-    positions: I32
-    starts: I32
-    parents: I32
+    segments: tuple[tuple[int, I32], ...]
     readout: LogprobRows
     nbytes: int
     places: tuple[Places, ...] = ()  # of each question: where its labels, as the caller listed them, are in the plan
@@ -127,25 +123,8 @@ class Decision:
         return min(ctx.max_length - self.deepest, ctx.step_tokens - self.question_tokens)
 
     def tree(self, state: I32) -> TokenTree:
-        if len(self.parents) == 1:
-            return TokenTree.single(join_ids(state, self.tail))
-        if self.norm == "unconditional":
-            return self._built(state)
-        return TokenTree(*grow_tree(state, self.tail, self.positions, self.starts), self.parents)
-
-    def _built(self, state: I32) -> TokenTree:
-        segments, _ = state_segments(self.plans, state)
-        append_questions(segments, self.plans, -1, self.frame.start)
-        return TokenTree.build(segments)
-
-
-def state_segments(plans: Sequence[QuestionPlan], state: I32) -> tuple[list[tuple[int, I32]], list[int]]:
-    """The segments of a state and its questions, and the token index of each question's last token."""
-    if len(plans) == 1:
-        segments: list[tuple[int, I32]] = []
-        return segments, append_questions(segments, plans, -1, state)
-    segments = [(-1, state)]
-    return segments, append_questions(segments, plans, 0)
+        (root, ids), *others = self.segments
+        return TokenTree.build([(root, join_ids(state, ids)), *others])
 
 
 def append_questions(
@@ -184,14 +163,15 @@ def assembled(
     """The tree behind an empty state, from whose end places count."""
     none: I32 = np.zeros(0, dtype=np.int32)
     unconditional = norm == "unconditional"
-    segments, bases = state_segments(plans, none)
+    several = len(plans) > 1
+    segments = [(-1, none)] if several else []
+    bases = append_questions(segments, plans, 0 if several else -1)
     question_tokens = sum(plan.tokens for plan in plans)
     read = [plan for plan in plans for _ in range(plan.copies)]
     if unconditional:
         bases += append_questions(segments, plans, -1, frame.start)
         question_tokens = 2 * question_tokens + len(frame.start) * len(plans)
         read += read
-    tree = TokenTree.build(segments)
     raw = not mass and all(plan.trie.depth == 0 for plan in plans)  # labels of more tokens need their normalisers
     return Decision(
         tuple(plans),
@@ -200,11 +180,8 @@ def assembled(
         mass,
         max(plan.depth for plan in plans),
         question_tokens,
-        1 if len(plans) > 1 else 0,  # several questions are children of a token: an empty state begins with one
-        tree.token_ids,
-        tree.positions,
-        tree.starts,
-        tree.parents,
+        int(several),  # several questions are children of a token: an empty state begins with one
+        tuple(segments),
         read_rows(read, bases, raw),
         1024 + 24 * question_tokens + sum(plan.nbytes for plan in plans),
         tuple(places),

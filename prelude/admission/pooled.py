@@ -19,7 +19,6 @@ from prelude.results import Classification, Embedding, RewardResult, TokenClassi
 from prelude.tasks import Classify, ClassifyTokens, Embed, Reward
 
 _ONE_ROW = ("last", "cls")
-_ON_CUDA = ("last", "cls", "mean")
 ACTIVATIONS = ("default", "none", "sigmoid", "softmax")
 
 
@@ -33,8 +32,9 @@ def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed) 
             f'{pooling!r}: a token has the same vector in any text; "mean" is the vector of a text', field="pooling"
         )
     modes = pooling.split("+")
-    if ctx.limits.device == "cuda" and (len(modes) > 1 or pooling not in _ON_CUDA):
-        raise InvalidRequest(f"{pooling} has no kernel on CUDA; {', '.join(_ON_CUDA)} have", field="pooling")
+    computed = ctx.limits.poolings
+    if computed is not None and pooling not in computed:
+        raise InvalidRequest(f"{pooling} has no kernel on this device; {', '.join(computed)} have", field="pooling")
     # The Dense modules belong to the vector that the directory describes.
     dense = settings.dense if pooling == settings.pooling else ()
     hidden = len(dense[-1].weight) if dense else len(modes) * ctx.limits.hidden_size

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from prelude._native.core import build_tree
 from prelude.batch import I32, SampleOutput
 from prelude.readouts import RequestReadout
 from prelude.readouts.sampling import Sampling
@@ -67,25 +68,10 @@ class TokenTree:
         return cls(token_ids, *shape_of(len(token_ids)), ROOT)
 
     @classmethod
-    def build(cls, segments: list[tuple[int, I32]], joins: Collection[int] = ()) -> TokenTree:
+    def build(cls, segments: Sequence[tuple[int, I32]], joins: Collection[int] = ()) -> TokenTree:
         """From ``[(parent, token_ids)]``, parents before children. Segments named in ``joins`` stand behind the
         longest of their elder siblings and see all of them (``prelude/batch.py``)."""
-        starts = np.zeros(len(segments) + 1, dtype=np.int32)
-        ends_at: list[int] = []
-        positions = []
-        for index, (parent, ids) in enumerate(segments):
-            first = ends_at[parent] if parent >= 0 else 0
-            if index in joins:
-                first = max(ends_at[at] for at in range(index) if segments[at][0] == parent)
-            positions.append(np.arange(first, first + len(ids), dtype=np.int32))
-            ends_at.append(first + len(ids))
-            starts[index + 1] = starts[index] + len(ids)
-        return cls(
-            np.concatenate([np.asarray(ids, dtype=np.int32) for _, ids in segments]),
-            np.concatenate(positions),
-            starts,
-            np.array([parent for parent, _ in segments], dtype=np.int32),
-        )
+        return cls.single(segments[0][1]) if len(segments) == 1 else cls(*build_tree(segments, joins))
 
     @property
     def depth(self) -> int:

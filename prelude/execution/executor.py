@@ -40,6 +40,8 @@ class ExecutorLimits:
     )
     step_memory: StepMemory | None = None  # of a step, beside weights, states and blocks; None: not known
     bidirectional: bool = False  # an encoder: every prompt is computed whole, in one step, and shares nothing
+    overlap: bool = False  # it is faster if a step is submitted before the one before it is waited for
+    poolings: tuple[str, ...] | None = None  # those that it computes; None: all, and several at once
 
 
 class KeepsOnHost(Protocol):

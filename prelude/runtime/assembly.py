@@ -35,7 +35,7 @@ def _core(kind: type[CoreT], executor: Executor, config: EngineConfig, cost: Cos
     limits = executor.limits()
     if cost is None:
         cost = CostModel() if config.cost_model is None else CostModel.load(config.cost_model)
-    overlap = limits.device.startswith("cuda") if config.overlap is None else config.overlap
+    overlap = limits.overlap if config.overlap is None else config.overlap
     pool = KvPool(
         limits.num_blocks,
         limits.block_size,

@@ -153,10 +153,14 @@ class EngineCore(Forkable):
     def submit_many(self, requests: list[Request], places: Places | None = None) -> None:
         """All in one planning step, as far as the budgets go: they arrive together. ``ExecutionError`` if no thread
         can be started: nothing is posted then."""
+        self.post(requests, places)
+        self.loop.wake_if_started()
+
+    def post(self, requests: list[Request], places: Places | None = None) -> None:
+        """As ``submit_many``, and the engine thread, if it sleeps, is not woken."""
         self._start_watchdog()
         self.loop.start()
         self.lifecycle.post(requests, places)
-        self.loop.wake()
 
     def cancel(self, request: Request) -> None:
         """The request ends when the next step begins. In any state, any number of times; one that has ended is left

@@ -66,42 +66,15 @@ class BlockingSink(EndSink):
 
 
 class Outbox(LoopFlush):
-    """Between one event loop and the engine: the requests of one turn of the loop are posted together, so that a
-    step begins with all of them; ends of requests are collected during a step and handed over by one wake-up."""
+    """From the engine to one event loop: ends of requests are collected during a step and handed over by one
+    wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
         self.loop = loop
-        self._core = core
-        core.sinks.loops.append(self)
-        self._turn: dict[int, Request] = {}  # by id
+        self._sinks = core.sinks
+        self._sinks.loops.append(self)
         self._calls: deque[tuple[Any, ...]] = deque()  # (function, its arguments), for the loop
         self._woken = False
-
-    # ---- in the loop
-
-    def post(self, requests: list[Request]) -> None:
-        if requests and not self._turn:
-            self.loop.call_soon(self._post)
-        for request in requests:
-            self._turn[request.id] = request
-
-    def _post(self) -> None:
-        """At the end of a turn."""
-        requests, self._turn = list(self._turn.values()), {}
-        try:
-            self._core.submit_many(requests)
-        except Exception as error:
-            for request in requests:
-                self._core.inbox.leave(request)
-                request.sink.deliver(request, None, error)
-            self.flush()  # there may be no step any more
-
-    def give_up(self, requests: list[Request]) -> None:
-        """Their caller does not wait any more."""
-        for request in requests:
-            if self._turn.pop(request.id, None) is not None:
-                self._core.inbox.leave(request)
-            self._core.cancel(request)
 
     def _deliver(self) -> None:
         self._woken = False
@@ -113,13 +86,11 @@ class Outbox(LoopFlush):
             if self._calls:  # a function raised: the others' ends are in the same queue
                 self.loop.call_soon(self._deliver)
 
-    # ---- in any thread
-
     def put(self, function: Callable[..., None], *given: Any) -> None:
-        """Has the loop call ``function``, once or more often."""
+        """Has the loop call ``function``, once or more often. Any thread."""
         self._calls.append((function, *given))
         if not self._woken:  # else the loop has been woken, or will be at the step's end
-            self._core.sinks.wake_later(self)
+            self._sinks.wake_later(self)
             self._woken = True
 
     def flush(self) -> None:

@@ -9,6 +9,8 @@ no thread waits for a lock, however many there are: ``_native/include/prelude/ha
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,25 @@ class Inbox(core.Inbox):
         )
 
 
+class Turn:
+    """One turn of an event loop: its requests gather in the inbox, and the engine is woken when the turn is over, so
+    that a step begins with all of them. Used in the loop alone."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        self._loop, self._wake = loop, wake
+        self._under_way = False
+
+    def posted(self) -> None:
+        """A call of this turn has posted its requests."""
+        if not self._under_way:
+            self._under_way = True
+            self._loop.call_soon(self._over)
+
+    def _over(self) -> None:
+        self._under_way = False
+        self._wake()
+
+
 class Places:
     """Places of one call. Leaving the ``with`` block gives back those that no posted request took."""
 
@@ -104,4 +125,4 @@ class Places:
         self.__exit__(None, None, None)
 
 
-__all__ = ["Inbox", "Places"]
+__all__ = ["Inbox", "Places", "Turn"]

@@ -88,16 +88,6 @@ def _rank(request: Request) -> tuple[int, int]:
     return (-request.options.priority, request.order)
 
 
-def _must_wait(request: Request, lease: Lease, tokens: I32, pool: KvPool, budgets: Budgets, retry: bool) -> bool:
-    """Whether a leader is filling the next blocks of the prompt, and it is worth a step to wait for it. Rows of the
-    same step that may share read it at once instead."""
-    if not lease.ahead or retry:
-        return False
-    if budgets.fold and pool.borrow(lease, tokens, request.salt):
-        return False
-    return lease.ahead * pool.block_size >= budgets.defer_tokens and request.deferred < budgets.defer_steps
-
-
 def _defer(request: Request, pool: KvPool) -> Deferral:
     tokens = request.held.ahead * pool.block_size
     request.give_back(pool)
@@ -253,7 +243,7 @@ def _start(
     known = request.known[: request.num_known]
     lease = pool.attach(known, request.salt, request.reusable, growable=True)
     request.hold(lease)
-    if _must_wait(request, lease, known, pool, budgets, retry):
+    if budgets.limits.must_wait(pool, lease, known, request.salt, request.deferred, retry):
         deferred.append(_defer(request, pool))
         return 0
     if queues.decode.policy.takes_turns and not _room_beside_first(request, lease, queues, pool, left):

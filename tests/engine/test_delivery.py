@@ -63,7 +63,7 @@ def test_an_interrupt_of_one_calls_progress_keeps_no_call_waiting(loop: asyncio.
     for number, sink in enumerate(sinks):
         request: Any = SimpleNamespace(id=number)
         sink.deliver(request, "abc"[number], None)  # type: ignore[arg-type]
-    outbox._core.sinks.flush()
+    outbox._sinks.flush()
     with pytest.raises(KeyboardInterrupt):
         turns(loop)
     turns(loop)
@@ -125,8 +125,7 @@ def test_results_that_no_caller_reads_are_let_go() -> None:
             tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 3))) for i in range(50)]
             await comes(lambda: len(made) == 50)
             await comes(lambda: is_empty(core) and all(task.done() for task in tasks))
-            outboxes = list(engine._outboxes.values())
-            assert all(not (one._turn or one._calls) for one in outboxes)
+            assert all(not outbox._calls for outbox, _ in engine._loops.values())
             assert core.snapshot()["live_futures"] == 0
             assert any(one() is not None for one in made), "the tasks have them"
             tasks.clear()

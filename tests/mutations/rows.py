@@ -136,7 +136,7 @@ EDITS = (
     edit(
         "rows_of_a_step_share_nothing",
         "F23",
-        (PLANNER, "    if budgets.fold and pool.borrow(", "    if False and pool.borrow("),
+        ("_native/core/oneshot_group.cpp", "limits.fold && pool.borrow(", "false && pool.borrow("),
     ),
     edit(
         "keys_cost_nothing",

@@ -13,6 +13,7 @@ ORDERS = "prelude/scheduling/policies/orders.py"
 LAYERS = "prelude/scheduling/policies/layers.py"
 QUEUES = "prelude/scheduling/queues.py"
 ACCOUNTS = "prelude/scheduling/accounts.py"
+GROUP = "_native/core/oneshot_group.cpp"
 RECOVERY = "prelude/scheduling/recovery.py"
 CLASSES = "prelude/admission/classes.py"
 ENTRY = "prelude/runtime/entry.py"
@@ -103,20 +104,20 @@ EDITS = (
             "    request.cached_len = request.staged_len = 0\n    request.stats.preemptions",
         ),
     ),
-    edit("peers_wait_without_end", "B7", (PLANNER, " and request.deferred < budgets.defer_steps", "")),
+    edit("peers_wait_without_end", "B7", (GROUP, " && deferred < limits.defer_steps", "")),
     edit(
         "chats_never_wait_for_a_leader",
         "B6 B8",
         (
             PLANNER,
-            "    if not lease.ahead or retry:\n        return False\n",
-            "    return False\n    if not lease.ahead or retry:\n        return False\n",
+            "if budgets.limits.must_wait(pool, lease, known, request.salt, request.deferred, retry):",
+            "if False:",
         ),
     ),
     edit(
         "short_prefixes_are_waited_for",
         "B7",
-        (PLANNER, "return lease.ahead * pool.block_size >= budgets.defer_tokens and", "return"),
+        (GROUP, "return int64_t{lease.ahead} * pool.block_size() >= limits.defer_tokens &&", "return"),
     ),
     edit(
         "deferrals_are_not_counted",

@@ -72,15 +72,14 @@ def test_arrays_that_are_not_aligned_are_copied() -> None:
     assert not generations.flags.aligned and pool.num_used == 0
 
 
-def test_a_tree_grows_only_from_arrays_that_belong_together() -> None:
+def test_a_tree_is_built_only_from_segments_whose_parents_come_first() -> None:
     state, tail = np.arange(3, dtype=np.int32), np.array([7, 8], np.int32)
-    ids, positions, starts = core.grow_tree(state, tail, np.array([0, 0]), np.array([0, 0, 1, 2]))
-    assert ids.tolist() == [0, 1, 2, 7, 8] and positions.tolist() == [0, 1, 2, 3, 3]
-    assert starts.tolist() == [0, 3, 4, 5]
-    assert core.grow_tree([], tail, [0, 1], [0, 2])[1].tolist() == [0, 1]
-    for positions, starts in (([0], [0, 1]), ([0, 0], [0])):
-        with pytest.raises(ValueError, match="for 2 tokens"):
-            core.grow_tree(state, tail, positions, starts)
+    ids, positions, starts, parents = core.build_tree([(-1, state), (0, [7]), (0, [8]), (1, tail)], {2})
+    assert ids.tolist() == [0, 1, 2, 7, 8, 7, 8] and positions.tolist() == [0, 1, 2, 3, 4, 4, 5]
+    assert starts.tolist() == [0, 3, 4, 5, 7] and parents.tolist() == [-1, 0, 0, 1]
+    for parent in (1, 2, -2):
+        with pytest.raises(ValueError, match=f"segment 1 has the parent {parent}"):
+            core.build_tree([(-1, state), (parent, tail)])
     assert core.join_ids(state, [], tail).tolist() == [0, 1, 2, 7, 8] and core.join_ids().tolist() == []
     with pytest.raises(TypeError):
         core.join_ids(state, None)

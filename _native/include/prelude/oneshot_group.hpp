@@ -45,6 +45,11 @@ struct GroupLimits {
   bool fold, retry, seen;  // seen: other requests may need at once the blocks that a row computes
 };
 
+// Whether a leader is filling the next blocks of a prompt of `n` tokens, and it is worth a step to wait for it, for a
+// row that waited `deferred` steps so far. Rows of the same step that may share read it at once instead.
+bool must_wait(KvPool& pool, const GroupLimits& limits, Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt,
+               int64_t deferred);
+
 class OneShotGroup {
  public:
   enum class Verdict : int32_t { admitted, deferred, full };
@@ -88,10 +93,6 @@ class OneShotGroup {
   }
   Verdict admit_attached(const RequestRow& r, int64_t deferred, Lease& lease, int64_t* skip, int64_t* publish,
                          Result* wrong);
-  // Whether a leader is filling the next blocks of the prompt, and it is worth a step to wait for it. Rows of the
-  // same step that may share read it at once instead.
-  bool must_wait(const RequestRow& r, Lease& lease, int64_t deferred);
-
   KvPool& pool_;
   FoldFinder folds_;
   GroupLimits left_{};
