@@ -106,7 +106,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     report.user_properties += [("shows", mark) for mark in marks_of(item)]
-    if call.excinfo is not None and isinstance(call.excinfo.value, ModuleNotFoundError):
+    if report.failed:
         _skip_without_oracle(report, item.path)
 
 
@@ -120,9 +120,11 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 def _skip_without_oracle(report: Any, path: Path) -> None:
     """Tests that compare with a library which is not installed are skipped by its name."""
-    missing = re.findall(r"No module named '(\w+)", str(report.longrepr))
-    if missing and missing[-1] in ORACLES and importlib.util.find_spec(missing[-1]) is None:
-        report.outcome, report.longrepr = "skipped", (str(path), 0, f"Skipped: {missing[-1]} is not installed")
+    said = re.findall(r"No module named '(\w+)|cannot import name '\w+' from '(tests)\.", str(report.longrepr))
+    missing = [name for name in ORACLES if importlib.util.find_spec(name) is None]
+    if said and missing and (said[-1][1] or said[-1][0] in missing):
+        name = said[-1][0] or missing[0]  # a file of tests imports from another one, which was skipped
+        report.outcome, report.longrepr = "skipped", (str(path), 0, f"Skipped: {name} is not installed")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -9,15 +9,12 @@ found.
 
 Before each call of the verb ``_testcapi.set_nomemory(n, n + width)`` makes allocations number n and on fail. The call
 has to end, in a result or in an error, within seconds. The call after it has to give its usual result, and the
-engine's accounts have to be whole, unless an error of the engine's own has closed it. Allocations of torch's tensors
+engine's accounts have to be whole, unless an error of the engine's own has closed it. Allocations of numpy's arrays
 and of C++ are not Python's, and do not fail here.
 
 A crash ends the process, so each range runs in a child. Failures that are not the engine's are counted apart: a
-crash inside torch 2.13 or numpy 2.4, and a ``SystemError`` that numpy raises where it forgets to set the error. Two
-crashes of torch are known: ``torch.inference_mode`` dereferences a null pointer; and a ``tensor.shape`` whose
-integers found no memory has null pointers in it, so that taking an item of it, or unpacking it, crashes in the line
-that does so. One crash of numpy is known: in a line that indexes an array by an int32 array, whose cast found no
-memory.
+crash inside numpy 2.4, and a ``SystemError`` that numpy raises where it forgets to set the error. One crash of numpy
+is known: in a line that indexes an array by an int32 array, whose cast found no memory.
 """
 
 from __future__ import annotations
@@ -51,12 +48,11 @@ NUMPY_FORGOT = ("error return without exception set", "returned NULL without set
 @dataclass
 class Report:
     ends: Counter[str] = field(default_factory=Counter)
-    torch_crashes: list[int] = field(default_factory=list)
     numpy_crashes: list[int] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     def said(self) -> str:
-        return f"{dict(self.ends)}, crashes inside torch at {self.torch_crashes}, numpy at {self.numpy_crashes}"
+        return f"{dict(self.ends)}, crashes inside numpy at {self.numpy_crashes}"
 
 
 def forgotten_by_numpy(error: BaseException) -> bool:
@@ -177,9 +173,7 @@ def run(
             say(f"{verb} {at}: no end in {SECONDS} s; tried again\n{errors[-3000:]}")
             continue
         frames = [line for line in errors.split("Current thread")[-1].splitlines() if line.startswith("  File")]
-        if frames and (f"{os.sep}torch{os.sep}" in frames[0] or takes_from_a_shape(frames[0])):
-            report.torch_crashes.append(at)
-        elif status < 0 and frames and indexes_by_an_array(frames[0]):
+        if status < 0 and frames and indexes_by_an_array(frames[0]):
             report.numpy_crashes.append(at)
         else:
             found(f"{verb} {at}: ended with {status}: " + "\n".join(frames[:6] if status < 0 else [errors[-3000:]]))
@@ -218,11 +212,6 @@ def line_of(frame: str) -> str:
     """The line that faulthandler names."""
     file, number = re.fullmatch(r'  File "(.+)", line (\d+) in .*', frame).groups()  # type: ignore[union-attr]
     return linecache.getline(file, int(number)).rstrip()
-
-
-def takes_from_a_shape(frame: str) -> bool:
-    """Whether the frame's line takes an item of a ``torch.Size``, or all of them."""
-    return re.search(r"\.shape(\[|$)", line_of(frame)) is not None
 
 
 def indexes_by_an_array(frame: str) -> bool:

@@ -38,17 +38,6 @@ def test_a_dozen_failures_in_a_row(checkpoint: Path) -> None:
     assert not report.faults, "\n".join(report.faults)
 
 
-SHAPE = """
-import faulthandler, sys
-import _testcapi, torch
-faulthandler.enable()
-tensor, n = torch.empty(1000, 2000), int(sys.argv[1])
-_testcapi.set_nomemory(n, n + 1)
-TAKEN
-_testcapi.remove_mem_hooks()
-"""
-
-
 def frames_of_a_crash(script: Path, times: int, otherwise: str) -> list[str]:
     """The frames that Python names when ``script`` crashes at the n-th allocation, with n below ``times``; the test
     is skipped with ``otherwise`` where it never does."""
@@ -57,15 +46,6 @@ def frames_of_a_crash(script: Path, times: int, otherwise: str) -> list[str]:
         if done.returncode < 0:
             return [line for line in done.stderr.splitlines() if line.startswith("  File")]
     pytest.skip(otherwise)
-
-
-@pytest.mark.parametrize("taken", ["tensor.shape[0]", "rows, width = tensor.shape"])
-def test_a_crash_on_an_item_of_torchs_shapes_is_not_the_engines(taken: str, tmp_path: Path) -> None:
-    script = tmp_path / "shape.py"
-    script.write_text(SHAPE.replace("TAKEN", taken), encoding="utf-8")
-    frames = frames_of_a_crash(script, 4, "this torch raises where the integers of a shape find no memory")
-    assert no_memory.takes_from_a_shape(frames[0])
-    assert not no_memory.takes_from_a_shape(f'  File "{script}", line 5 in <module>')
 
 
 INDEXED = """
