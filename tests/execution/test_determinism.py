@@ -6,16 +6,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from prelude.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch
+from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch
 from prelude.execution.cpu import CpuExecutor
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
 from tests.checkpoints import SMALL, save_model, write_checkpoint
+from tests.encoders import CLASSES as ENCODERS
 from tests.encoders import run_encoder, write_encoder
-from tests.execution.conftest import VARIANTS
+from tests.execution.conftest import RECURRENT, VARIANTS
 from tests.execution.helpers import (
     Model,
     Segment,
@@ -124,6 +128,52 @@ def test_wide_products_have_the_same_bits_in_any_company_with_any_thread_count(t
             for n, ids in enumerate(some):
                 alone = hidden(executor, prompts(ids), np.arange(len(ids)))
                 assert np.array_equal(alone, together[s.starts[n] : s.starts[n + 1]]), (threads, n)
+    finally:
+        use_threads(before)
+
+
+FAMILIES: dict[str, Callable[[Path], object]] = {
+    **{
+        name: partial(save_model, **{**VARIANTS, **RECURRENT}[name])
+        for name in ("plain", "qwen2", "llama", "mistral", "phi3", "smollm3", "gemma", "gemma2", "gemma3", "qwen3_5")
+    },
+    "lfm2": partial(save_model, **RECURRENT["lfm2"]),
+    "decoder with a head": partial(save_model, kind="ForSequenceClassification", num_labels=3),
+    **{name: partial(write_encoder, family=name) for name in ENCODERS},
+    "encoder with a head": partial(write_encoder, family="bert", kind="ForSequenceClassification", num_labels=3),
+    "encoder with a masked head": partial(write_encoder, family="modernbert", kind="ForMaskedLM"),
+}
+
+
+@pytest.mark.fault(74)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_any_thread_count_alone_and_in_company(name: str, kind: str, tmp_path: Path) -> None:
+    FAMILIES[name](tmp_path)
+    config = ModelConfig.from_dir(tmp_path)
+    with Checkpoint.open(tmp_path, config) as checkpoint:
+        executor = CpuExecutor(config, checkpoint, num_blocks=32, **options_of(kind), deterministic=True)
+    limits = executor.limits()
+    ids = [5 + random_ids(n, n, 200) for n in (33, 1, 130)]
+
+    def read(*some: np.ndarray) -> list[bytes]:
+        """The hidden rows of each prompt, then what its heads say of its last row."""
+        s = prompts(*some)
+        found = [hidden(executor, s, np.arange(s.num_tokens))]
+        if limits.num_labels:
+            whole = HeadRows(i32(range(s.num_tokens)), s.starts) if config.spec.bidirectional else HeadRows(ends(s))
+            found.append(run(executor, OneShotBatch(s, whole)).outputs[0].logits)
+        if limits.lm_head or limits.masked_lm:
+            found.append(last_logprobs(executor, s))
+        rows = [found[0][s.starts[n] : s.starts[n + 1]].tobytes() for n in range(len(some))]
+        return [one + b"".join(part[n].tobytes() for part in found[1:]) for n, one in enumerate(rows)]
+
+    expected = [read(one)[0] for one in ids]
+    before = use_threads(1)
+    try:
+        for threads in (1, 2, 3):
+            use_threads(threads)
+            assert read(*ids) == expected and read(ids[2]) == expected[2:], threads
     finally:
         use_threads(before)
 
