@@ -21,12 +21,8 @@ from prelude.scheduling.request import Request, State
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Host or device; torch says it on CPU with a plain RuntimeError."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
-    )
+    """Of the host, or of a device, whose error is torch's."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> list[Request]:

@@ -35,6 +35,35 @@ def test_accuracies_on_heldout_sentences() -> None:
     assert stats["folded_tokens"] + stats["prefix_hit_tokens"] > stats["prefill_tokens"], "the rubric is shared"
 
 
+BESIDE_TORCH = """
+import sys, threading
+from prelude import Engine, YesNo
+def torch():
+    import torch
+    torch.set_num_threads(2)
+    return torch.randn(200, 300) @ torch.randn(300, 400)
+if sys.argv[1] == "before":
+    torch()
+engine = Engine.from_pretrained()
+if sys.argv[1] == "after":
+    torch()
+beside = threading.Thread(target=torch if sys.argv[1] == "beside" else lambda: None)
+beside.start()
+answers = [engine.decide(f"Call Anna, {n}.", [YesNo("Does it contain personal data?")])[0] for n in range(30)]
+beside.join()
+print([[one.hex() for one in answer.logprobs.values()] for answer in answers])
+"""
+
+
+def test_an_application_that_computes_with_torch_changes_no_answer() -> None:
+    pytest.importorskip("torch")
+    found = {
+        subprocess.run([sys.executable, "-c", BESIDE_TORCH, when], capture_output=True, text=True, check=True).stdout
+        for when in ("never", "before", "after", "beside")
+    }
+    assert len(found) == 1 and "0x" in next(iter(found))
+
+
 @pytest.mark.parametrize("arguments", [["demo"], []])
 def test_the_demo_runs_and_prints_its_parts(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "prelude", *arguments]

@@ -96,7 +96,7 @@ def test_serving_opens_no_socket_starts_no_process_and_pickles_nothing(checkpoin
 import asyncio, pickle, sys
 import prelude
 from prelude import AsyncEngine, Decide, Embed, EngineConfig, Generate, SamplingParams, YesNo
-import torch, prelude.engine
+import prelude.engine
 
 def refuse(event, args):
     if event in ("socket.connect", "socket.bind", "socket.getaddrinfo", "subprocess.Popen", "os.fork",
