@@ -27,7 +27,7 @@ from bench.command_line import options_parser
 from bench.common import Report, add_outputs, three
 from prelude import AsyncEngine, Embed, Engine, EngineConfig, Loglikelihood
 from prelude.systemone import SystemOne
-from prelude.systemone.request import Known, parse
+from prelude.systemone.request import parse
 
 IN_FLIGHT, ROUNDS, CLOSE = 64, 30, 1e-5
 TICKET = "I was charged twice in March, and the refund that I was promised has not arrived. Please fix it today. "
@@ -81,8 +81,8 @@ class Bench:
         noted = Noted(self.awaited)
         mark = "the text itself"
         self.loop.run_until_complete(_wrapped(make(noted)(mark)))
-        pattern, known = json.dumps(_asked(noted.request)), Known()
-        parsed = parse(_asked(noted.request), known)
+        pattern = json.dumps(_asked(noted.request))
+        parsed = parse(_asked(noted.request))
         questions = dict(zip(parsed.names, parsed.questions))
 
         def direct(text: str) -> Awaitable[Any]:

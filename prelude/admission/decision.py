@@ -223,7 +223,7 @@ def decision_of(ctx: AdmissionContext, scope: TokenizationScope, task: Decide, q
     if norm == "none":
         for plan in plans:
             if plan.uneven:
-                warn_of_lengths(plan.labels, plan.label_ids)
+                warn_of_lengths(ctx, plan.labels, plan.label_ids)
     made = assembled(plans, frame, norm, mass, places, dropped)
     if made.deepest >= ctx.max_length and task.truncation == "error":
         raise question_too_long(ctx, plans)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from prelude.admission.structured import Owned
 from prelude.admission.template import DecisionTemplate
 from prelude.tasks import Choice, Decide, Noul, Score
 
@@ -38,7 +37,7 @@ def _key(question: Any) -> tuple[Any, ...] | None:
         return "score", question.question, values
     if held is list or held is tuple:
         return (kind, question.question, tuple(values)) if values and set(map(type, values)) == _TEXT else None
-    if kind is Score or held not in (dict, Owned):
+    if kind is Score or held is not dict:
         return None
     names, notes = tuple(values), tuple(values.values())
     plain = names and set(map(type, names)) == _TEXT and set(map(type, notes)) <= _NOTE
@@ -48,7 +47,7 @@ def _key(question: Any) -> tuple[Any, ...] | None:
 def _noul(text: str | None, sides: Any) -> tuple[Any, ...] | None:
     if sides is None:
         return None if text is None else ("noul", text)
-    if type(sides) not in (dict, Owned) or set(sides) - {"true", "false"}:
+    if type(sides) is not dict or set(sides) - {"true", "false"}:
         return None
     if not set(map(type, sides.values())) <= _NOTE:
         return None

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 from prelude.admission.chat import Frame
 from prelude.admission.context import CHARS_PER_TOKEN, AdmissionContext
 from prelude.admission.labels import LabelTrie, build_trie
-from prelude.admission.memo import Memo
 from prelude.admission.orders import Arranged, arranged, shifted, split
 from prelude.admission.plain_question import PlainQuestion, check_characters, plain_question
 from prelude.admission.prompts import kept, shorten
@@ -25,7 +24,6 @@ EVEN = 3
 """Tokens by which labels may differ in length before a comparison of their joint logprobs is warned about."""
 
 log = logging.getLogger("prelude.engine")
-_WARNED: Memo[int, bool] = Memo(512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +112,12 @@ def check_list(ctx: AdmissionContext, questions: Sequence[Question]) -> None:
         )
 
 
-def warn_of_lengths(labels: tuple[str, ...], label_ids: tuple[tuple[int, ...], ...]) -> None:
+def warn_of_lengths(ctx: AdmissionContext, labels: tuple[str, ...], label_ids: tuple[tuple[int, ...], ...]) -> None:
     """Once for each set of labels: a joint logprob sums over a label's tokens, so that longer labels score lower."""
-    known = hash((labels, label_ids))  # the labels themselves may be large
-    if _WARNED.get(known):
+    known = ("warned", hash((labels, label_ids)))  # the labels themselves may be large
+    if ctx.kept.get(known):
         return
-    _WARNED.put(known, True)
+    ctx.kept.put(known, True, 100)
     shortest, longest = min(label_ids, key=len), max(label_ids, key=len)
     log.warning(
         "labels of %d to %d tokens (%s, %s) are compared by joint logprobs, which favours the short ones; "

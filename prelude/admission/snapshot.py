@@ -10,7 +10,6 @@ import numpy as np
 
 from prelude.admission.messages import copy_messages, copy_value
 from prelude.admission.sampling import in_context
-from prelude.admission.structured import Owned
 from prelude.tasks import Choice, Noul, SamplingParams, Score, Task
 
 T = TypeVar("T")
@@ -92,8 +91,6 @@ def copy_question(question: Any) -> Any:
         value = getattr(question, name)
         if type(value) is list and set(map(type, value)) <= _STR:
             changes[name] = tuple(value)
-        elif type(value) is Owned:
-            continue
         elif isinstance(value, Mapping) or (isinstance(value, list | tuple) and not set(map(type, value)) <= _STR):
             changes[name] = copy_value(value)
     return dataclasses.replace(question, **changes) if changes else question

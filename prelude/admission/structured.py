@@ -48,10 +48,6 @@ def _lines(value: Any) -> str:
 _WRITERS: dict[Layout, Callable[[Any], str]] = {"json": _json, "indented": _indented, "lines": _lines}
 
 
-class Owned(dict[str, Any]):
-    """An object of a request that does not change any more: it needs no copy."""
-
-
 def text_of(value: Any, field: str, most: int, *, empty: bool = True, layout: Layout = "json") -> str:
     """``value`` as text of at most ``most`` characters. ``InvalidRequest`` names ``field`` and the place in it."""
     if isinstance(value, str):

@@ -43,15 +43,14 @@ def postprocess(
 ) -> None:
     """``bad_rows``: of each output, the result of ``check_result``. ``void``: ids of Decode requests whose rows mean
     nothing, since the step they go on from failed."""
-    if plan.oneshot:
-        _postprocess_oneshot(plan, packed, result, bad_rows, queues, pool, vocab_size)
-    if not plan.prefill and not plan.decode:
-        return
     batch_size, forward_ms = len(plan.oneshot) + len(plan.prefill) + len(plan.decode), result.seconds * 1e3
+    if plan.oneshot:
+        _postprocess_oneshot(plan, packed, result, bad_rows, queues, pool, vocab_size, batch_size, forward_ms)
     for row in plan.prefill:
         if lives(row.request, void):
             _count_step(row.request, forward_ms, batch_size)
-    _postprocess_prefill(plan, packed, result, bad_rows, queues, pool, vocab_size, void)
+    if plan.prefill:
+        _postprocess_prefill(plan, packed, result, bad_rows, queues, pool, vocab_size, void)
     if packed.decode:
         output = result.outputs[packed.outputs[2]]
         bad = bad_rows[packed.outputs[2]]
@@ -93,6 +92,8 @@ def _postprocess_oneshot(
     queues: Queues,
     pool: KvPool,
     vocab_size: int,
+    batch_size: int,
+    forward_ms: float,
 ) -> None:
     """Publishes the prefixes of the rows and gives their leases back; then tells their ends."""
     output, bad = result.outputs[packed.outputs[0]], bad_rows[packed.outputs[0]]
@@ -101,7 +102,6 @@ def _postprocess_oneshot(
     count = len(plan.oneshot)
     row_ends = range(1, count + 1) if packed.row_ends is None else packed.row_ends.tolist()
     pair_ends = [0] * count if packed.pair_ends is None else packed.pair_ends.tolist()
-    batch_size, forward_ms = count + len(plan.prefill) + len(plan.decode), result.seconds * 1e3
     ended: list[tuple[Request, Outcome]] = []
     failed: list[tuple[Request, ExecutionError]] = []
     first = first_pair = 0

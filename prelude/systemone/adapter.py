@@ -22,7 +22,7 @@ from prelude.results import Answers
 from prelude.systemone.answers import answer_bodies, usage_of
 from prelude.systemone.errors import SystemOneError, fault, located
 from prelude.systemone.openai import openai_body, parse_openai, relocated
-from prelude.systemone.request import Known, Parsed, parse
+from prelude.systemone.request import Parsed, parse
 from prelude.tasks import Decide, Question
 from prelude.verbs import DecideKeywords, RequestKeywords, split_options
 
@@ -58,7 +58,6 @@ class SystemOne:
         if options is not None:
             raise ConfigError("options of one request are given with the request: answer(request, priority=...)")
         self._name = name
-        self._known = Known()
         self._aliases = frozenset(aliases)
         self._description = description
         self._release_date = release_date
@@ -113,7 +112,7 @@ class SystemOne:
     # -------------------------------------------------------------- between a body and tasks
 
     def _systemone(self, request: Any) -> Work:
-        parsed = parse(request, self._known)
+        parsed = parse(request)
         self._check_model(request.get("model"))
         parts = yield from self._answered(parsed, self._more)
         answers = parts[0] if len(parts) == 1 else [answer for part in parts for answer in part]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import marshal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prelude.admission.conversation import is_conversation
-from prelude.admission.memo import Memo
-from prelude.admission.structured import Owned, json_of
+from prelude.admission.structured import json_of
 from prelude.errors import InvalidRequest, shown
 from prelude.systemone.errors import (
     MAX_ERROR_BYTES,
@@ -26,7 +24,6 @@ from prelude.tasks import Choice, Noul, Question, Score
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
 MIN_LEVELS, MAX_LEVELS = 2, 10
-MAX_KNOWN_BYTES = 1 << 21
 _FIELDS = frozenset(["type", "instructions", "criteria"])
 _ASSETS = frozenset(["assets", "images", "image", "audio", "videos", "video", "files"])  # of any dialect
 
@@ -72,53 +69,10 @@ class Checker:
             raise SystemOneError(self.errors)
 
 
-class Known:
-    """Questions that were asked before, found by their bytes. Services ask the same about each state: a question that
-    is found here is not checked again, and the engine recognises it as the same object."""
-
-    def __init__(self) -> None:
-        self._memo: Memo[bytes, tuple[Question, ...]] = Memo(MAX_KNOWN_BYTES)
-
-    def key(self, questions: Any) -> bytes | None:
-        """``None`` of questions that are too large, or no plain JSON."""
-        try:
-            data = marshal.dumps(questions, 2)  # without references: equal values of equal types, equal bytes
-        except ValueError:
-            return None
-        return data if len(data) <= MAX_KNOWN_BYTES // 64 else None
-
-    def get(self, key: bytes | None) -> tuple[Question, ...] | None:
-        return None if key is None else self._memo.get(key)
-
-    def put(self, key: bytes | None, questions: Mapping[str, Any]) -> tuple[Question, ...]:
-        """The questions as tasks; of ``key``'s own copy where they are kept, which no caller can change."""
-        if key is None:
-            return tuple(map(question_of, questions.values()))
-        made = tuple([question_of(_owned(one)) for one in marshal.loads(key).values()])
-        self._memo.put(key, made, 1024 + 8 * len(key))
-        return made
-
-
-def _owned(question: dict[str, Any]) -> dict[str, Any]:
-    """With criteria that need no copy when a task is taken."""
-    criteria = question.get("criteria")
-    if isinstance(criteria, dict):
-        return {**question, "criteria": Owned(criteria)}
-    return {**question, "criteria": tuple(criteria)} if isinstance(criteria, list) else question
-
-
-def parse(body: Any, known: Known | None = None) -> Parsed:
-    """``SystemOneError`` lists all that is wrong with the shape of the body. ``known``: where questions are kept."""
+def parse(body: Any) -> Parsed:
+    """``SystemOneError`` lists all that is wrong with the shape of the body."""
     if not isinstance(body, Mapping):
         raise SystemOneError([fault((), f"{shown(body)} is not an object", "dict_type")])
-    key, found = None, None
-    if known is not None:
-        key = known.key(body.get("questions"))
-        found = known.get(key)
-        if found is not None and isinstance(body.get("state"), str) and _ASSETS.isdisjoint(body):
-            asked = body["questions"]
-            same: Parsed = Parsed(body["state"], tuple(asked), found, tuple(asked.values()))
-            return same
     check = Checker()
     check.missing(body, "state", "questions")
     if "state" in body:
@@ -136,9 +90,8 @@ def parse(body: Any, known: Known | None = None) -> Parsed:
             _check_question(check, name, question)
     check.finish()
     asked = body["questions"]
-    if found is None:
-        found = tuple(map(question_of, asked.values())) if known is None else known.put(key, asked)
-    return Parsed(state_of(body["state"], ("state",)), tuple(asked), found, tuple(asked.values()))
+    questions = tuple(map(question_of, asked.values()))
+    return Parsed(state_of(body["state"], ("state",)), tuple(asked), questions, tuple(asked.values()))
 
 
 def _check_question(check: Checker, name: Any, question: Any) -> None:

@@ -468,9 +468,11 @@ def test_messages_can_be_the_state(preparer: Preparer) -> None:
 def test_labels_of_very_different_lengths_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     even, uneven = Choice("even", ["a b", "e"]), Choice("uneven", ["one two three four five six", "seven"])
 
+    preparer = toys.make()
+
     def warned(*questions: Choice, norm: Any = "none") -> int:
         caplog.clear()
-        toys.make().prepare(Decide(STATE, questions, length_norm=norm))
+        preparer.prepare(Decide(STATE, questions, length_norm=norm))
         return len([record for record in caplog.records if "favours the short ones" in record.message])
 
     with caplog.at_level("WARNING", "prelude.engine"):

@@ -445,7 +445,7 @@ def test_a_keyword_of_openai_that_is_not_followed_is_refused(one: SystemOne, cha
 
 @pytest.mark.parametrize("name", ["assets", "images", "image", "audio", "videos", "video", "files"])
 def test_images_beside_a_state_are_refused(one: SystemOne, name: str) -> None:
-    for _ in range(2):  # also where the questions are known
+    for _ in range(2):  # also if the questions were asked before
         with pytest.raises(SystemOneError) as caught:
             ask(one, **{name: ["data:image/png;base64,AAAA"]})
         assert caught.value.errors[0]["loc"] == ["body", name]
