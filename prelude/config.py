@@ -87,8 +87,6 @@ class EngineConfig:
     ``question_plan_bytes``   bytes of prepared questions that are kept for later decisions, estimated from above; 0:
                               none
     ``prepare_threads``       threads that prepare long prompts off the caller's event loop
-    ``template_process``      render the model's chat template in a process of its own, for files that are not
-                              trusted; see docs/SERVICES.md
     ``max_queued_requests``, ``max_queued_tokens``  bounds of the queue; ``QueueFull`` beyond them, at once
 
     Order and faults
@@ -136,7 +134,6 @@ class EngineConfig:
     max_top: int = 256
     question_plan_bytes: int = 12 << 20
     prepare_threads: int = 2
-    template_process: bool = False
     oneshot_share: float = 0.7
     policy: str | Policy = "shortest_prefill_first"
     decode_policy: str | Policy = "first_come_first_served"
@@ -147,7 +144,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("prefix_cache", "fold", "deterministic", "template_process"):
+            if field.name in ("prefix_cache", "fold", "deterministic"):
                 if not isinstance(value, bool):
                     raise ConfigError(f"{field.name} must be True or False, got {value!r}")
             elif field.name == "attention":

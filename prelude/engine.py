@@ -245,7 +245,7 @@ class AsyncEngine(AsyncVerbs):
             mark_all(timelines, "accept")
             room = places.left
             given = tasks if room == len(tasks) else tasks[:room]
-            if preparer.may_wait(given) or sum(map(text_size, given)) > INLINE_CHARS:
+            if sum(map(text_size, given)) > INLINE_CHARS:
                 admitted = await self._prepare(preparer, [preparer.snapshot(task) for task in given])
             else:
                 admitted = preparer.prepare_all(given)
@@ -374,7 +374,7 @@ class AsyncEngine(AsyncVerbs):
             if not places.left:
                 raise engine.core.inbox.full()
             call.mark("accept")
-            if text_size(task) > INLINE_CHARS or engine.preparer.may_wait([task]):
+            if text_size(task) > INLINE_CHARS:
                 [admitted] = await self._prepare(engine.preparer, [task])
             else:
                 [admitted] = engine.preparer.prepare_all([task])

@@ -336,11 +336,6 @@ def _preparer(
     from prelude.models.recipes import read_recipes
 
     head = option_model(directory)
-    process = None
-    if config.template_process and tokenizer.chat_template is not None:
-        from prelude.tokenizer.template_process import TemplateProcess
-
-        process = TemplateProcess()  # started by the first rendering; the preparer closes it
     model.check_vocabulary(tokenizer.id_limit - 1, str(directory))
     return Preparer(
         tokenizer,
@@ -355,9 +350,8 @@ def _preparer(
         embedding=read_embedding(directory, model.hidden_size, side),
         template=_decision_template(directory),
         recipes=read_recipes(directory, tokenizer.chat_template, model.vocab_size),
-        chat=chat_renderer(tokenizer, process),
-        decision_chat=chat_renderer(tokenizer, process, enable_thinking=False),
-        template_process=process,
+        chat=chat_renderer(tokenizer),
+        decision_chat=chat_renderer(tokenizer, enable_thinking=False),
         options=None if head is None else head.settings(directory, tokenizer),
         model=str(Path(str(directory)).absolute()),
     )

@@ -199,10 +199,7 @@ class Engine(Verbs, EngineBase):
 
     def close(self, *, drain: bool = True) -> None:
         """Waits for submitted requests (or fails them with ``drain=False``) and gives everything back. Idempotent."""
-        try:
-            self._core.close(drain=drain)
-        finally:
-            self._preparer.close()
+        self._core.close(drain=drain)
 
     def __enter__(self) -> Engine:
         return self

@@ -172,12 +172,6 @@ class ToyPreparer:
     def snapshot(self, task: Any) -> Any:
         return task
 
-    def may_wait(self, tasks: Any) -> bool:
-        return False
-
-    def close(self) -> None:
-        """It owns nothing."""
-
     def prepare(self, task: Prepared) -> Admitted:
         if self.delay:
             time.sleep(self.delay)

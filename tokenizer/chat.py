@@ -326,12 +326,6 @@ class _Plain:
         return self.value(f"<{type(value).__name__}>", where, depth)
 
 
-def plain_arguments(arguments: dict[str, Any], rendering: Rendering) -> dict[str, Any]:
-    """Arguments of ``render_segments`` as plain data, charged to ``rendering``. Raises ``ChatTemplateError``."""
-    plain = _Plain(False, rendering)
-    return {name: plain.value(value, name) for name, value in arguments.items()}
-
-
 def _message(plain: _Plain, message: Any, index: int) -> dict[str, Any]:
     where = f"messages[{index}]"
     made = plain.value(message, where)

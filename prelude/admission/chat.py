@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from prelude.errors import EngineClosed, TemplateError, shown
+from prelude.errors import TemplateError, shown
 from prelude.tasks import Message
-
-if TYPE_CHECKING:
-    from prelude.tokenizer.template_process import TemplateProcess
 
 # (messages, add_generation_prompt) -> [(text, trusted)]: the text of messages is untrusted, the template's own text
 # trusted.
@@ -54,10 +51,9 @@ def make_frame(chat: ChatRenderer | None) -> Frame:
     return Frame(before[:-1], after[1:]) if kept else Frame(before, after, strips=True)
 
 
-def chat_renderer(tokenizer: Any, process: TemplateProcess | None = None, **options: Any) -> ChatRenderer | None:
+def chat_renderer(tokenizer: Any, **options: Any) -> ChatRenderer | None:
     """The chat template beside a ``prelude.tokenizer.Tokenizer``; ``None`` where there is none.
 
-    ``process`` renders it where one is given; the caller closes it, and rendering then raises ``EngineClosed``.
     ``options`` are variables for the template. decisions use ``enable_thinking=False``: templates that know
     it close the block of thoughts before the answer, others do not see it.
     """
@@ -85,16 +81,7 @@ def chat_renderer(tokenizer: Any, process: TemplateProcess | None = None, **opti
     def written(messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
         from prelude.tokenizer.chat import render_segments
 
-        run = render_segments if process is None else process.render_segments
-        try:
-            segments: list[tuple[str, bool]] = run(
-                messages, template, add_generation_prompt=add_generation_prompt, **given
-            )
-        except ValueError as error:
-            if process is not None and process.closed:
-                raise EngineClosed("the engine is closed, and with it the process of its chat template") from error
-            raise
-        return segments
+        return render_segments(messages, template, add_generation_prompt=add_generation_prompt, **given)
 
     return render
 

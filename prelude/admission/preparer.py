@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
@@ -15,7 +15,7 @@ from prelude.admission.decision import decision_of
 from prelude.admission.marked import prepare_marked
 from prelude.admission.masked import prepare_masked
 from prelude.admission.prepared import Admitted, Notes
-from prelude.admission.snapshot import PROMPT_FIELDS, snapshot
+from prelude.admission.snapshot import snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizationScope, TokenizerLike
 from prelude.config import EngineConfig
@@ -25,10 +25,7 @@ from prelude.execution.executor import ExecutorLimits
 from prelude.option_settings import OptionSettings
 from prelude.recipes import ModelRecipes
 from prelude.results import Explanation
-from prelude.tasks import Decide, Rerank, Task, TaskOf
-
-if TYPE_CHECKING:
-    from prelude.tokenizer.template_process import TemplateProcess
+from prelude.tasks import Decide, Task, TaskOf
 
 T = TypeVar("T")
 _NO_SETTINGS = EmbeddingSettings()
@@ -54,7 +51,6 @@ class Preparer:
     ``template`` is the model's own; without one a model with a chat template gets the built-in chat wording, and
     others the plain one. ``chat`` renders messages; ``None`` where the model has no chat template. ``decision_chat``
     renders the turn around a decision where that is another way to call the template (without room for thoughts).
-    ``template_process`` is the process that both of them use; the preparer owns it, and ``close`` ends it.
     """
 
     def __init__(
@@ -74,11 +70,9 @@ class Preparer:
         recipes: ModelRecipes = _NO_RECIPES,
         chat: ChatRenderer | None = None,
         decision_chat: ChatRenderer | None = None,
-        template_process: TemplateProcess | None = None,
         options: OptionSettings | None = None,
         model: str = "",
     ) -> None:
-        self._template_process = template_process
         if template is None:
             template = CHAT_TEMPLATE if chat is not None else DecisionTemplate()
         self._context = make_context(
@@ -137,24 +131,6 @@ class Preparer:
     def max_length(self) -> int:
         """Tokens one sequence may hold, prompt and output together."""
         return self._context.max_length
-
-    def close(self) -> None:
-        """Ends the process of the chat template where there is one. Any number of times, from any thread."""
-        if self._template_process is not None:
-            self._template_process.close()
-
-    def may_wait(self, tasks: Sequence[Any]) -> bool:
-        """Whether preparing one of ``tasks`` asks another process, which an event loop must not wait for."""
-        return self._template_process is not None and any(map(self._may_wait, tasks))
-
-    def _may_wait(self, task: Any) -> bool:
-        if isinstance(task, Decide):  # its messages are a transcript; the frame around it is rendered once
-            return not self._context.frames
-        if isinstance(task, Rerank):  # as sentence-transformers writes it: through the chat template
-            recipe = self._context.recipes.rerank
-            return recipe is not None and not recipe.parts
-        prompts = (getattr(task, name, None) for name in PROMPT_FIELDS)
-        return any(isinstance(one, list | tuple) and one and isinstance(one[0], Mapping) for one in prompts)
 
     def snapshot(self, task: T) -> T:
         """A copy of the task's parts that the caller could still change; cheap, for the caller's own thread."""

@@ -174,8 +174,8 @@ EDITS = (
         "J8 G14 5",
         (
             "prelude/engine.py",
-            "if preparer.may_wait(given) or sum(map(text_size, given)) > INLINE_CHARS",
-            "if preparer.may_wait(given)",
+            "if sum(map(text_size, given)) > INLINE_CHARS:",
+            "if False:",
         ),
     ),
     edit("range_unbounded", "37", ("tokenizer/_sandbox.py", "ACTIVE.get().bounds.max_range", "10**12")),
