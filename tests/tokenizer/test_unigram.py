@@ -146,6 +146,30 @@ def test_random_files_equal_hf(part: int) -> None:
             assert pair.differences(text, rng) == [], (seed, text)
 
 
+STRETCHES = [
+    "ab", "c", "d.e", "\u4f60\u597d\u3002", "e\u0301d", "\u0301a", "a\u0600", "\u00a0", "\u00a0b", "a\u200b",
+    "\u200b", MARK, f"a{MARK}b", f"c{MARK}", "\r", "abcde" * 7, "\U0001f600", "``d", "\u3000c\u3000", "\ufdfa",
+    "\u2026", "A", "\u0436",
+]  # fmt: skip
+BLANKS = [" ", " ", "\n", "  ", " \n", "\r\n", "\t", "\x0b", ""]
+
+
+@pytest.mark.feature("J1")
+@pytest.mark.parametrize("names", NORMALIZERS)
+@pytest.mark.parametrize("cuts", ["marks", "spaces marks"])
+def test_stretches_between_blanks_equal_hf(names: str, cuts: str) -> None:
+    """Blanks first, last and together, and stretches whose ends become blanks or nothing, or are in a cluster with a
+    blank. Each text twice: its stretches are then known."""
+    rng = random.Random(f"{names}, {cuts}")
+    file = {**made(3), "added_tokens": [], "normalizer": normalizer(names, map_of(MAP))}
+    pair = Pair(names, json.dumps({**file, "pre_tokenizer": splits(cuts, "always", True)}).encode())
+    for _ in range(60):
+        parts = [rng.choice(kind) for _ in range(rng.randint(1, 9)) for kind in (BLANKS, STRETCHES)]
+        text = "".join(parts) + rng.choice(BLANKS)
+        for _ in range(2):
+            assert pair.differences(text, rng) == [], text
+
+
 @pytest.mark.parametrize("fallback", [True, False])
 def test_long_pieces_equal_hf(fallback: bool) -> None:
     """Pieces longer than the part that is settled at once, with tokens that overlap at every place."""

@@ -20,7 +20,7 @@
 #include "model.hpp"
 #include "scratch.hpp"
 #include "sinks.hpp"
-#include "split/ascii_words.hpp"
+#include "split/blanks.hpp"
 #include "split/kernels.hpp"
 #include "split/pretokenizers.hpp"
 #include "text/char_spans.hpp"
@@ -242,8 +242,15 @@ class Tokenizer {
       utf8_append_lossy(out, all);
       return out;
     }
-    if (decodes_apart())
-      return token_bytes_.text(ids, [&](uint32_t i) { return skip_special && is_special(i); }, leading_);
+    if (decodes_apart()) {
+      const auto skip = [&](uint32_t i) { return skip_special && is_special(i); };
+      std::string all = token_bytes_.text(ids, skip, leading_);
+      if (!first_apart_ || all.empty()) return all;
+      uint32_t first = 0;
+      for (auto id : ids)
+        if (first = static_cast<uint32_t>(id); !bytes(first).empty() && !skip(first)) break;
+      return all.replace(0, bytes(first).size(), decode_tokens({std::string(token(first))}, s));
+    }
     Decoder::Tokens tokens;
     size_t size = 0;
     for (auto id : ids) {
@@ -346,10 +353,10 @@ class Tokenizer {
       if (marks_ && bytes.find(Bpe::mark) == std::string_view::npos)
         return spaced_words(bytes, base, {}, s, sink.out);
       if (plain_ascii_ && (s.ascii || is_ascii(bytes))) return planned(bytes, s, sink.out, s.readable);
-      if (ascii_ && (s.ascii || is_ascii(bytes)) &&
-          ascii_->each(bytes, s.word, [&](std::string_view word) { encode_piece(word, s, sink); }))
-        return;
     }
+    const bool between =
+        blanks_ && (std::is_same_v<Sink, IdSink> || !blanks_->strict);  // strict: blanks have offsets
+    if (between && stretches_between_blanks(bytes, base, s, sink)) return;
     s.text.start(bytes, base, align, s.growth);
     normalizer_.apply(s.text, s.pre.normalizer);
     s.rewritten |= s.text.touched();
@@ -372,6 +379,64 @@ class Tokenizer {
           sink.added(&s.text, begin, end, s.text.view().substr(begin, end - begin),
                      added_.tokens[static_cast<size_t>(token)].id);
         });
+  }
+
+  // False, and nothing is put: the text has to be done as a whole. The ids of a stretch are a matter of its bytes,
+  // and kept; some stretches are fetched before the first of them is looked at.
+  bool stretches_between_blanks(std::string_view text, uint32_t, Scratch& s, IdSink& sink) const {
+    constexpr size_t most = 16;
+    WordCaches::Text held[most];
+    size_t count = 0;
+    const size_t before = sink.out.size();
+    const auto put_held = [&] {
+      for (size_t i = 0; i < count; ++i) {
+        int32_t* const row = sink.out.room(ClauseCache::most_ids);
+        const size_t from = sink.out.size(), known = caches_.find(held[i], row);
+        sink.out.finish(row + known);
+        if (known) continue;
+        if (!make_between_blanks(held[i].text(), 0, false, s, sink)) return false;
+        caches_.put(held[i], sink.out.data() + from, sink.out.size() - from);
+      }
+      count = 0;
+      return true;
+    };
+    const auto hold = [&](const char* p, size_t n) {
+      held[count] = WordCaches::Text(p, n, s.readable);
+      caches_.fetch(held[count]);
+      return ++count < most || put_held();
+    };
+    if (blanks_->each(text, hold) && put_held()) return true;
+    sink.out.finish(sink.out.data() + before);
+    return false;
+  }
+  // The same for all columns, which no cache has.
+  bool stretches_between_blanks(std::string_view text, uint32_t base, Scratch& s, ColumnSink& sink) const {
+    const ColumnSink::Place before = sink.place();
+    const auto make = [&](const char* p, size_t n) {
+      return make_between_blanks({p, n}, base + static_cast<uint32_t>(p - text.data()), true, s, sink);
+    };
+    if (blanks_->each(text, make)) return true;
+    sink.back_to(before);
+    return false;
+  }
+  template <class Sink>
+  bool make_between_blanks(std::string_view stretch, uint32_t base, bool align, Scratch& s, Sink& sink) const {
+    s.text.start(stretch, base, align, s.growth);
+    if (!normalizer_.apply_between(*blanks_, s.text, s.pre.normalizer)) return false;
+    if (align && s.text.touched() && normalizer_.has_charsmap()) return false;  // it may shift what comes behind
+    const std::string_view v = s.text.view();
+    if (v.empty()) return true;
+    const Piece whole = s.text.slice(0, v.size(), base);
+    if (puts_mark_ && blanks_->has_none(v)) {
+      s.word.assign(pre_.mark()).append(v);
+      sink.begin(s.text, whole, static_cast<uint32_t>(pre_.mark().size()));
+      model_.encode(s.word, s, sink);
+      sink.end();
+    } else {
+      s.pre.pieces.assign(1, whole);
+      pieces(s.text, s, sink);
+    }
+    return true;
   }
 
   // readable: the end of the readable bytes; null: the text's.
@@ -409,25 +474,9 @@ class Tokenizer {
     for (const Piece& p : s.pre.pieces) {
       std::string_view v = text.view().substr(p.begin, p.end - p.begin);
       sink.begin(text, p);
-      encode_piece(v, s, sink);
+      model_.encode(v, s, sink);
       sink.end();
     }
-  }
-
-  // The ids alone of a piece are a matter of its bytes, and kept as those of BPE's words are.
-  template <class Sink>
-  void encode_piece(std::string_view piece, Scratch& s, Sink& sink) const {
-    if constexpr (std::is_same_v<Sink, IdSink>)
-      if (keeps_pieces_ && piece.size() <= ClauseCache::longest) {
-        if (model_.kind == ModelKind::word_piece)
-          if (uint32_t id = model_.word_piece.whole(piece); id != WordTable::none)
-            return sink.out.push_back(static_cast<int32_t>(id));
-        const uint64_t hash = hash_of_text(piece.data(), piece.size());
-        auto make = [&] { model_.encode(piece, s, sink); };
-        if (piece.size() <= WordCache::longest) return kept(caches_.words, piece, hash, s, sink, make);
-        if (caches_.met.again(hash)) return kept(caches_.clauses, piece, hash, s, sink, make);
-      }
-    model_.encode(piece, s, sink);
   }
 
   // ---- loading, in loading.cpp
@@ -436,7 +485,7 @@ class Tokenizer {
   template <class Self, class Io>
   static void tables(Self& self, Io& io);
   void plan();
-  void plan_ascii();
+  void plan_blanks();
   std::optional<SpaceMarks> read_marks() const;
   void read_post(const Json& json);
   // Bytes of all added tokens, as the file has them and as they are normalized: their automaton takes a hundred times
@@ -460,7 +509,9 @@ class Tokenizer {
   TableArray<Trim> trims_;
   TableArray<uint8_t> special_;
   TokenBytes token_bytes_;
-  std::optional<uint32_t> leading_;  // when decodes_apart(): the part that a text loses if it begins with it
+  // When decodes_apart(): the part that a text loses if it begins with it; whether the first token's text is another.
+  std::optional<uint32_t> leading_;
+  bool first_apart_ = false;
   std::map<std::string, std::string> sections_;
   std::string model_settings_;  // the model without vocabulary and merges, as JSON
   bool needs_align_ = false, tables_known_ = false;
@@ -468,8 +519,8 @@ class Tokenizer {
   CutWords cut_ = nullptr;
   std::optional<SpaceMarks> marks_;  // where the kernel cuts such a text
   bool plain_ascii_ = false;         // whether ASCII is cut as it is
-  std::optional<AsciiWords> ascii_;
-  bool keeps_pieces_ = false;  // whether ids of pieces that are no single token are kept
+  std::optional<Blanks> blanks_;     // where a text is cut at them
+  bool puts_mark_ = false;           // whether a stretch without white space becomes one piece, a mark before it
   WordCaches caches_;
   CharSpans spans_;
 };

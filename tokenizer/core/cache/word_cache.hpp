@@ -298,6 +298,64 @@ struct WordCaches {
   WordCache roles;
   ClauseCache segments;
 
+  // A text whose ids are a matter of its bytes, in whichever cache it belongs to.
+  struct Text {
+    const char* p;
+    size_t n;
+    WordKey key;  // if it is short
+    uint64_t hash = 0;
+    bool again = true;  // whether it may be put into a cache: long ones are when they are met again
+
+    Text() = default;
+    // readable: up to where bytes can be read; null: as far as the text goes.
+    Text(const char* from, size_t size, const char* readable) : p(from), n(size) {
+      if (is_short()) {
+        key = readable && readable - p >= 16 ? WordKey::of_readable(p, n) : WordKey::of(p, n);
+        hash = key.hash();
+      } else if (n <= ClauseCache::longest) {
+        hash = hash_of_text(p, n);
+      }
+    }
+    bool is_short() const { return n <= WordKey::longest; }
+    std::string_view text() const { return {p, n}; }
+  };
+  void fetch(const Text& t) const {
+    if (t.is_short())
+      short_words.fetch(t.hash);
+    else if (t.n <= WordCache::longest)
+      words.fetch(t.hash);
+  }
+  // How many ids it has, written to `out`, which has room for ClauseCache::most_ids; 0: not known.
+  size_t find(Text& t, int32_t* out) const {
+    size_t known = 0;
+    if (t.is_short()) {
+      known = short_words.find({{t.key.low, t.key.high}}, t.hash, out);
+      if (known == 1 && *out == more) known = words.find(WordCache::Key::of(t.p, t.n), t.hash, out);
+    } else if (t.n <= WordCache::longest) {
+      known = words.find(WordCache::Key::of(t.p, t.n), t.hash, out);
+    } else if ((t.again = t.n <= ClauseCache::longest && met.again(t.hash))) {
+      return clauses.find(ClauseCache::Key::of(t.p, t.n), t.hash, out);
+    }
+    if (known == 1 && *out == in_clauses) return clauses.find(ClauseCache::Key::of(t.p, t.n), t.hash, out);
+    return known;
+  }
+  // n ids of a text that find() did not know.
+  void put(const Text& t, const int32_t* ids, size_t n) const {
+    if (n == 0 || n > ClauseCache::most_ids || !t.again) return;
+    const int32_t elsewhere = n <= WordCache::most_ids ? more : in_clauses;
+    if (t.is_short()) {
+      const ShortWordCache::Key key{{t.key.low, t.key.high}};
+      if (n <= ShortWordCache::most_ids) return short_words.put(key, t.hash, ids, n);
+      short_words.put(key, t.hash, &elsewhere, 1);
+    }
+    if (n <= WordCache::most_ids && t.n <= WordCache::longest)
+      return words.put(WordCache::Key::of(t.p, t.n), t.hash, ids, n);
+    if (!t.is_short() && t.n <= WordCache::longest) words.put(WordCache::Key::of(t.p, t.n), t.hash, &in_clauses, 1);
+    clauses.put(ClauseCache::Key::of(t.p, t.n), t.hash, ids, n);
+  }
+  // In the place of ids: they are in the cache of longer words; in that of clauses.
+  static constexpr int32_t more = ShortWordCache::ids_end - 1, in_clauses = more - 1;
+
   void reserve() {
     short_words.reserve(size_t{4} << 20, size_t{1} << 20);
     words.reserve(size_t{4} << 20, size_t{1} << 20);

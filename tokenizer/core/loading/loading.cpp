@@ -76,7 +76,10 @@ void Tokenizer::load(const Json& root) {
                                                     : model_.unigram.finish_loading(model_.vocab)))
       throw Unsupported("a vocabulary whose trie is too large", "model.vocab");
   }
-  if (auto apart = decoder_.apart()) leading_ = apart->leading;
+  if (auto apart = decoder_.apart()) {
+    leading_ = apart->leading;
+    first_apart_ = apart->first;
+  }
   needs_align_ = pre_.needs_shift_of_rewritten() || (pre_.needs_shift() && !normalizer_.empty());
   if (id_limit() > INT32_MAX) throw Unsupported("token ids beyond 31 bits", "model");
   if (externals_.patterns.empty()) finish_loading();
@@ -92,11 +95,7 @@ void Tokenizer::finish_loading() {
 
 // How ids alone are made, if the file is of a kind that a kernel knows.
 void Tokenizer::plan() {
-  if (model_.kind != ModelKind::bpe) {
-    keeps_pieces_ = model_.kind == ModelKind::unigram || !model_.word_piece.whole_words;
-    if (keeps_pieces_) caches_.reserve();
-    return plan_ascii();
-  }
+  if (model_.kind != ModelKind::bpe) return plan_blanks();
   if (normalized_.empty() && !pre_.bytes_ready() && model_.bpe.joins().built()) marks_ = read_marks();
   if (marks_) plan_ = PlanReader::spaced(model_.bpe.joins(), marks_->each_space);
   if (model_.bpe.plain_bytes()) {
@@ -110,24 +109,41 @@ void Tokenizer::plan() {
   caches_.reserve();
 }
 
-void Tokenizer::plan_ascii() {
-  const std::optional<std::string_view> prefix = pre_.only_cuts_ascii();
-  if (!prefix || !normalized_.empty() || !normalizer_.changes_ascii_apart()) return;
-  ascii_.emplace(std::string(*prefix));
+// What blanks do is tried out around one letter, which stands for all stretches (blanks.hpp).
+void Tokenizer::plan_blanks() {
+  if (!normalized_.empty() || !pre_.works_between_blanks() || !normalizer_.works_between_blanks(pre_.mark())) return;
+  Blanks made;
+  made.strict = !pre_.drops_white_space() || !normalizer_.keeps_white_space();
+  if (!pre_.mark().empty()) made.mark = utf8_at(pre_.mark().data());
   Scratch s;
-  for (unsigned char c = 0; c < 128; ++c) {
-    if (c == '\r' && !normalizer_.empty()) continue;
-    const std::string made = normalize({reinterpret_cast<const char*>(&c), 1}, s);
-    if (made.size() > 1 || !is_ascii(made)) continue;
-    using Kind = AsciiWords::Kind;
-    const unsigned char now = made.empty() ? 0 : static_cast<unsigned char>(made[0]);
-    ascii_->set(c,
-                made.empty()         ? Kind::dropped
-                : pre_.drops(now)    ? Kind::blank
-                : pre_.isolates(now) ? Kind::alone
-                                     : Kind::part,
-                static_cast<char>(now));
-  }
+  const auto pieces_of = [&](const std::string& text) {
+    std::vector<std::string> pieces;
+    std::vector<Align> offsets;
+    pre_tokenize(normalize(text, s), s, pieces, offsets);
+    return pieces;
+  };
+  std::string x = "a";
+  const auto whole = [&] { return made.stand_apart(normalize(x, s)) && pieces_of(x).size() == 1; };
+  while (!whole())
+    if (++x[0] > 'z') return;
+  const std::vector<std::string> one = pieces_of(x), two{one[0], one[0]};
+  std::vector<std::string> runs;
+  for (char c : Blanks::candidates)
+    if (pieces_of(x + c + x) == two) {
+      made.is[static_cast<unsigned char>(c)] = true;
+      runs.emplace_back(1, c);
+    }
+  if (runs.empty()) return;
+  const size_t singles = runs.size();
+  for (size_t from = 0; runs[from].size() < 3; ++from)
+    for (size_t c = 0; c < singles; ++c) runs.push_back(runs[from] + runs[c]);
+  const auto all = [&](auto&& holds) { return std::all_of(runs.begin(), runs.end(), holds); };
+  made.together = all([&](const std::string& run) { return pieces_of(x + run + x) == two; });
+  made.first = all([&](const std::string& run) { return pieces_of(run + x) == one; });
+  made.last = all([&](const std::string& run) { return pieces_of(x + run) == one; });
+  blanks_ = made;
+  puts_mark_ = pre_.only_puts_mark();
+  caches_.reserve();
 }
 
 // Nothing where more than marks is made of a text before the model.

@@ -85,6 +85,7 @@ class Pattern {
   }
 
   bool is_fixed() const { return !regex_ && !externals_; }
+  const std::string* fixed_text() const { return is_fixed() ? &text_ : nullptr; }
   bool is_text(std::string_view text) const { return !regex_ && !externals_ && text_ == text; }
   const Regex* regex() const { return regex_.get(); }  // null for a fixed text and where it is the caller's matcher
 

@@ -58,18 +58,34 @@ class PreTokenizer {
     return all;
   }
 
-  // What each piece of ASCII begins with, if the text is cut at single characters and nothing else is done to it.
-  std::optional<std::string_view> only_cuts_ascii() const {
-    if (steps_.empty() || steps_.size() > 2 || steps_[0].kind != Kind::cut_chars) return std::nullopt;
-    if (steps_.size() == 1) return "";
-    const Step& marks = steps_[1];
-    if (marks.kind != Kind::metaspace || marks.prepend == Prepend::first || is_ascii(marks.content))
-      return std::nullopt;
-    return marks.prepend == Prepend::always ? std::string_view(marks.content) : "";
+  // Whether all steps cut at characters alone, or mark white space, at most one of them (blanks.hpp).
+  bool works_between_blanks() const {
+    const auto marks = [](const Step& step) { return step.kind == Kind::metaspace; };
+    return std::count_if(steps_.begin(), steps_.end(), marks) <= 1 &&
+           std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) {
+             return step.kind == Kind::chars || step.kind == Kind::cut_chars || step.kind == Kind::words ||
+                    (marks(step) && step.prepend != Prepend::first);
+           });
   }
-  // Of a character, if only_cuts_ascii(): whether it parts the text and goes, and whether it is a piece.
-  bool drops(uint32_t c) const { return steps_[0].dropped && ucd().is(c, steps_[0].dropped); }
-  bool isolates(uint32_t c) const { return steps_[0].flag && ucd().is(c, steps_[0].flag); }
+  // Whether white space parts the text, and is gone, before anything else is done.
+  bool drops_white_space() const {
+    if (steps_.empty()) return false;
+    const Step& first = steps_[0];
+    return (first.kind == Kind::cut_chars && (first.dropped & rust_space)) ||
+           (first.kind == Kind::words && first.behavior == Behavior::removed);
+  }
+  // Whether all that is done to a text without white space and marks is to put a mark before it.
+  bool only_puts_mark() const {
+    return !steps_.empty() && steps_.back().kind == Kind::metaspace && steps_.back().prepend == Prepend::always &&
+           (steps_.size() == 1 || (steps_.size() == 2 && steps_[0].kind == Kind::cut_chars && !steps_[0].flag &&
+                                   steps_[0].dropped == rust_space));
+  }
+  // Of white space; empty where there is none.
+  std::string_view mark() const {
+    for (const Step& step : steps_)
+      if (step.kind == Kind::metaspace) return step.content;
+    return {};
+  }
   // Whether a text without `text` in it stays whole.
   bool only_splits_at(std::string_view text) const {
     return std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) {

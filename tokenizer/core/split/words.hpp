@@ -159,8 +159,7 @@ class WordWriter {
   }
 
  private:
-  // In place of ids: they are in the cache of longer words; in that of clauses, from when they are met again.
-  static constexpr int32_t more = ShortWordCache::ids_end - 1, in_clauses = more - 1;
+  static constexpr int32_t more = WordCaches::more, in_clauses = WordCaches::in_clauses;
 
   static ShortWordCache::Key short_key(const WordKey& word) { return {{word.low, word.high}}; }
   static WordCache::Key long_key(const WordKey& word) {

@@ -33,11 +33,7 @@ class Charsmap {
     for (size_t at = 4; at < 4 + size; at += 4) made.units_.push_back(unit_at(*raw, at));
     made.texts_ = raw->substr(4 + size);
     if ((broken = !made.is_sound()) || !made.has_short_texts()) return std::nullopt;
-    for (unsigned c = 0; c < 128; ++c) {
-      const char one = static_cast<char>(c);
-      std::string_view found;
-      made.keeps_[c] = one != '\r' && !made.find({&one, 1}, found);
-    }
+    made.index_characters();
     return made;
   }
 
@@ -54,9 +50,10 @@ class Charsmap {
     };
     for (const char* p = base; p < end;) {
       const char* const run = p;
-      while (p < end && keeps_[static_cast<unsigned char>(*p)]) ++p;
+      for (const char* next; p < end && is_calm(p, next); p = next) {
+      }
       if (p == end) break;
-      if (p > run && static_cast<unsigned char>(*p) >= 0x80) --p;  // the two may be one cluster
+      if (p > run) p = utf8_back(p);  // it may be in a cluster with the next one
       const char* const stop = clusters.next(p, end);
       std::string_view made;
       if (stop - p < 6 && find({p, stop}, made)) {
@@ -64,7 +61,7 @@ class Charsmap {
       } else if (static_cast<size_t>(stop - p) > utf8_length(static_cast<unsigned char>(*p))) {
         for (const char *c = p, *next; c < stop; c = next) {
           next = c + utf8_length(static_cast<unsigned char>(*c));
-          if (find({c, next}, made)) replace(c, next, made);
+          if (!keeps(utf8_at(c)) && find({c, next}, made)) replace(c, next, made);
         }
       }
       p = stop;
@@ -117,6 +114,37 @@ class Charsmap {
     std::optional<Changed> last_;  // not yet put: the next characters may be removed
   };
 
+  // Whether the character has no key, and is in no cluster with others of this kind.
+  bool is_calm(const char* p, const char*& next) const {
+    next = p;
+    const uint32_t c = utf8_next(next);
+    return keeps(c) && !(c >= 0x80 && graphemes().flags(c) & joins_others);
+  }
+  bool keeps(uint32_t c) const { return c < 0x10000 && kept_[c >> 6] >> (c & 63) & 1; }
+  void index_characters() {
+    kept_.assign(0x10000 / 64, UINT64_MAX);
+    forget(offset(units_[0]), 0, 0x00, 0x80, 0);
+    forget(offset(units_[0]), 0, 0xC0, 0xE0, 1);
+    forget(offset(units_[0]), 0, 0xE0, 0xF0, 2);
+    kept_[0] &= ~(uint64_t{1} << '\r');  // it may be in a cluster
+  }
+  // The characters that begin with a key: `begun` is the bits of their first bytes, read up to `at`, the next is from
+  // .. to, and `more` come behind it.
+  void forget(uint32_t at, uint32_t begun, uint32_t from, uint32_t to, int more) {
+    for (uint32_t byte = std::max(from, 1u); byte < to; ++byte) {
+      const uint32_t unit = units_[at ^ byte];
+      if (label(unit) != byte) continue;
+      const uint32_t bits = begun << 6 | (byte - from);  // the bits of a byte of this place
+      if (has_value(unit))
+        for (uint32_t c = bits << (6 * more); c < (bits + 1) << (6 * more); ++c)
+          kept_[c >> 6] &= ~(uint64_t{1} << (c & 63));
+      else if (more)
+        forget(at ^ byte ^ offset(unit), bits, 0x80, 0xC0, more - 1);
+    }
+  }
+
+  static constexpr uint16_t joins_others = joins_back | joins_ahead | zero_width_joiner | conjunct_linker |
+                                           conjunct_extend | pictographic_extend | hangul_l | hangul_v | hangul_t;
   static constexpr size_t most_units = size_t{1} << 22;
 
   static uint32_t unit_at(const std::string& raw, size_t at) {
@@ -216,7 +244,7 @@ class Charsmap {
 
   std::vector<uint32_t> units_;
   std::string texts_;
-  std::array<bool, 256> keeps_{};  // ASCII that stays as it is, wherever the next character does not join it
+  std::vector<uint64_t> kept_;  // a bit for each character of at most three bytes that begins with no key
 };
 
 }  // namespace fasttoken

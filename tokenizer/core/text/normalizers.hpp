@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "split/blanks.hpp"
 #include "split/pattern.hpp"
 #include "text/bytelevel.hpp"
 #include "text/charsmap.hpp"
@@ -38,11 +39,25 @@ class Normalizer {
       return step.kind == Kind::nfc || step.kind == Kind::nfd || step.kind == Kind::nfk;
     });
   }
-  // Whether each character of ASCII is changed by itself, but for "\r", which "\n" may join.
-  bool changes_ascii_apart() const {
+  // Whether all steps change a character, a cluster, a match without blanks, or blanks that stand together
+  // (blanks.hpp).
+  bool works_between_blanks(std::string_view mark) const {
+    return std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) {
+      if (step.kind == Kind::prepend || step.kind == Kind::byte_level) return false;
+      if (step.kind != Kind::replace) return true;
+      if (const Regex* regex = step.pattern.regex())
+        return regex->pattern() == " {2,}" && (step.content == " " || step.content == mark);
+      const std::string* text = step.pattern.fixed_text();
+      return text && !text->empty() && has_no_blank(*text, mark);
+    });
+  }
+  bool has_charsmap() const {
+    return std::any_of(steps_.begin(), steps_.end(), [](const Step& step) { return step.kind == Kind::charsmap; });
+  }
+  // Whether none of the steps of works_between_blanks() asks for more white space than one character.
+  bool keeps_white_space() const {
     return std::all_of(steps_.begin(), steps_.end(), [](const Step& step) {
-      return step.kind != Kind::strip && step.kind != Kind::replace && step.kind != Kind::prepend &&
-             step.kind != Kind::byte_level;
+      return step.kind != Kind::strip && (step.kind != Kind::replace || step.pattern.is_fixed());
     });
   }
   // Whether a mark is put before the text, where all that is done besides is to put one in the place of each space;
@@ -81,7 +96,13 @@ class Normalizer {
     }
   }
 
-  void apply(Text& text, Scratch& scratch) const;
+  void apply(Text& text, Scratch& scratch) const {
+    run(text, scratch, [] { return true; });
+  }
+  // The same for a stretch between blanks; false: not known.
+  bool apply_between(const Blanks& blanks, Text& text, Scratch& scratch) const {
+    return run(text, scratch, [&] { return blanks.stand_apart(text.view()); });
+  }
 
   static void replace(Text& text, const Pattern& pattern, std::string_view content, Scratch& scratch) {
     Matches& found = scratch.matches;
@@ -147,6 +168,25 @@ class Normalizer {
     std::string content;
     std::shared_ptr<const Charsmap> charsmap;
   };
+
+  // go_on: asked before each step and behind the last. False: it said so.
+  template <class F>
+  bool run(Text& text, Scratch& scratch, F&& go_on) const {
+    unsigned seen = unknown;
+    for (const Step& step : steps_) {
+      if (!go_on()) return false;
+      take(step, text, scratch, seen);
+    }
+    return go_on();
+  }
+  static constexpr unsigned unknown = UINT32_MAX;
+  // seen: at least Quick's answer for the characters there, once it was asked.
+  static void take(const Step& step, Text& text, Scratch& scratch, unsigned& seen);
+  static bool has_no_blank(std::string_view text, std::string_view mark) {
+    for (const char *p = text.data(), *end = p + text.size(); p < end;)
+      if (ucd().is(utf8_next(p), rust_space)) return false;
+    return mark.empty() || text.find(mark) == std::string_view::npos;
+  }
 
   static Step filter(uint16_t remove, uint16_t space) {
     Step step;

@@ -43,9 +43,14 @@ class Decoder {
   struct Apart {
     bool fallback = false;
     std::optional<uint32_t> leading;  // taken from the beginning of the whole text
+    bool first = false;               // whether the first token has a text of its own: a lone Metaspace or WordPiece
   };
   std::optional<Apart> apart() const {
     Apart found;
+    if (steps_.size() == 1 && (steps_[0].kind == Kind::metaspace || steps_[0].kind == Kind::word_piece)) {
+      found.first = true;
+      return found;
+    }
     int last = 0;
     for (const Step& step : steps_) {
       int now = step.kind == Kind::replace         ? 1
@@ -64,6 +69,7 @@ class Decoder {
   }
   // Of one that is apart(): the text of a token, and whether that is one byte of a character.
   std::pair<std::string, bool> piece(std::string_view token, RegexScratch& scratch) const {
+    if (apart()->first) return {alone(token, scratch), false};
     std::string now(token);
     Growth growth(token.size());
     for (const Step& step : steps_) {

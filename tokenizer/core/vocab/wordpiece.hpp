@@ -50,11 +50,6 @@ class WordPiece {
     io.value(self.unknown_);
   }
 
-  // The id of a short word that is one token; WordTable::none: it is none, or not known here.
-  uint32_t whole(std::string_view word) const {
-    return word.size() <= WordTable::longest ? words_.find(word) : WordTable::none;
-  }
-
   // Appends the tokens of the word, which is not empty.
   void encode(const Vocab& vocab, std::string_view word, std::vector<Token>& out) const {
     size_t before = out.size(), n = word.size();

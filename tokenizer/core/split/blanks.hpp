@@ -1,0 +1,80 @@
+// Cutting a text at its blanks (a space, a tab, an end of line) into stretches that are tokenized one by one.
+//
+//   exact   a file's steps are kept off a stretch's neighbours by the blanks around it: they change and cut
+//   characters
+//           one by one, or within a cluster or a match, and neither reaches across a blank. Three things do: blanks
+//           that stand together, first, or last, which loading tries out (Tokenizer::plan_blanks); a cluster that a
+//           blank is in; and blanks at the ends of a stretch once a step has changed it, unless all white space only
+//           parts the text. A stretch of the last two kinds is refused, and its text is done as a whole
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+#include <string_view>
+
+#include "unicode/graphemes.hpp"
+#include "unicode/unicode.hpp"
+
+namespace fasttoken {
+
+struct Blanks {
+  static constexpr std::string_view candidates = " \n\r\t\v\f";
+  std::array<bool, 256> is{};
+  bool together = false, first = false, last = false;  // whether blanks that stand so give nothing
+  bool strict = true;                                  // whether white space at the ends of a stretch matters
+  uint32_t mark = UINT32_MAX;                          // of white space
+
+  // Calls put(begin, size) for each stretch, until it says false. False: it did, or blanks stand where they matter.
+  template <class F>
+  bool each(std::string_view text, F&& put) const {
+    const auto blank = [&](char c) { return is[static_cast<unsigned char>(c)]; };
+    const char *p = text.data(), *const end = p + text.size();
+    for (bool begins = true;; begins = false) {
+      const char* from = p;
+      while (p < end && blank(*p)) ++p;
+      if ((p > from + 1 && !together) || (begins && p > from && !first)) return false;
+      if (p == end) return p == from || (last && !begins);
+      from = p;
+      do p = low_byte(p + 1, end);
+      while (p < end && !blank(*p));
+      if (!put(from, static_cast<size_t>(p - from))) return false;
+    }
+  }
+
+  // The first byte from p on that may be a blank; `end` if there is none.
+  static const char* low_byte(const char* p, const char* end) {
+    constexpr uint64_t each = 0x0101010101010101u;
+    for (uint64_t bytes; end - p >= 8; p += 8) {
+      std::memcpy(&bytes, p, 8);
+      // Where a byte below 0x21 is subtracted from, its highest bit becomes 1; those of lower bytes do not depend on
+      // it.
+      if (std::endian::native != std::endian::little) break;
+      if (const uint64_t low = (bytes - each * 0x21) & ~bytes & each << 7) return p + std::countr_zero(low) / 8;
+    }
+    while (p < end && static_cast<unsigned char>(*p) > ' ') ++p;
+    return p;
+  }
+  // Whether there is no white space in a text, nor a mark of it.
+  bool has_none(std::string_view text) const {
+    for (const char *p = text.data(), *end = p + text.size(); p < end;) {
+      const uint32_t c = utf8_next(p);
+      if (c <= ' ' || (c >= 0x80 && (c == mark || ucd().is(c, rust_space)))) return false;
+    }
+    return true;
+  }
+  // Whether the blanks beside a stretch have no part in what a step does with it: neither of its ends joins a cluster
+  // with one, nor, if they matter, is white space or a mark of it.
+  bool stand_apart(std::string_view stretch) const {
+    const auto apart = [&](const char* p, uint16_t joins) {
+      if (static_cast<unsigned char>(*p) < 0x80) return *p > ' ' || (!strict && *p != '\r');
+      const uint32_t c = utf8_at(p);
+      return !(graphemes().flags(c) & joins) && !(strict && (c == mark || ucd().is(c, rust_space)));
+    };
+    if (stretch.empty()) return !strict;
+    return apart(stretch.data(), joins_back) && apart(utf8_back(stretch.data() + stretch.size()), joins_ahead);
+  }
+};
+
+}  // namespace fasttoken
