@@ -245,7 +245,6 @@ class FreshEncoding:
     for."""
 
     _ids: Int32
-    _found: Any
     @property
     def ids(self) -> list[int]: ...
     @property
@@ -255,9 +254,6 @@ class FreshEncoding:
     @property
     def attention_mask(self) -> list[int]: ...
     def __len__(self) -> int: ...
-
-def encodings_over(found: Iterable[Any], type: type[FreshEncoding]) -> list[Any]:
-    """A list of encodings of ``type``, one over each of HF's."""
 
 class EncodeEntry:
     """The base of ``Tokenizer``: the settings a call reads, and the calls that read nothing else.
@@ -277,9 +273,6 @@ class EncodeEntry:
         plain_rows: RowFrames | None,
         special_rows: RowFrames | None,
         control: bytes,
-    ) -> None: ...
-    def _set_reference_entry(
-        self, truncation: Any, padding: Any, encode_special: Any, encode: Any, longest: int, type: type[FreshEncoding]
     ) -> None: ...
     def _copy_entry(self, other: EncodeEntry) -> None: ...
     def _row_columns(

@@ -137,7 +137,6 @@ cdef class FreshEncoding:
     cdef object source
     cdef Py_ssize_t row, padding  # its number, and how many tokens pad it
     cdef bint pads_left
-    cdef public object _found  # HF's encoding, on the reference backend; None once the columns are there
 
     def __dealloc__(self):
         PyMem_Free(self.raw)
@@ -146,8 +145,7 @@ cdef class FreshEncoding:
     def ids(self):
         if self.fresh:
             return list_of_shared(self.core._int_items, self.core._int_count, self.raw, self.count)
-        found = self._found
-        return self._ids.tolist() if found is None else found.ids
+        return self._ids.tolist()
 
     @property
     def tokens(self):
@@ -194,8 +192,7 @@ cdef class FreshEncoding:
             if n:
                 memcpy(pairs.data() + before, found.offsets.data(), n * sizeof(Align))
             return pairs_of(<const int32_t*> pairs.data(), pairs.size())
-        theirs = self._found
-        return self._offset_list() if theirs is None else theirs.offsets
+        return self._offset_list()
 
     cdef bint place(self, Aligns& out) except -1:
         """The offsets of a fresh encoding, those of the frame's tokens (0, 0); False: encode_full() has to say."""
@@ -211,8 +208,7 @@ cdef class FreshEncoding:
     def __len__(self):
         if self.fresh:
             return self.count
-        found = self._found
-        return len(self._ids) if found is None else len(found)
+        return len(self._ids)
 
     def __getattr__(self, name):
         if not self.fresh or name not in self._columns:
@@ -229,26 +225,10 @@ cdef class FreshEncoding:
         return getattr(self, name)
 
 
-cdef FreshEncoding encoding_over(object found, object type):
-    cdef FreshEncoding made = new_of(<PyObject*> type, <PyObject*> _nothing)
-    made._found = found
-    return made
-
-
-def encodings_over(found not None, type not None):
-    """A list of encodings of ``type``, one over each of HF's."""
-    if not issubclass(type, FreshEncoding):
-        raise TypeError(f"{type!r} is not a type of FreshEncoding")
-    return [encoding_over(one, type) for one in found]
-
-
 cdef class EncodeEntry:
     """The settings of a tokenizer that a call reads."""
 
     cdef CoreTokenizer native  # None on the reference backend
-    # Reference backend: the settings last in use, HF's encode() under them, the characters of a text that it may be
-    # given unseen, the type of encodings.
-    cdef tuple theirs
     cdef QuickFrame plain, special
     cdef RowFrames plain_rows, special_rows
     cdef bytes control  # by id: 1 for a control token, which must not come out of untrusted text
@@ -260,31 +240,11 @@ cdef class EncodeEntry:
         self.plain_rows, self.special_rows = plain_rows, special_rows
 
     def _copy_entry(self, EncodeEntry other not None):
-        self.native, self.plain, self.special, self.theirs = other.native, other.plain, other.special, other.theirs
+        self.native, self.plain, self.special = other.native, other.plain, other.special
         self.control = other.control
         self.plain_rows, self.special_rows = other.plain_rows, other.special_rows
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
-
-    def _set_reference_entry(self, truncation, padding, encode_special, encode not None, int longest, type not None):
-        """``encode``: HF's, for a text of at most ``longest`` characters under these settings."""
-        if not issubclass(type, FreshEncoding):
-            raise TypeError(f"{type!r} is not a type of FreshEncoding")
-        self.theirs = (truncation, padding, encode_special, encode, longest, type)
-
-    cdef object by_theirs(self, object text, bint special):
-        """An encoding of HF's; None where the general call has to make it, which raises the right error."""
-        cdef tuple known = self.theirs
-        if (known is None or known[0] is not self._truncation or known[1] is not self._padding
-                or known[2] is not self._encode_special or PyUnicode_GET_LENGTH(text) > <Py_ssize_t> known[4]):
-            return None
-        encode = known[3]
-        try:
-            return encoding_over(encode(text) if special else encode(text, None, False, False), known[5])
-        except (KeyboardInterrupt, SystemExit, MemoryError):
-            raise
-        except BaseException:  # a panic of HF's is no Exception
-            return None
 
     cdef QuickFrame frame_for(self, bint special):
         """The frame around one text; None where truncation or padding, or more than a frame, is asked for."""
@@ -311,11 +271,8 @@ cdef class EncodeEntry:
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
         cdef ExternalUse use
         cdef QuickFrame frame = self.frame_for(add_special_tokens)
-        if pair is not None or is_pretokenized is not False or not PyUnicode_CheckExact(sequence):
+        if frame is None or pair is not None or is_pretokenized is not False or not PyUnicode_CheckExact(sequence):
             return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
-        if frame is None:
-            made = self.by_theirs(sequence, add_special_tokens)
-            return self._encode_general(sequence, None, False, add_special_tokens) if made is None else made
         return self.fresh(frame, sequence, self._encode_special is False, False, &use)
 
     cdef list fresh_batch(self, object given, object is_pretokenized, bint special, bint bare):

@@ -86,11 +86,6 @@ class ReferenceCore:
         self._growth.require(string, self._hf.normalizer)
         return string
 
-    @property
-    def free_characters(self) -> int:
-        """How long a text may be that HF is given without ``taken``."""
-        return self._growth.free
-
     def matcher_use(self) -> None:
         """HF's patterns are not matched here, and not bounded."""
 
@@ -168,25 +163,6 @@ class ReferenceCore:
         ids = _concatenated([r[0] for r in rows])
         spans = np.concatenate([r[1] for r in rows]) if rows else np.empty((0, 2), np.int32)
         return ids, spans, _concatenated([r[2] for r in rows]), _starts([len(r[0]) for r in rows])
-
-    def copy_of_engine(self) -> Any:
-        """An HF tokenizer of the file's components, the post-processor with them, without truncation and padding. It
-        shares them with this one, and may be given settings of its own."""
-        engine = self._hf
-        made = type(engine)(engine.model)
-        for name in ("normalizer", "pre_tokenizer", "decoder"):
-            if getattr(engine, name) is not None:
-                setattr(made, name, getattr(engine, name))
-        if self._post_processor is not None:
-            made.post_processor = self._post_processor
-        made.add_tokens([token for _, token in sorted(self._added.items())])
-        if made.get_added_tokens_decoder() == self._added:
-            return made
-        # Added to a model, tokens that it does not have get the next free ids; those of a file may differ.
-        made = asked(type(engine).from_str, self._source)
-        made.no_truncation()
-        made.no_padding()
-        return made
 
     def component(self, kind: str) -> Any:
         """HF's component of that kind of the file; None where it has none."""

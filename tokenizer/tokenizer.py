@@ -27,12 +27,10 @@ from ._control import ControlIds
 from ._files import TOKENIZER_LIMIT, read_plain
 from ._inputs import EncodeInput, batch_inputs, batch_list, single_input
 from ._literal import LiteralText
-from ._reference_encoding import ReferenceEncoding
 from ._repr import LONG, SHORT, tokenizer_text
 from ._schema import canonical
 from ._sequences import Sequences
 from ._trusted import ControlTokens
-from ._whole_calls import WholeCalls
 from .added_token import AddedToken
 from .class_settings import Changes, Model
 from .class_settings import changes as class_changes
@@ -174,7 +172,6 @@ class Tokenizer(ArrayMethods):
         self._digest: bytes | None = None  # see decoders._digest
         self._model_alone: Tokenizer | None = None  # see models.Model
         self._model_settings: dict[str, Any] | None = None  # see components._settings_of
-        self._whole_calls = WholeCalls.served(core, self._processor)
         self._set_entry(*self._sequences.entry(self._frames, self._processor), self._literal.mask)
 
     def save(self, path: str | os.PathLike[str], pretty: bool = True) -> None:
@@ -229,7 +226,7 @@ class Tokenizer(ArrayMethods):
     def _encode_general(
         self, sequence: Any, pair: Any | None, is_pretokenized: bool, add_special_tokens: bool
     ) -> Encoding:
-        return self._general([single_input(sequence, pair, is_pretokenized)], is_pretokenized, add_special_tokens)[0]
+        return self._encoded([single_input(sequence, pair, is_pretokenized)], add_special_tokens)[0]
 
     def _batch_general(
         self, input: Sequence[Any], is_pretokenized: bool, add_special_tokens: bool, fast: bool
@@ -238,23 +235,7 @@ class Tokenizer(ArrayMethods):
         if inputs is not input:
             call = self.encode_batch_fast if fast else self.encode_batch
             return call(inputs, is_pretokenized, add_special_tokens)
-        return self._general(batch_inputs(inputs, is_pretokenized), is_pretokenized, add_special_tokens, fast)
-
-    def _general(
-        self, inputs: list[EncodeInput], is_pretokenized: bool, add_special_tokens: bool, fast: bool = False
-    ) -> list[Encoding]:
-        whole = self._whole_calls
-        if whole is None:
-            return self._encoded(inputs, add_special_tokens, fast)
-        truncation, padding, special = self._truncation, self._padding, self._encode_special
-        settings = truncation, padding, not special
-        encode = whole.for_texts(settings)
-        if encode is not None:
-            theirs = encode, whole.free_characters, ReferenceEncoding
-            self._set_reference_entry(truncation, padding, special, *theirs)
-        given = [one.first if one.second is None else (one.first, one.second) for one in inputs]
-        made = whole.encode(settings, given, bool(is_pretokenized), bool(add_special_tokens), fast)
-        return self._encoded(inputs, add_special_tokens, fast) if made is None else made
+        return self._encoded(batch_inputs(inputs, is_pretokenized), add_special_tokens, fast)
 
     async def async_encode(
         self,
