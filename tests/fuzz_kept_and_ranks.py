@@ -1,9 +1,9 @@
 """Two more kinds of files for ``tests.fuzz_tokenizer_files``: kept tables that were changed, and rank files.
 
-Kept tables (``tokenizer/_cache.py``) are made of a tokenizer.json and then changed: bytes, length, header, kind of
-file. The next load has to give the ids that the tokenizer.json gives. Rank files are made with wrong ranks, repeated
-tokens, other base64 and long tokens, and loaded with patterns and control tokens; where ``tiktoken`` takes the same
-ranks, the ids have to be the same.
+Kept tables (``tokenizer/backends/cache.py``) are made of a tokenizer.json and then changed: bytes, length, header,
+kind of file. The next load has to give the ids that the tokenizer.json gives. Rank files are made with wrong ranks,
+repeated tokens, other base64 and long tokens, and loaded with patterns and control tokens; where ``tiktoken`` takes
+the same ranks, the ids have to be the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ RANKS = [0, 1, 255, 256, 257, 60_000, (1 << 24) + 5, (1 << 31) - 1, 1 << 31, (1 
 
 def wrong_with_kept(rng: random.Random, data: bytes, texts: list[str]) -> str | None:
     """Load ``data``, change the tables that were kept of it, load it again, three times."""
-    from prelude.tokenizer import Tokenizer, _cache
+    from prelude.tokenizer import Tokenizer
+    from prelude.tokenizer.backends import cache as _cache
 
     least, _cache.LEAST = _cache.LEAST, 0
     folder = Path(tempfile.mkdtemp(prefix="kept-"))

@@ -154,7 +154,7 @@ class Building:
     def read(self) -> Any:
         """Our tokenizer for HF's as it is now."""
         from prelude.tokenizer import Tokenizer
-        from prelude.tokenizer._hf_changes import version
+        from prelude.tokenizer.hf.changes import version
 
         now = version(self._theirs)
         if now != self._version:
@@ -197,8 +197,8 @@ class Building:
 def _replace_tokenizers() -> None:
     import huggingface_hub
     import prelude.tokenizer as ours
-    from prelude.tokenizer._hf_changes import watch
-    from prelude.tokenizer._reference import ReferenceCore
+    from prelude.tokenizer.backends.reference import ReferenceCore
+    from prelude.tokenizer.hf.changes import watch
 
     ReferenceCore.package = staticmethod(lambda feature: theirs)  # type: ignore[method-assign]
     huggingface_hub.hf_hub_download = _download

@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ._limits import ACTIVE, OBJECT, PIECE, Bounds, Rendering, checked_bits
-from ._marks import Marked, MarkedFloat, MarkedInt, joined, segments
 from .errors import EXTRA, ChatTemplateError
+from .templates.limits import ACTIVE, OBJECT, PIECE, Bounds, Rendering, checked_bits
+from .templates.marks import Marked, MarkedFloat, MarkedInt, joined, segments
 
 ROLES = frozenset(
     [
@@ -243,7 +243,7 @@ def _sandbox() -> Any:
         ) from None
     if tuple(int(n) for n in re.findall(r"\d+", jinja2.__version__)[:3]) < (3, 1, 6):
         _fail(f"jinja2 {jinja2.__version__} has known ways out of its sandbox; chat templates need 3.1.6 or newer")
-    from . import _sandbox as sandbox
+    from .templates import sandbox
 
     return sandbox
 

@@ -14,10 +14,10 @@ import json
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ._building import CUSTOM, attribute_names, file_value, member_of, python_value
-from ._reference import CHAR_BYTES, ReferenceCore
 from ._repr import LONG, SHORT, member_text
 from ._schema import FIELDS, canonical
 from .added_token import AddedToken
+from .backends.reference import CHAR_BYTES, ReferenceCore
 from .encoding import Encoding
 from .errors import TokenizersMutationError
 from .trainers import TRAINING
@@ -244,7 +244,7 @@ class PostProcessor(Component):
         return self._tokenizer.num_special_tokens_to_add(is_pair)
 
     def process(self, encoding: Encoding, pair: Encoding | None = None, add_special_tokens: bool = True) -> Encoding:
-        from ._post_processing import run
+        from .encode.post_processing import run
 
         return run(
             self._tokenizer._processor,

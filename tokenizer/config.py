@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ._files import SETTINGS_LIMIT, TEMPLATE_LIMIT, read_plain
+from .backends.files import SETTINGS_LIMIT, TEMPLATE_LIMIT, read_plain
 from .errors import TokenizerConfigWarning
 
 Reader: TypeAlias = Callable[[str, int], "bytes | None"]

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from ._files import TOKENIZER_LIMIT, read_plain
+from .backends.files import TOKENIZER_LIMIT, read_plain
 from .components import Component, component, register
 from .errors import TokenizerError, TokenizerFileError, TokenizersMutationError
 from .hf_types import Token

@@ -17,7 +17,7 @@ import json
 import re
 from pathlib import Path
 
-from ._reference import BYTE_CHARS
+from .backends.reference import BYTE_CHARS
 from .errors import TokenizerError
 
 _MOST_COMPARED = 1 << 30

@@ -19,29 +19,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _post_processing, _processor_file, components
-from ._arrays import ArrayMethods
-from ._backends import load
-from ._cache import at as cache_at
-from ._control import ControlIds
-from ._files import TOKENIZER_LIMIT, read_plain
-from ._inputs import EncodeInput, batch_inputs, batch_list, single_input
-from ._literal import LiteralText
+from . import components
 from ._repr import LONG, SHORT, tokenizer_text
 from ._schema import canonical
-from ._sequences import Sequences
-from ._trusted import ControlTokens
 from .added_token import AddedToken
+from .backends.cache import at as cache_at
+from .backends.choice import load
+from .backends.files import TOKENIZER_LIMIT, read_plain
 from .class_settings import Changes, Model
 from .class_settings import changes as class_changes
 from .config import BESIDE, FileConfig, Reader, beside, folder_reader, warn_contradictions
+from .encode import post_processing, processor_file
+from .encode.arrays import ArrayMethods
+from .encode.control import ControlIds
+from .encode.inputs import EncodeInput, batch_inputs, batch_list, single_input
+from .encode.literal import LiteralText
+from .encode.sequences import Sequences
+from .encode.trusted import ControlTokens
 from .encoding import Encoding, PaddedBatch, copy_into, padded_batch
 from .errors import BackendUnavailable, TokenizerFileError, TokenizersMutationError
 from .params import Padding, Truncation, truncate_pair
 
 if TYPE_CHECKING:
-    from ._backends import Core
-    from ._cache import TableCache
+    from .backends.cache import TableCache
+    from .backends.choice import Core
 
 Cache = bool | str | os.PathLike[str]
 
@@ -159,9 +160,9 @@ class Tokenizer(ArrayMethods):
 
     def _assemble(self, core: Core, backend: str, config: FileConfig) -> None:
         self._core, self._backend, self._config = core, backend, config
-        self._processor = _processor_file.parse(self._section("post_processor"))
-        self._untrimmed = _post_processing.without_trimming(self._processor)
-        self._frames = _post_processing.frame(self._processor, False), _post_processing.frame(self._processor, True)
+        self._processor = processor_file.parse(self._section("post_processor"))
+        self._untrimmed = post_processing.without_trimming(self._processor)
+        self._frames = post_processing.frame(self._processor, False), post_processing.frame(self._processor, True)
         self._truncation = _parsed(self._section("truncation"), "truncation", Truncation.from_json)
         self._padding = _parsed(self._section("padding"), "padding", Padding.from_json)
         self._encode_special = False
@@ -471,9 +472,9 @@ def _finished(
     second: Encoding | None,
     add_special_tokens: bool,
     truncation: Truncation | None,
-    processor: _post_processing.Processor | None,
+    processor: post_processing.Processor | None,
 ) -> Encoding:
     if truncation is not None:
         added = processor.added(second is not None) if processor is not None and add_special_tokens else 0
         truncate_pair(first, second, truncation, added)
-    return _post_processing.run(processor, first, second, add_special_tokens)
+    return post_processing.run(processor, first, second, add_special_tokens)

@@ -8,8 +8,8 @@
         AutoTokenizer.from_pretrained(...)("text")
 
 transformers sets truncation and padding on one shared HF tokenizer at every call, so that threads disturb each other
-("Already borrowed"). Here the settings die with the call. Most calls are one call of our core (``_hf_calls``); others
-run transformers' method on a view of the tokenizer with a backend of its own (``_hf_backend.Call``).
+("Already borrowed"). Here the settings die with the call. Most calls are one call of our core (``hf/calls.py``);
+others run transformers' method on a view of the tokenizer with a backend of its own (``hf/backend.py``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import _hf_calls
-from ._hf_backend import Backend, Call, begin_watching, end_watching, lock, ours_of
+from .hf import calls
+from .hf.backend import Backend, Call, begin_watching, end_watching, lock, ours_of
 
 _METHODS = ("_encode_plus", "_batch_encode_plus", "_decode")  # the second is transformers 4's
 _originals: dict[str, Callable[..., Any]] = {}
@@ -142,5 +142,5 @@ def _short_way(original: Any) -> Callable[..., Any] | None:
     if getattr(original, "__qualname__", "") == f"{Fast.__name__}._encode_plus" and not hasattr(
         Fast, "_batch_encode_plus"
     ):
-        return _hf_calls.encode_plus
-    return _hf_calls.decode if getattr(original, "__qualname__", "") == f"{Fast.__name__}._decode" else None
+        return calls.encode_plus
+    return calls.decode if getattr(original, "__qualname__", "") == f"{Fast.__name__}._decode" else None

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 from prelude.tokenizer import DecodeStream, Tokenizer
-from prelude.tokenizer._reference import BYTE_CHARS
+from prelude.tokenizer.backends.reference import BYTE_CHARS
 
 from bench.blocks import Run, statement
 

@@ -36,7 +36,7 @@ from prelude.admission.tokenization import Piece
 from prelude.errors import TemplateError, shown
 from prelude.strict_json import parse
 from prelude.tasks import strict_keywords
-from prelude.tokenizer._files import read_plain
+from prelude.tokenizer.backends.files import read_plain
 
 MAX_TEMPLATE_CHARS = 1 << 16
 # Of a part that one question holds once for each label: max_labels of them stay a text of a few megabytes.

@@ -338,7 +338,7 @@ def _numbers(values: Mapping[str, Any], name: str) -> list[float]:
 
 
 def _loaded(path: str | Path, kind: str, cls: type[_Kept]) -> _Kept:
-    from prelude.tokenizer._files import read_plain
+    from prelude.tokenizer.backends.files import read_plain
 
     try:
         data = read_plain(path, MAX_BYTES)

@@ -98,7 +98,7 @@ class ModelDirectory:
 
     def read(self, name: str, limit: int, error: type[ModelError] = ModelError) -> bytes:
         """The content of the file ``name``, of at most ``limit`` bytes."""
-        from prelude.tokenizer._files import read_plain
+        from prelude.tokenizer.backends.files import read_plain
 
         try:
             data = read_plain(self.file(name, error), limit)
@@ -140,7 +140,7 @@ def _transformer_folder(directory: ModelDirectory) -> str:
 
 def open_regular(path: Path, error: type[ModelError]) -> int:
     """A descriptor on ``path``, which is a regular file; never waits on a pipe or a device."""
-    from prelude.tokenizer._files import open_plain
+    from prelude.tokenizer.backends.files import open_plain
 
     try:
         return open_plain(path)

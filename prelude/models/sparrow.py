@@ -94,7 +94,7 @@ def is_sparrow(model: object) -> TypeGuard[str | os.PathLike[str]]:
 
 def read_sparrow(path: str | os.PathLike[str]) -> SparrowModel:
     """Raises ``ModelError`` that names the part, and ``UnsupportedModel`` for Sparrow's models of another kind."""
-    from prelude.tokenizer._files import read_plain
+    from prelude.tokenizer.backends.files import read_plain
 
     where = os.fspath(path)
     try:

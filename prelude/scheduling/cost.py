@@ -25,7 +25,7 @@ from pathlib import Path
 from prelude._native.core import CostFit
 from prelude.errors import ConfigError, reason, shown
 from prelude.strict_json import parse
-from prelude.tokenizer._files import read_plain
+from prelude.tokenizer.backends.files import read_plain
 
 _TERMS = ("constant", "token", "key", "lm_row")
 _N = len(_TERMS)

@@ -178,7 +178,7 @@ EDITS = (
             "if False:",
         ),
     ),
-    edit("range_unbounded", "37", ("tokenizer/_sandbox.py", "ACTIVE.get().bounds.max_range", "10**12")),
+    edit("range_unbounded", "37", ("tokenizer/templates/sandbox.py", "ACTIVE.get().bounds.max_range", "10**12")),
     edit(
         "oneshot_first_always",
         "F15 F17 F18 A6",

@@ -231,7 +231,7 @@ EDITS = (
     edit(
         "the_reference_backend_is_taken_in_silence",
         "J7",
-        ("tokenizer/_backends.py", '        _log.info("backend %s: %s", backend, reason)\n', "        pass\n"),
+        ("tokenizer/backends/choice.py", '        _log.info("backend %s: %s", backend, reason)\n', "        pass\n"),
     ),
     edit(
         "cores_are_not_said",

@@ -48,7 +48,7 @@ EDITS = (
         "undefined_has_attributes",
         "36",
         (
-            "tokenizer/_sandbox.py",
+            "tokenizer/templates/sandbox.py",
             '        if isinstance(obj, Undefined) and name.startswith("_"):\n',
             "        if False:\n",
         ),
@@ -57,7 +57,7 @@ EDITS = (
         "namespaces_have_private_attributes",
         "36",
         (
-            "tokenizer/_sandbox.py",
+            "tokenizer/templates/sandbox.py",
             '    if name.startswith("_"):\n        return environment.unsafe_undefined',
             "    if False:\n        return environment.unsafe_undefined",
         ),

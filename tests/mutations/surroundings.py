@@ -16,7 +16,7 @@ CHECKPOINT = "prelude/models/checkpoint.py"
 POOLED = "prelude/readouts/pooled.py"
 CORE = "prelude/runtime/core.py"
 CHAT = "tokenizer/chat.py"
-BACKENDS = "tokenizer/_backends.py"
+BACKENDS = "tokenizer/backends/choice.py"
 
 EDITS = (
     # ---- requests and readouts
@@ -416,7 +416,7 @@ EDITS = (
         "undefined_ids_have_bytes",
         "J10",
         (
-            "tokenizer/_arrays.py",
+            "tokenizer/encode/arrays.py",
             '        return self._core.token_bytes(id) or b""\n',
             '        return self._core.token_bytes(id) or b"?"\n',
         ),
@@ -468,7 +468,7 @@ EDITS = (
         "many_characters_are_rendered",
         "39 25",
         (
-            "tokenizer/_limits.py",
+            "tokenizer/templates/limits.py",
             "        if length > self.bounds.max_output:\n            self.refuse_size(length)\n        self.take(OBJECT + (length",
             "        if False:\n            self.refuse_size(length)\n        self.take(OBJECT + (length",
         ),
@@ -485,6 +485,6 @@ EDITS = (
     edit(
         "ids_of_a_file_have_no_bound",
         "30",
-        ("tokenizer/_bounds.py", "        if isinstance(id, int) and id >= limit:", "        if False:"),
+        ("tokenizer/backends/bounds.py", "        if isinstance(id, int) and id >= limit:", "        if False:"),
     ),
 )

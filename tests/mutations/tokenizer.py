@@ -37,7 +37,7 @@ EDITS = (
         "errors_of_the_pattern_engine_come_out",
         "29",
         (
-            "tokenizer/_splitter.py",
+            "tokenizer/backends/splitter.py",
             "        except Exception as error:  # besides",
             "        except ImportError as error:  # besides",
         ),

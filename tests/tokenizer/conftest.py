@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import tokenizers
 from prelude.tokenizer import Encoding, Tokenizer
-from prelude.tokenizer._reference import ReferenceCore
+from prelude.tokenizer.backends.reference import ReferenceCore
 from prelude.tokenizer.config import FileConfig
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 

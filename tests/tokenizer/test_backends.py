@@ -19,7 +19,7 @@ from prelude.tokenizer import Tokenizer, TokenizerError
 from tokenizers import models
 
 native = pytest.importorskip("prelude.tokenizer._core", reason="the native core is not built")
-splitter = pytest.importorskip("prelude.tokenizer._splitter")
+splitter = pytest.importorskip("prelude.tokenizer.backends.splitter")
 pytest.importorskip("regex")
 
 laws = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prelude.tokenizer import Tokenizer, _backends, _cache, _core
+from prelude.tokenizer import Tokenizer, _core
+from prelude.tokenizer.backends import cache as _cache
+from prelude.tokenizer.backends import choice as _backends
 
 from tests.tokenizer.shared import families, golden, golden_lines, shared, tokenizer_json
 
@@ -54,7 +56,8 @@ def assert_works(path: Path, folder: Path) -> None:
 def test_a_pipe_in_the_place_of_tables_does_not_block(folder: Path, file: Path) -> None:
     code = f"""
 import os
-from prelude.tokenizer import Tokenizer, _cache
+from prelude.tokenizer import Tokenizer
+from prelude.tokenizer.backends import cache as _cache
 _cache.LEAST = 0
 Tokenizer.from_file({str(file)!r}, cache={str(folder)!r})
 [tables] = [name for name in os.listdir({str(folder)!r}) if name != "key"]
@@ -244,7 +247,8 @@ def test_a_folder_that_cannot_be_written(file: Path, folder: Path, tmp_path: Pat
 
 def test_concurrent_writers(file: Path, folder: Path) -> None:
     script = (
-        "import sys; from prelude.tokenizer import Tokenizer, _cache; _cache.LEAST = 0\n"
+        "import sys; from prelude.tokenizer import Tokenizer\n"
+        "from prelude.tokenizer.backends import cache; cache.LEAST = 0\n"
         "for _ in range(5): print(Tokenizer.from_file(sys.argv[1], cache=sys.argv[2]).encode('Hello there').ids)"
     )
     command = [sys.executable, "-c", script, str(file), str(folder)]

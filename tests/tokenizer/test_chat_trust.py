@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prelude.tokenizer import ChatTemplateError, Tokenizer
-from prelude.tokenizer._marks import METHODS, Marked, joined, segments
 from prelude.tokenizer.chat import apply_chat_template, render_segments
+from prelude.tokenizer.templates.marks import METHODS, Marked, joined, segments
 
 from tests.tokenizer.templates import CHATML, HELLO
 

@@ -15,12 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prelude.tokenizer import (
-    Tokenizer,
-    TokenizerError,
-    TokenizerFileError,
-    _bounds,
-)
+from prelude.tokenizer import Tokenizer, TokenizerError, TokenizerFileError
+from prelude.tokenizer.backends import bounds
 
 from tests.patience import PATIENCE
 from tests.tokenizer.small_files import VOCAB, WORD, file, left_to_reference
@@ -181,11 +177,11 @@ def test_a_word_piece_of_too_many_nodes_is_the_references(deep_tokens: list[str]
 
 def test_the_nodes_of_a_trie_are_counted_where_tokens_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     model = {"type": "Unigram", "unk_id": 0, "vocab": [[t, 0.0] for t in ("<unk>", "abcd", "abce", "ab", "abcd")]}
-    monkeypatch.setattr(_bounds, "MOST_NODES", 10)  # 5 of <unk>, 5 of abcd and abce; 19 bytes
-    _bounds.checked(file(model=model).encode())
-    monkeypatch.setattr(_bounds, "MOST_NODES", 9)
+    monkeypatch.setattr(bounds, "MOST_NODES", 10)  # 5 of <unk>, 5 of abcd and abce; 19 bytes
+    bounds.checked(file(model=model).encode())
+    monkeypatch.setattr(bounds, "MOST_NODES", 9)
     with pytest.raises(TokenizerFileError, match="more than 9 nodes"):
-        _bounds.checked(file(model=model).encode())
+        bounds.checked(file(model=model).encode())
 
 
 @pytest.mark.fault(30)

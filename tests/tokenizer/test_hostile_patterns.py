@@ -80,7 +80,8 @@ def encoded_one_by_one(t: Tokenizer, texts: list[str]) -> dict[str, Any]:
 @pytest.mark.fault(29)
 @pytest.mark.parametrize("call", list(encoded_one_by_one(Tokenizer.from_str(file()), [])))
 def test_the_time_of_a_pattern_is_the_batchs_not_a_texts(call: str) -> None:
-    from prelude.tokenizer import _core, _splitter
+    from prelude.tokenizer import _core
+    from prelude.tokenizer.backends import splitter as _splitter
     from prelude.tokenizer.config import FileConfig
 
     compiled, left, burnt = _splitter.matcher(_core), [], 0.004

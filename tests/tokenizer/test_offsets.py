@@ -103,7 +103,7 @@ def test_ids_that_are_no_tokens_have_no_offsets(pair_of: Pair) -> None:
 
 def test_offsets_of_hf_that_lie_behind_the_text_are_its_end_in_bytes() -> None:
     """HF counts the characters of an end-of-word suffix that falls back to bytes."""
-    from prelude.tokenizer._reference import ReferenceCore
+    from prelude.tokenizer.backends.reference import ReferenceCore
 
     vocab = {f"<0x{b:02X}>": b for b in range(256)}
     model = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True, "end_of_word_suffix": "</w>"}

@@ -45,7 +45,8 @@ class Unigram {
  public:
   static constexpr uint32_t none = UINT32_MAX;
   static constexpr size_t longest = 512, most_tokens = (size_t{1} << 23) - 1;
-  // Of the trie: its units and the lists beside them take at most 100 bytes a node. _bounds.py has the same number.
+  // Of the trie: its units and the lists beside them take at most 100 bytes a node. backends/bounds.py has the same
+  // number.
   static constexpr size_t most_nodes = size_t{1} << 23;
 
   uint32_t unknown = none;

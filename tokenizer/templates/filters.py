@@ -13,12 +13,13 @@ from jinja2 import pass_context, pass_environment
 from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.utils import Joiner
 
-from . import _marks as marks
-from ._formats import percent
-from ._limits import ACTIVE, OBJECT, PIECE, checked_bits, measure
-from ._marks import Marked
-from ._methods import METHODS, Function, replaced
-from ._values import (
+from ..errors import ChatTemplateError
+from . import marks
+from .formats import percent
+from .limits import ACTIVE, OBJECT, PIECE, checked_bits, measure
+from .marks import Marked
+from .methods import METHODS, Function, replaced
+from .values import (
     binary,
     checked_key,
     compare,
@@ -31,7 +32,6 @@ from ._values import (
     text,
     with_taint,
 )
-from .errors import ChatTemplateError
 
 MAX_NAME = 1000  # characters of an attribute's name
 MAX_INDENT = 64
@@ -203,7 +203,7 @@ def _sum(iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
 
 
 def _getter(attribute: Any, **options: Any) -> Callable[[Any], Any]:
-    from ._sandbox import ENVIRONMENT
+    from .sandbox import ENVIRONMENT
 
     check_name(attribute)
     return jinja2.filters.make_attrgetter(ENVIRONMENT(), attribute, **options)
@@ -226,7 +226,7 @@ def _last(seq: Any) -> Any:
 
 
 def _listed_end(items: Iterator[Any], name: str) -> Any:
-    from ._sandbox import ENVIRONMENT
+    from .sandbox import ENVIRONMENT
 
     for item in items:
         return item

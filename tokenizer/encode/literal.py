@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ._control import mask_of
-from ._reference import BYTE_CHARS, _kinds
+from ..backends.reference import BYTE_CHARS, _kinds
+from .control import mask_of
 
 if TYPE_CHECKING:
-    from ._backends import Core
-    from ._core import MatcherUse
+    from .._core import MatcherUse
+    from ..backends.choice import Core
 
 Int32 = npt.NDArray[np.int32]
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._bounds import checked
-from ._core import CoreTokenizer, UnsupportedFeature
-from ._growth import flat
-from ._post_processing import trimmed
-from ._processor_file import parse
-from .errors import BackendUnavailable, LoneSurrogateError, TokenizerError, TokenizerFileError
+from .._core import CoreTokenizer, UnsupportedFeature
+from ..encode.post_processing import trimmed
+from ..encode.processor_file import parse
+from ..errors import BackendUnavailable, LoneSurrogateError, TokenizerError, TokenizerFileError
+from .bounds import checked
+from .growth import flat
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

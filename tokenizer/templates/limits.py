@@ -22,7 +22,7 @@ from types import GeneratorType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from .errors import ChatTemplateError
+from ..errors import ChatTemplateError
 
 STRIDE = 50_000  # units of work between two looks at the clock
 MAX_BITS = 1 << 11  # of a number: an operation on one, or its text, takes a few units of work

@@ -13,9 +13,9 @@ from typing import Any
 
 from jinja2.runtime import Undefined
 
-from ._limits import ACTIVE, MAX_BITS, OBJECT, PIECE, measure
-from ._marks import Marked, MarkedFloat, MarkedInt, joined
-from .errors import ChatTemplateError
+from ..errors import ChatTemplateError
+from .limits import ACTIVE, MAX_BITS, OBJECT, PIECE, measure
+from .marks import Marked, MarkedFloat, MarkedInt, joined
 
 VIEWS = (KeysView, ValuesView, ItemsView)
 PRINTABLE = (list, tuple, dict, range, *VIEWS)
@@ -292,7 +292,7 @@ def binary(name: str, left: Any, right: Any) -> Any:
             if isinstance(repeated, (str, list, tuple)) and isinstance(count, int):
                 return _repeated(repeated, count)
     if name == "%" and isinstance(left, str):
-        from ._formats import percent
+        from .formats import percent
 
         return percent(left, right)
     return _calculated(name, left, right)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._post_processing import (
+from ..errors import TokenizerFileError
+from .post_processing import (
     BertProcessing,
     ByteLevel,
     Processor,
@@ -15,7 +16,6 @@ from ._post_processing import (
     Special,
     TemplateProcessing,
 )
-from .errors import TokenizerFileError
 
 _MOST_PIECES = 64  # of a template, and processors of a Sequence; each copies the result of those before it
 _MOST_SPECIAL = 1 << 10  # ids of one piece of a template

@@ -13,11 +13,11 @@ from typing import Any
 
 from jinja2.runtime import Undefined
 
-from ._limits import ACTIVE, PIECE
-from ._marks import Marked
-from ._values import PRINTABLE, added, join, repr_of, taints, with_taint
-from ._values import text as text_of
-from .errors import ChatTemplateError
+from ..errors import ChatTemplateError
+from .limits import ACTIVE, PIECE
+from .marks import Marked
+from .values import PRINTABLE, added, join, repr_of, taints, with_taint
+from .values import text as text_of
 
 MAX_WIDTH = 1000
 _PERCENT = re.compile(r"%(?:\(([^()]*)\))?([-#0 +]*)(\d*)(?:\.(\d*))?[hlL]?(.)", re.DOTALL)

@@ -2,7 +2,7 @@
 
 ``Backend`` stands in the place of HF's object. It looks up and decodes by ours, and makes HF's when it is first asked
 for anything else: a component, say, or a method that adds tokens. From then on HF's is authoritative, as it is where
-transformers made it: any change of it is noticed at the next call, and loaded anew; ``_hf_changes`` says how. Where
+transformers made it: any change of it is noticed at the next call, and loaded anew; ``changes.py`` says how. Where
 HF's cannot be serialised (components written in Python), transformers goes on with it as before.
 """
 
@@ -15,8 +15,8 @@ import threading
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize
 
-from ._hf_changes import unwatch, version, watch
-from .tokenizer import Tokenizer
+from ..tokenizer import Tokenizer
+from .changes import unwatch, version, watch
 
 _log = logging.getLogger("prelude.tokenizer")
 _DECODES = ("decode", "decode_batch")

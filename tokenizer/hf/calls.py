@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from .encoding import Encoding
-from .errors import TokenizerError
-from .params import Padding, Truncation
-from .tokenizer import Tokenizer
+from ..encoding import Encoding
+from ..errors import TokenizerError
+from ..params import Padding, Truncation
+from ..tokenizer import Tokenizer
 
 _COLUMNS = ("input_ids", "token_type_ids", "attention_mask", "special_tokens_mask", "offset_mapping")
 

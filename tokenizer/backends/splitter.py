@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from .errors import TokenizerError
+from ..errors import TokenizerError
 
 _MOST_PATTERN = 100_000  # characters
 # Of all patterns of a file:

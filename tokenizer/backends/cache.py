@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._core import CoreTokenizer
+    from .._core import CoreTokenizer
 
 _log = logging.getLogger("prelude.tokenizer")
 
@@ -69,7 +69,7 @@ class TableCache:
 
     def of_file(self, path: Path) -> CoreTokenizer | None:
         """The tables of the tokenizer.json at ``path``, if they are here; its bytes are only digested."""
-        from . import _core
+        from .. import _core
 
         try:
             if path.stat().st_size < LEAST:
@@ -83,7 +83,7 @@ class TableCache:
         return self._read(digest, key)
 
     def of_bytes(self, data: bytes) -> CoreTokenizer | None:
-        from . import _core
+        from .. import _core
 
         if len(data) < LEAST:
             return None
@@ -96,7 +96,7 @@ class TableCache:
 
     def keep(self, data: bytes, core: CoreTokenizer) -> None:
         """Write the tables that ``core`` has made of ``data``."""
-        from . import _core
+        from .. import _core
 
         if len(data) < LEAST:
             return
@@ -111,7 +111,7 @@ class TableCache:
     # ---- files
 
     def _read(self, digest: bytes, key: bytes) -> CoreTokenizer | None:
-        from . import _core
+        from .. import _core
 
         path = self._folder / digest.hex()
         try:
@@ -156,7 +156,7 @@ class TableCache:
     def _secret(self) -> bytes:
         """The key of the digests: this user's, of this build. Made at the first use."""
         if self._key is None:
-            from . import _core
+            from .. import _core
 
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _own(os.stat(self._folder, follow_symlinks=False), folder=True)

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from ._backends import Core
-    from .config import FileConfig
+    from ..backends.choice import Core
+    from ..config import FileConfig
 
 _SIGN = re.compile(r"[^\w\s\u2581]")
 _WORD = re.compile(r'"\w+|([^\W\d_]\w{0,15})')  # the keys of JSON are none; a sentence may have no spaces
@@ -113,7 +113,7 @@ def mask_of(ids: Iterable[int]) -> npt.NDArray[np.bool_]:
 def _runs(template: str) -> Iterator[str]:
     """The literal text of a template, joined up to the next value or statement. A role between two literals stands
     for each of the usual ones: some templates build a mark around it."""
-    from .chat import ROLES
+    from ..chat import ROLES
 
     for run in filter(None, _literals(template)):
         yield from run.split(_ROLE)

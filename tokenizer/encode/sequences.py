@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ._post_processing import layout, trims_first
-from ._reference import ReferenceCore
-from .encoding import Encoding
+from ..backends.reference import ReferenceCore
+from ..encoding import Encoding
+from .post_processing import layout, trims_first
 
 if TYPE_CHECKING:
-    from ._backends import Core
-    from ._post_processing import Frame, Processor
+    from ..backends.choice import Core
+    from .post_processing import Frame, Processor
 
 Int32 = npt.NDArray[np.int32]
 Given = str | list[str]  # a text, or words
@@ -88,7 +88,7 @@ class Sequences:
         core = self._core
         if isinstance(core, ReferenceCore):
             return None, None, None, None, None
-        from ._core import QuickFrame, RowFrames
+        from .._core import QuickFrame, RowFrames
 
         plain, special = (None if f is None else QuickFrame(self, f, Encoding) for f in frames)
         first = trims_first(processor)

@@ -24,12 +24,12 @@ from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner
 
-from . import _syntax, _values
-from ._filters import FILTERS, OUTPUT_FILTERS, TESTS, check_name
-from ._limits import ACTIVE, CALL, NAMED_CALL, OBJECT
-from ._marks import Marked
-from ._methods import ATTRIBUTES, METHODS, REFUSED, Function
-from .errors import ChatTemplateError
+from ..errors import ChatTemplateError
+from . import syntax, values
+from .filters import FILTERS, OUTPUT_FILTERS, TESTS, check_name
+from .limits import ACTIVE, CALL, NAMED_CALL, OBJECT
+from .marks import Marked
+from .methods import ATTRIBUTES, METHODS, REFUSED, Function
 
 _MISSING = object()
 _DATE = re.compile(r"(?:[^%]|%[-_^#]?[A-Za-z%])*")
@@ -37,7 +37,7 @@ _DICT = METHODS[dict].keys() | REFUSED[dict]
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    code_generator_class = _syntax.Generator
+    code_generator_class = syntax.Generator
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
     intercepted_unops = frozenset({"+", "-"})
 
@@ -46,7 +46,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,
-            extensions=[_syntax.Generation, jinja2.ext.loopcontrols],
+            extensions=[syntax.Generation, jinja2.ext.loopcontrols],
         )
         self.filters = {name: _stepped(function) for name, function in {**FILTERS, **OUTPUT_FILTERS}.items()}
         self.tests = {name: _stepped(function) for name, function in TESTS.items()}
@@ -56,13 +56,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def _tokenize(self, source: str, *args: Any, **kwargs: Any) -> TokenStream:
         stream = super()._tokenize(source, *args, **kwargs)
-        return TokenStream(_syntax.bounded(stream), stream.name, stream.filename)
+        return TokenStream(syntax.bounded(stream), stream.name, stream.filename)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        return _syntax.prepared(super()._parse(source, name, filename), self)
+        return syntax.prepared(super()._parse(source, name, filename), self)
 
     def _compile(self, source: str, filename: str) -> Any:
-        _syntax.check_code(source)
+        syntax.check_code(source)
         return super()._compile(source, filename)
 
     # ---- called from compiled templates
@@ -78,27 +78,27 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return True
 
     def written(self, value: Any) -> str:
-        return value if type(value) is str else _values.text(value)
+        return value if type(value) is str else values.text(value)
 
     def concat(self, pieces: Iterable[str]) -> str:
-        return _values.added(*pieces) if pieces else ""
+        return values.added(*pieces) if pieces else ""
 
-    chain = staticmethod(_values.chained)
-    add = staticmethod(_values.added)
-    cut = staticmethod(_values.cut)
-    compare = staticmethod(_values.compare)
-    comparable = staticmethod(_values.comparable)
-    contains = staticmethod(_values.contains)
+    chain = staticmethod(values.chained)
+    add = staticmethod(values.added)
+    cut = staticmethod(values.cut)
+    compare = staticmethod(values.compare)
+    comparable = staticmethod(values.comparable)
+    contains = staticmethod(values.contains)
 
     def table(self, *parts: Any) -> dict[Any, Any]:
         """A dict from keys and values in turn."""
-        return {_values.checked_key(key): value for key, value in zip(parts[::2], parts[1::2])}
+        return {values.checked_key(key): value for key, value in zip(parts[::2], parts[1::2])}
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        return _values.binary(operator, left, right)
+        return values.binary(operator, left, right)
 
     def call_unop(self, context: Context, operator: str, arg: Any) -> Any:
-        return _values.unary(operator, arg)
+        return values.unary(operator, arg)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         rendering = ACTIVE.get()
@@ -137,7 +137,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         try:
             if type(obj) is dict:
-                return obj[argument if type(argument) is str else _values.checked_key(argument)]
+                return obj[argument if type(argument) is str else values.checked_key(argument)]
             if isinstance(obj, (str, list, tuple, range, Undefined)):
                 ACTIVE.get().take(OBJECT)
                 return obj[argument]
@@ -198,7 +198,7 @@ def _stepped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _range(*args: int) -> range:
     found, limit = (
-        range(*(_values.number(a, "an argument of range", 1 << 60) for a in args)),
+        range(*(values.number(a, "an argument of range", 1 << 60) for a in args)),
         ACTIVE.get().bounds.max_range,
     )
     if len(found) > limit:
@@ -207,7 +207,7 @@ def _range(*args: int) -> range:
 
 
 def _refuse(message: Any) -> None:
-    found = _values.text(message)
+    found = values.text(message)
     raise jinja2.TemplateError(str.__str__(found[:1000]))
 
 
@@ -222,17 +222,17 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     made: dict[Any, Any] = {}
     for given in args:
         pairs = given.items() if isinstance(given, dict) else given
-        for pair in _values.counted(pairs):
+        for pair in values.counted(pairs):
             ACTIVE.get().take(2 * OBJECT)
             key, value = pair
-            made[_values.checked_key(key)] = value
+            made[values.checked_key(key)] = value
     made.update(kwargs)
     return made
 
 
 def _from_keys(keys: Any, value: Any = None) -> dict[Any, Any]:
     ACTIVE.get().take(OBJECT)
-    return _dict((key, value) for key in _values.counted(keys))
+    return _dict((key, value) for key in values.counted(keys))
 
 
 class _Namespace(jinja2.utils.Namespace):

@@ -12,12 +12,12 @@ from typing import Any
 from jinja2.runtime import LoopContext, Macro
 from jinja2.utils import Cycler, Joiner
 
-from . import _marks as marks
-from ._formats import braces
-from ._limits import ACTIVE, OBJECT, PIECE, SPAN, Rendering
-from ._marks import Marked
-from ._values import charge_search, checked_key, comparable, join, number, taints, with_taint
-from .errors import ChatTemplateError
+from ..errors import ChatTemplateError
+from . import marks
+from .formats import braces
+from .limits import ACTIVE, OBJECT, PIECE, SPAN, Rendering
+from .marks import Marked
+from .values import charge_search, checked_key, comparable, join, number, taints, with_taint
 
 
 class Function:

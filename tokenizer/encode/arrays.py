@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ._core import EncodeEntry, MatcherUse
-from ._literal import LiteralText
-from ._trusted import ControlTokens
-from .config import FileConfig
-from .errors import TokenizerError
+from .._core import EncodeEntry, MatcherUse
+from ..config import FileConfig
+from ..errors import TokenizerError
+from .literal import LiteralText
+from .trusted import ControlTokens
 
 if TYPE_CHECKING:
-    from ._backends import Core
-    from ._post_processing import Frame, Processor
-    from ._sequences import Sequences
-    from .params import Padding, Truncation
+    from ..backends.choice import Core
+    from ..params import Padding, Truncation
+    from .post_processing import Frame, Processor
+    from .sequences import Sequences
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ._core import CoreTokenizer, UnsupportedFeature
-from ._files import TOKENIZER_LIMIT, read_plain
-from ._reference import ReferenceCore
-from .errors import TokenizerError, TokenizerFileError
+from .._core import CoreTokenizer, UnsupportedFeature
+from ..errors import TokenizerError, TokenizerFileError
+from .files import TOKENIZER_LIMIT, read_plain
+from .reference import ReferenceCore
 
 if TYPE_CHECKING:
-    from ._cache import TableCache
+    from .cache import TableCache
 
     Core = CoreTokenizer | ReferenceCore
 
@@ -59,8 +59,8 @@ def _load(data: bytes) -> tuple[Core, str, str]:
 
 
 def _over_regex(data: bytes) -> Core | None:
-    from . import _core as native
-    from ._splitter import matcher
+    from .. import _core as native
+    from .splitter import matcher
 
     try:
         core: Core = CoreTokenizer.from_json(data, matcher(native))

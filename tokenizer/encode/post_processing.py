@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .encoding import Encoding, Pending, _sliced, merge
-from .errors import TokenizerError
+from ..encoding import Encoding, Pending, _sliced, merge
+from ..errors import TokenizerError
 
 Int32 = npt.NDArray[np.int32]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import chain
 from typing import Any
 
-from .errors import TokenizerError, TokenizerFileError
+from ..errors import TokenizerError, TokenizerFileError
 
 MOST_STEPS = 1024  # of normalizers, of pre-tokenizers, of decoders
 MOST_CONTENT = 1 << 16  # bytes that one step inserts at a time

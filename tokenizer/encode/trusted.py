@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ._literal import LiteralText
+from .literal import LiteralText
 
 if TYPE_CHECKING:
-    from ._backends import Core
-    from ._control import ControlIds
-    from ._core import MatcherUse
+    from .._core import MatcherUse
+    from ..backends.choice import Core
+    from .control import ControlIds
 
 Int32 = npt.NDArray[np.int32]
 _MOST_OTHERS = 8

@@ -18,9 +18,9 @@ from jinja2.lexer import Token
 from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
-from ._filters import OUTPUT_FILTERS
-from ._limits import ACTIVE, OBJECT, PIECE, checked_bits
-from .errors import ChatTemplateError
+from ..errors import ChatTemplateError
+from .filters import OUTPUT_FILTERS
+from .limits import ACTIVE, OBJECT, PIECE, checked_bits
 
 MAX_DEPTH = 100
 MAX_CODE = 2_000_000  # characters of Python

@@ -1,6 +1,6 @@
 """The bounds of a tokenizer.json before HF ``tokenizers`` gets it.
 
-HF makes lists as long as the largest id and texts as long as replacements make them (``_growth``), and takes the
+HF makes lists as long as the largest id and texts as long as replacements make them (``growth.py``), and takes the
 sizes in a ``precompiled_charsmap`` as they are. Where memory ends it ends the process, so that no error can be
 raised. No model was trained with a tokenizer that these bounds refuse.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ._growth import Growth
-from .errors import TokenizerFileError
+from ..errors import TokenizerFileError
+from .growth import Growth
 
 MOST_HOLES = 1 << 24  # how far ids may go past four times the number of tokens, as in the native core
 MOST_NODES = 1 << 23  # of a Unigram's trie, as in the native core; HF takes some 350 bytes for each

@@ -1,0 +1,1 @@
+"""Which backend serves a file, and the reference backend: HF `tokenizers` within bounds."""

@@ -1,0 +1,1 @@
+"""From inputs to encodings: words and pairs, control tokens, post-processors, arrays."""
