@@ -58,9 +58,22 @@ def _restored(cls: type, state: dict[str, Any]) -> Any:
 
 @functools.cache
 def _fast_class(cls: Any) -> type:
+    from transformers import PreTrainedTokenizerBase as Base
+
     methods = {name: _over_ours(getattr(cls, name)) for name in _METHODS if hasattr(cls, name)}
+    if cls.pad is Base.pad and cls._pad is Base._pad:
+        methods["pad"] = _short_pad(Base.pad)
     named = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(cls.__name__, (cls,), {**named, **methods, "__reduce__": lambda self: (_restored, (cls, vars(self)))})
+
+
+def _short_pad(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def pad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = calls.pad(self, *args, **kwargs)
+        return original(self, *args, **kwargs) if made is None else made
+
+    return pad
 
 
 def patch_transformers() -> Callable[[], None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,53 @@ def decode(
     return cleaned
 
 
+def pad(
+    self: Any,
+    encoded_inputs: Any,
+    padding: Any = True,
+    max_length: int | None = None,
+    pad_to_multiple_of: int | None = None,
+    padding_side: str | None = None,
+    return_attention_mask: bool | None = None,
+    return_tensors: Any = None,
+    verbose: bool = True,
+) -> Any:
+    """Rows of lists as arrays or tensors, each column filled at once."""
+    kind, names = getattr(return_tensors, "value", return_tensors), self.model_input_names
+    side = padding_side or self.padding_side
+    fills = {"input_ids": self.pad_token_id, "token_type_ids": self.pad_token_type_id} | _FILLS
+    masks = "attention_mask" in names if return_attention_mask is None else bool(return_attention_mask)
+    if kind not in ("np", "pt") or side not in ("left", "right") or names[0] != "input_ids" or not encoded_inputs:
+        return None
+    try:
+        rows = {name: [row[name] for row in encoded_inputs] for name in encoded_inputs[0]}
+        lengths = {name: list(map(len, column)) for name, column in rows.items()}
+        flat = {name: np.array(list(chain.from_iterable(column))) for name, column in rows.items()}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+    sizes = lengths.get("input_ids")
+    strategy, _, length, _ = self._get_padding_truncation_strategies(
+        padding=padding, max_length=max_length, verbose=verbose
+    )
+    if not sizes or strategy.value == "do_not_pad" or not set(rows) <= set(fills) or None in fills.values():
+        return None
+    if any(one != sizes for one in lengths.values()) or any(one.dtype != np.int64 for one in flat.values()):
+        return None
+    length = max(sizes) if strategy.value == "longest" else length
+    if pad_to_multiple_of and length % pad_to_multiple_of:
+        length += pad_to_multiple_of - length % pad_to_multiple_of
+    if length < max(sizes) or (not masks and "attention_mask" in rows):
+        return None
+    ends = np.array(sizes)[:, None]
+    places = np.arange(length) < ends if side == "right" else np.arange(length) >= length - ends
+    data = {name: np.full(places.shape, fills[name], np.int64) for name in rows}
+    for name, column in data.items():
+        column[places] = flat[name]
+    if masks and "attention_mask" not in data:
+        data["attention_mask"] = places.astype(np.int64)
+    return _batch_encoding()(_tensors(data, kind))
+
+
 def _inputs(text: Any, pair: Any, words: bool) -> tuple[bool, list[Any], list[Any] | None] | None:
     """(whether it is a batch, the first sequences, the second ones); None for forms that transformers looks at."""
     kind: type = list if words else str
@@ -145,6 +193,7 @@ def _inputs(text: Any, pair: Any, words: bool) -> tuple[bool, list[Any], list[An
     return True, firsts, seconds
 
 
+_FILLS = {"attention_mask": 0, "special_tokens_mask": 1}
 _KINDS = {None: "list", "np": "int64", "pt": "int64"}
 
 
