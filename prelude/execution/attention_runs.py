@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from prelude._native.cpu import Attention
 from prelude.batch import DecodeRows
-from prelude.execution.attention import DecodePart
 from prelude.execution.layout import I64, Forest, StepTokens
+from prelude.execution.paged_attention import DecodePart
 from prelude.models.arrays import Array, aligned
 from prelude.models.relative import RelativeWeights, panels_of
 from prelude.models.spec import Attention as Heads
@@ -31,10 +31,10 @@ Starts = npt.NDArray[np.int32]
 
 
 class RunsPlan:
-    """An ``AttentionPlan``. ``rows`` are the sorted tokens whose outputs are wanted, None for all. ``paged``: decode
-    rows read their block tables themselves, which is planned in no time and twice as fast, with other bits than the
-    rows of a prompt. ``sections``: where the sections of the queries begin, and the last one's end; ``run`` computes
-    one of them at a time."""
+    """The attention of a step in layers of one kind. ``rows`` are the sorted tokens whose outputs are wanted, None
+    for all. ``paged``: decode rows read their block tables themselves, which is planned in no time and twice as fast,
+    with other bits than the rows of a prompt. ``sections``: where the sections of the queries begin, and the last
+    one's end; ``run`` computes one of them at a time."""
 
     def __init__(
         self,
@@ -102,7 +102,9 @@ class RunsPlan:
         relative: RelativeWeights | None = None,
         section: int | None = None,
     ) -> Array:
-        """[queries, heads * width]: in the memory of ``q``, whose values are gone, unless decode rows read pages.
+        """[queries, heads * width] of ``q`` [queries, heads, width], by keys and values [tokens, kv_heads, width] of
+        the step and [slots, kv_heads, width] of the layer's pool, with the layer's ``relative`` term. The result has
+        the memory of ``q``, whose values are gone, unless decode rows read pages.
         ``section``: the one whose queries ``q`` has; None where there is one alone."""
         queries, heads, width = q.shape
         paged = self._paged[section or 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prelude._native.cpu import write_pool
-from prelude.execution.attention import AttentionPlan
+from prelude.execution.attention_runs import RunsPlan
 from prelude.execution.layout import StepTokens
 from prelude.execution.threads import GOVERNOR
 from prelude.models.arrays import Array
@@ -19,7 +19,7 @@ class PlannedAttention:
 
     def __init__(
         self,
-        plans: Sequence[AttentionPlan],
+        plans: Sequence[RunsPlan],
         places: Sequence[int],
         layers: Sequence[LayerWeights],
         pool: Sequence[tuple[Array, Array]],

@@ -1,9 +1,8 @@
-"""Attention as a layer calls it, and decode rows over a paged pool; ``attention_runs.py`` plans a step."""
+"""Attention of decode rows over a paged pool; ``attention_runs.py`` plans a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -11,25 +10,7 @@ from prelude._native.cpu import PagedRows
 from prelude.batch import DecodeRows
 from prelude.execution.layout import I64
 from prelude.models.arrays import Array
-from prelude.models.relative import RelativeWeights
 from prelude.models.spec import Attention as Heads
-
-
-class AttentionPlan(Protocol):
-    """``run`` maps queries [Q, heads, D] to outputs [Q, heads * D]; K and V are [tokens, kv_heads, D] of this
-    step, ``pool_k`` and ``pool_v`` [slots, kv_heads, D] of this layer, ``relative`` its relative term. ``section``:
-    of the plan's sections the one whose queries are given; None for a plan of one section."""
-
-    def run(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        pool_k: Array,
-        pool_v: Array,
-        relative: RelativeWeights | None = None,
-        section: int | None = None,
-    ) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
