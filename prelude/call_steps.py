@@ -11,7 +11,7 @@ from prelude.admission.snapshot import prompt_fields
 from prelude.call import Call, Options, make_calls
 from prelude.errors import InvalidRequest, PreludeError, shown
 from prelude.options import merge_options
-from prelude.runtime.delivery import Ends
+from prelude.runtime.delivery import Completions
 from prelude.scheduling.request import Request
 from prelude.tasks import Task
 from prelude.text_streams import timed_finish
@@ -26,7 +26,7 @@ TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 16  # the cost of preparing on
 
 
 def finish_all(
-    admitted: Sequence[Any], calls: Sequence[Call], requests: list[Request | Exception], ends: Ends
+    admitted: Sequence[Any], calls: Sequence[Call], requests: list[Request | Exception], ends: Completions
 ) -> list[Any]:
     """The caller's results, in order; errors are values. Runs in the caller's thread, or in its loop."""
     results: list[Any] = []

@@ -40,28 +40,21 @@ from prelude.config import EngineConfig
 from prelude.errors import EngineClosed, ExecutionError, shown, starting_thread
 from prelude.options import RequestOptions
 from prelude.progress import Advance, Progress
-from prelude.results import (
-    Explanation,
-)
+from prelude.results import Explanation
 from prelude.runtime.core import EngineCore
-from prelude.runtime.delivery import Ends, LoopSink, Outbox
+from prelude.runtime.delivery import CompletionQueue, Completions, LoopSink
 from prelude.runtime.events import Listener
 from prelude.runtime.inbox import Turn
 from prelude.scheduling.request import Request
 from prelude.sync import Engine
-from prelude.tasks import (
-    Generate,
-    R,
-    Task,
-    TaskOf,
-)
+from prelude.tasks import Generate, R, Task, TaskOf
 from prelude.text_streams import AsyncTextStream, watching
 from prelude.verbs import Ask, AskStream, AsyncVerbs, RequestKeywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from prelude.bulk.bar import Told
+    from prelude.bulk.bar import ProgressCallback
     from prelude.bulk.windows import Mapped
 
 
@@ -81,7 +74,7 @@ class AsyncEngine(AsyncVerbs):
         self._engine = engine
         self._load = load
         self._pool: ThreadPoolExecutor | None = None
-        self._loops: dict[int, tuple[Outbox, Turn]] = {}
+        self._loops: dict[int, tuple[CompletionQueue, Turn]] = {}
         self._start_lock = threading.Lock()
         self._closed = False
 
@@ -221,7 +214,7 @@ class AsyncEngine(AsyncVerbs):
         *,
         window: int = WINDOW_ROWS,
         ordered: bool = True,
-        progress: bool | Told | None = None,
+        progress: bool | ProgressCallback | None = None,
         **keywords: Unpack[RequestKeywords],
     ) -> AsyncIterator[Mapped[T, R]]:
         """As ``Engine.map``, for ``async for``. ``rows`` may be an asynchronous iterable. Two windows are in memory:
@@ -238,7 +231,7 @@ class AsyncEngine(AsyncVerbs):
         """``run_many`` of the tasks that one turn of the loop may begin with; errors are results."""
         engine, loop = self._engine or self.engine, get_running_loop()
         core, preparer = engine.core, engine._preparer
-        outbox, turn = self._ways(loop, engine)
+        completions, turn = self._ways(loop, engine)
         calls, timelines = make_calls(len(tasks), options, keywords)
         mark_all(timelines, "prompt")
         with core.reserve(len(tasks)) as places:
@@ -251,8 +244,8 @@ class AsyncEngine(AsyncVerbs):
                 admitted = preparer.prepare_all(given)
             admitted += [core.inbox.full() for _ in tasks[room:]]
             mark_all(timelines, "tokenise")
-            sink = LoopSink(outbox, len(tasks), progress)
-            requests = core.requests(admitted, calls, sink, places, watching, outbox)
+            sink = LoopSink(completions, len(tasks), progress)
+            requests = core.requests(admitted, calls, sink, places, watching, completions)
             live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)
             if live:
@@ -277,7 +270,7 @@ class AsyncEngine(AsyncVerbs):
         admitted: list[Admitted | Exception],
         calls: Sequence[Call],
         requests: list[Request | Exception],
-        ends: Ends,
+        ends: Completions,
         sizes: list[int],
     ) -> list[Any]:
         """``finish_all``; the loop gets its turn in between, and large results are made on a thread. ``sizes``: pairs
@@ -337,14 +330,12 @@ class AsyncEngine(AsyncVerbs):
             raise
         return [item for items in await asyncio.gather(*jobs) for item in items]
 
-    def _ways(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> tuple[Outbox, Turn]:
+    def _ways(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> tuple[CompletionQueue, Turn]:
         """From a loop to the engine and back."""
         ways = self._loops.get(id(loop))
         if ways is None or ways[0].loop is not loop:
-            for key, (other, _) in list(self._loops.items()):
-                if other.closed():
-                    del self._loops[key]
-            ways = Outbox(loop, engine.core), Turn(loop, engine.core.loop.wake_if_started)
+            self._loops = {key: known for key, known in self._loops.items() if not known[0].closed()}
+            ways = CompletionQueue(loop, engine.core), Turn(loop, engine.core.loop.wake_if_started)
             self._loops[id(loop)] = ways
         return ways
 
@@ -364,7 +355,7 @@ class AsyncEngine(AsyncVerbs):
 
     async def _admit_stream(
         self, task: Generate, options: RequestOptions | None
-    ) -> tuple[EngineCore, Admitted, Outbox, Call]:
+    ) -> tuple[EngineCore, Admitted, CompletionQueue, Call]:
         if self._engine is None:
             await self.start()
         engine = self.engine

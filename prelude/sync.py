@@ -16,17 +16,14 @@ from prelude.options import RequestOptions
 from prelude.progress import Advance, Progress, in_terminal
 from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.request import Request
-from prelude.tasks import (
-    R,
-    TaskOf,
-)
+from prelude.tasks import R, TaskOf
 from prelude.text_streams import TextStream, watching
 from prelude.verbs import Ask, AskStream, RequestKeywords, Verbs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from prelude.bulk.bar import Told
+    from prelude.bulk.bar import ProgressCallback
     from prelude.bulk.windows import Mapped
 
 
@@ -125,7 +122,7 @@ class Engine(Verbs, EngineBase):
         *,
         window: int = WINDOW_ROWS,
         ordered: bool = True,
-        progress: bool | Told | None = None,
+        progress: bool | ProgressCallback | None = None,
         **keywords: Unpack[RequestKeywords],
     ) -> Iterator[Mapped[T, R]]:
         """Runs ``task(row)`` for each row of any iterable, and yields ``Mapped(index, row, result, error)``.

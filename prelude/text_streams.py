@@ -21,7 +21,7 @@ from prelude.batch import SampleOutput
 from prelude.errors import WrongUse
 from prelude.results import Chunk, Completion, SampledLogprob
 from prelude.runtime.core import EngineCore
-from prelude.runtime.delivery import Outbox
+from prelude.runtime.delivery import CompletionQueue
 from prelude.scheduling.request import Request, Sink
 from prelude.timeline import Timeline
 
@@ -250,7 +250,7 @@ def _let_go(core: EngineCore, sink: StreamSink, request: Request) -> None:
 
 
 class AsyncSink:
-    """The waiting task that the outbox wakes in the loop."""
+    """The waiting task that the completions wakes in the loop."""
 
     def __init__(self) -> None:
         self.waiter: asyncio.Future[None] | None = None
@@ -266,7 +266,7 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 # The values that a stream starts with.
-Start: TypeAlias = "tuple[EngineCore, Admitted, Outbox, Call]"
+Start: TypeAlias = "tuple[EngineCore, Admitted, CompletionQueue, Call]"
 
 
 class AsyncTextStream:
@@ -325,14 +325,14 @@ class AsyncTextStream:
                 raise StopAsyncIteration
 
     async def _submit(self) -> StreamSink:
-        core, admitted, outbox, call = await self._start()
+        core, admitted, completions, call = await self._start()
         if self._closed:
             raise StopAsyncIteration
         wakes = self._wakes
-        sink = StreamSink(admitted, self._hold_words, lambda request: outbox.put(wakes.wake))
+        sink = StreamSink(admitted, self._hold_words, lambda request: completions.put(wakes.wake))
         request = core.request(admitted.prepared, sink, call.options, expires=call.expires)
         request.timeline = sink.timeline = call.timeline
-        request.outbox = outbox
+        request.completions = completions
         self._core, self._request = core, request
         core.submit(request)
         return sink

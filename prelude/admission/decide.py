@@ -17,7 +17,7 @@ from prelude.admission.decision import Decision, assembled, decision_of
 from prelude.admission.messages import check_bounds, shorten_messages
 from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.prompts import beginning, kept, shorten
-from prelude.admission.questions import Places, QuestionPlan, cut_notes, cut_question, question_too_long
+from prelude.admission.questions import LabelOrder, QuestionPlan, cut_notes, cut_question, question_too_long
 from prelude.admission.structured import MAX_TEXT, text_of
 from prelude.admission.template import template_hash
 from prelude.admission.tokenization import TokenizationScope, token_ids
@@ -103,7 +103,7 @@ def _answers(
 
 def _weighed(
     plan: QuestionPlan,
-    places: Places,
+    places: LabelOrder,
     logprobs: list[float],
     first: int,
     alone: int,

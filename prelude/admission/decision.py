@@ -29,7 +29,7 @@ from prelude.admission.prepared import TokenTree
 from prelude.admission.prompts import TRUNCATIONS
 from prelude.admission.question_keys import question_key
 from prelude.admission.questions import (
-    Places,
+    LabelOrder,
     QuestionPlan,
     plan_questions,
     question_too_long,
@@ -114,7 +114,7 @@ class Decision:
     segments: tuple[tuple[int, I32], ...]
     readout: LogprobRows
     nbytes: int
-    places: tuple[Places, ...] = ()  # of each question: where its labels, as the caller listed them, are in the plan
+    places: tuple[LabelOrder, ...] = ()  # of each question: where the caller's labels are in the plan
     dropped: int = 0  # characters that were cut of the questions' texts before tokenising
     asked: list[AskedQuestion] = field(default_factory=list)  # the question of each answer, once it was made
 
@@ -157,7 +157,7 @@ def assembled(
     frame: StateFrame,
     norm: str,
     mass: bool,
-    places: Sequence[Places] = (),
+    places: Sequence[LabelOrder] = (),
     dropped: int = 0,
 ) -> Decision:
     """The tree behind an empty state, from whose end places count."""

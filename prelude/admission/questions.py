@@ -19,7 +19,7 @@ from prelude.batch import I32
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
 from prelude.tasks import Choice, Noul, Orders, Question, Score
 
-Places: TypeAlias = tuple[int, ...] | None
+LabelOrder: TypeAlias = tuple[int, ...] | None
 EVEN = 3
 """Tokens by which labels may differ in length before a comparison of their joint logprobs is warned about."""
 
@@ -61,12 +61,12 @@ def plan_questions(
     frame: Frame,
     truncation: str,
     orders: Orders = "given",
-) -> tuple[list[QuestionPlan], list[Places], int]:
+) -> tuple[list[QuestionPlan], list[LabelOrder], int]:
     """One plan per question, the places of its labels in the plan, and how many characters were cut of their texts.
     ``InvalidRequest`` names the question that is wrong, ``questions[i]``."""
     check_list(ctx, questions)
     plans: list[QuestionPlan] = []
-    places: list[Places] = []
+    places: list[LabelOrder] = []
     most = max(ctx.max_chars, CHARS_PER_TOKEN * ctx.step_tokens)
     left, dropped = most, 0
     for index, question in enumerate(questions):

@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 from prelude.bulk.rows import Position
 from prelude.progress import Progress
 
-Told: TypeAlias = Callable[[int, int | None], object]  # (rows that have ended, rows of the call where it is known)
+ProgressCallback: TypeAlias = Callable[[int, int | None], object]  # rows that ended, and all if known
 
 
 class RowBar(Progress):
     """``Progress`` of rows, which end a window at a time."""
 
-    def __init__(self, told: bool | Told | None, total: int | None, unit: str = "row") -> None:
+    def __init__(self, told: bool | ProgressCallback | None, total: int | None, unit: str = "row") -> None:
         super().__init__(told, total, unit)
         self.rows = self.prompt_tokens = self.cached_tokens = 0
 
@@ -47,7 +47,7 @@ class RowBar(Progress):
 class FileBar(RowBar):
     """The bar of a run over a file: how much of the file is done, and the new rows in words."""
 
-    def __init__(self, told: bool | Told | None, position: Position) -> None:
+    def __init__(self, told: bool | ProgressCallback | None, position: Position) -> None:
         super().__init__(told, position.total, position.unit)
         self._position = position
         self._began = time.monotonic()

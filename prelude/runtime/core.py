@@ -27,7 +27,7 @@ from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures
 from prelude.runtime.forks import Forkable, alive
 from prelude.runtime.in_flight import StepsInFlight
-from prelude.runtime.inbox import Inbox, Places
+from prelude.runtime.inbox import Inbox, Reservation
 from prelude.runtime.inspection import audit, snapshot
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.loop import StepLoop
@@ -150,13 +150,13 @@ class EngineCore(Forkable):
             self.inbox.leave(request)
             raise
 
-    def submit_many(self, requests: list[Request], places: Places | None = None) -> None:
+    def submit_many(self, requests: list[Request], places: Reservation | None = None) -> None:
         """All in one planning step, as far as the budgets go: they arrive together. ``ExecutionError`` if no thread
         can be started: nothing is posted then."""
         self.post(requests, places)
         self.loop.wake_if_started()
 
-    def post(self, requests: list[Request], places: Places | None = None) -> None:
+    def post(self, requests: list[Request], places: Reservation | None = None) -> None:
         """As ``submit_many``, and the engine thread, if it sleeps, is not woken."""
         self._start_watchdog()
         self.loop.start()
@@ -178,7 +178,7 @@ class EngineCore(Forkable):
                 self.watchdog.stop()
 
     def run_inline(
-        self, requests: list[Request], places: Places | None = None, after_step: Callable[[], None] | None = None
+        self, requests: list[Request], places: Reservation | None = None, after_step: Callable[[], None] | None = None
     ) -> None:
         """The direct path: on an idle engine the caller takes the steps itself, and calls ``after_step`` after each;
         else it waits as all others do."""

@@ -21,7 +21,7 @@ from prelude.scheduling.request import Request
 
 log = logging.getLogger("prelude.engine")
 
-Ends: TypeAlias = "dict[int, tuple[Outcome | None, BaseException | None]]"  # by request id
+Completions: TypeAlias = "dict[int, tuple[Outcome | None, BaseException | None]]"  # by request id
 
 
 class EndSink:
@@ -38,7 +38,7 @@ class BlockingSink(EndSink):
     them by the thread that waits."""
 
     def __init__(self, progress: Progress | None = None) -> None:
-        self.ends: Ends = {}
+        self.ends: Completions = {}
         self.expected = 0
         self._progress = progress
         self._some: threading.Event | None = None  # while the thread waits
@@ -65,7 +65,7 @@ class BlockingSink(EndSink):
             self._progress.advance(count - told)
 
 
-class Outbox(LoopFlush):
+class CompletionQueue(LoopFlush):
     """From the engine to one event loop: ends of requests are collected during a step and handed over by one
     wake-up."""
 
@@ -107,15 +107,15 @@ class LoopSink(EndSink):
     """Collects the ends of a call of an event loop. ``future`` is resolved when ``expected`` requests have ended;
     ``progress`` is called for them in the loop."""
 
-    def __init__(self, outbox: Outbox, expected: int, progress: Progress | None = None) -> None:
-        self.ends: Ends = {}
+    def __init__(self, completions: CompletionQueue, expected: int, progress: Progress | None = None) -> None:
+        self.ends: Completions = {}
         self.expected = expected
-        self.future: asyncio.Future[None] = outbox.loop.create_future()
-        self._outbox = outbox
+        self.future: asyncio.Future[None] = completions.loop.create_future()
+        self._queue = completions
         self._progress = progress
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self._outbox.put(self._end, request.id, outcome, error)
+        self._queue.put(self._end, request.id, outcome, error)
 
     def _end(self, request: int, outcome: Outcome | None, error: BaseException | None) -> None:
         self.ends[request] = (outcome, error)

@@ -13,7 +13,7 @@ from prelude.execution.executor import ExecutorLimits
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.runtime.events import Listeners
 from prelude.runtime.forks import Forkable
-from prelude.runtime.inbox import Inbox, Places
+from prelude.runtime.inbox import Inbox, Reservation
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.sinks import LoopFlush
 from prelude.scheduling.lease import KvPool
@@ -43,7 +43,7 @@ class Entry:
         self._limits = limits
         self._owner = owner
 
-    def reserve(self, count: int) -> Places:
+    def reserve(self, count: int) -> Reservation:
         """Places in the queue, before anything is tokenised; use it in a ``with`` block around ``requests`` and the
         posting of them."""
         self._owner.check_process()
@@ -57,13 +57,13 @@ class Entry:
         admitted: Sequence[Admitted | Exception],
         calls: Sequence[Call],
         sink: Sink,
-        places: Places,
+        places: Reservation,
         watching: Callable[[Admitted, Sink], Sink],
-        outbox: LoopFlush | None = None,
+        completions: LoopFlush | None = None,
     ) -> list[Request | Exception]:
         """The request of each admitted task, or the error of one that was not admitted, or is refused. They hold
         nothing but their ``places``. ``calls``: of the task at the same place. ``watching``: the sink of a task
-        whose text is followed. ``outbox``: of the event loop that waits for them."""
+        whose text is followed. ``completions``: of the event loop that waits for them."""
         found: list[Request | Exception] = []
         for item, call in zip(admitted, calls):
             if isinstance(item, BaseException):
@@ -75,7 +75,7 @@ class Entry:
             except Exception as error:
                 found.append(error)
                 continue
-            request.outbox, request.timeline = outbox, call.timeline
+            request.completions, request.timeline = completions, call.timeline
             found.append(request)
         return found
 
@@ -88,7 +88,7 @@ class Entry:
         prepared: Prepared,
         sink: Sink,
         options: RequestOptions = NO_OPTIONS,
-        places: Places | None = None,
+        places: Reservation | None = None,
         expires: float | None = None,
     ) -> Request:
         """One request, with a place of its own where none is given; raises the error of a bad one. ``expires``: the
@@ -105,7 +105,7 @@ class Entry:
             own.posted()
         return request
 
-    def _place(self, request: Request, places: Places) -> None:
+    def _place(self, request: Request, places: Reservation) -> None:
         self._check_fits(request)
         if request.expires < math.inf and self._lifecycle.clock() >= request.expires:
             self._inbox.refused("deadline")

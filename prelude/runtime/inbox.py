@@ -36,11 +36,11 @@ class Inbox(core.Inbox):
         """Counts rejected requests."""
         self._refused[reason].add(count)
 
-    def reserve(self, count: int) -> Places:
+    def reserve(self, count: int) -> Reservation:
         """Up to ``count`` places; as many as there are."""
         if self.closed:
             raise self.ended()
-        places = Places(self)
+        places = Reservation(self)
         places.left = self.take_places(count)
         if places.left < count:
             self.refused("queued_requests", count - places.left)
@@ -80,8 +80,8 @@ class Turn:
         self._wake()
 
 
-class Places:
-    """Places of one call. Leaving the ``with`` block gives back those that no posted request took."""
+class Reservation:
+    """A call's places in the queue. Leaving the ``with`` block gives back those that no posted request took."""
 
     left = 0
 
@@ -125,4 +125,4 @@ class Places:
         self.__exit__(None, None, None)
 
 
-__all__ = ["Inbox", "Places", "Turn"]
+__all__ = ["Inbox", "Reservation", "Turn"]

@@ -21,7 +21,7 @@ def snapshot(core: EngineCore) -> dict[str, Any]:
     stats.live_futures = len(live)
     stats.live_streams = sum(request.sink.streams for request in live)
     stats.evictions = core.pool.evictions
-    stats.prefixes_not_kept = core.queues.unkept
+    stats.prefixes_not_kept = core.queues.not_kept
     stats.callback_errors = core.events.errors
     stats.blocks_free, stats.blocks_used = allocator.num_free, allocator.num_used
     stats.blocks_cached = allocator.num_cached

@@ -16,7 +16,7 @@ from prelude.admission.prepared import Outcome
 from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
 from prelude.runtime.events import Listeners
 from prelude.runtime.in_flight import StepsInFlight
-from prelude.runtime.inbox import Inbox, Places
+from prelude.runtime.inbox import Inbox, Reservation
 from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.lease import KvPool
@@ -56,7 +56,7 @@ class Lifecycle:
 
     # -------------------------------------------------------------- in
 
-    def post(self, requests: list[Request], places: Places | None = None) -> None:
+    def post(self, requests: list[Request], places: Reservation | None = None) -> None:
         """Into the inbox. Any thread."""
         for request in requests:
             self.live[request.id] = request
@@ -91,7 +91,7 @@ class Lifecycle:
             self._enter(request)
         if self._sinks.loops:
             for loop in self._sinks.remove_closed():
-                self._cancels.extend(request for request in self._queues if request.outbox is loop)
+                self._cancels.extend(request for request in self._queues if request.completions is loop)
         if self._cancels or self.expiring or self.aborting:
             self._end_pending()
 

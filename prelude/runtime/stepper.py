@@ -17,9 +17,9 @@ from prelude.runtime.failures import Failures
 from prelude.runtime.in_flight import InFlightStep, StepsInFlight
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.lifecycle import Lifecycle
+from prelude.runtime.prefix_warnings import PrefixWarnings
 from prelude.runtime.sinks import Sinks
 from prelude.runtime.stats import EngineStats
-from prelude.runtime.unkept import Unkept
 from prelude.runtime.watchdog import Watchdog
 from prelude.scheduling.cost import CostModel, Work
 from prelude.scheduling.lease import KvPool
@@ -57,7 +57,7 @@ class Stepper:
         self.began = 0.0
         self.plan_hooks: list[Callable[[Plan], None]] = []
         self.watchdog: Watchdog | None = None
-        self._unkept = Unkept(pool, queues)
+        self._prefix_warnings = PrefixWarnings(pool, queues)
         self._pool = pool
         self._budgets = budgets
         self._queues = queues
@@ -173,8 +173,8 @@ class Stepper:
         began = time.perf_counter()
         for hook in self.plan_hooks:
             hook(plan)
-        if self._queues.unkept != self._unkept.seen:
-            self._unkept.look(plan)
+        if self._queues.not_kept != self._prefix_warnings.seen:
+            self._prefix_warnings.look(plan)
         requests = plan.requests()
         fresh = [request for request in requests if request.planned == 0.0]
         for request in fresh:

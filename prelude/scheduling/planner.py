@@ -398,7 +398,7 @@ def _keep(group: OneShotGroup, rows: list[OneShotRow], folds: list[Fold], seen: 
             end = min(end, _common(request, row.skip, queues.estimates))
             if end > row.skip:
                 _, row.publish = group.keep(request, lease, row.skip, end, True, seen)
-            queues.unkept += not row.publish
+            queues.not_kept += not row.publish
 
 
 # ------------------------------------------------------------------ the whole step

@@ -26,8 +26,8 @@ class Queues:
     The first of ``running`` is never preempted, and its blocks fit the pool alone: under any load,
     it moves on, so no two requests can push each other out for ever.
 
-    ``served`` counts the tokens of all plans so far: the clock of policies. ``unkept`` counts the OneShot prompts of
-    which no block was kept, for want of room.
+    ``served`` counts the tokens of all plans so far: the clock of policies. ``not_kept`` counts the OneShot prompts
+    without a block that was kept, for want of room.
     """
 
     def __init__(self, policies: Policies | None = None, estimates: Estimates | None = None) -> None:
@@ -36,7 +36,7 @@ class Queues:
         self.estimates = estimates
         self.oneshot = WaitingQueue(policies.oneshot, estimates)
         self.decode = WaitingQueue(policies.decode, estimates)
-        self.served = self.unkept = 0
+        self.served = self.not_kept = 0
         self.running: list[Request] = []
         self.arrivals = 0
 

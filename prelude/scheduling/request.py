@@ -79,6 +79,7 @@ class Request(Record):
         "arrived",
         "cached_len",
         "cancelled",
+        "completions",
         "deferred",
         "ending",
         "execution_class",
@@ -94,7 +95,6 @@ class Request(Record):
         "num_known",
         "options",
         "order",
-        "outbox",
         "output",
         "planned",
         "prepared",
@@ -144,7 +144,7 @@ class Request(Record):
         self.cancelled = False
         self.account: Account | None = None
         self.history: History | None = None
-        self.outbox: Any = None
+        self.completions: Any = None
         self.timeline: Timeline | None = None
 
     def _read(self, prepared: Prepared) -> None:

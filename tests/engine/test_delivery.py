@@ -14,7 +14,7 @@ import pytest
 
 from prelude import AsyncEngine, Engine
 from prelude.admission.prepared import Admitted, Outcome, Prepared
-from prelude.runtime.delivery import LoopSink, Outbox
+from prelude.runtime.delivery import CompletionQueue, LoopSink
 from prelude.scheduling.request import Request
 from tests.patience import comes
 from tests.scheduling.cores import chat, last_logprob, prompt
@@ -34,14 +34,14 @@ def turns(loop: asyncio.AbstractEventLoop) -> None:
 
 def test_a_call_that_raises_leaves_the_others_to_the_next_turn(loop: asyncio.AbstractEventLoop) -> None:
     core = service_core()
-    outbox, told = Outbox(loop, core), list[int]()
+    completions, told = CompletionQueue(loop, core), list[int]()
 
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    outbox.put(told.append, 1)
-    outbox.put(interrupted)
-    outbox.put(told.append, 3)
+    completions.put(told.append, 1)
+    completions.put(interrupted)
+    completions.put(told.append, 3)
     core.sinks.flush()
     with pytest.raises(KeyboardInterrupt):
         turns(loop)
@@ -57,13 +57,13 @@ class Interrupting:
 
 
 def test_an_interrupt_of_one_calls_progress_keeps_no_call_waiting(loop: asyncio.AbstractEventLoop) -> None:
-    outbox = Outbox(loop, service_core())
+    completions = CompletionQueue(loop, service_core())
     progress: list[Any] = [None, Interrupting(), None]
-    sinks = [LoopSink(outbox, 1, one) for one in progress]
+    sinks = [LoopSink(completions, 1, one) for one in progress]
     for number, sink in enumerate(sinks):
         request: Any = SimpleNamespace(id=number)
         sink.deliver(request, "abc"[number], None)  # type: ignore[arg-type]
-    outbox._sinks.flush()
+    completions._sinks.flush()
     with pytest.raises(KeyboardInterrupt):
         turns(loop)
     turns(loop)
@@ -125,7 +125,7 @@ def test_results_that_no_caller_reads_are_let_go() -> None:
             tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 3))) for i in range(50)]
             await comes(lambda: len(made) == 50)
             await comes(lambda: is_empty(core) and all(task.done() for task in tasks))
-            assert all(not outbox._calls for outbox, _ in engine._loops.values())
+            assert all(not completions._calls for completions, _ in engine._loops.values())
             assert core.snapshot()["live_futures"] == 0
             assert any(one() is not None for one in made), "the tasks have them"
             tasks.clear()

@@ -121,8 +121,6 @@ def test_when_every_step_fails_every_caller_is_told_and_the_engine_recovers_by_i
 def test_an_error_of_the_engines_own_closes_it_and_every_caller_is_told(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests that run, wait and have just been posted; a synchronous caller, and one of an event loop."""
-
     def fails(*arguments: object) -> None:
         raise RuntimeError("injected")
 

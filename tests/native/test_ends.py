@@ -26,7 +26,7 @@ from prelude.call_steps import finish_all
 from prelude.errors import ExecutionError, InvalidRequest
 from prelude.options import RequestOptions
 from prelude.results import RequestStats
-from prelude.runtime.delivery import Ends
+from prelude.runtime.delivery import Completions
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.request import Request
 from prelude.scheduling.result_check import check_result
@@ -54,7 +54,7 @@ def test_results_are_those_of_the_requests_in_whatever_order_they_ended() -> Non
     some: list[Any] = list(requests(4))
     outcomes = [outcome(at) for at in range(4)]
     expected = [("made", (at,)) for at in range(4)]
-    ends: Ends = {request.id: (one, None) for request, one in reversed(list(zip(some, outcomes)))}
+    ends: Completions = {request.id: (one, None) for request, one in reversed(list(zip(some, outcomes)))}
     items, calls = [admitted()] * 4, [CALL] * 4
     assert finish_all(items, calls, some, ends) == expected
     assert finish_all(items[2:], calls[2:], some[2:], ends) == expected[2:]
@@ -66,7 +66,7 @@ def test_a_result_that_cannot_be_made_and_errors_are_values() -> None:
 
     some: list[Any] = list(requests(3))
     failed = RuntimeError("failed")
-    ends: Ends = {some[0].id: (outcome(7), None), some[1].id: (outcome(3), None), some[2].id: (None, failed)}
+    ends: Completions = {some[0].id: (outcome(7), None), some[1].id: (outcome(3), None), some[2].id: (None, failed)}
     refused = InvalidRequest("never admitted")
     items = [admitted(), admitted(refuse), admitted(), refused]
     good, bad, broken, never = finish_all(items, [CALL] * 4, [*some, refused], ends)

@@ -324,12 +324,12 @@ def test_no_more_than_a_quarter_of_the_pool_is_taken_from_prefixes_that_were_use
     assert hits[2:] == [8] * 6 and sum(hits[:2]) < 16, "the two that were asked for first gave way"
     post(core, last_logprob(prompt(80, 999)), sink)  # more than the quarter: not kept, and nothing gives way for it
     run_steps(core)
-    assert [core.pool.trie.would_hit(rubric) for rubric in rubrics][2:] == [8] * 6 and core.queues.unkept == 1
+    assert [core.pool.trie.would_hit(rubric) for rubric in rubrics][2:] == [8] * 6 and core.queues.not_kept == 1
 
 
 @pytest.mark.feature("G10")
-@pytest.mark.parametrize(("salt", "unkept"), [(7, 0), (8, 1)], ids=["the same salt", "another"])
-def test_a_prefix_that_a_waiting_request_of_its_salt_shares_takes_more_of_the_pool(salt: int, unkept: int) -> None:
+@pytest.mark.parametrize(("salt", "not_kept"), [(7, 0), (8, 1)], ids=["the same salt", "another"])
+def test_a_prefix_that_a_waiting_request_of_its_salt_shares_takes_more_of_the_pool(salt: int, not_kept: int) -> None:
     core = rubric_core(executor=toy.ToyExecutor(num_blocks=64), step_tokens=128, step_requests=1)
     sink = ById()
     for number in range(8):
@@ -339,7 +339,7 @@ def test_a_prefix_that_a_waiting_request_of_its_salt_shares_takes_more_of_the_po
     for tokens, of in zip(tails(2, 3, prompt(80, 999)), (7, salt)):
         post(core, last_logprob(tokens, salt=of), sink)
     core.step()
-    assert core.queues.unkept == unkept
+    assert core.queues.not_kept == not_kept
 
 
 @pytest.mark.feature("G10")

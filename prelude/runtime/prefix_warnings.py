@@ -11,19 +11,19 @@ from prelude.scheduling.queues import Queues
 log = logging.getLogger("prelude.engine")
 
 
-class Unkept:
-    """Looks at plans; ``queues.unkept`` counts. An engine warns twice at most: once for a prompt that is longer than
-    the pool, once for a pool whose blocks are all in use or hold prefixes that were hit before."""
+class PrefixWarnings:
+    """Looks at plans; ``queues.not_kept`` counts. An engine warns twice at most: once for a prompt that is longer
+    than the pool, once for a pool whose blocks are all in use or hold prefixes that were hit before."""
 
     def __init__(self, pool: KvPool, queues: Queues) -> None:
         self._pool, self._queues = pool, queues
-        self.seen = 0  # of ``queues.unkept``
+        self.seen = 0  # of ``queues.not_kept``
         self._said: set[bool] = set()
 
     def look(self, plan: Plan) -> None:
-        """Called with a plan that ``queues.unkept`` has counted, before its rows run."""
+        """Called with a plan that ``queues.not_kept`` has counted, before its rows run."""
         pool = self._pool
-        self.seen = self._queues.unkept
+        self.seen = self._queues.not_kept
         room = pool.num_blocks * pool.block_size
         folded = {member for fold in plan.folds for member in fold.members[1:]}  # their leader keeps for them
         for at, row in enumerate(plan.oneshot):
