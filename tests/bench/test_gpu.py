@@ -13,7 +13,6 @@ from bench.gpu import exactness as gpu_exactness
 from bench.gpu import loads as gpu_loads
 from bench.gpu.models import MODELS, Floor, RandomSource, Reference, causal, qwen3
 from prelude.models.config import ModelConfig
-from tests.cuda import twins
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 
 
@@ -50,7 +49,6 @@ def small_model(layers: int = 2, vocab: int = 300, eps: float = 1e-6) -> ModelCo
 
 def executor(source: RandomSource, positions: int = 1024, graphs: bool = True) -> CudaExecutor:
     config = source.config
-    twins.HEAD_DIM = config.spec.attention.head_dim
     device = SimulatedDevice(torch.float32)
     with device.scope():
         loaded = weights.load(device, source, config.spec, positions)

@@ -1,20 +1,18 @@
-"""Models, executors on the simulated device beside the CPU one, and the one probe for a GPU."""
+"""Models, the CUDA executor on the simulated device, and the one probe for a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from prelude.cuda import driver, weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
 from prelude.models.checkpoint import Checkpoint
 from tests.checkpoints import save_model
-from tests.cuda import twins
 from tests.cuda.plans import BLOCKS
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 from tests.execution.helpers import BLOCK, Model
@@ -57,29 +55,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(save_model(tmp_path_factory.mktemp("model")))
 
 
-def simulated(model: Model, *, levels: bool = True, **options: Any) -> CudaExecutor:
+def on_device(model: Model, *, levels: bool = True, **options: Any) -> CudaExecutor:
     """The CUDA executor on a simulated device; ``levels``: attention as FlashInfer does it, else by key lists."""
-    config = model.config
-    twins.HEAD_DIM = config.spec.attention.head_dim
-    device = options.pop("device", None) or SimulatedDevice(
-        options.pop("element", torch.float32),
-        deterministic=options.pop("deterministic", False),
-        memory=options.pop("memory", 1 << 34),
-    )
+    config, heads = model.config, model.config.spec.attention
+    of_device = {name: options.pop(name) for name in ("deterministic", "memory") if name in options}
+    device = options.pop("device", None) or SimulatedDevice(**of_device)
     with device.scope(), Checkpoint.open(model.path, config) as checkpoint:
         loaded = weights.load(device, checkpoint, config.spec, config.max_positions)
-    heads = config.spec.attention
     calls = SimulatedCalls(device, heads.heads, heads.kv_heads, heads.head_dim) if levels else None
-    settings: dict[str, Any] = {
-        "num_blocks": BLOCKS,
-        "block_size": BLOCK,
-        "step_tokens": 1024,
-        "step_rows": 64,
-        "policy": GraphPolicy(enabled=False),
-    }
-    return CudaExecutor(config, loaded, device, calls=calls, **settings | options)
-
-
-@pytest.fixture
-def on_device() -> Callable[..., CudaExecutor]:
-    return simulated
+    sizes = {"num_blocks": BLOCKS, "block_size": BLOCK, "step_tokens": 1024, "step_rows": 64}
+    settings: dict[str, Any] = {"policy": GraphPolicy(enabled=False), **sizes} | options
+    return CudaExecutor(config, loaded, device, calls=calls, **settings)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +23,6 @@ from prelude.cuda.own_attention import HEAD_DIMS
 from bench.gpu import chips, clients, exactness, loads, models, ready, stages
 from bench.gpu.models import RandomSource, qwen3
 from prelude import AsyncEngine
-from tests.cuda import twins
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 from tests.parallel import simulated_gpus
 from tests.threads import use_threads
@@ -34,7 +32,6 @@ SMALL = qwen3(64, 1, 8, 512, head_dim=16, vocab=4096, positions=4096)
 
 def executor(self: loads.Bench, name: str, *, graphs: bool = True, **options: Any) -> CudaExecutor:
     """In the place of ``Bench.executor``."""
-    twins.HEAD_DIM = SMALL.spec.attention.head_dim
     device = SimulatedDevice(torch.float32, deterministic=options.get("deterministic", False))
     with device.scope():
         loaded = weights.load(device, RandomSource(SMALL, "cpu", torch.bfloat16), SMALL.spec, 4096)
@@ -57,45 +54,34 @@ def shortened(times: Any) -> Any:
     return run
 
 
-class AtOnce(SimulatedDevice):
-    """Nothing waits: the trial compares behind each launch."""
-
-    def enqueue(self, name: str, operation: Callable[[], None]) -> None:
-        super().enqueue(name, operation)
-        self.close()
-
-
 def trial() -> None:
     """The trial of attention, by the kernel's twin."""
     with tempfile.TemporaryDirectory() as folder:
         for head_dim in HEAD_DIMS:
-            twins.HEAD_DIM = head_dim
-            own_trial.note_attention(AtOnce(torch.bfloat16), Trials(Path(folder) / "trials.json"), head_dim)
+            own_trial.note_attention(SimulatedDevice(torch.bfloat16), Trials(Path(folder) / "trials.json"), head_dim)
 
 
 def patch() -> None:
     simulated_gpus.install()  # for ``from_pretrained``
     loads.save_checkpoint = lambda config, folder, device: models.save_checkpoint(SMALL, folder)
     torch.cuda.empty_cache = lambda: None
-    loads.MODELS = {name: SMALL for name in models.MODELS}  # type: ignore[assignment]
+    loads.MODELS = {name: SMALL for name in models.MODELS}
     loads.STATE = 256
     loads.READY = (sys.executable, "-m", "tests.cuda.dry_run", "answer")
-    loads.Bench.chip = chips.H200  # type: ignore[assignment]
-    loads.Bench.search_large_steps = staticmethod(lambda executor: None)  # type: ignore[assignment]
-    loads.Bench.executor = executor  # type: ignore[assignment, method-assign]
-    loads.Bench.device = staticmethod(lambda name, element, **_: SimulatedDevice(element))  # type: ignore[assignment]
-    loads.attention_calls = lambda *_: None  # type: ignore[assignment]
-    loads.Bench.timed = lambda self, work, count=1, repeats=None: [float(work() is None) + 0.001]  # type: ignore[method-assign]
-    loads.RandomSource = lambda config, device, dtype: RandomSource(SMALL, "cpu", dtype)  # type: ignore[assignment, misc]
-    loads.probe_step = lambda big: loads.OneShotBatch(  # type: ignore[assignment]
-        loads.forest([(loads.draw(0, 8), -1)]), loads.greedy([7])
-    )
+    loads.Bench.chip = chips.H200
+    loads.Bench.search_large_steps = staticmethod(lambda executor: None)
+    loads.Bench.executor = executor
+    loads.Bench.device = staticmethod(lambda name, element, **_: SimulatedDevice(element))
+    loads.attention_calls = lambda *_: None
+    loads.Bench.timed = lambda self, work, count=1, repeats=None: [float(work() is None) + 0.001]
+    loads.RandomSource = lambda config, device, dtype: RandomSource(SMALL, "cpu", dtype)
+    loads.probe_step = lambda big: loads.OneShotBatch(loads.forest([(loads.draw(0, 8), -1)]), loads.greedy([7]))
     loads.worst_error = lambda on, reference, seed, exact: exactness.worst_error(on, reference, seed, exact=True)
     loads.allowed_ulps = lambda config: 2.0
     loads.lone_requests = shortened(clients.lone_requests)
     loads.saturated = shortened(clients.saturated)
     loads.chats = shortened(clients.chats)
-    torch.cuda.synchronize = lambda *given: None  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda *given: None
     stages.TRIAL = ("tests.cuda.dry_run", "trial")
     stages.GPU_TESTS, stages.TEST_MARK = "tests/cuda/test_refusals.py", "not gpu"  # tests that run here
 
@@ -108,7 +94,7 @@ def break_at(stage: type[stages.Stage]) -> None:
         tell(self, key, **values)
         raise loads.NotRight("an error of 9")
 
-    stage.tell = once  # type: ignore[method-assign]
+    stage.tell = once
 
 
 def main() -> int:

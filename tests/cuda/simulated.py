@@ -1,15 +1,12 @@
 """A device made of host memory that keeps the rules of a real one.
 
-    asynchronous   nothing runs when it is enqueued; a mark's ``wait`` runs the stream up to it. Reading a result too
-    early
-                   gives the bytes of before, and writing a host area too early changes the bytes that a copy reads
-    addresses      operations keep pointers. A recorded graph reads the bytes of the time of its replay; a pointer
-    into
-                   memory that was given back is an error (device temporaries of eager steps live until they are used,
-                   as a stream-ordered allocator keeps them; pinned memory does not: its allocator gets no notice)
+    asynchronous   nothing runs when it is enqueued; a mark's ``wait`` runs the stream up to it. A result that is read
+                   too early has the bytes of before; a host area that is written too early changes what a copy reads
+    addresses      operations keep pointers. A recorded graph reads the bytes of the time of its replay. A pointer
+                   into memory that was given back is an error (device temporaries of eager steps live until they are used, as
+                   a stream-ordered allocator keeps them; pinned memory does not: its allocator gets no notice)
     bounds         every kernel's arguments are checked as the real device checks them, and again by its twin
     kernels        run as their twins (twins.py); attention calls keep FlashInfer's rules about plans
-    (``SimulatedCalls``)
 
 ``calls`` lists the enqueued operations, by name.
 """
@@ -21,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import numpy as np
@@ -47,11 +44,9 @@ ALIGNMENT = 256  # bytes, of cudaMalloc's memory
 @dataclass(eq=False)
 class Allocation:
     number: int
-    address: int
     nbytes: int
     pinned: bool
     mapped: bool  # pinned, and kernels may reach it too
-    recorded: bool  # taken while a graph was recorded, so kept by its pool
     memory: weakref.ref[np.ndarray]
 
 
@@ -62,6 +57,7 @@ class Pointer:
     allocation: Allocation
     offset: int
     dtype: torch.dtype
+    width: int = 0  # of the tensor's rows; that of a head is a compile-time constant of the kernels
     keep: object = None
 
     def everything(self) -> Tensor:
@@ -150,7 +146,7 @@ class SimulatedDevice:
     # ------------------------------------------------------------------ memory
 
     def _allocate(
-        self, shape: Sequence[int], dtype: torch.dtype, pinned: bool, fill: int, mapped: bool = False
+        self, shape: Sequence[int], dtype: torch.dtype, fill: int = 0, pinned: bool = False, mapped: bool = False
     ) -> Tensor:
         count = int(np.prod(shape)) * dtype.itemsize
         if not pinned and count > self.memory()[0]:
@@ -160,9 +156,7 @@ class SimulatedDevice:
         start = -room.ctypes.data % ALIGNMENT
         memory = room[start : start + max(count, 1)]
         address = memory.ctypes.data
-        allocation = Allocation(
-            next(self._numbers), address, len(memory), pinned, mapped, self.recording is not None, weakref.ref(memory)
-        )
+        allocation = Allocation(next(self._numbers), len(memory), pinned, mapped, weakref.ref(memory))
         self.live[address] = allocation
         weakref.finalize(memory, self._gone, address, allocation)
         if self.recording is not None:
@@ -173,20 +167,16 @@ class SimulatedDevice:
         if self.live.get(address) is allocation:
             del self.live[address]
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return self._allocate(shape, dtype, False, 0xA5)  # a read of memory that was not written gives nonsense
+    empty = partialmethod(_allocate, fill=0xA5)  # a read of memory that was not written gives nonsense
+    zeros = partialmethod(_allocate)
+    pinned = partialmethod(_allocate, pinned=True)
+    host_memory = partialmethod(_allocate, fill=0xA5, pinned=True)
+    mapped = partialmethod(_allocate, pinned=True, mapped=True)
 
-    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return self._allocate(shape, dtype, False, 0)
-
-    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return self._allocate(shape, dtype, True, 0)
-
-    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return self._allocate(shape, dtype, True, 0xA5)
-
-    def mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return self._allocate(shape, dtype, True, 0, mapped=True)
+    def put(self, values: Tensor) -> Tensor:
+        """A copy in the device's memory, for tests."""
+        placed: Tensor = self.empty(tuple(values.shape), values.dtype)
+        return placed.copy_(values)
 
     def memory(self) -> tuple[int, int]:
         used = sum(a.nbytes for a in self.live.values() if not a.pinned)
@@ -200,11 +190,9 @@ class SimulatedDevice:
         assert host is None or allocation.pinned == host or allocation.mapped, (
             "host memory where the device's is needed, or the other way"
         )
-        kept = None
-        if self.recording is None and not allocation.pinned:
-            kept = allocation.memory()
+        kept = allocation.memory() if self.recording is None and not allocation.pinned else None
         offset = tensor.data_ptr() - base if tensor.numel() else 0
-        return Pointer(allocation, offset, tensor.dtype, kept)
+        return Pointer(allocation, offset, tensor.dtype, tensor.shape[-1] if tensor.ndim else 0, kept)
 
     # ------------------------------------------------------------------ the stream
 
@@ -255,17 +243,11 @@ class SimulatedDevice:
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         assert source.is_contiguous() and target.is_contiguous() and source.nbytes == target.nbytes
-        if not source.nbytes:
+        source_bytes = source.nbytes
+        if not source_bytes:
             return
-        a, b = self.pointer(source, host=None), self.pointer(target, host=None)
-        count = source.nbytes
-
-        def run() -> None:
-            raw = Pointer(b.allocation, b.offset, torch.uint8).at(count)
-            raw.copy_(Pointer(a.allocation, a.offset, torch.uint8).at(count))
-
-        keep = (a.keep, b.keep)
-        self.enqueue("copy", lambda keep=keep: run())  # type: ignore[misc]
+        a, b = (self.pointer(tensor.view(-1).view(torch.uint8), host=None) for tensor in (source, target))
+        self.enqueue("copy", lambda: b.at(source_bytes).copy_(a.at(source_bytes)))
 
     def launch(self, kernel: Kernel, grid: tuple[int, ...], args: Sequence[Argument], shared: int = 0) -> None:
         if 0 in grid:
@@ -281,11 +263,11 @@ class SimulatedDevice:
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
         assert x.shape[1] == weight.shape[1] and out.shape == (x.shape[0], weight.shape[0])
         assert not add or out.dtype == torch.float32
-        starts = range(0, x.shape[0], FIXED_ROWS) if self.deterministic else [0]
-        for at in starts:
-            self._product(
-                *(_tile(x, at), weight, _tile(out, at)) if self.deterministic else (x, weight, out), bias, add
-            )
+        if not self.deterministic:
+            self._product(x, weight, out, bias, add)
+            return
+        for at in range(0, x.shape[0], FIXED_ROWS):
+            self._product(_tile(x, at), weight, _tile(out, at), bias, add)
 
     def all_reduce(self, x: Tensor) -> None:
         """Through the ranks' own connections: the memory is the host's."""
@@ -324,14 +306,11 @@ def _nothing() -> None:
 
 
 class SimulatedCalls:
-    """``fa3``: there is a kernel for long queries."""
+    fa3 = True  # there is a kernel for long queries
 
-    def __init__(self, device: SimulatedDevice, heads: int, kv_heads: int, head_dim: int, fa3: bool = True) -> None:
+    def __init__(self, device: SimulatedDevice, heads: int, kv_heads: int, head_dim: int) -> None:
         self.device = device
-        self.heads = heads
-        self.kv_heads = kv_heads
-        self.head_dim = head_dim
-        self.fa3 = fa3
+        self.queries = (heads, head_dim)
         self.plans = 0
         self.made: list[tuple[str, bool]] = []  # kinds of calls, and whether they are long or split
 
@@ -367,19 +346,9 @@ class SimulatedCall:
     its workspace then must be theirs: it holds the arrays that it ``depends`` on."""
 
     def __init__(
-        self,
-        calls: SimulatedCalls,
-        buffers: dict[str, Tensor] | None,
-        kind: str,
-        causal: bool,
-        page_size: int,
-        depends: tuple[str, ...],
+        self, calls: SimulatedCalls, buffers: Any, kind: str, causal: bool, page_size: int, depends: tuple[str, ...]
     ) -> None:
-        self.calls = calls
-        self.kind = kind
-        self.causal = causal
-        self.page_size = page_size
-        self.depends = depends
+        self.calls, self.kind, self.causal, self.page_size, self.depends = calls, kind, causal, page_size, depends
         self.graph = buffers is not None
         self.rows = 0
         self.most_rows: int | None = None
@@ -430,7 +399,7 @@ class SimulatedCall:
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
         device = self.calls.device
         assert q.shape[0] == out.shape[0] == self.rows, f"{q.shape[0]} query rows, {self.rows} were planned"
-        assert q.shape[1:] == out.shape[1:] == (self.calls.heads, self.calls.head_dim) and out.is_contiguous()
+        assert q.shape[1:] == out.shape[1:] == self.calls.queries and out.is_contiguous()
         assert q.stride(-1) == 1 and k.stride() == v.stride() and k.stride(-1) == 1
         assert lse is None or lse.shape == q.shape[:2]
         places = [(device.pointer(t), t.shape, t.stride()) for t in (q, k, v, out)]

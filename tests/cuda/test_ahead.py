@@ -3,7 +3,6 @@ and the texts are those of the CPU executor, one step at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from prelude.execution.threaded import ThreadedExecutor
 from prelude.readouts.sampling import RowEdits, Sampling, SamplingState
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
+from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS
 from tests.engine.test_faults import ById
 from tests.execution.helpers import VOCAB, Model, random_ids
@@ -132,9 +132,7 @@ class Spied:
 @pytest.mark.feature("H13")
 @pytest.mark.feature("H14")
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
-def test_texts_are_the_cpu_executors_with_steps_in_flight_and_without(
-    model: Model, on_device: Callable[..., CudaExecutor], graphs: bool
-) -> None:
+def test_texts_are_the_cpu_executors_with_steps_in_flight_and_without(model: Model, graphs: bool) -> None:
     prepared = requests(["greedy", "drawn", "logprobs", "early", "drawn", "greedy", "logprobs", "drawn"] * 2)
     _, expected = play(model.executor(num_blocks=BLOCKS), prepared, False)
     for overlap in (True, False):
@@ -148,9 +146,7 @@ def test_texts_are_the_cpu_executors_with_steps_in_flight_and_without(
 
 
 @pytest.mark.feature("H13")
-def test_a_step_with_penalties_is_never_gone_on_from_in_flight(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_a_step_with_penalties_is_never_gone_on_from_in_flight(model: Model) -> None:
     prepared = requests(["penalised", "greedy", "drawn", "penalised"])
     _, expected = play(model.executor(num_blocks=BLOCKS), prepared, False)
     executor = Spied(on_device(model))
@@ -161,7 +157,7 @@ def test_a_step_with_penalties_is_never_gone_on_from_in_flight(
 
 @pytest.mark.feature("H13")
 @pytest.mark.feature("H14")
-def test_bits_are_those_of_one_step_at_a_time(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_bits_are_those_of_one_step_at_a_time(model: Model) -> None:
     prepared = requests(["logprobs", "drawn", "logprobs", "early"] * 3)
     found = []
     for overlap in (True, False):
@@ -170,9 +166,7 @@ def test_bits_are_those_of_one_step_at_a_time(model: Model, on_device: Callable[
 
 
 @pytest.mark.feature("H13")
-def test_a_step_behind_one_that_could_not_be_enqueued_runs(
-    model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_behind_one_that_could_not_be_enqueued_runs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens that it names were never drawn. Its other rows are not drawn into that, and nothing is read out of
     bounds: the rows run again."""
     prepared = requests(["greedy", "drawn", "logprobs", "drawn"] * 2)

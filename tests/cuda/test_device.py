@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from prelude.cuda import driver, kernels
-from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.memory import blocks_for, fits, reserve
 from prelude.cuda.staging import Ring
 
@@ -22,6 +20,7 @@ from prelude.config import EngineConfig
 from prelude.errors import DeviceUnavailable, EngineClosed, InsufficientMemory, UnsupportedModel
 from prelude.execution.cuda import check_supported, give_blocks, probe_step
 from prelude.models.spec import ModelSpec
+from tests.cuda.conftest import on_device
 from tests.cuda.simulated import Gone, SimulatedDevice
 from tests.execution.helpers import VOCAB, Model, Segment, all_logprobs, decode_rows, ends, i32, run, sampling, slices
 
@@ -58,9 +57,7 @@ def test_importing_the_package_reaches_no_driver() -> None:
 # ------------------------------------------------------------------ bounds
 
 
-def test_steps_out_of_bounds_are_refused_and_the_next_one_runs(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_steps_out_of_bounds_are_refused_and_the_next_one_runs(model: Model) -> None:
     executor = on_device(model)
     s = slices([Segment(i32([1, 2, 3]), context=16, blocks=[5])])
     good = OneShotBatch(s, all_logprobs(ends(s)))
@@ -75,20 +72,20 @@ def test_steps_out_of_bounds_are_refused_and_the_next_one_runs(
         handle = executor.submit(OneShotBatch(bad, all_logprobs(ends(s))))
         with pytest.raises((ValueError, IndexError), match=said):
             executor.wait(handle)
-        assert len(run(executor, good).bad_rows[0]) == 0  # type: ignore[arg-type]
+        assert len(run(executor, good).bad_rows[0]) == 0
     with pytest.raises(ValueError, match="room for"):
         executor.wait(executor.submit(OneShotBatch(slices([Segment(i32([1] * 1200))]), sampling([0]))))
     with pytest.raises(TypeError):
-        executor.submit("a batch")  # type: ignore[arg-type]
+        executor.submit("a batch")
     executor.close()
     with pytest.raises(EngineClosed):
         executor.submit(good)
 
 
-def test_a_step_without_tokens(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_a_step_without_tokens(model: Model) -> None:
     executor = on_device(model)
     empty = MixedBatch(slices([Segment(i32([]))]), (), decode_rows([], [], [[]]), None)
-    assert run(executor, empty).outputs == ()  # type: ignore[arg-type]
+    assert run(executor, empty).outputs == ()
 
 
 def test_kernels_are_told_apart_from_their_mistakes() -> None:
@@ -137,9 +134,7 @@ def test_the_simulated_device_finds_pinned_memory_that_was_given_back() -> None:
 
 
 @pytest.mark.feature("H13")
-def test_a_step_is_fed_with_tokens_that_are_not_on_the_host(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_a_step_is_fed_with_tokens_that_are_not_on_the_host(model: Model) -> None:
     """Three steps are submitted before the first is waited for; each decode row names the token that the step before
     drew."""
     executor, reference = on_device(model), model.executor(num_blocks=64)
@@ -182,9 +177,7 @@ def test_blocks_take_the_memory_that_is_left_and_never_more_than_asked() -> None
         blocks_for(reserve(16 * gib), 16 * gib, 1 << 20, blocks=None, nbytes=None)
 
 
-def test_the_memory_of_a_step_is_asked_for_before_it_is_taken(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_the_memory_of_a_step_is_asked_for_before_it_is_taken(model: Model) -> None:
     work = on_device(model, step_tokens=4096).work
     weights = on_device(model).weights.nbytes
     room = weights + work.nbytes // 2
@@ -195,7 +188,7 @@ def test_the_memory_of_a_step_is_asked_for_before_it_is_taken(
 
 
 def test_a_full_step_that_finds_no_memory_says_the_bytes_needed_and_free(
-    model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
+    model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The workspace fits, the step's own memory does not: no allocator's error comes out."""
     executor = on_device(model, num_blocks=1)
@@ -213,9 +206,7 @@ def test_a_full_step_that_finds_no_memory_says_the_bytes_needed_and_free(
         executor.set_blocks(1_000_000)
 
 
-def test_a_probe_step_is_as_large_as_any_and_leaves_the_pool_alone(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_a_probe_step_is_as_large_as_any_and_leaves_the_pool_alone(model: Model) -> None:
     executor = on_device(model, num_blocks=1, step_tokens=1500)
     batch = probe_step(executor)
     assert batch.num_tokens == 1500 and batch.slices.starts.tolist() == [0, 1024, 1500]
@@ -224,11 +215,11 @@ def test_a_probe_step_is_as_large_as_any_and_leaves_the_pool_alone(
     taken = executor.limits().kv_bytes_per_token * 51 * executor.block_size
     assert executor.pool.nbytes == taken
     s = slices([Segment(i32(range(20)), write=[49, 3])])
-    assert len(run(executor, OneShotBatch(s, all_logprobs(ends(s)))).bad_rows[0]) == 0  # type: ignore[arg-type]
+    assert len(run(executor, OneShotBatch(s, all_logprobs(ends(s)))).bad_rows[0]) == 0
 
 
 @pytest.mark.feature("A20")
-def test_weights_are_resident_once_and_bit_equal(variant: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_weights_are_resident_once_and_bit_equal(variant: Model) -> None:
     executor = on_device(variant)
     weights, config = executor.weights, variant.config
     state = variant.oracle.state_dict()
@@ -246,7 +237,7 @@ def test_weights_are_resident_once_and_bit_equal(variant: Model, on_device: Call
 
 @pytest.mark.feature("A20")
 def test_weights_larger_than_a_pinned_buffer_come_over_in_parts(
-    model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
+    model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two buffers in turn, none written before its copy has run; the parts of merged weights land side by side."""
     whole = on_device(model).weights

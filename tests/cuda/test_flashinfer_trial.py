@@ -39,10 +39,10 @@ class Broken(SimulatedCalls):
     def call(self, made: SimulatedCall) -> SimulatedCall:
         if made.kind == self.kind:
             if self.error is not None:
-                made.plan = self._raise  # type: ignore[method-assign]
+                made.plan = self._raise
             if self.wrong:
                 compute = made._compute
-                made._compute = lambda q, k, v, out, lse: compute(q, k, -v, out, lse)  # type: ignore[method-assign]
+                made._compute = lambda q, k, v, out, lse: compute(q, k, -v, out, lse)
         return made
 
     def _raise(self, arrays: Any) -> Any:
@@ -131,4 +131,4 @@ def test_an_engine_goes_on_without_it_unless_it_was_asked_for(
     assert f"FlashInfer is not used: {said[how]}" in caplog.text and "key lists" in caplog.text
     for asked in ({"setting": "flashinfer"}, {"alone": False}):  # ranks of a divided model attend alike
         with pytest.raises(DeviceUnavailable, match=said[how]):
-            attention_calls(model.config, on, **asked)  # type: ignore[arg-type]
+            attention_calls(model.config, on, **asked)

@@ -84,7 +84,7 @@ def test_random_batches_in_float32(wide: Model, on_gpu: Callable[..., CudaExecut
     reference, rng = wide.executor(num_blocks=BLOCKS), np.random.default_rng(seed)
     for _ in range(40):
         batch = random_batch(rng, VOCAB)
-        same(run(executor, batch), run(reference, batch), 5e-4)  # type: ignore[arg-type]
+        same(run(executor, batch), run(reference, batch), 5e-4)
     assert (executor.graphs.replays > 5) == graphs and not executor.graphs.failures
 
 
@@ -109,7 +109,7 @@ def test_flashinfer_against_key_lists_and_float32(
         exact = hidden(reference, s, rows)
         scale = np.abs(exact).max()
         for executor in (levels, keys):
-            assert np.abs(hidden(executor, s, rows) - exact).max() / scale < 0.05  # type: ignore[arg-type]
+            assert np.abs(hidden(executor, s, rows) - exact).max() / scale < 0.05
 
 
 @needs_flashinfer
@@ -124,13 +124,13 @@ def test_replayed_decode_is_eager_decode(on_gpu: Callable[..., CudaExecutor]) ->
     ids = [random_ids(i, 5 + 8 * i) for i in range(9)]
     fill = slices([Segment(x, write=t) for x, t in zip(ids, tables)])
     for executor in (replayed, eager):
-        run(executor, OneShotBatch(fill, sampling(ends(fill))))  # type: ignore[arg-type]
+        run(executor, OneShotBatch(fill, sampling(ends(fill))))
     for count in range(1, 10):
         rows = decode_rows(list(range(count)), [len(x) for x in ids[:count]], tables[:count])
         before = replayed.pool.clone()
-        ours = run(replayed, DecodeBatch(rows, sampling(range(count), top=3)))  # type: ignore[arg-type]
-        plain = run(replayed, DecodeBatch(rows, sampling(range(count))))  # type: ignore[arg-type]
-        theirs = run(eager, DecodeBatch(rows, sampling(range(count))))  # type: ignore[arg-type]
+        ours = run(replayed, DecodeBatch(rows, sampling(range(count), top=3)))
+        plain = run(replayed, DecodeBatch(rows, sampling(range(count))))
+        theirs = run(eager, DecodeBatch(rows, sampling(range(count))))
         assert not plain.eager and not ours.eager and theirs.eager
         assert plain.outputs[0].token_ids.tolist() == theirs.outputs[0].token_ids.tolist()
         changed = (before != replayed.pool).any(-1).any(-1).any(0).any(0).nonzero()[:, 0].tolist()
@@ -189,7 +189,7 @@ def test_a_bad_row_fails_alone(on_gpu: Callable[..., CudaExecutor]) -> None:
     with executor.device.scope():
         executor.weights.embeddings[5] = float("nan")
     s = prompts(i32([1, 2, 3]), i32([4, 5, 6]), i32([7, 8]))
-    result = run(executor, OneShotBatch(s, sampling(ends(s))))  # type: ignore[arg-type]
+    result = run(executor, OneShotBatch(s, sampling(ends(s))))
     assert result.bad_rows[0].tolist() == [1]
 
 

@@ -1,5 +1,4 @@
-"""Recorded steps on the simulated device: fixed arguments, changing ones, when a shape is recorded, and the
-counts."""
+"""Recorded steps on the simulated device: fixed arguments, changing ones, when a shape is recorded, the counts."""
 
 from __future__ import annotations
 
@@ -11,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prelude.cuda.executor import CudaExecutor
-from prelude.cuda.graphs import GraphPolicy, Graphs, Program
+from prelude.cuda.graphs import GraphPolicy
 from prelude.cuda.lane import Lane
-from prelude.cuda.shapes import Shape
 
 from prelude import EngineConfig
 from prelude.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch, PooledRows
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.runtime.inspection import snapshot
+from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS, random_edits
 from tests.cuda.test_parity import same
 from tests.engine.test_faults import ById
@@ -47,21 +45,28 @@ def NEVER() -> bool:
     return False
 
 
+def until(done: Callable[[], bool]) -> None:
+    """Gives the engine's thread, which records behind the caller, 5 seconds."""
+    for _ in range(500):
+        if done():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it does not come")
+
+
 def last_token(*ids: np.ndarray) -> OneShotBatch:
     s = prompts(*ids)
     return OneShotBatch(s, sampling(ends(s)))
 
 
 @pytest.mark.feature("A29")
-def test_a_shape_is_recorded_when_the_engine_is_idle_and_replayed_from_then_on(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_a_shape_is_recorded_when_the_engine_is_idle_and_replayed_from_then_on(model: Model) -> None:
     """Never on a request's path: steps of a shape run eagerly until then, and say why."""
     executor, reference = on_device(model, policy=GraphPolicy()), model.executor()
     eager = []
     for n in (60, 57, 61, 58):  # one bucket
         batch = last_token(random_ids(n, n))
-        result = run(executor, batch)  # type: ignore[arg-type]
+        result = run(executor, batch)
         eager.append(result.eager)
         same(result, run(reference, batch), 1e-4)
         if n == 57:
@@ -73,34 +78,28 @@ def test_a_shape_is_recorded_when_the_engine_is_idle_and_replayed_from_then_on(
 
 
 @pytest.mark.feature("A29")
-def test_the_engine_records_the_wanted_graphs_when_no_request_waits(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_the_engine_records_the_wanted_graphs_when_no_request_waits(model: Model) -> None:
     executor = on_device(model, policy=GraphPolicy(), num_blocks=64)
     core = make_core(EngineCore, executor, EngineConfig(max_length=256, max_step_tokens=512))
     for seed in range(2):
         core.run_inline([core.request(chat(random_ids(seed, 20), 3), ById())])
-        for _ in range(500):  # the engine thread, behind the caller
-            if executor.graphs.captures == 2:
-                break
-            time.sleep(0.01)
-        assert executor.graphs.captures == 2 and not executor.wants_idle
+        until(lambda: executor.graphs.captures == 2 and not executor.wants_idle)
     assert (executor.graphs.eager, executor.graphs.replays) == (3, 3)
     assert snapshot(core)["eager_reasons"] == {"not recorded yet": 3}
     core.close()
 
 
-def test_a_recording_is_left_when_a_step_is_due(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_a_recording_is_left_when_a_step_is_due(model: Model) -> None:
     """In front of any layer of its two runs and of its capture. The tokens of the step before stay, and the shape is
     recorded later, without another run if it had been run."""
     executor, reference = on_device(model, policy=GraphPolicy()), model.executor(num_blocks=BLOCKS)
     device: Any = executor.device
     fill = OneShotBatch(slices([Segment(random_ids(0, 20), write=[4, 5])]), sampling([19]))
-    tokens = [int(run(e, fill).outputs[0].token_ids[0]) for e in (executor, reference)]  # type: ignore[attr-defined]
+    tokens = [int(run(e, fill).outputs[0].token_ids[0]) for e in (executor, reference)]
     layers = len(model.config.spec.layers) - 1
     for looks in (0, 1, layers + 1, 2 * layers + 1):
         left = iter([False] * looks)
-        assert executor.idle(lambda left=left: next(left, True)) and not executor.graphs.captures  # type: ignore[misc]
+        assert executor.idle(lambda left=left: next(left, True)) and not executor.graphs.captures
     runs = device.calls.count("embed_norm")
     assert not executor.idle(NEVER) and executor.graphs.captures == 1
     assert device.calls.count("embed_norm") == runs
@@ -108,11 +107,8 @@ def test_a_recording_is_left_when_a_step_is_due(model: Model, on_device: Callabl
     same(run(executor, decode[0]), run(reference, decode[1]), 1e-4)
 
 
-def test_a_request_that_comes_while_the_engine_records_is_due(
-    model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_comes_while_the_engine_records_is_due(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = on_device(model, policy=GraphPolicy(), num_blocks=64)
-    core = make_core(EngineCore, executor, EngineConfig(max_length=256, max_step_tokens=512))
     sink, seen, look = ById(), list[bool](), executor.idle
 
     def idle(due: Callable[[], bool]) -> bool:
@@ -125,37 +121,30 @@ def test_a_request_that_comes_while_the_engine_records_is_due(
     monkeypatch.setattr(executor, "idle", idle)
     core = make_core(EngineCore, executor, EngineConfig(max_length=256, max_step_tokens=512))
     core.run_inline([core.request(chat(random_ids(1, 20), 1), sink)])
-    for _ in range(500):
-        if len(sink.ends) == 2:
-            break
-        time.sleep(0.01)
-    assert seen == [False, True] and len(sink.ends) == 2
+    until(lambda: len(sink.ends) == 2)
+    assert seen == [False, True]
     core.close()
 
 
 @pytest.mark.parametrize("search", [False, True])
-def test_no_matmul_is_searched_in_a_step_unless_that_is_asked_for(
-    model: Model, on_device: Callable[..., CudaExecutor], search: bool
-) -> None:
+def test_no_matmul_is_searched_in_a_step_unless_that_is_asked_for(model: Model, search: bool) -> None:
     executor = on_device(model, policy=GraphPolicy(at_once=True, search=search))
     assert not run(executor, last_token(random_ids(1, 30))).eager
     device: Any = executor.device
     assert ("search" in device.calls) == search
 
 
-def test_a_recorded_pass_has_no_copy(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_a_recorded_pass_has_no_copy(model: Model) -> None:
     """The kernel of the statistics writes the token: kernels that follow each other may overlap."""
     executor = on_device(model, policy=ONCE)
     run(executor, last_token(random_ids(1, 30)))
     (program,) = executor.graphs._programs.values()
-    names = [name for name, _ in program.graph.operations]  # type: ignore[union-attr]
+    names = [name for name, _ in program.graph.operations]
     assert "copy" not in names and names[-2:] == ["row_stats", "publish"]
 
 
 @pytest.mark.feature("A29")
-def test_warming_up_records_lone_prompts_and_decode_steps(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_warming_up_records_lone_prompts_and_decode_steps(model: Model) -> None:
     executor, reference = on_device(model, policy=GraphPolicy()), model.executor(num_blocks=BLOCKS)
     count = executor.warm_up()
     assert count == executor.graphs.captures == len(executor.graphs) > 60
@@ -164,29 +153,25 @@ def test_warming_up_records_lone_prompts_and_decode_steps(
     rows = decode_rows([5, 6, 7], [0, 3, 20], [[1], [2], [3, 4]])
     steps = [last_token(random_ids(1, 99)), OneShotBatch(s, asked), DecodeBatch(rows, sampling(range(3)))]
     for batch in steps:
-        result = run(executor, batch)  # type: ignore[arg-type]
+        result = run(executor, batch)
         assert not result.eager
         same(result, run(reference, batch), 1e-4)
     assert executor.graphs.captures == count and not executor.eager_reasons
 
 
 @pytest.mark.feature("A29")
-def test_a_step_without_a_graph_runs_eagerly_and_is_counted(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_a_step_without_a_graph_runs_eagerly_and_is_counted(model: Model) -> None:
     executor, reference = on_device(model, policy=GraphPolicy(at_once=True, max_rows=64)), model.executor()
     large, small = last_token(random_ids(1, 300)), last_token(random_ids(2, 40))
     for batch, eager in ((large, True), (small, False), (large, True), (small, False)):
-        result = run(executor, batch)  # type: ignore[arg-type]
+        result = run(executor, batch)
         assert result.eager == eager
         same(result, run(reference, batch), 1e-4)
     assert (executor.graphs.eager, executor.graphs.replays) == (2, 2)
 
 
 @pytest.mark.feature("A29")
-def test_readouts_that_no_graph_has_are_read_behind_a_replayed_body(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_readouts_that_no_graph_has_are_read_behind_a_replayed_body(model: Model) -> None:
     """Ranks and best tokens, vectors, edits and logprobs of drawn tokens, two readouts: one recorded body for all."""
     executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
     rng = np.random.default_rng(3)
@@ -201,17 +186,17 @@ def test_readouts_that_no_graph_has_are_read_behind_a_replayed_body(
         MixedBatch(s, (all_logprobs(ends(s)), sampling(ends(s))), rows, sampling([0, 1])),
     ]
     for batch in steps:
-        result = run(executor, batch)  # type: ignore[arg-type]
+        result = run(executor, batch)
         assert not result.eager
         same(result, run(reference, batch), 1e-4)
     assert (executor.graphs.replays, executor.graphs.captures, executor.graphs.eager) == (5, 2, 0)
     drawn = int(run(reference, steps[-1]).outputs[2].token_ids[1])
     following = [DecodeBatch(decode_rows([token], [4], [[2]]), sampling([0])) for token in (-4, drawn)]
-    same(run(executor, following[0]), run(reference, following[1]), 1e-4)  # type: ignore[arg-type]
+    same(run(executor, following[0]), run(reference, following[1]), 1e-4)
 
 
 @pytest.mark.feature("H10")
-def test_a_batch_of_5_replays_the_bucket_of_8(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_a_batch_of_5_replays_the_bucket_of_8(model: Model) -> None:
     """Padding rows write to the scratch block and nowhere else: every other slot keeps its values; tokens are those
     of eager steps."""
     replayed, eager = on_device(model, policy=ONCE), on_device(model)
@@ -222,15 +207,15 @@ def test_a_batch_of_5_replays_the_bucket_of_8(model: Model, on_device: Callable[
     ids = [random_ids(i, int(n)) for i, n in enumerate(lengths)]
     fill = slices([Segment(x, write=t) for x, t in zip(ids, tables)])
     for executor in (replayed, eager):
-        run(executor, OneShotBatch(fill, sampling(ends(fill))))  # type: ignore[arg-type]
+        run(executor, OneShotBatch(fill, sampling(ends(fill))))
     for count in (8, 5, 1, 7):
         rows = decode_rows([int(t) for t in rng.integers(0, VOCAB, count)], lengths[:count].tolist(), tables[:count])
         batch = DecodeBatch(rows, sampling(range(count)))
         replayed.device.close()
         before = replayed.pool.clone()
-        result = run(replayed, batch)  # type: ignore[arg-type]
+        result = run(replayed, batch)
         assert not result.eager
-        same(result, run(eager, batch), 1e-5)  # type: ignore[arg-type]
+        same(result, run(eager, batch), 1e-5)
         changed = np.flatnonzero((before != replayed.pool).any(-1).any(-1).any(0).any(0).numpy())
         allowed = {*rows.write_slots.tolist(), *range(BLOCKS * BLOCK, (BLOCKS + 1) * BLOCK)}
         assert set(changed.tolist()) <= allowed
@@ -239,28 +224,24 @@ def test_a_batch_of_5_replays_the_bucket_of_8(model: Model, on_device: Callable[
         assert torch.allclose(*kept, rtol=0, atol=1e-5)
 
 
-def test_a_plan_is_made_once_for_each_length_of_a_bucket(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_a_plan_is_made_once_for_each_length_of_a_bucket(model: Model) -> None:
     executor, reference = on_device(model, policy=ONCE), model.executor()
-    run(executor, last_token(random_ids(0, 60)))  # type: ignore[arg-type]
+    run(executor, last_token(random_ids(0, 60)))
     calls: Any = executor.calls
     planned = calls.plans
     for length in (60, 59, 45, 60):
-        run(executor, last_token(random_ids(length, length)))  # type: ignore[arg-type]
+        run(executor, last_token(random_ids(length, length)))
     assert calls.plans == planned + 4, "the body's and the cut last layer's, for two lengths"
     enqueued = len(executor.device.calls)
     for seed, length in enumerate((45, 59, 60, 45)):
         batch = last_token(random_ids(seed, length))
-        same(run(executor, batch), run(reference, batch), 1e-4)  # type: ignore[arg-type]
+        same(run(executor, batch), run(reference, batch), 1e-4)
     assert executor.device.calls[enqueued:] == ["copy", "graph"] * 4, "one copy in, one graph, no copy out"
     assert calls.plans == planned + 4
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_decode_is_planned_again_only_where_keys_are_split(
-    model: Model, on_device: Callable[..., CudaExecutor], split: bool
-) -> None:
+def test_decode_is_planned_again_only_where_keys_are_split(model: Model, split: bool) -> None:
     executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
     if split:
         executor.choices = replace(executor.choices, split_keys=0)
@@ -269,15 +250,13 @@ def test_decode_is_planned_again_only_where_keys_are_split(
     for length in range(40):
         rows = decode_rows([length], [length], [table])
         batch = DecodeBatch(rows, sampling([0]))
-        before = calls.plans  # type: ignore[union-attr]
-        same(run(executor, batch), run(reference, batch), 1e-4)  # type: ignore[arg-type]
-        planned.append(calls.plans > before)  # type: ignore[union-attr]
+        before = calls.plans
+        same(run(executor, batch), run(reference, batch), 1e-4)
+        planned.append(calls.plans > before)
     assert np.flatnonzero(planned).tolist() == ([0, 16, 32] if split else [0])
 
 
-def test_an_eager_level_is_planned_for_the_rows_that_read_it(
-    model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_eager_level_is_planned_for_the_rows_that_read_it(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """FlashInfer splits keys by the blocks of a whole plan: rows of a long state are no part of it. In the cut last
     layer the questions' last rows alone are."""
     executor, made = on_device(model), list[Any]()
@@ -291,26 +270,7 @@ def test_an_eager_level_is_planned_for_the_rows_that_read_it(
 
 
 @pytest.mark.feature("H13")
-def test_recording_keeps_the_next_steps_tokens(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
-    executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
-    s = slices([Segment(random_ids(0, 20), write=[4, 5])])
-    no_rows = decode_rows([], [], [[]])
-    fill = MixedBatch(s, (sampling(ends(s)),), no_rows, None)
-    tickets = [executor.submit(fill)]
-    for step in range(3):
-        tickets.append(executor.submit(DecodeBatch(decode_rows([-1], [20 + step], [[4, 5]]), sampling([0]))))
-    ours = [int(executor.wait(t).outputs[0].token_ids[0]) for t in tickets]
-    theirs = [int(run(reference, fill).outputs[0].token_ids[0])]
-    for step in range(3):
-        batch = DecodeBatch(decode_rows([theirs[-1]], [20 + step], [[4, 5]]), sampling([0]))
-        theirs.append(int(run(reference, batch).outputs[0].token_ids[0]))
-    assert ours == theirs and executor.graphs.captures >= 2
-
-
-@pytest.mark.feature("H13")
-def test_a_recording_that_fails_keeps_the_next_steps_tokens(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_a_recording_that_fails_keeps_the_next_steps_tokens(model: Model) -> None:
     """It fails behind its runs of the step, which drew tokens of padding."""
     executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
     s = slices([Segment(random_ids(0, 20), write=[4, 5])])
@@ -322,7 +282,7 @@ def test_a_recording_that_fails_keeps_the_next_steps_tokens(
         work()
         raise torch.cuda.OutOfMemoryError("no memory for the graph")
 
-    executor.device.capture = breaks  # type: ignore[method-assign]
+    executor.device.capture = breaks
     second = executor.submit(DecodeBatch(decode_rows([-1], [20], [[4, 5]]), sampling([0])))
     ours = [int(executor.wait(ticket).outputs[0].token_ids[0]) for ticket in (first, second)]
     theirs = [int(run(reference, fill).outputs[0].token_ids[0])]
@@ -331,9 +291,7 @@ def test_a_recording_that_fails_keeps_the_next_steps_tokens(
     assert (executor.graphs.failures, executor.graphs.captures) == (1, captures)
 
 
-def test_a_launch_that_fails_takes_no_results_from_a_step_before(
-    model: Model, on_device: Callable[..., CudaExecutor]
-) -> None:
+def test_a_launch_that_fails_takes_no_results_from_a_step_before(model: Model) -> None:
     """The steps behind it use the host areas in turn, as if it had not been."""
     executor, reference = on_device(model, policy=ONCE), model.executor()
     batches = [last_token(random_ids(i, 20)) for i in range(5)]
@@ -344,9 +302,9 @@ def test_a_launch_that_fails_takes_no_results_from_a_step_before(
         raise RuntimeError("the launch failed")
 
     tickets = [executor.submit(batches[0])]
-    device.replay = breaks  # type: ignore[method-assign]
+    device.replay = breaks
     failed = executor.submit(batches[1])
-    device.replay = replay  # type: ignore[method-assign]
+    device.replay = replay
     tickets += [executor.submit(batch) for batch in batches[2:4]]
     with pytest.raises(RuntimeError, match="the launch failed"):
         executor.wait(failed)
@@ -354,51 +312,30 @@ def test_a_launch_that_fails_takes_no_results_from_a_step_before(
         same(executor.wait(ticket), run(reference, batch), 1e-4)
 
 
-def test_a_shape_that_cannot_be_recorded_stays_eager(
-    model: Model, on_device: Callable[..., CudaExecutor], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_shape_that_cannot_be_recorded_stays_eager(model: Model, caplog: pytest.LogCaptureFixture) -> None:
     executor, reference = on_device(model, policy=ONCE), model.executor()
 
     def refuse(work: Callable[[], None], **options: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    executor.device.capture = refuse  # type: ignore[method-assign]
+    executor.device.capture = refuse
     batch = last_token(random_ids(0, 30))
     for _ in range(3):
-        same(run(executor, batch), run(reference, batch), 1e-4)  # type: ignore[arg-type]
+        same(run(executor, batch), run(reference, batch), 1e-4)
     assert (executor.graphs.failures, executor.graphs.eager) == (1, 3)
     assert executor.eager_reasons == {"could not be recorded: RuntimeError": 3}
     assert sum("could not be recorded" in record.message for record in caplog.records) == 1
 
 
-def test_the_least_recently_used_graph_goes(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
-    closed: list[int] = []
-
-    class Fake:
-        def __init__(self, rows: int) -> None:
-            self.rows = rows
-
-        def launch(self) -> None: ...
-
-        def close(self) -> None:
-            closed.append(self.rows)
-
-    graphs = Graphs(GraphPolicy(max_graphs=2))
-
-    def shape(rows: int) -> Shape:
-        return Shape(rows, 1, (), 0, 0, 1, 0, False, 0, None)
-
-    def record(wanted: Shape) -> Program:
-        return Program(wanted, None, None, None, Fake(wanted.rows))  # type: ignore[arg-type]
-
-    for rows in (8, 16, 8, 24):
-        _ = graphs.find(shape(rows)) or graphs.record(shape(rows), record)
-    assert closed == [16] and len(graphs) == 2 and graphs.captures == 3
-    graphs.close()
-    assert sorted(closed) == [8, 16, 24]
+def test_the_least_recently_used_graph_goes(model: Model) -> None:
+    executor, captures = on_device(model, policy=GraphPolicy(at_once=True, max_graphs=2)), []
+    for length in (8, 40, 8, 72, 8, 40):
+        run(executor, last_token(random_ids(0, length)))
+        captures.append(executor.graphs.captures)
+    assert captures == [1, 2, 2, 3, 3, 4] and len(executor.graphs) == 2
 
 
-def test_closing_waits_for_the_running_step(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_closing_waits_for_the_running_step(model: Model) -> None:
     executor = on_device(model, policy=ONCE)
     batch = last_token(random_ids(0, 30))
     tickets = [executor.submit(batch) for _ in range(2)]
@@ -407,7 +344,7 @@ def test_closing_waits_for_the_running_step(model: Model, on_device: Callable[..
     assert tokens == {int(run(model.executor(), batch).outputs[0].token_ids[0])}
 
 
-def test_results_not_fetched_survive_later_steps(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_results_not_fetched_survive_later_steps(model: Model) -> None:
     executor, reference = on_device(model), model.executor()
     batches = [last_token(random_ids(i, 5 + i)) for i in range(9)]
     tickets = [executor.submit(batch) for batch in batches]
@@ -415,7 +352,7 @@ def test_results_not_fetched_survive_later_steps(model: Model, on_device: Callab
         same(executor.wait(ticket), run(reference, batch), 1e-4)
 
 
-def test_arrays_too_large_for_the_standing_areas(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_arrays_too_large_for_the_standing_areas(model: Model) -> None:
     """Logprobs of many pairs: such a step brings memory of its own, which lives until its copies have run."""
     executor, reference = on_device(model, policy=ONCE, step_tokens=4000), model.executor()
     s = prompts(*[random_ids(i, 1000) for i in range(4)])

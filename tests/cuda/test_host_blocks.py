@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from prelude.batch import LogprobRows
 from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
+from tests.cuda.conftest import on_device
 from tests.cuda.test_ahead import LIMITS, Told
 from tests.execution.helpers import BLOCK, VOCAB, Model, i32, random_ids
 from tests.service import is_empty, run_steps
@@ -64,7 +64,7 @@ def answers(executor: CudaExecutor, prepared: list[Prepared], host_kv_bytes: int
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 def test_answers_over_blocks_that_came_back_have_the_bits_of_a_large_pool(
-    model: Model, on_device: Callable[..., CudaExecutor], graphs: bool, overlap: bool, monkeypatch: pytest.MonkeyPatch
+    model: Model, graphs: bool, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies are enqueued while steps are under way, and blocks are evicted, written and copied again before the
     device has made any of it."""
@@ -91,7 +91,7 @@ def test_answers_over_blocks_that_came_back_have_the_bits_of_a_large_pool(
     assert any(under_way) == overlap
 
 
-def test_copies_follow_each_other_on_the_stream(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_copies_follow_each_other_on_the_stream(model: Model) -> None:
     """Nothing is copied when it is asked for; a block that is copied out and filled at once keeps both contents."""
     executor = on_device(model, num_blocks=8)
     device: Any = executor.device
@@ -112,7 +112,7 @@ def test_copies_follow_each_other_on_the_stream(model: Model, on_device: Callabl
     assert all((block(kv, n) == block(before, n)).all() for n in (0, 1, 3, 4, 5, 6))
 
 
-def test_closing_gives_the_pinned_memory_back(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_closing_gives_the_pinned_memory_back(model: Model) -> None:
     executor = on_device(model, num_blocks=8)
     device: Any = executor.device
     pinned = {one.number for one in device.live.values() if one.pinned}
@@ -126,7 +126,7 @@ def test_closing_gives_the_pinned_memory_back(model: Model, on_device: Callable[
 
 
 def test_blocks_that_a_failing_copy_should_have_filled_are_computed(
-    model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
+    model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = load(3)
     options: dict[str, Any] = {"levels": False, "deterministic": True}

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from prelude.batch import MixedBatch
 from prelude.models.checkpoint import Checkpoint
-from tests.cuda import twins
 from tests.cuda.emulated import COMPILER, EmulatedDevice
 from tests.cuda.plans import BLOCKS, random_edits
 from tests.cuda.simulated import SimulatedDevice
@@ -170,7 +169,6 @@ def both(
     width: int = WIDTH,
 ) -> list[tuple[Tensor, Tensor]]:
     """Output arguments after the kernel itself, and after its twin."""
-    twins.HEAD_DIM = width
     results = []
     for device in (EmulatedDevice(element, width), SimulatedDevice(element)):
         placed = []
@@ -481,5 +479,5 @@ def test_a_step_through_the_kernels(model: Model, deterministic: bool) -> None:
     readout = all_logprobs(i32([3, 5, 6]), ranks=True, top=2)
     drawn = sampling([0], temperature=0.8, seeds=3, top_k=20, top_p=0.9, logprobs=True)
     batch = MixedBatch(s, (readout,), rows, drawn)
-    same(run(executor, batch), run(reference, batch), 2e-4)  # type: ignore[arg-type]
+    same(run(executor, batch), run(reference, batch), 2e-4)
     same_pools(executor, reference, 1e-4)

@@ -297,7 +297,7 @@ def test_a_step_that_is_not_sound_is_refused() -> None:
         ({"block_ids": i32([1, -2, 4])}, "block -2"),
     ):
         with pytest.raises(ValueError, match=said):
-            measured(step, DecodeBatch(replace(rows, **change), sampling([0, 1])))  # type: ignore[arg-type]
+            measured(step, DecodeBatch(replace(rows, **change), sampling([0, 1])))
 
 
 def test_places_of_another_shape_are_refused() -> None:

@@ -19,7 +19,6 @@ from prelude.errors import InsufficientMemory
 from prelude.execution.cuda import _STAGING_BYTES, make_executor, probe_step
 from prelude.models.checkpoint import Checkpoint
 from tests.checkpoints import save_model
-from tests.cuda import twins
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 from tests.execution.helpers import Model, Segment, all_logprobs, ends, i32, run, slices
 from tests.threads import use_threads
@@ -36,9 +35,8 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def made(model: Model, **settings: object) -> tuple[CudaExecutor, EngineConfig, SimulatedDevice]:
-    config = EngineConfig(max_running=8, max_step_requests=16, **settings)  # type: ignore[arg-type]
+    config = EngineConfig(max_running=8, max_step_requests=16, **settings)
     heads = model.config.spec.attention
-    twins.HEAD_DIM = heads.head_dim
     device = SimulatedDevice(torch.float32, memory=TOTAL)
     before, _ = device.memory()
     with device.scope(), Checkpoint.open(model.path, model.config) as checkpoint:

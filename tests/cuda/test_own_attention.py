@@ -24,7 +24,7 @@ from bench.gpu import first
 from prelude.batch import MixedBatch, OneShotBatch, PooledRows
 from tests.checkpoints import save_model
 from tests.cuda import twins
-from tests.cuda.conftest import simulated
+from tests.cuda.conftest import on_device
 from tests.cuda.emulated import COMPILER, EmulatedDevice
 from tests.cuda.plans import BLOCKS
 from tests.cuda.simulated import SimulatedDevice
@@ -155,7 +155,7 @@ def test_prompts_alone_need_nothing_of_flashinfer(model: Model, levels: bool, gr
     device = SimulatedDevice()
     device.own_attention = True
     policy = GraphPolicy(enabled=graphs, at_once=True)
-    executor = simulated(model, device=device, levels=levels, policy=policy, logits_chunk_rows=16)
+    executor = on_device(model, device=device, levels=levels, policy=policy, logits_chunk_rows=16)
     reference = model.executor(num_blocks=BLOCKS)
     layers = len(model.config.spec.layers)
 
@@ -193,7 +193,7 @@ def test_warming_up_records_prompts_alone_with_and_without_flashinfer(model: Mod
     for levels in (True, False):
         device = SimulatedDevice()
         device.own_attention = True
-        executor = simulated(model, device=device, levels=levels, policy=GraphPolicy())
+        executor = on_device(model, device=device, levels=levels, policy=GraphPolicy())
         executor.choices = replace(executor.choices, long_query=300 if levels else 1 << 30)
         found = {(s.prompts, s.alone, s.long_query) for s in executor.recorder._expected() if s.prompts}
         short = {(n, True, False) for n in range(32, 257, 32)}
@@ -215,7 +215,6 @@ def wrong_device(wrong: bool) -> SimulatedDevice:
 def test_the_trial_finds_a_wrong_kernel_and_a_process_that_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twins.HEAD_DIM = 64
     trials = Trials(tmp_path / "trials.json")
     for wrong in (True, False):
         assert own_trial.note_attention(wrong_device(wrong), trials, 64) is not wrong

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 from prelude.cuda.shapes import Shape
 
@@ -19,6 +18,7 @@ from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.simulation.machines import machine
 from prelude.simulation.replica import Clock, CostedExecutor
+from tests.cuda.conftest import on_device
 from tests.cuda.test_layout import measured, packer
 from tests.engine.test_faults import ById
 from tests.execution.helpers import Model, random_ids
@@ -103,7 +103,7 @@ def test_loads_do_meet_graphs_and_padding() -> None:
 
 @pytest.mark.parametrize("step_rows, rows", [(40, 33), (6, 5), (40, 40)])
 def test_a_full_step_of_rows_finds_room_though_their_limit_is_no_power_of_two(
-    model: Model, on_device: Callable[..., CudaExecutor], step_rows: int, rows: int
+    model: Model, step_rows: int, rows: int
 ) -> None:
     """Rows that are sampled are rounded up to a power of two, and their tokens have places of their own."""
     limits = {"max_length": 64, "max_step_tokens": 512, "max_step_requests": step_rows, "max_running": step_rows}

@@ -3,7 +3,6 @@ numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from prelude.cuda.graphs import GraphPolicy
 from prelude.batch import LogprobOutput, OneShotBatch, PooledOutput, PooledRows, SampleOutput, StepResult
 from prelude.execution.cuda import check_supported
 from tests.checkpoints import save_model
+from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS, random_batch
 from tests.execution.helpers import (
     BLOCK,
@@ -65,7 +65,7 @@ def same_pools(ours: CudaExecutor, theirs: Any, tolerance: float) -> None:
 @pytest.mark.feature("D5")
 @pytest.mark.parametrize("levels", [True, False], ids=["levels", "keys"])
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
-def test_random_batches(variant: Model, on_device: Callable[..., CudaExecutor], levels: bool, graphs: bool) -> None:
+def test_random_batches(variant: Model, levels: bool, graphs: bool) -> None:
     """Forests with hits, folds, chunks, published blocks and decode rows over scattered blocks; every readout."""
     policy = GraphPolicy(enabled=graphs, at_once=True)
     executor = on_device(variant, levels=levels, policy=policy, logits_chunk_rows=16)
@@ -73,7 +73,7 @@ def test_random_batches(variant: Model, on_device: Callable[..., CudaExecutor], 
     rng = np.random.default_rng(7)
     for _ in range(40):
         batch = random_batch(rng, VOCAB)
-        same(run(executor, batch), run(reference, batch), 2e-4)  # type: ignore[arg-type]
+        same(run(executor, batch), run(reference, batch), 2e-4)
     same_pools(executor, reference, 1e-4)
     assert (executor.graphs.replays > 5) == graphs
 
@@ -90,7 +90,7 @@ def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize("levels", [True, False], ids=["levels", "keys"])
-def test_windows(windowed: Model, on_device: Callable[..., CudaExecutor], levels: bool) -> None:
+def test_windows(windowed: Model, levels: bool) -> None:
     """Sequences within the window, across its edge and far beyond it; behind cached prefixes, in folds, in decode.
     Only steps that a window cuts leave FlashInfer's levels."""
     check_supported(windowed.config.spec)
@@ -115,7 +115,7 @@ def test_windows(windowed: Model, on_device: Callable[..., CudaExecutor], levels
 
 
 @pytest.mark.parametrize("levels", [True, False], ids=["levels", "keys"])
-def test_layers_that_do_not_rotate(tmp_path: Path, on_device: Callable[..., CudaExecutor], levels: bool) -> None:
+def test_layers_that_do_not_rotate(tmp_path: Path, levels: bool) -> None:
     """Every other layer of SmolLM3's form; first and last are of either kind."""
     for every in (2, 3):
         model = Model(save_model(tmp_path / str(every), family="smollm3", head_dim=16, no_rope_layer_interval=every))
@@ -127,14 +127,14 @@ def test_layers_that_do_not_rotate(tmp_path: Path, on_device: Callable[..., Cuda
         rng = np.random.default_rng(11)
         for _ in range(8):
             batch = random_batch(rng, VOCAB)
-            same(run(executor, batch), run(reference, batch), 2e-4)  # type: ignore[arg-type]
+            same(run(executor, batch), run(reference, batch), 2e-4)
 
 
 def bits_in_any_company(executor: CudaExecutor) -> None:
     """Deterministic mode: alone, among others, folded, in chunks and behind a cached prefix."""
 
     def states(s: Any, rows: Any) -> np.ndarray:
-        return hidden(executor, s, rows)  # type: ignore[arg-type]
+        return hidden(executor, s, rows)
 
     ids = [random_ids(i, n) for i, n in enumerate((1, 17, 300, 64, 90))]
     alone = [states(prompts(x), np.arange(len(x))) for x in ids]
@@ -152,6 +152,6 @@ def bits_in_any_company(executor: CudaExecutor) -> None:
 
 
 @pytest.mark.fault(74)
-def test_bits_in_any_company(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+def test_bits_in_any_company(model: Model) -> None:
     """The operations of the device: products by tiles of one size, keys in an order of the row's own."""
     bits_in_any_company(on_device(model, levels=False, deterministic=True))

@@ -84,23 +84,9 @@ def pool_rows(n: int, exact: Any, indptr: Any, before: Any, mode: int, width: in
         }[kernels.POOLINGS[mode]](own)
 
 
-def qk_rope(
-    n: int,
-    heads: Any,
-    queries: int,
-    keys: int,
-    values: int,
-    positions: Any,
-    rope_table: Any,
-    q_gain: Any,
-    k_gain: Any,
-    eps: float,
-    slots: Any,
-    pool_k: Any,
-    pool_v: Any,
-) -> None:
-    width = twins_head_dim(heads, rope_table, positions, n)
-    count = queries + keys + values
+def qk_rope(n: int, *given: Any) -> None:
+    heads, queries, keys, values, positions, rope_table, q_gain, k_gain, eps, slots, pool_k, pool_v = given
+    width, count = heads.width, queries + keys + values
     lines = heads.at(n, count, width)
     where = positions.at(n).long()
     turn = rope_table.at(int(where.max()) + 1, width)[where][:, None]
@@ -119,43 +105,15 @@ def qk_rope(
             pool_v.at((slot + 1), values, width)[slot] = lines[token, queries + keys :]
 
 
-HEAD_DIM = 0
-"""A compile-time constant of the real kernels; set by the maker of a device."""
-
-
-def twins_head_dim(*_: Any) -> int:
-    assert HEAD_DIM, "tests set twins.HEAD_DIM"
-    return HEAD_DIM
-
-
 def silu_gate(n: int, gate_up: Any, inner: int, out: Any) -> None:
     both = gate_up.at(n, 2 * inner).float()
     out.at(n, inner).copy_(torch.nn.functional.silu(both[:, :inner]) * both[:, inner:])
 
 
-def attend(
-    blocks: int,
-    q: Any,
-    q_stride: int,
-    k: Any,
-    v: Any,
-    stride: int,
-    pool_k: Any,
-    pool_v: Any,
-    keys: Any,
-    first: Any,
-    count: Any,
-    heads: int,
-    kv_heads: int,
-    scale: float,
-    n: int,
-    span: int,
-    spread: int,
-    out: Any,
-    together: bool = True,
-) -> None:
+def attend(blocks: int, *given: Any, together: bool = True) -> None:
     """``together``: rows side by side are one call of torch, whose bits depend on how many they are."""
-    width = twins_head_dim()
+    q, q_stride, k, v, stride, pool_k, pool_v, keys, first, count, heads, kv_heads, scale, n, span, _, out = given
+    width = q.width
     assert abs(scale - width**-0.5) < 1e-6
     queries = q.strided((n, heads, width), (q_stride, width, 1))
     ends = first.at(n) + count.at(n)
@@ -255,56 +213,26 @@ def edit(n: int, logits: Any, vocab: int, *lists: Any) -> None:
         lines[row] = torch.from_numpy(edited(lines[row].numpy(), edits, row).astype(np.float32))
 
 
-def sample(
-    n: int,
-    logits: Any,
-    vocab: int,
-    temperature: Any,
-    top_k: Any,
-    top_p: Any,
-    min_p: Any,
-    uniform: Any,
-    finite: Any,
-    room: int,
-    tokens: Any,
-) -> None:
+def sample(n: int, *given: Any) -> None:
+    logits, vocab, *settings, finite, _, tokens = given
+    temperature, top_k, top_p, min_p, uniforms = (values.at(n).numpy() for values in settings)
     nothing = np.zeros(n, np.int32)
-    readout = SampleRows(
-        nothing,
-        temperature.at(n).numpy(),
-        top_k.at(n).numpy(),
-        top_p.at(n).numpy(),
-        min_p.at(n).numpy(),
-        nothing.astype(np.uint64),
-        nothing,
-    )
+    readout = SampleRows(nothing, temperature, top_k, top_p, min_p, nothing.astype(np.uint64), nothing)
     for row in range(n):
         line = logits.at(n, vocab)[row].numpy()
-        drawn = sample_token(line, readout, row, float(uniform.at(n)[row])) if finite.at(n)[row] else 0
+        drawn = sample_token(line, readout, row, float(uniforms[row])) if finite.at(n)[row] else 0
         tokens.at(n)[row] = drawn
 
 
-def attend_prompts(
-    n: int,
-    q: Any,
-    q_stride: int,
-    k: Any,
-    v: Any,
-    stride: int,
-    starts: Any,
-    prompts: int,
-    rows: int,
-    group: int,
-    scale: float,
-    out: Any,
-    out_stride: int,
-) -> None:
+def attend_prompts(n: int, *given: Any) -> None:
     """``scale`` is of scores in base 2. The heads are those of ``out``."""
-    assert n == (rows + 15 * prompts) // 16 and abs(scale - HEAD_DIM**-0.5 / np.log(2)) < 1e-6
-    heads = out_stride // HEAD_DIM
-    shape, kept = (rows, heads, HEAD_DIM), (rows, heads // group, HEAD_DIM)
-    queries, result = q.strided(shape, (q_stride, HEAD_DIM, 1)), out.strided(shape, (out_stride, HEAD_DIM, 1))
-    keys, values = (x.strided(kept, (stride, HEAD_DIM, 1)) for x in (k, v))
+    q, q_stride, k, v, stride, starts, prompts, rows, group, scale, out, out_stride = given
+    width, heads = q.width, out_stride // q.width
+    assert n == (rows + 15 * prompts) // 16 and abs(scale - width**-0.5 / np.log(2)) < 1e-6
+    queries, result = (
+        x.strided((rows, heads, width), (step, width, 1)) for x, step in ((q, q_stride), (out, out_stride))
+    )
+    keys, values = (x.strided((rows, heads // group, width), (stride, width, 1)) for x in (k, v))
     edges = starts.at(prompts + 1).tolist()
     for part in map(slice, edges, edges[1:]):
         result[part] = attention(queries[part], keys[part], values[part], causal=True)[0].to(result.dtype)

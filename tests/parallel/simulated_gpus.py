@@ -13,11 +13,9 @@ def install() -> None:
     from prelude.cuda import cuda_device, driver, recorder
 
     from prelude.execution import cuda
-    from tests.cuda import twins
     from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 
     def simulated(element: torch.dtype, *, head_dim: int, deterministic: bool, ordinal: int, ranks: Any) -> Any:
-        twins.HEAD_DIM = head_dim
         return SimulatedDevice(element, deterministic=deterministic, memory=1 << 29, ranks=ranks)
 
     def calls(model: Any, on: Any, setting: str, **_: Any) -> Any:
