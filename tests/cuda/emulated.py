@@ -7,10 +7,11 @@ import functools
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from prelude.cuda import compiler, kernels
 from prelude.cuda.kernels import Argument, Kernel, check
@@ -20,6 +21,8 @@ from torch import Tensor
 from tests.cuda.simulated import Pointer, SimulatedDevice
 
 COMPILER = shutil.which("g++")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no g++ to run kernels on the host")
+F32 = torch.float32
 _TYPES = {"int": "int", "float": "float"}
 BLOCK = 64
 """Threads of an emulated block: enough for two warps."""
@@ -89,3 +92,21 @@ class EmulatedDevice(SimulatedDevice):
             run(columns * cluster, rows, cluster, block, shared, *typed)
 
         self.enqueue(kernel.name, execute)
+
+
+def both(launch: Callable[..., None], *given: Any, element: torch.dtype = F32, width: int = 32) -> list[Any]:
+    """Of each thing that is ``given`` its values after ``launch(device, *given)`` by the kernel and by its twin.
+    ``width``: of a head."""
+    after = []
+    for device in (EmulatedDevice(element, width), SimulatedDevice(element)):
+        placed = [_placed(device, value) for value in given]
+        launch(device, *placed)
+        device.close()
+        after.append(placed)
+    return list(zip(*after))
+
+
+def _placed(device: SimulatedDevice, value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(_placed(device, one) for one in value)
+    return device.put(value) if isinstance(value, Tensor) else value

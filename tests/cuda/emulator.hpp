@@ -51,12 +51,14 @@ struct Room {
   unsigned long long exchanged[2][1024];  // in turn, so that an exchange has one barrier
   unsigned fragments[2][1024][6];         // likewise, of the lanes' parts of one instruction
   std::vector<char> memory;
-  char* shared;
+  char *shared, *end;
   Room(int threads, int bytes) : block(threads), memory(bytes + 2048) {
     for (int at = 0; at < threads; at += 32) warps.emplace_back(std::min(32, threads - at));
     shared = memory.data() + (1024 - (unsigned long long)memory.data() % 1024);
-    std::memset(shared, 0xA5, bytes);
+    end = shared + bytes;
+    std::memset(shared, 0xA5, memory.data() + memory.size() - shared);
   }
+  bool written_behind() const { return std::any_of(end, end + 512, [](char byte) { return byte != (char)0xA5; }); }
 };
 static std::vector<std::unique_ptr<Room>> the_cluster;
 static std::unique_ptr<Barrier> cluster_barrier;
@@ -298,6 +300,8 @@ inline void run_cluster(int cluster, int block, int shared, int x, int y) {
       ran |= resume(*the_fibers[round % 2 ? count - 1 - next : next]);
     }
   }
+  for (auto& room : the_cluster)
+    if (room->written_behind()) die("more shared memory is written than the launch asks for");
   for (size_t i = 0; i < count; i++)
     if (!the_fibers[i]->done) {
       std::fprintf(stderr, "thread %d of block %d waits at a barrier for ever\n", (int)i % block, x + (int)i / block);

@@ -3,8 +3,8 @@
     asynchronous   nothing runs when it is enqueued; a mark's ``wait`` runs the stream up to it. A result that is read
                    too early has the bytes of before; a host area that is written too early changes what a copy reads
     addresses      operations keep pointers. A recorded graph reads the bytes of the time of its replay. A pointer
-                   into memory that was given back is an error (device temporaries of eager steps live until they are used, as
-                   a stream-ordered allocator keeps them; pinned memory does not: its allocator gets no notice)
+                   into memory that was given back is an error (device temporaries of eager steps live until they
+                   are used, as a stream-ordered allocator keeps them; pinned memory does not)
     bounds         every kernel's arguments are checked as the real device checks them, and again by its twin
     kernels        run as their twins (twins.py); attention calls keep FlashInfer's rules about plans
 

@@ -6,60 +6,40 @@ between threads; it shows nothing about a GPU's memory model or speed.
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from prelude.cuda import compiler, kernels, weights
-from prelude.cuda.executor import CudaExecutor
-from prelude.cuda.graphs import GraphPolicy
+from prelude.cuda import compiler, kernels
+from prelude.cuda.own_attention import ATTEND_PROMPTS, HEAD_DIMS, shared_bytes
 from torch import Tensor
 
 from prelude.batch import MixedBatch
-from prelude.models.checkpoint import Checkpoint
-from tests.cuda.emulated import COMPILER, EmulatedDevice
+from tests.cuda.conftest import on_device
+from tests.cuda.emulated import F32, EmulatedDevice, both, needs_compiler
 from tests.cuda.plans import BLOCKS, random_edits
-from tests.cuda.simulated import SimulatedDevice
 from tests.cuda.test_parity import same, same_pools
-from tests.execution.helpers import BLOCK, Model, Segment, all_logprobs, decode_rows, i32, run, sampling, slices
+from tests.execution.helpers import Model, Segment, all_logprobs, decode_rows, i32, run, sampling, slices
 
-emulated = pytest.mark.skipif(COMPILER is None, reason="no g++ to run kernels on the host")
 NVCC = shutil.which("nvcc")
-WIDTH = 32  # of a head
+ELEMENTS = [torch.float32, torch.bfloat16]
 
 
-def _nvrtc() -> str | None:
-    """Why NVRTC cannot be used; None if it can. The library of the wheel is loaded where pathfinder would not
-    look."""
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
-        return "cuda-python is not installed"
-    found = importlib.util.find_spec("nvidia")
-    for folder in list(found.submodule_search_locations or []) if found else []:
-        for library in sorted(Path(folder).glob("*/lib/libnvrtc*.so*")):  # builtins sort first
-            if ".alt." not in library.name:
-                ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-    try:
-        compiler.nvrtc_version()
-    except Exception as error:
-        return f"no libnvrtc: {type(error).__name__}"
-    return None
+# ------------------------------------------------------------------ they compile
 
 
 @pytest.fixture(scope="session")
 def nvrtc() -> None:
-    lacks = _nvrtc()
-    if lacks is not None:
-        pytest.skip(lacks)
-
-
-# ------------------------------------------------------------------ they compile
+    try:
+        compiler.nvrtc_version()
+    except Exception as error:
+        pytest.skip(f"no cuda-python or no libnvrtc: {type(error).__name__}")
 
 
 @pytest.mark.parametrize("file", kernels.FILES)
@@ -75,35 +55,29 @@ def test_nvrtc_names_the_line(nvrtc: None) -> None:
         compiler.nvrtc('extern "C" __global__ void k() { undefined_thing(); }', ("--gpu-architecture=sm_90a",), "k")
 
 
-@pytest.mark.skipif(NVCC is None, reason="no nvcc")
-@pytest.mark.parametrize("file", kernels.FILES)
-@pytest.mark.parametrize("arch", ["80", "90a"])
-def test_nvcc_compiles_without_spills(tmp_path: Path, file: str, arch: str) -> None:
-    source = tmp_path / f"{file}.cu"
-    source.write_text(compiler.source(file), encoding="utf-8")
-    target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
-    done = subprocess.run(
-        [
-            str(NVCC),
-            target,
-            "-std=c++17",
-            "-cubin",
-            "-Xptxas",
-            "-v",
-            "-Werror",
-            "all-warnings",
-            "-DHEAD_DIM=128",
-            "-o",
-            "out",
-            source.name,
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+def nvcc(folder: Path, file: str, *options: str) -> str:
+    """The remarks of the compiler, which writes ``out``."""
+    (folder / f"{file}.cu").write_text(compiler.source(file), encoding="utf-8")
+    command = [str(NVCC), "-std=c++17", "-o", "out", *options, f"{file}.cu"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    spills = [line for line in done.stderr.splitlines() if "spill" in line]
+    return done.stderr
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc")
+@pytest.mark.parametrize(
+    ("file", "head_dim"), [*((file, 128) for file in kernels.FILES), *(("prompts", width) for width in HEAD_DIMS)]
+)
+@pytest.mark.parametrize("arch", ["80", "90a"])
+def test_nvcc_compiles_without_spills(tmp_path: Path, file: str, head_dim: int, arch: str) -> None:
+    target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
+    strict = ("-cubin", "-Xptxas", "-v", "-Werror", "all-warnings")
+    said = nvcc(tmp_path, file, target, *strict, f"-DHEAD_DIM={head_dim}")
+    spills = [line for line in said.splitlines() if "spill" in line]
     assert spills and all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
+    if file == ATTEND_PROMPTS.file:  # two blocks a multiprocessor
+        assert int(re.findall(r"Used (\d+) registers", said)[0]) * ATTEND_PROMPTS.block * 2 <= 65536
+        assert shared_bytes(head_dim) * 2 <= 227 << 10
 
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")
@@ -112,10 +86,8 @@ def test_nvcc_compiles_without_spills(tmp_path: Path, file: str, arch: str) -> N
     [((), r"cp\.async\.cg\.shared\.global"), (("-DPRELUDE_FLOAT32",), r"ld\.global\.v4\.f32")],
 )
 def test_attend_reads_keys_by_16_bytes(tmp_path: Path, flags: tuple[str, ...], wide: str) -> None:
-    (tmp_path / "attend.cu").write_text(compiler.source("attend"), encoding="utf-8")
-    command = [str(NVCC), "-arch=sm_90a", "-std=c++17", "-ptx", "-DHEAD_DIM=128", *flags, "attend.cu"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
-    made = (tmp_path / "attend.ptx").read_text(encoding="utf-8")
+    nvcc(tmp_path, "attend", "-arch=sm_90a", "-ptx", "-DHEAD_DIM=128", *flags)
+    made = (tmp_path / "out").read_text(encoding="utf-8")
     assert re.search(wide, made) and not re.search(r"ld\.global(\.nc)?\.[a-z]16", made)
     assert ("mma.sync" in made) == (not flags)
 
@@ -159,123 +131,86 @@ def test_cubins_that_were_built_into_the_package_are_not_compiled_again(
 # ------------------------------------------------------------------ the results are those of the twins
 
 
-def both(
-    kernel: kernels.Kernel,
-    grid: tuple[int, ...],
-    args: list[Any],
-    outputs: list[int],
-    element: torch.dtype,
-    shared: int = 0,
-    width: int = WIDTH,
-) -> list[tuple[Tensor, Tensor]]:
-    """Output arguments after the kernel itself, and after its twin."""
-    results = []
-    for device in (EmulatedDevice(element, width), SimulatedDevice(element)):
-        placed = []
-        for arg in args:
-            if isinstance(arg, Tensor):
-                on_device = device.empty(tuple(arg.shape), arg.dtype)
-                on_device.copy_(arg)
-                placed.append(on_device)
-            else:
-                placed.append(arg)
-        device.launch(kernel, grid, placed, shared)
-        device.close()
-        results.append([placed[i] for i in outputs])
-    return list(zip(*results))
-
-
-ELEMENTS = [torch.float32, torch.bfloat16]
-
-
-def close(pairs: list[tuple[Tensor, Tensor]], element: torch.dtype) -> None:
+def close(pairs: list[Any], element: torch.dtype = F32) -> None:
     for ours, theirs in pairs:
-        tolerance = 1e-5 if element == torch.float32 or ours.dtype == torch.float32 else 2**-7
-        assert torch.allclose(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance), (
-            (ours - theirs).abs().max()
-        )
+        if isinstance(ours, Tensor):
+            tolerance = 2**-7 if element == ours.dtype == torch.bfloat16 else 1e-5
+            assert torch.allclose(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance)
+        elif isinstance(ours, tuple):
+            close(list(zip(ours, theirs)), element)
 
 
-@emulated
+def alike(launch: Callable[..., None], *given: Any, element: torch.dtype = F32, width: int = 32) -> list[Any]:
+    """Everything that is given, as the kernel leaves it, which is as its twin does."""
+    pairs = both(launch, *given, element=element, width=width)
+    close(pairs, element)
+    return [ours for ours, _ in pairs]
+
+
+def launch(kernel: kernels.Kernel, rows: int) -> Callable[..., None]:
+    return lambda device, *args: device.launch(kernel, (rows,), args)
+
+
+def randn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@needs_compiler
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_norms(element: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    n, width, vocab = 5, 76, 11
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    table, gain = randn(vocab, width).to(element), randn(width)
-    ids, pending_tokens = torch.tensor([3, -2, 10, 0, -1], dtype=torch.int32), torch.tensor([7, 9], dtype=torch.int32)
-    x, normed = torch.zeros(n, width), torch.zeros(n, width, dtype=element)
-    pairs = both(
-        kernels.EMBED_NORM, (n,), [ids, pending_tokens, table, gain, 1e-6, width, x, normed], [6, 7], element
+    n, width, eps = 5, 76, 1e-6
+    table, gain, source = randn(0, 11, width).to(element), randn(1, width), randn(2, n, width)
+    x, normed, rows = torch.zeros(n, width), torch.zeros(n, width, dtype=element), ints(4, 0, 4)
+    embedded = alike(
+        kernels.embed_norm, ints(3, -2, 10, 0, -1), ints(7, 9), table, gain, eps, x, normed, element=element
     )
-    assert torch.equal(pairs[0][0], table[[3, 9, 10, 0, 7]].float())
-    close(pairs, element)
-    source = randn(n, width)
-    close(both(kernels.RMS_NORM, (n,), [source, gain, 1e-6, width, normed], [4], element), element)
-    rows = torch.tensor([4, 0, 4], dtype=torch.int32)
-    places = [torch.zeros(3, width), torch.zeros(3, width, dtype=element), torch.zeros(3, width)]
-    close(both(kernels.GATHER_NORM, (3,), [rows, source, gain, 1e-6, width, *places], [5, 6, 7], element), element)
-    none = [None, None, torch.zeros(3, width)]
-    close(both(kernels.GATHER_NORM, (3,), [rows, source, gain, 1e-6, width, *none], [7], element), element)
-    cast = source.to(element)
-    close(
-        both(kernels.GATHER, (3,), [rows, cast, width, torch.zeros(3, width, dtype=element)], [3], element), element
-    )
-    indptr = torch.tensor([0, 1, 5], dtype=torch.int32)
-    ahead = torch.tensor([3, 9], dtype=torch.int32)
+    assert torch.equal(embedded[5], table[[3, 9, 10, 0, 7]].float())
+    alike(kernels.rms_norm, source, gain, eps, normed, element=element)
+    for places in ((x[:3], normed[:3], x[:3]), (None, None, x[:3])):
+        alike(launch(kernels.GATHER_NORM, 3), rows, source, gain, eps, width, *places, element=element)
+    alike(kernels.gather, rows, source.to(element), normed[:3], element=element)
     for mode in range(len(kernels.POOLINGS)):
-        for before in (None, ahead):
-            args = [source, indptr, before, mode, width, width + 4, torch.zeros(2, width + 4)]
-            close(both(kernels.POOL_ROWS, (2,), args, [6], element), element)
+        for before in (None, ints(3, 9)):
+            out = torch.zeros(2, width + 4)
+            args = (source, ints(0, 1, 5), before, mode, width, width + 4, out)
+            assert alike(launch(kernels.POOL_ROWS, 2), *args, element=element)[-1][:, :width].any()
 
 
-@emulated
+@needs_compiler
 @pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize("gains", [True, False])
-def test_qk_rope_and_silu(element: torch.dtype, gains: bool) -> None:
-    generator = torch.Generator().manual_seed(1)
-    n, counts, slots = 3, (4, 2, 2), torch.tensor([5, -1, 0], dtype=torch.int32)
-    heads = torch.randn(n, sum(counts), WIDTH, generator=generator).to(element)
-    positions = torch.tensor([6, 0, 3], dtype=torch.int32)
-    rope_table = torch.randn(8, WIDTH, generator=generator)
-    q_gain, k_gain = torch.randn(2, WIDTH, generator=generator) if gains else (None, None)
-    pool = [torch.zeros(6, 2, WIDTH, dtype=element) for _ in range(2)]
-    args = [heads, *counts, positions, rope_table, q_gain, k_gain, 1e-6, slots, *pool]
-    pairs = both(kernels.QK_ROPE, (n,), args, [0, 10, 11], element)
-    close(pairs, element)
-    ours = pairs[0][0]
-    assert torch.equal(pairs[1][0][5], ours[0, 4:6]) and torch.equal(pairs[2][0][0], ours[2, 6:])
-    assert not pairs[1][0][1:5].any()
-    alone = [heads[:, :4].contiguous(), 4, 0, 0, positions, rope_table, q_gain, None, 1e-6, None, None, None]
-    close(both(kernels.QK_ROPE, (n,), alone, [0], element), element)
-    inner = 1100  # more than one block along a row
-    gate_up = torch.randn(2, 2 * inner, generator=generator).to(element)
-    args = [gate_up, inner, torch.zeros(2, inner, dtype=element)]
-    close(both(kernels.SILU_GATE, (2, 2), args, [2], element), element)
+@pytest.mark.parametrize(
+    ("width", "counts"),
+    # Of heads of 64 four stand side by side in a warp, the last of which is not full.
+    [(32, (4, 2, 2)), (32, (4, 0, 0)), (64, (5, 1, 1)), (64, (3, 0, 0))],
+)
+def test_qk_rope(element: torch.dtype, gains: bool, width: int, counts: tuple[int, int, int]) -> None:
+    queries, keys, _ = counts
+    heads, slots, positions = randn(1, 3, sum(counts), width).to(element), ints(5, -1, 0), ints(6, 0, 3)
+    pool = [torch.zeros(6, keys, width, dtype=element) for _ in range(2)] if keys else None
+    own = tuple(randn(2, 2, width)) if gains else (None, None)
+    args = (heads, counts, positions, randn(3, 8, width), own, 1e-6, slots if keys else None, pool)
+    turned, *_, written = alike(kernels.qk_rope, *args, element=element, width=width)
+    assert not torch.equal(turned, heads)
+    if keys:
+        assert torch.equal(written[0][5], turned[0, queries : queries + keys])
+        assert torch.equal(written[1][0], turned[2, queries + keys :]) and not written[0][1:5].any()
 
 
-@emulated
+@needs_compiler
 @pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("counts", [(5, 1, 1), (3, 0, 0)])
-def test_qk_rope_by_eight_values(element: torch.dtype, counts: tuple[int, int, int]) -> None:
-    """Heads of 64: four of them side by side in a warp, the last warp not full."""
-    generator, width, n = torch.Generator().manual_seed(3), 64, 3
-    heads = torch.randn(n, sum(counts), width, generator=generator).to(element)
-    positions, slots = torch.tensor([6, 0, 3], dtype=torch.int32), torch.tensor([5, -1, 0], dtype=torch.int32)
-    rope_table, gain = torch.randn(8, width, generator=generator), torch.randn(width, generator=generator)
-    kept = [slots, *(torch.zeros(6, 1, width, dtype=element) for _ in range(2))] if counts[1] else [None] * 3
-    args = [heads, *counts, positions, rope_table, gain, None, 1e-6, *kept]
-    pairs = both(kernels.QK_ROPE, (n,), args, [0, 10, 11] if counts[1] else [0], element, width=width)
-    close(pairs, element)
-    if counts[1]:
-        assert torch.equal(pairs[2][0][5, 0], heads[0, 6]) and not pairs[1][0][1:5].any()
+def test_silu(element: torch.dtype) -> None:
+    """More than one block along a row."""
+    gate_up = randn(4, 2, 2 * 1100).to(element)
+    alike(kernels.silu_gate, gate_up, torch.zeros(2, 1100, dtype=element), element=element)
 
 
 class Lists:
-    """Random rows over a prompt, a fold of it, cached keys and decode rows, and their attention in float32."""
+    """Random rows over a prompt, a fold of it, cached keys and decode rows, and their attention."""
 
     def __init__(self, element: torch.dtype, width: int, heads: int, kv_heads: int, long: int = 90) -> None:
         self.generator = torch.Generator().manual_seed(width + heads)
@@ -291,44 +226,27 @@ class Lists:
         rows = [(0, i, i + 1) for i in range(long)] + [(1, long + i, long + 1 + i) for i in range(9)]
         rows += [(2, long + 9 + i, 38 + i) for i in range(21)] + [(3, 0, 50), (4, 1, 1)]
         self.at = torch.tensor([row for _, row, _ in rows])
-        self.first = torch.tensor([int(starts[which]) for which, _, _ in rows], dtype=torch.int32)
-        self.count = torch.tensor([keys for _, _, keys in rows], dtype=torch.int32)
+        self.first = ints(*(int(starts[which]) for which, _, _ in rows))
+        self.count = ints(*(keys for _, _, keys in rows))
 
     def _randn(self, *shape: int) -> Tensor:
         return torch.randn(*shape, self.width, generator=self.generator).to(self.element)
 
-    def run(self, rows: Any = slice(None), span: int = kernels.EVERY) -> Tensor:
-        """[rows, heads, D] of the kernel."""
-        device = EmulatedDevice(self.element, self.width)
+    def run(self, rows: Any = slice(None), span: int = kernels.EVERY) -> tuple[Tensor, Tensor]:
+        """[rows, heads, D] by the kernel and by its twin."""
 
-        def placed(value: Tensor) -> Tensor:
-            on = device.empty(tuple(value.shape), value.dtype)
-            on.copy_(value)
-            return on
+        def attend(device: Any, q: Tensor, tokens: Tensor, *rest: Any) -> None:
+            k, v = tokens[:, self.heads : -self.kv_heads], tokens[:, -self.kv_heads :]
+            kernels.attend(device, q[:, : self.heads], k, v, *rest, span)
 
-        tokens, q = placed(self.tokens), placed(self.tokens[self.at[rows]])[:, : self.heads]
-        k, v = tokens[:, self.heads : -self.kv_heads], tokens[:, -self.kv_heads :]
-        lists = placed(self.keys), placed(self.first[rows]), placed(self.count[rows])
-        out = device.empty(tuple(q.shape), self.element)
-        pool = placed(self.pool[0]), placed(self.pool[1])
-        kernels.attend(device, q, k, v, pool, lists, self.kv_heads, out, span)
-        device.close()
-        return out
-
-    def wanted(self, span: int = kernels.EVERY) -> Tensor:
-        found, tokens, group = [], self.tokens.float(), self.heads // self.kv_heads
-        parts = tokens[:, self.heads : -self.kv_heads], tokens[:, -self.kv_heads :]
-        for row, first, count in zip(self.at, self.first.tolist(), self.count.tolist()):
-            listed = self.keys[max(first, first + count - span) : first + count].long()
-            k, v = (torch.where((listed < 0)[:, None, None], pool.float()[-1 - listed.clamp(max=-1)], own[listed])
-                    for own, pool in zip(parts, self.pool))  # fmt: skip
-            k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-            scores = torch.einsum("hd,mhd->hm", tokens[row, : self.heads], k) * self.width**-0.5
-            found.append(torch.einsum("hm,mhd->hd", scores.softmax(-1), v))
-        return torch.stack(found)
+        q, lists = self.tokens[self.at[rows]], (self.keys, self.first[rows], self.count[rows])
+        out = torch.empty(len(q), self.heads, self.width, dtype=self.element)
+        given = (q, self.tokens, self.pool, lists, self.kv_heads, out)
+        found: tuple[Tensor, Tensor] = both(attend, *given, element=self.element, width=self.width)[-1]
+        return found
 
 
-@emulated
+@needs_compiler
 @pytest.mark.parametrize(
     ("element", "width", "heads", "kv_heads"),
     [
@@ -338,135 +256,94 @@ class Lists:
     ],
 )
 def test_attend(element: torch.dtype, width: int, heads: int, kv_heads: int) -> None:
-    """Against float32; and a row has its bits in any company: alone, in another chunk of its prompt, and whether its
-    neighbours are there or not. With a window too."""
+    """A row has its bits in any company: alone, in another chunk of its prompt, and whether its neighbours are there
+    or not. With a window too."""
     lists = Lists(element, width, heads, kv_heads)
     for span in (kernels.EVERY, 40):
-        whole = lists.run(span=span)
-        close([(whole, lists.wanted(span).to(element))], element)
+        whole, twins = lists.run(span=span)
+        close([(whole, twins)], element)
         for rows in ([37], slice(20, 75), [5, 89, 90, 98, 99, 121], slice(91, None, 3)):
-            assert torch.equal(lists.run(rows, span), whole[rows])
+            assert torch.equal(lists.run(rows, span)[0], whole[rows])
 
 
-@emulated
+@needs_compiler
 def test_a_row_sees_no_keys_but_its_own() -> None:
     """Values of other prompts that are not finite stay out, and of its own sequence those beyond a window."""
     lists = Lists(torch.bfloat16, 16, 4, 2)
-    whole, within = lists.run(), lists.run(span=30)
+    whole, within = lists.run()[0], lists.run(span=30)[0]
     lists.tokens[99:], lists.pool[1][:] = float("nan"), float("inf")
-    assert torch.equal(lists.run()[:99], whole[:99])
+    assert torch.equal(lists.run()[0][:99], whole[:99])
     lists.tokens[:20] = float("nan")
-    assert torch.equal(lists.run(span=30)[70:99], within[70:99])
+    assert torch.equal(lists.run(span=30)[0][70:99], within[70:99])
 
 
-def _logits(rows: int, vocab: int, seed: int) -> Tensor:
-    """With ties among the best, and far apart."""
-    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 4
-    logits[0, 3] = logits[0, 7] = logits[0].max() + 1
-    logits[-1] = (logits[-1] * 2).round() / 2
-    return logits
-
-
-@emulated
+@needs_compiler
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_logits_of_given_tokens_alone(element: torch.dtype) -> None:
-    width, vocab = 76, 50
-    normed, head = (torch.randn(n, width, generator=torch.Generator().manual_seed(n)) for n in (6, vocab))
-    pairs = torch.tensor([[0, 7], [5, 49], [-1, 0], [3, 0], [0, 8]], dtype=torch.int32)
+    normed, head = randn(6, 6, 76).to(element), randn(7, 50, 76).to(element)
     untouched = torch.full((5,), 9.0, dtype=torch.float64)
-    args = [
-        normed.to(element),
-        head.to(element),
-        width,
-        pairs[:, 0].contiguous(),
-        pairs[:, 1].contiguous(),
-        untouched,
-    ]
-    ((ours, theirs),) = both(kernels.LABELS, (5,), args, [5], element)
-    close([(ours, theirs)], torch.float32)
-    assert ours[2] == 9.0 and (ours[[0, 1, 3, 4]] != 9.0).all()
+    args = (normed, head, ints(0, 5, -1, 3, 0), ints(7, 49, 0, 0, 8), untouched)
+    logits = alike(kernels.labels, *args, element=element)[-1]
+    assert logits[2] == 9.0 and (logits[[0, 1, 3, 4]] != 9.0).all()
 
 
-@emulated
-def test_statistics_pairs_and_best_tokens() -> None:
-    rows, vocab, f32 = 4, 301, torch.float32
-    logits = _logits(rows, vocab, 3)
-    logits[2, 5] = float("nan")
-    stats = [torch.zeros(rows), torch.zeros(rows, dtype=torch.float64)]
-    counts = [torch.zeros(rows, dtype=torch.int32) for _ in range(2)]
-    args, shared = [logits, vocab, *stats, *counts], kernels._STATS_SHARED
-    found = both(kernels.ROW_STATS, (rows,), args, [2, 3, 4, 5], f32, shared)
-    good = [0, 1, 3]
-    close([(a[good], b[good]) for a, b in found[:2]], f32)
-    assert torch.equal(found[2][0][good], found[2][1][good]) and found[2][0][0] == 3
-    assert found[3][0].tolist() == found[3][1].tolist() == [1, 1, 0, 1]
-    largest, rest = found[0][0].clone(), found[1][0].clone()
-    pairs = torch.tensor([[0, 7], [3, 5], [-1, 0], [1, 300], [0, 3]], dtype=torch.int32)
-    args = [logits, vocab, pairs[:, 0].contiguous(), pairs[:, 1].contiguous(), largest, rest]
-    out = [torch.zeros(5, dtype=torch.float64), torch.zeros(5, dtype=torch.int32)]
-    picked = both(kernels.PICK, (5,), [*args, *out], [6, 7], f32)
-    close(picked[:1], f32)
-    assert torch.equal(*picked[1]) and picked[1][0].tolist()[0] == 2 and picked[1][0].tolist()[4] == 1
-    logits[2, 5] = 0.0
-    best = [torch.zeros(rows, 9, dtype=torch.int32), torch.zeros(rows, 9)]
-    tops = both(kernels.TOP, (rows,), [logits, vocab, 9, largest, rest, *best], [5, 6], f32)
-    assert torch.equal(*tops[0])
-    close([(a[good], b[good]) for a, b in tops[1:]], f32)
-
-
-@emulated
+@needs_compiler
 @pytest.mark.parametrize("vocab", [2, 7, 64, 301])
 def test_statistics_join_the_blocks_of_a_cluster(vocab: int) -> None:
     """Ties between blocks, blocks of masked logits alone, rows that are not finite, and blocks without a part."""
-    logits = torch.randn(6, vocab, generator=torch.Generator().manual_seed(vocab)) * 4
+    logits = randn(vocab, 7, vocab) * 4
     logits[0, [0, vocab - 1]] = 50.0
     logits[1, : vocab // 2] = float("-inf")
     logits[2, vocab // 2 :] = float("-inf")
     logits[3] = float("-inf")
     logits[4, vocab - 1] = float("inf")
-    stats = [torch.zeros(6), torch.zeros(6, dtype=torch.float64)]
-    args = [logits, vocab, *stats, *(torch.zeros(6, dtype=torch.int32) for _ in range(2))]
-    shared = kernels._STATS_SHARED
-    largest, rest, best, finite = both(kernels.ROW_STATS, (6,), args, [2, 3, 4, 5], torch.float32, shared)
+    logits[6, vocab // 2] = float("nan")
+    places = (torch.zeros(7), torch.zeros(7, dtype=torch.float64), ints(*[0] * 7), ints(*[0] * 7))
+    _, pair = both(kernels.row_stats, logits, places)
+    largest, rest, best, finite = zip(*pair)
     good = [0, 1, 2, 5]
-    close([(a[good], b[good]) for a, b in (largest, rest)], torch.float32)
-    assert torch.equal(best[0][good], best[1][good]) and best[0][0] == 0
-    assert finite[0].tolist() == finite[1].tolist() == [1, 0, 0, 0, 0, 1]
+    close([(ours[good], theirs[good]) for ours, theirs in (largest, rest, best)])
+    assert best[0][0] == 0 and finite[0].tolist() == finite[1].tolist() == [1, 0, 0, 0, 0, 1, 0]
 
 
-@emulated
+@needs_compiler
+def test_pairs_and_best_tokens() -> None:
+    rows, vocab = 4, 301
+    logits = randn(3, rows, vocab) * 4
+    logits[0, 3] = logits[0, 7] = logits[0].max() + 1
+    logits[3] = (logits[3] * 2).round() / 2  # with ties
+    largest = logits.amax(1)
+    stats = (largest, (logits - largest[:, None]).exp().double().sum(1).log())
+    out = torch.zeros(5, dtype=torch.float64), ints(*[0] * 5)
+    pairs = ints(0, 3, -1, 1, 0), ints(7, 5, 0, 300, 3)
+    ranks = alike(launch(kernels.PICK, 5), logits, vocab, *pairs, *stats, *out)[-1]
+    assert ranks[0] == 2 and ranks[4] == 1
+    best = torch.zeros(rows, 9, dtype=torch.int32), torch.zeros(rows, 9)
+    ids = alike(launch(kernels.TOP, rows), logits, vocab, 9, *stats, *best)[-2]
+    assert ids[0, :2].tolist() == [3, 7]
+
+
+@needs_compiler
 def test_edits() -> None:
     rows, vocab = 3, 60
     edits = random_edits(np.random.default_rng(4), rows, vocab)
     lists = [torch.from_numpy(getattr(edits, name)) for name in edits.__slots__]
-    logits = _logits(rows, vocab, 5)
-    scratch = torch.zeros(max(1, len(edits.allowed_ids)))
-    ((ours, theirs),) = both(kernels.EDIT, (rows,), [logits, vocab, *lists, scratch], [0], torch.float32)
-    assert torch.equal(ours.isinf(), theirs.isinf())
-    assert torch.allclose(ours[ours.isfinite()], theirs[theirs.isfinite()], rtol=1e-6)
-    assert not torch.equal(ours, logits)
+    logits, scratch = randn(5, rows, vocab), torch.zeros(max(1, len(edits.allowed_ids)))
+    ((ours, theirs), *_) = both(launch(kernels.EDIT, rows), logits, vocab, *lists, scratch)
+    assert torch.allclose(ours, theirs, rtol=1e-6) and not torch.equal(ours, logits)
 
 
 # ------------------------------------------------------------------ the executor on the kernels themselves
 
 
-def emulated_executor(model: Model, deterministic: bool) -> CudaExecutor:
-    config = model.config
-    device = EmulatedDevice(torch.float32, config.spec.attention.head_dim, deterministic=deterministic)
-    with device.scope(), Checkpoint.open(model.path, config) as checkpoint:
-        loaded = weights.load(device, checkpoint, config.spec, config.max_positions)
-    policy = GraphPolicy(enabled=False)
-    return CudaExecutor(
-        config, loaded, device, num_blocks=BLOCKS, block_size=BLOCK, step_tokens=512, step_rows=32, policy=policy
-    )
-
-
-@emulated
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_step_through_the_kernels(model: Model, deterministic: bool) -> None:
     """A fold, a hit, a published block and a decode row; logprobs, drawn tokens: no twin is used."""
-    executor, reference = emulated_executor(model, deterministic), model.executor(num_blocks=BLOCKS)
+    width = model.config.spec.attention.head_dim
+    device = EmulatedDevice(torch.float32, width, deterministic=deterministic)
+    executor, reference = on_device(model, device=device, levels=False), model.executor(num_blocks=BLOCKS)
     s = slices(
         [
             Segment(i32([5, 9, 2]), write=[3]),
@@ -475,9 +352,8 @@ def test_a_step_through_the_kernels(model: Model, deterministic: bool) -> None:
             Segment(i32([4]), context=18, blocks=[6, 1]),
         ]
     )
-    rows = decode_rows([17], [5], [[9]])
     readout = all_logprobs(i32([3, 5, 6]), ranks=True, top=2)
     drawn = sampling([0], temperature=0.8, seeds=3, top_k=20, top_p=0.9, logprobs=True)
-    batch = MixedBatch(s, (readout,), rows, drawn)
+    batch = MixedBatch(s, (readout,), decode_rows([17], [5], [[9]]), drawn)
     same(run(executor, batch), run(reference, batch), 2e-4)
     same_pools(executor, reference, 1e-4)

@@ -1,12 +1,9 @@
-"""The project's own attention of short prompts: the kernel by the emulator, the steps that it serves, its trial, and
-the compiled code."""
+"""The project's own attention of short prompts: the kernel by the emulator, the steps that it serves, and its
+trial."""
 
 from __future__ import annotations
 
 import random
-import re
-import shutil
-import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -25,20 +22,18 @@ from prelude.batch import MixedBatch, OneShotBatch, PooledRows
 from tests.checkpoints import save_model
 from tests.cuda import twins
 from tests.cuda.conftest import on_device
-from tests.cuda.emulated import COMPILER, EmulatedDevice
+from tests.cuda.emulated import EmulatedDevice, needs_compiler
 from tests.cuda.plans import BLOCKS
 from tests.cuda.simulated import SimulatedDevice
 from tests.cuda.test_parity import same
 from tests.execution.helpers import Model, Segment, decode_rows, i32, prompts, random_ids, run, sampling, slices
 
-emulated = pytest.mark.skipif(COMPILER is None, reason="no g++ to run kernels on the host")
-NVCC = shutil.which("nvcc")
 BF16 = torch.bfloat16
 
 
-@emulated
+@needs_compiler
 @pytest.mark.parametrize(
-    ("lengths", "heads", "kv_heads", "head_dim", "spare"),
+    "given",  # lengths, heads, kv_heads, head_dim, rows of no prompt, every other prompt that is NaN as those rows are
     [
         ((16,), 1, 1, 64, 0),
         ((1,), 2, 1, 128, 0),
@@ -47,16 +42,15 @@ BF16 = torch.bfloat16
         ((130,), 2, 1, 64, 0),  # every warp has a second turn, the last of two keys
         ((5, 0, 16, 33, 1), 4, 2, 64, 1),  # tiles with several prompts, and prompts with several tiles
         ((0, 97, 0), 2, 1, 128, 0),
+        *(((5, 0, 16, 33, 1, 40), 2, 1, 64, 5, broken) for broken in (0, 1)),  # ends lie between those of tiles
     ],
 )
-def test_the_kernel_is_causal_attention_of_each_prompt(
-    lengths: tuple[int, ...], heads: int, kv_heads: int, head_dim: int, spare: int
-) -> None:
+def test_the_kernel_is_causal_attention_of_each_prompt(given: tuple[Any, ...]) -> None:
     torch.manual_seed(1)
-    assert own_trial._attends(EmulatedDevice(BF16, head_dim), lengths, heads, kv_heads, head_dim, spare)
+    assert own_trial._attends(EmulatedDevice(BF16, given[3]), *given)
 
 
-@emulated
+@needs_compiler
 def test_random_prompts() -> None:
     rng = random.Random(7)
     torch.manual_seed(2)
@@ -70,72 +64,32 @@ def test_random_prompts() -> None:
         assert own_trial._attends(EmulatedDevice(BF16, 64), *given), given
 
 
-@emulated
-@pytest.mark.parametrize("broken", [0, 1])
-def test_values_that_are_not_finite_stay_in_their_prompt(broken: int) -> None:
-    """Of prompts whose ends lie between those of tiles, every other one is NaN, and so are the rows of no prompt."""
-    torch.manual_seed(3)
-    assert own_trial._attends(EmulatedDevice(BF16, 64), (5, 0, 16, 33, 1, 40), 2, 1, 64, 5, broken)
+def attended(q: Tensor, k: Tensor, v: Tensor, *lengths: int) -> Tensor:
+    device = EmulatedDevice(BF16, 64)
+    starts = torch.tensor([sum(lengths[:i]) for i in range(len(lengths) + 1)], dtype=torch.int32)
+    out = device.zeros(q.shape, BF16)
+    own_attention.run(device, *(device.put(one) for one in (q, k, v, starts)), out)
+    device.close()
+    return out
 
 
-@emulated
+@needs_compiler
 def test_a_rows_bits_are_its_prompts_alone() -> None:
     """Behind prompts of any length, and in the place of any prompt."""
     torch.manual_seed(4)
-    device = EmulatedDevice(BF16, 64)
-    own = [device.empty((37, 1, 64), BF16) for _ in range(3)]
-    for rows in own:
-        rows.normal_()
-
-    def attended(before: tuple[int, ...]) -> Tensor:
-        at = sum(before)
-        q, k, v, out = (device.zeros((at + 37, 1, 64), BF16) for _ in range(4))
-        for all_rows, rows in zip((q, k, v), own):
-            all_rows.normal_()
-            all_rows[at:] = rows
-        ends = [sum(before[:i]) for i in range(len(before) + 1)]
-        starts = device.empty((len(ends) + 1,), torch.int32)
-        starts.copy_(torch.tensor([*ends, at + 37]))
-        own_attention.run(device, q, k, v, starts, out)
-        device.close()
-        return out[at:]
-
-    alone = attended(())
+    own = torch.randn(3, 37, 1, 64).bfloat16()
+    alone = attended(*own, 37)
     for before in ((1,), (16,), (3, 0, 40), (0, 31)):
-        assert torch.equal(attended(before), alone), before
+        others = torch.randn(3, sum(before), 1, 64).bfloat16()
+        assert torch.equal(attended(*torch.cat([others, own], 1), *before, 37)[sum(before) :], alone), before
 
 
-def test_each_tile_of_each_prompt_has_a_block_of_its_own() -> None:
-    """By the formula in the kernel's head: no block twice, none behind the grid, for a lone prompt none without a
-    tile."""
-    rng = random.Random(5)
-    for _ in range(300):
-        lengths = [rng.choice((0, 1, 15, 16, 17, rng.randint(0, 99))) for _ in range(rng.randint(1, 12))]
-        starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        blocks = [
-            (start + 15 * p) // 16 + tile
-            for p, (start, length) in enumerate(zip(starts, lengths))
-            for tile in range(-(-length // 16))
-        ]
-        grid = own_attention.tiles(sum(lengths) + rng.randint(0, 20), len(lengths))
-        assert len(set(blocks)) == len(blocks) and all(block < grid for block in blocks)
-        if len(lengths) == 1:
-            assert len(blocks) == own_attention.tiles(lengths[0], 1)
-
-
-@emulated
+@needs_compiler
 def test_scores_of_any_size_leave_no_nan() -> None:
     """Scores far above and below those that exponentials hold: the largest alone counts."""
-    device = EmulatedDevice(BF16, 64)
-    q, k, v = (device.empty((20, 1, 64), BF16) for _ in range(3))
+    q, k, v = torch.randn(3, 20, 1, 64).bfloat16()
     q.fill_(60.0)
-    k.normal_().mul_(50)
-    v.normal_()
-    out, starts = device.zeros((20, 1, 64), BF16), device.empty((2,), torch.int32)
-    starts.copy_(torch.tensor([0, 20]))
-    own_attention.run(device, q, k, v, starts, out)
-    device.close()
-    wanted, _ = twins.attention(q, k, v, causal=True)
+    out, wanted = attended(q, k * 50, v, 20), twins.attention(q, k * 50, v, causal=True)[0]
     assert own_attention.same(out, wanted) and bool(out.isfinite().all())
 
 
@@ -240,23 +194,3 @@ def test_outcomes_are_of_one_binary_on_one_gpu(monkeypatch: pytest.MonkeyPatch) 
 
 def test_two_trials_that_hang_leave_the_third_its_time() -> None:
     assert first.LIMITS["own_trial"] >= 3 * own_trial.LIMIT
-
-
-# ------------------------------------------------------------------ the compiled code
-
-
-@pytest.mark.skipif(NVCC is None, reason="no nvcc")
-@pytest.mark.parametrize("arch", ["80", "90a"])
-@pytest.mark.parametrize("head_dim", own_attention.HEAD_DIMS)
-def test_own_attention_compiles_without_spills(tmp_path: Path, arch: str, head_dim: int) -> None:
-    source = tmp_path / "prompts.cu"
-    source.write_text(compiler.source(ATTEND_PROMPTS.file), encoding="utf-8")
-    command = [str(NVCC), f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17", "-cubin", "-Xptxas", "-v"]
-    options = [f"-DHEAD_DIM={head_dim}", "-o", str(tmp_path / "out"), str(source)]
-    done = subprocess.run([*command, "-Werror", "all-warnings", *options], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in done.stderr
-    used = re.search(r"Used (\d+) registers", done.stderr)
-    assert used is not None
-    shared = own_attention.shared_bytes(head_dim)
-    assert int(used[1]) * ATTEND_PROMPTS.block * 2 <= 65536 and shared * 2 <= 227 << 10, "two blocks a multiprocessor"
