@@ -23,6 +23,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "llama-biases": {"family": "llama", "attention_bias": True, "mlp_bias": True},
     "groups-of-4": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16},
+    "windows": {"family": "mistral", "sliding_window": 24, "tie_word_embeddings": False},
+    "windows-in-some-layers": {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    "every-second-layer-rotates": {"family": "smollm3", "head_dim": 16, "no_rope_layer_interval": 2},
+    "every-third-layer-does-not": {"family": "smollm3", "head_dim": 16, "no_rope_layer_interval": 3},
 }
 
 
@@ -62,7 +66,8 @@ def on_device(model: Model, *, levels: bool = True, **options: Any) -> CudaExecu
     device = options.pop("device", None) or SimulatedDevice(**of_device)
     with device.scope(), Checkpoint.open(model.path, config) as checkpoint:
         loaded = weights.load(device, checkpoint, config.spec, config.max_positions)
-    calls = SimulatedCalls(device, heads.heads, heads.kv_heads, heads.head_dim) if levels else None
+    if levels and "calls" not in options:
+        options["calls"] = SimulatedCalls(device, heads.heads, heads.kv_heads, heads.head_dim)
     sizes = {"num_blocks": BLOCKS, "block_size": BLOCK, "step_tokens": 1024, "step_rows": 64}
     settings: dict[str, Any] = {"policy": GraphPolicy(enabled=False), **sizes} | options
-    return CudaExecutor(config, loaded, device, calls=calls, **settings)
+    return CudaExecutor(config, loaded, device, **settings)

@@ -22,7 +22,6 @@
 #define __shared__ static
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
-#define __grid_constant__
 
 struct Dim {
   int x, y, z;
@@ -204,14 +203,6 @@ inline void load_transposed(unsigned (&r)[4], unsigned address) {
   }
 }
 
-template <class T, class U>
-T atomicMin(T* at, U value) {
-  T old = __atomic_load_n(at, __ATOMIC_RELAXED);
-  while (T(value) < old &&
-         !__atomic_compare_exchange_n(at, &old, T(value), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
-  return old;
-}
 template <class T, class U>
 T atomicMax(T* at, U value) {
   T old = __atomic_load_n(at, __ATOMIC_RELAXED);

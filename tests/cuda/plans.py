@@ -67,26 +67,10 @@ def random_edits(rng: np.random.Generator, rows: int, vocab: int) -> LogitEdits:
         lists = [rng.permutation(vocab)[: rng.integers(0, most)] for _ in range(rows)]
         return i32(np.concatenate([[0], np.cumsum([len(x) for x in lists])])), i32(np.concatenate(lists))
 
-    seen, seen_ids = csr(30)
-    bias, bias_ids = csr(5)
-    allowed, allowed_ids = csr(40)
-    banned, banned_ids = csr(6)
-    f32 = np.float32
-    return LogitEdits(
-        rng.uniform(1, 1.5, rows).astype(f32),
-        rng.uniform(0, 1, rows).astype(f32),
-        rng.uniform(0, 1, rows).astype(f32),
-        seen,
-        seen_ids,
-        i32(rng.integers(0, 4, len(seen_ids))),
-        bias,
-        bias_ids,
-        rng.normal(size=len(bias_ids)).astype(f32),
-        allowed,
-        allowed_ids,
-        banned,
-        banned_ids,
-    )
+    seen, bias, allowed, banned = csr(30), csr(5), csr(40), csr(6)
+    counts, values = i32(rng.integers(0, 4, len(seen[1]))), rng.normal(size=len(bias[1])).astype(np.float32)
+    penalties = (rng.uniform(low, low + most, rows).astype(np.float32) for low, most in ((1, 0.5), (0, 1), (0, 1)))
+    return LogitEdits(*penalties, *seen, counts, *bias, values, *allowed, *banned)
 
 
 def random_samples(rng: np.random.Generator, rows: Any, vocab: int) -> SampleRows:

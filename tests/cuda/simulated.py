@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, partialmethod
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -79,10 +79,10 @@ class Pointer:
         return self.everything().as_strided(tuple(shape), tuple(stride))
 
 
+@dataclass
 class SimulatedMark:
-    def __init__(self, device: SimulatedDevice, position: int) -> None:
-        self.device = device
-        self.position = position
+    device: SimulatedDevice
+    position: int
 
     def wait(self) -> None:
         self.device.run_to(self.position)
@@ -95,17 +95,16 @@ class SimulatedMark:
         return float(self.position - earlier.position) * 1e-6
 
 
+@dataclass
 class SimulatedGraph:
-    def __init__(self, device: SimulatedDevice, operations: list[tuple[str, Callable[[], None]]]) -> None:
-        self.device = device
-        self.operations = operations
-        self.closed = False
+    device: SimulatedDevice
+    operations: list[tuple[str, Callable[[], None]]]
+    closed: bool = False
 
     def launch(self) -> None:
         assert not self.closed, "a graph that was closed"
         self.device.calls.append("graph")
-        for _, operation in self.operations:
-            self.device.queue.append(operation)
+        self.device.queue += [operation for _, operation in self.operations]
 
     def close(self) -> None:
         self.closed = True
@@ -203,6 +202,11 @@ class SimulatedDevice:
         self.calls.append(name)
         self.queue.append(operation)
 
+    def enqueue_on(self, name: str, work: Callable[..., None], *tensors: Tensor | None) -> None:
+        """``work(*tensors)``, whose bytes are those of the time when the stream is there."""
+        places = [None if t is None else (self.pointer(t), t.shape, t.stride()) for t in tensors]
+        self.enqueue(name, lambda: work(*(place and place[0].strided(*place[1:]) for place in places)))
+
     def run_to(self, position: int) -> None:
         while self.executed < position:
             operation = self.queue[self.executed]
@@ -256,8 +260,6 @@ class SimulatedDevice:
         assert shared <= 227 << 10 and kernel.block % 32 == 0 and kernel.block <= 1024
         seen = [self.pointer(a) if isinstance(a, Tensor) else a for a in args]
         twin: Callable[..., None] = getattr(twins, kernel.name)
-        if kernel.name == "attend":
-            twin = partial(twin, together=not self.deterministic)
         self.enqueue(kernel.name, lambda: twin(grid[0], *seen))
 
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
@@ -273,29 +275,23 @@ class SimulatedDevice:
         """Through the ranks' own connections: the memory is the host's."""
         if self.ranks is None:
             return
-        place, ranks = self.pointer(x), self.ranks
-        shape, stride = x.shape, x.stride()
+        ranks = self.ranks
 
-        def run() -> None:
-            value = place.strided(shape, stride)
+        def run(value: Tensor) -> None:
             total = value.float().contiguous()
             ranks.sum(total.numpy())
             value.copy_(total)
 
-        self.enqueue("all_reduce", run)
+        self.enqueue_on("all_reduce", run, x)
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
-        places = [None if t is None else (self.pointer(t), t.shape, t.stride()) for t in (x, weight, out, bias)]
+        def run(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> None:
+            product = x.to(torch.float32) @ weight.to(torch.float32).t()
+            if bias is not None:
+                product = product + bias.to(torch.float32)
+            out.copy_(out + product if add else product)
 
-        def run() -> None:
-            a, w, y, b = (None if p is None else p[0].strided(p[1], p[2]) for p in places)
-            assert a is not None and w is not None and y is not None
-            product = a.to(torch.float32) @ w.to(torch.float32).t()
-            if b is not None:
-                product = product + b.to(torch.float32)
-            y.copy_(y + product if add else product)
-
-        self.enqueue("matmul", run)
+        self.enqueue_on("matmul", run, x, weight, out, bias)
 
 
 def _nothing() -> None:
@@ -314,31 +310,30 @@ class SimulatedCalls:
         self.plans = 0
         self.made: list[tuple[str, bool]] = []  # kinds of calls, and whether they are long or split
 
-    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool, long: bool = False) -> Any:
-        self.made.append(("ragged", long))
-        return SimulatedCall(self, buffers, "ragged", causal, 1, ("qo", "kv") if long else ("qo",))
+    def call(self, kind: str, long_or_split: bool, *given: Any) -> SimulatedCall:
+        self.made.append((kind, long_or_split))
+        return SimulatedCall(self, kind, *given)
 
-    def paged(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = False) -> Any:
-        self.made.append(("paged", split))
-        return SimulatedCall(self, buffers, "paged", False, page_size, ("qo", "indptr", "last") if split else ("qo",))
+    def ragged(self, buffers: Any, *, causal: bool, long: bool = False) -> SimulatedCall:
+        return self.call("ragged", long, buffers, causal, 1, ("qo", "kv") if long else ("qo",))
 
-    def decode(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = True) -> Any:
-        self.made.append(("decode", split))
-        return SimulatedCall(self, buffers, "decode", False, page_size, ("indptr",) if split else ())
+    def paged(self, buffers: Any, page_size: int, split: bool = False) -> SimulatedCall:
+        return self.call("paged", split, buffers, False, page_size, ("qo", "indptr", "last") if split else ("qo",))
+
+    def decode(self, buffers: Any, page_size: int, split: bool = True) -> SimulatedCall:
+        return self.call("decode", split, buffers, False, page_size, ("indptr",) if split else ())
 
     def merge(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
         assert lse.dtype == other_lse.dtype == torch.float32
         assert out.is_contiguous() and other.is_contiguous() and lse.is_contiguous() and other_lse.is_contiguous()
-        places = [(self.device.pointer(t), t.shape) for t in (out, lse, other, other_lse)]
 
-        def run() -> None:
-            a, la, b, lb = (p.at(*shape) for p, shape in places)
+        def run(a: Tensor, la: Tensor, b: Tensor, lb: Tensor) -> None:
             joined = torch.logaddexp2(la, lb)
             weights = [torch.exp2(x - joined).unsqueeze(-1) for x in (la, lb)]
             a.copy_(a.float() * weights[0] + b.float() * weights[1])
             la.copy_(joined)
 
-        self.device.enqueue("merge", run)
+        self.device.enqueue_on("merge", run, out, lse, other, other_lse)
 
 
 class SimulatedCall:
@@ -346,7 +341,7 @@ class SimulatedCall:
     its workspace then must be theirs: it holds the arrays that it ``depends`` on."""
 
     def __init__(
-        self, calls: SimulatedCalls, buffers: Any, kind: str, causal: bool, page_size: int, depends: tuple[str, ...]
+        self, calls: SimulatedCalls, kind: str, buffers: Any, causal: bool, page_size: int, depends: tuple[str, ...]
     ) -> None:
         self.calls, self.kind, self.causal, self.page_size, self.depends = calls, kind, causal, page_size, depends
         self.graph = buffers is not None
@@ -397,20 +392,11 @@ class SimulatedCall:
         return plan
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
-        device = self.calls.device
         assert q.shape[0] == out.shape[0] == self.rows, f"{q.shape[0]} query rows, {self.rows} were planned"
         assert q.shape[1:] == out.shape[1:] == self.calls.queries and out.is_contiguous()
         assert q.stride(-1) == 1 and k.stride() == v.stride() and k.stride(-1) == 1
         assert lse is None or lse.shape == q.shape[:2]
-        places = [(device.pointer(t), t.shape, t.stride()) for t in (q, k, v, out)]
-        lse_place = None if lse is None else (device.pointer(lse), lse.shape)
-
-        def run() -> None:
-            qs, ks, vs, outs = (p.strided(shape, stride) for p, shape, stride in places)
-            lses = None if lse_place is None else lse_place[0].at(*lse_place[1])
-            self._compute(qs, ks, vs, outs, lses)
-
-        device.enqueue(self.kind, run)
+        self.calls.device.enqueue_on(self.kind, self._compute, q, k, v, out, lse)
 
     def _arrays(self) -> dict[str, np.ndarray]:
         if not self.graph:

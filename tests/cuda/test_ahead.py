@@ -14,7 +14,6 @@ from prelude import EngineConfig
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch
 from prelude.execution.executor import Executor
-from prelude.execution.threaded import ThreadedExecutor
 from prelude.readouts.sampling import RowEdits, Sampling, SamplingState
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
@@ -184,17 +183,3 @@ def test_a_step_behind_one_that_could_not_be_enqueued_runs(model: Model, monkeyp
     core, texts = play(executor, prepared, True)
     same_texts(texts, expected)
     assert core.stats.failed_steps == 2 and core.stats.replays > 0
-
-
-@pytest.mark.feature("H13")
-def test_the_cpu_executor_in_a_thread_of_its_own_keeps_the_same_contract(model: Model) -> None:
-    prepared = requests(["logprobs", "drawn", "greedy", "early", "penalised"] * 2)
-    found = []
-    for overlap in (True, False):
-        inner = model.executor(num_blocks=BLOCKS, deterministic=True)
-        executor = ThreadedExecutor(inner) if overlap else inner
-        core, texts = play(executor, prepared, overlap)
-        found.append(texts)
-        executor.close()
-        assert (core.stats.discarded_rows > 0) == overlap
-    assert found[0] == found[1]

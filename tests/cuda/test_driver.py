@@ -16,16 +16,15 @@ from prelude.cuda.cuda_device import CudaGraph, CudaMark
 from prelude.cuda.driver import CudaError
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
-from prelude.cuda.kernels import SILU_GATE
 
 from bench.gpu import null
 from prelude import DeviceLost, EngineConfig
-from prelude.batch import DecodeBatch, OneShotBatch
+from prelude.batch import OneShotBatch
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from tests.cuda.plans import random_batch
 from tests.engine.test_faults import ById
-from tests.execution.helpers import decode_rows, i32, prompts, sampling
+from tests.execution.helpers import i32, prompts, sampling
 from tests.scheduling.cores import chat, last_logprob
 from tests.service import run_steps
 
@@ -79,11 +78,6 @@ def test_a_graph_is_instantiated_uploaded_once_launched_and_given_back(stub: Any
     with pytest.raises(CudaError, match="cuGraphLaunch"):
         graph.launch()
     assert complaint(stub) == "cuGraphLaunch: no such graph or stream"
-
-
-def test_a_graph_that_is_not_uploaded_is_destroyed(stub: Any, device: null.NullDevice) -> None:
-    recorded: Any = null.Recorded()
-    alive = stub.stub_live(EXEC)
     stub.stub_fail(b"cuGraphUpload", 1, OUT_OF_MEMORY)
     with pytest.raises(torch.cuda.OutOfMemoryError, match="cuGraphUpload"):
         CudaGraph(device.driver, device.handle, recorded)
@@ -134,44 +128,27 @@ def test_the_stream_of_a_closed_device_is_the_next_ones(stub: Any) -> None:
     assert null.NullDevice().handle != third.handle, "a stream that failed is not used again"
 
 
-@pytest.mark.parametrize("dependent", [True, False])
-def test_a_kernel_is_launched_with_its_grid_arguments_and_dependence(
-    stub: Any, device: null.NullDevice, dependent: bool
+@pytest.mark.parametrize("hopper", [True, False])
+def test_a_kernel_is_launched_with_its_grid_cluster_and_dependence(
+    stub: Any, device: null.NullDevice, hopper: bool
 ) -> None:
-    device._dependent = dependent
-    gate_up, out = (torch.zeros(2, width, dtype=torch.bfloat16) for width in (16, 8))
-    functions, launches = stub.stub_calls(b"cuModuleGetFunction"), stub.stub_calls(b"cuLaunchKernelEx")
-    for _ in range(2):
-        device.launch(SILU_GATE, (2, 1), (gate_up, 8, out))
-    device.launch(SILU_GATE, (0, 1), (gate_up, 8, out))  # nothing to do
-    assert stub.stub_calls(b"cuModuleGetFunction") == functions + 1
-    assert stub.stub_calls(b"cuLaunchKernelEx") == launches + 2
+    device._dependent = device._clusters = hopper
+    numbers, settings = torch.zeros(3, dtype=torch.float64), [torch.ones(3) for _ in range(4)]
+    settings[1], (finite, tokens) = settings[1].int(), torch.ones(2, 3, dtype=torch.int32)
+    names = (b"cuModuleGetFunction", b"cuLaunchKernelEx", b"cuFuncSetAttribute")
+    for vocab, expected in (
+        (101, (1, 1, 0)),
+        (101, (0, 1, 0)),
+        (100_000, (1, 1, 1)),
+    ):  # more than 48 KiB are asked for
+        before = [stub.stub_calls(name) for name in names]
+        kernels.sample(device, torch.zeros(3, vocab), [*settings, numbers], finite, tokens)
+        assert tuple(stub.stub_calls(name) - count for name, count in zip(names, before)) == expected
     seen = np.zeros(11, np.uint64)
     stub.stub_last_launch(seen.ctypes.data)
-    assert seen[:6].tolist() == [2, 1, 1, SILU_GATE.block, 1, 1]
-    assert (seen[6], seen[7], bool(seen[9])) == (0, device.handle, dependent)
-
-
-@pytest.mark.parametrize("clusters", [True, False])
-def test_clusters_are_asked_for_where_there_are_some(stub: Any, device: null.NullDevice, clusters: bool) -> None:
-    device._clusters = clusters
-    logits, numbers = torch.zeros(3, 101), torch.zeros(3, dtype=torch.float64)
-    settings = [torch.ones(3), torch.ones(3, dtype=torch.int32), torch.ones(3), torch.ones(3), numbers]
-    finite, tokens = (torch.ones(3, dtype=torch.int32) for _ in range(2))
-    kernels.sample(device, logits, settings, finite, tokens)
-    seen = np.zeros(11, np.uint64)
-    stub.stub_last_launch(seen.ctypes.data)
-    assert seen[0] == 3 * (8 if clusters else 1) and seen[6] >= 4 * 101 // 8
-    assert seen[10] == (8 if clusters else 0)
-
-
-def test_more_than_48_kib_of_shared_memory_is_asked_for(stub: Any, device: null.NullDevice) -> None:
-    asked = stub.stub_calls(b"cuFuncSetAttribute")
-    module = device._modules["attend"]
-    device.driver.function(module, "attend", 48 << 10)
-    assert stub.stub_calls(b"cuFuncSetAttribute") == asked
-    device.driver.function(module, "attend", 64 << 10)
-    assert stub.stub_calls(b"cuFuncSetAttribute") == asked + 1
+    assert seen[:6].tolist() == [3 * (8 if hopper else 1), 1, 1, kernels.SAMPLE.block, 1, 1]
+    assert seen[6] >= 4 * 100_000 // 8 and seen[7] == device.handle
+    assert (bool(seen[9]), seen[10]) == (hopper, 8 if hopper else 0)
 
 
 # ------------------------------------------------------------------ the executor over the stub
@@ -289,16 +266,6 @@ def test_a_wait_goes_on_while_the_device_is_at_work(stub: Any, executor: CudaExe
     timer.start()
     assert not executor.wait(handle).eager
     timer.join()
-
-
-def test_decode_steps_of_known_shapes_need_no_plan(stub: Any, executor: CudaExecutor) -> None:
-    calls: Any = executor.calls
-    planned = []
-    for length in range(100, 150):
-        rows = decode_rows([1, 2], [length, length + 7], [list(range(12)), list(range(12, 24))])
-        executor.wait(executor.submit(DecodeBatch(rows, sampling([0, 1]))))
-        planned.append(calls.plans)
-    assert len(set(planned)) == 1
 
 
 @pytest.mark.feature("G10")

@@ -1,6 +1,6 @@
 """FlashInfer's own sources against ``attention.py``: names and order of the arguments, and the fields that are read
-of its plans. Nothing of it is imported: it needs a GPU build of torch. ``PRELUDE_FLASHINFER`` names a wheel or an
-unpacked one, where the package is not installed."""
+of its plans. Nothing of it is imported: it needs a GPU build of torch. ``PRELUDE_FLASHINFER`` names a wheel
+where the package is not installed."""
 
 from __future__ import annotations
 
@@ -30,18 +30,15 @@ def sources() -> dict[str, str]:
     """The files that the tests read, by name. Skips where there are none."""
     wanted = ("prefill.py", "decode.py", "cascade.py", "data/include/flashinfer/attention/scheduler.cuh")
     given = os.environ.get("PRELUDE_FLASHINFER")
-    if given and zipfile.is_zipfile(given):
+    if given:
         with zipfile.ZipFile(given) as wheel:
             return {name: wheel.read(f"flashinfer/{name}").decode() for name in wanted}
-    folder = Path(given) if given else None
-    if folder is None:
-        found = importlib.util.find_spec("flashinfer")
-        if found is None or found.origin is None:
-            pytest.skip("flashinfer is not installed, and PRELUDE_FLASHINFER names no wheel of it")
-        if metadata.version("flashinfer-python") != VERSION:
-            pytest.skip(f"flashinfer is {metadata.version('flashinfer-python')}, not {VERSION}")
-        folder = Path(found.origin).parent
-    return {name: (folder / name).read_text(encoding="utf-8") for name in wanted if (folder / name).is_file()}
+    found = importlib.util.find_spec("flashinfer")
+    if found is None or found.origin is None:
+        pytest.skip("flashinfer is not installed, and PRELUDE_FLASHINFER names no wheel of it")
+    if metadata.version("flashinfer-python") != VERSION:
+        pytest.skip(f"flashinfer is {metadata.version('flashinfer-python')}, not {VERSION}")
+    return {name: (Path(found.origin).parent / name).read_text(encoding="utf-8") for name in wanted}
 
 
 def function(file: str, name: str, of: str | None = None) -> ast.FunctionDef:
@@ -57,22 +54,29 @@ def parameters(node: ast.FunctionDef) -> list[str]:
     return [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
 
 
-def calls_of(method: str) -> list[ast.Call]:
-    """The calls of ``wrapper.method`` or of a wrapper's class in attention.py."""
+def passed_to(wrapper: str) -> set[str | None]:
+    """The names by which attention.py passes arguments to the constructor."""
     tree = ast.parse(Path(attention.__file__).read_text(encoding="utf-8"))
-    return [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
-    ]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    (call,) = [node for node in calls if node.func.attr == wrapper]
+    return {keyword.arg for keyword in call.keywords}
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_constructors_take_the_arguments_that_are_passed(name: str) -> None:
-    takes = parameters(function(WRAPPERS[name], "__init__", name))
-    (call,) = calls_of(name)
-    assert {keyword.arg for keyword in call.keywords} <= set(takes)
-    assert takes[1:3] == ["float_workspace_buffer", "kv_layout"] and len(call.args) == 2
+def test_wrappers_take_the_arguments_that_are_passed(name: str) -> None:
+    """And have the pinned buffer that a plan fills and its vector of numbers, which are private to FlashInfer."""
+    file = WRAPPERS[name]
+    made, run, reset = (
+        parameters(function(file, method, name)) for method in ("__init__", "run", "reset_workspace_buffer")
+    )
+    assert passed_to(name) <= set(made) and made[1:3] == ["float_workspace_buffer", "kv_layout"]
+    assert {"out", "lse", "return_lse"} <= set(run)
+    assert run[1:4] == ["q", "k", "v"] if "Ragged" in name else run[1:3] == ["q", "paged_kv_cache"]
+    assert reset[1:] == ["float_workspace_buffer", "int_workspace_buffer"]
+    body = sources()[file]
+    body = body[body.index(f"class {name}") :]
+    for attribute in ("self._pin_memory_int_workspace_buffer", "self._int_workspace_buffer", "self._plan_info ="):
+        assert attribute in body
 
 
 def test_plans_take_the_arguments_that_are_passed_in_this_order() -> None:
@@ -88,24 +92,6 @@ def test_plans_take_the_arguments_that_are_passed_in_this_order() -> None:
     assert named | {"causal"} <= set(ragged) and named | {"causal"} <= set(paged)
     legacy = re.search(r"_BATCH_DECODE_PLAN_LEGACY_POS_ARGS = \((.*?)\)", sources()["decode.py"], re.S)
     assert legacy is not None and named <= set(re.findall(r'"(\w+)"', legacy[1])), "decode's plan takes them by name"
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_runs_take_the_arguments_that_are_passed(name: str) -> None:
-    takes = parameters(function(WRAPPERS[name], "run", name))
-    assert {"out", "lse", "return_lse"} <= set(takes)
-    assert takes[1:4] == ["q", "k", "v"] if "Ragged" in name else takes[1:3] == ["q", "paged_kv_cache"]
-    reset = parameters(function(WRAPPERS[name], "reset_workspace_buffer", name))
-    assert reset[1:] == ["float_workspace_buffer", "int_workspace_buffer"]
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_the_attributes_that_are_read_of_a_wrapper_are_there(name: str) -> None:
-    """The pinned buffer that a plan fills and its vector of numbers: both are private to FlashInfer."""
-    text = sources()[WRAPPERS[name]]
-    body = text[text.index(f"class {name}") :]
-    for attribute in ("self._pin_memory_int_workspace_buffer", "self._int_workspace_buffer", "self._plan_info ="):
-        assert attribute in body
 
 
 def test_the_merge_is_there() -> None:
@@ -139,12 +125,8 @@ def test_plans_end_where_they_are_read_to_end() -> None:
     assert (hopper[0], hopper[1], hopper[7]) == ("qo_tile_indices_offset", "qo_indptr_offset", "batch_indices_offset")
     assert len(hopper) == 9 and last_allocated("PrefillSM90Plan")[-1] == "batch_indices_offset"
     assert last_allocated("PrefillSM90Plan")[:2] == hopper[:2], "as many tiles as requests"
-    assert (decode[0], decode[6], decode[7]) == (
-        "padded_batch_size",
-        "block_valid_mask_offset",
-        "kv_chunk_size_ptr_offset",
-    )
-    assert (decode[9], len(decode)) == ("split_kv", 10)
+    assert (decode[0], decode[6]) == ("padded_batch_size", "block_valid_mask_offset")
+    assert (decode[7], decode[9], len(decode)) == ("kv_chunk_size_ptr_offset", "split_kv", 10)
     assert last_allocated("DecodePlanImpl")[-2:] == ["kv_chunk_size_ptr_offset", "block_valid_mask_offset"]
 
 

@@ -25,38 +25,22 @@ KINDS = ("ragged", "paged", "decode")
 class Broken(SimulatedCalls):
     """Calls of one kind, whose plan raises ``error``, or whose numbers are ``wrong``."""
 
-    def __init__(
-        self,
-        device: SimulatedDevice,
-        *heads: int,
-        kind: str = "",
-        error: Exception | None = None,
-        wrong: bool = False,
-    ) -> None:
-        super().__init__(device, *heads)
+    def __init__(self, *given: Any, kind: str, error: Any = None, wrong: bool = False) -> None:
+        super().__init__(*given)
         self.kind, self.error, self.wrong = kind, error, wrong
 
-    def call(self, made: SimulatedCall) -> SimulatedCall:
-        if made.kind == self.kind:
-            if self.error is not None:
-                made.plan = self._raise
-            if self.wrong:
-                compute = made._compute
-                made._compute = lambda q, k, v, out, lse: compute(q, k, -v, out, lse)
+    def call(self, kind: str, *given: Any) -> SimulatedCall:
+        made = super().call(kind, *given)
+        if kind == self.kind and self.error is not None:
+            made.plan = self._raise
+        if kind == self.kind and self.wrong:
+            compute = made._compute
+            made._compute = lambda q, k, v, out, lse: compute(q, k, -v, out, lse)
         return made
 
     def _raise(self, arrays: Any) -> Any:
         assert self.error is not None
         raise self.error
-
-    def ragged(self, *given: Any, **options: Any) -> Any:
-        return self.call(super().ragged(*given, **options))
-
-    def paged(self, *given: Any, **options: Any) -> Any:
-        return self.call(super().paged(*given, **options))
-
-    def decode(self, *given: Any, **options: Any) -> Any:
-        return self.call(super().decode(*given, **options))
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""The arrays of a step: the places of tokens and the keys that they read, against an oracle that follows parents and
-contexts one token at a time; padding; steps that are not sound."""
+"""The arrays of a step: when keys are split and the last layer is cut, padding, steps that are not sound. That each row
+reads its keys is seen in the numbers (``test_parity.py``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 from prelude._native.gpu import StepPacker, power_bucket, token_bucket
 from prelude.cuda.lane import parts
-from prelude.cuda.shapes import Choices, Shape, write_idle
+from prelude.cuda.shapes import Choices, Shape
 from prelude.cuda.staging import Fields
 
-from prelude.batch import DecodeBatch, ForwardBatch, LogprobRows, MixedBatch, OneShotBatch, PromptSlices
-from tests.cuda.plans import BLOCKS, random_batch, random_decode, random_slices
+from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
+from tests.cuda.plans import BLOCKS, random_batch
 from tests.execution.helpers import BLOCK, VOCAB, Segment, decode_rows, ends, i32, prompts, sampling, slices
 
 LIMIT = 4096
@@ -50,106 +49,15 @@ class Written:
         place = self.fields.places[name]
         return self.area[place.offset : place.end].view(np.int32)
 
-    def level_keys(self, level: str, row: int, page_size: int, pool: bool, qo: str = "qo") -> list[int]:
-        r = row if level == "decode" else int(np.searchsorted(self[f"{level}.{qo}"], row, side="right")) - 1
-        indptr, last = self[f"{level}.indptr"], self[f"{level}.last"]
-        pages = self[f"{level}.pages"][indptr[r] : indptr[r + 1]]
-        count = (len(pages) - 1) * page_size + int(last[r]) if len(pages) else 0
-        slots = [int(pages[i // page_size]) * page_size + i % page_size for i in range(count)]
-        return [-1 - slot for slot in slots] if pool else slots
-
-    def prompt_keys(self, row: int, last: bool = False, causal_at: int = -1) -> list[int]:
-        """Keys of query ``row`` over all levels, of the last layer's queries where ``last``."""
-        qo = "last.qo" if last else "qo"
-        r = int(np.searchsorted(self[f"own.{qo}"], row, side="right")) - 1
-        first, end = self["own.kv"][r : r + 2].tolist()
-        found = list(range(first, end if last else causal_at + 1))
-        for i, level in enumerate(self.shape.more):
-            found += self.level_keys(str(i), row, level.page_size, level.pool, qo)
-        return sorted(found)
-
     def listed(self, row: int) -> list[int]:
         return self["keys"][self["first"][row] :][: self["count"][row]].tolist()
 
 
-def prompt_keys(s: PromptSlices) -> list[list[int]]:
-    """For each batch token the keys it reads, in order of position: tokens, or -1 - slot of the pool."""
-    whole: list[list[int]] = []
-    found: list[list[int]] = []
-    for segment in range(s.num_segments):
-        start, end, parent = int(s.starts[segment]), int(s.starts[segment + 1]), int(s.parents[segment])
-        if parent >= 0:
-            before = whole[parent]
-        else:
-            blocks = s.context_blocks[s.context_indptr[segment] : s.context_indptr[segment + 1]]
-            before = [-1 - int(blocks[i // BLOCK] * BLOCK + i % BLOCK) for i in range(int(s.context_lens[segment]))]
-        for token in range(start, end):
-            found.append([*before, *range(start, token + 1)])
-        whole.append([*before, *range(start, end)])
-    return found
-
-
-def steps() -> Iterator[tuple[np.random.Generator, PromptSlices]]:
-    """Forests whose token ids are the tokens' numbers."""
-    for seed in SEEDS:
-        rng = np.random.default_rng(seed)
-        s = random_slices(rng, VOCAB)
-        yield rng, replace(s, token_ids=np.arange(s.num_tokens, dtype=np.int32))
-
-
-@pytest.mark.feature("H6")
-@pytest.mark.feature("D5")
-@pytest.mark.parametrize("recorded", [False, True], ids=["exact", "recorded"])
-def test_levels_and_key_lists_are_the_keys_of_every_row(recorded: bool) -> None:
-    for rng, s in steps():
-        rows = random_decode(rng, VOCAB)
-        read = i32(rng.permutation(s.num_tokens)[: rng.integers(1, 5)])
-        batch = MixedBatch(s, (LogprobRows(read, i32([]), i32([])),), rows, None)
-        levels = Written(batch, recorded, vocab=LIMIT, cut=False)
-        lists = Written(batch, recorded, vocab=LIMIT, by_keys=True)
-        place = np.argsort(levels["ids"][: s.num_tokens])
-        assert np.array_equal(levels["ids"][place], s.token_ids)
-        assert np.array_equal(levels["positions"][place], s.positions)
-        expected, decoding = prompt_keys(s), levels.shape.prompts
-        for token, keys in enumerate(expected):
-            row = int(place[token])
-            moved = [key if key < 0 else int(place[key]) for key in keys]
-            assert levels.prompt_keys(row, causal_at=row) == sorted(moved)
-            assert lists.listed(row) == moved
-        for b in range(rows.num_rows):
-            table = rows.block_ids[rows.block_indptr[b] : rows.block_indptr[b + 1]]
-            keys = [-1 - int(table[i // BLOCK] * BLOCK + i % BLOCK) for i in range(int(rows.context_lens[b]) + 1)]
-            assert levels.level_keys("decode", b, BLOCK, True) == lists.listed(decoding + b) == keys
-            assert -1 - keys[-1] == rows.write_slots[b] == levels["slots"][decoding + b]
-        found = levels["read"][levels.packer.indices(levels.places, 0, len(read))]
-        assert found.tolist() == place[read].tolist()
-        total = sum(map(len, expected)) + int(rows.context_lens.sum()) + rows.num_rows
-        assert levels.packer.attended == lists.packer.attended_within(1 << 30) == total
-        within = sum(min(len(keys), 9) for keys in expected) + int(np.minimum(rows.context_lens + 1, 9).sum())
-        assert lists.packer.attended_within(9) == within
-
-
-@pytest.mark.parametrize("recorded", [False, True], ids=["exact", "recorded"])
-def test_a_cut_last_layer_reads_the_same_keys(recorded: bool) -> None:
-    cut = 0
-    for rng, s in steps():
-        last = ends(s)
-        chosen = i32(rng.permutation(last)[: rng.integers(1, len(last) + 1)])
-        batch = OneShotBatch(s, LogprobRows(chosen, i32([]), i32([])))
-        levels, lists = Written(batch, recorded, vocab=LIMIT), Written(batch, recorded, vocab=LIMIT, by_keys=True)
-        assert levels.shape.cut == lists.shape.cut == (len(chosen) < s.num_tokens)
-        if not levels.shape.cut:
-            continue
-        cut += 1
-        for at in range(len(chosen)):
-            row = int(levels["read"][at])
-            assert levels.prompt_keys(at, last=True) == levels.prompt_keys(row, causal_at=row)
-            listed = lists["keys"][lists["read_first"][at] :][: lists["read_count"][at]].tolist()
-            assert listed == lists.listed(row)
-    assert cut > len(SEEDS) // 2
+@pytest.mark.parametrize(("rows", "cut"), [([9], True), ([14, 9], True), ([8], False), ([8, 9], False)])
+def test_the_last_layer_is_cut_to_rows_that_end_their_segments(rows: list[int], cut: bool) -> None:
     two = slices([Segment(i32(range(10))), Segment(i32(range(5)))])
-    for rows, may in (([9], True), ([14, 9], True), ([8], False), ([8, 9], False)):
-        assert Written(OneShotBatch(two, sampling(rows))).shape.cut == may, rows
+    for by_keys in (False, True):
+        assert Written(OneShotBatch(two, sampling(rows)), by_keys=by_keys).shape.cut == cut
 
 
 def test_roots_on_the_same_blocks_stand_together() -> None:
@@ -197,14 +105,14 @@ def test_buckets_hold_their_tokens_and_waste_little() -> None:
 
 @pytest.mark.feature("H10")
 @pytest.mark.parametrize("by_keys", [False, True], ids=["levels", "keys"])
-def test_padding_and_idle_steps_touch_the_scratch_block_only(by_keys: bool) -> None:
+def test_padding_touches_the_scratch_block_only(by_keys: bool) -> None:
     """Padding rows of a recorded step: not written if they are prompts, to the scratch block if they decode; and
-    their requests read nothing but that block. The step that a graph is recorded on has as many rows as the shape,
-    and no more requests than rows."""
+    their requests read nothing but that block."""
     for seed in SEEDS:
         batch = random_batch(np.random.default_rng(seed), VOCAB)
         written, exact = Written(batch, by_keys=by_keys), Written(batch, False, by_keys=by_keys)
         shape, own = written.shape, exact.shape
+        assert (shape.prompts, shape.decoding) == (token_bucket(own.prompts), power_bucket(own.decoding))
         slots = written["slots"]
         assert np.array_equal(slots[: own.prompts], exact["slots"][: own.prompts])
         assert (slots[own.prompts : shape.prompts] == -1).all()
@@ -223,18 +131,6 @@ def test_padding_and_idle_steps_touch_the_scratch_block_only(by_keys: bool) -> N
             used = [*range(own.prompts), *range(shape.prompts, shape.prompts + own.decoding)]
             for row in np.setdiff1d(np.arange(shape.rows), used).tolist():
                 assert written.listed(row) == [-1 - BLOCKS * BLOCK]
-        write_idle(shape, written.fields, written.area, BLOCKS, BLOCK)
-        assert (slots[: shape.prompts] == -1).all() and (slots[shape.prompts :] == BLOCKS * BLOCK).all()
-        rows = {"qo": shape.prompts, "last.qo": shape.read_prompts}
-        for name in written.fields.places:
-            level_name, _, kind = name.partition(".")
-            if kind in rows:
-                indptr = written[name]
-                assert indptr[0] == 0 and indptr[-1] == rows[kind] and (np.diff(indptr) >= 0).all()
-                assert rows[kind] >= len(indptr) - 1 or not shape.cut
-            if kind == "pages":
-                assert (written[name][: written[f"{level_name}.indptr"][-1]] == BLOCKS).all()
-        assert not shape.keys or (written["keys"] == -1 - BLOCKS * BLOCK).all()
 
 
 # ------------------------------------------------------------------ steps that are not sound

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from prelude.models.checkpoint import Checkpoint
 from tests.checkpoints import save_model
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 from tests.execution.helpers import Model, Segment, all_logprobs, ends, i32, run, slices
-from tests.threads import use_threads
 
 MB = 1 << 20
 TOTAL = 4 << 30
@@ -42,24 +40,9 @@ def made(model: Model, **settings: object) -> tuple[CudaExecutor, EngineConfig, 
     with device.scope(), Checkpoint.open(model.path, model.config) as checkpoint:
         loaded = weights.load(device, checkpoint, model.config.spec, config.resolved_length(1 << 16))
     calls = SimulatedCalls(device, heads.heads, heads.kv_heads, heads.head_dim)
-    executor, config = make_executor(
-        model.config,
-        loaded,
-        device,
-        config,
-        before,
-        logits_rows=64,
-        calls=calls,
-        policy=GraphPolicy(enabled=False),
-    )
+    given = (model.config, loaded, device, config, before)
+    executor, config = make_executor(*given, logits_rows=64, calls=calls, policy=GraphPolicy(enabled=False))
     return executor, config, device
-
-
-@pytest.fixture(autouse=True)
-def few_threads() -> Iterator[None]:
-    before = use_threads(1)
-    yield
-    use_threads(before)
 
 
 @pytest.mark.feature("G1")

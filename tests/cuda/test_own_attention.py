@@ -3,9 +3,7 @@ trial."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ BF16 = torch.bfloat16
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "given",  # lengths, heads, kv_heads, head_dim, rows of no prompt, every other prompt that is NaN as those rows are
+    "given",  # lengths, heads, kv_heads, head_dim, rows of no prompt, the prompts that are NaN as those rows are
     [
         ((16,), 1, 1, 64, 0),
         ((1,), 2, 1, 128, 0),
@@ -48,20 +46,6 @@ BF16 = torch.bfloat16
 def test_the_kernel_is_causal_attention_of_each_prompt(given: tuple[Any, ...]) -> None:
     torch.manual_seed(1)
     assert own_trial._attends(EmulatedDevice(BF16, given[3]), *given)
-
-
-@needs_compiler
-def test_random_prompts() -> None:
-    rng = random.Random(7)
-    torch.manual_seed(2)
-    for _ in range(12):
-        left, lengths = rng.randint(1, 200), list[int]()
-        while left > 0:
-            lengths.append(min(left, rng.choice((0, 1, 3, 16, 31, 70, 200))))
-            left -= lengths[-1]
-        kv_heads = rng.choice((1, 2))
-        given = (tuple(lengths), kv_heads * rng.choice((1, 2, 4)), kv_heads, 64, rng.randint(0, 17))
-        assert own_trial._attends(EmulatedDevice(BF16, 64), *given), given
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, *lengths: int) -> Tensor:
@@ -141,18 +125,6 @@ def test_prompts_alone_need_nothing_of_flashinfer(model: Model, levels: bool, gr
     ):
         names = attended(other)
         assert "attend_prompts" not in names and ("attend" in names) != levels
-
-
-def test_warming_up_records_prompts_alone_with_and_without_flashinfer(model: Model) -> None:
-    for levels in (True, False):
-        device = SimulatedDevice()
-        device.own_attention = True
-        executor = on_device(model, device=device, levels=levels, policy=GraphPolicy())
-        executor.choices = replace(executor.choices, long_query=300 if levels else 1 << 30)
-        found = {(s.prompts, s.alone, s.long_query) for s in executor.recorder._expected() if s.prompts}
-        short = {(n, True, False) for n in range(32, 257, 32)}
-        longer = {(320, False, False), (320, False, True), (384, False, True), (448, False, True), (512, False, True)}
-        assert found == short | (longer if levels else set())
 
 
 def wrong_device(wrong: bool) -> SimulatedDevice:

@@ -110,8 +110,7 @@ def silu_gate(n: int, gate_up: Any, inner: int, out: Any) -> None:
     out.at(n, inner).copy_(torch.nn.functional.silu(both[:, :inner]) * both[:, inner:])
 
 
-def attend(blocks: int, *given: Any, together: bool = True) -> None:
-    """``together``: rows side by side are one call of torch, whose bits depend on how many they are."""
+def attend(blocks: int, *given: Any) -> None:
     q, q_stride, k, v, stride, pool_k, pool_v, keys, first, count, heads, kv_heads, scale, n, span, _, out = given
     width = q.width
     assert abs(scale - width**-0.5) < 1e-6
@@ -134,14 +133,10 @@ def attend(blocks: int, *given: Any, together: bool = True) -> None:
         return found
 
     ks, vs = values(k, pool_k), values(v, pool_v)
-    to, r = out.at(n, heads, width), 0
-    while r < n:  # rows side by side whose keys end one behind the other are one causal call
-        rows = r + 1
-        while together and rows < n and starts[rows] == starts[r] and counts[rows] == counts[rows - 1] + 1:
-            rows += 1
-        at = slice(starts[r], starts[r] + counts[rows - 1])
-        to[r:rows] = attention(queries[r:rows], ks[at], vs[at], True)[0].to(to.dtype)
-        r = rows
+    to = out.at(n, heads, width)
+    for row, (at, length) in enumerate(zip(starts, counts)):
+        keys = slice(at, at + length)
+        to[row] = attention(queries[row : row + 1], ks[keys], vs[keys], True)[0][0].to(to.dtype)
 
 
 def row_stats(n: int, logits: Any, vocab: int, largest: Any, rest: Any, best: Any, finite: Any) -> None:
