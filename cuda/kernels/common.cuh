@@ -72,18 +72,6 @@ template <class T> __device__ __forceinline__ T block_sum(T v) {
     return total;
 }
 
-__device__ __forceinline__ float block_max(float v) {
-    __shared__ float parts[32];
-    const int warps = blockDim.x >> 5;
-    v = warp_max(v);
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = v;
-    __syncthreads();
-    float most = parts[0];
-    for (int i = 1; i < warps; i++) most = fmaxf(most, parts[i]);
-    return most;
-}
-
 // A float as an unsigned that sorts the same way; -0 and +0 are one value, as they are for a comparison.
 __device__ __forceinline__ u32 ordered(float v) {
     const u32 bits = __float_as_uint(v == 0.0f ? 0.0f : v);

@@ -162,6 +162,7 @@ def test_warming_up_records_lone_prompts_and_decode_steps(model: Model, own: boo
     asked = LogprobRows(ends(s), np.zeros(2, np.int32), np.int32([5, 9]))
     rows = decode_rows([5, 6, 7], [0, 3, 20], [[1], [2], [3, 4]])
     steps = [last_token(random_ids(1, 99)), OneShotBatch(s, asked), DecodeBatch(rows, sampling(range(3)))]
+    steps = steps if levels else steps[:2]  # the number of keys is part of the shapes of decode steps without it
     assert not any(is_eager(executor, reference, batch) for batch in steps)
     assert executor.graphs.captures == count and not executor.eager_reasons
 

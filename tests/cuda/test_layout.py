@@ -1,5 +1,6 @@
-"""The arrays of a step: when keys are split and the last layer is cut, padding, steps that are not sound. That each row
-reads its keys is seen in the numbers (``test_parity.py``)."""
+"""The arrays of a step: when keys are split and the last layer is cut, padding, and steps that are not sound.
+
+The keys of each row are seen in the numbers (``test_parity.py``)."""
 
 from __future__ import annotations
 
