@@ -73,9 +73,8 @@ def test_random_batches(variant: Model, levels: bool, graphs: bool) -> None:
     for _ in range(30):
         batch = random_batch(rng, VOCAB)
         same(run(executor, batch), run(reference, batch), 2e-4)
-    if all(
-        heads.rope is not None for heads in variant.config.spec.attentions
-    ):  # else the CPU's layers differ in form
+    # The CPU pool interleaves the heads of rotating layers alone.
+    if all(heads.rope is not None for heads in variant.config.spec.attentions):
         same_pools(executor, reference, 1e-4)
     assert (executor.graphs.replays > 5) == graphs
 
