@@ -49,7 +49,7 @@ class WaitingQueue:
 
     # -------------------------------------------------------------- in and out
 
-    def append(self, request: Request, now: int = 0) -> None:
+    def append(self, request: Request, now: int) -> None:
         """``now``: tokens served so far."""
         request.queued_at = now
         request.account = self._accounts.join(request.options)

@@ -137,7 +137,7 @@ class SystemOne:
         try:
             parts = yield from self._answered(parsed, more)
         except SystemOneError as error:
-            raise relocated(error) from error
+            raise relocated(error, parsed.raw) from error
         return openai_body(self.name, asked, parts)
 
     def _check_model(self, model: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prelude.admission.conversation import content_of, is_conversation, turns_of
-from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.errors import InvalidRequest, RequestTooLarge, short, shown
 from prelude.results import Answer, Answers
 from prelude.systemone.answers import usage_of
 from prelude.systemone.errors import Loc, SystemOneError, fault, place_in, placed
@@ -238,8 +238,8 @@ def _answer(question: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
 _RENAMED: Mapping[str, Mapping[str, str]] = {"choice": {"criteria": "choices"}, "score": {"criteria": "levels"}}
 
 
-def relocated(error: SystemOneError) -> SystemOneError:
-    """With places in the body of this form: ``input`` for the state, questions by their index."""
+def relocated(error: SystemOneError, questions: Sequence[Mapping[str, Any]]) -> SystemOneError:
+    """With places in the body of this form: ``input`` for the state, questions and choices by their index."""
     errors = []
     for one in error.errors:
         _, *loc = one["loc"]
@@ -247,6 +247,8 @@ def relocated(error: SystemOneError) -> SystemOneError:
             loc[0] = "input"
         elif loc[:1] == ["questions"] and len(loc) > 1:
             renamed = _RENAMED.get(loc[2], {}) if len(loc) > 2 else {}
+            if loc[2:4] == ["choice", "criteria"] and len(loc) > 4:
+                loc[4] = [short(label) for label in questions[int(loc[1])]["criteria"]].index(loc[4])
             loc = ["questions", int(loc[1]), *[renamed.get(str(part), part) for part in loc[3:]]]
         errors.append({**one, "loc": ["body", *loc]})
     return SystemOneError(errors, status=error.status, error_type=error.error_type)

@@ -11,7 +11,16 @@ import pytest
 
 from prelude.admission.pooled import activate, unit
 from prelude.admission.preparer import Preparer
-from prelude.batch import HeadOutput, HeadRows, LogprobRows, PooledOutput, PooledRows
+from prelude.batch import (
+    HeadOutput,
+    HeadRows,
+    LogprobOutput,
+    LogprobRows,
+    OptionOutput,
+    OptionRows,
+    PooledOutput,
+    PooledRows,
+)
 from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest, PromptTooLong
 from prelude.scheduling.request import Request
@@ -20,6 +29,29 @@ from tests.admission import toys
 from tests.engine.test_faults import ById
 
 TEXT = "The quick brown fox jumps over the lazy dog."
+
+
+BAD = np.array([0.0, np.inf, 0.0], np.float32)
+ROWS = np.arange(3, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("readout", "output"),
+    [
+        (HeadRows(ROWS), HeadOutput(BAD[:, None])),
+        (PooledRows(ROWS, np.arange(4, dtype=np.int32)), PooledOutput(np.stack([BAD, ROWS], axis=1))),
+        (OptionRows(ROWS, np.array([0, 3], np.int32), ROWS[:1]), OptionOutput(BAD)),
+        (LogprobRows(ROWS, np.roll(ROWS, -1), ROWS), LogprobOutput(np.array([np.nan, -1.0, -1.0]), None, None, None)),
+    ],
+)
+def test_the_row_of_a_number_that_is_not_finite_is_found_whatever_the_readout(readout: Any, output: Any) -> None:
+    assert readout.not_finite(output).tolist() == [1]
+    assert readout.not_finite(readout.blank()).tolist() == []
+
+
+def test_a_pooled_item_without_a_row_is_named() -> None:
+    with pytest.raises(ValueError, match="item 1 pools no token"):
+        PooledRows(ROWS, np.array([0, 1, 1, 3], np.int32)).run(None)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------ Loglikelihood

@@ -274,11 +274,16 @@ def test_a_target_that_is_there_is_replaced_on_request(tmp_path: Path) -> None:
     check_target(target, True)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_target_that_may_not_be_written(tmp_path: Path) -> None:
-    (tmp_path / "out.csv").touch(mode=0o400)
+@pytest.mark.parametrize("locked", ["folder", "folder/out.csv"])
+def test_a_target_that_may_not_be_written(locked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "folder" / "out.csv"
+    target.parent.mkdir()
+    target.touch()
+    check_target(Table.of(str(target)), True)
+    # As for a user; root may write anywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / locked)
     with pytest.raises(BulkError, match="cannot be written"):
-        check_target(Table.of(str(tmp_path / "out.csv")), True)
+        check_target(Table.of(str(target)), True)
 
 
 def test_values_as_json_has_them() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,14 +133,17 @@ class TestTheDisk:
                 synced[0] = path.read_bytes()
 
         monkeypatch.setattr(os, "fsync", recorded)
-        monkeypatch.setattr("prelude.bulk.journal.SYNC_SECONDS", -1.0)
+        now, kept = [1000.0], []
+        monkeypatch.setattr("prelude.bulk.journal.time", SimpleNamespace(monotonic=lambda: now[0]))
         with Journal(path, "c", {}) as journal:
-            for at in range(3):
+            for at, passed in enumerate((5.1, 4.9, 0.2, 1.0, 4.1)):
+                now[0] += passed
                 journal.append(key(at), {"value": "é" * at})
                 journal.flush()
                 (tmp_path / "after").write_bytes(synced[0])
                 with Journal(tmp_path / "after", "c", {}) as left:
-                    assert left.rows == at + 1
+                    kept.append(left.rows)
+        assert kept == [1, 1, 3, 3, 5], "every five seconds, and not at each flush"
 
     @pytest.mark.fault(71)
     def test_the_output_is_on_the_disk_before_the_journal_goes(

@@ -353,6 +353,7 @@ def test_warmup_takes_living_objects_out_of_the_collectors_sight() -> None:
                 engine.run(last_logprob(prompt(5, i)))
             after = engine.stats()["gc_pauses"]
             assert after["count"] > before["count"]
+            assert before["total_ms"] < after["total_ms"] >= after["longest_ms"] > 0
             return (after["total_ms"] - before["total_ms"]) / (after["count"] - before["count"]) < 5
 
         assert shown(short)

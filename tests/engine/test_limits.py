@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import threading
 import tracemalloc
@@ -164,6 +165,14 @@ def test_limits_that_make_no_sense_are_refused_when_they_are_made(wrong: dict[st
 
 
 # ------------------------------------------------------------------ labels
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(EngineConfig)])
+def test_a_value_of_another_kind_is_refused_by_its_name(name: str) -> None:
+    for value in (["wrong"], "wrong", 1.5j):
+        if (name, value) != ("cost_model", "wrong"):  # a path
+            with pytest.raises(ConfigError, match=name):
+                EngineConfig(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.fault(17)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -60,6 +61,14 @@ def same(chunks: list[Chunk], whole: Completion) -> None:
     assert all(chunk.text for chunk in chunks[:-1])
 
 
+def in_words(chunks: list[Chunk]) -> bool:
+    return all(chunk.text[-1].isspace() or "\u2e80" <= chunk.text[-1] <= "\uffef" for chunk in chunks[:-1])
+
+
+def test_words_are_held_on_request_alone() -> None:
+    assert inspect.signature(Engine.generate).parameters["hold_words"].default is False
+
+
 VARIANTS = [
     {},
     {"stop": "qu"},
@@ -86,6 +95,7 @@ def test_chunks_add_up_to_the_completion(make_engine: Make, variant: dict[str, A
     for hold_words in (False, True):
         chunks = list(engine.stream(STATE, params, hold_words=hold_words))
         same(chunks, whole)
+        assert not hold_words or in_words(chunks)
         if params.logprobs is not None:
             assert tuple(p for chunk in chunks for p in chunk.logprobs or ()) == whole.logprobs
         else:
@@ -94,6 +104,9 @@ def test_chunks_add_up_to_the_completion(make_engine: Make, variant: dict[str, A
     async def main() -> None:
         twin = AsyncEngine(engine)
         same([chunk async for chunk in twin.generate(STATE, params)], whole)
+        held = [chunk async for chunk in twin.generate(STATE, params, hold_words=True)]
+        same(held, whole)
+        assert in_words(held)
 
     asyncio.run(main())
 

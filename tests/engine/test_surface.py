@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,18 @@ def test_both_engines_describe_their_model(make_engine: Callable[..., Engine], c
     twin = AsyncEngine(engine)
     assert twin.model_info == info and twin.tokenizer is engine.tokenizer
     assert (twin.max_length, twin.eos_token_ids) == (300, (0,))
+
+
+@pytest.mark.parametrize("name", ["device", "dtype", "config", "revision", "follow_links"])
+def test_an_engine_that_loads_later_has_the_same_settings(name: str, tmp_path: Path) -> None:
+    now, later = Engine.from_pretrained, AsyncEngine.from_pretrained
+    defaults = [inspect.signature(load).parameters[name].default for load in (now, later)]
+    assert defaults[0] == defaults[1]
+    wrong: dict[str, Any] = {name: ["wrong"]}
+    with pytest.raises(errors.PreludeError) as refused:
+        now(tmp_path, **wrong)
+    with pytest.raises(errors.PreludeError, match=re.escape(str(refused.value))):
+        asyncio.run(later(tmp_path, **wrong).start())
 
 
 def test_errors_and_results_are_public() -> None:

@@ -222,6 +222,15 @@ def test_classification_head(tmp_path: Path, make_engine: Make, family: str) -> 
         engine.loglikelihood(STATE, " and")
 
 
+def test_a_vector_does_not_depend_on_the_lengths_of_its_neighbours(make_engine: Make) -> None:
+    engine = make_engine()
+    modes = ["cls", "last", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", ["cls", "mean"]]
+    for pooling in modes:
+        tasks = [Embed(ids, pooling=pooling) for ids in ([5], [6, 7, 8], [9, 10])]  # type: ignore[arg-type]
+        for task, vector in zip(tasks, engine.run_many(tasks)):
+            assert vector == pytest.approx(engine.run(task), abs=1e-5), pooling
+
+
 @pytest.mark.feature("A1")
 def test_the_class_is_decided_before_the_executor_is_called(make_engine: Make) -> None:
     engine = make_engine()

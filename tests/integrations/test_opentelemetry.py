@@ -87,11 +87,13 @@ def test_a_request_that_is_no_json_is_refused_as_without_spans(
     deep: Any = 1
     for _ in range(100_000):
         deep = [deep]
+    circle: dict[str, Any] = {"questions": {}}
+    circle["state"] = circle
     one = TracedSystemOne(engine, tracer_provider=provider, content=True)
-    for request in (deep, {"state": deep, "questions": {}}, {("a", 1): 1}):
+    for request in (deep, {"state": deep, "questions": {}}, {("a", 1): 1}, circle):
         with pytest.raises(InvalidRequest):
             one.answer(request)
-    assert len(exporter.get_finished_spans()) == 3
+    assert len(exporter.get_finished_spans()) == 4
 
 
 def test_clients_take_a_traced_one(engine: Engine, provider: Any, exporter: InMemorySpanExporter) -> None:

@@ -15,7 +15,7 @@ import transformers
 
 from prelude import AsyncEngine, Classify, Engine, EngineConfig, Rerank
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, RecipeError
-from prelude.recipes import MAX_PARTS, MAX_TEXT, RerankRecipe, names, read_recipe, shipped
+from prelude.recipes import MAX_PARTS, MAX_TEXT, GuardField, GuardRecipe, RerankRecipe, names, read_recipe, shipped
 from tests.checkpoints import make_checkpoint
 from tests.engine.test_encoders import write
 from tests.recipes.conftest import write_qwen
@@ -357,6 +357,26 @@ def test_a_recipe_may_reach_its_limits() -> None:
     }
     found = read_recipe(json.dumps({"verb": "rerank", "name": "x", "yes": "y", **most}), "here.json")
     assert isinstance(found, RerankRecipe) and len(found.parts) == MAX_PARTS
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (RerankRecipe, {"name": "x", "yes": "y", "parts": ("{query}", "{document}")}),
+        (
+            GuardField,
+            {"name": "x", "before": "x", "labels": ("a", "b"), "prompt_labels": ("a",), "unless": ("w", "a", "b")},
+        ),
+        (GuardRecipe, {"name": "x", "fields": (GuardField("f", "x", ("a", "b")),), "safe": ("a",), "marks": ("m",)}),
+    ],
+)
+def test_a_recipe_of_lists_is_the_recipe_of_tuples(kind: type[Any], values: dict[str, Any]) -> None:
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    made = kind(**lists)
+    for value in lists.values():
+        if isinstance(value, list):
+            value.reverse()
+    assert made == kind(**values) and hash(made) == hash(kind(**values))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"verb": "sing"}', '{"verb": "rerank"}'])

@@ -5,16 +5,17 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from prelude.errors import ConfigError, TraceError
+from prelude.errors import ConfigError, PreludeError, TraceError
 from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, Machine, Report, machine, simulate
 from prelude.simulation.fleet import Failure, failures
 from prelude.simulation.replica import SimulatedRequest
 from prelude.simulation.report import jain
-from prelude.simulation.routing import Loads, PowerOfTwo, PrefixAffine
+from prelude.simulation.routing import Loads, PowerOfTwo, PrefixAffine, router
 from prelude.simulation.workloads import (
     bursts,
     cancelled,
@@ -91,6 +92,21 @@ def test_a_closed_loop_has_as_many_under_way_as_it_has_clients() -> None:
     report = fleet.run(ClosedLoop([one(0.0, 10) for _ in range(40)], 4, think=1.0))
     assert report.ends == {"finished": 40} and max(under_way) == 4
     assert report.seconds == pytest.approx(10 * 40 + 9)  # four at a time, a second to think between
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda: ClosedLoop([], 0), "at least 1 client"),
+        *((lambda think=think: ClosedLoop([], 1, think), "time to think") for think in (-1.0, math.inf, math.nan)),
+        (lambda: machine("abacus"), "machine='abacus' is not one of h"),
+        (lambda: router("magic", 2), "router='magic' is not one of random, "),
+        *((lambda rate=rate: next(rubrics(rate)), "not a positive number") for rate in (0.0, -1.0, math.inf)),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: Callable[[], object], said: str) -> None:
+    with pytest.raises(PreludeError, match=said):
+        wrong()
 
 
 def test_a_trace_out_of_order_is_refused() -> None:

@@ -307,3 +307,21 @@ def test_a_body_in_parts_is_the_body_and_ends_at_its_limits() -> None:
         assert await refused(in_parts(b"{")) == 422
 
     asyncio.run(main())
+
+
+def test_a_body_has_ten_seconds_to_come() -> None:
+    async def main(later: float) -> Any:
+        loop = asyncio.get_running_loop()
+        clock = loop.time
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"[1"
+            loop.time = lambda: clock() + later  # type: ignore[method-assign]
+            await asyncio.sleep(0.001)
+            yield b"]"
+
+        return await aread_body(parts())
+
+    assert asyncio.run(main(9.9)) == [1]
+    with pytest.raises(SystemOneError, match="within 10 s"):
+        asyncio.run(main(10.1))

@@ -379,6 +379,14 @@ def test_decisions_in_openais_form(one: SystemOne) -> None:
             ["questions", 0, "levels", 1],
         ),
         (
+            {
+                "questions": [
+                    {"type": "choice", "instructions": "?", "choices": [{"value": "a"}, {"value": "\ud800"}]}
+                ]
+            },
+            ["questions", 0, "choices", 1],
+        ),
+        (
             {"questions": [{"type": "score", "instructions": "?", "levels": [{"label": "a"}, {}]}]},
             ["questions", 0, "levels", 1, "label"],
         ),
