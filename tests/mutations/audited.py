@@ -166,7 +166,7 @@ EDITS = (
             _FORWARD,
             "        hidden = self._forward(step, None, "
             + _STATES
-            + "        hidden = hidden if rows is None else hidden.index_select(0, torch.from_numpy(rows)).clone()\n",
+            + "        hidden = hidden if rows is None else hidden[rows]\n",
         ),
     ),
     edit(

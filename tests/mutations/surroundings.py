@@ -108,7 +108,7 @@ EDITS = (
         "wide_intermediates_are_of_all_tokens",
         "G8",
         (TRANSFORMER, "        chunks = -(-tokens // self.token_chunk)\n", "        chunks = 1\n"),
-        (TRANSFORMER, "longest = x.size(0), min(x.size(0), self.token_chunk)", "longest = x.size(0), x.size(0)"),
+        (TRANSFORMER, "longest = len(x), min(len(x), self.token_chunk)", "longest = len(x), len(x)"),
     ),
     edit(
         "every_layer_keeps_its_projections",
