@@ -66,6 +66,7 @@ def test_errors_and_results_are_public() -> None:
     assert {name for name, value in own.items() if getattr(prelude, name, None) is not value} == set()
     assert own.keys() <= set(prelude.__all__)
     assert all(hasattr(prelude, name) for name in prelude.__all__)
+    assert {"__name__", "errors", *prelude.__all__} <= set(dir(prelude))
 
 
 def test_the_decision_template_is_public(make_engine: Callable[..., Engine]) -> None:

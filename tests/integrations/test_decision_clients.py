@@ -241,7 +241,7 @@ def test_dspy_sees_the_calls_as_those_of_its_own_client(engine: Engine, tmp_path
             self.calls.append((call_id, outputs, exception))
 
     seen, globally = Seen(), Seen()
-    lm = PreludeDecisions(engine, callbacks=[seen])
+    lm = PreludeDecisions(engine, callbacks=(seen,))
     predict = dspy.Predict(Triage)
     predict.set_lm(lm)
     with dspy.context(track_usage=True, callbacks=[globally]):

@@ -160,6 +160,18 @@ def test_results_carry_the_time_that_the_cost_model_expected() -> None:
     assert np.corrcoef(estimates[10:], measured[10:])[0, 1] > 0.95
 
 
+@pytest.mark.parametrize("term", TRUE)
+def test_a_kept_model_of_one_term_is_known_from_the_first_step(term: str, tmp_path: Path) -> None:
+    seconds = {**dict.fromkeys(TRUE, 0.0), term: 1e-3}
+    (tmp_path / "cost.json").write_text(json.dumps({"prelude_cost_model": 1, "seconds": seconds}), encoding="utf-8")
+    model = CostModel.load(tmp_path / "cost.json")
+    assert model.coefficients == pytest.approx(seconds)
+    work = Work(512, 1e3, 8)
+    before = model.predict(work)
+    model.observe(work, 3 * before)
+    assert model.predict(work) < 1.5 * before, "one step among many"
+
+
 @pytest.mark.feature("G3")
 def test_on_the_cpu_executor_the_estimate_follows_the_time_that_a_request_takes() -> None:
     """Prompts of 8 to 1,500 tokens, half of them with a part that was seen before. The executor's seconds are CPU

@@ -102,6 +102,18 @@ def waiting_request(tokens: int, order: int, priority: int = 0, tenant: str | No
     return request
 
 
+def test_all_that_wait_are_given_or_those_that_share_a_batch_with_the_first() -> None:
+    queue = WaitingQueue(FirstComeFirstServed())
+    for order in range(1, 7):
+        request = waiting_request(3, order)
+        if order % 2:
+            request = Request(chat(prompt(3, order), 5), Asked(), None, RequestOptions())
+            request.order = order
+        queue.append(request, 0)
+    assert [r.order for r in queue.in_order(0)] == [1, 2, 3, 4, 5, 6]
+    assert [r.order for r in queue.in_order(0, one_group=True)] == [1, 3, 5]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(sorted(ORDERS)),
