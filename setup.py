@@ -80,6 +80,9 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     LEVELS["_native/cpu/kernels.cpp"] = [
         "-O3", "-fno-tree-loop-vectorize", "-fno-unswitch-loops", "-fno-split-loops", "-fno-ipa-cp-clone"
     ]  # fmt: skip
+elif platform.machine().lower() in ("aarch64", "arm64"):
+    # gcc schedules loads so early that no registers are left for the sums of a product.
+    LEVELS["_native/cpu/packed_matmul.cpp"] = ["-O3", "-fno-schedule-insns"]
 SANITIZED_LEVEL = "-O1"
 """How every source is compiled for a sanitizer: at -O3 its checks multiply the time that compiling takes."""
 HARDENING = [] if SANITIZE else ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]

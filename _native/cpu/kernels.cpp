@@ -12,6 +12,9 @@
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
 #define PRELUDE_X86_TARGETS 1
 #include <immintrin.h>
+#elif defined(__aarch64__) && defined(__GNUC__)
+#define PRELUDE_NEON 1
+#include <arm_neon.h>
 #endif
 
 namespace prelude::cpu {
@@ -83,6 +86,19 @@ PRELUDE_KERNELS("avx512")
 #endif
 
 #endif  // PRELUDE_X86_TARGETS
+
+#ifdef PRELUDE_NEON
+namespace neon {
+// clang-format off: the order matters
+#include "prelude/cpu/lanes_neon.hpp"
+#include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/body_attention.hpp"
+#include "prelude/cpu/body_paged.hpp"
+#include "prelude/cpu/body_recurrent.hpp"
+// clang-format on
+PRELUDE_KERNELS("neon")
+}  // namespace neon
+#endif
 #undef PRELUDE_KERNELS
 
 void widen(const uint16_t* from, int64_t count, float* to) { portable::widen(from, count, to); }
@@ -96,6 +112,8 @@ const Kernels* kernels_named(const char* name) {
     return &avx512::kTable;
   if (std::strcmp(name, "avx2") == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
     return &avx2::kTable;
+#elif defined(PRELUDE_NEON)
+  if (std::strcmp(name, "neon") == 0) return &neon::kTable;
 #endif
   return nullptr;
 }
@@ -125,7 +143,7 @@ const Kernels& best_kernels() {
     }
   }
 #endif
-  for (const char* name : {"avx512", "avx2"})
+  for (const char* name : {"avx512", "avx2", "neon"})
     if (const Kernels* found = kernels_named(name)) return *found;
   return portable::kTable;
 }

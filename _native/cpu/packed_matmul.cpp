@@ -25,6 +25,12 @@
 #define PRELUDE_X86_TARGETS 1
 #include <cpuid.h>
 #include <immintrin.h>
+#elif defined(__aarch64__) && defined(__GNUC__)
+#define PRELUDE_NEON 1
+#include <arm_neon.h>
+#ifdef __linux__
+#include <sys/auxv.h>
+#endif
 #endif
 
 namespace prelude::cpu {
@@ -95,6 +101,21 @@ const PackedKernels kF32 = packed_table<F32Dot>("avx512");
 
 #endif  // PRELUDE_X86_TARGETS
 
+#ifdef PRELUDE_NEON
+namespace packed_neon {
+// clang-format off: the order matters
+#include "prelude/cpu/lanes_neon.hpp"
+#include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/dots_neon.hpp"
+#include "prelude/cpu/body_packed.hpp"
+// clang-format on
+const PackedKernels kF32 = packed_table<F32Dot>("neon");
+const PackedKernels kInt8 = packed_table<Int8Sums<false>>("neon");
+const PackedKernels kInt8Dot = packed_table<Int8Sums<true>>("neon_dot");
+const PackedKernels kWidened = packed_table<WidenedDot>("neon");
+}  // namespace packed_neon
+#endif
+
 namespace {
 
 constexpr int64_t kPieceWork = 1 << 20;      // products of a piece, at least: some ten microseconds
@@ -156,6 +177,16 @@ bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
+#elif defined(PRELUDE_NEON)
+bool has_dot() {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return true;  // the build is for such processors alone
+#elif defined(__linux__)
+  return (getauxval(AT_HWCAP) & (1u << 20)) != 0;  // HWCAP_ASIMDDP
+#else
+  return false;
+#endif
+}
 #endif
 
 bool supported(const char* name, Packing packing) {
@@ -169,6 +200,9 @@ bool supported(const char* name, Packing packing) {
     if (packing == Packing::int8) return __builtin_cpu_supports("avx512vnni");
     return packing != Packing::bf16 || __builtin_cpu_supports("avx512bf16");
   }
+#elif defined(PRELUDE_NEON)
+  if (std::strcmp(name, "neon") == 0) return true;
+  if (std::strcmp(name, "neon_dot") == 0) return packing == Packing::int8 && has_dot();
 #endif
   return std::strcmp(name, "portable") == 0;
 }
@@ -323,6 +357,10 @@ const PackedKernels* packed_kernels_named(const char* name, Packing packing) {
   }
   if (std::strcmp(name, "avx2") == 0)
     return without_pairs(packing, packed_avx2::kF32, packed_avx2::kInt8, packed_avx2::kWidened);
+#elif defined(PRELUDE_NEON)
+  if (std::strcmp(name, "neon_dot") == 0) return &packed_neon::kInt8Dot;
+  if (std::strcmp(name, "neon") == 0)
+    return without_pairs(packing, packed_neon::kF32, packed_neon::kInt8, packed_neon::kWidened);
 #endif
   return without_pairs(packing, packed_portable::kF32, packed_portable::kInt8, packed_portable::kWidened);
 }
@@ -330,7 +368,7 @@ const PackedKernels* packed_kernels_named(const char* name, Packing packing) {
 const PackedKernels* best_packed_kernels(Packing packing) {
   if (const char* chosen = std::getenv("PRELUDE_CPU_KERNELS"))
     if (kernels_named(chosen) != nullptr) return packed_kernels_named(chosen, packing);
-  for (const char* name : {"avx512", "avx2", "portable"})
+  for (const char* name : {"avx512", "avx2", "neon_dot", "neon", "portable"})
     if (const PackedKernels* found = packed_kernels_named(name, packing)) return found;
   return nullptr;
 }

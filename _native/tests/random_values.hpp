@@ -1,4 +1,4 @@
-// Random numbers for tests of kernels, and the nearest bfloat16 by plain integers.
+// Names and random numbers for tests of kernels, and the nearest bfloat16 by plain integers.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,9 @@
 #include <vector>
 
 #include "check.hpp"
+
+// Of every instruction set; a machine has some of them.
+constexpr const char* kKernelNames[] = {"portable", "avx2", "avx512", "neon", "neon_dot"};
 
 inline float uniform(Random& random) { return static_cast<float>(random.below(1 << 20)) / (1 << 19) - 1.0f; }
 

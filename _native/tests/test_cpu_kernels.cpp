@@ -373,7 +373,7 @@ void check_pool_rows() {
 
 int main() {
   check_pool_rows();
-  for (const char* name : {"portable", "avx2", "avx512"}) {
+  for (const char* name : kKernelNames) {
     const Kernels* kernels = kernels_named(name);
     if (kernels == nullptr) {
       std::printf("%s: not on this machine\n", name);

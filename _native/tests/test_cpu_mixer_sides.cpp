@@ -192,7 +192,7 @@ void check_behind(const Kernels& kernels, Packing packing, bool norm_first, bool
 }  // namespace
 
 int main() {
-  for (const char* name : {"portable", "avx2", "avx512"}) {
+  for (const char* name : kKernelNames) {
     const Kernels* kernels = kernels_named(name);
     if (kernels == nullptr) continue;
     for (const Packing packing : {Packing::f32, Packing::bf16, Packing::int8, Packing::widened})

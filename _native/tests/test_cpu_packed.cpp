@@ -19,8 +19,6 @@ using namespace prelude::cpu;
 
 namespace {
 
-constexpr const char* kNames[] = {"portable", "avx2", "avx512"};
-
 float from_bf16(uint16_t x) {
   float value;
   const uint32_t bits = static_cast<uint32_t>(x) << 16;
@@ -112,7 +110,7 @@ void check_int8(int64_t inputs, int64_t outputs, int64_t rows) {
       CHECK(std::fabs(back[i] - weight[o * stride + i]) <= 0.55f * block.scale);
     }
   }
-  for (const char* name : kNames) {
+  for (const char* name : kKernelNames) {
     const PackedKernels* kernels = packed_kernels_named(name, Packing::int8);
     if (kernels == nullptr) continue;
     const auto wanted = static_cast<size_t>(rows * out_stride);
@@ -170,7 +168,7 @@ void check_int8_limits(int64_t inputs) {
   const Packed packed(weight, inputs, 1, inputs, Packing::int8, nullptr);
   std::vector<uint32_t> room(static_cast<size_t>(row_words(inputs, Packing::int8)));
   CHECK(std::isnan(int8_pair(packed.weight, x.data() + inputs, 0, room.data())));
-  for (const char* name : kNames) {
+  for (const char* name : kKernelNames) {
     const PackedKernels* kernels = packed_kernels_named(name, Packing::int8);
     if (kernels == nullptr) continue;
     float out[5] = {};
@@ -235,7 +233,7 @@ void check_bf16(int64_t inputs, int64_t outputs, int64_t rows) {
   std::vector<float> back(static_cast<size_t>(inputs));
   unpack_output(packed.weight, outputs - 1, back.data());
   for (int64_t i = 0; i < inputs; ++i) CHECK(back[i] == from_bf16(weight_half[(outputs - 1) * inputs + i]));
-  for (const char* name : kNames) {
+  for (const char* name : kKernelNames) {
     const PackedKernels* kernels = packed_kernels_named(name, Packing::bf16);
     if (kernels == nullptr) continue;
     std::vector<float> out(static_cast<size_t>(rows * outputs)), from_half(out.size()), alone(out.size());
@@ -287,7 +285,7 @@ void check_fused(Packing packing, int64_t inputs, int64_t outputs, int64_t rows)
       for (int64_t i = 0; i < inputs; ++i) sum = std::fma(values[o * stride + i], x[r * stride + i], sum);
       wanted.push_back(sum);
     }
-  for (const char* name : kNames) {
+  for (const char* name : kKernelNames) {
     const PackedKernels* kernels = packed_kernels_named(name, packing);
     if (kernels == nullptr) continue;
     const auto size = static_cast<size_t>(rows * out_stride);

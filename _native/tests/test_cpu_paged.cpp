@@ -5,6 +5,7 @@
 
 #include "check.hpp"
 #include "prelude/cpu/paged_attention.hpp"
+#include "random_values.hpp"
 
 namespace {
 
@@ -143,7 +144,7 @@ void check_case(const Kernels& kernels, const Case& c, int threads) {
 }  // namespace
 
 int main() {
-  for (const char* name : {"portable", "avx2", "avx512"}) {
+  for (const char* name : kKernelNames) {
     const Kernels* kernels = prelude::cpu::kernels_named(name);
     if (kernels == nullptr) continue;
     Random random{2026};

@@ -312,7 +312,7 @@ void check_refusals() {
 
 int main() {
   check_refusals();
-  for (const char* name : {"portable", "avx2", "avx512"}) {
+  for (const char* name : kKernelNames) {
     const Kernels* kernels = kernels_named(name);
     if (kernels == nullptr) {
       std::printf("%s: not on this machine\n", name);

@@ -81,9 +81,9 @@ def require_vectors() -> None:
     for that."""
     if cpu.PACKED_KERNELS["float32"] == "portable" and os.environ.get("PRELUDE_CPU_KERNELS") != "portable":
         raise DeviceUnavailable(
-            "models on a CPU need AVX2, FMA and F16C, which this processor has not: take an x86 processor of 2013 or "
-            "newer, or device='cuda'; there are no kernels for ARM yet",
-            missing=("AVX2",),
+            "models on a CPU need AVX2, FMA and F16C, or NEON, which this processor has not: take an x86 processor "
+            "of 2013 or newer, 64-bit ARM, or device='cuda'",
+            missing=("AVX2", "NEON"),
         )
 
 

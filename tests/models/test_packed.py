@@ -193,7 +193,7 @@ def digest(packing: Packing) -> str:
     return found.hexdigest()
 
 
-@pytest.mark.parametrize("kernels", ["portable", "avx2", "avx512"])
+@pytest.mark.parametrize("kernels", ["portable", "avx2", "avx512", "neon"])
 def test_every_instruction_set_gives_the_same_bits(kernels: str) -> None:
     code = "from tests.models import test_packed as t; from prelude._native import cpu; "
     code += "print(*map(cpu.PACKED_KERNELS.get, t.SAME_BITS), *map(t.digest, t.SAME_BITS))"
@@ -215,7 +215,7 @@ def test_a_processor_without_vectors_is_refused(monkeypatch: pytest.MonkeyPatch)
     """The products in plain C++ are taken only when they are asked for by name."""
     monkeypatch.setitem(cpu.PACKED_KERNELS, "float32", "portable")
     monkeypatch.delenv("PRELUDE_CPU_KERNELS", raising=False)
-    with pytest.raises(DeviceUnavailable, match=r"need AVX2, FMA and F16C, .* no kernels for ARM"):
+    with pytest.raises(DeviceUnavailable, match=r"need AVX2, FMA and F16C, or NEON"):
         Engine.from_pretrained(None)
     monkeypatch.setenv("PRELUDE_CPU_KERNELS", "portable")
     Engine.from_pretrained(None).close()

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run_cpp(**environment: str) -> subprocess.CompletedProcess[str]:
-    command = ["bash", str(ROOT / "tests" / "native" / "run_cpp.sh")]
+def run_cpp(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(ROOT / "tests" / "native" / "run_cpp.sh"), *words]
     return subprocess.run(
         command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -34,6 +34,19 @@ def test_the_core_passes_under_sanitizers() -> None:
     assert all(f"{name} " in done.stdout for name in names)
     # Newer versions of ctest leave out the tests that failed where none did.
     assert re.search(rf"100% tests passed(, 0 tests failed)? out of {len(names)}\b", done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("qemu-aarch64-static", "aarch64-linux-gnu-g++"))),
+    reason="qemu-aarch64-static and aarch64-linux-gnu-g++ are needed",
+)
+def test_the_kernels_of_arm_run_under_qemu() -> None:
+    done = run_cpp("aarch64")
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert "test_cpu_kernels " in done.stdout
+    assert done.stdout.count("test_cpu_packed ") >= 2, "with the instruction for dot products and without it"
 
 
 def test_a_failed_build_shows_its_output(tmp_path: Path) -> None:

@@ -17,16 +17,18 @@ struct UnitRoom {
   float* values;    // [keys][padded width], unless they are read in place
   float* scores;    // [kTileRows][panels * kLanes]
   float* queries;   // [kTileRows][width]
-  float* row;       // [kLanes][padded width]: rows on their way, output rows
+  float* row;       // [kRoomRows][padded width]: rows on their way, output rows
   float* by_key;    // [keys][relative panels * kLanes]: keys by vectors of rows
   float* by_query;  // [kTileRows][relative panels * kLanes]: queries by vectors of rows
 };
+
+constexpr int kRoomRows = kLanes > kTileRows ? kLanes : kTileRows;
 
 inline int64_t padded_width(int64_t width) { return (width + kLanes - 1) / kLanes * kLanes; }
 
 inline int64_t unit_floats(int64_t keys, const AttentionShape& shape) {
   const int64_t width = shape.width, panels = (keys + kLanes - 1) / kLanes, wide = padded_width(width);
-  return panels * kLanes * (width + wide + kTileRows) + kTileRows * width + kLanes * wide +
+  return panels * kLanes * (width + wide + kTileRows) + kTileRows * width + kRoomRows * wide +
          (keys + kTileRows) * shape.relative_panels * kLanes;
 }
 
@@ -38,7 +40,7 @@ inline UnitRoom cut_room(float* room, int64_t keys, const AttentionShape& shape)
   cut.scores = cut.values + panels * kLanes * wide;
   cut.queries = cut.scores + panels * kLanes * kTileRows;
   cut.row = cut.queries + kTileRows * width;
-  cut.by_key = cut.row + kLanes * wide;
+  cut.by_key = cut.row + kRoomRows * wide;
   cut.by_query = cut.by_key + keys * shape.relative_panels * kLanes;
   return cut;
 }

@@ -117,10 +117,13 @@ inline void pack(const Value* weight, int64_t stride, int64_t inputs, uint32_t* 
 // The rows of one block.
 template <bool kPairs, class Value>
 inline void interleave(const PackedArgs& a, int64_t first, int together, uint32_t* to) {
-  const int64_t inputs = a.weight.inputs;
+  const int64_t inputs = a.weight.inputs, end = row_words(inputs, a.weight.packing) * together;
   const Value* rows[kLanes];
-  for (int r = 0; r < kLanes; ++r) rows[r] = row_of<Value>(a, first + std::min(r, together - 1));
-  turn<kPairs, Value>(rows, together, inputs, to, together, row_words(inputs, a.weight.packing) * together);
+  // From the last lanes to the first, since those that are not whole write over the first ones of the next word.
+  for (int at = (together - 1) / kLanes * kLanes; at >= 0; at -= kLanes) {
+    for (int r = 0; r < kLanes; ++r) rows[r] = row_of<Value>(a, first + std::min(at + r, together - 1));
+    turn<kPairs, Value>(rows, std::min(together - at, kLanes), inputs, to + at, together, end - at);
+  }
   if (a.weight.packing == Packing::widened && inputs % 2)
     for (int r = 0; r < together; ++r) to[inputs * together + r] = 0;
 }
@@ -276,7 +279,6 @@ inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_
 
 template <class Dot, int... R>
 constexpr PackedKernels packed_table(const char* name, std::integer_sequence<int, R...>) {
-  static_assert(Dot::kRows <= kLanes);  // see interleave
   return {name, Dot::kPacking, Dot::kRows, kLanes, pack<float>, pack<uint16_t>, prepare, {multiply<Dot, R + 1>...}};
 }
 template <class Dot>

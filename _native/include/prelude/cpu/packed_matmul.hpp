@@ -106,7 +106,8 @@ struct PackedKernels {
                                     int64_t first, int64_t last, float* room);
 };
 
-// The kernels of that name (avx512, avx2, portable), or null where this machine cannot run them or there are none.
+// The kernels of that name (avx512, avx2, neon, neon_dot, portable), or null where this machine cannot run them or
+// there are none. neon_dot has int8 alone.
 const PackedKernels* packed_kernels_named(const char* name, Packing packing);
 
 // The fastest that this machine has, or those that PRELUDE_CPU_KERNELS names; null where there are none.

@@ -1,0 +1,97 @@
+// Sums of packed products by NEON. See body_packed.hpp.
+
+inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+inline void bytes(Vec v, uint32_t* to) {
+  const uint16x4_t halves = vmovn_u32(vreinterpretq_u32_f32(v));
+  *to = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(halves, halves))), 0);
+}
+inline void narrow_lanes(const float* x, uint16_t* to) { narrow(x, kLanes, to); }
+
+// Exact int8 sums of three rows by 16 outputs: twelve vectors of a block, as many of the blocks before it, four of
+// weights and an input. Both sides are signed: a weight's byte, which is 128 too large, becomes that by its highest
+// bit, so that sums begin at 0. The instruction for dot products is of ARMv8.2 and asked for by `kDot`.
+template <bool kDot>
+struct Int8Sums {
+  static constexpr Packing kPacking = Packing::int8;
+  static constexpr int kRows = 3, kWide = 1;
+  struct Sums {
+    int32x4_t fours[4];
+  };
+  struct Weight {
+    int8x16_t fours[4];
+  };
+  using Input = int8x16_t;
+  static Sums start(int32_t) { return {}; }
+  static Weight weight(const uint32_t* words) {
+    Weight w;
+    for (int i = 0; i < 4; ++i)
+      w.fours[i] = vreinterpretq_s8_u32(veorq_u32(vld1q_u32(words + 4 * i), vdupq_n_u32(0x80808080u)));
+    return w;
+  }
+  static Input input(uint32_t word) { return vreinterpretq_s8_u32(vdupq_n_u32(word)); }
+  static void step(Sums& sums, const Weight& weight, Input input) {
+    for (int i = 0; i < 4; ++i) {
+      int32x4_t& sum = sums.fours[i];
+      const int8x16_t w = weight.fours[i];
+      if constexpr (kDot) {
+#ifdef __ARM_FEATURE_DOTPROD
+        sum = vdotq_s32(sum, w, input);
+#else  // compilers keep the intrinsic to themselves until they are told that every processor has it
+        asm(".arch armv8.2-a+dotprod\n\tsdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(w), "w"(input));
+#endif
+      } else {
+        // Two products of 128 * 127 at most fit in 16 bits.
+        const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(input)), high = vmull_high_s8(w, input);
+        sum = vpadalq_s16(sum, vpaddq_s16(low, high));
+      }
+    }
+  }
+  static Vec floats(const Sums& sums, int part) { return vcvtq_f32_s32(sums.fours[part]); }
+  static Vec scales(const uint32_t* words) {
+    float16x4_t halves;
+    std::memcpy(&halves, words, sizeof halves);
+    return vcvt_f32_f16(halves);
+  }
+};
+
+// Six rows by 16 outputs: 24 vectors of sums, four of weights and an input.
+struct F32Dot {
+  static constexpr Packing kPacking = Packing::f32;
+  static constexpr int kRows = 6, kWide = 1, kParts = 1;
+  struct Sums {
+    Vec fours[4];
+  };
+  using Weight = Sums;
+  using Input = Vec;
+  static Sums start() { return {}; }
+  static Sums sums(const float* values) {
+    Sums made;
+    for (int i = 0; i < 4; ++i) made.fours[i] = load(values + 4 * i);
+    return made;
+  }
+  static Weight weight(const uint32_t* words, int) {
+    Weight w;
+    for (int i = 0; i < 4; ++i) w.fours[i] = vreinterpretq_f32_u32(vld1q_u32(words + 4 * i));
+    return w;
+  }
+  static Input input(uint32_t word) { return vreinterpretq_f32_u32(vdupq_n_u32(word)); }
+  static void step(Sums& sums, const Weight& weight, Input input) {
+    for (int i = 0; i < 4; ++i) sums.fours[i] = fma(weight.fours[i], input, sums.fours[i]);
+  }
+  static Vec floats(const Sums& sums, int part) { return sums.fours[part]; }
+};
+
+// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened. The same sums.
+struct WidenedDot : F32Dot {
+  static constexpr Packing kPacking = Packing::widened;
+  static constexpr int kParts = 2;
+  static Weight weight(const uint32_t* words, int part) {
+    Weight w;
+    for (int i = 0; i < 4; ++i) {
+      const uint32x4_t pairs = vld1q_u32(words + 4 * i);
+      w.fours[i] =
+          vreinterpretq_f32_u32(part == 0 ? vshlq_n_u32(pairs, 16) : vandq_u32(pairs, vdupq_n_u32(0xFFFF0000u)));
+    }
+    return w;
+  }
+};
