@@ -19,13 +19,13 @@
 
 namespace prelude::cpu {
 
-#define PRELUDE_KERNELS(label)                                                                 \
-  inline void exp_rows(const float* x, int64_t count, float* out) {                            \
-    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i)));           \
-  }                                                                                            \
-  inline const Kernels kTable{label,      kLanes,      rms_norm,    norm_rotate, activate,     \
-                              layer_norm, attend_unit, attend_row,  convolve,    delta_inputs, \
-                              delta,      gate,        unit_floats, exp_rows,    exp_sum};
+#define PRELUDE_KERNELS(label)                                                                       \
+  inline void exp_rows(const float* x, int64_t count, float* out) {                                  \
+    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i)));                 \
+  }                                                                                                  \
+  inline const Kernels kTable{label,       kLanes,     rms_norm, norm_rotate,  activate, layer_norm, \
+                              attend_unit, attend_row, convolve, delta_inputs, delta,    gate,       \
+                              unit_floats, exp_rows,   exp_sum,  widen,        narrow};
 
 namespace portable {
 // clang-format off: the order matters
@@ -100,9 +100,6 @@ PRELUDE_KERNELS("neon")
 }  // namespace neon
 #endif
 #undef PRELUDE_KERNELS
-
-void widen(const uint16_t* from, int64_t count, float* to) { portable::widen(from, count, to); }
-void narrow(const float* from, int64_t count, uint16_t* to) { portable::narrow(from, count, to); }
 
 const Kernels* kernels_named(const char* name) {
   if (std::strcmp(name, "portable") == 0) return &portable::kTable;

@@ -125,8 +125,6 @@ constexpr int64_t kPieceValues = 1 << 18;    // of a weight that a piece packs
 constexpr int64_t kPieceSums = 256 << 10;    // floats that wait for the next part of a row, at most
 constexpr int64_t kBlockInputs = 64 << 10;   // bytes of a block of rows that meet the weights at a time, at most
 
-using packed_portable::as_float;
-
 // One block of one output: `words` and `scale` are its first ones.
 void write_block(const int8_t* integers, uint16_t scale, uint32_t* words, uint16_t* to_scale) {
   for (int w = 0; w < kBlockWords; ++w) {

@@ -25,7 +25,7 @@ using namespace prelude::cpu;
 
 namespace {
 
-float from_bf16(uint16_t x) { return portable::as_float(x); }
+float from_bf16(uint16_t x) { return as_float(x); }
 
 double ulps(float value, double exact) {
   const float near = static_cast<float>(exact);

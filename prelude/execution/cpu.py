@@ -186,7 +186,8 @@ class CpuExecutor:
         try:
             if self.weights.used is not None:
                 self.weights.used.check()
-            with GOVERNOR.of(self._threads):
+            # A number that is not finite fails its own request, without a warning of numpy's.
+            with GOVERNOR.of(self._threads), np.errstate(all="ignore"):
                 return Finished(self._run(batch, readouts), None)
         except Exception as error:  # ``wait`` raises the failure of the step
             self._pending.lose(batch)

@@ -12,7 +12,6 @@
 // and
 //   fused(a, b, c)            a * b + c, rounded once on every target
 //   bytes(v, to)              the lowest byte of each lane
-//   narrow_lanes(x, to)       kLanes floats as bfloat16, ties to even
 
 inline constexpr int64_t kHalves = kGroup / kHalf;  // of a group
 inline constexpr float kToInteger = 12582912.0f;    // 1.5 * 2^23: adding it rounds to an integer
@@ -65,8 +64,8 @@ inline const float* lanes_of(const Value* row, int64_t word, float* room) {
     std::memcpy(room, row + 2 * word, kLanes * 4);
   } else {
     uint16_t pairs[2 * kLanes];
-    narrow_lanes(row + 2 * word, pairs);
-    narrow_lanes(row + 2 * word + kLanes, pairs + kLanes);
+    store(pairs, load(row + 2 * word));
+    store(pairs + kLanes, load(row + 2 * word + kLanes));
     std::memcpy(room, pairs, kLanes * 4);
   }
   return room;

@@ -16,25 +16,15 @@ inline Vec exp_of(Vec x) {
   return zero_where_below(times_power_of_two(p, n), x, -87.3f);
 }
 
-inline float as_float(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &wide, 4);
-  return x;
-}
-inline float as_float(float x) { return x; }
-// Ties to even; NaN stays NaN.
-inline uint16_t as_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  return static_cast<uint16_t>(x == x ? rounded : ((bits >> 16) | 0x40u));
-}
 inline void widen(const uint16_t* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = as_float(from[i]);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = as_float(from[i]);
 }
 inline void narrow(const float* from, int64_t count, uint16_t* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = as_bf16(from[i]);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = as_bf16(from[i]);
 }
 
 // The largest of `count` values, and the sum of exp(value - largest), in eight sums of float64.

@@ -12,7 +12,6 @@ inline void bytes(Vec v, uint32_t* to) {
   }
   std::memcpy(to, made, sizeof made);
 }
-inline void narrow_lanes(const float* x, uint16_t* to) { narrow(x, kLanes, to); }
 
 // Three rows by 16 outputs: twelve vectors of sums, each of four outputs and two sums an output.
 struct Int8Dot {

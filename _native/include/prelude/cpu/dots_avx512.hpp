@@ -4,10 +4,6 @@ inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 inline void bytes(Vec v, uint32_t* to) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_castps_si512(v)));
 }
-inline void narrow_lanes(const float* x, uint16_t* to) {
-  const __m256bh made = _mm512_cvtneps_pbh(_mm512_loadu_ps(x));
-  std::memcpy(to, &made, sizeof made);
-}
 
 // Seven rows by 32 outputs: 14 sums of a block, as many of the blocks before it, two weights and an input fit in the
 // 32 registers. Twelve rows, with half of the sums in memory, reach 0.85 of it.

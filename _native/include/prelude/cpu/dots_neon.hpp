@@ -5,7 +5,6 @@ inline void bytes(Vec v, uint32_t* to) {
   const uint16x4_t halves = vmovn_u32(vreinterpretq_u32_f32(v));
   *to = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(halves, halves))), 0);
 }
-inline void narrow_lanes(const float* x, uint16_t* to) { narrow(x, kLanes, to); }
 
 // Exact int8 sums of three rows by 16 outputs: twelve vectors of a block, as many of the blocks before it, four of
 // weights and an input. Both sides are signed: a weight's byte, which is 128 too large, becomes that by its highest

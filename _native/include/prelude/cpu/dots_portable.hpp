@@ -13,7 +13,6 @@ inline void bytes(Vec v, uint32_t* to) {
   }
   std::memcpy(to, made, sizeof made);
 }
-inline void narrow_lanes(const float* x, uint16_t* to) { narrow(x, kLanes, to); }
 
 struct Int8Dot {
   static constexpr Packing kPacking = Packing::int8;

@@ -1,4 +1,4 @@
-// float16, in plain C++.
+// float16 and bfloat16, in plain C++.
 #pragma once
 
 #include <cmath>
@@ -6,6 +6,21 @@
 #include <cstring>
 
 namespace prelude::cpu {
+
+inline float as_float(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float x;
+  std::memcpy(&x, &wide, 4);
+  return x;
+}
+inline float as_float(float x) { return x; }
+// Ties to even; NaN stays NaN.
+inline uint16_t as_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  return static_cast<uint16_t>(x == x ? rounded : ((bits >> 16) | 0x40u));
+}
 
 inline float float_of_half(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, magnitude = half & 0x7FFFu;

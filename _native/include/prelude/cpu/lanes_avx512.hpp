@@ -7,7 +7,7 @@
 //   kPagedHeads                  query heads that meet four keys at a time: so many times four sums, the queries and
 //                                a key fit in the registers
 //   kPagedVectors                of a value at a time: that many sums a head, a weight a head and a value fit too
-//   load                         of floats, or of bfloat16
+//   load, store                  of floats, or of bfloat16: ties to even, and NaN stays NaN
 //   fetch                        a prefetch: the memory there will be read soon
 //   in_register                  loaded once, where a compiler would rather load again for each use
 //   load_some, store_some        the first n lanes; the others read as 0 and are not written
@@ -38,6 +38,14 @@ inline Vec load(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+inline void store(uint16_t* p, Vec v) {
+  const __m512i bits = _mm512_castps_si512(v), high = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  const __m512i made = _mm512_mask_or_epi32(_mm512_srli_epi32(up, 16), nan, high, _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(made));
+}
 inline Vec load_some(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 inline void store_some(float* p, Vec v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
 inline void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

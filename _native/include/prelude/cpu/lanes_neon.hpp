@@ -13,6 +13,12 @@ using Vec = float32x4_t;
 inline Vec load(const float* p) { return vld1q_f32(p); }
 inline Vec load(const uint16_t* p) { return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16)); }
 inline void store(float* p, Vec v) { vst1q_f32(p, v); }
+inline void store(uint16_t* p, Vec v) {
+  const uint32x4_t bits = vreinterpretq_u32_f32(v), high = vshrq_n_u32(bits, 16);
+  const uint32x4_t up = vaddq_u32(bits, vaddq_u32(vandq_u32(high, vdupq_n_u32(1)), vdupq_n_u32(0x7FFF)));
+  const uint32x4_t quiet = vorrq_u32(high, vdupq_n_u32(0x40));
+  vst1_u16(p, vmovn_u32(vbslq_u32(vceqq_f32(v, v), vshrq_n_u32(up, 16), quiet)));
+}
 inline Vec load_some(const float* p, int n) {
   float lanes[kLanes] = {};
   for (int l = 0; l < n; ++l) lanes[l] = p[l];

@@ -29,6 +29,7 @@ inline Vec load(const uint16_t* p) {
   return v;
 }
 inline void store(float* p, Vec v) { PRELUDE_EACH_LANE p[l] = v.lane[l]; }
+inline void store(uint16_t* p, Vec v) { PRELUDE_EACH_LANE p[l] = as_bf16(v.lane[l]); }
 inline Vec load_some(const float* p, int n) {
   Vec v;
   PRELUDE_EACH_LANE v.lane[l] = l < n ? p[l] : 0.0f;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "prelude/cpu/half.hpp"
 #include "prelude/cpu/recurrent_types.hpp"
 #include "prelude/cpu/types.hpp"
 
@@ -33,12 +34,10 @@ struct Kernels {
   int64_t (*unit_floats)(int64_t keys, const AttentionShape&);
   void (*exp)(const float* x, int64_t count, float* out);  // for tests: count is a multiple of `lanes`
   void (*exp_sum)(const float* x, int64_t count, float* most, double* total);  // see body_rows.hpp
+  void (*widen)(const uint16_t* from, int64_t count, float* to);               // bfloat16 to float
+  void (*narrow)(const float* from, int64_t count, uint16_t* to);              // ties to even
 };
 
-// bfloat16 to float.
-void widen(const uint16_t* from, int64_t count, float* to);
-// Ties to even.
-void narrow(const float* from, int64_t count, uint16_t* to);
 // How many of `count` values are NaN or infinite; Bits is of their size, `exponent` are the bits of their exponent.
 template <class Bits>
 int64_t count_not_finite(const Bits* values, int64_t count, Bits exponent) {
@@ -54,5 +53,8 @@ const Kernels* kernels_named(const char* name);
 // halves on Zen 4, where the 256-bit kernels attend 1.1 to 1.25 times as fast and the wider ones norm and
 // activate 1.15 to 1.57 times as fast (measured): AMD's processors take both. Elsewhere the wider ones are taken.
 const Kernels& best_kernels();
+
+inline void widen(const uint16_t* from, int64_t count, float* to) { best_kernels().widen(from, count, to); }
+inline void narrow(const float* from, int64_t count, uint16_t* to) { best_kernels().narrow(from, count, to); }
 
 }  // namespace prelude::cpu
