@@ -26,7 +26,7 @@ from prelude.execution.parallel.group import RankGroup
 from prelude.execution.parallel.shards import shard
 from prelude.loading_parallel import Ranks
 from tests.checkpoints import make_checkpoint, save_model
-from tests.cuda.conftest import simulated
+from tests.cuda.conftest import on_device
 from tests.cuda.simulated import SimulatedDevice
 from tests.execution.helpers import Model, ends, prompts, random_ids, sampling
 from tests.parallel import simulated_gpus, uses
@@ -139,7 +139,7 @@ def ranks(tmp_path: Path, small: Model) -> Iterator[Ranks]:
 
 
 def executor_of(ranks: Ranks, model: Model, **options: Any) -> CudaExecutor:
-    return simulated(model, device=SimulatedDevice(ranks=ranks.group), **options)
+    return on_device(model, device=SimulatedDevice(ranks=ranks.group), **options)
 
 
 def a_prompt(tokens: int) -> OneShotBatch:
