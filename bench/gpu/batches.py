@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from prelude import Generate, SamplingParams
 from prelude.batch import LogprobRows, PromptSlices, SampleRows
 
 
@@ -50,7 +49,3 @@ def greedy(rows: Sequence[int]) -> SampleRows:
 def draw(seed: int, count: int, vocab: int = 4000) -> np.ndarray:
     """Ids of the packaged tokenizer, which every model here has."""
     return i32(np.random.default_rng(seed).integers(32, vocab, count))
-
-
-def one_token(ids: np.ndarray) -> Generate:
-    return Generate(ids.tolist(), SamplingParams(max_tokens=1, temperature=0.0))

@@ -1,4 +1,4 @@
-"""Callers of an engine as the GPU bench has them: alone, saturating, chatting, and both at once."""
+"""Callers of an engine as the GPU bench has them: alone, saturating, and chatting."""
 
 from __future__ import annotations
 
@@ -11,32 +11,42 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu.batches import draw, one_token
+from bench.gpu.batches import draw
 from prelude import AsyncEngine, Generate, SamplingParams
 
 
 def texts_of(tokenizer: Any, tokens: int, count: int) -> list[str]:
-    """``count`` different texts that the tokenizer encodes to exactly ``tokens`` ids each. Ids that are decoded and
-    encoded again are seldom as many as before, so words are added until the length is right."""
-    words = [" a", " of", " the", " river", " town", " birds", " seven", " letter", " morning", " water"]
+    """``count`` different texts that the tokenizer encodes to exactly ``tokens`` ids each: words of one id are added
+    until the length is right."""
+    words = [
+        " a",
+        " of",
+        " the",
+        " in",
+        " is",
+        " it",
+        " on",
+        " and",
+        " for",
+        " with",
+        " not",
+        " one",
+        " way",
+        " that",
+    ]
     texts: list[str] = []
     for number in range(count):
         rng = np.random.default_rng(number)
         text = f"Text {number}:"
-        for _ in range(200 * tokens):
-            longer = text + words[rng.integers(len(words))]
-            size = len(tokenizer.encode(longer).ids)
-            if size <= tokens:
-                text = longer
-            if size == tokens:
-                break
-        found = len(tokenizer.encode(text).ids)
+        while (found := len(tokenizer.encode(text).ids)) < tokens:
+            text += words[rng.integers(len(words))]
         if found != tokens:
             raise ValueError(f"text {number} has {found} tokens, not {tokens}")
         texts.append(text)
     return texts
 
 
+ONE = SamplingParams(max_tokens=1, temperature=0.0)
 _SETTLING = 5
 """Rounds that are not measured, at most."""
 
@@ -44,16 +54,12 @@ _SETTLING = 5
 async def settle(engine: AsyncEngine, round_: Callable[[int], Awaitable[object]]) -> None:
     """Runs ``round_``, numbered from 0, until a round has recorded no shape. A shape that a measured
     round meets first is recorded, and its products are searched, in the middle of it."""
+    executor: Any = engine.engine.core.executor
     for number in range(_SETTLING):
-        before = shapes_recorded(engine)
+        before = executor.graphs.captures
         await round_(number)
-        if shapes_recorded(engine) == before:
+        if executor.graphs.captures == before:
             return
-
-
-def shapes_recorded(engine: AsyncEngine) -> int:
-    graphs = getattr(engine.engine.core.executor, "graphs", None)
-    return 0 if graphs is None else int(graphs.captures)
 
 
 async def lone_requests(engine: AsyncEngine, tokens: int, repeats: int, count: int) -> list[float]:
@@ -65,7 +71,7 @@ async def lone_requests(engine: AsyncEngine, tokens: int, repeats: int, count: i
         times = []
         for text in texts:
             began = time.perf_counter()
-            await engine.run(Generate(text, SamplingParams(max_tokens=1, temperature=0.0), cache="never"))
+            await engine.run(Generate(text, ONE, cache="never"))
             times.append(time.perf_counter() - began)
         return times
 
@@ -81,7 +87,7 @@ async def saturated(engine: AsyncEngine, tokens: int, flights: int, repeats: int
     async def worker(until: float) -> int:
         done = 0
         while time.perf_counter() < until:
-            await engine.run(one_token(draw(next(seeds), tokens)))
+            await engine.run(Generate(draw(next(seeds), tokens).tolist(), ONE))
             done += 1
         return done
 

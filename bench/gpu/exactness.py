@@ -1,4 +1,4 @@
-"""How far an executor on a device is from a plain float32 forward over the same weights."""
+"""How far an executor on a device is from transformers in float32 over the same weights."""
 
 from __future__ import annotations
 
@@ -10,16 +10,8 @@ import torch
 from prelude.cuda.executor import CudaExecutor
 
 from bench.gpu.batches import draw, forest, greedy, i32, labels
-from bench.gpu.models import RandomSource, Reference, transformers_model
-from prelude.batch import (
-    DecodeBatch,
-    DecodeRows,
-    LogprobOutput,
-    MixedBatch,
-    OneShotBatch,
-    PromptSlices,
-    SampleOutput,
-)
+from bench.gpu.models import RandomSource, Reference
+from prelude.batch import DecodeBatch, DecodeRows, LogprobOutput, MixedBatch, OneShotBatch, PromptSlices, SampleOutput
 from prelude.models.config import ModelConfig
 
 LIMIT_ULPS = 2.0
@@ -43,9 +35,8 @@ def worst_error(executor: CudaExecutor, reference: Reference, seed: int, *, exac
     def check(sequences: Sequence[np.ndarray], output: Any) -> float:
         worst = 0.0
         for at, sequence in enumerate(sequences):
-            expected = reference.logprobs(torch.from_numpy(sequence.astype(np.int64)).to(reference.device)).cpu()
-            theirs = expected.numpy()[wanted]
-            scale = float((expected - expected.mean()).abs().max())
+            expected = reference.logprobs(sequence)
+            theirs, scale = expected[wanted], float(np.abs(expected - expected.mean()).max())
             if isinstance(output, LogprobOutput):
                 ours = output.logprobs[at * 50 : at * 50 + 50]
                 worst = max(worst, float(np.abs(ours - theirs).max()) if exact else ulps(ours, theirs, scale))
@@ -77,16 +68,9 @@ def paged_error(executor: CudaExecutor, ids: Any, check: Any) -> float:
     no_rows = DecodeRows(*(i32([]) for _ in range(4)), i32([0]), i32([]))
     for first, last in ((0, cut), (cut, len(prompt))):
         table = blocks[: -(-first // size)]
-        part = PromptSlices(
-            prompt[first:last],
-            i32(np.arange(first, last)),
-            i32([0, last - first]),
-            i32([-1]),
-            i32([first]),
-            i32([0, len(table)]),
-            i32(table),
-            i32(slots[first:last]),
-        )
+        positions, held, written = i32(np.arange(first, last)), i32([0, len(table)]), i32(slots[first:last])
+        edges, root, before = i32([0, last - first]), i32([-1]), i32([first])
+        part = PromptSlices(prompt[first:last], positions, edges, root, before, held, i32(table), written)
         readout = greedy([last - first - 1])
         output = executor.wait(executor.submit(MixedBatch(part, (readout,), no_rows, None))).outputs[0]
         worst = max(worst, check([prompt[:last]], output))
@@ -94,10 +78,8 @@ def paged_error(executor: CudaExecutor, ids: Any, check: Any) -> float:
     token = int(output.token_ids[0])
     for _ in range(20):
         length = len(text)
-        table = blocks[: length // size + 1]
-        rows = DecodeRows(
-            i32([token]), i32([length]), i32([slots[length]]), i32([length]), i32([0, len(table)]), i32(table)
-        )
+        table, at = blocks[: length // size + 1], i32([length])
+        rows = DecodeRows(i32([token]), at, i32(slots[at]), at, i32([0, len(table)]), i32(table))
         text = np.concatenate([text, i32([token])])
         output = executor.wait(executor.submit(DecodeBatch(rows, greedy([0])))).outputs[0]
         worst = max(worst, check([text], output))
@@ -113,12 +95,10 @@ def allowed_ulps(config: ModelConfig) -> float:
 def transformers_error(config: ModelConfig, device: str = "cuda") -> float:
     """The difference of transformers in bfloat16 from float32, in ulps."""
     source = RandomSource(config, device, torch.bfloat16)
-    model, reference = transformers_model(config, source), Reference(source)
+    model, reference = Reference(source, torch.bfloat16), Reference(source)
     worst = 0.0
     for seed in range(3):
-        ids = torch.from_numpy(draw(seed, 200, min(4000, config.vocab_size)).astype(np.int64)).to(device)
-        with torch.inference_mode():
-            ours = model(ids[None], logits_to_keep=1).logits[0, -1].double().log_softmax(-1).cpu().numpy()
-        theirs = reference.logprobs(ids).cpu().numpy()
+        ids = draw(seed, 200, min(4000, config.vocab_size))
+        ours, theirs = model.logprobs(ids), reference.logprobs(ids)
         worst = max(worst, ulps(ours, theirs, float(np.abs(theirs - theirs.mean()).max())))
     return worst

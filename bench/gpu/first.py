@@ -12,12 +12,10 @@ fails.
     log.txt         the last lines of each stage's output
     cache.tgz       the algorithms that were searched for and the compiled kernels, for the next call
 
-Attention kernels are tried first, in processes that may hang; engines use those that passed. Correctness follows,
-then the table, then all else. A stage that passes its limit is ended, with its children. A stage is not begun if less
-than half of its limit is left. A second call with ``--from`` (the folder that the first call filled; ``--out`` itself
-is one) leaves out the stages that ended well there, but for those that ``--only`` names, and begins with the cache of
-that call. The results of another GPU are not taken. Figures are marked in the table if correctness was not shown for
-their path and model. ``--seconds`` bounds the whole call.
+A stage that passes its limit is ended, with its children. A stage is not begun if less than half of its limit is
+left. A second call with ``--from`` (the folder that the first call filled; ``--out`` itself is one) leaves out the
+stages that ended well there, but for those that ``--only`` names, and begins with the cache of that call. The results
+of another GPU are not taken. Figures are marked in the table if correctness was not shown for their path and model.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +75,9 @@ class End:
 
 
 class FirstRun:
-    def __init__(
-        self, out: Path, seconds: float, runner: Sequence[str], extra: Sequence[str] = (), limits: float = 1.0
-    ) -> None:
+    def __init__(self, out: Path, seconds: float, runner: Sequence[str], *extra: str, limits: float = 1.0) -> None:
         """``runner``: the command of a stage, in front of its name. ``limits`` multiplies the stages' own."""
-        self.out, self.runner, self.extra, self.limits = out, list(runner), list(extra), limits
+        self.out, self.runner, self.extra, self.limits = out, runner, extra, limits
         self.results = out / "results.jsonl"
         self.until = time.monotonic() + seconds
         self.ends: list[End] = []
@@ -117,15 +113,12 @@ class FirstRun:
             return End(name, "not begun")
         print(f"== {name}", flush=True)
         began, before = time.monotonic(), len(read_results(self.results))
+        command = [*self.runner, name, "--results", str(self.results), *self.extra]
+        env = {**os.environ, **self.without, "PRELUDE_CACHE": str(self.cache), "PYTHONUNBUFFERED": "1"}
         with tempfile.TemporaryFile() as said:
             try:
                 process = subprocess.Popen(
-                    [*self.runner, name, "--results", str(self.results), *self.extra],
-                    stdout=said,
-                    stderr=subprocess.STDOUT,
-                    cwd=ROOT,
-                    env={**os.environ, **self.without, "PRELUDE_CACHE": str(self.cache), "PYTHONUNBUFFERED": "1"},
-                    start_new_session=True,
+                    command, stdout=said, stderr=subprocess.STDOUT, cwd=ROOT, env=env, start_new_session=True
                 )
             except OSError as error:
                 self._log(name, str(error).encode())
@@ -146,13 +139,12 @@ class FirstRun:
     # ------------------------------------------------------------------ kept results
 
     def _tell(self, end: End) -> None:
-        line = {"stage": end.stage, "key": "end", "at": round(time.time(), 3), "how": end.how}
-        line |= {"seconds": round(end.seconds, 1), "code": end.code}
-        self._append(line)
+        at, seconds = round(time.time(), 3), round(end.seconds, 1)
+        self._append(asdict(end) | {"key": "end", "at": at, "seconds": seconds})
 
     def _append(self, line: dict[str, Any]) -> None:
         with open(self.results, "a", encoding="utf-8") as file:
-            file.write(("" if ends_with_a_line(self.results) else "\n") + json.dumps(line) + "\n")
+            file.write("\n" + json.dumps(line) + "\n")  # a lost process may have left a part of a line
 
     def _log(self, name: str, said: bytes) -> None:
         lines = said.decode("utf-8", "replace").splitlines()
@@ -225,13 +217,7 @@ def sources_hash(root: Path = ROOT) -> str:
 
 def commit_here() -> str:
     """Of the checkout; empty if this folder is none."""
-    command = ["git", "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=30, check=True, cwd=ROOT
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    return output("git", "rev-parse", "HEAD").strip()
 
 
 def end_group(process: subprocess.Popen[Any], grace: float) -> None:
@@ -241,16 +227,6 @@ def end_group(process: subprocess.Popen[Any], grace: float) -> None:
             os.killpg(process.pid, sign)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(wait)
-
-
-def ends_with_a_line(path: Path) -> bool:
-    """False where a lost process wrote a part of a line: the next one must not be written behind it."""
-    if not path.exists():
-        return True
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        return size == 0 or file.read() == b"\n"
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
@@ -290,9 +266,9 @@ def main() -> int:
     unknown = [name for name in stages if name not in LIMITS]
     if unknown:
         parser.error(f"no such stage: {', '.join(unknown)}; there are {', '.join(LIMITS)}")
-    extra = ["--repeats", str(chosen.repeats)]
     left = chosen.seconds - max(0.0, time.time() - chosen.began)
-    run = FirstRun(chosen.out.absolute(), left, [sys.executable, "-m", chosen.runner], extra, chosen.limits)
+    runner, repeats = (sys.executable, "-m", chosen.runner), ("--repeats", str(chosen.repeats))
+    run = FirstRun(chosen.out.absolute(), left, runner, *repeats, limits=chosen.limits)
     run.gpu, run.commit = gpu_name(), chosen.commit or commit_here()
     earlier = chosen.earlier or (chosen.out if (chosen.out / "results.jsonl").exists() else None)
     if earlier is not None:

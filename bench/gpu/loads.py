@@ -12,7 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,7 @@ class Load:
         return statistics.median(self.values)
 
     def plain(self) -> dict[str, Any]:
-        plain = {**asdict(self), "value": self.value}
-        return plain if self.ok is not None else {key: value for key, value in plain.items() if key != "ok"}
+        return {key: x for key, x in {**asdict(self), "value": self.value}.items() if x is not None}
 
 
 STATE = 8192
@@ -78,52 +77,27 @@ class Bench:
     def floor(self, name: str) -> Floor:
         return Floor(MODELS[name], self.chip)
 
-    def load(
-        self,
-        key: str,
-        unit: str,
-        values: list[float],
-        floor: float | None = None,
-        reach: float | None = None,
-        paper: dict[str, float] | None = None,
-        better: str = "lower",
-    ) -> Load:
+    def load(self, *figure: Any, better: str = "lower") -> Load:
         """``reach`` and ``paper`` are for one GPU, and left out on any other."""
-        if self.chip != chips.AIMED:
-            reach, paper = None, None
-        return Load(key, unit, values, floor, reach, paper or {}, better)
+        made = Load(*figure, better=better)
+        return made if self.chip == chips.AIMED else replace(made, reach=None, paper={})
 
     # ------------------------------------------------------------------ measurements
 
     def executor(
-        self,
-        name: str,
-        *,
-        graphs: bool = True,
-        float32: bool = False,
-        deterministic: bool = False,
-        **options: Any,
+        self, name: str, *, graphs: bool = True, float32: bool = False, deterministic: bool = False, **options: Any
     ) -> CudaExecutor:
         config = MODELS[name]
-        element = torch.float32 if float32 else torch.bfloat16
-        device = self.device(name, element, deterministic=deterministic)
+        device = self.device(name, torch.float32 if float32 else torch.bfloat16, deterministic=deterministic)
+        source = RandomSource(config, "cuda", torch.bfloat16)
         with device.scope():
-            loaded = weights.load(
-                device, RandomSource(config, "cuda", torch.bfloat16), config.spec, config.max_positions
-            )
+            loaded = weights.load(device, source, config.spec, config.max_positions)
         calls = attention_calls(config, device)
         if calls is None and not float32 and not deterministic:
             self.attention = "key lists"
-        settings: dict[str, Any] = {"num_blocks": 4096, "step_tokens": 16_384, "step_rows": 512}
-        executor = CudaExecutor(
-            config,
-            loaded,
-            device,
-            logits_chunk_rows=256,
-            calls=calls,
-            policy=GraphPolicy(enabled=graphs, at_once=True, search=True),
-            **{**settings, **options},
-        )
+        settings: dict[str, Any] = {"num_blocks": 4096, "step_tokens": 16_384, "step_rows": 512} | options
+        settings["policy"] = GraphPolicy(enabled=graphs, at_once=True, search=True)
+        executor = CudaExecutor(config, loaded, device, logits_chunk_rows=256, calls=calls, **settings)
         self._open.append(executor)
         return executor
 
@@ -141,31 +115,17 @@ class Bench:
         from prelude.runtime.assembly import make_core
         from prelude.runtime.core import EngineCore
 
-        config = EngineConfig(
-            max_length=4096,
-            max_step_tokens=executor.step_tokens,
-            max_running=256,
-            chunk_tokens=2048,
-        )
+        limits: dict[str, Any] = {"max_length": 4096, "max_running": 256, "chunk_tokens": 2048}
+        config = EngineConfig(max_step_tokens=executor.step_tokens, **limits)
         tokenizer = Tokenizer.from_file(str(default_model.path() / "tokenizer.json"))
         preparer = Preparer(tokenizer, executor.limits(), config, eos_ids=(), bos_id=None)
-        core = make_core(EngineCore, executor, config)
-        engine = AsyncEngine(Engine(core, preparer, default_model.path()))
-        return engine
+        return AsyncEngine(Engine(make_core(EngineCore, executor, config), preparer, default_model.path()))
 
     def release(self) -> None:
         for executor in self._open:
-            graphs = executor.graphs
-            reasons = executor.eager_reasons
-            self.steps.append(
-                {
-                    "replayed": graphs.replays,
-                    "eager": graphs.eager,
-                    "recorded": graphs.captures,
-                    "not_recorded": graphs.failures,
-                    "reasons": reasons,
-                }
-            )
+            graphs, reasons = executor.graphs, executor.eager_reasons
+            ran = {"replayed": graphs.replays, "eager": graphs.eager, "reasons": reasons}
+            self.steps.append(ran | {"recorded": graphs.captures, "not_recorded": graphs.failures})
             executor.close()
         self._open.clear()
         gc.collect()  # an engine and its executor hold each other
@@ -203,7 +163,7 @@ class Bench:
             device.close()
 
     def correctness(self) -> Iterator[Load]:
-        """Folds, chunks, hits and decode of every path against a plain float32 forward over the same weights. A path
+        """Folds, chunks, hits and decode of every path against float32 over the same weights. A path
         that is wrong, or fails, hides no other: the errors come last."""
         wrong: list[str] = []
         for name, check in (
@@ -272,10 +232,8 @@ class Bench:
             for batch, values in zip((asked, alone), both):  # side by side: the clocks change
                 values.append(statistics.median(self.timed(lambda b=batch: executor.wait(executor.submit(b)), 3, 1)))
         pairs = causal(state) + 64 * (8 * state + causal(8))
-        floors = (
-            self.floor("06b").prefill(state + 64 * 8, 64, pairs),
-            self.floor("06b").prefill(state, 1, causal(state)),
-        )
+        floor = self.floor("06b")
+        floors = floor.prefill(state + 64 * 8, 64, pairs), floor.prefill(state, 1, causal(state))
         key = f"questions_06b_64x8_on_{state}"
         yield self.load(f"{key}.over_prefill", "x", [a / b for a, b in zip(*both)], 1.0, 1.1)
         for name, values, floor in zip(("batch_ms", "prefill_ms"), both, floors):
@@ -288,7 +246,7 @@ class Bench:
         self.search_large_steps(executor)
         paper = {"prelude": 186.7, "vllm": 134.5, "sglang": 151.5}
         key, floor, engine = "oneshot_4b_512in_1out_c96.requests_s", 1 / self._request_of_4b(), self.engine(executor)
-        for repeats in self.first_and_all():
+        for repeats in sorted({1, self.repeats}):  # one at first: a stage that is ended has a figure
             values = self._saturated(engine, repeats)
             yield self.load(key, "1/s", values, floor, 190.0, paper, better="higher")
         self.release()
@@ -302,16 +260,12 @@ class Bench:
         yield Load(f"{key}_default.requests_s", "1/s", default, floor, better="higher")
         self.release()
         engine = self.engine(self.executor("4b", num_blocks=2048, deterministic=True))
-        for repeats in self.first_and_all():
+        for repeats in sorted({1, self.repeats}):
             rates = self._saturated(engine, repeats, 2.0)
             yield Load(f"{key}.requests_s", "1/s", rates, floor, better="higher")
             quotients = [rate / statistics.median(default) for rate in rates]
             yield self.load(f"{key}.over_default", "x", quotients, 1.0, 0.95, better="higher")
         self.release()
-
-    def first_and_all(self) -> list[int]:
-        """How many rounds a slow load is measured for: one at first, so that a stage that is ended has a figure."""
-        return sorted({1, self.repeats})
 
     def _request_of_4b(self) -> float:
         """The least seconds of a request of 512 tokens in, in steps of 16."""
@@ -347,9 +301,7 @@ class Bench:
                 if process.returncode or len(answered) != 1:
                     raise RuntimeError(f"the process ended with {process.returncode} and {len(answered)} answers")
                 values.append(float(answered[0].split()[1]) - began)
-                if len(values) == 2:  # what is there if the next ones take too long
+                if len(values) > 1:  # each of them, for the next ones may take too long
                     yield self.load("ready_06b.first_answer_s", "s", values[1:], None, 2.0, {"prelude": 2.0})
-            if len(values) > 2:
-                yield self.load("ready_06b.first_answer_s", "s", values[1:], None, 2.0, {"prelude": 2.0})
         finally:
             shutil.rmtree(folder)

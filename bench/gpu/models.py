@@ -1,18 +1,19 @@
 """Random models of the exact shapes, made where they are needed; float32 references; floors.
 
-Latency does not depend on the values of weights, as long as they are not zeros. Correctness is checked against a
-plain float32 forward over the same weights, written here for being read: no cache, no packing, one sequence at a
-time.
+Latency does not depend on the values of weights, as long as they are not zeros.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,36 +22,34 @@ from prelude.models.arrays import Array, narrow
 from prelude.models.config import ModelConfig
 
 
+def fields(
+    hidden: int, layers: int, heads: int, inner: int, head_dim: int, vocab: int, positions: int, eps: float
+) -> dict[str, Any]:
+    """Of a config.json."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": head_dim,
+        "max_position_embeddings": positions,
+        "rms_norm_eps": eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+        "eos_token_id": 0,
+    }
+
+
 def qwen3(
-    hidden: int,
-    layers: int,
-    heads: int,
-    inner: int,
-    *,
-    head_dim: int = 128,
-    vocab: int = 151_936,
-    positions: int = 8192,
-    eps: float = 1e-6,
+    *sizes: int, head_dim: int = 128, vocab: int = 151_936, positions: int = 8192, eps: float = 1e-6
 ) -> ModelConfig:
-    return ModelConfig.from_dict(
-        {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
-            "vocab_size": vocab,
-            "hidden_size": hidden,
-            "intermediate_size": inner,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": 8,
-            "head_dim": head_dim,
-            "max_position_embeddings": positions,
-            "rms_norm_eps": eps,
-            "rope_theta": 1_000_000.0,
-            "tie_word_embeddings": True,
-            "torch_dtype": "bfloat16",
-            "eos_token_id": 0,
-        }
-    )
+    """``sizes``: hidden, layers, heads, inner."""
+    return ModelConfig.from_dict(fields(*sizes, head_dim, vocab, positions, eps))
 
 
 MODELS = {
@@ -63,11 +62,10 @@ MODELS = {
 class RandomSource:
     """A checkpoint that is drawn when it is read: the same tensor whenever it is asked for, on ``device``."""
 
-    def __init__(self, config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, device: str, dtype: torch.dtype) -> None:
         self.config = config
         self.device = device
         self.dtype = dtype
-        self.seed = seed
         self._shapes = config.spec.tensors()
 
     def names(self) -> Sequence[str]:
@@ -79,7 +77,7 @@ class RandomSource:
 
     def drawn(self, name: str) -> Tensor:
         shape = self._shapes[name]
-        generator = torch.Generator(self.device).manual_seed(self.seed + 1000 * list(self._shapes).index(name))
+        generator = torch.Generator(self.device).manual_seed(1000 * list(self._shapes).index(name))
         drawn = torch.randn(shape, generator=generator, device=self.device, dtype=torch.float32)
         if len(shape) == 1:
             return (1.0 + 0.1 * drawn).to(self.dtype)
@@ -88,54 +86,26 @@ class RandomSource:
 
 
 class Reference:
-    """Logits of whole sequences in float32, by the book."""
+    """transformers over the same weights: whole sequences, one at a time, without a cache."""
 
-    def __init__(self, source: RandomSource) -> None:
-        self.config = source.config
+    def __init__(self, source: RandomSource, dtype: torch.dtype = torch.float32) -> None:
+        from transformers import AutoModelForCausalLM, Qwen3Config
+
         self.device = source.device
-        self.weights = {name: source.drawn(name).float() for name in source.names()}
-        turns = torch.from_numpy(source.config.spec.attention.rope.turns(0, source.config.max_positions))
-        self.cosine, self.sine = (part.contiguous().to(source.device) for part in (turns.real, turns.imag))
+        kind = "eager" if dtype == torch.float32 else "sdpa"
+        settings = Qwen3Config(**described(source.config), attn_implementation=kind)
+        with torch.device(source.device):
+            self.model = AutoModelForCausalLM.from_config(settings, dtype=dtype).eval()
+        with torch.no_grad():
+            for name, weight in self.model.named_parameters():  # the head is the embeddings
+                weight.copy_(source.drawn(name))
 
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        return (
-            x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.spec.final_norm.eps) * self.weights[name]
-        )
-
-    def _turn(self, x: Tensor) -> Tensor:
-        n, half = x.shape[0], x.shape[-1] // 2
-        c, s = self.cosine[:n, None], self.sine[:n, None]
-        a, b = x[..., :half], x[..., half:]
-        return torch.cat([a * c - b * s, b * c + a * s], -1)
-
-    def hidden(self, ids: Tensor) -> Tensor:
-        """[tokens, hidden] after the final norm."""
-        config, w = self.config, self.weights
-        x = w["model.embed_tokens.weight"][ids]
-        for i in range(len(config.spec.layers)):
-            at, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
-            y = self._norm(x, f"model.layers.{i}.input_layernorm.weight")
-            q, k, v = (
-                (y @ w[f"{at}.{part}_proj.weight"].t()).view(len(ids), -1, config.spec.attention.head_dim)
-                for part in "qkv"
-            )
-            q = self._turn(self._norm(q, f"{at}.q_norm.weight")).transpose(0, 1)
-            k = self._turn(self._norm(k, f"{at}.k_norm.weight")).transpose(0, 1)
-            group = config.spec.attention.heads // config.spec.attention.kv_heads
-            k, v = k.repeat_interleave(group, 0), v.transpose(0, 1).repeat_interleave(group, 0)
-            scores = q @ k.transpose(1, 2) / math.sqrt(config.spec.attention.head_dim)
-            hidden = torch.ones(len(ids), len(ids), dtype=torch.bool, device=ids.device).triu(1)
-            out = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
-            x = x + out.transpose(0, 1).reshape(len(ids), -1) @ w[f"{at}.o_proj.weight"].t()
-            y = self._norm(x, f"model.layers.{i}.post_attention_layernorm.weight")
-            gate, up = y @ w[f"{mlp}.gate_proj.weight"].t(), y @ w[f"{mlp}.up_proj.weight"].t()
-            x = x + (torch.nn.functional.silu(gate) * up) @ w[f"{mlp}.down_proj.weight"].t()
-        return self._norm(x, "model.norm.weight")
-
-    def logprobs(self, ids: Tensor) -> Tensor:
+    def logprobs(self, ids: np.ndarray) -> np.ndarray:
         """[vocab] of the token behind ``ids``, float64."""
-        last = self.hidden(ids)[-1]
-        return (last @ self.weights["model.embed_tokens.weight"].t()).double().log_softmax(-1)
+        with torch.inference_mode():
+            found = self.model(torch.from_numpy(ids).long().to(self.device)[None], logits_to_keep=1).logits[0, -1]
+        logprobs: np.ndarray = found.double().log_softmax(-1).cpu().numpy()
+        return logprobs
 
 
 def causal(tokens: int) -> int:
@@ -174,52 +144,14 @@ class Floor:
 
 def described(config: ModelConfig) -> dict[str, Any]:
     """The fields of its config.json."""
-    heads, layers = config.spec.attention, config.spec.layers
-    return {
-        "architectures": [config.architecture],
-        "model_type": config.model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": layers[0].mlp.inner,
-        "num_hidden_layers": len(layers),
-        "num_attention_heads": heads.heads,
-        "num_key_value_heads": heads.kv_heads,
-        "head_dim": heads.head_dim,
-        "max_position_embeddings": config.max_positions,
-        "rms_norm_eps": config.spec.final_norm.eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": heads.rope.theta},
-        "tie_word_embeddings": True,
-        "dtype": "bfloat16",
-        "eos_token_id": 0,
-    }
-
-
-def transformers_model(config: ModelConfig, source: RandomSource) -> Any:
-    """The same weights in transformers, bfloat16, SDPA."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    settings = Qwen3Config(**described(config), attn_implementation="sdpa")
-    with torch.device("meta"):
-        model = Qwen3ForCausalLM(settings)
-    model = model.to_empty(device=source.device).to(torch.bfloat16).eval()
-    model.tie_weights()  # to_empty takes them apart
-    known = set(source.names())
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name in known:
-                weight.copy_(source.drawn(name))
-    if model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr():
-        model.lm_head.weight = model.model.embed_tokens.weight
-    # to_empty leaves buffers as they come: the rotary frequencies are made again.
-    model.model.rotary_emb = type(model.model.rotary_emb)(config=settings).to(source.device)
-    return model
+    spec, hidden, vocab = config.spec, config.hidden_size, config.vocab_size
+    heads, layers, eps = spec.attention, spec.layers, spec.final_norm.eps
+    sizes = hidden, len(layers), heads.heads, layers[0].mlp.inner, heads.head_dim
+    return fields(*sizes, vocab, config.max_positions, eps)
 
 
 def save_checkpoint(config: ModelConfig, folder: Path, device: str = "cpu") -> None:
     """A directory as transformers writes it, with the packaged tokenizer; weights are drawn on ``device``."""
-    import json
-    import shutil
-
     from safetensors.torch import save_file
 
     from prelude import default_model

@@ -34,39 +34,29 @@ SMALL = qwen3(64, 2, 16, 128, head_dim=16, vocab=4096, positions=4096)
 """Heads and vocabulary of a small model: the host's work does not depend on them."""
 
 
-def build(folder: Path) -> Path:
-    """The stub, compiled. ``FileNotFoundError`` where there is no C compiler."""
+def load() -> Any:
+    """The stub, compiled, as this process's libcuda, for good. Before cuda-python has looked for another one.
+    ``FileNotFoundError`` if there is no C compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc").split()[-1]) or shutil.which("gcc")
     if compiler is None:
         raise FileNotFoundError("no C compiler")
-    made = folder / "libcuda.so.1"
     flags = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([compiler, *flags, "-o", str(made), str(SOURCE), "-ldl"], check=True, capture_output=True)
-    return made
-
-
-def load(folder: Path | None = None) -> Any:
-    """The stub as this process's libcuda, for good. Before cuda-python has looked for another one."""
-    with tempfile.TemporaryDirectory() as own:
-        stub = ctypes.CDLL(str(build(folder or Path(own))), mode=ctypes.RTLD_GLOBAL)
-    for name, result, arguments in (
-        ("stub_calls", ctypes.c_uint64, [ctypes.c_char_p]),
-        ("stub_fail", None, [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]),
-        ("stub_complaint", ctypes.c_char_p, []),
-        ("stub_memory", None, [ctypes.c_void_p, ctypes.c_size_t]),
-        ("stub_reply", None, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]),
-        ("stub_launched_ns", ctypes.c_int64, []),
-        ("stub_context", ctypes.c_uint64, []),
-        ("stub_pinned", ctypes.c_uint64, []),
-        ("stub_last_launch", None, [ctypes.c_void_p]),
-        ("stub_parameter", ctypes.c_uint64, [ctypes.c_int, ctypes.c_int]),
-    ):
-        function = getattr(stub, name)
-        function.restype, function.argtypes = result, arguments
-    for name, result, arguments in (
-        ("stub_live", ctypes.c_int, [ctypes.c_int]),
-        ("stub_forget", None, []),
-        ("stub_busy", None, [ctypes.c_int]),
+    with tempfile.TemporaryDirectory() as folder:
+        made = f"{folder}/libcuda.so.1"
+        subprocess.run([compiler, *flags, "-o", made, str(SOURCE), "-ldl"], check=True, capture_output=True)
+        stub = ctypes.CDLL(made, mode=ctypes.RTLD_GLOBAL)
+    for name, result, *arguments in (
+        ("stub_calls", ctypes.c_uint64, ctypes.c_char_p),
+        ("stub_fail", None, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int),
+        ("stub_complaint", ctypes.c_char_p),
+        ("stub_forget", None),
+        ("stub_reply", None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
+        ("stub_launched_ns", ctypes.c_int64),
+        ("stub_context", ctypes.c_uint64),
+        ("stub_pinned", ctypes.c_uint64),
+        ("stub_last_launch", None, ctypes.c_void_p),
+        ("stub_live", ctypes.c_int, ctypes.c_int),
+        ("stub_busy", None, ctypes.c_int),
     ):
         function = getattr(stub, name)
         function.restype, function.argtypes = result, arguments
@@ -116,17 +106,10 @@ class NullDevice(CudaDevice):
         with torch.inference_mode():
             yield
 
-    def mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return self.zeros(shape, dtype)
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(tuple(shape), dtype=dtype)
-
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
 
-    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(tuple(shape), dtype=dtype)
+    empty = mapped = pinned = zeros
 
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
         pass
@@ -146,14 +129,10 @@ class NullCalls:
     def __init__(self) -> None:
         self.plans = 0
 
-    def ragged(self, buffers: Any, *, causal: bool, long: bool = False) -> Any:
+    def ragged(self, *_: Any, **options: Any) -> Any:
         return NullCall(self)
 
-    def paged(self, buffers: Any, page_size: int, split: bool = False) -> Any:
-        return NullCall(self)
-
-    def decode(self, buffers: Any, page_size: int, split: bool = True) -> Any:
-        return NullCall(self)
+    paged = decode = ragged
 
     def merge(self, *tensors: Any) -> None:
         pass

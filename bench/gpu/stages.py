@@ -130,18 +130,8 @@ def sanitize(stage: Stage) -> None:
         stage.tell("sanitize", ok=None, value="compute-sanitizer is not installed")
         return
     for tool in ("memcheck", "racecheck", "synccheck"):
-        command = [
-            program,
-            "--tool",
-            tool,
-            "--error-exitcode",
-            "7",
-            sys.executable,
-            "-m",
-            *TRIAL,
-            str(min(HEAD_DIMS)),
-        ]
-        said = list(lines_of(command))
+        checked = [program, "--tool", tool, "--error-exitcode", "7"]
+        said = list(lines_of([*checked, sys.executable, "-m", *TRIAL, str(min(HEAD_DIMS))]))
         summary = [line for line in said if "SUMMARY" in line][-1:]
         right = bool(summary) and all(re.search(r"\b0 (errors|hazards)\b", line) for line in summary)
         stage.tell(f"sanitize.{tool}", ok=right, value=" ".join(summary) or "it ended without a verdict")
@@ -215,7 +205,7 @@ def profile(stage: Stage) -> None:
         for _ in range(10):
             executor.wait(executor.submit(batch))
     rows = seen.key_averages()
-    time_of = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    time_of = f"self_{'device' if torch.cuda.is_available() else 'cpu'}_time_total"
     longest = sorted(rows, key=lambda row: -getattr(row, time_of))[:LONGEST]
     for at, row in enumerate(longest):
         stage.tell(f"profile.oneshot.{at}", kernel=row.key, us=getattr(row, time_of) / 10, calls=row.count / 10)

@@ -1,9 +1,9 @@
 // A libcuda whose calls do nothing on any device: the entry points that the product uses, and no others.
 //
 // Each call counts itself and checks its arguments: handles that were given out and not given back, a current
-// context, copies inside memory that was named by stub_memory(), launches inside a device's limits. A wrong argument
-// is answered with the driver's own code for it, and kept for stub_complaint(). stub_fail() makes the n-th next call
-// of a name fail. "Device" memory is host memory: cuMemcpyAsync copies at once.
+// context, launches inside a device's limits. A wrong argument is answered with the driver's own code for it, and kept
+// for stub_complaint(). stub_fail() makes the n-th next call of a name fail. "Device" memory is host memory:
+// cuMemcpyAsync copies at once.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -18,23 +18,22 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVA
 enum { CONTEXT = 1, STREAM, EVENT, MODULE, FUNCTION, EXEC, KINDS };
 #define PUBLIC __attribute__((visibility("default")))
 #define MOST 65536
+#define PINNED 0x70696e6e6564
 
 typedef struct { const char* name; uint64_t calls; uint64_t fail_at; CUresult code; } Entry;
 static Entry entries[64];
 static int num_entries;
 static char complaint[256];
 static unsigned char kinds[MOST];  // of a handle: its index times 16 is its value
-static uint64_t next_handle = 1;
+static uint64_t last_handle;
 static uint64_t current;
-static struct { uintptr_t first, end; } memory[4096];
-static struct { char* first; size_t bytes; } pinned[256];
-static int num_memory, checks = 1;
+static uint64_t pinned;  // bytes
 static uint64_t pushed[16];  // contexts below the current one
 static int num_pushed;
 static volatile int busy;  // streams are at work
 static struct { char* areas; size_t stride; const uint32_t* ticket; } reply;  // a launched graph publishes at once
 static int64_t launched_ns;
-static struct { unsigned grid[3], block[3], shared, attributes, dependent, cluster; uint64_t stream, function; void** params; } last;
+static struct { unsigned grid[3], block[3], shared, attributes, dependent, cluster; uint64_t stream; } last;
 
 static Entry* entry(const char* name) {
   for (int i = 0; i < num_entries; ++i)
@@ -52,28 +51,15 @@ static CUresult complain(CUresult code, const char* name, const char* why) {
   static Entry* self;                                                               \
   if (!self) self = entry(__func__);                                                \
   if (++self->calls == self->fail_at) return self->code;                            \
-  if (checks && (needs_context) && !current) return complain(INVALID_CONTEXT, __func__, "no context is current");
-#define NEED(condition, code, why) \
-  if (checks && !(condition)) return complain(code, __func__, why);
+  if ((needs_context) && !current) return complain(INVALID_CONTEXT, __func__, "no context is current");
+#define NEED(condition, code, why) if (!(condition)) return complain(code, __func__, why);
 
 static uint64_t make(int kind) {
-  while (next_handle < MOST && kinds[next_handle]) ++next_handle;
-  if (next_handle >= MOST) {
-    for (next_handle = 1; next_handle < MOST && kinds[next_handle]; ++next_handle) {}
-  }
-  kinds[next_handle] = kind;
-  return next_handle++ * 16;
+  do last_handle = last_handle % (MOST - 1) + 1; while (kinds[last_handle]);
+  kinds[last_handle] = kind;
+  return last_handle * 16;
 }
 static int is(uint64_t handle, int kind) { return handle % 16 == 0 && handle / 16 < MOST && kinds[handle / 16] == kind; }
-static int inside(uintptr_t at, size_t bytes) {
-  for (int i = 0; i < num_memory; ++i)
-    if (at >= memory[i].first && at + bytes <= memory[i].end) return 1;
-  for (int i = 0; i < 256; ++i) {
-    const uintptr_t first = (uintptr_t)pinned[i].first;
-    if (first && at >= first && at + bytes <= first + pinned[i].bytes) return 1;
-  }
-  return num_memory == 0;
-}
 
 // ------------------------------------------------------------------ questions of tests and benches
 
@@ -84,13 +70,8 @@ PUBLIC void stub_fail(const char* name, uint64_t nth, CUresult code) {
   found->code = code;
 }
 PUBLIC const char* stub_complaint(void) { return complaint; }
-PUBLIC void stub_forget(void) { complaint[0] = 0; num_memory = busy = 0; reply.areas = 0; }
+PUBLIC void stub_forget(void) { complaint[0] = 0; busy = 0; reply.areas = 0; }
 PUBLIC void stub_busy(int on) { busy = on; }
-PUBLIC void stub_checks(int on) { checks = on; }
-PUBLIC void stub_memory(uintptr_t first, size_t bytes) {
-  memory[num_memory].first = first;
-  memory[num_memory++].end = first + bytes;
-}
 PUBLIC void stub_reply(char* areas, size_t stride, const uint32_t* ticket) {
   reply.areas = areas; reply.stride = stride; reply.ticket = ticket;
 }
@@ -100,19 +81,10 @@ PUBLIC int stub_live(int kind) {
   for (int i = 0; i < MOST; ++i) count += kinds[i] == kind;
   return count;
 }
-PUBLIC uint64_t stub_pinned(void) {
-  uint64_t bytes = 0;
-  for (int i = 0; i < 256; ++i) bytes += pinned[i].bytes;
-  return bytes;
-}
+PUBLIC uint64_t stub_pinned(void) { return pinned; }
 PUBLIC void stub_last_launch(uint64_t* out) {
   for (int i = 0; i < 3; ++i) { out[i] = last.grid[i]; out[3 + i] = last.block[i]; }
-  out[6] = last.shared; out[7] = last.stream; out[8] = last.function; out[9] = last.dependent; out[10] = last.cluster;
-}
-PUBLIC uint64_t stub_parameter(int index, int bytes) {  // of the last launch: kept by the caller until the next one
-  uint64_t value = 0;
-  memcpy(&value, last.params[index], bytes);
-  return value;
+  out[6] = last.shared; out[7] = last.stream; out[8] = last.dependent; out[9] = last.cluster;
 }
 
 // ------------------------------------------------------------------ the driver's entry points
@@ -122,31 +94,25 @@ PUBLIC CUresult cuDriverGetVersion(int* version) { ENTER(0) *version = 13000; re
 PUBLIC CUresult cuDeviceGetCount(int* count) { ENTER(0) *count = 1; return OK; }
 PUBLIC CUresult cuCtxGetCurrent(uint64_t* context) { ENTER(0) *context = current; return OK; }
 PUBLIC CUresult cuCtxSetCurrent(uint64_t context) {
-  ENTER(0)
-  NEED(is(context, CONTEXT), INVALID_CONTEXT, "no such context")
+  ENTER(0) NEED(is(context, CONTEXT), INVALID_CONTEXT, "no such context")
   current = context;
   return OK;
 }
 PUBLIC CUresult cuCtxPushCurrent(uint64_t context) {
-  ENTER(0)
-  NEED(is(context, CONTEXT) && num_pushed < 16, INVALID_CONTEXT, "no such context")
+  ENTER(0) NEED(is(context, CONTEXT) && num_pushed < 16, INVALID_CONTEXT, "no such context")
   pushed[num_pushed++] = current;
   current = context;
   return OK;
 }
 PUBLIC CUresult cuCtxPopCurrent(uint64_t* context) {
-  ENTER(1)
-  NEED(num_pushed, INVALID_CONTEXT, "no context was pushed")
+  ENTER(1) NEED(num_pushed, INVALID_CONTEXT, "no context was pushed")
   if (context) *context = current;
   current = pushed[--num_pushed];
   return OK;
 }
 PUBLIC uint64_t stub_context(void) { return current = make(CONTEXT); }
 PUBLIC CUresult cuStreamCreate(uint64_t* stream, unsigned flags) {
-  ENTER(1)
-  NEED(flags <= 1, INVALID_VALUE, "flags")
-  *stream = make(STREAM);
-  return OK;
+  ENTER(1) NEED(flags <= 1, INVALID_VALUE, "flags") *stream = make(STREAM); return OK;
 }
 PUBLIC CUresult cuStreamSynchronize(uint64_t stream) {
   ENTER(1) NEED(is(stream, STREAM), INVALID_HANDLE, "no such stream") return OK;
@@ -155,10 +121,7 @@ PUBLIC CUresult cuStreamQuery(uint64_t stream) {
   ENTER(1) NEED(is(stream, STREAM), INVALID_HANDLE, "no such stream") return busy ? NOT_READY : OK;
 }
 PUBLIC CUresult cuEventCreate(uint64_t* event, unsigned flags) {
-  ENTER(1)
-  NEED(flags <= 3, INVALID_VALUE, "flags")
-  *event = make(EVENT);
-  return OK;
+  ENTER(1) NEED(flags <= 3, INVALID_VALUE, "flags") *event = make(EVENT); return OK;
 }
 PUBLIC CUresult cuEventRecord(uint64_t event, uint64_t stream) {
   ENTER(1) NEED(is(event, EVENT) && is(stream, STREAM), INVALID_HANDLE, "no such event or stream") return OK;
@@ -170,72 +133,49 @@ PUBLIC CUresult cuEventQuery(uint64_t event) {
   ENTER(1) NEED(is(event, EVENT), INVALID_HANDLE, "no such event") return OK;
 }
 PUBLIC CUresult cuEventElapsedTime(float* milliseconds, uint64_t first, uint64_t end) {
-  ENTER(1)
-  NEED(is(first, EVENT) && is(end, EVENT), INVALID_HANDLE, "no such event")
-  *milliseconds = 1;
-  return OK;
+  ENTER(1) NEED(is(first, EVENT) && is(end, EVENT), INVALID_HANDLE, "no such event") *milliseconds = 1; return OK;
 }
 PUBLIC CUresult cuEventDestroy(uint64_t event) {
-  ENTER(1)
-  NEED(is(event, EVENT), INVALID_HANDLE, "no such event")
-  if (is(event, EVENT)) kinds[event / 16] = 0;
-  return OK;
+  ENTER(1) NEED(is(event, EVENT), INVALID_HANDLE, "no such event") kinds[event / 16] = 0; return OK;
 }
 PUBLIC CUresult cuMemcpyAsync(uintptr_t target, uintptr_t source, size_t bytes, uint64_t stream) {
-  ENTER(1)
-  NEED(is(stream, STREAM), INVALID_HANDLE, "no such stream")
-  NEED(bytes && inside(target, bytes) && inside(source, bytes), INVALID_VALUE, "memory out of bounds")
+  ENTER(1) NEED(is(stream, STREAM), INVALID_HANDLE, "no such stream") NEED(bytes, INVALID_VALUE, "no bytes")
   memcpy((void*)target, (const void*)source, bytes);
   return OK;
 }
 PUBLIC CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
-  ENTER(1)
-  NEED(bytes && flags <= 7, INVALID_VALUE, "bytes or flags")
-  for (int i = 0; i < 256; ++i)
-    if (!pinned[i].first) {
-      if (!(pinned[i].first = malloc(bytes))) break;
-      pinned[i].bytes = bytes;
-      *address = pinned[i].first;
-      return OK;
-    }
-  return OUT_OF_MEMORY;
+  ENTER(1) NEED(bytes && flags <= 7, INVALID_VALUE, "bytes or flags")
+  uint64_t* room = malloc(64 + bytes);  // their number and a mark stand in front of them
+  if (!room) return OUT_OF_MEMORY;
+  pinned += room[0] = bytes;
+  room[1] = PINNED;
+  *address = room + 8;
+  return OK;
 }
 PUBLIC CUresult cuMemFreeHost(void* address) {
-  ENTER(1)
-  for (int i = 0; i < 256; ++i)
-    if (address && pinned[i].first == address) {
-      free(address);
-      pinned[i].first = 0;
-      pinned[i].bytes = 0;
-      return OK;
-    }
-  return complain(INVALID_VALUE, __func__, "no such memory");
+  uint64_t* room = (uint64_t*)address - 8;
+  ENTER(1) NEED(address && room[1] == PINNED, INVALID_VALUE, "no such memory")
+  pinned -= room[0];
+  room[1] = 0;
+  free(room);
+  return OK;
 }
 PUBLIC CUresult cuMemGetInfo(size_t* free_bytes, size_t* total) {
   ENTER(1) *total = (size_t)80 << 30; *free_bytes = *total - ((size_t)1 << 30); return OK;
 }
 PUBLIC CUresult cuMemHostGetDevicePointer(uintptr_t* device, uintptr_t host, unsigned flags) {
-  ENTER(1)
-  NEED(flags == 0 && inside(host, 1), INVALID_VALUE, "not mapped memory")
-  *device = host;
-  return OK;
+  ENTER(1) NEED(flags == 0, INVALID_VALUE, "flags") *device = host; return OK;
 }
 PUBLIC CUresult cuModuleLoadData(uint64_t* module, const void* image) {
-  ENTER(1)
-  NEED(image, INVALID_VALUE, "no image")
-  *module = make(MODULE);
-  return OK;
+  ENTER(1) NEED(image, INVALID_VALUE, "no image") *module = make(MODULE); return OK;
 }
 PUBLIC CUresult cuModuleGetFunction(uint64_t* function, uint64_t module, const char* name) {
-  ENTER(1)
-  NEED(is(module, MODULE), INVALID_HANDLE, "no such module")
-  NEED(name && *name, NOT_FOUND, "no name")
+  ENTER(1) NEED(is(module, MODULE), INVALID_HANDLE, "no such module") NEED(name && *name, NOT_FOUND, "no name")
   *function = make(FUNCTION);
   return OK;
 }
 PUBLIC CUresult cuFuncSetAttribute(uint64_t function, int attribute, int value) {
-  ENTER(1)
-  NEED(is(function, FUNCTION), INVALID_HANDLE, "no such function")
+  ENTER(1) NEED(is(function, FUNCTION), INVALID_HANDLE, "no such function")
   NEED(attribute == 8 && value > 48 << 10 && value <= 227 << 10, INVALID_VALUE, "shared memory")
   return OK;
 }
@@ -247,8 +187,7 @@ typedef struct {
   unsigned num_attributes;
 } LaunchConfig;
 PUBLIC CUresult cuLaunchKernelEx(const LaunchConfig* c, uint64_t function, void** params, void** extra) {
-  ENTER(1)
-  NEED(is(function, FUNCTION) && is(c->stream, STREAM), INVALID_HANDLE, "no such function or stream")
+  ENTER(1) NEED(is(function, FUNCTION) && is(c->stream, STREAM), INVALID_HANDLE, "no such function or stream")
   unsigned threads = c->block[0] * c->block[1] * c->block[2];
   NEED(threads >= 1 && threads <= 1024 && c->block[2] <= 64, INVALID_VALUE, "threads of a block")
   NEED(c->grid[0] >= 1 && c->grid[0] <= 0x7fffffff && c->grid[1] >= 1 && c->grid[1] <= 65535 && c->grid[2] >= 1 &&
@@ -261,28 +200,11 @@ PUBLIC CUresult cuLaunchKernelEx(const LaunchConfig* c, uint64_t function, void*
     else if (c->attributes[i].id == 6) last.dependent = c->attributes[i].value.serial;
   memcpy(last.grid, c->grid, sizeof last.grid);
   memcpy(last.block, c->block, sizeof last.block);
-  last.shared = c->shared; last.stream = c->stream; last.function = function; last.params = params;
-  return OK;
-}
-// Matrices of bfloat16 in boxes of rows of 128 bytes, which are swizzled. Kept: address, columns, rows, stride, box.
-PUBLIC CUresult cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned rank, uint64_t address, const uint64_t* sizes,
-                                       const uint64_t* strides, const unsigned* box, const unsigned* steps,
-                                       int interleave, int swizzle, int promotion, int fill) {
-  ENTER(1)
-  NEED(type == 9 && rank == 2 && !interleave && !fill && promotion <= 3, INVALID_VALUE, "the kind of matrix")
-  NEED(address && address % 16 == 0 && strides[0] % 16 == 0 && (uintptr_t)map % 64 == 0, INVALID_VALUE, "alignment")
-  NEED(sizes[0] && sizes[1] && sizes[0] * 2 <= strides[0], INVALID_VALUE, "sizes")
-  NEED(swizzle == 3 && box[0] == 64 && box[1] >= 1 && box[1] <= 256 && steps[0] == 1 && steps[1] == 1, INVALID_VALUE,
-       "boxes")
-  memset(map, 0, 128);
-  map[0] = address; map[1] = sizes[0]; map[2] = sizes[1]; map[3] = strides[0]; map[4] = box[1];
+  last.shared = c->shared; last.stream = c->stream;
   return OK;
 }
 PUBLIC CUresult cuGraphInstantiate(uint64_t* exec, uint64_t graph, unsigned long long flags) {
-  ENTER(1)
-  NEED(graph && !flags, INVALID_VALUE, "the graph")
-  *exec = make(EXEC);
-  return OK;
+  ENTER(1) NEED(graph && !flags, INVALID_VALUE, "the graph") *exec = make(EXEC); return OK;
 }
 PUBLIC CUresult cuGraphInstantiateWithFlags(uint64_t* exec, uint64_t graph, unsigned long long flags) {
   return cuGraphInstantiate(exec, graph, flags);
@@ -291,8 +213,7 @@ PUBLIC CUresult cuGraphUpload(uint64_t exec, uint64_t stream) {
   ENTER(1) NEED(is(exec, EXEC) && is(stream, STREAM), INVALID_HANDLE, "no such graph or stream") return OK;
 }
 PUBLIC CUresult cuGraphLaunch(uint64_t exec, uint64_t stream) {
-  ENTER(1)
-  NEED(is(exec, EXEC) && is(stream, STREAM), INVALID_HANDLE, "no such graph or stream")
+  ENTER(1) NEED(is(exec, EXEC) && is(stream, STREAM), INVALID_HANDLE, "no such graph or stream")
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   launched_ns = now.tv_sec * 1000000000ll + now.tv_nsec;
@@ -300,10 +221,7 @@ PUBLIC CUresult cuGraphLaunch(uint64_t exec, uint64_t stream) {
   return OK;
 }
 PUBLIC CUresult cuGraphExecDestroy(uint64_t exec) {
-  ENTER(1)
-  NEED(is(exec, EXEC), INVALID_HANDLE, "no such graph")
-  if (is(exec, EXEC)) kinds[exec / 16] = 0;
-  return OK;
+  ENTER(1) NEED(is(exec, EXEC), INVALID_HANDLE, "no such graph") kinds[exec / 16] = 0; return OK;
 }
 PUBLIC CUresult cuGetErrorString(int code, const char** text) { ENTER(0) *text = "a code of the stub"; return OK; }
 PUBLIC CUresult cuGetErrorName(int code, const char** text) { ENTER(0) *text = "STUB"; return OK; }

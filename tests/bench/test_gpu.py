@@ -73,11 +73,6 @@ def test_the_check_of_correctness_passes_right_products_and_finds_wrong_ones() -
     assert gpu_exactness.worst_error(wrong, reference, 0, exact=True) > 1e-3
 
 
-def test_the_reference_and_transformers_have_the_same_weights() -> None:
-    """Correctness is judged by both: they differ by bfloat16 rounding alone."""
-    assert gpu_exactness.transformers_error(small_model(), "cpu") < 8
-    wrong = small_model(eps=0.1)
-    source = RandomSource(small_model(), "cpu", torch.bfloat16)
-    ids = torch.arange(40, 140)
-    right = Reference(source).logprobs(ids)
-    assert (Reference(RandomSource(wrong, "cpu", torch.bfloat16)).logprobs(ids) - right).abs().max() > 0.05
+def test_references_differ_by_rounding_alone() -> None:
+    """What is allowed is reckoned with it."""
+    assert 0 < gpu_exactness.transformers_error(small_model(), "cpu") < 8

@@ -21,6 +21,7 @@ from prelude.models.spec import ModelSpec
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from tests.cuda.conftest import on_device
+from tests.cuda.plans import BLOCKS
 from tests.cuda.simulated import Gone, SimulatedDevice
 from tests.engine.test_faults import ById
 from tests.execution.helpers import (
@@ -76,11 +77,15 @@ def test_steps_out_of_bounds_are_refused_and_the_next_one_runs(model: Model) -> 
     executor = on_device(model)
     s = slices([Segment(i32([1, 2, 3]), context=16, blocks=[5])])
     good = OneShotBatch(s, all_logprobs(ends(s)))
-    bad = OneShotBatch(replace(s, token_ids=i32([1, VOCAB, 3])), all_logprobs(ends(s)))
-    handle = executor.submit(bad)
-    with pytest.raises(ValueError, match=f"token id {VOCAB}"):
-        executor.wait(handle)
-    assert len(run(executor, good).bad_rows[0]) == 0
+    for bad, said in (
+        (replace(s, token_ids=i32([1, VOCAB, 3])), f"token id {VOCAB}"),
+        (replace(s, positions=i32([16, 1024, 18])), "position 1024"),
+        (replace(s, context_blocks=i32([BLOCKS])), f"block {BLOCKS}"),
+    ):
+        handle = executor.submit(OneShotBatch(bad, all_logprobs(ends(s))))
+        with pytest.raises(ValueError, match=said):
+            executor.wait(handle)
+        assert len(run(executor, good).bad_rows[0]) == 0
     with pytest.raises(ValueError, match="room for"):
         executor.wait(executor.submit(OneShotBatch(slices([Segment(i32([1] * 1200))]), sampling([0]))))
     with pytest.raises(TypeError):

@@ -148,7 +148,7 @@ def test_a_kernel_is_launched_with_its_grid_cluster_and_dependence(
     stub.stub_last_launch(seen.ctypes.data)
     assert seen[:6].tolist() == [3 * (8 if hopper else 1), 1, 1, kernels.SAMPLE.block, 1, 1]
     assert seen[6] >= 4 * 100_000 // 8 and seen[7] == device.handle
-    assert (bool(seen[9]), seen[10]) == (hopper, 8 if hopper else 0)
+    assert (bool(seen[8]), seen[9]) == (hopper, 8 if hopper else 0)
 
 
 # ------------------------------------------------------------------ the executor over the stub

@@ -25,12 +25,7 @@ from tests.cuda.plans import BLOCKS, random_batch, random_slices
 from tests.cuda.test_ahead import play, requests, same_texts
 from tests.cuda.test_graphs import replays_decode
 from tests.cuda.test_parity import bits_in_any_company, same
-from tests.execution.helpers import (
-    VOCAB,
-    Model,
-    hidden,
-    run,
-)
+from tests.execution.helpers import VOCAB, Model, hidden, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -15,18 +15,7 @@ from prelude.execution.cuda import check_supported
 from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS, random_batch
 from tests.cuda.simulated import SimulatedDevice
-from tests.execution.helpers import (
-    BLOCK,
-    VOCAB,
-    Model,
-    Segment,
-    hidden,
-    i32,
-    prompts,
-    random_ids,
-    run,
-    slices,
-)
+from tests.execution.helpers import BLOCK, VOCAB, Model, Segment, hidden, i32, prompts, random_ids, run, slices
 
 
 def same(ours: StepResult, theirs: StepResult, tolerance: float) -> None:
