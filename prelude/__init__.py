@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
         WrongUse,
     )
+    from prelude.fitting.question import FittedQuestion
     from prelude.loading import serve_rank
     from prelude.options import RequestOptions
     from prelude.results import (
@@ -129,6 +130,7 @@ _PUBLIC = {
         "UnsupportedModel",
         "WrongUse",
     ),
+    "prelude.fitting.question": ("FittedQuestion",),
     "prelude.loading": ("serve_rank",),
     "prelude.runtime.events": ("Event",),
     "prelude.options": ("RequestOptions",),
@@ -205,6 +207,7 @@ __all__ = [
     "ExecutionError",
     "ExecutorLost",
     "Explanation",
+    "FittedQuestion",
     "Generate",
     "Guard",
     "GuardAnswer",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from prelude.admission.memo import Memo
 from prelude.admission.preparer import Preparer
 from prelude.errors import ConfigError, WrongUse, shown
 from prelude.results import Explanation
@@ -16,6 +17,9 @@ from prelude.runtime.core import EngineCore
 from prelude.runtime.events import Listener
 from prelude.scheduling.cost import CostModel
 from prelude.tasks import Classify, Embed, Generate, Loglikelihood, SamplingParams, Task
+
+FIT_BYTES = 1 << 28
+"""Of the vectors that fits keep for later ones: 80,000 of 384 values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,7 @@ class EngineBase(ModelProperties):
         self._core = core
         self._preparer = preparer
         self.model_path = model_path
+        self._fit_vectors: Memo[Any, Any] = Memo(FIT_BYTES)
         weakref.finalize(self, core.let_go).atexit = False
 
     @property

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
     from prelude.bulk.bar import ProgressCallback
     from prelude.bulk.windows import Mapped
+    from prelude.fitting.fit import FitKeywords
+    from prelude.fitting.question import FittedQuestion
 
 
 T = TypeVar("T")
@@ -224,6 +226,25 @@ class AsyncEngine(AsyncVerbs):
 
         size, options = checked(task, rows, window, keywords)
         return map_rows_async(self, task, rows, size, ordered, RowBar(progress, length(rows)), options)
+
+    async def fit(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[Any],
+        *,
+        name: str,
+        progress: bool | ProgressCallback | None = None,
+        **keywords: Unpack[FitKeywords],
+    ) -> FittedQuestion:
+        """As ``Engine.fit``; the vectors are computed as rows of ``map``, and the regression on a thread."""
+        from prelude.fitting.fit import Fit
+
+        if self._engine is None:
+            await self.start()
+        fit = Fit(self.engine.preparer, self.engine._fit_vectors, texts, labels, name, keywords)
+        embedded = [one async for one in self.map(fit.task, fit.missing, progress=progress)]
+        with starting_thread():
+            return await asyncio.to_thread(fit.fitted, embedded)
 
     async def _run_all(
         self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress | None

@@ -71,7 +71,7 @@ class Answer:
     logprobs of each label's tokens, before ``length_norm``. ``mass`` is the probability that the model gave to all
     labels together, among all continuations. Near 0, the question did not fit the model. Near 1, the model would have
     answered with one of the labels; the answer may still be wrong. With ``Decide(mass=False)`` it is NaN, and
-    ``logprobs`` are relative to the labels."""
+    ``logprobs`` are relative to the labels. ``scope`` and ``in_scope`` are those of ``FittedQuestion.answer``."""
 
     label: str
     index: int
@@ -83,6 +83,8 @@ class Answer:
     expected: float | None = None  # mean level, for Score
     kind: str = "choice"  # "choice", "noul" or "score"
     asked: AskedQuestion | None = field(default=None, compare=False, repr=False)  # what ``Calibrator.apply`` compares
+    scope: float | None = None
+    in_scope: bool | None = None
 
     @property
     def confidence(self) -> float | None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from prelude.bulk.bar import ProgressCallback
     from prelude.bulk.windows import Mapped
+    from prelude.fitting.fit import FitKeywords
+    from prelude.fitting.question import FittedQuestion
 
 
 T = TypeVar("T")
@@ -139,6 +141,31 @@ class Engine(Verbs, EngineBase):
 
         size, options = checked(task, rows, window, keywords)
         return map_rows(self, task, rows, size, ordered, RowBar(progress, length(rows)), options)
+
+    def fit(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[Any],
+        *,
+        name: str,
+        progress: bool | ProgressCallback | None = None,
+        **keywords: Unpack[FitKeywords],
+    ) -> FittedQuestion:
+        """A question that is answered as these rows are: a logistic regression on the vector that ``embed`` gives for
+        a text with this ``prompt_name`` and ``pooling``. ``decide`` takes it as a question.
+
+        ``labels``: names of a ``kind`` "choice" (the usual one), True and False of a "noul", numbers of levels of a
+        "score"; at least 2 rows each. ``question`` is its text, which stands in the answers. Strength and calibration
+        are found by cross-validation, and so is ``report``. ``class_weights``: how much a row of each label counts;
+        "balanced" lets all labels count alike. ``keep`` (0.95): the share of rows like these for which
+        ``answer.in_scope`` is True. Equal arguments, ``seed`` (0) among them, give equal bits. Vectors are computed
+        once: a later fit of this engine finds those that it needs. ``progress`` is as in ``map``.
+
+        Raises ``InvalidRequest`` that names the rows for labels that say nothing, or two things."""
+        from prelude.fitting.fit import Fit
+
+        fit = Fit(self._preparer, self._fit_vectors, texts, labels, name, keywords)
+        return fit.fitted(list(self.map(fit.task, fit.missing, progress=progress)))
 
     def _run_all(
         self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress | None = None

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from prelude.results import (
     RewardResult,
     TokenClassification,
 )
+
+if TYPE_CHECKING:
+    from prelude.fitting.question import FittedQuestion
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
@@ -131,8 +134,8 @@ class Score(Brief):
     levels: int | Sequence[Text] = 5
 
 
-Question: TypeAlias = Noul | Choice | Score
-Questions: TypeAlias = Sequence[Question] | Mapping[str, Question]
+Question: TypeAlias = "Noul | Choice | Score | FittedQuestion"
+Questions: TypeAlias = Sequence["Question"] | Mapping[str, "Question"]
 
 # ------------------------------------------------------------------ tasks
 

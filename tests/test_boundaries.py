@@ -109,10 +109,12 @@ ORDER = (
     "readouts",
     "models streaming",
     "execution",
+    "calibration",
+    "fitting",
     "admission",
     "scheduling",
     "runtime",
-    "simulation systemone calibration bulk",
+    "simulation systemone bulk",
     "integrations ray",
 )
 

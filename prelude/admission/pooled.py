@@ -13,7 +13,7 @@ from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt, prompt_before, require_messages
 from prelude.admission.tokenization import TokenizationScope
 from prelude.batch import F32, I32, HeadOutput, HeadRows, PooledOutput, PooledRows
-from prelude.embedding import POOLINGS, EmbeddingSettings
+from prelude.embedding import POOLINGS, Dense, EmbeddingSettings
 from prelude.errors import InvalidRequest, RecipeError, shown
 from prelude.results import Classification, Embedding, RewardResult, TokenClassification
 from prelude.tasks import Classify, ClassifyTokens, Embed, Reward
@@ -22,7 +22,8 @@ _ONE_ROW = ("last", "cls")
 ACTIVATIONS = ("default", "none", "sigmoid", "softmax")
 
 
-def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed) -> Admitted:
+def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed, field: str = "prompt") -> Admitted:
+    """``field``: the name of the caller's argument."""
     settings = ctx.embedding
     pooling = settings.pooling if task.pooling is None else _pooling(task.pooling)
     if pooling is None:
@@ -35,16 +36,13 @@ def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed) 
     computed = ctx.limits.poolings
     if computed is not None and pooling not in computed:
         raise InvalidRequest(f"{pooling} has no kernel on this device; {', '.join(computed)} have", field="pooling")
-    # The Dense modules belong to the vector that the directory describes.
-    dense = settings.dense if pooling == settings.pooling else ()
-    hidden = len(dense[-1].weight) if dense else len(modes) * ctx.limits.hidden_size
-    dimensions = min(hidden, settings.truncate_dim or hidden)
+    dense, hidden, dimensions = _sizes(ctx, pooling)
     if task.dimensions is not None:
         dimensions = validation.integer(task.dimensions, "dimensions", 1, hidden)
     by_module = task.normalize is None and settings.normalize
     normalize = task.normalize is not None and validation.flag(task.normalize, "normalize")
     before = prompt_before(ctx, task, text=isinstance(task.prompt, str))
-    prompt = _encode(ctx, scope, task, before)
+    prompt = _encode(ctx, scope, task, before, field)
     n = len(prompt.token_ids)
     first = 0
     if before and not settings.include_prompt:
@@ -65,6 +63,21 @@ def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed) 
         return Embedding.of(unit(vector) if normalize else vector.copy(), outcome.stats)
 
     return admitted(ctx, scope, task, TokenTree.single(prompt.token_ids), readout, finish, truncated=prompt.truncated)
+
+
+def _sizes(ctx: AdmissionContext, pooling: str) -> tuple[tuple[Dense, ...], int, int]:
+    """The modules behind ``pooling``, and how many values the vector has behind them, before and after it is cut. The
+    Dense modules belong to the vector that the directory describes."""
+    settings = ctx.embedding
+    dense = settings.dense if pooling == settings.pooling else ()
+    hidden = len(dense[-1].weight) if dense else len(pooling.split("+")) * ctx.limits.hidden_size
+    return dense, hidden, min(hidden, settings.truncate_dim or hidden)
+
+
+def vector_size(ctx: AdmissionContext, pooling: str | None) -> int:
+    """Values of the vector that ``embed`` gives, 0 where its pooling has to be named."""
+    found = ctx.embedding.pooling if pooling is None else pooling
+    return 0 if found is None else _sizes(ctx, found)[2]
 
 
 def _pooling(asked: Any) -> str:
@@ -238,13 +251,12 @@ def _encode(
     scope: TokenizationScope,
     task: Embed | Classify | ClassifyTokens | Reward,
     before: str = "",
+    field: str = "prompt",
 ) -> Encoded:
     """The prompt of a task, as far as the directory's settings leave it room."""
     cut = validation.one_of(task.truncation, "truncation", TRUNCATIONS)
     whole, room = ctx.cuts_the_whole(cut), ctx.text_room
-    return encode_prompt(
-        ctx, scope, task.prompt, field="prompt", truncation=cut, room=room, before=before, whole=whole
-    )
+    return encode_prompt(ctx, scope, task.prompt, field=field, truncation=cut, room=room, before=before, whole=whole)
 
 
 def last_row(ids: I32, pad_id: int | None) -> int:

@@ -12,6 +12,7 @@ from prelude.admission.classes import classify
 from prelude.admission.context import AdmissionContext, make_context
 from prelude.admission.decide import named, prepare_decide
 from prelude.admission.decision import decision_of
+from prelude.admission.fitted import asks_fitted, prepare_fitted
 from prelude.admission.marked import prepare_marked
 from prelude.admission.masked import prepare_masked
 from prelude.admission.prepared import Admitted, Notes
@@ -150,9 +151,13 @@ class Preparer:
                 found.append(error)
         return found
 
-    def _prepare(self, task: Task) -> tuple[Admitted, Notes]:
+    def _prepare(self, task: Any) -> tuple[Admitted, Notes]:
         kind: Any = type(task)
-        prepare = self._prepare_decide if isinstance(task, Decide) else prepare_function(kind)
+        prepare: Prepare | None
+        if isinstance(task, Decide):
+            prepare = prepare_fitted if asks_fitted(task.questions) else self._prepare_decide
+        else:
+            prepare = prepare_function(kind)
         if prepare is None:
             raise InvalidRequest(f"{shown(task)} is not a task", field="task")
         scope = TokenizationScope(self._context.encoder, self._context.config.default_cache, task)
@@ -168,7 +173,7 @@ class Preparer:
         try:
             ready, notes = self._prepare(task)
             labels = (notes.labels,) * bool(notes.labels)
-            if isinstance(task, Decide) and self._context.options is None:
+            if isinstance(task, Decide) and self._context.options is None and not asks_fitted(task.questions):
                 labels = self._labels(scope, task)
         finally:
             scope.close()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from prelude.errors import CalibrationError, shown
-from prelude.models.identity import model_hash
+from prelude.models.identity import known_hash
 from prelude.results import Answer
 
 _SAID = {
@@ -28,7 +26,7 @@ def asked_of(answer: Answer) -> dict[str, Any]:
     found: dict[str, Any] = {"question": asked.question, "template": asked.template, "length_norm": asked.length_norm}
     if asked.template:  # of an answer that an engine gave
         found["descriptions"] = dict(zip(asked.labels, asked.notes))
-        found["model"] = _model(asked.model)
+        found["model"] = known_hash(asked.model)
     return {name: value for name, value in found.items() if value != "" or name == "question"}
 
 
@@ -53,12 +51,3 @@ def check_asked(of: str, labels: Sequence[str] | None, asked: Mapping[str, Any],
             raise CalibrationError(
                 f"{said} {shown(found[name])}; this {of} is of {shown(asked[name])}; fit one on answers of this kind"
             )
-
-
-@lru_cache(maxsize=64)
-def _model(path: str) -> str:
-    """The hash of a model's files; "" where they are not there any more, as in another process of other files."""
-    try:
-        return model_hash(Path(path)) if path else ""
-    except OSError:
-        return ""

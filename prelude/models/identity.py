@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16  # of each weight file, for the model's hash
@@ -29,6 +30,15 @@ def model_hash(model: Path) -> str:
                 file.seek(number * (size - SAMPLE_BYTES) // (SAMPLES - 1))
                 found.update(file.read(SAMPLE_BYTES))
     return found.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def known_hash(path: str) -> str:
+    """The hash of a model's files; "" where they are not there any more, as in another process of other files."""
+    try:
+        return model_hash(Path(path)) if path else ""
+    except OSError:
+        return ""
 
 
 def _files(model: Path) -> Iterator[tuple[str, Path]]:

@@ -1,0 +1,100 @@
+"""Decide with fitted questions: one vector of the state, the one that ``embed`` gives for its text, and behind it the
+head of each question, in the caller's thread. So requests with any heads, and those of ``embed``, share a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from prelude.admission import validation
+from prelude.admission.context import AdmissionContext
+from prelude.admission.decide import named, state_content
+from prelude.admission.pooled import prepare_embed, vector_size
+from prelude.admission.prepared import Admitted, Outcome
+from prelude.admission.prompts import TRUNCATIONS
+from prelude.admission.tokenization import TokenizationScope
+from prelude.errors import InvalidRequest, shown
+from prelude.fitting.question import FittedQuestion
+from prelude.results import Answers
+from prelude.tasks import Decide, Embed
+
+
+def asks_fitted(questions: Any) -> bool:
+    """Whether one of a decision's questions is a fitted one."""
+    if isinstance(questions, Mapping):
+        questions = tuple(questions.values())
+    listed = type(questions) is list or type(questions) is tuple
+    return listed and any([type(question) is FittedQuestion for question in questions])
+
+
+def prepare_fitted(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Admitted:
+    given, names = named(task.questions)
+    questions = _checked(ctx, task, given)
+    first = questions[0]
+    truncation = validation.one_of(task.truncation, "truncation", TRUNCATIONS)
+    content, dropped = state_content(ctx, task.state, truncation)
+    embed = Embed(
+        content,
+        pooling=first.pooling,  # type: ignore[arg-type]
+        prompt_name=first.prompt_name,
+        truncation=task.truncation,
+        cache=task.cache,
+        salt=task.salt,
+    )
+    ready = prepare_embed(ctx, scope, embed, "state")
+    size = vector_size(ctx, first.pooling)
+    for at, question in enumerate(questions):
+        if question.inputs != size:
+            said = f"{shown(question)} has {question.inputs} inputs, and a vector of this model {size} values"
+            raise InvalidRequest(f"{said}; fit it on this model", field=f"questions[{at}]")
+    truncated = max(ready.prepared.truncated_tokens, int(dropped > 0))
+
+    def finish(outcome: Outcome) -> Answers:
+        vector = ready.finish(outcome)
+        return Answers([question.answer(vector, ctx.model) for question in questions], outcome.stats, names)
+
+    return Admitted(replace(ready.prepared, truncated_tokens=truncated), finish)
+
+
+def _checked(ctx: AdmissionContext, task: Decide, questions: Sequence[Any]) -> Sequence[FittedQuestion]:
+    """The questions, where one vector of this model answers all of them."""
+    for value, usual, field, why in (
+        (task.template, None, "template", "it reads the vector of the state alone, and no text of a question"),
+        (task.length_norm, "none", "length_norm", "it gives one number a label of any length"),
+        (task.orders, "given", "orders", "it reads no list of options"),
+        (task.mass, True, "mass", "its mass is always NaN"),
+    ):
+        if value is not usual and value != usual:
+            said = f"{shown(value)} has no meaning for a fitted question: {why}; leave it at {usual!r}"
+            raise InvalidRequest(said, field=field)
+    most = ctx.config.max_questions
+    if most is not None and len(questions) > most:
+        said = f"{len(questions)} questions; the limit is {most} (EngineConfig.max_questions)"
+        raise InvalidRequest(said, field="questions")
+    first: FittedQuestion | None = None
+    for at, question in enumerate(questions):
+        field = f"questions[{at}]"
+        if type(question) is not FittedQuestion:
+            head = (
+                "" if ctx.limits.lm_head or ctx.limits.masked_lm else ", and this model has no head that answers it"
+            )
+            raise InvalidRequest(
+                f"{shown(question)} stands beside fitted questions, which read the vector of the state and not its "
+                f"text{head}; ask it in a decision of its own",
+                field=field,
+            )
+        first = first or question
+        if (question.prompt_name, question.pooling) != (first.prompt_name, first.pooling):
+            raise InvalidRequest(
+                f"prompt_name={question.prompt_name!r} and pooling={question.pooling!r}; the first question has "
+                f"{first.prompt_name!r} and {first.pooling!r}, and a decision has one vector: ask them apart",
+                field=field,
+            )
+        if not question.of_model(ctx.model):
+            raise InvalidRequest(
+                f"{shown(question)} was fitted on the vectors of another model (its files have the hash "
+                f"{question.model}); load that model, or fit the question again on this one",
+                field=field,
+            )
+    return questions

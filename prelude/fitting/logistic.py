@@ -1,0 +1,132 @@
+"""Multinomial logistic regression by L-BFGS.
+
+    loss = Σ weight_i · -log softmax(W x_i + b)[label_i] / Σ weight  +  |W|² / (2 · strength · Σ weight)
+
+``strength`` is scikit-learn's ``C``. The products are those of ``PackedLinear`` in float32, so that a fit has the
+same bits with any number of threads; parameters and sums are float64. A row of weight 0 has no part in a fit, and
+its logits are there all the same: so one packing of the rows serves all folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from prelude.arrays import F32, F64, I32
+from prelude.models.packed import PackedLinear
+
+STEPS, PAIRS = 200, 10
+TOLERANCE = 1e-5  # of the largest component of the gradient
+_LEAST_FALL = 1e-5  # of the loss in a step, as a share
+_ARMIJO, _HALVINGS = 1e-4, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Vectors [n, d], packed for both products of a step. They are centred, which L-BFGS needs to be quick."""
+
+    middle: F64  # [d]
+    forward: PackedLinear  # [n outputs, d inputs]
+    backward: PackedLinear  # [d outputs, n inputs]
+
+    @classmethod
+    def of(cls, vectors: F32) -> Rows:
+        middle = vectors.mean(axis=0, dtype=np.float64)
+        centred = (vectors - middle).astype(np.float32)
+        turned = np.ascontiguousarray(centred.T)
+        return cls(middle, PackedLinear(centred, None, "float32"), PackedLinear(turned, None, "float32"))
+
+    def logits(self, parameters: F64) -> F32:
+        """[K, n] of parameters [K, d + 1], the bias last."""
+        found = self.forward(np.ascontiguousarray(parameters[:, :-1], dtype=np.float32))
+        found += parameters[:, -1:].astype(np.float32)
+        return found
+
+
+def log_shares(logits: F64) -> F64:
+    """Log-softmax over the labels, of logits [K, n]."""
+    top = logits - logits.max(axis=0)
+    found: F64 = top - np.log(np.exp(top).sum(axis=0))
+    return found
+
+
+def fit(rows: Rows, labels: I32, count: int, weights: F64, strength: float, start: F64 | None = None) -> F64:
+    """Parameters [count, d + 1] in float64, the bias last. ``labels`` [n] are numbers below ``count``."""
+    total = float(weights.sum())
+    pull, at = 1.0 / (strength * total), np.arange(len(labels))
+
+    def loss(flat: F64) -> tuple[float, F64]:
+        parameters = flat.reshape(count, -1)
+        shares = rows.logits(parameters)
+        shares -= shares.max(axis=0)
+        chosen = shares[labels, at].astype(np.float64)
+        np.exp(shares, out=shares)
+        sums = shares.sum(axis=0, dtype=np.float64)
+        value = float((weights * (np.log(sums) - chosen)).sum()) / total
+        shares *= (weights / total / sums).astype(np.float32)
+        shares[labels, at] -= (weights / total).astype(np.float32)
+        gradient = np.empty_like(parameters)
+        gradient[:, :-1] = rows.backward(shares) + pull * parameters[:, :-1]
+        gradient[:, -1] = shares.sum(axis=1, dtype=np.float64)
+        squares = float((parameters[:, :-1] ** 2).sum())
+        return value + pull / 2 * squares, gradient.reshape(-1)
+
+    first = np.zeros((count, len(rows.middle) + 1)) if start is None else start
+    return minimum(loss, first.reshape(-1)).reshape(first.shape)
+
+
+def uncentred(rows: Rows, parameters: F64) -> tuple[F64, F64]:
+    """Weight [K, d] and bias [K] for vectors as they are."""
+    weight = parameters[:, :-1]
+    return weight, parameters[:, -1] - (weight * rows.middle).sum(axis=1)
+
+
+def minimum(loss: Callable[[F64], tuple[float, F64]], at: F64) -> F64:
+    """Of a smooth convex function, by L-BFGS with backtracking. ``loss`` gives the value and the gradient."""
+    value, gradient = loss(at)
+    pairs: list[tuple[F64, F64, float]] = []
+    for _ in range(STEPS):
+        if np.abs(gradient).max() <= TOLERANCE:
+            break
+        direction = _direction(gradient, pairs)
+        slope = _dot(direction, gradient)
+        size = 1.0 if pairs else 1.0 / max(1e-12, np.sqrt(_dot(gradient, gradient)))
+        for _ in range(_HALVINGS):
+            there = at + size * direction
+            found, steeper = loss(there)
+            if found <= value + _ARMIJO * size * slope:
+                break
+            size /= 2
+        else:
+            break  # the rounding of the loss is reached
+        moved, turned = there - at, steeper - gradient
+        curved = _dot(moved, turned)
+        if curved > 1e-12 * _dot(turned, turned):
+            pairs = [*pairs[1 - PAIRS :], (moved, turned, curved)]
+        fell, at, value, gradient = value - found, there, found, steeper
+        if fell <= _LEAST_FALL * abs(value):
+            break
+    return at
+
+
+def _direction(gradient: F64, pairs: list[tuple[F64, F64, float]]) -> F64:
+    """The two loops of L-BFGS."""
+    found = -gradient
+    shares = []
+    for moved, turned, curved in reversed(pairs):
+        share = _dot(moved, found) / curved
+        shares.append(share)
+        found = found - share * turned
+    if pairs:
+        _, turned, curved = pairs[-1]
+        found = found * (curved / _dot(turned, turned))
+    for (moved, turned, curved), share in zip(pairs, reversed(shares)):
+        found = found + (share - _dot(turned, found) / curved) * moved
+    return found
+
+
+def _dot(x: F64, y: F64) -> float:
+    """By numpy's own sum, which no number of threads changes."""
+    return float((x * y).sum())

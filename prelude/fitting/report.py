@@ -1,0 +1,69 @@
+"""How well a fitted question did on rows that its fit had not seen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from prelude.errors import CheckpointError, shown
+
+MOST_PAIRS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """Each row was judged by the fit of the folds that it is not in. ``log_loss`` is the mean of -log of the true
+    label's probability, ``calibration_error`` the expected calibration error; both are of calibrated probabilities.
+    ``confusions``: (true label, answer, rows), the most frequent first. ``strength`` is scikit-learn's ``C``, and
+    ``temperature`` what the logits were divided by. ``cut``: rows longer than the model reads. Times are seconds."""
+
+    rows: int
+    labels: int
+    folds: int
+    strength: float
+    temperature: float
+    accuracy: float
+    macro_f1: float
+    log_loss: float
+    calibration_error: float
+    confusions: tuple[tuple[str, str, int], ...]
+    cut: int
+    embed_seconds: float
+    fit_seconds: float
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.rows} rows, {self.labels} labels; each row judged by a fit of the other {self.folds} folds' rows",
+            f"accuracy {self.accuracy:.4f}, macro F1 {self.macro_f1:.4f}, log loss {self.log_loss:.4f}, "
+            f"calibration error {self.calibration_error:.4f}",
+            f"strength {self.strength:g}, temperature {self.temperature:.3f}; embedding {self.embed_seconds:.1f} s, "
+            f"fit {self.fit_seconds:.1f} s",
+        ]
+        if self.cut:
+            lines.append(f"{self.cut} rows are longer than the model reads and were cut")
+        lines += [f"{count:>6} x {true} answered as {said}" for true, said, count in self.confusions]
+        return "\n".join(lines)
+
+
+def report_of(found: dict[str, Any], where: str) -> FitReport:
+    """Of the object in a file; ``CheckpointError`` where it is no report."""
+    pairs = found.get("confusions")
+    if not isinstance(pairs, list) or len(pairs) > MOST_PAIRS or not all(map(_pair, pairs)):
+        raise CheckpointError(f"{where}: confusions are {shown(pairs)}")
+    made = {**found, "confusions": tuple([tuple(pair) for pair in pairs])}
+    fields = FitReport.__dataclass_fields__
+    if made.keys() != fields.keys():
+        raise CheckpointError(f"{where}: fields {shown(sorted(found))}; it takes {', '.join(fields)}")
+    for name, value in found.items():
+        if name != "confusions" and not _number(value, fields[name].type == "int"):
+            raise CheckpointError(f"{where}: {name} is {shown(value)}")
+    return FitReport(**made)
+
+
+def _number(value: Any, whole: bool) -> bool:
+    return type(value) is int or (not whole and isinstance(value, float) and math.isfinite(value))
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, list) and [type(part) for part in value] == [str, str, int]

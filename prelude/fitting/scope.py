@@ -1,0 +1,23 @@
+"""How far a text lies from the rows of a fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from prelude.arrays import F32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scope:
+    """``rows`` [n, inputs]: the score of a vector is its largest product with one of them. ``knots`` ascend: the
+    scores of rows that the fit has not seen, at equal shares of them."""
+
+    rows: F32
+    knots: tuple[float, ...]
+    keep: float
+
+    def share(self, score: float) -> float:
+        """Of rows like those of the fit: how many have this score or less."""
+        return float(np.interp(score, self.knots, np.arange(len(self.knots)) / (len(self.knots) - 1)))

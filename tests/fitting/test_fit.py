@@ -1,0 +1,349 @@
+"""Fitted questions through the engine: fit, decide, files, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude import AsyncEngine, Choice, Decide, Embed, Engine, EngineConfig, FittedQuestion
+from prelude.errors import CheckpointError, InvalidRequest, PromptTooLong, UnknownParameter, UnsupportedModel
+from prelude.fitting import logistic
+from tests.engine.test_encoders import write, write_pooling
+
+TOPICS = {"cards": range(0, 8), "loans": range(8, 16), "travel": range(16, 24)}
+
+
+def labelled(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Texts whose words are mostly those of their topic."""
+    random = np.random.default_rng(seed)
+    texts, labels = [], []
+    for at in range(count):
+        label = list(TOPICS)[at % 3]
+        words = [*random.choice(TOPICS[label], 6), *random.choice(24, 1)]
+        texts.append(" ".join([f"w{word}" for word in words]))
+        labels.append(label)
+    return texts, labels
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write(tmp_path_factory.mktemp("fit") / "bert", "Model")
+    write_pooling(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    with Engine.from_pretrained(model, dtype="float32", config=EngineConfig(deterministic=True, threads=1)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def team(engine: Engine) -> FittedQuestion:
+    return engine.fit(*labelled(90), name="team")
+
+
+def test_it_answers_texts_that_it_has_not_seen(engine: Engine, team: FittedQuestion) -> None:
+    texts, labels = labelled(60, seed=1)
+    answers = [engine.decide(text, {"team": team})["team"] for text in texts]
+    right = np.mean([answer.label == label for answer, label in zip(answers, labels)])
+    assert right > 0.8
+    assert team.report is not None and team.report.accuracy == pytest.approx(right, abs=0.15)
+    for answer in answers:
+        assert answer.labels == ("cards", "loans", "travel") and math.isnan(answer.mass)
+        assert math.fsum(answer.probabilities.values()) == pytest.approx(1)
+        assert answer.label == max(answer.probabilities, key=answer.probabilities.__getitem__)
+
+
+def test_the_head_reads_the_vector_of_embed(engine: Engine, team: FittedQuestion) -> None:
+    [answer] = engine.decide("w3 w10 w10", [team])
+    vector = np.asarray(engine.embed("w3 w10 w10"), np.float64)
+    logits = team.weight.astype(np.float64) @ vector + team.bias
+    logits -= logits.max()
+    wanted = np.exp(logits) / np.exp(logits).sum()
+    assert list(answer.probabilities.values()) == pytest.approx(wanted.tolist(), abs=1e-5)
+    assert team.answer(vector.astype(np.float32)).probabilities == answer.probabilities
+
+
+def test_an_object_is_read_as_its_json(engine: Engine, team: FittedQuestion) -> None:
+    [said] = engine.decide({"a": "w3"}, [team])
+    [same] = engine.decide('{"a": "w3"}', [team])
+    assert said.probabilities == same.probabilities
+
+
+def test_equal_rows_and_seed_give_equal_bits_and_no_new_vectors(engine: Engine, team: FittedQuestion) -> None:
+    before = engine.stats()
+    again = engine.fit(*labelled(90), name="team")
+    assert again == team and again.digest == team.digest
+    assert (again.weight == team.weight).all() and again.answer(np.ones(48)).scope == team.answer(np.ones(48)).scope
+    assert engine.stats()["finished"] == before["finished"]
+    assert engine.fit(*labelled(90), name="team", seed=1).report != team.report
+
+
+def test_many_heads_cost_one_pass_and_their_bits_are_those_of_each_alone(
+    engine: Engine, team: FittedQuestion
+) -> None:
+    texts, labels = labelled(60, seed=2)
+    urgent = engine.fit(texts, [label == "cards" for label in labels], name="urgent", kind="noul")
+    level = engine.fit(texts, [1 + [*TOPICS].index(label) for label in labels], name="level", kind="score")
+    questions = {"team": team, "urgent": urgent, "level": level}
+    both = engine.decide("w1 w2 w20", questions)
+    assert both.stats.computed_tokens == engine.embed("w1 w2 w20").stats.computed_tokens
+    for name, question in questions.items():
+        assert engine.decide("w1 w2 w20", {name: question})[name] == both[name] or math.isnan(both[name].mass)
+        assert engine.decide("w1 w2 w20", [question])[0].logprobs == both[name].logprobs
+    assert (
+        both["urgent"].labels == ("yes", "no") and both["urgent"].probability == both["urgent"].probabilities["yes"]
+    )
+    expected = sum([at * share for at, share in zip((1, 2, 3), both["level"].probabilities.values())])
+    assert both["level"].labels == ("1", "2", "3") and both["level"].expected == pytest.approx(expected)
+    together = engine.run_many([Decide("w1 w2 w20", [team]), Decide("w5", [level, team]), Embed("w7")])
+    assert together[0][0].logprobs == both["team"].logprobs
+    assert together[1][1].logprobs == engine.decide("w5", [team])[0].logprobs
+
+
+def test_texts_far_from_all_rows_are_out_of_scope(engine: Engine) -> None:
+    texts, labels = labelled(300)
+    team = engine.fit(texts, labels, name="team", keep=0.9)
+    kept = [engine.decide(text, [team])[0] for text in labelled(90, seed=5)[0]]
+    assert 0.75 <= np.mean([answer.in_scope for answer in kept]) <= 1
+    far = team.answer(-np.asarray(engine.embed(texts[0])))
+    assert far.scope == 0 and far.in_scope is False
+
+
+def test_an_asyncio_engine_fits_the_same(model: Path, engine: Engine, team: FittedQuestion) -> None:
+    async def fitted() -> FittedQuestion:
+        async with AsyncEngine.from_pretrained(model, dtype="float32", config=engine.preparer.context.config) as twin:
+            found = await twin.fit(*labelled(90), name="team")
+            assert (await twin.decide("w3", [found]))[0].logprobs == engine.decide("w3", [team])[0].logprobs
+            return found
+
+    assert asyncio.run(fitted()) == team
+
+
+def test_class_weights_move_the_answers(engine: Engine) -> None:
+    texts, labels = labelled(90)
+    rare = [label for at, label in enumerate(labels) if label != "loans" or at < 12]
+    rows = [text for at, (text, label) in enumerate(zip(texts, labels)) if label != "loans" or at < 12]
+    plain, balanced = (engine.fit(rows, rare, name="x", class_weights=how) for how in (None, "balanced"))
+    states = labelled(60, seed=7)[0]
+    shares = [
+        np.mean([engine.decide(one, [head])[0].probabilities["loans"] for one in states])
+        for head in (plain, balanced)
+    ]
+    assert shares[1] > shares[0]
+
+
+def test_long_rows_are_cut_and_counted_and_long_states_refused(engine: Engine) -> None:
+    texts, labels = labelled(60)
+    texts[4] = "w1 " * 200
+    found = engine.fit(texts, labels, name="x")
+    assert found.report is not None and found.report.cut == 1
+    with pytest.raises(PromptTooLong) as raised:
+        engine.decide("w1 " * 200, [found])
+    assert raised.value.field == "state"
+    answers = engine.decide("w1 " * 200, [found], truncation="tail")
+    assert answers.stats.truncated_tokens == 62
+
+
+# ------------------------------------------------------------------ files
+
+
+def test_a_file_and_a_pickle_give_the_same_question(engine: Engine, team: FittedQuestion, tmp_path: Path) -> None:
+    for _ in range(2):
+        team.save(tmp_path / "team.head")
+    assert [path.name for path in tmp_path.iterdir()] == ["team.head"]
+    for found in (FittedQuestion.load(tmp_path / "team.head"), pickle.loads(pickle.dumps(team))):
+        assert found == team and found.report == team.report
+        [answer], [wanted] = engine.decide("w8 w9", [found]), engine.decide("w8 w9", [team])
+        assert (answer.logprobs, answer.scope) == (wanted.logprobs, wanted.scope)
+
+
+def test_another_model_and_another_size_are_refused_by_name(
+    engine: Engine, team: FittedQuestion, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "other", "Model", seed=3)
+    write_pooling(path)
+    with Engine.from_pretrained(path) as other, pytest.raises(InvalidRequest, match="another model") as raised:
+        other.decide("w1", [team])
+    assert raised.value.field == "questions[0]"
+    wide = FittedQuestion.from_arrays(np.zeros((2, 49)), np.zeros(2), ["a", "b"], name="wide")
+    with pytest.raises(InvalidRequest, match="49 inputs, and a vector of this model 48"):
+        engine.decide("w1", [wide])
+
+
+def test_broken_files_are_refused(team: FittedQuestion, tmp_path: Path) -> None:
+    path = tmp_path / "team.head"
+    team.save(path)
+    whole = path.read_bytes()
+    for size in (0, 7, 100, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError):
+            FittedQuestion.load(path)
+    for old, new, error in (
+        (b'"version":"1"', b'"version":"2"', UnsupportedModel),
+        (b'"prelude-head"', b'"prelude-tail"', UnsupportedModel),
+        (b'\\"labels\\"', b'\\"lebals\\"', CheckpointError),
+        (b'\\"choice\\"', b'\\"choise\\"', CheckpointError),
+        (b'\\"travel\\"', b'\\"loans\\" ', CheckpointError),
+        (b'\\"keep\\": 0.95', b'\\"keep\\": 9.95', CheckpointError),
+        (b'\\"accuracy\\": 0', b'\\"accuracy\\": -', CheckpointError),
+        (np.float32(team.weight[0, 0]).tobytes(), np.float32(np.nan).tobytes(), CheckpointError),
+    ):
+        assert old in whole
+        path.write_bytes(whole.replace(old, new))
+        with pytest.raises(error, match=r"team\.head"):
+            FittedQuestion.load(path)
+
+
+def test_a_head_of_scikit_learn_enters_by_its_arrays(engine: Engine) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    texts, labels = labelled(60)
+    vectors = np.stack([np.asarray(engine.embed(text)) for text in texts])
+    trained = LogisticRegression(C=16).fit(vectors, labels)
+    head = FittedQuestion.from_arrays(trained.coef_, trained.intercept_, trained.classes_, name="team")
+    for vector, wanted in zip(vectors[:9], trained.predict_proba(vectors[:9])):
+        assert list(head.answer(vector).probabilities.values()) == pytest.approx(wanted.tolist(), abs=1e-5)
+    sides = [label == "cards" for label in labels]
+    trained = LogisticRegression(C=16).fit(vectors, sides)
+    head = FittedQuestion.from_arrays(trained.coef_, trained.intercept_, trained.classes_, name="cards", kind="noul")
+    for vector, wanted in zip(vectors[:9], trained.predict_proba(vectors[:9])):
+        assert head.answer(vector).probability == pytest.approx(wanted[1], abs=1e-5)
+    assert head.answer(vectors[0]).scope is None
+
+
+# ------------------------------------------------------------------ the regression
+
+
+@pytest.mark.parametrize("strength", [0.5, 8.0, 128.0])
+def test_the_regression_is_that_of_scikit_learn(strength: float) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    random = np.random.default_rng(0)
+    middles = random.standard_normal((4, 20))
+    truth = np.arange(200, dtype=np.int32) % 4
+    vectors = (middles[truth] + 1.5 * random.standard_normal((200, 20))).astype(np.float32)
+    weights = 0.5 + random.random(200)
+    rows = logistic.Rows.of(vectors)
+    found = np.exp(logistic.log_shares(rows.logits(logistic.fit(rows, truth, 4, weights, strength)))).T
+    oracle = LogisticRegression(C=strength, max_iter=5000, tol=1e-8).fit(vectors.astype(np.float64), truth, weights)
+    assert np.abs(found - oracle.predict_proba(vectors)).max() < 0.02
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "said"),
+    [
+        (["w1", "w2"], ["a"], "1 labels of 2 texts"),
+        (["w1", " ", "w3", ""], ["a", "a", "b", "b"], "rows 1, 3 without text"),
+        (["w1", "w2"], ["a", "a"], "all rows have the label 'a'"),
+        ([], [], "there is no row"),
+        (["w1", "w2", "w3"], ["a", "a", "b"], "row 2: the only one of its label"),
+        (["w1", "w2", "w3", "w4"], ["Card", "card", "b", "b"], "'Card' and 'card' .* spell them alike"),
+        (["w1", "w2", "w1", "w4"], ["a", "a", "b", "b"], "rows 0 and 2 have the same text"),
+        (["w1", 2], ["a", "b"], r"texts\[1\]"),
+        (["w1", "w2"], ["a", 1], r"labels\[1\]"),
+        ("w1", ["a"], "is not a list"),
+    ],
+)
+def test_rows_that_say_nothing_are_named(engine: Engine, texts: Any, labels: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        engine.fit(texts, labels, name="x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "said"),
+    [
+        ("noul", ["yes", "yes", "maybe", "maybe"], r"labels\[2\].*labels of a noul"),
+        ("score", [1, 1, 3, 3], "without a gap"),
+        ("score", [2, 2, 3, 3], "from 0 or 1 on"),
+        ("score", [1.5, 1, 2, 2], r"labels\[0\].*number of a level"),
+        ("guess", ["a", "a", "b", "b"], "kind"),
+    ],
+)
+def test_labels_of_another_kind_are_named(engine: Engine, kind: Any, labels: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        engine.fit(["w1", "w2", "w3", "w4"], labels, name="x", kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "field"),
+    [
+        ({"name": ""}, "name"),
+        ({"question": 3}, "question"),
+        ({"keep": 1.5}, "keep"),
+        ({"seed": -1}, "seed"),
+        ({"class_weights": {"a": 1.0}}, "class_weights"),
+        ({"prompt_name": "nowhere"}, "prompt_name"),
+        ({"pooling": "most"}, "pooling"),
+    ],
+)
+def test_arguments_out_of_range_are_named(engine: Engine, keywords: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        engine.fit(["w1", "w2", "w3", "w4"], ["a", "a", "b", "b"], **{"name": "x", **keywords})
+    assert raised.value.field == field
+
+
+def test_a_misspelt_keyword_is_named(engine: Engine) -> None:
+    with pytest.raises(UnknownParameter, match="did you mean 'prompt_name'"):
+        engine.fit(["w1"], ["a"], name="x", prompt="query")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "field"),
+    [
+        ({"orders": "sorted"}, "orders"),
+        ({"length_norm": "token"}, "length_norm"),
+        ({"mass": False}, "mass"),
+        ({"template": "x"}, "template"),
+    ],
+)
+def test_settings_without_meaning_are_refused(
+    engine: Engine, team: FittedQuestion, keywords: Any, field: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="no meaning for a fitted question") as raised:
+        engine.decide("w1", [team], **keywords)
+    assert raised.value.field == field
+
+
+def test_a_choice_beside_it_and_another_vector_are_refused(engine: Engine, team: FittedQuestion) -> None:
+    with pytest.raises(InvalidRequest, match="no head that answers it") as raised:
+        engine.decide("w1", [team, Choice("Which?", ["a", "b"])])
+    assert raised.value.field == "questions[1]"
+    other = FittedQuestion.from_arrays(np.zeros((2, 48)), np.zeros(2), ["a", "b"], name="other", pooling="cls")
+    with pytest.raises(InvalidRequest, match="pooling='cls'"):
+        engine.decide("w1", [team, other])
+    assert engine.decide("w1", [other])[0].probabilities == {"a": 0.5, "b": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "labels", "field"),
+    [
+        ([[0.0], [np.nan]], [0, 0], ["a", "b"], "weight"),
+        ([[0.0], [1e30]], [0, 0], ["a", "b"], "weight"),
+        ([[0.0], [1.0]], [0, 0, 0], ["a", "b"], "weight"),
+        ([0.0, 1.0], [0, 0], ["a", "b"], "weight"),
+        ([["x"], ["y"]], [0, 0], ["a", "b"], "weight"),
+        ([[0.0], [1.0]], [0, 0], ["a", "a"], "labels"),
+        ([[0.0]], [0], ["a"], "labels"),
+    ],
+)
+def test_arrays_that_are_no_head_are_refused(weight: Any, bias: Any, labels: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        FittedQuestion.from_arrays(weight, bias, labels, name="x")
+    assert raised.value.field == field
+
+
+def test_explain_says_which_rows_are_read(engine: Engine, team: FittedQuestion) -> None:
+    found = engine.explain(Decide("w1 w2", [team]))
+    assert "pooling mean" in found.readout and found.labels == ()
