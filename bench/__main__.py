@@ -23,6 +23,7 @@ COMMANDS = {
     "pauses": "engine.pauses",
     "shares": "engine.shares",
     "fidelity": "engine.fidelity",
+    "fit": "engine.fit",
     "fleet": "fleet.ray_fleet",
     "tensor_parallel": "engine.tensor_parallel",
     "memory": "engine.memory",

@@ -1,4 +1,4 @@
-"""Accuracy, calibration and cost of fitted questions: python -m bench.engine.fit MODEL DATA [--seeds 3]
+"""Accuracy, calibration and cost of decisions that were fitted on labelled texts.
 
 DATA holds ``banking77_train.csv``, ``banking77_test.csv`` and the same of SNIPS, with the columns ``text`` and
 ``category``. For 5, 10, 50 and all labels a class: test accuracy and expected calibration error, the share of test
@@ -7,13 +7,13 @@ rows that are in scope, the share of the other data set's test rows that are not
 
 from __future__ import annotations
 
-import argparse
 import csv
 import time
 from pathlib import Path
 
 import numpy as np
 
+from bench.command_line import options_parser
 from prelude import Embed, Engine, FittedQuestion
 from prelude.calibration.metrics import summary
 from prelude.fitting.fit import fit_vectors
@@ -50,7 +50,7 @@ def measured(train, test, other, seed: int, count: int | None) -> dict[str, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("data", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
