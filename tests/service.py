@@ -94,6 +94,9 @@ def spoiled(result: StepResult, kind: str) -> StepResult:
             logprobs = first.logprobs.copy()
             logprobs[0] = np.nan
             first = replace(first, logprobs=logprobs)
+        case "places" | "below":
+            place = len(result.bad_rows) + 999 if kind == "places" else -1
+            return replace(result, bad_rows=(np.array([place], dtype=np.int32), *result.bad_rows[1:]))
         case "nan":
             return replace(result, bad_rows=(np.array([0], dtype=np.int32), *result.bad_rows[1:]))
         case "token" if isinstance(first, SampleOutput):

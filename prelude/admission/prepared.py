@@ -134,9 +134,6 @@ class Outcome:
         found: list[float] = np.maximum(values, _LEAST, dtype=np.float64).tolist()
         return found
 
-    def __repr__(self) -> str:
-        return f"Outcome(output={self.output!r}, token_ids={self.token_ids!r}, stats={self.stats!r})"
-
 
 @dataclass(frozen=True, slots=True)
 class Notes:

@@ -198,8 +198,6 @@ def resolve_bias(bias: Any, rows: int) -> tuple[I32, F32]:
     if len(bias) > rows:
         raise RequestTooLarge(f"{len(bias)} entries; the model has {rows} logits", field=field)
     ids = [validation.integer(key, f"{field} key", 0, rows - 1, "a key is a token id") for key in bias]
-    if len(set(ids)) < len(ids):
-        raise InvalidRequest("an id stands there twice, as two types of integer", field=field)
     values = [
         validation.number(value, f"{field}[{key}]", -MAX_BIAS, MAX_BIAS, "use banned_token_ids to rule a token out")
         for key, value in zip(ids, bias.values())

@@ -6,7 +6,7 @@
 docs/SIMULATOR.md says how to use it.
 """
 
-from prelude.simulation.compare import ABLATIONS, BASELINE, ablation, equal_p99, most_rate, run, sweep
+from prelude.simulation.compare import ABLATIONS, BASELINE, equal_p99, most_rate, run, sweep
 from prelude.simulation.costs import LinearCost, RooflineCost, Shape, StepCost, StepWork, work_of
 from prelude.simulation.fleet import ClosedLoop, Fleet, OpenLoop, simulate
 from prelude.simulation.machines import MACHINES, Machine, machine
@@ -31,7 +31,6 @@ __all__ = [
     "Shape",
     "StepCost",
     "StepWork",
-    "ablation",
     "equal_p99",
     "machine",
     "most_rate",

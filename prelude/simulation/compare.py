@@ -65,11 +65,6 @@ def run(
     return reports
 
 
-def ablation(machine: Machine, trace: Trace, **options: Any) -> list[Report]:
-    """Everything on, then each mechanism off in turn."""
-    return run(machine, trace, ABLATIONS, **options)
-
-
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """Reports of one variant by rate."""

@@ -166,3 +166,31 @@ def test_an_object_that_cannot_be_read_as_fields_fails_alone(chatty: Preparer) -
 )
 def test_work_without_much_text_is_no_work_for_a_loop(tasks: list[Any]) -> None:
     assert sum(map(text_size, tasks)) > INLINE_CHARS
+
+
+CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("item", "field", "says"),
+    [
+        ({"role": "user", "content": "a", "type": "reasoning"}, ".type", "is not the type of a message"),
+        ({"role": "assistant", "tool_calls": "f()"}, ".tool_calls", "is not a list of calls"),
+        ({"role": "assistant", "tool_calls": [CALL, 5]}, ".tool_calls[1]", "5 is not a call of a tool"),
+        ({"role": "assistant", "function_call": "f"}, ".function_call", "is not a call of a tool"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "function": 5}]}, ".tool_calls[0]", "5 is not a function"),
+        ({"role": "user", "content": "a", "tool_call_id": "1"}, ".tool_call_id", "answers no call"),
+        ({"role": "user", "content": "a", "status": "incomplete"}, ".status", "is not shown to the model"),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, 5]}, ".content[1]", "5"),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, {}] * MAX_VALUES}, ".content", "values"),
+        ({"role": "user", "content": 5}, ".content", "5 is not text or a list of text parts"),
+        ({"role": "user"}, "", 'has no "content"'),
+    ],
+)
+def test_an_item_of_a_conversation_is_refused_at_its_place(
+    chatty: Preparer, item: dict[str, Any], field: str, says: str
+) -> None:
+    state = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ["a"]}, item]
+    with pytest.raises(InvalidRequest) as caught:
+        chatty.prepare(snapshot(Decide(state, [YesNo("Polite?")])))
+    assert caught.value.field == f"state[2]{field}" and says in str(caught.value)

@@ -219,6 +219,15 @@ class TestAsync:
         engine._core.audit()
         assert engine.stats()["queued_requests"] == 0
 
+    def test_no_rows_and_a_queue_that_is_full(self) -> None:
+        async def run(engine: AsyncEngine, rows: list[str]) -> list[Any]:
+            return [one async for one in engine.map(decide, rows)]
+
+        with Engine.from_pretrained(config=EngineConfig(max_queued_requests=5, deterministic=True)) as small:
+            assert asyncio.run(run(AsyncEngine(small), [])) == []
+            found = asyncio.run(run(AsyncEngine(small), texts(40)))
+            assert [one.get() for one in found] == [one.get() for one in small.map(decide, texts(40))]
+
     def test_errors_of_the_rows(self, engine: Engine) -> None:
         async def rows() -> AsyncIterator[str]:
             for text in texts(5):

@@ -149,7 +149,7 @@ def test_an_error_of_the_engines_own_closes_it_and_every_caller_is_told(
 
 
 @pytest.mark.fault(58)
-@pytest.mark.parametrize("kind", ["outputs", "rows", "type"])
+@pytest.mark.parametrize("kind", ["outputs", "rows", "type", "places", "below"])
 def test_an_answer_of_the_wrong_shape_fails_its_step(kind: str) -> None:
     core = service_core(FaultyExecutor(Fault(kind), Fault(kind, at=2)))
     sink = ById()

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -47,7 +48,7 @@ def test_importing_prelude_imports_no_client() -> None:
 def test_langchain_decisions(engine: Engine, expected: dict[str, Any]) -> None:
     core = pytest.importorskip("langchain_core", minversion="1.8")
     from langchain_core.decisions import Choice, Noul, Score
-    from langchain_core.messages import HumanMessage
+    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
     from prelude.integrations.langchain import PreludeDecisions
 
@@ -69,11 +70,28 @@ def test_langchain_decisions(engine: Engine, expected: dict[str, Any]) -> None:
     assert len(model.batch([request] * 3)) == 3
     with pytest.raises(ValueError, match="truncation: options of a SystemOne"):  # as pydantic raises it
         PreludeDecisions(engine=SystemOne(engine), options={"truncation": "tail"})
-    spoken = model.invoke({"state": [HumanMessage(STATE)], "questions": {"refund": questions["refund"]}})
-    plain = SystemOne(engine).answer(
-        {"state": [{"role": "user", "content": STATE}], "questions": {"refund": QUESTIONS["refund"]}}
-    )
-    assert spoken.nouls["refund"].noul == pytest.approx(plain["answers"]["refund"]["noul"], abs=1e-5)
+    call: Any = {"id": "1", "name": "look", "args": {"at": "order"}, "type": "tool_call"}
+    called = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "order"}'}}
+    for spoken, messages in (
+        (HumanMessage(STATE), [{"role": "user", "content": STATE}]),
+        ([HumanMessage(STATE)], [{"role": "user", "content": STATE}]),
+        ({"last": HumanMessage(STATE)}, {"last": {"role": "user", "content": STATE}}),
+        (
+            [
+                AIMessage(
+                    [{"type": "text", "text": STATE}, {**call, "input": {}, "type": "tool_use"}], tool_calls=[call]
+                ),
+                ToolMessage("no such order", tool_call_id="1", status="error"),
+            ],
+            [
+                {"role": "assistant", "content": STATE, "tool_calls": [called]},
+                {"role": "tool", "content": "no such order", "tool_call_id": "1", "phase": "error"},
+            ],
+        ),
+    ):
+        told = model.invoke({"state": spoken, "questions": {"refund": questions["refund"]}})
+        plain = SystemOne(engine).answer({"state": messages, "questions": {"refund": QUESTIONS["refund"]}})
+        assert told.nouls["refund"].noul == pytest.approx(plain["answers"]["refund"]["noul"], abs=1e-5)
 
 
 def test_langchain_embeddings_and_reranker(engine: Engine) -> None:
@@ -154,6 +172,14 @@ def test_a_pydantic_ai_request_gives_the_answers_of_systemone(engine: Engine, ex
     levels = {int(level): share for level, share in expected["urgency"]["probabilities"].items()}
     assert found["urgency"].probabilities == pytest.approx(levels, abs=1e-5)
     assert found["urgency"].legend == {0: "later", 1: "today", 2: "now"}
+    with pytest.raises(InvalidRequest, match="images: this model reads text only"):
+        asyncio.run(PreludeModel(engine).decide(replace(request, images={"a": object()}), {}))
+    sides = decision.NoulCriteria(true="money back is asked for", false=None)
+    one = decision.NoulQuestion(instructions="A refund?", criteria=sides)
+    told = asyncio.run(PreludeModel(engine).decide(replace(request, questions={"a": one}), {})).answers["a"]
+    plain = {"type": "noul", "instructions": "A refund?", "criteria": {"true": "money back is asked for"}}
+    said = SystemOne(engine).answer({"state": STATE, "questions": {"a": plain}})["answers"]["a"]
+    assert told.noul == pytest.approx(said["noul"], abs=1e-5)
 
 
 def test_settings_of_pydantic_ai_are_followed_or_refused(engine: Engine) -> None:

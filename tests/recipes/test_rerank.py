@@ -217,8 +217,15 @@ def test_a_directory_may_bring_its_own_recipe(tmp_path: Path) -> None:
         assert engine.rerank("a cat", ["a dog", "a cat"])[0].score > 0
         with pytest.raises(InvalidRequest, match="no place for one"):
             engine.rerank("a cat", ["a dog"], instruction="strictly")
-        with pytest.raises(RecipeError, match=r"recipe.yes: .*is 3 tokens"):
-            engine.rerank("a", ["b"], recipe=RerankRecipe("x", yes="zqx", parts=("{query}{document}",)))
+        wrong: list[tuple[str, str | int | None, str]] = [
+            ("zqx", None, r"recipe.yes: .*is 3 tokens"),
+            ("y", "zqx", r"recipe.no: .*is 3 tokens"),
+            ("y", "y", r"recipe.no: yes and no are the same token \d+"),
+            ("y", 1 << 30, r"recipe.no: 1073741824 is not a token id of this model"),
+        ]
+        for yes, no, said in wrong:
+            with pytest.raises(RecipeError, match=said):
+                engine.rerank("a", ["b"], recipe=RerankRecipe("x", yes=yes, no=no, parts=("{query}{document}",)))
     (path / "recipe.json").write_text(json.dumps({**own, "parts": ["{query}"]}), encoding="utf-8")
     with pytest.raises(ModelError, match=r"recipe.json: .*\{document\}"):
         Engine.from_pretrained(path)

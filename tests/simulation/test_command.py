@@ -110,6 +110,10 @@ def test_without_probation_whatever_is_computed_pushes_the_rubrics_out(tmp_path:
         (["--plot", "no/such/folder/figure.png"], "there is no folder"),
         (["--seeds", "0", "--equal-p99", "--rate", "10"], "at least one"),
         (["--set", "nothing=1"], "no field"),
+        (["--set", "policy"], "'policy' is not NAME=VALUE"),
+        (["--option", "users=9"], "rubrics has no option 'users'; it takes requests, "),
+        (["--rate", "20", "--failures", "often"], "'often' is not a positive rate"),
+        (["--rate", "20", "--failures", "9,never"], "'never' is not a positive rate"),
         (["--rates", "0"], "positive rate"),
         (["--rates", "5", "--clients", "2"], "--rates takes no --clients"),
         (["--rates", "5", "--routing", "random,prefix-affine"], "--rates takes one"),
@@ -181,3 +185,19 @@ def test_a_table_of_no_finished_request_has_dashes(tmp_path: Path, capsys: pytes
         assert not (tmp_path / "none.png").exists()
     assert main(["simulate", str(trace), "--equal-p99"]) == 2
     assert "no request finishes at 1/s" in capsys.readouterr().err
+
+
+def test_policies_by_name_failures_and_a_trace_that_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--rate", "40", "--replicas", "2", "--failures", "2,1")
+    one, two = ran(tmp_path, *options, "--policy", "first_come_first_served,response_ratio")["reports"]
+    assert [one["label"], two["label"]] == ["first_come_first_served", "response_ratio"] and one != two
+    assert sum(one["ends"].values()) == sum(two["ends"].values()) == 150 and one["retried"] > 0
+    said = capsys.readouterr().out
+    assert f"first_come_first_served: {one['retried']} requests were asked again after a failure" in said
+    trace = tmp_path / "trace.jsonl"
+    assert main(["simulate", "rubrics", *SMALL, "--rate", "40", "--write-trace", str(trace)]) == 0
+    assert capsys.readouterr().out == f"150 arrivals in {trace}\n"
+    lines = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    assert [line["at"] for line in lines] == [arrival.at for arrival in rubrics(40, requests=150, rubrics=32, skew=0)]

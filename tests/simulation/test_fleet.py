@@ -15,7 +15,7 @@ from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, Machine, 
 from prelude.simulation.fleet import Failure, failures
 from prelude.simulation.replica import SimulatedRequest
 from prelude.simulation.report import jain
-from prelude.simulation.routing import Loads, PowerOfTwo, PrefixAffine, router
+from prelude.simulation.routing import ROUTERS, Loads, PowerOfTwo, PrefixAffine, router
 from prelude.simulation.workloads import (
     bursts,
     cancelled,
@@ -298,6 +298,19 @@ def test_the_shorter_queue_of_two_is_taken() -> None:
             loads.add(replica, 10)
     chosen = [routing.route(one(0.0, 10), loads) for _ in range(300)]
     assert set(chosen) == {1, 2} and 0.5 < chosen.count(2) / 300 < 0.8  # two thirds in the mean
+
+
+@pytest.mark.parametrize("routing", ROUTERS)
+def test_a_request_without_a_prefix_goes_to_a_replica_that_lives(routing: str) -> None:
+    way, loads = router(routing, 3), Loads(3)
+    nothing = Arrival(0.0, ((None, 10),))
+    loads.add(0, 10)
+    assert {way.route(nothing, loads) for _ in range(60)} <= {0, 1, 2}
+    if routing in ("least-loaded", "prefix-affine", "prefix-reported"):
+        assert 0 not in {way.route(nothing, loads) for _ in range(60)}
+    loads.lose(0)
+    loads.lose(2)
+    assert {way.route(nothing, loads) for _ in range(5)} == {1}
 
 
 @pytest.mark.parametrize("failure", [Failure(-1.0, 0), Failure(0.0, 1), Failure(0.0, 0, 0.0)])

@@ -112,6 +112,8 @@ def test_a_trace_file_gives_back_the_written_arrivals(tmp_path: Path) -> None:
         ({"at": 0, "parts": [["a", 1]], "deadline": -2}, "deadline"),
         ({"at": 0, "parts": [["a", 1]], "priority": "high"}, "priority"),
         ({"at": 0, "parts": [["a", 1]], "questions": [0]}, "questions"),
+        ({"at": 0, "parts": [["a", 1]], "questions": 3}, "questions=3 is not a list of token counts"),
+        ({"at": 0, "parts": [["a", 1]], "cache": "often"}, "cache='often' is not 'auto', 'always' or 'never'"),
         (b"\xff", "can't decode byte 0xff"),
         ("[" * 100_000, "nested too deeply"),
         ({"at": 0, "parts": [["\ud800", 1]]}, "is no text"),
