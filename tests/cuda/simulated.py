@@ -362,6 +362,7 @@ class SimulatedCall:
         self.calls.plans += 1
         first = arrays["indptr"] if self.kind == "decode" else arrays["qo"]
         self.rows = len(first) - 1 if self.kind == "decode" else int(first[-1])
+        assert self.kind != "decode" or (first.diff() > 0).all(), "a decode row without keys"
         if self.graph:
             if self.most_rows is None:
                 self.most_rows = self.rows

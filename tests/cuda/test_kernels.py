@@ -82,14 +82,18 @@ def test_nvcc_compiles_without_spills(tmp_path: Path, file: str, head_dim: int, 
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")
 @pytest.mark.parametrize(
-    ("flags", "wide"),
-    [((), r"cp\.async\.cg\.shared\.global"), (("-DPRELUDE_FLOAT32",), r"ld\.global\.v4\.f32")],
+    ("file", "kernel", "flags", "wide"),
+    [
+        ("attend", "attend", (), r"cp\.async\.cg\.shared\.global"),
+        ("attend", "attend", ("-DPRELUDE_FLOAT32",), r"ld\.global\.v4\.f32"),
+        ("logits", "row_stats", (), r"ld\.global\.v4\.f32"),
+    ],
 )
-def test_attend_reads_keys_by_16_bytes(tmp_path: Path, flags: tuple[str, ...], wide: str) -> None:
-    nvcc(tmp_path, "attend", "-arch=sm_90a", "-ptx", "-DHEAD_DIM=128", *flags)
-    made = (tmp_path / "out").read_text(encoding="utf-8")
+def test_kernels_read_by_16_bytes(tmp_path: Path, file: str, kernel: str, flags: tuple[str, ...], wide: str) -> None:
+    nvcc(tmp_path, file, "-arch=sm_90a", "-ptx", "-DHEAD_DIM=128", *flags)
+    made = (tmp_path / "out").read_text(encoding="utf-8").split(f".entry {kernel}(")[1].split(".entry")[0]
     assert re.search(wide, made) and not re.search(r"ld\.global(\.nc)?\.[a-z]16", made)
-    assert ("mma.sync" in made) == (not flags)
+    assert ("mma.sync" in made) == (kernel == "attend" and not flags)
 
 
 def test_a_cubin_is_compiled_once_per_content(tmp_path: Path) -> None:
