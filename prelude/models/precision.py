@@ -83,7 +83,7 @@ def require_vectors() -> None:
         raise DeviceUnavailable(
             "models on a CPU need AVX2, FMA and F16C, or NEON, which this processor has not: take an x86 processor "
             "of 2013 or newer, 64-bit ARM, or device='cuda'",
-            missing=("AVX2", "NEON"),
+            missing=("AVX2 or NEON",),
         )
 
 

@@ -1,5 +1,6 @@
 """Something goes wrong at each named place of a request's path: it raises, it is slow, or the request is cancelled
-right there. In each case every caller gets an end, nothing stays held, and the engine answers the next request."""
+right there. In each case every caller gets an end. An error of the engine's own closes it; after any other fault
+nothing stays held, and the engine answers the next request."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prelude.errors import PreludeError
+from prelude.errors import EngineClosed, PreludeError
 from prelude.runtime import stepper
 from prelude.runtime.delivery import LoopSink
 from prelude.scheduling import postprocess
@@ -33,6 +34,10 @@ PLACES: dict[str, Callable[[Any, Any], tuple[Any, str]]] = {
 }
 
 
+OWN = {"pool.alloc", "pool.attach", "trie.insert", "plan", "oneshot.postprocess"}
+"""Places whose errors are the engine's own."""
+
+
 class Injected(Exception):
     pass
 
@@ -50,6 +55,7 @@ def test_every_caller_is_told_after_a_fault_at_any_place(
     engine = toy_service(core)
     owner, name = PLACES[place](engine, core)
     inner = getattr(owner, name)
+    closes = (fault == "raise CancelledError" and place == "deliver") or (fault.startswith("raise") and place in OWN)
     seen = 0
 
     def meddled(*args: Any, **keywords: Any) -> Any:
@@ -88,11 +94,20 @@ def test_every_caller_is_told_after_a_fault_at_any_place(
             )
         if fault == "delay":
             assert list(ends[0].token_ids) == generated(1, 6) and ends[1].output is not None
-        after = await asyncio.wait_for(engine.run(chat(prompt(6, 9), 6)), timeout=PATIENCE)
-        assert list(after.token_ids) == generated(9, 6), "the engine goes on"
         assert seen > call, "it was called"
+        again = asyncio.wait_for(engine.run(chat(prompt(6, 9), 6)), timeout=PATIENCE)
+        if closes:
+            with pytest.raises(EngineClosed, match="closed by an error of its own"):
+                await again
+            assert any(isinstance(end, PreludeError) for end in ends)
+        else:
+            assert list((await again).token_ids) == generated(9, 6), "the engine goes on"
 
     asyncio.run(main())
+    if closes:
+        assert not core.healthy
+        engine.engine.close()
+        return
     core.audit()
     assert is_empty(core) and core.healthy
     seen = core.snapshot()

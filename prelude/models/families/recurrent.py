@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from prelude._native.cpu import MOST_TAPS
 from prelude.errors import UnsupportedModel, shown
 from prelude.models.families.base import MAX_HEADS, MAX_WIDTH, Family, SpecRequest, one_of, refuse_other_values
 from prelude.models.families.decoder import ACTIVATIONS, FULL, Sizes, layer_kinds, read_sizes
@@ -111,7 +110,7 @@ def _rule_sizes(fields: Fields) -> tuple[int, int, int, int, int]:
     if values % keys:
         raise fields.wrong("linear_num_value_heads", f"it must be a multiple of linear_num_key_heads = {keys}")
     key_dim, value_dim = (fields.integer(f"linear_{part}_head_dim", 1, 1024) for part in ("key", "value"))
-    return keys, values, key_dim, value_dim, fields.integer("linear_conv_kernel_dim", 1, MOST_TAPS)
+    return keys, values, key_dim, value_dim, fields.integer("linear_conv_kernel_dim", 1, _most_taps())
 
 
 def _gated_delta(at: str, hidden: int, sizes: tuple[int, int, int, int, int], eps: float) -> GatedDelta:
@@ -149,7 +148,7 @@ def _lfm2(fields: Fields, asked: SpecRequest) -> ModelSpec:
     ropes = _rope(fields, sizes.head_dim, None)
     rope = Rope(ropes.theta, ropes.width, ropes.scaling)
     eps = fields.number("norm_eps", 0.0, 0.1)
-    kernel, bias = fields.integer("conv_L_cache", 1, MOST_TAPS), fields.boolean("conv_bias")
+    kernel, bias = fields.integer("conv_L_cache", 1, _most_taps()), fields.boolean("conv_bias")
     tied = fields.boolean("tie_embedding" if "tie_embedding" in fields.values else "tie_word_embeddings")
     queries, keys, hidden = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim, sizes.hidden
 
@@ -266,3 +265,10 @@ LFM2 = Family(
         "block_multiple_of": 256,
     },
 )
+
+
+def _most_taps() -> int:
+    """Of a kernel of a convolution."""
+    from prelude._native.cpu import MOST_TAPS  # a config is read without numpy
+
+    return MOST_TAPS
