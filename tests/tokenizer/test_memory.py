@@ -118,7 +118,7 @@ small = json.dumps({"model": model, "pre_tokenizer": {"type": "Whitespace"}, "ad
 with open("/proc/self/status") as status:
     size = next(int(line.split()[1]) for line in status if line.startswith("VmSize:")) * 1024
 limits = resource.getrlimit(resource.RLIMIT_AS)
-resource.setrlimit(resource.RLIMIT_AS, (size + (24 << 20), limits[1]))
+resource.setrlimit(resource.RLIMIT_AS, (size + (30 << 20), limits[1]))
 first = Tokenizer.from_str(small)
 resource.setrlimit(resource.RLIMIT_AS, limits)
 second = Tokenizer.from_file(sys.argv[1], cache=False)
