@@ -177,14 +177,14 @@ def _fit_vectors(
         table, own = np.concatenate(parts).astype(np.float64), truth[np.concatenate(folds[:count_of])].tolist()
         return table, own, fit_temperature(list(table), own)
 
-    strength, least = STRENGTHS[0], np.inf
+    used, least = len(folds) if len(truth) < MANY else 2, np.inf
     for tried in STRENGTHS:
-        table, own, temperature = held_out(tried, len(folds) if len(truth) < MANY else 2)
-        loss = mean_nll(table / temperature, own)
+        judged = held_out(tried, used)
+        loss = mean_nll(judged[0] / judged[2], judged[1])
         if loss >= least:
             break
-        strength, least = tried, loss
-    table, own, temperature = held_out(strength, len(folds))
+        strength, least, best = tried, loss, judged
+    table, own, temperature = best if used == len(folds) else held_out(strength, len(folds))
     weight, bias = logistic.uncentred(rows, logistic.fit(rows, truth, count, weights, strength, starts[0]))
     scope = _scope(rows, vectors, truth, count, folds, keep)
     facts = {
