@@ -6,14 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from prelude.cuda.weights import torch_of
 
 from prelude.models.arrays import BF16, Array
-
-
-def torch_of(array: Array) -> torch.Tensor:
-    if array.dtype == BF16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
 
 
 def array_of(tensor: torch.Tensor) -> Array:

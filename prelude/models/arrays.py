@@ -51,6 +51,11 @@ def narrow(array: Array) -> Array:
     return half
 
 
+def as_type(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The values in one of ``ROW_TYPES``; the array itself where it has that dtype."""
+    return widen(array) if dtype == FLOAT32 else narrow(array)
+
+
 def not_finite(array: Array) -> int:
     """How many values are NaN or infinite."""
     array = np.ascontiguousarray(array)
@@ -82,6 +87,7 @@ __all__ = [
     "Array",
     "address",
     "aligned",
+    "as_type",
     "bytes_of",
     "name_of",
     "narrow",

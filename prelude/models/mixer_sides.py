@@ -17,7 +17,7 @@ import numpy as np
 
 from prelude._native import cpu
 from prelude._native.cpu import layer_norm, rotate
-from prelude.models.arrays import F32, FLOAT32, Array, aligned, narrow
+from prelude.models.arrays import F32, FLOAT32, Array, aligned, as_type
 from prelude.models.ops import ACTIVATIONS, NORMS, RowNorm, activate
 from prelude.models.packed import PackedLinear
 from prelude.models.spec import Attention
@@ -180,7 +180,7 @@ def _read(norm: RowNorm | None, x: F32, normed: Array) -> Array:
     """Rows of the residual stream as a projection reads them, of the type of ``normed``, which is room for them."""
     if norm is not None:
         return norm(x, normed)
-    return x if x.dtype == normed.dtype else narrow(x)
+    return as_type(x, normed.dtype)
 
 
 def _add(x: F32, linear: OutLinear, read: Array, after: RowNorm | None) -> None:

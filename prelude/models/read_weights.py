@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude.models.arrays import BF16, F32, FLOAT32, Array, narrow, widen
+from prelude.models.arrays import BF16, F32, FLOAT32, Array, as_type, widen
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.ops import RowNorm
 from prelude.models.option_heads import ChoiceLayerWeights, ChoiceWeights, OptionWeights, PointerWeights
@@ -198,7 +198,7 @@ class _Reader:
         if tokens is None:
             stored = self.source.finite(name)
             if self.packing == "float32" or stored.dtype not in (BF16, np.float16):
-                stored = widen(stored) if self.dtype == FLOAT32 else narrow(stored)
+                stored = as_type(stored, self.dtype)
             tokens = stored.copy()
         table: F32 | None = None
         if spec.positions is not None:

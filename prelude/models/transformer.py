@@ -29,7 +29,7 @@ import numpy as np
 
 from prelude._native import cpu
 from prelude.arrays import F64
-from prelude.models.arrays import F32, Array, aligned, narrow, widen
+from prelude.models.arrays import F32, Array, aligned, as_type, widen
 from prelude.models.mixer_sides import BeforeMixer, BehindMixer, InProj, SomeOutputs, before_attention, part_of
 from prelude.models.ops import RotaryTable, activate
 from prelude.models.recurrent import StepStates, room_of
@@ -184,7 +184,7 @@ class Transformer:
 
     def _rows(self, rows: F32) -> Array:
         """As projections read them."""
-        return rows if rows.dtype == self.dtype else narrow(rows)
+        return as_type(rows, self.dtype)
 
     def scores(self, normed: F32) -> F32:
         """Logits of the classification head, in float32 with weights of any type."""
