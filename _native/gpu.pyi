@@ -1,6 +1,6 @@
 from typing import Any, TypeAlias, final
 
-from prelude.arrays import F64, I32
+from prelude.values.arrays import F64, I32
 
 LevelSizes: TypeAlias = tuple[int, int, int, bool, bool]
 StepSizes: TypeAlias = tuple[int, int, tuple[LevelSizes, ...], int, int, int, int, bool, int, bool, bool, bool]

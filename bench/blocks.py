@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from timeit import Timer
 from typing import Any
 
-from prelude.progress import watched
+from prelude.terminal.progress import watched
 
 Run = Callable[[int], float]  # CPU seconds of so many calls
 Three = tuple[float, float, float]

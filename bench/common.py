@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from bench import record
 from bench.command_line import command_line, options_parser
 from bench.record import machine_facts as machine_facts  # of a report's facts, for its benchmark
-from prelude.progress import watched
+from prelude.terminal.progress import watched
 
 TABLE_WIDTH = 120
 FIGURES = (".png", ".svg", ".pdf")

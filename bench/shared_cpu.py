@@ -15,7 +15,7 @@ import time
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, three
-from prelude.progress import watched
+from prelude.terminal.progress import watched
 
 BURN = """
 import os, time

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prelude.cuda.staging import Area
     from torch import Tensor
 
-    from prelude.execution.parallel.group import RankGroup
+    from prelude.parallel.group import RankGroup
 
 from prelude.cuda.device import FIXED_ROWS
 

@@ -37,12 +37,12 @@ from prelude.cuda.weights import DeviceWeights
 from prelude.cuda.workspace import Workspace
 from torch import Tensor
 
-from prelude.batch import I32, ForwardBatch, Output, Readout, StepResult
 from prelude.errors import DeviceLost, EngineClosed
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.pending import num_sampled
 from prelude.execution.step_memory import StepMemory
 from prelude.models.config import ModelConfig
+from prelude.readouts.batch import I32, ForwardBatch, Output, Readout, StepResult
 
 log = logging.getLogger("prelude.cuda")
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from prelude.cuda.device import Device
 from torch import Tensor
 
-from prelude.arrays import I32
 from prelude.execution.host_blocks import runs
+from prelude.values.arrays import I32
 
 
 class CudaHostBlocks:

@@ -23,7 +23,7 @@ from prelude.cuda.shapes import Shape
 from prelude.cuda.staging import HEADER, Area
 from prelude.cuda.step_readouts import groups_of, is_plain, joined
 
-from prelude.batch import (
+from prelude.readouts.batch import (
     I32,
     DecodeBatch,
     ForwardBatch,

@@ -17,7 +17,7 @@ from prelude.cuda.readout_operation import (
 )
 from torch import Tensor
 
-from prelude.batch import I32, LogprobOutput, LogprobRows, Output
+from prelude.readouts.batch import I32, LogprobOutput, LogprobRows, Output
 
 
 class Pairs:

@@ -18,7 +18,7 @@ from prelude.cuda.readout_operation import (
 )
 from torch import Tensor
 
-from prelude.batch import I32, Output, SampleOutput, SampleRows
+from prelude.readouts.batch import I32, Output, SampleOutput, SampleRows
 from prelude.readouts.draw import uniforms
 
 _EDITS = (

@@ -9,7 +9,7 @@ from prelude.cuda.readout_operation import Get, Put, ReadoutContext, Sizes, Take
 from prelude.cuda.workspace import whole_tiles
 from torch import Tensor
 
-from prelude.batch import I32, HeadOutput, HeadRows, Output, PooledOutput, PooledRows
+from prelude.readouts.batch import I32, HeadOutput, HeadRows, Output, PooledOutput, PooledRows
 
 _ONE_ROW = ("last", "cls")
 

@@ -19,8 +19,8 @@ from prelude.cuda.weights import DeviceWeights
 from prelude.cuda.workspace import Workspace
 from torch import Tensor
 
-from prelude.batch import I32, Output
 from prelude.models.spec import ModelSpec
+from prelude.readouts.batch import I32, Output
 
 Sizes = list[tuple[str, int, str]]
 

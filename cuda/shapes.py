@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from prelude._native.gpu import Places
 
-from prelude.batch import I32
+from prelude.readouts.batch import I32
 
 if TYPE_CHECKING:
     from prelude._native.gpu import StepSizes

@@ -14,7 +14,7 @@ from prelude.cuda.readout_operation import ReadoutContext, ReadoutOperation, Rec
 from prelude.cuda.staging import Fields
 from torch import Tensor
 
-from prelude.batch import I32, HeadRows, LogprobRows, Output, PooledRows, Readout, SampleOutput, SampleRows
+from prelude.readouts.batch import I32, HeadRows, LogprobRows, Output, PooledRows, Readout, SampleOutput, SampleRows
 
 Make: TypeAlias = "Callable[[Any, ReadoutContext, RecordedReadout | None, int], ReadoutOperation]"
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from prelude._native.gpu import clock_at
 from prelude.cuda.staging import Area, Ticket
 
-from prelude.batch import I32, Output, StepResult
+from prelude.readouts.batch import I32, Output, StepResult
 
 Read: TypeAlias = Callable[[Area], tuple[tuple[Output, ...], tuple[I32, ...]]]
 """The outputs of a step and their bad rows, out of the area that holds its results."""

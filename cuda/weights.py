@@ -19,7 +19,7 @@ from torch import Tensor
 from prelude.models.arrays import BF16, Array
 from prelude.models.spec import LM_HEAD, Layer, ModelSpec, Norm, Projection, Rope
 from prelude.models.weight_source import WeightSource
-from prelude.progress import watched
+from prelude.terminal.progress import watched
 
 _CHUNK = 64 << 20
 

@@ -16,11 +16,10 @@ __version__ = "0.1.0"  # the one place: the package metadata and `prelude --vers
 
 if TYPE_CHECKING:
     from prelude.admission.template import DecisionTemplate
-    from prelude.base import Health, ModelInfo
-    from prelude.bulk.windows import Mapped
+    from prelude.api.base import Health, ModelInfo
+    from prelude.api.engine import AsyncEngine, Engine
+    from prelude.api.windows import Mapped
     from prelude.calibration.calibrator import Calibrator, PriorCorrection
-    from prelude.config import EngineConfig
-    from prelude.engine import AsyncEngine, Engine
     from prelude.errors import (
         BulkError,
         CalibrationError,
@@ -51,8 +50,7 @@ if TYPE_CHECKING:
         WrongUse,
     )
     from prelude.fitting.question import FittedQuestion
-    from prelude.loading import serve_rank
-    from prelude.options import RequestOptions
+    from prelude.loading.open import serve_rank
     from prelude.results import (
         Answer,
         Answers,
@@ -93,14 +91,16 @@ if TYPE_CHECKING:
         Score,
         YesNo,
     )
+    from prelude.values.config import EngineConfig
+    from prelude.values.options import RequestOptions
 
 _PUBLIC = {
-    "prelude.config": ("EngineConfig",),
+    "prelude.values.config": ("EngineConfig",),
     "prelude.admission.template": ("DecisionTemplate",),
-    "prelude.base": ("Health", "ModelInfo"),
-    "prelude.bulk.windows": ("Mapped",),
+    "prelude.api.base": ("Health", "ModelInfo"),
+    "prelude.api.windows": ("Mapped",),
     "prelude.calibration.calibrator": ("Calibrator", "PriorCorrection"),
-    "prelude.engine": ("AsyncEngine", "Engine"),
+    "prelude.api.engine": ("AsyncEngine", "Engine"),
     "prelude.errors": (
         "BulkError",
         "CalibrationError",
@@ -131,9 +131,9 @@ _PUBLIC = {
         "WrongUse",
     ),
     "prelude.fitting.question": ("FittedQuestion",),
-    "prelude.loading": ("serve_rank",),
+    "prelude.loading.open": ("serve_rank",),
     "prelude.runtime.events": ("Event",),
-    "prelude.options": ("RequestOptions",),
+    "prelude.values.options": ("RequestOptions",),
     "prelude.results": (
         "Answer",
         "Answers",

@@ -1,5 +1,5 @@
 import sys
 
-from prelude.cli import main
+from prelude.tools.cli import main
 
 sys.exit(main())

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from prelude.execution.cpu import CpuExecutor
+from prelude.cpu.executor import CpuExecutor
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 

@@ -94,7 +94,7 @@ def read_journal(path: Path) -> None:
 
 
 def read_messages(path: Path) -> None:
-    from prelude.execution.parallel.messages import decoded
+    from prelude.parallel.messages import decoded
 
     decoded(bytearray(path.read_bytes()))
 
@@ -163,8 +163,8 @@ def read_recipe_file(path: Path) -> None:
 def write_message(path: Path) -> None:
     import numpy as np
 
-    from prelude.batch import OneShotBatch
-    from prelude.execution.parallel.messages import encoded
+    from prelude.parallel.messages import encoded
+    from prelude.readouts.batch import OneShotBatch
     from tests.execution.helpers import all_logprobs, prompts, random_ids
 
     ids = random_ids(1, 20)
@@ -174,9 +174,9 @@ def write_message(path: Path) -> None:
 def formats(root: Path) -> dict[str, Format]:
     """The good files, written below ``root``."""
     from prelude.calibration.rows import read_rows
-    from prelude.convert import convert
     from prelude.scheduling.cost import CostModel
     from prelude.simulation.traces import read_trace
+    from prelude.tools.convert import convert
     from tests.checkpoints import make_checkpoint
 
     made: dict[str, Format] = {}

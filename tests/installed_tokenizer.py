@@ -5,7 +5,7 @@ import sys
 
 from prelude.tokenizer import Tokenizer
 
-for absent in ("prelude.engine", "prelude.default_model", "prelude.simulation"):
+for absent in ("prelude.api.engine", "prelude.default_model", "prelude.simulation"):
     if importlib.util.find_spec(absent) is not None:
         raise SystemExit(f"{absent} is installed: this is not the tokenizer's own wheel")
 encoding = Tokenizer.from_file(sys.argv[1]).encode("The harbour was quiet.")

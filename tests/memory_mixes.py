@@ -18,7 +18,7 @@ from typing import Any
 
 import prelude
 from prelude import Engine, EngineConfig, SamplingParams
-from prelude.execution.peak import peak_bytes
+from prelude.cpu.peak import peak_bytes
 
 MB = 1 << 20
 

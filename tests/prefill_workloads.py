@@ -55,9 +55,9 @@ from typing import Any
 import numpy as np
 
 from prelude import AsyncEngine, Engine, EngineConfig, YesNo
-from prelude.batch import I32
-from prelude.execution.peak import peak_bytes, resident_bytes
+from prelude.cpu.peak import peak_bytes, resident_bytes
 from prelude.models.memory import give_back_freed
+from prelude.readouts.batch import I32
 from prelude.scheduling.request import Request
 from prelude.simulation.traces import Arrival
 from prelude.simulation.workloads import credit_verification, post_recommendation

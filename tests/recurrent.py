@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from prelude.batch import (
+from prelude.execution.executor import ExecutorLimits
+from prelude.readouts.batch import (
     DecodeBatch,
     DecodeRows,
     LogprobOutput,
@@ -30,7 +31,6 @@ from prelude.batch import (
     SampleRows,
     StepResult,
 )
-from prelude.execution.executor import ExecutorLimits
 from tests import toy
 from tests.service import FaultyExecutor
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from prelude import AsyncEngine, Engine
 from prelude.admission.prepared import Admitted, Outcome, Prepared
-from prelude.batch import ForwardBatch, LogprobOutput, SampleOutput, StepResult
+from prelude.readouts.batch import ForwardBatch, LogprobOutput, SampleOutput, StepResult
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from prelude.api.text_streams import watching
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, Sink
-from prelude.text_streams import watching
 from tests import toy
 from tests.scheduling.cores import chat, last_logprob, prompt, tree_request
 from tests.service import is_empty, service_core

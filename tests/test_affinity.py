@@ -1,11 +1,11 @@
-"""Ranking of replicas by the prefixes that they have: ``prelude.affinity``, and the report against a real cache."""
+"""Ranking of replicas by the prefixes that they have, and the report against a real cache."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from prelude import Choice, Decide, Embed, Engine, EngineConfig, Loglikelihood
-from prelude.affinity import (
+from prelude.integrations.affinity import (
     KEPT_CHARS,
     KEPT_TEXTS,
     LENGTHS,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from prelude.cli import command_parser, main
-from prelude.command_line import byte_count, check_target, writing
 from prelude.errors import ConfigError
+from prelude.terminal.command_line import byte_count, check_target, writing
+from prelude.tools.cli import command_parser, main
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -61,7 +61,7 @@ def test_every_option_has_a_help_text(command: str, action: argparse.Action) -> 
 
 def test_without_a_command_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Any] = []
-    monkeypatch.setattr("prelude.demo.main", lambda chosen: ran.append(chosen) or 0)
+    monkeypatch.setattr("prelude.tools.demo.main", lambda chosen: ran.append(chosen) or 0)
     assert main([]) == 0 and main(["demo", "--model", "X"]) == 0
     assert [one.model for one in ran] == [None, "X"]
 
@@ -179,7 +179,7 @@ def test_the_status_of_a_command_that_ends_early(
     def failing(chosen: Any) -> int:
         raise error
 
-    monkeypatch.setattr("prelude.demo.main", failing)
+    monkeypatch.setattr("prelude.tools.demo.main", failing)
     assert main(["demo"]) == status
     found = capsys.readouterr()
     assert found.err.startswith(says) and found.err.count("\n") == 1 and not found.out
@@ -203,7 +203,7 @@ def test_targets_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     check_target("--save", str(tmp_path / "there.json"))
     with pytest.raises(ConfigError, match=r"^--save .*: there is no folder"):
         check_target("--save", str(tmp_path / "no" / "x.json"))
-    monkeypatch.setattr("prelude.command_line.find_spec", lambda name: None)
+    monkeypatch.setattr("prelude.terminal.command_line.find_spec", lambda name: None)
     check_target("--save", str(tmp_path / "x.png"))
     with pytest.raises(ConfigError, match=r"^--plot needs matplotlib: pip install matplotlib"):
         check_target("--plot", str(tmp_path / "x.png"), figure=True)

@@ -15,15 +15,18 @@ from prelude.errors import PreludeError
 from prelude.results import Answers
 from tests.conftest import ROOT
 
-FOLDERS = ("", "bulk", "calibration", "recipes", "simulation", "systemone")  # modules that callers use
+FOLDERS = (  # modules that callers use
+    *("api", "bulk", "calibration", "loading", "recipes", "results", "simulation", "systemone"),
+    *("tasks", "terminal", "tools", "values"),
+)
 # Python's own protocols, an abstract method, and a package that is not installed.
 PROTOCOLS = {"AttributeError", "StopIteration", "StopAsyncIteration", "NotImplementedError", "ImportError"}
 # Of a request that ended wrongly inside the engine; its caller turns it into a TraceError.
 INTERNAL = {
-    ("prelude.text_streams", "RuntimeError"),
+    ("prelude.api.text_streams", "RuntimeError"),
     ("prelude.simulation.replica", "RuntimeError"),
     ("prelude.simulation.traces", "ValueError"),
-    ("prelude.strict_json", "ValueError"),  # which each entrance makes its own error
+    ("prelude.values.strict_json", "ValueError"),  # which each entrance makes its own error
 }
 
 

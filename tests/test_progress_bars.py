@@ -100,7 +100,7 @@ def test_a_terminal_that_goes_away_ends_nothing() -> None:
 
 
 SCORE = """
-from prelude.cli import main
+from prelude.tools.cli import main
 flags = ["--text-column", "text", "--noul", "q=Is it?", "--window", "20"]
 print("loaded", flush=True)
 main(["score", {source!r}, {target!r}, *flags])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prelude.strict_json import ANY, MAX_DEPTH, MAX_VALUES, loads
+from prelude.values.strict_json import ANY, MAX_DEPTH, MAX_VALUES, loads
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

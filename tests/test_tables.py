@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prelude.tables import shortened, shown_width, text_table
+from prelude.terminal.tables import shortened, shown_width, text_table
 
 
 @pytest.mark.parametrize(

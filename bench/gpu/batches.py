@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude.batch import LogprobRows, PromptSlices, SampleRows
+from prelude.readouts.batch import LogprobRows, PromptSlices, SampleRows
 
 
 def i32(values: Any) -> np.ndarray:

@@ -11,8 +11,16 @@ from prelude.cuda.executor import CudaExecutor
 
 from bench.gpu.batches import draw, forest, greedy, i32, labels
 from bench.gpu.models import RandomSource, Reference
-from prelude.batch import DecodeBatch, DecodeRows, LogprobOutput, MixedBatch, OneShotBatch, PromptSlices, SampleOutput
 from prelude.models.config import ModelConfig
+from prelude.readouts.batch import (
+    DecodeBatch,
+    DecodeRows,
+    LogprobOutput,
+    MixedBatch,
+    OneShotBatch,
+    PromptSlices,
+    SampleOutput,
+)
 
 LIMIT_ULPS = 2.0
 """Units in the last place of a bfloat16 of the largest logit that any bfloat16 forward may be off."""

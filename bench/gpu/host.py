@@ -21,7 +21,7 @@ import numpy as np
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, three
 from bench.gpu.batches import draw, forest, greedy, i32, labels
-from prelude.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, SampleRows
+from prelude.readouts.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, SampleRows
 
 AIMS = {"submit to launch": 30.0, "completion to result": 10.0, "decode": 40.0}
 """Microseconds of one OneShot root of a known shape, and of every other step."""

@@ -28,8 +28,8 @@ from bench.gpu.clients import chats, lone_requests, saturated
 from bench.gpu.exactness import allowed_ulps, worst_error
 from bench.gpu.models import MODELS, Floor, RandomSource, Reference, causal, save_checkpoint
 from prelude import AsyncEngine, Engine, EngineConfig, default_model
-from prelude.batch import OneShotBatch
-from prelude.execution.cuda import attention_calls, probe_step
+from prelude.loading.cuda import attention_calls, probe_step
+from prelude.readouts.batch import OneShotBatch
 
 
 class NotRight(Exception):

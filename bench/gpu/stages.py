@@ -193,7 +193,7 @@ def profile(stage: Stage) -> None:
 
     from bench.gpu.batches import draw, forest, greedy
     from bench.gpu.loads import Bench
-    from prelude.batch import OneShotBatch
+    from prelude.readouts.batch import OneShotBatch
 
     bench = Bench(stage.repeats)
     executor = bench.executor("06b")

@@ -22,14 +22,14 @@ import numpy as np
 
 from bench.common import Report, machine_facts, part_of_planning
 from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, Generate, SamplingParams
-from prelude.batch import ForwardBatch, LogprobRows, OneShotBatch, Readout, StepResult
-from prelude.call import PLAIN
+from prelude.api.text_streams import watching
 from prelude.execution.executor import ExecutorLimits
-from prelude.loading import load
+from prelude.loading.open import load
+from prelude.readouts.batch import ForwardBatch, LogprobRows, OneShotBatch, Readout, StepResult
+from prelude.runtime.call import PLAIN
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.lease import KvPool
-from prelude.text_streams import watching
 
 BLOCK = 16
 LONGEST = 2048  # tokens of the longest prompt

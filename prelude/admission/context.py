@@ -8,22 +8,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from prelude.admission import validation
 from prelude.admission.chat import ChatRenderer, Frame, make_frame
-from prelude.admission.memo import Memo
 from prelude.admission.prepared import Admitted, Outcome, Prepared, TokenTree
 from prelude.admission.tokenization import Encoder, TokenizationScope
-from prelude.config import EngineConfig
-from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
-from prelude.option_settings import Layout, OptionSettings
 from prelude.readouts import RequestReadout
 from prelude.readouts.sampling import Sampling
 from prelude.recipes import ModelRecipes
 from prelude.results import AskedQuestion
 from prelude.streaming.detokenize import Texts
 from prelude.tasks import CacheMode, Task
+from prelude.values import validation
+from prelude.values.config import EngineConfig
+from prelude.values.embedding import EmbeddingSettings
+from prelude.values.memo import Memo
+from prelude.values.option_settings import Layout, OptionSettings
 
 CHARS_PER_TOKEN = 16
 LEAST_MASS = 0.01

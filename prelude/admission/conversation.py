@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from prelude.admission import validation
 from prelude.admission.messages import MAX_ROLE, TooLarge
 from prelude.admission.structured import MAX_TEXT, json_of
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
-from prelude.strict_json import loads
+from prelude.values import validation
+from prelude.values.strict_json import loads
 
 _ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function"])
 _CALLS = frozenset(["function_call", "custom_tool_call"])

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from prelude._native.core import join_ids
-from prelude.admission import validation
 from prelude.admission.context import LEAST_MASS, AdmissionContext, admitted, warn_of_mass
 from prelude.admission.conversation import is_conversation, turns_of
 from prelude.admission.decision import Decision, assembled, decision_of
@@ -22,10 +21,11 @@ from prelude.admission.structured import MAX_TEXT, text_of
 from prelude.admission.template import template_hash
 from prelude.admission.tokenization import TokenizationScope, token_ids
 from prelude.admission.weighing import Weighed, replaced, weigh_shifts
-from prelude.batch import I32
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
+from prelude.readouts.batch import I32
 from prelude.results import Answer, Answers, AskedQuestion
 from prelude.tasks import Decide
+from prelude.values import validation
 
 
 def prepare_decide(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Admitted:

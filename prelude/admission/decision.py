@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from prelude._native.core import join_ids
-from prelude.admission import validation
 from prelude.admission.chat import PLAIN, Frame
 from prelude.admission.context import AdmissionContext
 from prelude.admission.orders import check_orders
@@ -38,10 +37,11 @@ from prelude.admission.questions import (
 )
 from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, TokenizationScope
-from prelude.batch import I32, LogprobRows
 from prelude.errors import RequestTooLarge, TemplateError, shown
+from prelude.readouts.batch import I32, LogprobRows
 from prelude.results import AskedQuestion
 from prelude.tasks import Decide
+from prelude.values import validation
 
 LENGTH_NORMS = ("none", "token", "unconditional")
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext
 from prelude.admission.decide import named, state_content
 from prelude.admission.pooled import prepare_embed, vector_size
@@ -18,6 +17,7 @@ from prelude.errors import InvalidRequest, shown
 from prelude.fitting.question import FittedQuestion
 from prelude.results import Answers
 from prelude.tasks import Decide, Embed
+from prelude.values import validation
 
 
 def asks_fitted(questions: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext, admitted, cache_of, require_lm_head, salt_of
 from prelude.admission.logprobs import prompt_readout, top_limit
 from prelude.admission.prepared import Admitted, Outcome, Prepared, TokenTree
@@ -13,11 +12,12 @@ from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
 from prelude.admission.sampling import resolve
 from prelude.admission.text_reader import TextReader, sampled_logprob
 from prelude.admission.tokenization import TokenizationScope
-from prelude.batch import SampleOutput
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.readouts.batch import SampleOutput
 from prelude.readouts.sampling import History, Sampling, SamplingState
 from prelude.results import Completion
 from prelude.tasks import Generate, SamplingParams
+from prelude.values import validation
 
 MAX_TOKENS = (1 << 31) - 1
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext, admitted
 from prelude.admission.labels import LabelTrie, build_trie
 from prelude.admission.messages import shorten_messages
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept, render, require_messages
 from prelude.admission.tokenization import TokenizationScope
-from prelude.batch import LogprobRows
 from prelude.errors import InvalidRequest, RecipeError, shown
+from prelude.readouts.batch import LogprobRows
 from prelude.recipes import GuardField, GuardRecipe, names, recipe_of
 from prelude.results import GuardAnswer
 from prelude.tasks import Guard
+from prelude.values import validation
 
 
 def prepare_guard(ctx: AdmissionContext, scope: TokenizationScope, task: Guard) -> tuple[Admitted, Notes]:

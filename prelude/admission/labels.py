@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from prelude._native.core import LabelPaths
-from prelude.batch import I32
 from prelude.errors import InvalidRequest, shown
+from prelude.readouts.batch import I32
 
 
 @dataclass(frozen=True, slots=True)

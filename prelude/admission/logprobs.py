@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext, admitted
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import Encoded, encode_prompt
 from prelude.admission.tokenization import TokenizationScope, token_ids
-from prelude.batch import I32, LogprobOutput, LogprobRows
 from prelude.errors import InvalidRequest, PromptTooLong
+from prelude.readouts.batch import I32, LogprobOutput, LogprobRows
 from prelude.results import LoglikelihoodResult, PromptLogprobsResult, RequestStats, TokenLogprob
 from prelude.tasks import Loglikelihood, PromptLogprobs
+from prelude.values import validation
 
 
 def prepare_loglikelihood(ctx: AdmissionContext, scope: TokenizationScope, task: Loglikelihood) -> Admitted:

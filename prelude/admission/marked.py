@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext, admitted
 from prelude.admission.conversation import is_conversation, turns_of
 from prelude.admission.decide import named
@@ -24,11 +23,12 @@ from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.prompts import TRUNCATIONS
 from prelude.admission.structured import MAX_TEXT, text_of
 from prelude.admission.tokenization import TokenizationScope
-from prelude.batch import HeadOutput, OptionOutput
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
-from prelude.option_settings import OptionSettings
+from prelude.readouts.batch import HeadOutput, OptionOutput
 from prelude.results import Answer, Answers, AskedQuestion
 from prelude.tasks import Decide
+from prelude.values import validation
+from prelude.values.option_settings import OptionSettings
 
 
 def prepare_marked(

@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 
-from prelude.admission import validation
 from prelude.admission.context import LEAST_MASS, AdmissionContext, admitted, warn_of_mass
 from prelude.admission.decide import named, state_content
 from prelude.admission.decision import template_of
@@ -22,11 +21,12 @@ from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept
 from prelude.admission.template import DecisionTemplate, template_hash
 from prelude.admission.tokenization import TokenizationScope
-from prelude.arrays import I32
-from prelude.batch import LogprobOutput, LogprobRows
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.readouts.batch import LogprobOutput, LogprobRows
 from prelude.results import Answer, Answers, AskedQuestion
 from prelude.tasks import Decide
+from prelude.values import validation
+from prelude.values.arrays import I32
 
 
 def prepare_masked(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Admitted:

@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.values import validation
 
 MAX_VALUES = 1 << 15
 MAX_DEPTH = 64

@@ -28,8 +28,8 @@ import numpy as np
 
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.template import DecisionTemplate
-from prelude.batch import I32
 from prelude.errors import InvalidRequest, TemplateError, shown
+from prelude.readouts.batch import I32
 from prelude.tasks import Orders
 
 ONCE = (0,)

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext
 from prelude.admission.prepared import TokenTree
 from prelude.admission.prompts import TRUNCATIONS, check_room, drop, shorten
 from prelude.admission.tokenization import Mask, TokenizationScope
-from prelude.batch import I32
 from prelude.errors import InvalidRequest
+from prelude.readouts.batch import I32
 from prelude.tokenizer.params import longest_first
+from prelude.values import validation
 
 
 def as_pair(prompt: Any) -> tuple[str, str] | None:

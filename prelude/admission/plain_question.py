@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext
 from prelude.admission.structured import MAX_TEXT, text_of
 from prelude.errors import InvalidRequest, shown
-from prelude.option_settings import Layout
 from prelude.tasks import Choice, Noul, Score
+from prelude.values import validation
+from prelude.values.option_settings import Layout
 
 MAX_LEVELS = 10
 Kind: TypeAlias = Literal["choice", "noul", "score"]

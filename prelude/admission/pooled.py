@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext, admitted, served
 from prelude.admission.pairs import as_pair, encode_pair
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt, prompt_before, require_messages
 from prelude.admission.tokenization import TokenizationScope
-from prelude.batch import F32, I32, HeadOutput, HeadRows, PooledOutput, PooledRows
-from prelude.embedding import POOLINGS, Dense, EmbeddingSettings
 from prelude.errors import InvalidRequest, RecipeError, shown
+from prelude.readouts.batch import F32, I32, HeadOutput, HeadRows, PooledOutput, PooledRows
 from prelude.results import Classification, Embedding, RewardResult, TokenClassification
 from prelude.tasks import Classify, ClassifyTokens, Embed, Reward
+from prelude.values import validation
+from prelude.values.embedding import POOLINGS, Dense, EmbeddingSettings
 
 _ONE_ROW = ("last", "cls")
 ACTIVATIONS = ("default", "none", "sigmoid", "softmax")

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from prelude._native.core import build_tree
-from prelude.batch import I32, SampleOutput
 from prelude.readouts import RequestReadout
+from prelude.readouts.batch import I32, SampleOutput
 from prelude.readouts.sampling import Sampling
 from prelude.results import RequestStats, SampledLogprob
 from prelude.tasks import CacheMode
@@ -70,7 +70,7 @@ class TokenTree:
     @classmethod
     def build(cls, segments: Sequence[tuple[int, I32]], joins: Collection[int] = ()) -> TokenTree:
         """From ``[(parent, token_ids)]``, parents before children. Segments named in ``joins`` stand behind the
-        longest of their elder siblings and see all of them (``prelude/batch.py``)."""
+        longest of their elder siblings and see all of them (``prelude/readouts/batch.py``)."""
         return cls.single(segments[0][1]) if len(segments) == 1 else cls(*build_tree(segments, joins))
 
     @property

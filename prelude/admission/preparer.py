@@ -19,14 +19,14 @@ from prelude.admission.prepared import Admitted, Notes
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizationScope, TokenizerLike
-from prelude.config import EngineConfig
-from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
-from prelude.option_settings import OptionSettings
 from prelude.recipes import ModelRecipes
 from prelude.results import Explanation
 from prelude.tasks import Decide, Task, TaskOf
+from prelude.values.config import EngineConfig
+from prelude.values.embedding import EmbeddingSettings
+from prelude.values.option_settings import OptionSettings
 
 T = TypeVar("T")
 _NO_SETTINGS = EmbeddingSettings()

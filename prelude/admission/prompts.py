@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext
 from prelude.admission.messages import check_messages, shorten_messages, too_many_characters
 from prelude.admission.tokenization import Mask, Piece, TokenizationScope, token_ids
-from prelude.batch import I32
 from prelude.errors import InvalidRequest, PromptTooLong, TemplateError, shown
+from prelude.readouts.batch import I32
 from prelude.tasks import Classify, Embed, Rerank
+from prelude.values import validation
 
 TRUNCATIONS = ("error", "head", "tail", "middle")
 

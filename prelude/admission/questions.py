@@ -15,8 +15,8 @@ from prelude.admission.plain_question import PlainQuestion, check_characters, pl
 from prelude.admission.prompts import kept, shorten
 from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, TokenizationScope
-from prelude.batch import I32
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
+from prelude.readouts.batch import I32
 from prelude.tasks import Choice, Noul, Orders, Question, Score
 
 LabelOrder: TypeAlias = tuple[int, ...] | None

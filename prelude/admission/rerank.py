@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext, admitted, served
 from prelude.admission.pairs import encode_pair
 from prelude.admission.pooled import activate, head_activation, head_logits, head_readout
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept, prompt_before, render, shorten
 from prelude.admission.tokenization import Piece, TokenizationScope
-from prelude.batch import F32, I32, LogprobRows
 from prelude.errors import InvalidRequest, RecipeError, shown
 from prelude.readouts import RequestReadout
+from prelude.readouts.batch import F32, I32, LogprobRows
 from prelude.recipes import RerankRecipe, names, placeholders, recipe_of, split_part
 from prelude.results import RerankResult
 from prelude.tasks import Rerank
+from prelude.values import validation
 
 _PAIR = "cross-encoder"
 

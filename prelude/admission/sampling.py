@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from prelude._native.core import SameIds, ids_once
-from prelude.admission import validation
 from prelude.admission.context import AdmissionContext
 from prelude.admission.logprobs import top_limit
-from prelude.arrays import F32, I32, Mask
 from prelude.errors import InvalidRequest, RequestTooLarge, is_interrupt, own_error, shown
 from prelude.readouts.sampling import Choose, RowEdits, Sampling
 from prelude.streaming.text import Stops
 from prelude.tasks import SamplingParams
+from prelude.values import validation
+from prelude.values.arrays import F32, I32, Mask
 
 MAX_TEMPERATURE = 100.0
 GREEDY_BELOW = 1e-5  # dividing logits by less would overflow float32; the argmax is the limit

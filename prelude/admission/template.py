@@ -28,15 +28,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
+from prelude import recipes
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import Piece
-from prelude.errors import TemplateError, shown
-from prelude.strict_json import parse
+from prelude.errors import RecipeError, TemplateError, shown
 from prelude.tasks import strict_keywords
 from prelude.tokenizer.backends.files import read_plain
+from prelude.values.strict_json import parse
 
 MAX_TEMPLATE_CHARS = 1 << 16
 # Of a part that one question holds once for each label: max_labels of them stay a text of a few megabytes.
@@ -238,3 +240,20 @@ def template_hash(template: DecisionTemplate) -> str:
 CHAT_TEMPLATE = DecisionTemplate(
     question="Question: {question}\nAnswer with exactly one of: {labels}", label="{label}", chat=True
 )
+
+
+@lru_cache(maxsize=64)
+def decision_template(name: str) -> DecisionTemplate:
+    """For ``decide(template=...)``: one of ``decision_names()``. Raises ``RecipeError``."""
+    if name not in decision_names():
+        raise RecipeError(f"{shown(name)} is not a recipe for decide; there are {decision_names()}", field="template")
+    return DecisionTemplate.from_json((_decide_recipes() / f"{name}.json").read_bytes(), f"{name}.json")
+
+
+def decision_names() -> list[str]:
+    """The templates for plain chat models, in ``prelude/recipes/decide``."""
+    return sorted(one.name.removesuffix(".json") for one in _decide_recipes().iterdir() if one.name.endswith(".json"))
+
+
+def _decide_recipes() -> Any:
+    return resources(recipes) / "decide"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from prelude.batch import SampleOutput
+from prelude.readouts.batch import SampleOutput
 from prelude.readouts.sampling import Sampling
 from prelude.results import RequestStats, SampledLogprob
 from prelude.streaming.detokenize import Texts

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from prelude._native.core import Tally, ids_below
-from prelude.admission.memo import Memo
-from prelude.batch import I32
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.readouts.batch import I32
+from prelude.values.memo import Memo
 
 Piece: TypeAlias = tuple[str | I32, bool]  # text or ready ids; trusted?
 Atoms: TypeAlias = tuple[str | I32, ...]  # text and control ids in turn

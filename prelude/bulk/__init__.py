@@ -1,4 +1,2 @@
-"""Many rows: ``engine.map`` over any iterable, and ``prelude score`` from a file to a file."""
-
-WINDOW_ROWS = 1024
-"""Rows that run together, unless told otherwise."""
+"""Rows of files: ``prelude score`` from a file to a file, and batches of tables for other engines. No request enters
+but through ``engine.map``."""

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prelude.bulk import WINDOW_ROWS, columnar
-from prelude.bulk.bar import RowBar
-from prelude.bulk.form import Column, Form
-from prelude.bulk.mapping import map_rows
-from prelude.bulk.windows import window_size
-from prelude.config import EngineConfig
+from prelude.api.bar import RowBar
+from prelude.api.mapping import map_rows
+from prelude.api.windows import WINDOW_ROWS, window_size
+from prelude.bulk import columnar
+from prelude.bulk.form import Column, Form, read_task
 from prelude.errors import BulkError, InvalidRequest, shown
-from prelude.options import RequestOptions
+from prelude.values.config import EngineConfig
+from prelude.values.options import RequestOptions
 
 if TYPE_CHECKING:
-    from prelude.sync import Engine
+    from prelude.api.sync import Engine
 
 
 class BatchScorer:
@@ -65,7 +65,7 @@ class BatchScorer:
     def values(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The new columns of each row, in the order of ``rows``. A row that failed has ``error`` alone."""
         bar = RowBar(None, len(rows))
-        mapped = map_rows(self.engine, self.form.task, rows, self._window, True, bar, RequestOptions())
+        mapped = map_rows(self.engine.run_many, self.form.task, rows, self._window, True, bar, RequestOptions())
         return [
             {self._prefix + name: value for name, value in self.form.values(one).items()}  # in the order of the rows
             for one in mapped
@@ -90,8 +90,6 @@ class BatchScorer:
 def read_form(form: Mapping[str, Any] | str) -> Mapping[str, Any]:
     if isinstance(form, str):
         from pathlib import Path
-
-        from prelude.bulk.command import read_task
 
         return read_task(Path(form))
     if not isinstance(form, Mapping):

@@ -13,12 +13,15 @@ import json
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from prelude.bulk.windows import Mapped
-from prelude.errors import BulkError, InvalidRequest, shown
+from prelude.api.windows import Mapped
+from prelude.errors import BulkError, InvalidRequest, reason, shown
 from prelude.tasks import Choice, Classify, Decide, Embed, Noul, Rerank, Score
+from prelude.values.strict_json import loads
 
+MAX_FORM = 1 << 24  # bytes
 TEXT, NUMBER, INTEGER, NUMBERS, VECTOR = "text", "number", "integer", "numbers", "vector"
 COMMON = (("prompt_tokens", INTEGER), ("error", TEXT))
 FIELDS = {"decide": ("state",), "classify": ("prompt",), "embed": ("prompt",), "rerank": ("query", "document")}
@@ -204,3 +207,17 @@ _VALUES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "embed": lambda result: {"embedding": [float(value) for value in result]},
     "rerank": lambda result: {"score": result.score},
 }
+
+
+def read_task(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_FORM:
+            raise BulkError(f"{path}: {path.stat().st_size} bytes; the limit is {MAX_FORM}")
+        found = loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        if isinstance(error, BulkError):
+            raise
+        raise BulkError(f"{path}: cannot be read as JSON: {reason(error)}") from error
+    if not isinstance(found, dict):
+        raise BulkError(f"{path}: an object is expected")
+    return found

@@ -33,7 +33,7 @@ import numpy as np
 from prelude.bulk.files import sync_folder
 from prelude.bulk.rows import json_text, json_value
 from prelude.errors import BulkError, shown
-from prelude.strict_json import loads
+from prelude.values.strict_json import loads
 
 VERSION = 2
 SYNC_SECONDS = 5.0  # a machine that loses its power loses at most this much work; a killed process loses none

@@ -11,20 +11,20 @@ from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
 import prelude
+from prelude.api.mapping import in_order, run_places
+from prelude.api.windows import window_size, windows
 from prelude.bulk import columnar, files, texts
 from prelude.bulk.bar import FileBar
 from prelude.bulk.files import Table
 from prelude.bulk.form import Column, Form
 from prelude.bulk.journal import Journal, Results, row_key
-from prelude.bulk.mapping import in_order, run_places
 from prelude.bulk.rows import Position, Row, groups, key_names
-from prelude.bulk.windows import window_size, windows
 from prelude.errors import BulkError, InvalidRequest, shown
 from prelude.models.identity import model_hash
-from prelude.options import NO_OPTIONS
+from prelude.values.options import NO_OPTIONS
 
 if TYPE_CHECKING:
-    from prelude.sync import Engine
+    from prelude.api.sync import Engine
 
 FIRST_ROWS, WINDOW_SECONDS = 16, 5.0
 
@@ -98,7 +98,7 @@ class BulkRun:
             with FileBar(progress, position) as bar:
                 for number, window in enumerate(windows(task_of, rows, pace.rows)):
                     began = time.monotonic()
-                    results = run_places(self._engine, window, window.grouped(number % 2 == 1), NO_OPTIONS)
+                    results = run_places(self._engine.run_many, window, window.grouped(number % 2 == 1), NO_OPTIONS)
                     for mapped in in_order(window, results, True):
                         journal.append(mapped.row[0], self._form.values(mapped))
                     journal.flush()

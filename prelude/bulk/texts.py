@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from prelude.bulk.rows import Malformed, Row, json_text, text_of
 from prelude.errors import shown
-from prelude.strict_json import MAX_FILE_VALUES, loads
+from prelude.values.strict_json import MAX_FILE_VALUES, loads
 
 MAX_LINE = 1 << 26  # bytes of a JSON line, characters of a CSV record
 _NO_STRUCTURE = re.compile('[^",\r\n]+')

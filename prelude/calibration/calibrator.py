@@ -18,7 +18,7 @@ from prelude.calibration.identity import check_asked, common_asked
 from prelude.calibration.metrics import F64, check_rows, summary, worsened
 from prelude.errors import CalibrationError, reason, shown
 from prelude.results import Answer
-from prelude.strict_json import parse
+from prelude.values.strict_json import parse
 
 Method = Literal["temperature", "platt", "isotonic"]
 _Kept = TypeVar("_Kept", "Calibrator", "PriorCorrection")

@@ -17,8 +17,8 @@ from typing import Any
 
 from prelude.errors import CalibrationError, reason, shown
 from prelude.results import Answer, AskedQuestion
-from prelude.strict_json import parse
 from prelude.tasks import Choice, Decide, Noul, Score
+from prelude.values.strict_json import parse
 
 MAX_BYTES = 1 << 28
 _LARGEST = 1e100  # of a number: sums of a row stay finite

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from prelude.batch import (
+from prelude.readouts import BATCH_TYPES
+from prelude.readouts.batch import (
     DecodeBatch,
     DecodeRows,
     ForwardBatch,
@@ -24,7 +25,6 @@ from prelude.batch import (
     OneShotBatch,
     PromptSlices,
 )
-from prelude.readouts import BATCH_TYPES
 
 _SHAPE = "batch.json"
 _TYPES: dict[str, type] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from prelude.batch import ForwardBatch, StepResult
+from prelude.readouts.batch import ForwardBatch, StepResult
 
 if TYPE_CHECKING:
     from prelude.execution.host_blocks import HostBlocks

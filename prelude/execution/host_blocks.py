@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from prelude.arrays import I32
 from prelude.execution.zeros import lazy_zeros
+from prelude.values.arrays import I32
 
 
 class HostBlocks(Protocol):

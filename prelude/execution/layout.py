@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prelude._native.core import prompt_keys
-from prelude.batch import I32, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
+from prelude.readouts.batch import I32, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
 
 I64 = npt.NDArray[np.int64]
 

@@ -11,10 +11,10 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from prelude.config import CPU_KV_BYTES, EngineConfig
 from prelude.errors import InsufficientMemory
 from prelude.models.memory import MAX_BLOCKS, default_blocks
 from prelude.models.spec import ModelSpec
+from prelude.values.config import CPU_KV_BYTES, EngineConfig
 
 log = logging.getLogger("prelude.engine")
 HOST_BYTES = 16 << 20

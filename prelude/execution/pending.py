@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from prelude.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, Output
+from prelude.readouts.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, Output
 
 
 def num_sampled(batch: ForwardBatch) -> int:

@@ -18,9 +18,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from prelude.batch import I32, DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, StepResult
 from prelude.errors import EngineClosed, ExecutorLost, starting_thread
 from prelude.execution.executor import Executor, ExecutorLimits
+from prelude.readouts.batch import I32, DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, StepResult
 
 if TYPE_CHECKING:
     from prelude.execution.host_blocks import HostBlocks

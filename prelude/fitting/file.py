@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from prelude.arrays import F32
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.fitting.report import report_of
 from prelude.fitting.scope import Scope
 from prelude.models.packed_file import write_safetensors
 from prelude.models.safetensors_file import SafetensorsFile
-from prelude.strict_json import parse
+from prelude.values.arrays import F32
+from prelude.values.strict_json import parse
 
 FORMAT, VERSION = "prelude-head", "1"
 FACTS = ("name", "kind", "labels", "question", "prompt_name", "pooling", "model")

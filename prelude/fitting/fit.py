@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from prelude.arrays import F32, F64, I32
 from prelude.calibration.fitting import fit_temperature, mean_nll
 from prelude.calibration.metrics import summary
+from prelude.cpu.threads import given
 from prelude.errors import InvalidRequest, PreludeError, UnknownParameter, shown
-from prelude.execution.threads import given
 from prelude.fitting import logistic
 from prelude.fitting.question import FittedQuestion, Kind, check_facts, number
 from prelude.fitting.report import MOST_PAIRS, FitReport
@@ -27,12 +26,9 @@ from prelude.fitting.rows import LabelledTexts
 from prelude.fitting.scope import Scope
 from prelude.models.identity import known_hash
 from prelude.models.packed import PackedLinear
-from prelude.tasks import Embed, Pooling, unknown_keyword
-
-if TYPE_CHECKING:
-    from prelude.admission.memo import Memo
-    from prelude.admission.preparer import Preparer
-    from prelude.bulk.windows import Mapped
+from prelude.tasks import Embed, Pooling, Truncation, unknown_keyword
+from prelude.values.arrays import F32, F64, I32
+from prelude.values.memo import Memo
 
 FOLDS = 5
 STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)
@@ -65,11 +61,13 @@ USUAL: FitKeywords = {
 
 
 class Fit:
-    """One call of ``engine.fit``: its checked arguments. ``kept`` holds vectors of earlier ones."""
+    """One call of ``engine.fit``: its checked arguments. ``model`` names the model's files, and ``side`` is the one
+    on which longer texts are cut. ``kept`` holds vectors of earlier ones."""
 
     def __init__(
         self,
-        preparer: Preparer,
+        model: str,
+        side: Truncation,
         kept: Memo[Any, tuple[F32, bool]],
         texts: Any,
         labels: Any,
@@ -79,7 +77,7 @@ class Fit:
         for one in keywords:
             if one not in USUAL:
                 raise UnknownParameter(unknown_keyword("fit", one, ["name", *USUAL, "progress"]), field=one)
-        self._context, self._kept = preparer.context, kept
+        self._model, self._side, self._kept = model, side, kept
         facts: dict[str, Any] = {"name": name, **USUAL, **keywords}
         self._seed = int(number(facts.pop("seed"), "seed", 0, (1 << 63) - 1, whole=True))
         self._keep = float(number(facts.pop("keep"), "keep", 0.5, 1.0))
@@ -100,12 +98,13 @@ class Fit:
         return text, self._facts["prompt_name"], self._facts["pooling"]
 
     def task(self, text: str) -> Embed:
-        side = self._context.embedding.truncation
         facts = self._facts
-        return Embed(text, pooling=facts["pooling"], prompt_name=facts["prompt_name"], truncation=side, cache="never")
+        return Embed(
+            text, pooling=facts["pooling"], prompt_name=facts["prompt_name"], truncation=self._side, cache="never"
+        )
 
-    def fitted(self, embedded: Sequence[Mapped[str, Any]]) -> FittedQuestion:
-        """``embedded``: the results of the tasks of ``missing``."""
+    def fitted(self, embedded: Sequence[Any]) -> FittedQuestion:
+        """``embedded``: ``Mapped`` of the tasks of ``missing``."""
         for one in embedded:
             if one.error is not None:
                 raise _named(one.error, self._rows.texts.index(one.row))
@@ -118,7 +117,7 @@ class Fit:
         cut = sum([self._found[one][1] for one in self._rows.texts])
         if cut:
             log.warning("%d of %d rows are longer than the model reads and were cut", cut, len(vectors))
-        model = known_hash(self._context.model)
+        model = known_hash(self._model)
         weight, bias, scope, facts = fit_vectors(
             vectors, self._rows.truth, self._rows.labels, self._weights, seed=self._seed, keep=self._keep
         )

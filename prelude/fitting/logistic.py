@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prelude.arrays import F32, F64, I32
 from prelude.models.packed import PackedLinear
+from prelude.values.arrays import F32, F64, I32
 
 STEPS, PAIRS = 200, 10
 TOLERANCE = 1e-5  # of the largest component of the gradient

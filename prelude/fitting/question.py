@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from prelude._native import cpu
-from prelude.arrays import F32
 from prelude.errors import CheckpointError, InvalidRequest, shown
 from prelude.fitting.scope import Scope
 from prelude.models.identity import known_hash
 from prelude.models.packed import PackedLinear
 from prelude.results import Answer, AskedQuestion
+from prelude.values.arrays import F32
 
 if TYPE_CHECKING:
     from prelude.fitting.report import FitReport

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from prelude.arrays import I32
 from prelude.errors import InvalidRequest, shown
 from prelude.fitting.question import check_labels, label_of
+from prelude.values.arrays import I32
 
 MOST_ROWS = 1 << 20
 _NAMED = 5  # rows in a message

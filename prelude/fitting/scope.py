@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prelude.arrays import F32
+from prelude.values.arrays import F32
 
 
 @dataclass(frozen=True, slots=True, eq=False)

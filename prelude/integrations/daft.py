@@ -12,7 +12,7 @@ from typing import Any
 
 import daft
 
-from prelude.bulk import WINDOW_ROWS
+from prelude.api.windows import WINDOW_ROWS
 from prelude.bulk.batches import BatchScorer, read_form
 from prelude.bulk.columnar import arrow_type
 from prelude.bulk.form import Form

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prelude.engine import AsyncEngine, Engine
+from prelude.api.engine import AsyncEngine, Engine
 from prelude.errors import ConfigError, shown
 from prelude.systemone import SystemOne
 

@@ -24,11 +24,11 @@ from lm_eval.models.utils import (
     postprocess_generated_text,
 )
 
-from prelude.config import EngineConfig
-from prelude.engine import Engine
+from prelude.api.engine import Engine
 from prelude.errors import ConfigError, InvalidRequest, shown
 from prelude.tasks import Generate, Loglikelihood, SamplingParams
 from prelude.tokenizer import ChatTemplateError
+from prelude.values.config import EngineConfig
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import httpx2
 
+from prelude.api.verbs import RequestKeywords
 from prelude.errors import DeadlineExceeded, PreludeError
 from prelude.integrations.engines import system_one
-from prelude.options import MAX_DEADLINE
 from prelude.systemone import aread_body, problem, read_body, write_body
-from prelude.verbs import RequestKeywords
+from prelude.values.options import MAX_DEADLINE
 
 
 class _Routes:

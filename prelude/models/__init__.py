@@ -1,0 +1,2 @@
+"""Checkpoints: what a model directory says, its weights, and its layers as arrays. No request and no tokenizer
+enters."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude._native import cpu
-from prelude.arrays import F32
 from prelude.models.processors import default_threads
+from prelude.values.arrays import F32
 
 cpu.set_threads(default_threads())
 
 Array: TypeAlias = npt.NDArray[Any]
+Packing: TypeAlias = Literal["float32", "bfloat16", "int8", "widened"]
+"""In which a projection's weights are packed (``packed.py``)."""
 
 BF16: np.dtype[Any] = np.dtype([("bfloat16", "<u2")])
 FLOAT32 = np.dtype(np.float32)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from prelude.errors import ModelError, reason, shown
-from prelude.strict_json import parse
+from prelude.values.strict_json import parse
 
 GGUF = ".gguf"
 """How a file ends that is a whole model."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prelude.arrays import F64
 from prelude.models.arrays import F32, Array
 from prelude.models.ops import RowNorm, activate
 from prelude.models.packed import PackedLinear
+from prelude.values.arrays import F64
 
 
 def _products(x: F32, y: F32) -> F64:

@@ -15,18 +15,17 @@ float32, a weight becomes float32 in a register, and the sums are those of "floa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prelude._native import cpu
-from prelude.arrays import F64
-from prelude.models.arrays import BF16, F32, Array, address, aligned
+from prelude.models.arrays import BF16, F32, Array, Packing, address, aligned
+from prelude.values.arrays import F64
 
 if TYPE_CHECKING:
     from prelude.models.packed_file import Kept
 
-Packing: TypeAlias = Literal["float32", "bfloat16", "int8", "widened"]
 HALVES = ("bfloat16", "widened")
 """Packings that keep a weight of bfloat16 value for value."""
 

@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Any, cast
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.mapped_file import TensorInfo, UsedFile
 from prelude.models.safetensors_file import DTYPES, SafetensorsFile
-from prelude.strict_json import NATURAL, parse
+from prelude.values.strict_json import NATURAL, parse
 
 if TYPE_CHECKING:
-    from prelude.models.arrays import Array
-    from prelude.models.packed import Packing
+    from prelude.models.arrays import Array, Packing
 
 PACKED_FILE = "packed.safetensors"
 PACKED = "PACKED"

@@ -18,8 +18,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from prelude.arrays import F32
-from prelude.embedding import POOLINGS, SIMILARITIES, Dense, EmbeddingSettings
 from prelude.errors import CheckpointError, ModelError, shown
 from prelude.models.arrays import not_finite, widen
 from prelude.models.classifier import activation_name, named_activation
@@ -27,6 +25,8 @@ from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory, Where
 from prelude.models.safetensors_file import FLOATS, SafetensorsFile
 from prelude.tokenizer.class_settings import gives_types
+from prelude.values.arrays import F32
+from prelude.values.embedding import POOLINGS, SIMILARITIES, Dense, EmbeddingSettings
 
 log = logging.getLogger(__name__)
 

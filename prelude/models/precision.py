@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from prelude._native import cpu
-from prelude.config import Quantization
 from prelude.errors import DeviceUnavailable, ModelError
-from prelude.models.arrays import BF16, FLOAT32, ROW_TYPES, name_of
-from prelude.models.packed import Packing
+from prelude.models.arrays import BF16, FLOAT32, ROW_TYPES, Packing, name_of
 from prelude.models.packed_file import PRODUCED, Converted
 from prelude.models.spec import ModelSpec
 from prelude.models.weight_source import WeightSource
+from prelude.values.config import Quantization
 
 
 @dataclass(frozen=True, slots=True)

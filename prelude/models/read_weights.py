@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from prelude.models.arrays import BF16, F32, FLOAT32, Array, as_type, widen
+from prelude.models.arrays import BF16, F32, FLOAT32, Array, Packing, as_type, widen
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.ops import RowNorm
 from prelude.models.option_heads import ChoiceLayerWeights, ChoiceWeights, OptionWeights, PointerWeights
-from prelude.models.packed import HALVES, PackedLinear, Packing
+from prelude.models.packed import HALVES, PackedLinear
 from prelude.models.recurrent import read_recurrent
 from prelude.models.relative import RelativeWeights, relative_weights, rows_of_distances
 from prelude.models.spec import (
@@ -52,7 +52,7 @@ from prelude.models.weights import (
     MaskedWeights,
     ModelWeights,
 )
-from prelude.progress import watched
+from prelude.terminal.progress import watched
 
 PIECE_ROWS = 4096
 """Rows of a weight that are widened at a time while it is packed."""

@@ -14,7 +14,7 @@ from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.fields import Fields
 
 if TYPE_CHECKING:
-    from prelude.arrays import F64
+    from prelude.values.arrays import F64
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 MAX_POSITIONS = 1 << 24

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from prelude.errors import CheckpointError, shown
 from prelude.models.files import LFS_ADVICE, LFS_POINTER
 from prelude.models.mapped_file import MappedFile, TensorInfo
-from prelude.strict_json import NATURAL, parse
+from prelude.values.strict_json import NATURAL, parse
 
 if TYPE_CHECKING:
     from prelude.models.arrays import Array

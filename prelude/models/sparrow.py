@@ -23,11 +23,11 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from prelude.arrays import F32
 from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.fields import Fields
-from prelude.option_settings import COLDEST, HOTTEST, KINDS, OptionSettings
-from prelude.strict_json import parse
+from prelude.values.arrays import F32
+from prelude.values.option_settings import COLDEST, HOTTEST, KINDS, OptionSettings
+from prelude.values.strict_json import parse
 
 SUFFIX = ".sparrow"
 DIGITS = "0123456789.-"

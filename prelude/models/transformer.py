@@ -28,13 +28,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from prelude._native import cpu
-from prelude.arrays import F64
 from prelude.models.arrays import F32, Array, aligned, as_type, widen
 from prelude.models.mixer_sides import BeforeMixer, BehindMixer, InProj, SomeOutputs, before_attention, part_of
 from prelude.models.ops import RotaryTable, activate
 from prelude.models.recurrent import StepStates, room_of
 from prelude.models.spec import Attention, ModelSpec
 from prelude.models.weights import LayerWeights, ModelWeights
+from prelude.values.arrays import F64
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from prelude.models.arrays import Array
+from prelude.models.arrays import Array, Packing
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.mapped_file import UsedFile
-from prelude.models.packed import Packing
 from prelude.models.packed_file import Converted, Kept
 from prelude.models.spec import ModelSpec
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from prelude.bulk import WINDOW_ROWS
+from prelude.api.windows import WINDOW_ROWS
 from prelude.bulk.batches import BatchScorer, as_arrow
 
 if TYPE_CHECKING:

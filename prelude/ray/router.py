@@ -1,9 +1,9 @@
 """Ray Serve's request router by cached prefixes: ``request_router_class="prelude.ray.router:PrefixAffineRouter"``.
 
-The measure is ``prelude.affinity``: the reports of the replicas about their caches (``record_routing_stats``) and the
-requests that this router sent them. Within a group of replicas that are equally good, Serve chooses the one with the
-shortest queue; a replica with ``max_ongoing_requests`` is passed over for the next group.
-"""
+The measure is ``prelude.integrations.affinity``: the reports of the replicas about their caches
+(``record_routing_stats``) and the requests that this router sent them. Within a group of replicas that are equally
+good, Serve chooses the one with the shortest queue; a replica with ``max_ongoing_requests`` is passed over for the
+next group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from prelude.affinity import Affinity, chain_of_task
+from prelude.integrations.affinity import Affinity, chain_of_task
 from prelude.tasks import TaskOf
 
 WAITED = "waited"  # the keyword by which a replica gets the seconds that its request waited here

@@ -11,13 +11,13 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError
 
-from prelude.affinity import Served, report
+from prelude.api.engine import AsyncEngine
 from prelude.bulk.batches import load_engine
-from prelude.config import EngineConfig
-from prelude.engine import AsyncEngine
 from prelude.errors import ConfigError, DeadlineExceeded, QueueFull, shown
-from prelude.options import RequestOptions, merge_options
+from prelude.integrations.affinity import Served, report
 from prelude.tasks import TaskOf
+from prelude.values.config import EngineConfig
+from prelude.values.options import RequestOptions, merge_options
 
 ROUTERS = {
     "prefix-affine": "prelude.ray.router:PrefixAffineRouter",
@@ -100,7 +100,8 @@ class Replica:
         return refused
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Called by Serve from time to time; its router reads it. ``prefixes``: hashes of ``prelude.affinity``."""
+        """Called by Serve from time to time; its router reads it. ``prefixes``: hashes of
+        ``prelude.integrations.affinity``."""
         kept = self._served.kept()
         return {"prefixes": await asyncio.to_thread(report, kept, self.engine.engine)}
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from prelude.arrays import F32, F64, I32, Mask
+from prelude.values.arrays import F32, F64, I32, Mask
 
 Key: TypeAlias = tuple[object, ...]
 

@@ -22,19 +22,45 @@ where ``mix`` is the finaliser of SplitMix64 and sums are modulo 2**64.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude._native.core import best_of
-from prelude.arrays import F32, F64, U64
-
-if TYPE_CHECKING:
-    from prelude.readouts.sample import LogitEdits, SampleRows
+from prelude.values.arrays import F32, F64, I32, U64
 
 Logits: TypeAlias = F32 | F64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """The edits of the logits of N sampled rows before they are scaled and cut. Sparse parts are CSR: row n has
+    entries ``indptr[n]:indptr[n+1]``, each id once, in any order.
+
+    ``seen``: the ids that the row's penalties weigh, with how often each stands in its output (0: in the prompt
+    alone). ``allowed``: a row without entries allows every id.
+    """
+
+    repetition: F32  # [N], 1 = off
+    presence: F32  # [N], 0 = off
+    frequency: F32  # [N], 0 = off
+    seen_indptr: I32
+    seen_ids: I32
+    seen_counts: I32
+    bias_indptr: I32
+    bias_ids: I32
+    bias_values: F32
+    allowed_indptr: I32
+    allowed_ids: I32
+    banned_indptr: I32
+    banned_ids: I32
+
+    def tables(self) -> tuple[I32, I32, I32, I32]:
+        """Where each row's entries begin and end, of every sparse part."""
+        return self.seen_indptr, self.bias_indptr, self.allowed_indptr, self.banned_indptr
 
 
 def _mix(z: U64) -> U64:
@@ -138,13 +164,3 @@ def draw(probabilities: F64, u: float) -> int:
     if token >= len(probabilities) or probabilities[token] == 0.0:
         token = int(np.flatnonzero(probabilities)[-1])  # u * total may round up to the total
     return token
-
-
-def sample_token(logits: npt.NDArray[np.float32], readout: SampleRows, n: int, u: float) -> int:
-    """The token of row ``n`` of ``readout``; ``logits`` are finite."""
-    edits, temperature = readout.edits, float(readout.temperature[n])
-    if temperature <= 0.0:
-        return int(logits.argmax()) if edits is None else best(logits, edits, n)
-    row: Logits = logits if edits is None else edited(logits, edits, n)
-    shape = (int(readout.top_k[n]), float(readout.top_p[n]), float(readout.min_p[n]))
-    return draw(distribution(row, temperature, *shape), u)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prelude.arrays import F32, I32
 from prelude.readouts.base import (
     Joined,
     Key,
@@ -20,6 +19,7 @@ from prelude.readouts.base import (
     indptr_of,
     means,
 )
+from prelude.values.arrays import F32, I32
 
 
 @dataclass(frozen=True, slots=True)

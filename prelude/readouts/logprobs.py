@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prelude._native.core import any_nan, join_pairs
-from prelude.arrays import F32, F64, I32
 from prelude.readouts.base import (
     Joined,
     Key,
@@ -20,6 +19,7 @@ from prelude.readouts.base import (
     counted_rows,
     shape,
 )
+from prelude.values.arrays import F32, F64, I32
 
 _NO_ROWS: I32 = np.zeros(0, dtype=np.int32)
 

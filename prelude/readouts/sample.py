@@ -7,41 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from prelude._native.core import worked_rows
-from prelude.arrays import F32, I32, U64
 from prelude.readouts.base import Output, Readout, Rows, bad_rows
-from prelude.readouts.draw import sample_token, uniforms
+from prelude.readouts.draw import LogitEdits, Logits, best, distribution, draw, edited, uniforms
+from prelude.values.arrays import F32, I32, U64
 
 _NO_ROWS: I32 = np.zeros(0, dtype=np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class LogitEdits:
-    """The edits of the logits of N sampled rows before they are scaled and cut. Sparse parts are CSR: row n has
-    entries ``indptr[n]:indptr[n+1]``, each id once, in any order.
-
-    ``seen``: the ids that the row's penalties weigh, with how often each stands in its output (0: in the prompt
-    alone). ``allowed``: a row without entries allows every id.
-    """
-
-    repetition: F32  # [N], 1 = off
-    presence: F32  # [N], 0 = off
-    frequency: F32  # [N], 0 = off
-    seen_indptr: I32
-    seen_ids: I32
-    seen_counts: I32
-    bias_indptr: I32
-    bias_ids: I32
-    bias_values: F32
-    allowed_indptr: I32
-    allowed_ids: I32
-    banned_indptr: I32
-    banned_ids: I32
-
-    def tables(self) -> tuple[I32, I32, I32, I32]:
-        """Where each row's entries begin and end, of every sparse part."""
-        return self.seen_indptr, self.bias_indptr, self.allowed_indptr, self.banned_indptr
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +100,13 @@ class SampleRows(Readout):
 
     def blank(self) -> SampleOutput:
         return SampleOutput(np.zeros(len(self.rows), np.int32))
+
+
+def sample_token(logits: npt.NDArray[np.float32], readout: SampleRows, n: int, u: float) -> int:
+    """The token of row ``n`` of ``readout``; ``logits`` are finite."""
+    edits, temperature = readout.edits, float(readout.temperature[n])
+    if temperature <= 0.0:
+        return int(logits.argmax()) if edits is None else best(logits, edits, n)
+    row: Logits = logits if edits is None else edited(logits, edits, n)
+    shape = (int(readout.top_k[n]), float(readout.top_p[n]), float(readout.min_p[n]))
+    return draw(distribution(row, temperature, *shape), u)

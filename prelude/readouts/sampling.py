@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from prelude.arrays import F32, I32
 from prelude.readouts.base import Joined, Key, RequestReadout
-from prelude.readouts.sample import LogitEdits, SampleRows
+from prelude.readouts.draw import LogitEdits
+from prelude.readouts.sample import SampleRows
+from prelude.values.arrays import F32, I32
 
 if TYPE_CHECKING:
     from prelude.streaming.text import Stops

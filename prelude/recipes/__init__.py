@@ -5,8 +5,9 @@ A recipe is a JSON file. The ones that ship lie beside this module; a model dire
 
     rerank   parts of the prompt with {instruction}, {query} and {document}; the tokens whose logits are the score
     guard    the text behind the chat template, and the labels that may follow it, field by field
-    decide   a DecisionTemplate for a plain chat model, by ``decision_template(name)``: labels as text, letters, yes
-             or no; each with a closed block of thoughts before the answer, or without (…-instruct)
+    decide   a DecisionTemplate for a plain chat model, by ``prelude.admission.template.decision_template(name)``:
+             labels as text, letters, yes or no; each with a closed block of thoughts before the answer, or without
+             (…-instruct)
 """
 
 from __future__ import annotations
@@ -16,13 +17,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from prelude.errors import RecipeError, shown
-from prelude.strict_json import parse
-
-if TYPE_CHECKING:
-    from prelude.admission.template import DecisionTemplate
+from prelude.values.strict_json import parse
 
 MAX_FILE_BYTES = 1 << 20
 MAX_TEXT = 1 << 16
@@ -216,21 +214,6 @@ def shipped() -> Mapping[str, Recipe]:
 def names(kind: type[Any] = object) -> list[str]:
     """The names that ``recipe=`` takes, of one kind or of all."""
     return [name for name, recipe in shipped().items() if isinstance(recipe, kind)]
-
-
-@lru_cache(maxsize=64)
-def decision_template(name: str) -> DecisionTemplate:
-    """For ``decide(template=...)``: one of ``decision_names()``. Raises ``RecipeError``."""
-    from prelude.admission.template import DecisionTemplate
-
-    if name not in decision_names():
-        raise RecipeError(f"{shown(name)} is not a recipe for decide; there are {decision_names()}", field="template")
-    return DecisionTemplate.from_json((files(__name__) / "decide" / f"{name}.json").read_bytes(), f"{name}.json")
-
-
-def decision_names() -> list[str]:
-    folder = files(__name__) / "decide"
-    return sorted(one.name.removesuffix(".json") for one in folder.iterdir() if one.name.endswith(".json"))
 
 
 def recipe_of(given: Any, kind: type[Any]) -> Any:

@@ -1,1 +1,1 @@
-"""The engine without text: inbox, steps, delivery, statistics."""
+"""The life of requests and steps: inbox, step loop, delivery, failures, statistics. No text enters."""

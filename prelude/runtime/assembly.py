@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from prelude.config import EngineConfig
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.runtime.core import EngineCore
 from prelude.runtime.host_copies import keep_on_host
@@ -15,6 +14,7 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.policies import Policy, ResponseRatio, ShortestPrefillFirst, policy_named
 from prelude.scheduling.queues import Policies
+from prelude.values.config import EngineConfig
 
 CoreT = TypeVar("CoreT", bound=EngineCore)
 

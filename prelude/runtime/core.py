@@ -28,7 +28,6 @@ from prelude.runtime.failures import Failures
 from prelude.runtime.forks import Forkable, alive
 from prelude.runtime.in_flight import StepsInFlight
 from prelude.runtime.inbox import Inbox, Reservation
-from prelude.runtime.inspection import audit, snapshot
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.loop import StepLoop
 from prelude.runtime.sinks import LoopFlush, Sinks
@@ -270,11 +269,44 @@ class EngineCore(Forkable):
 
     def snapshot(self) -> dict[str, Any]:
         """The counters, and the values at the moment of the call."""
-        return snapshot(self)
+        stats = self.stats
+        live = list(self.live.values())
+        leases = [lease for lease in (request.lease for request in live) if lease is not None]
+        allocator = self.pool.allocator
+        stats.rejected = self.inbox.rejected
+        stats.eager_reasons = getattr(self.executor, "eager_reasons", {})
+        stats.queued_requests, stats.queued_tokens = self.inbox.requests, self.inbox.tokens
+        stats.running_requests = len(self.queues.running)
+        stats.live_futures = len(live)
+        stats.live_streams = sum(request.sink.streams for request in live)
+        stats.evictions = self.pool.evictions
+        stats.prefixes_not_kept = self.queues.not_kept
+        stats.callback_errors = self.events.errors
+        stats.blocks_free, stats.blocks_used = allocator.num_free, allocator.num_used
+        stats.blocks_cached = allocator.num_cached
+        stats.states_free, stats.states_used = (
+            self.pool.free_running_states,
+            self.pool.num_running_states - self.pool.free_running_states,
+        )
+        stats.prefix_states = self.pool.prefix_states
+        for name, value in self.pool.host_counts().items():
+            setattr(stats, f"host_kv_{name}", value)
+        stats.blocks_locked = len({block for lease in leases for block in lease.shared.tolist()})
+        return {**stats.numbers(), "gc_pauses": self.gc_pauses.numbers()}
 
     def audit(self) -> None:
         """Every account against every other; raises with the numbers. For tests and debugging, between steps."""
-        audit(self)
+        self.queues.audit()
+        in_flight = [row.request for step in self.steps for row in step.plan.oneshot]
+        holders = [*self.queues, *in_flight, *self.steps.ended]
+        self.pool.audit([request.lease for request in holders if request.lease is not None])
+        self.steps.audit(self.queues)
+        known = {request.id for request in [*self.queues, *self.inbox.items, *in_flight]}
+        if known != self.live.keys():
+            raise RuntimeError(f"{len(self.live)} requests are to be answered, {len(known)} are in the queues")
+        counted = [r.queued_tokens for r in [*self.queues, *self.inbox.items] if r.queued_tokens >= 0]
+        if len(counted) > self.inbox.requests or sum(counted) > self.inbox.tokens:
+            raise RuntimeError(f"{len(counted)} requests wait, the inbox counts {self.inbox.requests}")
 
 
 @atexit.register

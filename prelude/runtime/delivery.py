@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from prelude.admission.prepared import Outcome
-from prelude.batch import SampleOutput
-from prelude.progress import Progress
+from prelude.readouts.batch import SampleOutput
 from prelude.runtime.core import EngineCore
 from prelude.runtime.sinks import LoopFlush
 from prelude.scheduling.request import Request
+from prelude.terminal.progress import Progress
 
 log = logging.getLogger("prelude.engine")
 

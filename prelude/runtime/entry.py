@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Admitted, Prepared
-from prelude.call import Call
 from prelude.errors import DeadlineExceeded, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
-from prelude.options import NO_OPTIONS, RequestOptions
+from prelude.runtime.call import Call
 from prelude.runtime.events import Listeners
 from prelude.runtime.forks import Forkable
 from prelude.runtime.inbox import Inbox, Reservation
@@ -19,6 +18,7 @@ from prelude.runtime.sinks import LoopFlush
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request, Sink
+from prelude.values.options import NO_OPTIONS, RequestOptions
 
 
 class Entry:

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from prelude.arrays import I32
-from prelude.config import EngineConfig
 from prelude.errors import ConfigError, InsufficientMemory
 from prelude.scheduling.lease import KvPool
+from prelude.values.arrays import I32
+from prelude.values.config import EngineConfig
 
 if TYPE_CHECKING:
     from prelude.execution.executor import Executor

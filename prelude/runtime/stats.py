@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prelude.admission.classes import ExecutionClass
-from prelude.batch import ForwardBatch, StepResult
+from prelude.readouts.batch import ForwardBatch, StepResult
 from prelude.scheduling.cost import CostModel, Work
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.plan import Plan

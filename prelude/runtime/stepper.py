@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 from prelude._native.core import prompt_keys
-from prelude.batch import StepResult
 from prelude.errors import is_interrupt
 from prelude.execution.executor import Executor
+from prelude.readouts.batch import StepResult
 from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures
 from prelude.runtime.in_flight import InFlightStep, StepsInFlight

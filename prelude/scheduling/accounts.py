@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prelude.options import RequestOptions
+from prelude.values.options import RequestOptions
 
 _KEPT = 1024
 

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from prelude._native.core import CostFit
 from prelude.errors import ConfigError, reason, shown
-from prelude.strict_json import parse
 from prelude.tokenizer.backends.files import read_plain
+from prelude.values.strict_json import parse
 
 _TERMS = ("constant", "token", "key", "lm_row")
 _N = len(_TERMS)

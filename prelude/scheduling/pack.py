@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from prelude._native.core import pack_running, pack_step
-from prelude.batch import (
+from prelude.readouts.batch import (
     I32,
     DecodeBatch,
     DecodeRows,

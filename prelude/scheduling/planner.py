@@ -20,7 +20,7 @@ from itertools import chain
 import numpy as np
 
 from prelude._native.core import OneShotGroup, StepLimits
-from prelude.batch import I32
+from prelude.readouts.batch import I32
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.ledger import LOGITS_BYTES, Ledger

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from prelude.admission.prepared import Outcome
-from prelude.batch import StepResult
 from prelude.errors import ExecutionError, own_error
+from prelude.readouts.batch import StepResult
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.plan import Plan, lives

@@ -14,15 +14,15 @@ import numpy as np
 from prelude._native.core import Record
 from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.prepared import Outcome, Prepared
-from prelude.batch import I32, SampleOutput
-from prelude.options import NO_OPTIONS, RequestOptions
+from prelude.readouts.batch import I32, SampleOutput
 from prelude.readouts.sampling import History, SamplingState
 from prelude.results import RequestStats
 from prelude.scheduling.lease import KvPool, Lease
+from prelude.values.options import NO_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:
     from prelude.scheduling.accounts import Account
-    from prelude.timeline import Timeline
+    from prelude.scheduling.timeline import Timeline
 
 
 class State(str, enum.Enum):

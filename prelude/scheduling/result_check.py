@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from prelude.batch import MixedBatch, Readout, StepResult
 from prelude.errors import ExecutionError
+from prelude.readouts.batch import MixedBatch, Readout, StepResult
 from prelude.scheduling.pack import Packed
 
 _NO_ROWS: frozenset[int] = frozenset()

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from prelude.arrays import I32
-from prelude.batch import PromptSlices
+from prelude.readouts.batch import PromptSlices
 from prelude.scheduling.lease import Lease
 from prelude.scheduling.plan import PrefillRow
+from prelude.values.arrays import I32
 
 
 def with_states(

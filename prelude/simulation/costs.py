@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from prelude._native.core import CostFit, prompt_keys
-from prelude.batch import (
+from prelude.readouts.batch import (
     DecodeBatch,
     DecodeRows,
     ForwardBatch,

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prelude.config import CPU_KV_BYTES, EngineConfig
 from prelude.errors import ConfigError
 from prelude.execution.executor import ExecutorLimits
 from prelude.scheduling.cost import CostModel
 from prelude.simulation.costs import LinearCost, RooflineCost, Shape, StepCost
+from prelude.values.config import CPU_KV_BYTES, EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

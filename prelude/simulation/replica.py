@@ -17,15 +17,15 @@ import numpy as np
 from prelude._native.core import prompt_keys
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
-from prelude.batch import (
+from prelude.errors import DeadlineExceeded, QueueFull, RequestTooLarge
+from prelude.execution.executor import ExecutorLimits
+from prelude.readouts.batch import (
     ForwardBatch,
     MixedBatch,
     Readout,
     SampleOutput,
     StepResult,
 )
-from prelude.errors import DeadlineExceeded, QueueFull, RequestTooLarge
-from prelude.execution.executor import ExecutorLimits
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.estimates import PoolEstimates

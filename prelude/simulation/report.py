@@ -14,7 +14,7 @@ import numpy.typing as npt
 from prelude.errors import DeadlineExceeded, QueueFull, RequestCancelled, RequestTooLarge
 from prelude.simulation.costs import StepWork
 from prelude.simulation.machines import Machine
-from prelude.tables import text_table
+from prelude.terminal.tables import text_table
 
 if TYPE_CHECKING:
     from prelude.simulation.replica import Replica, SimulatedRequest

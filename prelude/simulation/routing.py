@@ -1,8 +1,9 @@
 """Which replica a request goes to. A router sees its requests and their results, the replicas that have died, and the
 prompt. It never reads a replica's state, which on other machines it could not see either.
 
-``PowerOfTwo`` is Ray Serve's default. ``Reported`` has the ranking of ``prelude.ray.PrefixAffineRouter`` (the same
-``prelude.affinity``), without the replicas' reports: a prefix that was sent counts as cached for ``TRUST`` seconds.
+``PowerOfTwo`` is Ray Serve's default. ``Reported`` has the ranking of ``prelude.ray.PrefixAffineRouter``
+(``prelude.integrations.affinity``), without the replicas' reports: a prefix that was sent counts as cached for
+``TRUST`` seconds.
 ``PrefixAffine`` is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam: arXiv 1608.01350): a
 prefix has its own order of replicas and goes to the first of them that carries at most ``1 + slack`` times the mean
 load, so one prefix that everybody asks for spreads, and a replica more or less moves few prefixes.
@@ -17,8 +18,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Protocol
 
-from prelude.affinity import Affinity
 from prelude.errors import ConfigError
+from prelude.integrations.affinity import Affinity
 from prelude.simulation.traces import Arrival
 
 _POINTS = 32  # of each replica on the ring
@@ -141,7 +142,7 @@ class Reported:
 
 
 def _chain(arrival: Arrival) -> tuple[int, ...]:
-    """A hash of the parts up to each named one, as ``prelude.affinity`` has of a text."""
+    """A hash of the parts up to each named one, as ``prelude.integrations.affinity`` has of a text."""
     found: list[int] = []
     known = ""
     for name, _ in arrival.parts:

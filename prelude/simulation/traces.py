@@ -29,12 +29,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from prelude.admission.prepared import Prepared, TokenTree
-from prelude.batch import I32, LogprobRows, PooledRows
 from prelude.errors import TraceError, shown
-from prelude.options import RequestOptions
+from prelude.readouts.batch import I32, LogprobRows, PooledRows
 from prelude.readouts.sampling import Sampling
-from prelude.strict_json import loads
 from prelude.tasks import CacheMode
+from prelude.values.options import RequestOptions
+from prelude.values.strict_json import loads
 
 Part: TypeAlias = "tuple[str | None, int]"
 TaskName: TypeAlias = Literal["decide", "embed", "generate"]

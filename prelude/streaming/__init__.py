@@ -1,1 +1,1 @@
-"""Text as it arrives: tokens to characters, stop strings, and the chunks a reader gets."""
+"""Text as it arrives: tokens to characters, stop strings, and the chunks a reader gets. No request enters."""

@@ -14,17 +14,17 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from prelude.compound import Steps, adrive, drive
-from prelude.engine import AsyncEngine, Engine
+from prelude.api.compound import Steps, adrive, drive
+from prelude.api.engine import AsyncEngine, Engine
+from prelude.api.verbs import DecideKeywords, RequestKeywords, split_options
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, shown
-from prelude.options import RequestOptions
 from prelude.results import Answers
 from prelude.systemone.answers import answer_bodies, usage_of
 from prelude.systemone.errors import SystemOneError, fault, located
 from prelude.systemone.openai import openai_body, parse_openai, relocated
 from prelude.systemone.request import Parsed, parse
 from prelude.tasks import Decide, Question
-from prelude.verbs import DecideKeywords, RequestKeywords, split_options
+from prelude.values.options import RequestOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

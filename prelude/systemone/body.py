@@ -8,8 +8,8 @@ from collections.abc import AsyncIterable
 from typing import Any
 
 from prelude.errors import starting_thread
-from prelude.strict_json import loads
 from prelude.systemone.errors import SystemOneError, fault
+from prelude.values.strict_json import loads
 
 MAX_BODY = 16 << 20
 """Bytes of a body, after decompressing."""

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from prelude.admission.preparer import Preparer
-from prelude.admission.template import DecisionTemplate
+from prelude.admission.template import DecisionTemplate, decision_names, decision_template
 from prelude.errors import InvalidRequest, RecipeError, TemplateError
-from prelude.recipes import GuardField, GuardRecipe, RerankRecipe, decision_names, decision_template, read_recipe
+from prelude.recipes import GuardField, GuardRecipe, RerankRecipe, read_recipe
 from prelude.tasks import Choice, Decide, Generate, Loglikelihood, Noul, PromptLogprobs, SamplingParams, Score
 from tests.admission import toys
 

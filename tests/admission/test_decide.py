@@ -19,8 +19,8 @@ from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.labels import build_trie
 from prelude.admission.preparer import Preparer
 from prelude.admission.template import DecisionTemplate
-from prelude.batch import LogprobOutput
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError, UnknownParameter
+from prelude.readouts.batch import LogprobOutput
 from prelude.tasks import Choice, Decide, Score, YesNo
 from tests.admission import toys
 

@@ -10,8 +10,8 @@ import pytest
 
 from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.preparer import Preparer
-from prelude.batch import LogprobRows
 from prelude.errors import InvalidRequest, RequestTooLarge, UnknownParameter
+from prelude.readouts.batch import LogprobRows
 from prelude.readouts.sampling import SamplingState, sample_rows
 from prelude.tasks import Classify, Decide, Embed, Generate, Loglikelihood, PromptLogprobs, SamplingParams, YesNo
 from tests.admission import toys

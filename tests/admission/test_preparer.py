@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from prelude.admission.context import salt_number
-from prelude.admission.memo import Memo
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.errors import InvalidRequest
@@ -28,6 +27,7 @@ from prelude.tasks import (
     Score,
     YesNo,
 )
+from prelude.values.memo import Memo
 from tests.admission import toys
 from tests.patience import shown
 

@@ -15,8 +15,8 @@ from prelude.tokenizer import Tokenizer
 
 from prelude.admission.preparer import Preparer
 from prelude.admission.tokenization import Encoder, TokenizationScope
-from prelude.batch import PooledRows
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError
+from prelude.readouts.batch import PooledRows
 from prelude.tasks import Choice, Decide, Embed, Generate, Loglikelihood, PromptLogprobs, SamplingParams, YesNo
 from tests.admission import toys
 

@@ -11,7 +11,8 @@ import pytest
 
 from prelude.admission.pooled import activate, unit
 from prelude.admission.preparer import Preparer
-from prelude.batch import (
+from prelude.errors import InvalidRequest, PromptTooLong
+from prelude.readouts.batch import (
     HeadOutput,
     HeadRows,
     LogprobOutput,
@@ -21,10 +22,9 @@ from prelude.batch import (
     PooledOutput,
     PooledRows,
 )
-from prelude.embedding import EmbeddingSettings
-from prelude.errors import InvalidRequest, PromptTooLong
 from prelude.scheduling.request import Request
 from prelude.tasks import Classify, Embed, Loglikelihood, PromptLogprobs
+from prelude.values.embedding import EmbeddingSettings
 from tests.admission import toys
 from tests.engine.test_faults import ById
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from prelude.admission.preparer import Preparer
-from prelude.batch import SampleRows
 from prelude.errors import InvalidRequest, RequestTooLarge, UnknownParameter
+from prelude.readouts.batch import SampleRows
 from prelude.readouts.sampling import SamplingState, sample_rows
 from prelude.tasks import Generate, SamplingParams
 

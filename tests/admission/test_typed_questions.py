@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prelude.tokenizer import Tokenizer
 
-from prelude import confidence
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import DecisionTemplate
-from prelude.call_steps import text_size
+from prelude.api.call_steps import text_size
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError
+from prelude.results import confidence
 from prelude.tasks import Choice, Decide, Noul, Score, YesNo
 from tests.admission import toys
 from tests.admission.test_decide import encode

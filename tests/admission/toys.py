@@ -14,13 +14,13 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.preparer import Preparer
-from prelude.batch import LogprobOutput, LogprobRows, SampleOutput
-from prelude.config import EngineConfig
 from prelude.execution.executor import ExecutorLimits
+from prelude.readouts.batch import LogprobOutput, LogprobRows, SampleOutput
 from prelude.results import RequestStats
 from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.postprocess import end_with
 from prelude.scheduling.request import Request
+from prelude.values.config import EngineConfig
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CORPUS = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prelude import cli
+from prelude.tools import cli
 
 ROWS = [
     {"id": 1, "text": "This is a text about birds."},

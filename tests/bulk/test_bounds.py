@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from prelude import Choice, Decide, InvalidRequest
-from prelude.bulk.bar import RowBar, length
+from prelude.api.bar import RowBar, length
+from prelude.api.windows import Window, leading_text, window_size, windows
 from prelude.bulk.batches import BatchScorer
 from prelude.bulk.columnar import kind_of, mixes, too_many_keys
 from prelude.bulk.run import Pace
-from prelude.bulk.windows import Window, leading_text, window_size, windows
 from tests.ray.forms import FORM
 
 QUESTION = (Choice("Which?", ["a", "b"]),)

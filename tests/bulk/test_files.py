@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from prelude.bulk.files import Table
-from prelude.cli import main
 from prelude.errors import BulkError
+from prelude.tools.cli import main
 
 
 def spoilt(data: bytes, at: int) -> bytes:

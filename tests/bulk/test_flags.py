@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from prelude import BulkError, Choice, Classify, Embed, Engine, EngineConfig, InvalidRequest, Noul, Rerank, Score, cli
+from prelude import BulkError, Choice, Classify, Embed, Engine, EngineConfig, InvalidRequest, Noul, Rerank, Score
 from prelude.bulk.files import Table, check_target
 from prelude.bulk.form import Form
 from prelude.bulk.rows import Row, check_columns, groups, json_value
+from prelude.tools import cli
 from tests.bulk.runs import FLAGS, ROWS, read_rows, score, write_rows
 
 TEXT = ["--text-column", "text"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, InvalidRequest, Loglikelihood
-from prelude.bulk.windows import MAX_WINDOW_ROWS
+from prelude.api.windows import MAX_WINDOW_ROWS
 from prelude.errors import EngineClosed
 
 QUESTION = (Choice("Which language is it?", ["English", "German"]),)

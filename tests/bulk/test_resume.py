@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from prelude import Engine, EngineConfig, cli
+from prelude import Engine, EngineConfig
 from prelude.bulk.files import Table
 from prelude.bulk.form import Form
 from prelude.bulk.journal import Journal
 from prelude.bulk.run import BulkRun
+from prelude.tools import cli
 from tests.bulk.kills import FLAGS, run_with_kills, start, wait_for_growth, write_input
 from tests.bulk.runs import ROWS, read_rows, write_rows
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from prelude import BulkError, Choice, Decide, Engine, EngineConfig, Noul, cli
+from prelude import BulkError, Choice, Decide, Engine, EngineConfig, Noul
 from prelude.bulk.files import Table
 from prelude.bulk.form import Form
+from prelude.tools import cli
 from tests.bulk.kills import write_input
 from tests.bulk.runs import FLAGS, ROWS, read_rows, score, write_rows
 

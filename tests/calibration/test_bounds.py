@@ -15,11 +15,11 @@ import pytest
 from prelude import Calibrator, Decide, Engine, PriorCorrection
 from prelude.calibration import metrics
 from prelude.calibration.calibrator import pair
-from prelude.calibration.command import table, title_of
 from prelude.calibration.report import calibrate
 from prelude.calibration.rows import answers_of, read_rows
-from prelude.cli import main
 from prelude.errors import CalibrationError
+from prelude.tools.calibrate import table, title_of
+from prelude.tools.cli import main
 from tests.calibration.test_calibrator import LABELS, answer, drawn
 from tests.calibration.test_command import write_answered
 

@@ -11,8 +11,8 @@ import pytest
 from prelude import Calibrator, PriorCorrection
 from prelude.calibration.report import calibrate
 from prelude.calibration.rows import answers_of, read_rows
-from prelude.cli import main
 from prelude.errors import CalibrationError
+from prelude.tools.cli import main
 from tests.calibration.test_calibrator import LABELS, drawn
 
 

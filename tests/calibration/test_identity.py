@@ -14,10 +14,10 @@ import pytest
 from prelude import Calibrator, Choice, Decide, Engine, PriorCorrection, YesNo
 from prelude.admission.template import DecisionTemplate
 from prelude.calibration.report import calibrate
-from prelude.cli import main
 from prelude.default_model import path as default_path
 from prelude.errors import CalibrationError
 from prelude.results import Answer
+from prelude.tools.cli import main
 from tests.calibration.test_calibrator import LABELS, answer, drawn
 
 LANGUAGE = Choice("Which language is it?", ["English", "German"])

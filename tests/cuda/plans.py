@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude.batch import (
+from prelude.readouts.batch import (
     DecodeBatch,
     DecodeRows,
     LogitEdits,

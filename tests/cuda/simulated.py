@@ -30,7 +30,7 @@ from prelude.cuda.kernels import Argument, Kernel, check
 from prelude.cuda.staging import Area
 from torch import Tensor
 
-from prelude.execution.parallel.group import RankGroup
+from prelude.parallel.group import RankGroup
 from tests.cuda import twins
 
 

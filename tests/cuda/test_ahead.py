@@ -12,8 +12,8 @@ from prelude.cuda.graphs import GraphPolicy
 
 from prelude import EngineConfig
 from prelude.admission.prepared import Prepared, TokenTree
-from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch
 from prelude.execution.executor import Executor
+from prelude.readouts.batch import DecodeBatch, ForwardBatch, MixedBatch
 from prelude.readouts.sampling import RowEdits, Sampling, SamplingState
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore

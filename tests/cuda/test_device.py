@@ -13,13 +13,13 @@ from prelude.cuda import driver, kernels
 from prelude.cuda.memory import blocks_for, fits, reserve
 
 import prelude
-from prelude.batch import MixedBatch, OneShotBatch
-from prelude.config import EngineConfig
 from prelude.errors import DeviceUnavailable, EngineClosed, InsufficientMemory, UnsupportedModel
-from prelude.execution.cuda import check_supported, give_blocks, probe_step
+from prelude.loading.cuda import check_supported, give_blocks, probe_step
 from prelude.models.spec import ModelSpec
+from prelude.readouts.batch import MixedBatch, OneShotBatch
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
+from prelude.values.config import EngineConfig
 from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS
 from tests.cuda.simulated import Gone, SimulatedDevice
@@ -61,7 +61,7 @@ def test_importing_the_package_reaches_no_driver() -> None:
     """torch may import cuda-python for itself; neither it nor FlashInfer is imported or asked by us."""
     code = (
         "import sys, torch; before = set(sys.modules);"
-        "import prelude.cuda.executor, prelude.cuda.attention, prelude.cuda.cuda_device, prelude.execution.cuda;"
+        "import prelude.cuda.executor, prelude.cuda.attention, prelude.cuda.cuda_device, prelude.loading.cuda;"
         "from prelude.cuda import driver;"
         "new = set(sys.modules) - before;"
         "print([m for m in new if m.startswith(('cuda.', 'flashinfer'))], driver.missing.cache_info().currsize)"

@@ -19,7 +19,7 @@ from prelude.cuda.graphs import GraphPolicy
 
 from bench.gpu import null
 from prelude import DeviceLost, EngineConfig
-from prelude.batch import OneShotBatch
+from prelude.readouts.batch import OneShotBatch
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from tests.cuda.plans import random_batch

@@ -13,7 +13,7 @@ from prelude.cuda.driver import CudaError
 from prelude.cuda.kept_choices import Trials
 
 from prelude.errors import DeviceUnavailable
-from prelude.execution.cuda import attention_calls
+from prelude.loading.cuda import attention_calls
 from tests.checkpoints import save_model
 from tests.cuda.simulated import SimulatedCall, SimulatedCalls, SimulatedDevice
 from tests.execution.helpers import Model

@@ -18,7 +18,7 @@ from prelude.cuda.cuda_device import CudaDevice
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
-from prelude.execution.cuda import attention_calls
+from prelude.loading.cuda import attention_calls
 from tests.checkpoints import save_model
 from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS, random_batch, random_slices

@@ -14,10 +14,9 @@ from prelude.cuda.graphs import GraphPolicy
 from prelude.cuda.lane import Lane
 
 from prelude import EngineConfig
-from prelude.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch, PooledRows
+from prelude.readouts.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch, PooledRows
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
-from prelude.runtime.inspection import snapshot
 from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS, random_edits
 from tests.cuda.simulated import SimulatedDevice
@@ -90,7 +89,7 @@ def test_the_engine_records_the_wanted_graphs_when_no_request_waits(model: Model
         core.run_inline([core.request(chat(random_ids(seed, 20), 3), ById())])
         until(lambda: executor.graphs.captures == 2 and not executor.wants_idle)
     assert (executor.graphs.eager, executor.graphs.replays) == (3, 3)
-    assert snapshot(core)["eager_reasons"] == {"not recorded yet": 3}
+    assert core.snapshot()["eager_reasons"] == {"not recorded yet": 3}
     core.close()
 
 

@@ -12,7 +12,7 @@ from prelude.cuda.host_blocks import CudaHostBlocks
 
 from prelude import EngineConfig
 from prelude.admission.prepared import Prepared, TokenTree
-from prelude.batch import LogprobRows
+from prelude.readouts.batch import LogprobRows
 from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore

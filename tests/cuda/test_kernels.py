@@ -20,7 +20,7 @@ from prelude.cuda import compiler, kernels
 from prelude.cuda.own_attention import ATTEND_PROMPTS, HEAD_DIMS, shared_bytes
 from torch import Tensor
 
-from prelude.batch import MixedBatch
+from prelude.readouts.batch import MixedBatch
 from tests.cuda.conftest import on_device
 from tests.cuda.emulated import F32, EmulatedDevice, both, needs_compiler
 from tests.cuda.plans import BLOCKS, random_edits

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from prelude.cuda.graphs import GraphPolicy
 
-from prelude.batch import LogprobRows, MixedBatch, OneShotBatch
+from prelude.readouts.batch import LogprobRows, MixedBatch, OneShotBatch
 from tests.cuda.conftest import on_device
 from tests.cuda.test_parity import same
 from tests.execution.helpers import Model, decode_rows, ends, i32, prompts, run, sampling

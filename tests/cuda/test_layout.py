@@ -15,7 +15,7 @@ from prelude.cuda.lane import parts
 from prelude.cuda.shapes import Choices, Shape
 from prelude.cuda.staging import Fields
 
-from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
+from prelude.readouts.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
 from tests.cuda.plans import BLOCKS, random_batch
 from tests.execution.helpers import BLOCK, VOCAB, Segment, decode_rows, ends, i32, prompts, sampling, slices
 

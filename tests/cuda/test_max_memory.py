@@ -12,11 +12,11 @@ from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 from prelude.cuda.memory import reserve, room
 
-from prelude.batch import OneShotBatch
-from prelude.config import EngineConfig
 from prelude.errors import InsufficientMemory
-from prelude.execution.cuda import _STAGING_BYTES, make_executor, probe_step
+from prelude.loading.cuda import _STAGING_BYTES, make_executor, probe_step
 from prelude.models.checkpoint import Checkpoint
+from prelude.readouts.batch import OneShotBatch
+from prelude.values.config import EngineConfig
 from tests.checkpoints import save_model
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 from tests.execution.helpers import Model, Segment, all_logprobs, ends, i32, run, slices

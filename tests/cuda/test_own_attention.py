@@ -16,7 +16,7 @@ from prelude.cuda.own_attention import ATTEND_PROMPTS
 from torch import Tensor
 
 from bench.gpu import first
-from prelude.batch import MixedBatch, OneShotBatch, PooledRows
+from prelude.readouts.batch import MixedBatch, OneShotBatch, PooledRows
 from tests.checkpoints import save_model
 from tests.cuda import twins
 from tests.cuda.conftest import on_device

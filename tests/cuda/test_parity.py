@@ -10,8 +10,8 @@ import pytest
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
-from prelude.batch import LogprobOutput, OneShotBatch, PooledOutput, PooledRows, SampleOutput, StepResult
-from prelude.execution.cuda import check_supported
+from prelude.loading.cuda import check_supported
+from prelude.readouts.batch import LogprobOutput, OneShotBatch, PooledOutput, PooledRows, SampleOutput, StepResult
 from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS, random_batch
 from tests.cuda.simulated import SimulatedDevice

@@ -10,7 +10,7 @@ from prelude.cuda import driver
 
 from prelude import Engine, EngineConfig
 from prelude.errors import ConfigError, PreludeError, UnsupportedModel
-from prelude.execution.cuda import check_supported
+from prelude.loading.cuda import check_supported
 from prelude.models.families import ARCHITECTURES
 from tests.checkpoints import save_model
 from tests.encoders import write_encoder

@@ -10,8 +10,9 @@ import torch
 from prelude.cuda import kernels
 from torch import Tensor
 
-from prelude.batch import LogitEdits, SampleRows
-from prelude.readouts.draw import edited, sample_token
+from prelude.readouts.batch import LogitEdits, SampleRows
+from prelude.readouts.draw import edited
+from prelude.readouts.sample import sample_token
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import pytest
 
 from prelude import Choice, Decide, Engine, Generate, SamplingParams
 from prelude.admission.prepared import Outcome
-from prelude.batch import DecodeBatch, StepResult
+from prelude.readouts.batch import DecodeBatch, StepResult
 from prelude.scheduling.request import Request
 from tests import toy
 from tests.engine.test_faults import ById

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from prelude import Choice, Decide, Engine, YesNo
-from prelude.cli import main
 from prelude.errors import InvalidRequest
 from prelude.systemone import SystemOne, SystemOneError
+from prelude.tools.cli import main
 from tests.checkpoints import make_checkpoint
 from tests.encoders import write_encoder
 from tests.engine.test_sparrow import arrays, config, write

@@ -14,7 +14,7 @@ import pytest
 from prelude._native import core
 
 from prelude import Choice, Decide, DecisionTemplate, Engine, EngineConfig, Generate, SamplingParams, Score, YesNo
-from prelude.affinity import Served, chain_of_task
+from prelude.integrations.affinity import Served, chain_of_task
 from prelude.scheduling.planner import Budgets
 from prelude.systemone import SystemOne
 

@@ -15,7 +15,7 @@ import transformers
 
 from prelude import Choice, Embed, Engine, EngineConfig, SamplingParams
 from prelude.errors import ConfigError, InvalidRequest, PromptTooLong, RequestTooLarge, UnsupportedModel
-from prelude.execution.cuda import check_supported
+from prelude.loading.cuda import check_supported
 from prelude.models.config import ModelConfig
 from tests.encoders import write_encoder
 

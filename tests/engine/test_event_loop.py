@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from prelude import AsyncEngine, Embed, EngineConfig, SamplingParams
-from prelude.call_steps import INLINE_CHARS, JOB_CHARS
+from prelude.api.call_steps import INLINE_CHARS, JOB_CHARS
 from tests import toy
 from tests.patience import comes, shown
 from tests.scheduling.cores import chat, prompt
@@ -96,7 +96,7 @@ def test_serving_opens_no_socket_starts_no_process_and_pickles_nothing(checkpoin
 import asyncio, pickle, sys
 import prelude
 from prelude import AsyncEngine, Decide, Embed, EngineConfig, Generate, SamplingParams, YesNo
-import prelude.engine
+import prelude.api.engine
 
 def refuse(event, args):
     if event in ("socket.connect", "socket.bind", "socket.getaddrinfo", "subprocess.Popen", "os.fork",

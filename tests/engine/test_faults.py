@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.errors import EngineClosed, ExecutionError
+from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from tests import toy
 from tests.patience import shown, until
 from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, prompt

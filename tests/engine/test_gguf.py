@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from prelude import Engine, EngineConfig, SamplingParams
-from prelude.cli import main
 from prelude.default_model import path as packaged
 from prelude.models.identity import model_hash
 from prelude.systemone import SystemOne
+from prelude.tools.cli import main
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import write_model
 

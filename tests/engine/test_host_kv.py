@@ -11,7 +11,7 @@ from prelude import Embed, Engine, EngineConfig, Generate, Loglikelihood, Sampli
 from prelude.errors import ConfigError, InsufficientMemory
 from prelude.execution.memory_plan import MemoryPlan
 from prelude.execution.step_memory import StepMemory
-from prelude.metrics import PrometheusMetrics
+from prelude.integrations.metrics import PrometheusMetrics
 from prelude.models import read_weights
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore

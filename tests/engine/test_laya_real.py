@@ -13,9 +13,9 @@ import pytest
 from safetensors.torch import save_file
 
 from prelude import Choice, Decide, Engine, Noul, Score
-from prelude.batch import HeadOutput
 from prelude.models.files import ModelDirectory
 from prelude.models.options.laya import LAYA
+from prelude.readouts.batch import HeadOutput
 from tests.admission import toys
 from tests.markers import write_random
 from tests.option_models import random_weights, write_json

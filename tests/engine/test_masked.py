@@ -14,8 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from prelude import Choice, Decide, DecisionTemplate, Engine, EngineConfig, Loglikelihood, Noul, Score
-from prelude.batch import LogprobRows, OneShotBatch
 from prelude.errors import InvalidRequest, PromptTooLong
+from prelude.readouts.batch import LogprobRows, OneShotBatch
 from tests.encoders import Encoder, write_encoder
 from tests.execution.helpers import i32, prompts, random_ids, run
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from prelude import Embed, Engine, EngineConfig, Loglikelihood
-from prelude.cli import main
+from prelude.cpu.peak import peak_bytes, resident_bytes
 from prelude.errors import ConfigError, InsufficientMemory
 from prelude.execution import memory_plan
 from prelude.execution.memory_plan import MemoryPlan
-from prelude.execution.peak import peak_bytes, resident_bytes
 from prelude.execution.step_memory import StepMemory
 from prelude.models import memory
+from prelude.tools.cli import main
 from tests.checkpoints import make_checkpoint
 from tests.patience import shown
 

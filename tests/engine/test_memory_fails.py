@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prelude.batch import OneShotBatch, StepResult
 from prelude.errors import ExecutionError
+from prelude.readouts.batch import OneShotBatch, StepResult
 from tests import no_memory, toy
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post

@@ -14,7 +14,7 @@ import pytest
 
 from prelude import AsyncEngine, EngineConfig, Event, SamplingParams, YesNo
 from prelude.errors import DeadlineExceeded, QueueFull
-from prelude.timeline import NAMES
+from prelude.scheduling.timeline import NAMES
 from tests import toy
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
@@ -211,7 +211,7 @@ def test_events_tell_a_requests_life() -> None:
 
 def test_prometheus_reads_the_same_numbers() -> None:
     prometheus = pytest.importorskip("prometheus_client")
-    from prelude.metrics import PrometheusMetrics
+    from prelude.integrations.metrics import PrometheusMetrics
 
     engine = toy_service().engine
     metrics = PrometheusMetrics(engine)
@@ -242,12 +242,12 @@ def test_prometheus_is_imported_only_when_asked_for() -> None:
     import subprocess
     import sys
 
-    code = "import sys, prelude.metrics, prelude.engine; print('prometheus_client' in sys.modules)"
+    code = "import sys, prelude.integrations.metrics, prelude.api.engine; print('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_logs_are_lines_of_json_with_the_requests_label() -> None:
-    from prelude.metrics import json_handler, log_requests
+    from prelude.integrations.metrics import json_handler, log_requests
 
     out = io.StringIO()
     handler = json_handler(out)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from prelude import Decide, Engine, EngineConfig, Generate, Loglikelihood, SamplingParams, YesNo
-from prelude.config import CPU_KV_BYTES
 from prelude.errors import ConfigError, PromptTooLong
 from prelude.models.memory import available_memory
+from prelude.values.config import CPU_KV_BYTES
 from tests.checkpoints import make_checkpoint
 from tests.patience import shown
 

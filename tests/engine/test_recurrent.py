@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from prelude import Choice, Decide, Engine, EngineConfig, Generate, Loglikelihood, SamplingParams, YesNo
 from prelude.errors import CheckpointError, InsufficientMemory, UnsupportedModel
-from prelude.execution.cuda import check_supported
+from prelude.loading.cuda import check_supported
 from prelude.models.config import ModelConfig
 from prelude.models.memory import default_prefixes, default_running_states
 from tests.checkpoints import make_checkpoint

@@ -189,7 +189,7 @@ def test_loading_logs_the_model(checkpoint: Path, caplog: pytest.LogCaptureFixtu
 def test_logged_requests_are_read_without_the_json_handler(
     make_engine: Callable[..., Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from prelude.metrics import log_requests
+    from prelude.integrations.metrics import log_requests
 
     engine = make_engine()
     stop = log_requests(engine)
@@ -201,7 +201,7 @@ def test_logged_requests_are_read_without_the_json_handler(
 
 
 def test_the_demo_takes_a_revision(capsys: pytest.CaptureFixture[str]) -> None:
-    from prelude.cli import main
+    from prelude.tools.cli import main
 
     assert main(["demo", "--revision", "main"]) == 2
     assert "revision='main' is for a hub name, and no model is named" in capsys.readouterr().err

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import prelude.engine
+import prelude.api.engine
 from prelude import AsyncEngine, EngineConfig, Generate, RequestOptions, SamplingParams
-from prelude.call_steps import PART_TASKS, TURN_PAIRS, parts
+from prelude.api.call_steps import PART_TASKS, TURN_PAIRS, parts
 from prelude.errors import DeadlineExceeded, InvalidRequest
 from prelude.tasks import Task
 from tests.patience import Paced, comes
@@ -104,7 +104,7 @@ def test_many_tasks_have_their_own_options_and_deadlines(checkpoint: Path) -> No
 def test_a_deadline_counts_from_the_call_in_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 100.0, 101.5, 104.0])
     # The name in that module alone: watchdogs of other engines read the clock as well.
-    monkeypatch.setattr("prelude.call_steps.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("prelude.api.call_steps.time", SimpleNamespace(monotonic=lambda: next(clock)))
     said = [one for _, one in parts(draws(MANY), RequestOptions(deadline=2.0), {})]
     assert [one.deadline for one in said] == [2.0, 0.5, 0.0]  # type: ignore[union-attr]
 
@@ -129,14 +129,14 @@ def test_cancelling_a_large_call_gives_everything_back(checkpoint: Path) -> None
 
 @pytest.mark.fault(5)
 def test_a_large_result_is_made_beside_the_loop(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish_all = prelude.engine.finish_all
+    finish_all = prelude.api.engine.finish_all
     made: list[bool] = []
 
     def watched(*given: Any) -> Any:
         made.append(threading.current_thread() is threading.main_thread())
         return finish_all(*given)
 
-    monkeypatch.setattr(prelude.engine, "finish_all", watched)
+    monkeypatch.setattr(prelude.api.engine, "finish_all", watched)
 
     async def main() -> None:
         async with open_engine(checkpoint) as engine:

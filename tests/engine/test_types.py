@@ -33,8 +33,8 @@ from prelude import (
     SamplingParams,
     YesNo,
     tasks,
-    verbs,
 )
+from prelude.api import verbs
 from prelude.errors import UnknownParameter
 from tests import lint
 
@@ -87,7 +87,7 @@ SAID: dict[int, tuple[str, str]] = {
     6: (f'"{ANSWERS}"', '"Answers"'),
     7: (f'"{ANSWERS}"', '"Answers"'),
     8: (f'"{EMBEDDING}"', '"Embedding"'),
-    9: ('"prelude.text_streams.TextStream"', '"TextStream"'),
+    9: ('"prelude.api.text_streams.TextStream"', '"TextStream"'),
     10: ('Unexpected keyword argument "priorty"', 'No parameter named "priorty"'),
     11: ('Argument "pooling"', '"pooling"'),
     12: ('Unexpected keyword argument "priorty"', 'No parameter named "priorty"'),
@@ -98,7 +98,7 @@ SAID: dict[int, tuple[str, str]] = {
     17: ("run_many", "run_many"),
     21: (f'"{ANSWERS}"', '"Answers"'),
     22: ('"prelude.results.Completion"', '"Completion"'),
-    23: ('"prelude.text_streams.AsyncTextStream"', '"AsyncTextStream"'),
+    23: ('"prelude.api.text_streams.AsyncTextStream"', '"AsyncTextStream"'),
     24: ('Unexpected keyword argument "priorty"', 'No parameter named "priorty"'),
     25: (f"list[{ANSWERS}]", "list[Answers]"),
     26: ('"prelude.results.Ranking"', '"Ranking"'),

@@ -14,7 +14,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from prelude.batch import (
+from prelude.cpu.executor import CpuExecutor
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+from prelude.readouts.batch import (
     DecodeBatch,
     DecodeRows,
     LogprobRows,
@@ -25,9 +28,6 @@ from prelude.batch import (
     SampleRows,
     StepResult,
 )
-from prelude.execution.cpu import CpuExecutor
-from prelude.models.checkpoint import Checkpoint
-from prelude.models.config import ModelConfig
 from tests.checkpoints import SMALL
 
 VOCAB: int = SMALL["vocab_size"]

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from prelude import Engine, EngineConfig, Loglikelihood
+from prelude.cpu.executor import CpuExecutor
 from prelude.errors import ConfigError, DeviceUnavailable
 from prelude.execution.backends import NAMES, VARIABLE, Wanted, choose
-from prelude.execution.cpu import CpuExecutor
-from prelude.execution.cuda import attention_for
+from prelude.loading.cuda import attention_for
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from tests.checkpoints import save_model

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch
-from prelude.execution.cpu import CpuExecutor
+from prelude.cpu.executor import CpuExecutor
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
+from prelude.readouts.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch
 from tests.checkpoints import SMALL, save_model, write_checkpoint
 from tests.encoders import CLASSES as ENCODERS
 from tests.encoders import run_encoder, write_encoder

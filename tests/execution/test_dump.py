@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, PooledRows
 from prelude.execution.dump import load, save
+from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch, PooledRows
 from tests.execution.helpers import (
     Model,
     Segment,

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows
+from prelude.cpu.executor import CpuExecutor
+from prelude.cpu.hidden_rows import best, log_normalisers, logprobs_of
 from prelude.errors import EngineClosed
-from prelude.execution.cpu import CpuExecutor
 from prelude.execution.executor import Executor
-from prelude.execution.hidden_rows import best, log_normalisers, logprobs_of
 from prelude.models.arrays import Array
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.packed import PackedLinear
+from prelude.readouts.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows
 from tests.checkpoints import save_model
 from tests.execution.helpers import (
     Model,

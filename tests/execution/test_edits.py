@@ -13,10 +13,11 @@ from prelude._native.core import worked_rows
 
 from prelude import Engine
 from prelude.admission.sampling import resolve_edits
-from prelude.batch import OneShotBatch
 from prelude.execution.dump import load, save
 from prelude.readouts import sample
-from prelude.readouts.draw import distribution, edited, sample_token, uniforms
+from prelude.readouts.batch import OneShotBatch
+from prelude.readouts.draw import distribution, edited, uniforms
+from prelude.readouts.sample import sample_token
 from prelude.readouts.sampling import NO_EDITS, History, Sampling, SamplingState, logit_edits, sample_rows
 from prelude.tasks import SamplingParams
 from tests import reference_sampler as reference

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prelude.batch import HeadRows, OneShotBatch, PooledRows
+from prelude.readouts.batch import HeadRows, OneShotBatch, PooledRows
 from tests.encoders import VARIANTS, Encoder, write_encoder
 from tests.execution.helpers import (
     Segment,
@@ -182,7 +182,7 @@ def test_an_encoder_keeps_nothing_and_continues_nothing(family: Encoder) -> None
     assert limits.bidirectional and not limits.lm_head and limits.kv_bytes_per_token == 0
     assert executor.pool.tensor.nbytes == 0
     with pytest.raises(ValueError, match="whole prompts and no decode rows"):
-        from prelude.batch import DecodeBatch
+        from prelude.readouts.batch import DecodeBatch
 
         run(executor, DecodeBatch(decode_rows([5], [0], [[0]]), sampling([0])))
     with pytest.raises(ValueError, match="a context"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prelude.execution.layer_kinds import LayerKinds
+from prelude.cpu.layer_kinds import LayerKinds
 from prelude.models.spec import Attention, Projection
 
 NOTHING = Projection((), (), 0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from prelude._native import cpu
 
-from prelude.execution.cpu import CpuExecutor
+from prelude.cpu.executor import CpuExecutor
 from prelude.models.arrays import Array
 from prelude.models.packed import PackedLinear
 from tests.checkpoints import save_model

@@ -12,8 +12,8 @@ import pytest
 import torch
 from prelude._native import cpu
 
-from prelude.batch import MixedBatch, OneShotBatch, PooledRows
 from prelude.models.transformer import _Workspace
+from prelude.readouts.batch import MixedBatch, OneShotBatch, PooledRows
 from tests.checkpoints import save_model
 from tests.execution.conftest import VARIANTS
 from tests.execution.helpers import (

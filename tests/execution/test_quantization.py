@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from prelude import Choice, Decide, Engine, EngineConfig, SamplingParams
-from prelude.batch import OneShotBatch
 from prelude.default_model import path as packaged
 from prelude.errors import ConfigError
+from prelude.readouts.batch import OneShotBatch
 from tests.checkpoints import save_model
 from tests.encoders import CLASSES, Encoder, write_encoder
 from tests.execution.conftest import VARIANTS

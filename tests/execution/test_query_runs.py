@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.execution.cpu import CpuExecutor
+from prelude.cpu.executor import CpuExecutor
 from prelude.execution.step_memory import query_run
 from tests.checkpoints import save_model
 from tests.cuda.plans import BLOCKS, random_batch

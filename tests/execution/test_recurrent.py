@@ -12,10 +12,10 @@ import pytest
 import torch
 from prelude._native import cpu
 
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, PooledRows, PromptSlices
-from prelude.execution.cpu import CpuExecutor
+from prelude.cpu.executor import CpuExecutor
 from prelude.models.recurrent import state_bytes
 from prelude.models.spec import GatedDelta
+from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch, PooledRows, PromptSlices
 from tests.checkpoints import save_model
 from tests.execution.conftest import RECURRENT
 from tests.execution.helpers import (

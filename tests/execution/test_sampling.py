@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prelude.batch import LogprobRows, OneShotBatch
+from prelude.readouts.batch import LogprobRows, OneShotBatch
 from prelude.readouts.draw import distribution, draw, uniforms
 from tests.execution.helpers import Model, i32, prompts, random_ids, run, sampling
 

@@ -19,8 +19,8 @@ from prelude._native import cpu
 from prelude._native.cpu import ThreadPlaces, rms_norm, thread_ids
 
 from prelude import Engine, EngineConfig
+from prelude.cpu.threads import Governor, Team
 from prelude.errors import ConfigError
-from prelude.execution.threads import Governor, Team
 from prelude.models.processors import default_threads, processors
 from tests.patience import open_files, shown
 
@@ -47,7 +47,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setattr("prelude.execution.threads.processors", lambda: 8)
+    monkeypatch.setattr("prelude.cpu.threads.processors", lambda: 8)
     before = cpu.threads()
     yield Machine()
     assert cpu.threads() == before, "a step leaves the caller's number of threads as it was"
@@ -236,7 +236,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         pytest.skip("one processor, or a system without affinities")
     thread_ids(2)  # a thread that begins later would be bound as well
     places = os.sched_getaffinity(0)
-    monkeypatch.setattr("prelude.execution.threads.processors", lambda: 2)
+    monkeypatch.setattr("prelude.cpu.threads.processors", lambda: 2)
     os.sched_setaffinity(0, {min(places)})
     yield min(places)
     os.sched_setaffinity(0, places)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.execution.peak import resident_bytes
+from prelude.cpu.peak import resident_bytes
 from prelude.execution.zeros import lazy_zeros
 from prelude.models.arrays import BF16, FLOAT32, address
 from tests.patience import shown

@@ -34,7 +34,7 @@ def expected(engine: Engine) -> dict[str, Any]:
 
 def test_importing_prelude_imports_no_client() -> None:
     code = (
-        "import sys, prelude, prelude.engine, prelude.integrations; "
+        "import sys, prelude, prelude.api.engine, prelude.integrations; "
         "print([m for m in ('langchain_core', 'pydantic_ai', 'dspy', 'lm_eval', 'httpx2', 'openai', 'opentelemetry') "
         "if m in sys.modules])"
     )

@@ -195,7 +195,7 @@ def test_routes_of_the_transports(engine: Engine, method: str, path: str, status
 def test_deadlines_and_errors_of_the_transports() -> None:
     httpx2 = pytest.importorskip("httpx2")
     from prelude.integrations.transports import deadline, failed
-    from prelude.options import MAX_DEADLINE
+    from prelude.values.options import MAX_DEADLINE
 
     def asked(**timeout: Any) -> Any:
         return httpx2.Request("POST", "http://local/v1/systemone", extensions={"timeout": timeout} if timeout else {})

@@ -13,14 +13,14 @@ import pytest
 from prelude._native import cpu
 
 from prelude import Engine, EngineConfig, SamplingParams
-from prelude.cli import main
-from prelude.convert import convert
 from prelude.errors import CheckpointError, ExecutionError, ModelError, UnsupportedModel
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.packed import PackedLinear
 from prelude.models.packed_file import LAYOUT, PACKED_FILE, PackedWeights
 from prelude.models.safetensors_file import SafetensorsFile
+from prelude.tools.cli import main
+from prelude.tools.convert import convert
 from tests.checkpoints import make_checkpoint, save_model
 from tests.encoders import CLASSES, Encoder, write_encoder
 from tests.execution.conftest import RECURRENT, VARIANTS

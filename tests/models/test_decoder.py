@@ -11,11 +11,11 @@ import pytest
 import torch
 from prelude._native import cpu
 
-from prelude.batch import OneShotBatch
 from prelude.models.ops import RotaryTable
 from prelude.models.packed import PackedLinear
 from prelude.models.read_weights import interleave
 from prelude.models.spec import Rope
+from prelude.readouts.batch import OneShotBatch
 from tests.checkpoints import save_model
 from tests.execution.helpers import Model, Noted, all_logprobs, hidden, prompts, random_ids, run
 from tests.tensors import array_of, on_tensors, torch_of

@@ -14,7 +14,7 @@ import pytest
 from prelude.errors import ModelError
 from prelude.models.gguf.reader import GgufFile
 from prelude.models.safetensors_file import SafetensorsFile
-from prelude.strict_json import parse
+from prelude.values.strict_json import parse
 from tests.models.test_gguf_header import ARRAY, TEXT, array, entry, header, tensor, text
 
 

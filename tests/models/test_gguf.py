@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from prelude.batch import OneShotBatch
+from prelude.cpu.executor import CpuExecutor
 from prelude.errors import CheckpointError, ModelError, UnsupportedModel
-from prelude.execution.cpu import CpuExecutor
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.gguf.blocks import Blocks
@@ -22,6 +21,7 @@ from prelude.models.gguf.directory import GgufDirectory, open_directory
 from prelude.models.gguf.reader import GgufFile
 from prelude.models.packed import PackedLinear
 from prelude.models.pooling import read_embedding
+from prelude.readouts.batch import OneShotBatch
 from tests.checkpoints import PLAIN, SMALL, write_checkpoint
 from tests.execution.helpers import Model, all_logprobs, prompts, random_ids, run
 from tests.gguf_files import BYTES, SCALES, TYPE, dequantized, gguf, quantized, write_model

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from prelude.batch import HeadRows, OneShotBatch
+from prelude.readouts.batch import HeadRows, OneShotBatch
 from tests.encoders import run_encoder
 from tests.execution.helpers import Model, hidden, i32, last_logprobs, prompts, run
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from prelude import Engine
-from prelude.convert import convert
 from prelude.errors import ModelError
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.files import ModelDirectory
+from prelude.tools.convert import convert
 from tests.encoders import write_encoder
 from tests.option_models import save_tokenizer
 

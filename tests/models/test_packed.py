@@ -15,7 +15,8 @@ from prelude._native import cpu
 
 from prelude import Engine
 from prelude.errors import DeviceUnavailable
-from prelude.models.packed import PackedLinear, Packing
+from prelude.models.arrays import Packing
+from prelude.models.packed import PackedLinear
 from tests.tensors import on_tensors
 from tests.threads import use_threads
 

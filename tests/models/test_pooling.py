@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from prelude.embedding import EmbeddingSettings
 from prelude.errors import ModelError
 from prelude.models.pooling import read_embedding
+from prelude.values.embedding import EmbeddingSettings
 
 KIND = "sentence_transformers.models."
 

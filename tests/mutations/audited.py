@@ -9,7 +9,7 @@ CORE = "prelude/runtime/core.py"
 LIFECYCLE = "prelude/runtime/lifecycle.py"
 PLANNER = "prelude/scheduling/planner.py"
 REQUEST = "prelude/scheduling/request.py"
-CPU = "prelude/execution/cpu.py"
+CPU = "prelude/cpu/executor.py"
 _CAME = "        for request in self._inbox.take():\n"
 _STATES = "None if self._states is None else self._states.step(batch))\n"
 _FORWARD = "        hidden = self._forward(step, rows, " + _STATES
@@ -21,7 +21,7 @@ EDITS = (
         "number_nan",
         "8",
         (
-            "prelude/admission/validation.py",
+            "prelude/values/validation.py",
             "if isinstance(value, float | np.floating) and not math.isfinite(value):",
             "if False:",
         ),
@@ -54,7 +54,7 @@ EDITS = (
         "clock_wall",
         "63",
         (CORE, "clock: Callable[[], float] = time.monotonic", "clock: Callable[[], float] = time.time"),
-        ("prelude/options.py", "time.monotonic() + self.deadline", "time.time() + self.deadline"),
+        ("prelude/values/options.py", "time.monotonic() + self.deadline", "time.time() + self.deadline"),
     ),
     edit(
         "oneshot_decode_state",
@@ -104,7 +104,7 @@ EDITS = (
         "stream_close_no_cancel",
         "57 H4",
         (
-            "prelude/text_streams.py",
+            "prelude/api/text_streams.py",
             "            self._sink.abandoned = True\n            self._core.cancel(self._request)\n",
             "            self._sink.abandoned = True\n",
         ),
@@ -173,7 +173,7 @@ EDITS = (
         "prepare_on_loop",
         "J8 G14 5",
         (
-            "prelude/engine.py",
+            "prelude/api/engine.py",
             "if sum(map(text_size, given)) > INLINE_CHARS:",
             "if False:",
         ),

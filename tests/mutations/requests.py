@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.mutations.edit import edit
 
-CHECKS = "prelude/admission/validation.py"
+CHECKS = "prelude/values/validation.py"
 PROMPTS = "prelude/admission/prompts.py"
 QUESTIONS = "prelude/admission/questions.py"
 ASKED = "prelude/admission/plain_question.py"
@@ -13,7 +13,7 @@ SETTINGS = "prelude/admission/sampling.py"
 DRAWING = "prelude/readouts/sampling.py"
 SAMPLING = "prelude/readouts/draw.py"
 BASE = "prelude/readouts/base.py"
-READOUTS = "prelude/execution/hidden_rows.py"
+READOUTS = "prelude/cpu/hidden_rows.py"
 DETOKENIZE = "prelude/streaming/detokenize.py"
 TEXT = "prelude/streaming/text.py"
 

@@ -12,8 +12,8 @@ QUEUES = "prelude/scheduling/queues.py"
 POSTPROCESS = "prelude/scheduling/postprocess.py"
 COST = "prelude/scheduling/cost.py"
 COSTS = "prelude/simulation/costs.py"
-CONFIG = "prelude/config.py"
-BASE = "prelude/base.py"
+CONFIG = "prelude/values/config.py"
+BASE = "prelude/api/base.py"
 ORDERS = "prelude/admission/orders.py"
 DECIDE = "prelude/admission/decide.py"
 BACKENDS = "prelude/execution/backends.py"
@@ -30,7 +30,7 @@ EDITS = (
     edit(
         "other_batches_are_a_bad_value",
         "A9",
-        ("prelude/execution/cpu.py", 'raise TypeError(f"an executor runs', 'raise ValueError(f"an executor runs'),
+        ("prelude/cpu/executor.py", 'raise TypeError(f"an executor runs', 'raise ValueError(f"an executor runs'),
     ),
     edit(
         "prompts_stay_the_callers",
@@ -298,7 +298,7 @@ EDITS = (
     edit(
         "long_texts_are_prepared_by_the_caller",
         "N2",
-        ("prelude/call_steps.py", "INLINE_CHARS = 4096\n", "INLINE_CHARS = 1 << 30\n"),
+        ("prelude/api/call_steps.py", "INLINE_CHARS = 4096\n", "INLINE_CHARS = 1 << 30\n"),
     ),
     edit(
         "chat_is_as_bulk_is",
@@ -321,7 +321,7 @@ EDITS = (
     edit(
         "weights_are_counted_twice",
         "A20",
-        ("prelude/execution/cpu.py", "weight_bytes=self.weights.nbytes,", "weight_bytes=2 * self.weights.nbytes,"),
+        ("prelude/cpu/executor.py", "weight_bytes=self.weights.nbytes,", "weight_bytes=2 * self.weights.nbytes,"),
     ),
     edit(
         "scores_wait_for_texts",

@@ -7,7 +7,7 @@ from tests.mutations.edit import edit
 from tests.mutations.requests import CHECKS
 
 SNAPSHOT = "prelude/admission/snapshot.py"
-STRICT_JSON = "prelude/strict_json.py"
+STRICT_JSON = "prelude/values/strict_json.py"
 CHAT = "tokenizer/chat.py"
 
 EDITS = (
@@ -37,7 +37,7 @@ EDITS = (
     edit(
         "typos_name_no_neighbour",
         "19",
-        ("prelude/tasks.py", "    near = difflib.get_close_matches(name, known, n=1)\n", "    near = []\n"),
+        ("prelude/tasks/__init__.py", "    near = difflib.get_close_matches(name, known, n=1)\n", "    near = []\n"),
     ),
     edit(
         "reserved_names_pass",
@@ -65,7 +65,7 @@ EDITS = (
     edit(
         "spans_are_not_kept",
         "N1",
-        ("prelude/timeline.py", "        self.add(name, start, end)\n", "        pass\n"),
+        ("prelude/scheduling/timeline.py", "        self.add(name, start, end)\n", "        pass\n"),
     ),
     edit(
         "a_whole_hit_computes_nothing",
@@ -80,7 +80,11 @@ EDITS = (
     edit(
         "health_is_always_well",
         "N8",
-        ("prelude/base.py", "            reason is None,\n            core", "            True,\n            core"),
+        (
+            "prelude/api/base.py",
+            "            reason is None,\n            core",
+            "            True,\n            core",
+        ),
     ),
     edit(
         "keys_may_come_twice",

@@ -9,7 +9,7 @@ TRANSFORMER = "prelude/models/transformer.py"
 MEMORY = "prelude/execution/memory_plan.py"
 STEP_MEMORY = "prelude/execution/step_memory.py"
 JOURNAL = "prelude/bulk/journal.py"
-MAPPING = "prelude/bulk/mapping.py"
+MAPPING = "prelude/api/mapping.py"
 BULK_FILES = "prelude/bulk/files.py"
 GRAPHS = "cuda/graphs.py"
 CHECKPOINT = "prelude/models/checkpoint.py"
@@ -23,7 +23,7 @@ EDITS = (
     edit(
         "request_ids_may_be_anything",
         "17",
-        ("prelude/options.py", "    if not value.isprintable():", "    if False:"),
+        ("prelude/values/options.py", "    if not value.isprintable():", "    if False:"),
     ),
     edit(
         "the_last_token_is_the_one_before",
@@ -141,7 +141,7 @@ EDITS = (
     edit(
         "used_blocks_are_not_reported",
         "G11",
-        ("prelude/base.py", '"kv_used_bytes": ', '"kv_used_bytes": 0 * '),
+        ("prelude/api/base.py", '"kv_used_bytes": ', '"kv_used_bytes": 0 * '),
     ),
     # ---- the engine
     edit(
@@ -153,7 +153,7 @@ EDITS = (
             "                self.errors += 1\n                raise\n",
         ),
     ),
-    edit("nothing_is_frozen", "70", ("prelude/base.py", "            gc.freeze()\n", "            pass\n")),
+    edit("nothing_is_frozen", "70", ("prelude/api/base.py", "            gc.freeze()\n", "            pass\n")),
     edit(
         "closing_ends_what_runs",
         "60 67",
@@ -204,7 +204,7 @@ EDITS = (
         "ranks_need_not_agree",
         "Q15",
         (
-            "prelude/execution/parallel/group.py",
+            "prelude/parallel/group.py",
             "            if other is not None:\n                self.leave()",
             "            if False:\n                self.leave()",
         ),
@@ -249,7 +249,7 @@ EDITS = (
         (
             "prelude/scheduling/planner.py",
             "from __future__ import annotations\n",
-            "from __future__ import annotations\n\nimport prelude.execution.threads  # noqa: F401\n",
+            "from __future__ import annotations\n\nimport prelude.cpu.threads  # noqa: F401\n",
         ),
     ),
     edit(
@@ -319,7 +319,7 @@ EDITS = (
         "a_text_does_not_see_its_own_token",
         "H9",
         (
-            "prelude/execution/attention_runs.py",
+            "prelude/cpu/attention_runs.py",
             "            visible.append(step.decode.context_lens[at].astype(np.int64) + 1)\n",
             "            visible.append(step.decode.context_lens[at].astype(np.int64))\n",
         ),
@@ -327,13 +327,13 @@ EDITS = (
     edit(
         "every_rank_has_the_first_head",
         "H11",
-        ("prelude/execution/parallel/shards.py", "    first = rank * kv_heads // size\n", "    first = 0\n"),
+        ("prelude/parallel/shards.py", "    first = rank * kv_heads // size\n", "    first = 0\n"),
     ),
     edit(
         "every_rank_begins_at_row_0",
         "H11 H12",
         (
-            "prelude/execution/parallel/shards.py",
+            "prelude/parallel/shards.py",
             "    return Shard(rank, size, own, cuts, vocab, first)",
             "    return Shard(rank, size, own, cuts, vocab, 0)",
         ),
@@ -341,7 +341,7 @@ EDITS = (
     edit(
         "decode_rows_have_sums_of_their_own",
         "74",
-        ("prelude/execution/cpu.py", "paged=not self.deterministic", "paged=True"),
+        ("prelude/cpu/executor.py", "paged=not self.deterministic", "paged=True"),
     ),
     edit(
         "the_last_position_is_refused",

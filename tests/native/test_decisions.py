@@ -13,7 +13,7 @@ import pytest
 from prelude import Engine
 from prelude.admission.question_keys import question_key
 from prelude.admission.snapshot import snapshot
-from prelude.call_steps import text_size
+from prelude.api.call_steps import text_size
 from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.request import Request
 from prelude.tasks import Choice, Decide, Noul, Score

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from prelude.admission.prepared import Outcome
-from prelude.batch import (
+from prelude.api.call_steps import finish_all
+from prelude.errors import ExecutionError, InvalidRequest
+from prelude.readouts.batch import (
     LogprobOutput,
     LogprobRows,
     OneShotBatch,
@@ -21,15 +23,13 @@ from prelude.batch import (
     SampleRows,
     StepResult,
 )
-from prelude.call import Call
-from prelude.call_steps import finish_all
-from prelude.errors import ExecutionError, InvalidRequest
-from prelude.options import RequestOptions
 from prelude.results import RequestStats
+from prelude.runtime.call import Call
 from prelude.runtime.delivery import Completions
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.request import Request
 from prelude.scheduling.result_check import check_result
+from prelude.values.options import RequestOptions
 from tests.engine.test_lifecycle import ById
 from tests.scheduling.cores import last_logprob, prompt
 

@@ -12,7 +12,7 @@ def install() -> None:
     import torch.distributed as dist
     from prelude.cuda import cuda_device, driver, recorder
 
-    from prelude.execution import cuda
+    from prelude.loading import cuda
     from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 
     def simulated(element: torch.dtype, *, head_dim: int, deterministic: bool, ordinal: int, ranks: Any) -> Any:

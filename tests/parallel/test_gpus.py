@@ -17,14 +17,14 @@ from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
 from prelude import ConfigError
-from prelude.batch import OneShotBatch
 from prelude.errors import EngineClosed, ExecutionError, ModelError, RankLost
-from prelude.execution.cuda import own_gpu
-from prelude.execution.parallel import group as groups
-from prelude.execution.parallel.device import TimeLimit
-from prelude.execution.parallel.group import RankGroup
-from prelude.execution.parallel.shards import shard
-from prelude.loading_parallel import Ranks
+from prelude.loading.cuda import own_gpu
+from prelude.loading.ranks import Ranks
+from prelude.parallel import group as groups
+from prelude.parallel.device import TimeLimit
+from prelude.parallel.group import RankGroup
+from prelude.parallel.shards import shard
+from prelude.readouts.batch import OneShotBatch
 from tests.checkpoints import make_checkpoint, save_model
 from tests.cuda.conftest import on_device
 from tests.cuda.simulated import SimulatedDevice

@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 
 from prelude import ConfigError
-from prelude.batch import DecodeBatch, DecodeRows, LogitEdits, OneShotBatch, PooledRows, PromptSlices, SampleRows
-from prelude.execution.parallel.messages import decoded, encoded
-from prelude.execution.parallel.shards import Cut, check, kv_share, shard, share
-from prelude.execution.parallel.source import ShardSource, part_of
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
+from prelude.parallel.messages import decoded, encoded
+from prelude.parallel.shards import Cut, check, kv_share, shard, share
+from prelude.parallel.source import ShardSource, part_of
+from prelude.readouts.batch import (
+    DecodeBatch,
+    DecodeRows,
+    LogitEdits,
+    OneShotBatch,
+    PooledRows,
+    PromptSlices,
+    SampleRows,
+)
 from tests.checkpoints import SMALL
 
 TYPES = {"qwen3": "Qwen3", "qwen2": "Qwen2", "phi3": "Phi3", "gemma3_text": "Gemma3", "smollm3": "SmolLM3"}
@@ -133,8 +141,8 @@ def test_a_batch_survives_the_way_to_another_rank() -> None:
 def test_one_process_pays_nothing_for_the_ranks() -> None:
     """The projections of one process stay plain: no object of the ranks stands in the forward pass."""
     from prelude import Engine
-    from prelude.execution.cpu import CpuExecutor
-    from prelude.execution.hidden_rows import HiddenRows
+    from prelude.cpu.executor import CpuExecutor
+    from prelude.cpu.hidden_rows import HiddenRows
     from prelude.models.summed import SummedLinear
     from prelude.models.weights import EmbeddingWeights
 

@@ -15,7 +15,7 @@ pytest.importorskip("torch.distributed")
 HONEST = """
 import sys, torch.distributed as dist
 from prelude.errors import RankLost
-from prelude.execution.parallel.group import RankGroup
+from prelude.parallel.group import RankGroup
 dist.init_process_group("gloo", init_method=sys.argv[1], rank=1, world_size=2)
 group = RankGroup.join(2, steady=False, limit=60.0)
 try:
@@ -69,7 +69,7 @@ def test_lengths_are_bounded_before_memory_is_asked_for(what: str, length: int, 
 
 MEETING = """
 import os, sys, psutil
-from prelude.execution.parallel.group import RankGroup
+from prelude.parallel.group import RankGroup
 rank = int(os.environ["RANK"])
 group = RankGroup.join(2, steady=False, limit=60.0)
 group.agree({"version": 1})

@@ -18,7 +18,7 @@ from typing import Any
 from tests.patience import PATIENCE
 from tests.threads import use_threads
 
-_PRELOAD = ["prelude.engine", "prelude.loading_parallel", "prelude.execution.cpu", "tests.parallel.world"]
+_PRELOAD = ["prelude.api.engine", "prelude.loading.ranks", "prelude.cpu.executor", "tests.parallel.world"]
 
 _WAIT = 4 * PATIENCE  # processes start, and load, beside those of other tests
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from prelude import Choice, Decide, EngineConfig, Generate, SamplingParams
-from prelude.affinity import chain_of_task
 from prelude.errors import ConfigError, DeadlineExceeded, InvalidRequest, UnknownParameter
+from prelude.integrations.affinity import chain_of_task
 
 serve = pytest.importorskip("ray.serve", reason="ray[serve] is not installed")
 

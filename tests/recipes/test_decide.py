@@ -10,8 +10,8 @@ import pytest
 import transformers
 
 from prelude import Choice, Decide, DecisionTemplate, Engine, EngineConfig, Score, YesNo
+from prelude.admission.template import decision_names, decision_template
 from prelude.errors import RecipeError, TemplateError
-from prelude.recipes import decision_names, decision_template
 from tests.recipes.conftest import write_qwen
 
 STATE = "I was charged twice."

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from prelude import AsyncEngine, Engine, EngineConfig, Guard
-from prelude.compound import guard_steps
+from prelude.api.compound import guard_steps
 from prelude.errors import InvalidRequest, PromptTooLong, RecipeError
 from prelude.recipes import GuardField, GuardRecipe
 from prelude.results import GuardAnswer

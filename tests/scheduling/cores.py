@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from prelude.admission.prepared import Outcome, Prepared, TokenTree
-from prelude.batch import LogprobRows
+from prelude.readouts.batch import LogprobRows
 from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from prelude.options import RequestOptions
 from prelude.scheduling.accounts import Accounts
+from prelude.values.options import RequestOptions
 
 
 def test_names_that_never_come_back_are_forgotten_though_a_tenant_always_waits() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prelude.admission.prepared import Prepared, TokenTree
-from prelude.batch import HeadRows, LogprobRows, MixedBatch, PooledRows
+from prelude.readouts.batch import HeadRows, LogprobRows, MixedBatch, PooledRows
 from prelude.scheduling.policies import FirstComeFirstServed, RoundRobin
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import State

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
+from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.scheduling.policies import POLICIES, FairTenants, Priority, policy_named
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import State

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, StepResult
+from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch, StepResult
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.request import State
 from tests import toy

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from prelude._native.core import prompt_keys
 
 from prelude import Engine, EngineConfig, Loglikelihood
+from prelude.cpu.executor import Finished
 from prelude.errors import ConfigError
-from prelude.execution.cpu import Finished
 from prelude.scheduling.cost import CostModel, Work
 from tests.patience import shown
 from tests.scheduling.cores import Collect, last_logprob, prompt

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prelude.admission.prepared import Prepared, TokenTree
-from prelude.batch import DecodeBatch, DecodeRows, MixedBatch
 from prelude.errors import DeadlineExceeded, ExecutionError, RequestCancelled
-from prelude.options import RequestOptions
+from prelude.readouts.batch import DecodeBatch, DecodeRows, MixedBatch
 from prelude.readouts.sampling import RowEdits, Sampling, SamplingState
 from prelude.scheduling import planner
 from prelude.scheduling.request import Request, State
+from prelude.values.options import RequestOptions
 from tests import toy
 from tests.engine.test_faults import ById, text
 from tests.engine.test_limits import post

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from prelude.admission.prepared import Prepared, TokenTree
-from prelude.batch import HeadRows, LogprobRows, OneShotBatch, PooledRows, Readout
 from prelude.errors import QueueFull, RequestTooLarge
+from prelude.readouts.batch import HeadRows, LogprobRows, OneShotBatch, PooledRows, Readout
 from tests import toy
 from tests.scheduling.cores import (
     Collect,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from prelude.admission.classes import ExecutionClass
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.errors import EngineClosed, ExecutionError
+from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.scheduling.request import State
 from tests import toy
 from tests.patience import PATIENCE

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.batch import StepResult
 from prelude.execution.threaded import ThreadedExecutor
+from prelude.readouts.batch import StepResult
 from tests import toy
 from tests.engine.test_faults import HANG_SECONDS, ById, text
 from tests.engine.test_limits import post

@@ -10,7 +10,7 @@ import prelude._native.cpu
 import pytest
 
 import prelude.scheduling
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
+from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import pack
 from prelude.scheduling.planner import Budgets, plan_step

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from prelude.admission.prepared import Prepared, TokenTree
-from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, Readout, SampleOutput, SampleRows
+from prelude.readouts.batch import (
+    DecodeBatch,
+    ForwardBatch,
+    MixedBatch,
+    OneShotBatch,
+    Readout,
+    SampleOutput,
+    SampleRows,
+)
 from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prelude.batch import DecodeBatch, MixedBatch
+from prelude.readouts.batch import DecodeBatch, MixedBatch
 from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.recovery import recover
 from prelude.scheduling.request import Request, State

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from prelude import Engine, EngineConfig, Generate, Loglikelihood, SamplingParams
-from prelude.batch import ForwardBatch, StepResult
+from prelude.readouts.batch import ForwardBatch, StepResult
 from prelude.scheduling.request import State
 from tests import toy
 from tests.engine.test_faults import ById, text

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prelude.admission.prepared import Outcome
-from prelude.batch import SampleOutput
+from prelude.readouts.batch import SampleOutput
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, State
 from tests.engine.test_faults import ById

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prelude.admission.classes import ExecutionClass
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
+from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.scheduling.request import State
 from tests import toy
 from tests.engine.test_faults import ById, text

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prelude.admission.prepared import Prepared, TokenTree
-from prelude.batch import LogprobRows
-from prelude.options import RequestOptions
+from prelude.readouts.batch import LogprobRows
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst
 from prelude.scheduling.queues import Policies
+from prelude.values.options import RequestOptions
 from tests import toy
 from tests.engine.test_faults import ById
 from tests.scheduling.test_engine_core import ids, prompt

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from prelude import EngineConfig
 from prelude.errors import ConfigError
-from prelude.options import RequestOptions
 from prelude.scheduling.policies import (
     POLICIES,
     EarliestDeadline,
@@ -31,6 +30,7 @@ from prelude.scheduling.policies import (
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import Request
 from prelude.scheduling.waiting_queue import WaitingQueue
+from prelude.values.options import RequestOptions
 from tests import toy
 from tests.engine.test_faults import ById, text
 from tests.engine.test_limits import post

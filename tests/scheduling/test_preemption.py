@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prelude.admission.prepared import Prepared, TokenTree
-from prelude.batch import ForwardBatch, SampleOutput
+from prelude.readouts.batch import ForwardBatch, SampleOutput
 from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.scheduling.policies import RoundRobin
 from prelude.scheduling.queues import Policies

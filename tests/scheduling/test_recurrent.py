@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from prelude import EngineConfig
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.errors import EngineClosed, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
+from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from prelude.cli import main
 from prelude.simulation import compare, machine
 from prelude.simulation.compare import ABLATIONS, BASELINE
 from prelude.simulation.workloads import rubrics
+from prelude.tools.cli import main
 
 # Half of the rubrics fit the pool.
 SMALL = ["--set", "kv_blocks=1024", "--option", "requests=150", "rubrics=32", "skew=0"]
@@ -80,7 +80,7 @@ def test_each_finished_run_is_said_before_the_table(tmp_path: Path, capsys: pyte
 def test_a_missing_matplotlib_is_said_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("prelude.command_line.find_spec", lambda name: None)
+    monkeypatch.setattr("prelude.terminal.command_line.find_spec", lambda name: None)
     assert main(["simulate", "rubrics", *SMALL, "--plot", str(tmp_path / "figure.png")]) == 2
     printed = capsys.readouterr()
     assert "--plot needs matplotlib" in printed.err and not printed.out

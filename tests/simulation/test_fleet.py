@@ -214,7 +214,7 @@ def test_hits_and_folds_are_counted_against_the_asked_tokens() -> None:
 
 def test_the_simulator_imports_no_torch() -> None:
     code = (
-        "import sys; from prelude.cli import main;"
+        "import sys; from prelude.tools.cli import main;"
         "main(['simulate', 'rubrics', '--rate', '50', '--option', 'requests=20']); print('torch' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

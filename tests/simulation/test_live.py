@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from prelude.batch import ForwardBatch, StepResult
 from prelude.execution.executor import ExecutorLimits
+from prelude.readouts.batch import ForwardBatch, StepResult
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.plan import Plan

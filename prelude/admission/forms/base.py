@@ -10,11 +10,11 @@ import numpy as np
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
-from prelude.arrays import I32
-from prelude.option_settings import OptionSettings
 from prelude.readouts import RequestReadout
 from prelude.readouts.head import HeadRows
 from prelude.readouts.options import OptionRows
+from prelude.values.arrays import I32
+from prelude.values.option_settings import OptionSettings
 
 
 @dataclass(frozen=True, slots=True)

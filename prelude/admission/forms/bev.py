@@ -15,8 +15,8 @@ from prelude.admission.forms.base import Asked, Form, Rendered, State, as_ids, d
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
-from prelude.arrays import I32
-from prelude.option_settings import OptionSettings
+from prelude.values.arrays import I32
+from prelude.values.option_settings import OptionSettings
 
 _TASKS = {"choice": "Choose the best option.", "noul": "Answer yes or no.", "score": "Rate it on the given scale."}
 _KINDS = ("choice", "noul", "score")

@@ -14,8 +14,8 @@ from prelude.admission.forms.base import Asked, Form, Rendered, State, as_ids, d
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
-from prelude.arrays import I32
-from prelude.option_settings import OptionSettings
+from prelude.values.arrays import I32
+from prelude.values.option_settings import OptionSettings
 
 _CONTROL = re.compile(r"<\|(\w+)\|>")
 

@@ -18,8 +18,8 @@ from prelude.admission.forms.base import Asked, Form, Rendered, State, as_ids, l
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
-from prelude.arrays import I32
-from prelude.option_settings import KINDS, OptionSettings
+from prelude.values.arrays import I32
+from prelude.values.option_settings import KINDS, OptionSettings
 
 _PAIR = re.compile(r"([A-Za-z][A-Za-z0-9_ .\-]{0,40}?)\s*[:=]\s*(-?\d+(?:\.\d+)?)\s*(%?)")
 _MOST_PAIRS, _MOST_CHARS = 16, 64

@@ -10,7 +10,7 @@ from prelude.errors import ModelError, shown
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory
 from prelude.models.spec import ModelSpec
-from prelude.option_settings import OptionSettings
+from prelude.values.option_settings import OptionSettings
 
 CONFIG_LIMIT = 4 << 20
 MAX_LENGTH = 1 << 20

@@ -23,7 +23,7 @@ from prelude.models.options.base import (
 )
 from prelude.models.options.body import body_of
 from prelude.models.spec import Classifier, Norm, Projection
-from prelude.option_settings import OptionSettings
+from prelude.values.option_settings import OptionSettings
 
 CONFIG = "opendecider.json"
 _HEAD = "head.safetensors"

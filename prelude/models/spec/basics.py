@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from prelude.models.rope import RopeScaling, inverse_frequencies
 
 if TYPE_CHECKING:
-    from prelude.arrays import C64, F64
+    from prelude.values.arrays import C64, F64
 
 Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
 NormKind: TypeAlias = str  # "rms", or a name of NORMS in ops.py

@@ -1,7 +1,6 @@
 """Orders of waiting requests: objects that read the requests as columns. The contract is in ``base``, its use in
 docs/PLANNING.md."""
 
-from prelude.scheduling.policies.base import Keys, Policy, WaitingColumns, ranked
 from prelude.scheduling.policies.layers import FairTenants, Priority, by_arrival, composed
 from prelude.scheduling.policies.named import POLICIES, policy_named
 from prelude.scheduling.policies.orders import (
@@ -13,6 +12,7 @@ from prelude.scheduling.policies.orders import (
     ShortestPrefillFirst,
     StaticBatches,
 )
+from prelude.values.policy import Keys, Policy, WaitingColumns, ranked
 
 __all__ = [
     "POLICIES",

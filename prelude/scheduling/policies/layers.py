@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prelude.scheduling.policies.base import Key, Keys, Policy, WaitingColumns
 from prelude.scheduling.policies.orders import FirstComeFirstServed, PrefillFirst, RoundRobin, StaticBatches
+from prelude.values.policy import Key, Keys, Policy, WaitingColumns
 
 
 @dataclass(frozen=True, slots=True)

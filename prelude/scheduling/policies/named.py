@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from prelude.errors import ConfigError
-from prelude.scheduling.policies.base import Policy
 from prelude.scheduling.policies.orders import (
     EarliestDeadline,
     FirstComeFirstServed,
@@ -16,6 +15,7 @@ from prelude.scheduling.policies.orders import (
     ShortestPrefillFirst,
     StaticBatches,
 )
+from prelude.values.policy import Policy
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "first_come_first_served": FirstComeFirstServed,

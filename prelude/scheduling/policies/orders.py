@@ -24,7 +24,7 @@ import numpy as np
 
 from prelude._native.core import prompt_keys
 from prelude.errors import ConfigError
-from prelude.scheduling.policies.base import F64, Keys, Policy, WaitingColumns
+from prelude.values.policy import F64, Keys, Policy, WaitingColumns
 
 
 class _Usual:

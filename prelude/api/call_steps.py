@@ -1,0 +1,135 @@
+"""The steps of a call that both engines share: tasks to requests, ends to results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prelude.admission.messages import rough_size
+from prelude.admission.snapshot import prompt_fields
+from prelude.api.text_streams import timed_finish
+from prelude.errors import InvalidRequest, PreludeError, shown
+from prelude.runtime.call import Call, Options, make_calls
+from prelude.runtime.delivery import Completions
+from prelude.scheduling.request import Request
+from prelude.tasks import Task
+from prelude.values.options import merge_options
+
+# More than this is prepared on threads, so that it cannot hold up the caller's loop.
+INLINE_CHARS = 4096
+JOB_CHARS, JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
+# A call of more tasks is as many calls as it takes, each begun in a turn of its own.
+PART_TASKS = 512
+TURN_RESULTS, TURN_PAIRS = 64, 1 << 13  # made before the loop gets its turn; of more pairs, on a thread
+TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 16  # the cost of preparing one beside its text
+
+
+def finish_all(
+    admitted: Sequence[Any], calls: Sequence[Call], requests: list[Request | Exception], ends: Completions
+) -> list[Any]:
+    """The caller's results, in order; errors are values. Runs in the caller's thread, or in its loop."""
+    results: list[Any] = []
+    for item, call, request in zip(admitted, calls, requests):
+        if not isinstance(request, Request):
+            results.append(request)
+            continue
+        outcome, error = ends[request.id]
+        try:
+            results.append(error if outcome is None else timed_finish(item, call.timeline, outcome))
+        except Exception as raised:
+            results.append(raised)
+    return results
+
+
+def result_sizes(admitted: Sequence[Any]) -> list[int]:
+    """Of each admitted task, how many pairs of a token and its logprob its result has; 0 for an error."""
+    readouts = [None if isinstance(item, BaseException) else item.prepared.readout for item in admitted]
+    return [0 if readout is None else readout.result_size for readout in readouts]
+
+
+def first_error(results: list[Any], return_exceptions: bool) -> list[Any]:
+    """``results``; or the first error among them is raised, with the place of its task where there are several."""
+    if not return_exceptions:
+        for at, result in enumerate(results):
+            if isinstance(result, Exception):
+                raise result if len(results) == 1 else name_task(result, at)
+    return results
+
+
+def name_task(error: Exception, at: int) -> Exception:
+    """``error`` with ``tasks[at]`` before its message. Requests of one failed step may share an error: it is named
+    once."""
+    if isinstance(error, PreludeError) and error.args and not hasattr(error, "task_index"):
+        error.args = (f"tasks[{at}]: {error.args[0]}", *error.args[1:])
+        error.task_index = at  # type: ignore[attr-defined]
+    return error
+
+
+def batches(tasks: Iterable[Task]) -> list[list[Task]]:
+    """Runs of tasks of about ``JOB_CHARS`` or ``JOB_TASKS`` each: one job of a preparing thread."""
+    runs: list[list[Task]] = []
+    total = JOB_CHARS
+    for task in tasks:
+        if total >= JOB_CHARS or len(runs[-1]) >= JOB_TASKS:
+            runs.append([])
+            total = 0
+        runs[-1].append(task)
+        total += text_size(task)
+    return runs
+
+
+def parts(tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any]) -> Iterator[tuple[Any, Options]]:
+    """``PART_TASKS`` tasks at a time, and their options as they are when it is their turn."""
+    began = time.monotonic()
+    if isinstance(options, Sequence):
+        all_options = [call.options for call in make_calls(len(tasks), options, keywords)[0]]
+    else:
+        all_options = [merge_options(options, keywords)]
+    for at in range(0, len(tasks), PART_TASKS):
+        passed = time.monotonic() - began
+        if isinstance(options, Sequence):
+            yield tasks[at : at + PART_TASKS], [one.after(passed) for one in all_options[at : at + PART_TASKS]]
+        else:
+            yield tasks[at : at + PART_TASKS], all_options[0].after(passed)
+
+
+def task_list(tasks: Any) -> Sequence[Any]:
+    """Any iterable of tasks as a sequence."""
+    if isinstance(tasks, (list, tuple)):
+        return tasks
+    try:
+        return list(tasks)
+    except TypeError:
+        raise InvalidRequest(f"{shown(tasks)} is not a list of tasks", field="tasks") from None
+
+
+def text_size(task: Any) -> int:
+    """About the number of characters (or ids) that preparing reads; unknown shapes fail there."""
+    size = TASK_CHARS
+    for name in prompt_fields(task):
+        value = getattr(task, name, None)
+        size += len(value) if type(value) is str else _size(value)
+    questions = getattr(task, "questions", None)
+    if questions is None:
+        return size
+    if isinstance(questions, Mapping):
+        questions = tuple(questions.values())
+    for question in questions if isinstance(questions, list | tuple) else ():
+        size += QUESTION_CHARS
+        for name in ("question", "labels", "criteria", "levels"):
+            value = getattr(question, name, None)
+            size += _size(value) + (0 if isinstance(value, str) else LABEL_CHARS * _length(value))
+    return size
+
+
+def _size(value: Any) -> int:
+    listed = isinstance(value, list | tuple) and value and isinstance(value[0], Mapping | list | tuple | str)
+    return rough_size(value, JOB_CHARS) if listed or isinstance(value, Mapping) else _length(value)
+
+
+def _length(value: Any) -> int:
+    try:
+        return len(value)
+    except TypeError:
+        return 0

@@ -1,0 +1,370 @@
+"""From the tokens of a step to the caller that reads them: sinks on the engine's side, iterators on the caller's.
+
+The engine's thread appends to a deque and wakes the reader once when there is text; the text that
+arrives before the next read becomes one chunk. A stream is closed by ``close``/``aclose``, by cancelling the task
+that waits for it, or by letting go of it: each of these cancels the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from prelude.admission.prepared import Admitted, Outcome, Reader
+from prelude.errors import WrongUse
+from prelude.readouts.batch import SampleOutput
+from prelude.results import Chunk, Completion, SampledLogprob
+from prelude.runtime.core import EngineCore
+from prelude.runtime.delivery import CompletionQueue
+from prelude.scheduling.request import Request, Sink
+from prelude.scheduling.timeline import Timeline
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from prelude.runtime.call import Call
+
+
+def timed_finish(admitted: Admitted, timeline: Timeline | None, outcome: Outcome) -> Any:
+    """The caller's result, with its timeline. Runs in the caller's thread."""
+    if timeline is None:
+        return admitted.finish(outcome)
+    began = time.perf_counter()
+    result = admitted.finish(outcome)
+    timeline.mark("detokenise", began)
+    timeline.mark("stream")
+    outcome.stats.timeline = timeline.close()
+    return result
+
+
+def watching(admitted: Admitted, sink: Sink) -> Sink:
+    """``sink``, with a reader before it where the text has to be followed to know where it ends."""
+    return WatchSink(admitted.reader(False), sink) if admitted.watched and admitted.reader else sink
+
+
+class WatchSink:
+    """Follows one text for a sink that wants its end alone."""
+
+    streams = True
+
+    def __init__(self, reader: Reader, sink: Sink) -> None:
+        self._reader = reader
+        self._sink = sink
+        self._text: list[str] = []
+        self._logprobs: list[SampledLogprob] = []
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
+        text, logprob, stop = self._reader.token(token_id, output, row)
+        if request.timeline is not None:
+            request.timeline.mark("detokenise")
+        self._text.append(text)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        return stop
+
+    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        if outcome is None:
+            self._reader.close()
+        else:
+            self._text.append(self._reader.finish(outcome.stats))
+            text, logprobs = "".join(self._text), tuple(self._logprobs)
+            outcome = Outcome(outcome.output, outcome.token_ids, outcome.stats, text, logprobs)
+        self._sink.deliver(request, outcome, error)
+
+
+class StreamSink:
+    """The engine's end of a stream. ``notify`` is called at most once between two calls of ``take``."""
+
+    streams = True
+
+    def __init__(self, admitted: Admitted, hold_words: bool, notify: Callable[[Request], None]) -> None:
+        self._admitted = admitted
+        self._reader = admitted.reader(hold_words) if admitted.reader else None
+        self._notify = notify
+        self.timeline: Timeline | None = None
+        self._ready = 0.0  # when the first token of the next chunk was, of a stream that is traced
+        self._told = False
+        self._tokens: deque[tuple[str, int, SampledLogprob | None]] = deque()
+        self._tail = ""
+        self._outcome: Outcome | None = None
+        self._error: BaseException | None = None
+        self._ended = False
+        self._given = 0  # code points in earlier chunks
+        self._early: list[tuple[str, int, SampledLogprob | None]] = []  # taken without any text yet
+        self._wants_logprobs = (
+            admitted.prepared.sampling is not None and admitted.prepared.sampling.logprobs is not None
+        )
+        self.abandoned = False
+
+    # ---- the engine's thread
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
+        if self.abandoned or self._reader is None:
+            return False  # the cancel that comes with it ends the request, before the next step
+        text, logprob, stop = self._reader.token(token_id, output, row)
+        if self.timeline is not None:
+            self.timeline.mark("detokenise")
+            self._ready = self._ready or time.perf_counter()
+        self._tokens.append((text, token_id, logprob))
+        if text and not stop:  # the end wakes the reader anyway
+            self._tell(request)
+        return stop
+
+    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        if self._reader is not None:
+            began = time.perf_counter()
+            if outcome is None:
+                self._reader.close()
+            else:
+                self._tail = self._reader.finish(outcome.stats)
+            if self.timeline is not None:
+                self.timeline.mark("detokenise", began)
+                self._ready = self._ready or time.perf_counter()
+        self._outcome, self._error = outcome, error
+        self._ended = True
+        self._tell(request)
+
+    def _tell(self, request: Request) -> None:
+        if not self._told:
+            self._told = True
+            self._notify(request)
+
+    # ---- the reader's thread
+
+    def take(self) -> Chunk | None:
+        """The text since the last call, as one chunk; None where there is no text yet. Raises the request's
+        error, after the text before it was taken."""
+        self._told = False  # before the text is read: text that comes later wakes the reader again
+        ended = self._ended
+        taken, self._early = self._early, []
+        while self._tokens:
+            taken.append(self._tokens.popleft())
+        text = "".join([part for part, _, _ in taken])
+        if not ended or (self._error is not None and text):
+            if text:
+                return self._chunk(text, taken)
+            self._early = taken
+            return None
+        if self._error is not None:
+            raise self._error
+        return self._last(text + self._tail, taken)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def _chunk(self, text: str, taken: list[tuple[str, int, SampledLogprob | None]]) -> Chunk:
+        logprobs = tuple([lp for _, _, lp in taken if lp is not None]) if self._wants_logprobs else None
+        chunk = Chunk(text, tuple([token_id for _, token_id, _ in taken]), self._given, logprobs)
+        self._given += len(text)
+        if self.timeline is not None:
+            ready, self._ready = self._ready, 0.0
+            self.timeline.add("stream", ready or time.perf_counter(), time.perf_counter())
+        return chunk
+
+    def _last(self, text: str, taken: list[tuple[str, int, SampledLogprob | None]]) -> Chunk:
+        outcome = self._outcome
+        if outcome is None:
+            raise RuntimeError("a request ended with neither outcome nor error")
+        if self._reader is not None:
+            chunk = self._chunk(text, taken)
+            reason = outcome.stats.finish_reason
+            if self.timeline is not None:
+                outcome.stats.timeline = self.timeline.close()
+            return Chunk(chunk.text, chunk.token_ids, chunk.offset, chunk.logprobs, reason, outcome.stats)
+        # One step, one token: nothing to read along.
+        done: Completion = timed_finish(self._admitted, self.timeline, outcome)
+        return Chunk(done.text, done.token_ids, 0, done.logprobs, done.finish_reason, done.stats)
+
+
+# ------------------------------------------------------------------ synchronous
+
+
+class TextStream:
+    """Iterates over the chunks of one text; also a context manager. ``close`` cancels the rest."""
+
+    def __init__(self, core: EngineCore, admitted: Admitted, hold_words: bool, call: Call) -> None:
+        self._core = core
+        self._some = threading.Event()
+        some = self._some
+        self._sink = StreamSink(admitted, hold_words, lambda request: some.set())
+        self._closed = False
+        self._request = core.request(admitted.prepared, self._sink, call.options, expires=call.expires)
+        self._request.timeline = self._sink.timeline = call.timeline
+        core.submit(self._request)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        while not self._closed:
+            self._some.clear()
+            try:
+                chunk = self._sink.take()
+                if chunk is None:
+                    self._core.check_may_wait()
+                    self._some.wait()
+                    continue
+            except BaseException:
+                self.close()
+                raise
+            self._closed = chunk.finish_reason is not None
+            return chunk
+        raise StopIteration
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closed = True
+        if not self._sink.ended and not self._sink.abandoned:
+            self._sink.abandoned = True
+            self._core.cancel(self._request)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_request") and not self._closed:
+            _let_go(self._core, self._sink, self._request)
+
+
+def _let_go(core: EngineCore, sink: StreamSink, request: Request) -> None:
+    """Cancels from a finaliser. No lock may be taken here: the garbage collector may have come in while this very
+    thread holds it. While the request lives the engine is stepping, so it needs no waking."""
+    if not sink.ended and not sink.abandoned:
+        sink.abandoned = True
+        core.cancel(request)
+
+
+# ------------------------------------------------------------------ asyncio
+
+
+class AsyncSink:
+    """The waiting task that the completions wakes in the loop."""
+
+    def __init__(self) -> None:
+        self.waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        _wake(self.waiter)
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    """In the waiter's loop."""
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
+
+
+# The values that a stream starts with.
+Start: TypeAlias = "tuple[EngineCore, Admitted, CompletionQueue, Call]"
+
+
+class AsyncTextStream:
+    """Asynchronous iterator over the chunks of one text; also an asynchronous context manager.
+
+    The request is submitted when the first chunk is asked for. Cancelling the task that waits for a chunk, ``aclose``
+    and letting go of the stream all cancel it. One task reads at a time, in the loop in which it began: that is the
+    one that is woken.
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[Start]], hold_words: bool) -> None:
+        self._start = start
+        self._hold_words = hold_words
+        self._core: EngineCore | None = None
+        self._sink: StreamSink | None = None
+        self._request: Request | None = None
+        self._wakes = AsyncSink()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._reading = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._reading:
+            raise WrongUse("another task is waiting for this stream's next chunk")
+        if self._closed:
+            raise StopAsyncIteration
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise WrongUse("this stream began in another event loop, which gets its chunks; read it there")
+        self._reading = True
+        try:
+            chunk = await self._next()
+        except BaseException:  # cancellation too: a stream that is not read any more holds nothing
+            self.close()
+            raise
+        finally:
+            self._reading = False
+        self._closed = self._closed or chunk.finish_reason is not None
+        return chunk
+
+    async def _next(self) -> Chunk:
+        if self._sink is None:
+            self._sink = await self._submit()
+        while True:
+            chunk = self._sink.take()
+            if chunk is not None:
+                return chunk
+            self._wakes.waiter = waiter = asyncio.get_running_loop().create_future()
+            await waiter
+            if self._closed:
+                raise StopAsyncIteration
+
+    async def _submit(self) -> StreamSink:
+        core, admitted, completions, call = await self._start()
+        if self._closed:
+            raise StopAsyncIteration
+        wakes = self._wakes
+        sink = StreamSink(admitted, self._hold_words, lambda request: completions.put(wakes.wake))
+        request = core.request(admitted.prepared, sink, call.options, expires=call.expires)
+        request.timeline = sink.timeline = call.timeline
+        request.completions = completions
+        self._core, self._request = core, request
+        core.submit(request)
+        return sink
+
+    def close(self) -> None:
+        """As ``aclose``, which has nothing to wait for. Idempotent."""
+        self._closed = True
+        core, sink, request = self._core, self._sink, self._request
+        if core and sink and request and not sink.ended and not sink.abandoned:
+            sink.abandoned = True
+            core.cancel(request)
+        waiter, loop = self._wakes.waiter, self._loop
+        if waiter is None or loop is None or waiter.done():
+            return
+        if loop is asyncio._get_running_loop():
+            _wake(waiter)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits there
+                loop.call_soon_threadsafe(_wake, waiter)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        core, sink, request = self._core, self._sink, self._request
+        if core and sink and request and not self._closed:
+            _let_go(core, sink, request)

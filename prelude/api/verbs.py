@@ -1,0 +1,392 @@
+"""The verbs of both engines: each is declared once, in ``Verbs``, which makes its task.
+
+    Verbs.decide(...)       -> Ask: a task, or the steps of several tasks, and the options of the requests
+    Engine.decide(...)      runs it and returns the result
+    AsyncEngine.decide(...) is a coroutine of the same result
+
+A verb takes the fields of its task and of ``RequestOptions`` as keywords. Type checkers and editors read them here;
+``with_signature`` shows the same to ``help()`` and ``inspect``, with the defaults of the task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar
+
+from prelude.api.base import ModelProperties
+from prelude.api.compound import Steps, guard_steps, rerank_steps
+from prelude.api.text_streams import AsyncTextStream, TextStream
+from prelude.errors import InvalidRequest, UnknownParameter
+from prelude.results import (
+    Answers,
+    Classification,
+    Completion,
+    Embedding,
+    GuardResult,
+    LoglikelihoodResult,
+    PromptLogprobsResult,
+    Ranking,
+    RewardResult,
+    TokenClassification,
+)
+from prelude.tasks import (
+    Activation,
+    CacheMode,
+    Classify,
+    ClassifyTokens,
+    Continuation,
+    Decide,
+    Embed,
+    Generate,
+    Guard,
+    LengthNorm,
+    Loglikelihood,
+    Message,
+    Orders,
+    Pair,
+    Pooling,
+    Prompt,
+    PromptLogprobs,
+    Questions,
+    R,
+    Rerank,
+    Reward,
+    SamplingParams,
+    TaskOf,
+    Text,
+    Truncation,
+    unknown_keyword,
+)
+from prelude.values.options import RequestOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from prelude.admission.template import DecisionTemplate
+    from prelude.recipes import GuardRecipe, RerankRecipe
+
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+
+
+class RequestKeywords(TypedDict, total=False):
+    """The fields of ``RequestOptions``."""
+
+    priority: int
+    deadline: float | None
+    request_id: str | None
+    tenant: str | None
+    trace: bool
+
+
+class VerbKeywords(RequestKeywords, total=False):
+    """The keywords of every verb."""
+
+    truncation: Truncation
+    cache: CacheMode
+    salt: str | None
+
+
+class DecideKeywords(VerbKeywords, total=False):
+    length_norm: LengthNorm
+    template: DecisionTemplate | None
+    mass: bool
+    orders: Orders
+
+
+class ClassifyKeywords(VerbKeywords, total=False):
+    activation: Activation
+    skip_pad: bool
+    instruction: str | None
+    prompt_name: str | None
+
+
+class ClassifyTokensKeywords(VerbKeywords, total=False):
+    at: str | None
+    activation: Activation
+
+
+class EmbedKeywords(VerbKeywords, total=False):
+    pooling: Pooling | Sequence[Pooling] | None
+    dimensions: int | None
+    normalize: bool | None
+    instruction: str | None
+    prompt_name: str | None
+
+
+class PromptLogprobsKeywords(VerbKeywords, total=False):
+    top: int
+    last: int | None
+
+
+class RerankKeywords(VerbKeywords, total=False):
+    instruction: str | None
+    prompt_name: str | None
+    recipe: str | RerankRecipe | None
+    activation: Activation
+
+
+class RewardKeywords(VerbKeywords, total=False):
+    activation: Activation
+    skip_pad: bool
+
+
+class GuardKeywords(VerbKeywords, total=False):
+    recipe: str | GuardRecipe | None
+
+
+_OPTIONS = tuple(field.name for field in dataclasses.fields(RequestOptions))
+
+
+def split_options(keywords: Mapping[str, Any], task: type) -> tuple[dict[str, Any], RequestOptions | None]:
+    """The task's own keywords, and the options of the request; ``UnknownParameter`` for a keyword of neither."""
+    if not keywords:
+        return {}, None
+    own, options = dict(keywords), {}
+    for name in _OPTIONS:
+        if name in own:
+            options[name] = own.pop(name)
+    fields = task.__dataclass_fields__  # type: ignore[attr-defined]
+    for name in own:
+        if name not in fields or fields[name].metadata:
+            raise UnknownParameter(unknown_keyword(task.__name__, name, [*fields, *_OPTIONS]), field=name)
+    return own, RequestOptions(**options) if options else None
+
+
+def with_signature(task: type) -> Callable[[F], F]:
+    """Gives a verb the signature that its ``**keywords`` stand for (the fields of ``task`` that it does not name
+    itself, and those of ``RequestOptions``, with their defaults), and their documentation beside its own."""
+
+    def give(verb: F) -> F:
+        given = inspect.signature(verb)
+        named = [one for one in given.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        known = {one.name for one in named}
+        more = [one for one in keyword_parameters(task) if one.name not in known]
+        parts = [inspect.getdoc(verb), f"Keywords, of ``{task.__name__}``:", inspect.getdoc(task)]
+        verb.__doc__ = "\n\n".join([*filter(None, parts), "And of ``RequestOptions``:", RequestOptions.__doc__ or ""])
+        verb.__signature__ = given.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
+        return verb
+
+    return give
+
+
+def keyword_parameters(task: type) -> Iterator[inspect.Parameter]:
+    for owner in (task, RequestOptions):
+        for field in dataclasses.fields(owner):
+            if field.default is not dataclasses.MISSING and not field.metadata:
+                kind = inspect.Parameter.KEYWORD_ONLY
+                yield inspect.Parameter(field.name, kind, default=field.default, annotation=field.type)
+
+
+# ------------------------------------------------------------------ from a declaration to a verb of each engine
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[R]):
+    """The work and the options of one call of a verb."""
+
+    work: TaskOf[R] | Steps
+    options: RequestOptions | None
+
+
+@dataclass(frozen=True, slots=True)
+class AskStream:
+    task: Generate
+    options: RequestOptions | None
+    hold_words: bool
+
+
+def _shown(verb: F, declared: Callable[..., Any], result: Callable[[str], str]) -> F:
+    """``verb`` with the name, the documentation and the signature of its declaration, and its own result."""
+    update_wrapper(verb, declared)
+    given = inspect.signature(declared)
+    shown = given.replace(return_annotation=result(str(given.return_annotation)))
+    verb.__signature__ = shown  # type: ignore[attr-defined]
+    return verb
+
+
+def _result(declared: str) -> str:
+    return declared.removeprefix("Ask[").removesuffix("]")
+
+
+def blocking(declared: Callable[Concatenate[Any, P], Ask[R]]) -> Callable[Concatenate[Any, P], R]:
+    """The verb of ``Engine``."""
+
+    def verb(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
+        result: R = engine._answer(declared(engine, *args, **keywords))
+        return result
+
+    return _shown(verb, declared, _result)
+
+
+def awaited(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """The verb of ``AsyncEngine``, from that of ``Engine``."""
+    declared: Callable[..., Ask[R]] = verb.__wrapped__  # type: ignore[attr-defined]
+
+    async def twin(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
+        result: R = await engine._answer(declared(engine, *args, **keywords))
+        return result
+
+    return _shown(twin, declared, _result)
+
+
+def streaming(declared: Callable[Concatenate[Any, P], AskStream]) -> Callable[Concatenate[Any, P], TextStream]:
+    """The verb of ``Engine`` whose result comes in chunks."""
+
+    def verb(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> TextStream:
+        stream: TextStream = engine._stream(declared(engine, *args, **keywords))
+        return stream
+
+    return _shown(verb, declared, lambda _: "TextStream")
+
+
+def streaming_twin(
+    verb: Callable[Concatenate[Any, P], TextStream],
+) -> Callable[Concatenate[Any, P], AsyncTextStream]:
+    """The verb of ``AsyncEngine``, from that of ``Engine``."""
+    declared: Callable[..., AskStream] = verb.__wrapped__  # type: ignore[attr-defined]
+
+    def twin(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> AsyncTextStream:
+        stream: AsyncTextStream = engine._stream(declared(engine, *args, **keywords))
+        return stream
+
+    return _shown(twin, declared, lambda _: "AsyncTextStream")
+
+
+# ------------------------------------------------------------------ the verbs
+
+
+class Verbs(ModelProperties):
+    """The verbs of ``Engine``. ``Engine._answer`` runs an ``Ask``, ``_stream`` begins a stream."""
+
+    @blocking
+    @with_signature(Decide)
+    def decide(self, state: Prompt | Text, questions: Questions, **keywords: Unpack[DecideKeywords]) -> Ask[Answers]:
+        """Answers every question about ``state`` in one forward pass; the state is computed once."""
+        own, options = split_options(keywords, Decide)
+        return Ask(Decide(state, questions, **own), options)
+
+    @blocking
+    @with_signature(Classify)
+    def classify(self, prompt: Prompt | Pair, **keywords: Unpack[ClassifyKeywords]) -> Ask[Classification]:
+        """Label and scores of the model's own classification head."""
+        own, options = split_options(keywords, Classify)
+        return Ask(Classify(prompt, **own), options)
+
+    @blocking
+    @with_signature(ClassifyTokens)
+    def classify_tokens(self, prompt: Prompt, **keywords: Unpack[ClassifyTokensKeywords]) -> Ask[TokenClassification]:
+        """Labels and scores of single tokens, by the model's token classification head."""
+        own, options = split_options(keywords, ClassifyTokens)
+        return Ask(ClassifyTokens(prompt, **own), options)
+
+    @blocking
+    @with_signature(Embed)
+    def embed(self, prompt: Prompt, **keywords: Unpack[EmbedKeywords]) -> Ask[Embedding]:
+        """A vector of ``prompt``, float32 ``[dimensions]``."""
+        own, options = split_options(keywords, Embed)
+        return Ask(Embed(prompt, **own), options)
+
+    @blocking
+    @with_signature(Loglikelihood)
+    def loglikelihood(
+        self, context: Prompt, continuation: Continuation, **keywords: Unpack[VerbKeywords]
+    ) -> Ask[LoglikelihoodResult]:
+        """Total and per-token logprob of ``continuation`` after ``context``."""
+        own, options = split_options(keywords, Loglikelihood)
+        return Ask(Loglikelihood(context, continuation, **own), options)
+
+    @blocking
+    @with_signature(Rerank)
+    def rerank(
+        self,
+        query: str,
+        documents: Iterable[Any],
+        *,
+        top_k: int | None = None,
+        top_n: int | None = None,
+        **keywords: Unpack[RerankKeywords],
+    ) -> Ask[Ranking]:
+        """``documents`` (texts, or mappings with a ``text``) by how well they answer ``query``, the best first;
+        ``top_k`` or ``top_n`` of them, two names of one limit. They run together and share the query's tokens."""
+        own, options = split_options(keywords, Rerank)
+        return Ask(rerank_steps(query, documents, top_k, top_n, own), options)
+
+    @blocking
+    @with_signature(Reward)
+    def reward(self, messages: Sequence[Message], **keywords: Unpack[RewardKeywords]) -> Ask[RewardResult]:
+        """A reward model's score of a conversation."""
+        own, options = split_options(keywords, Reward)
+        return Ask(Reward(messages, **own), options)
+
+    @blocking
+    @with_signature(Guard)
+    def guard(
+        self, messages: Sequence[Message], *, detail: bool = False, **keywords: Unpack[GuardKeywords]
+    ) -> Ask[GuardResult]:
+        """A guard model's answer about the last message: one forward pass. ``detail`` reads the further fields that
+        the model would write, such as categories, in a pass for each label and for the end of a list."""
+        own, options = split_options(keywords, Guard)
+        return Ask(guard_steps(self._model_parts, messages, detail, own), options)
+
+    @blocking
+    @with_signature(PromptLogprobs)
+    def prompt_logprobs(
+        self, prompt: Prompt, **keywords: Unpack[PromptLogprobsKeywords]
+    ) -> Ask[PromptLogprobsResult]:
+        """Logprob, rank and the ``top`` alternatives of the prompt's tokens, or of its ``last`` ones."""
+        own, options = split_options(keywords, PromptLogprobs)
+        return Ask(PromptLogprobs(prompt, **own), options)
+
+    @blocking
+    @with_signature(Generate)
+    def complete(
+        self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Unpack[VerbKeywords]
+    ) -> Ask[Completion]:
+        """The text after ``prompt``, when it is whole."""
+        own, options = split_options(keywords, Generate)
+        return Ask(Generate(prompt, params or SamplingParams(), **own), options)
+
+    @streaming
+    @with_signature(Generate)
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        hold_words: bool = False,
+        **keywords: Unpack[VerbKeywords],
+    ) -> AskStream:
+        """``for chunk in engine.generate(...)``, or ``async for`` on ``AsyncEngine``: the text after ``prompt`` as it
+        comes.
+
+        All chunks' ``text`` is that of ``complete``; the last chunk, and no other, has ``finish_reason`` and
+        ``stats``. ``hold_words`` ends chunks between words where it can. Leaving the loop early cancels the request.
+        """
+        own, options = split_options(keywords, Generate)
+        params = params or SamplingParams()
+        if getattr(params, "prompt_logprobs", None) is not None:
+            raise InvalidRequest("a stream has no place for them; use complete()", field="params.prompt_logprobs")
+        return AskStream(Generate(prompt, params, **own), options, hold_words)
+
+    stream = generate  # its name before AsyncEngine's was taken over
+
+
+class AsyncVerbs(ModelProperties):
+    """The same verbs of ``AsyncEngine``."""
+
+    decide = awaited(Verbs.decide)
+    classify = awaited(Verbs.classify)
+    classify_tokens = awaited(Verbs.classify_tokens)
+    embed = awaited(Verbs.embed)
+    loglikelihood = awaited(Verbs.loglikelihood)
+    rerank = awaited(Verbs.rerank)
+    reward = awaited(Verbs.reward)
+    guard = awaited(Verbs.guard)
+    prompt_logprobs = awaited(Verbs.prompt_logprobs)
+    complete = awaited(Verbs.complete)
+    generate = streaming_twin(Verbs.generate)

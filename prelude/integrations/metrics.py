@@ -1,0 +1,216 @@
+"""Metrics and logs of an engine: a Prometheus collector, and logs as JSON lines.
+
+    metrics = PrometheusMetrics(engine)            needs prometheus_client: pip install 'prelude-engine[metrics]'
+    logging.getLogger("prelude").addHandler(json_handler())
+
+The library opens no port; the service serves ``metrics.registry``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any, Protocol, TextIO
+
+from prelude.api.base import Health
+from prelude.results import RequestStats
+from prelude.runtime.events import Event, Listener
+
+# Help texts for Prometheus, by the names of ``stats()``.
+_COUNTERS = {
+    "finished": "requests that were answered",
+    "failed": "requests that ended with an error",
+    "cancelled": "requests that their callers cancelled",
+    "expired": "requests whose deadline passed",
+    "failed_steps": "steps that raised",
+    "discarded_rows": "decode rows of requests that had ended",
+    "replays": "rows that ran again after a failed step",
+    "hangs": "steps that passed the watchdog's limit",
+    "prefill_tokens": "prompt tokens computed",
+    "decode_tokens": "tokens computed for running chats",
+    "prefix_hit_tokens": "prompt tokens read from the prefix cache",
+    "folded_tokens": "prompt tokens shared within a step",
+    "lm_head_rows": "rows that met the vocabulary",
+    "preemptions": "chats that gave their blocks back to be computed again",
+    "evictions": "cached blocks that were evicted",
+    "host_kv_hits": "prompts for which KV blocks came back from host memory",
+    "host_kv_copied_out": "KV blocks copied to host memory",
+    "host_kv_copied_in": "KV blocks copied back from host memory",
+    "host_kv_evictions": "KV blocks that were evicted in host memory",
+    "host_kv_failed": "copies between KV pool and host memory that failed",
+    "forward_seconds": "seconds in forwards",
+    "host_seconds": "seconds of steps outside forwards",
+    "tokenizer_calls": "encode calls",
+    "loop_wakeups": "wake-ups of callers' event loops",
+    "callback_errors": "event listeners that raised",
+}
+_GAUGES = {
+    "queued_requests": "requests that wait",
+    "queued_tokens": "tokens that wait",
+    "running_requests": "chats that hold a row",
+    "live_futures": "requests whose result a caller awaits",
+    "live_streams": "streams under way",
+    "blocks_free": "free KV blocks",
+    "blocks_used": "KV blocks that requests hold",
+    "blocks_cached": "KV blocks of the prefix cache",
+    "blocks_locked": "cached KV blocks that requests read now",
+    "states_free": "free entries for recurrent states",
+    "states_used": "recurrent states that requests hold",
+    "prefix_states": "cached prefixes with a recurrent state",
+    "host_kv_blocks": "KV blocks in host memory",
+    "peak_activation_bytes": "most activation bytes of one step",
+}
+_LABELLED = {"requests": "execution_class", "rejected": "reason", "steps": "kind", "eager_reasons": "reason"}
+_REJECTED = ("queued_requests", "queued_tokens", "deadline")  # each has a series before the first rejection
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Observed(Protocol):
+    """``Engine`` or ``AsyncEngine``."""
+
+    def stats(self) -> dict[str, Any]: ...
+
+    def health(self) -> Health: ...
+
+    def on_event(self, listener: Listener) -> Any: ...
+
+
+class PrometheusMetrics:
+    """Registers a collector that reads ``engine.stats()`` when it is scraped, and histograms of times per request.
+
+    ``registry`` defaults to a new one (``.registry``). ``close`` unregisters it.
+    """
+
+    def __init__(self, engine: Observed, registry: Any = None, *, prefix: str = "prelude") -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Histogram
+        except ImportError as error:
+            raise ImportError(
+                "PrometheusMetrics needs prometheus_client: pip install 'prelude-engine[metrics]'"
+            ) from error
+        self.registry = CollectorRegistry() if registry is None else registry
+        self._engine = engine
+        self._prefix = prefix
+
+        def histogram(name: str, text: str) -> Any:
+            return Histogram(
+                f"{prefix}_{name}_seconds", text, ["execution_class"], registry=self.registry, buckets=_SECONDS
+            )
+
+        self._queue = histogram("queue", "from the inbox to the first step")
+        self._first = histogram("first_token", "from the inbox to the first token, or the answer")
+        self._total = histogram("request", "from the inbox to the end")
+        self._per_token = histogram("output_token", "between a chat's tokens, on average")
+        self.registry.register(self)
+        self._remove = engine.on_event(self._heard)
+
+    def close(self) -> None:
+        self._remove()
+        for collector in (self, self._queue, self._first, self._total, self._per_token):
+            self.registry.unregister(collector)
+
+    def _heard(self, event: Event) -> None:
+        stats = event.data.get("stats")
+        if event.name != "finished" or not isinstance(stats, RequestStats):
+            return
+        kind = stats.execution_class
+        self._queue.labels(kind).observe(stats.queue_ms / 1e3)
+        self._first.labels(kind).observe(stats.ttft_ms / 1e3)
+        self._total.labels(kind).observe(stats.total_ms / 1e3)
+        tokens = event.data.get("output_tokens", 0)
+        if tokens > 1:
+            self._per_token.labels(kind).observe((stats.total_ms - stats.ttft_ms) / 1e3 / (tokens - 1))
+
+    def describe(self) -> Iterator[Any]:
+        return iter(())  # registering computes no statistics
+
+    def collect(self) -> Iterator[Any]:
+        """Called by the registry at each scrape."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        stats = self._engine.stats()
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"{self._prefix}_{name}", text, value=stats[name])
+        for name, text in _GAUGES.items():
+            yield GaugeMetricFamily(f"{self._prefix}_{name}", text, value=stats[name])
+        for name, label in _LABELLED.items():
+            family = CounterMetricFamily(f"{self._prefix}_{name}", f"{name} by {label}", labels=[label])
+            first = dict.fromkeys(_REJECTED if name == "rejected" else (), 0)
+            for value, count in {**first, **stats[name]}.items():
+                family.add_metric([value], count)
+            yield family
+        pauses = stats["gc_pauses"]
+        yield CounterMetricFamily(f"{self._prefix}_gc_pauses", "garbage collections", value=pauses["count"])
+        yield CounterMetricFamily(
+            f"{self._prefix}_gc_pause_seconds", "seconds of garbage collections", value=pauses["total_ms"] / 1e3
+        )
+        healthy = GaugeMetricFamily(
+            f"{self._prefix}_healthy", "1 while the engine is healthy", value=self._engine.health().ok
+        )
+        yield healthy
+
+
+# ------------------------------------------------------------------ logs
+
+_PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and every extra field of the record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry.update({name: value for name, value in vars(record).items() if name not in _PLAIN})
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str, ensure_ascii=False)
+
+
+def json_handler(stream: TextIO | None = None) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter())
+    return handler
+
+
+def log_requests(engine: Observed, logger: logging.Logger | None = None) -> Any:
+    """Logs the end of every request: its label and counters in the message, and as extra fields for ``json_handler``.
+    Returns a function that stops it."""
+    logger = logger or logging.getLogger("prelude.requests")
+
+    def heard(event: Event) -> None:
+        stats = event.data.get("stats")
+        if not isinstance(stats, RequestStats):
+            return
+        level = logging.INFO if event.name in ("finished", "cancelled") else logging.WARNING
+        extra = {
+            "event": event.name,
+            "request_id": event.request_id,
+            "execution_class": stats.execution_class,
+            "prompt_tokens": stats.prompt_tokens,
+            "cached_tokens": stats.cached_tokens,
+            "queue_ms": round(stats.queue_ms, 3),
+            "total_ms": round(stats.total_ms, 3),
+            "error": event.data.get("error"),
+        }
+        logger.log(
+            level,
+            "request %s %s: %s, %d prompt tokens (%d cached), %.1f ms in the queue, %.1f ms in all%s",
+            event.request_id or "without a request_id",
+            event.name,
+            stats.execution_class,
+            stats.prompt_tokens,
+            stats.cached_tokens,
+            stats.queue_ms,
+            stats.total_ms,
+            f"; {extra['error']}" if extra["error"] else "",
+            extra=extra,
+        )
+
+    return engine.on_event(heard)

@@ -1,0 +1,83 @@
+"""The CPU executor over one rank's part of a model. It computes a batch together with the other ranks' executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from prelude.cpu.executor import CpuExecutor
+from prelude.execution.executor import ExecutorLimits
+from prelude.models.arrays import F32, Array
+from prelude.models.config import ModelConfig
+from prelude.models.summed import SummedLinear, own
+from prelude.models.weights import EmbeddingWeights, ModelWeights
+from prelude.parallel.group import RankGroup
+from prelude.parallel.rows import ShardRows
+from prelude.parallel.shards import Shard
+from prelude.readouts.batch import ForwardBatch
+
+
+class RankExecutor(CpuExecutor):
+    """``weights``: this rank's part. ``config``: of the part, whose vocabulary is the rank's."""
+
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, shard: Shard, ranks: RankGroup, **options: Any
+    ) -> None:
+        """``options``: as ``CpuExecutor`` takes them; the same on all ranks."""
+        super().__init__(config, joined(weights, shard, ranks), **options)
+        self._shard = shard
+        self._rows_of = partial(ShardRows, shard, ranks)
+
+    def limits(self) -> ExecutorLimits:
+        """Bytes are those of this rank."""
+        return replace(super().limits(), vocab_size=self._shard.vocab)
+
+    def resolved(self, batch: ForwardBatch) -> ForwardBatch:
+        """``batch`` with the tokens that its decode rows name and the step before drew. ``ValueError`` where fewer
+        were drawn."""
+        return self._pending.resolved(batch)
+
+    def lose(self, batch: ForwardBatch) -> None:
+        """A step that was not run drew nothing."""
+        self._pending.lose(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEmbeddings(EmbeddingWeights):
+    """Rows of the vocabulary from ``first`` on."""
+
+    first: int = 0
+    ranks: RankGroup | None = None
+
+    def of(self, ids: Array) -> F32:
+        """[n, width]. One rank has the row of an id, and the others add zeros."""
+        tokens = self.tokens
+        count = len(tokens) if isinstance(tokens, np.ndarray) else tokens.outputs
+        places = ids - self.first
+        others = (places < 0) | (places >= count)
+        found = EmbeddingWeights.of(self, np.where(others, 0, places))
+        found[others] = 0.0
+        if self.ranks is not None:
+            self.ranks.sum(found)
+        return found
+
+
+def joined(weights: ModelWeights, shard: Shard, ranks: RankGroup) -> ModelWeights:
+    """``weights`` with the sums over the ranks."""
+    tokens = weights.embeddings
+    return replace(
+        weights,
+        embeddings=ShardEmbeddings(
+            tokens.tokens, tokens.positions, tokens.norm, tokens.projection, shard.first, ranks
+        ),
+        layers=tuple(
+            replace(layer, out=SummedLinear(own(layer.out), ranks), down=SummedLinear(own(layer.down), ranks))
+            for layer in weights.layers
+        ),
+    )
+
+
+__all__ = ["RankExecutor", "ShardEmbeddings", "joined"]

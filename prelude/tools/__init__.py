@@ -1,0 +1,1 @@
+"""The command ``prelude``, one file a command. Nothing imports this folder."""
