@@ -259,11 +259,11 @@ async def longest_gap(engine: AsyncEngine, prompt: Ids, arriving: Ids | None, to
         return 0.0
 
     seen = 0
-    async for _ in engine.generate(prompt, greedy(tokens), cache="never"):
+    async for chunk in engine.generate(prompt, greedy(tokens), cache="never"):
         now = time.perf_counter()
         longest = max(longest, now - last) if seen > tokens // 4 else 0.0
-        last, seen = now, seen + 1
-        if seen == tokens // 4 + 1 and arriving is not None:
+        last, seen = now, seen + len(chunk.token_ids)
+        if seen > tokens // 4 and arriving is not None and arrival is None:
             sent = now
             arrival = asyncio.ensure_future(long())
     if arrival is not None:

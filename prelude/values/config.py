@@ -152,8 +152,10 @@ class EngineConfig:
             elif field.name == "overlap":
                 if value is not None and not isinstance(value, bool):
                     raise ConfigError(f"overlap must be True, False or None, got {value!r}")
-            elif field.name in ("attention", "policy", "decode_policy"):
-                continue  # names that are compared where they are used
+            elif field.name in ("attention", "policy", "decode_policy"):  # a name is looked up where it is used
+                policy = field.name != "attention" and isinstance(value, Policy) and not isinstance(value, type)
+                if not policy and not isinstance(value, str):
+                    raise ConfigError(f"{field.name}={value!r} is neither a name nor a Policy")
             elif field.name == "cost_model":
                 if value is not None and not isinstance(value, str | Path):
                     raise ConfigError(f"cost_model={value!r} is not a path")

@@ -105,7 +105,7 @@ def test_the_backend_of_the_config_goes_before_the_environment(monkeypatch: pyte
 @pytest.mark.feature("H8")
 def test_a_backend_that_cannot_serve_is_refused_with_the_reason(model: Model) -> None:
     with pytest.raises(ConfigError, match="attention='fastest' is not one of auto, runs, flashinfer, keys"):
-        EngineConfig(attention="fastest")
+        Engine.from_pretrained(config=EngineConfig(attention="fastest"))
     with pytest.raises(ConfigError, match="a backend of device='cuda'; on 'cpu' it is auto, runs"):
         model.executor(attention="flashinfer")
     with pytest.raises(ConfigError, match="a backend of device='cpu'; on 'cuda' it is auto, flashinfer, keys"):

@@ -94,7 +94,7 @@ def test_the_forms_that_auto_chooses(tmp_path: Path) -> None:
 
 def test_the_choice_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_checkpoint(tmp_path, dtype="bfloat16")
-    caplog.set_level(logging.INFO, "prelude.api.engine")
+    caplog.set_level(logging.INFO, "prelude.engine")
     with Engine.from_pretrained(tmp_path, config=EngineConfig(kv_blocks=8)) as engine:
         info = engine.model_info
         assert "bfloat16 weights, float32 on cpu" in repr(engine)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prelude import EngineConfig
+from prelude import Engine, EngineConfig
 from prelude.errors import ConfigError
 from prelude.scheduling.policies import (
     POLICIES,
@@ -376,9 +376,12 @@ def test_policies_are_chosen_by_name_or_given_as_objects() -> None:
     assert policy_named("shortest_prefill_first") == ShortestPrefillFirst()
     assert policy_named(PrefillFirst(ShortestPrefillFirst(5000))).whole_prompts
     EngineConfig(policy="response_ratio", decode_policy=PrefillFirst())
-    for wrong in ("fifo", 3, None, ShortestPrefillFirst):
+    for wrong in (3, None, ShortestPrefillFirst):
         with pytest.raises(ConfigError, match="policy"):
             EngineConfig(policy=wrong)  # type: ignore[arg-type]
+    for name in ("policy", "decode_policy"):
+        with pytest.raises(ConfigError, match=f"{name}='fifo' is neither a Policy nor one of first_come"):
+            Engine.from_pretrained(config=EngineConfig(**{name: "fifo"}))  # type: ignore[arg-type]
     for value in (-1, 0, math.nan, True, "0.1"):
         with pytest.raises(ConfigError, match="half_life"):
             ShortestPrefillFirst(half_life=value)  # type: ignore[arg-type]
