@@ -170,8 +170,7 @@ def test_limits_that_make_no_sense_are_refused_when_they_are_made(wrong: dict[st
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(EngineConfig)])
 def test_a_value_of_another_kind_is_refused_by_its_name(name: str) -> None:
     for value in (["wrong"], "wrong", 1.5j):
-        # A path, and names that are looked up when a model is loaded.
-        if value != "wrong" or name not in ("cost_model", "attention", "policy", "decode_policy"):
+        if value != "wrong" or name not in ("cost_model", "attention", "policy", "decode_policy"):  # looked up later
             with pytest.raises(ConfigError, match=name):
                 EngineConfig(**{name: value})  # type: ignore[arg-type]
 
