@@ -7,6 +7,7 @@ cdef extern from "prelude/cpu/packed_matmul.hpp" namespace "prelude::cpu" nogil:
         bf16
         int8
         widened
+        f16
 
     cdef struct PackedWeight:
         const uint32_t* words
@@ -67,17 +68,19 @@ cdef extern from "prelude/cpu/targets.hpp" namespace "prelude::cpu" nogil:
     int64_t count_not_finite[Bits](const Bits*, int64_t count, Bits exponent)
 
 
-cdef const PackedKernels* for_packed[4]
+cdef const PackedKernels* for_packed[5]
 for_packed[0] = best_packed_kernels(Packing.f32)
 for_packed[1] = best_packed_kernels(Packing.bf16)
 for_packed[2] = best_packed_kernels(Packing.int8)
 for_packed[3] = best_packed_kernels(Packing.widened)
+for_packed[4] = best_packed_kernels(Packing.f16)
 
 PACKINGS = {
     "float32": <int32_t> Packing.f32,
     "bfloat16": <int32_t> Packing.bf16,
     "int8": <int32_t> Packing.int8,
     "widened": <int32_t> Packing.widened,
+    "float16": <int32_t> Packing.f16,
 }
 BLOCK_KINDS = {
     "Q8_0": <int32_t> BlockKind.q8_0,
@@ -95,7 +98,7 @@ MOST_INT8_WEIGHT = kMostScaled
 
 
 cdef Packing checked_packing(int packing) except *:
-    if packing < 0 or packing > 3:
+    if packing < 0 or packing > 4:
         raise ValueError(f"there is no packing {packing}")
     return <Packing> packing
 
@@ -115,9 +118,12 @@ cdef PackedWeight packed_weight(uintptr_t words, int64_t outputs, int64_t inputs
 
 def pack_rows(uintptr_t weight, int64_t stride, bint half, int64_t outputs, int64_t inputs, int packing,
               uintptr_t words, int64_t first=0):
-    """Packs a weight [outputs, inputs] of float32, or bfloat16 where ``half``, into ``packed_words`` words: those of
-    a weight that has these outputs from ``first`` on. The parts of a weight are packed in their order."""
+    """Packs a weight [outputs, inputs] of float32, or of two bytes where ``half``, into ``packed_words`` words: those of
+    a weight that has these outputs from ``first`` on. The parts of a weight are packed in their order. Two bytes are
+    float16 for that packing, which takes no others, and else bfloat16."""
     cdef Packing kind = checked_packing(packing)
+    if kind == Packing.f16 and not half:
+        raise ValueError("float16 is packed from float16")
     with nogil:
         if half:
             pack_weight(<const uint16_t*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first,

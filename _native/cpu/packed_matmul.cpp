@@ -46,6 +46,7 @@ namespace packed_portable {
 const PackedKernels kF32 = packed_table<F32Dot>("portable");
 const PackedKernels kInt8 = packed_table<Int8Dot>("portable");
 const PackedKernels kWidened = packed_table<WidenedDot>("portable");
+const PackedKernels kF16 = packed_table<F16Dot>("portable");
 }  // namespace packed_portable
 
 #ifdef PRELUDE_X86_TARGETS
@@ -70,6 +71,7 @@ namespace packed_avx2 {
 const PackedKernels kF32 = packed_table<F32Dot>("avx2");
 const PackedKernels kInt8 = packed_table<Int8Dot>("avx2");
 const PackedKernels kWidened = packed_table<WidenedDot>("avx2");
+const PackedKernels kF16 = packed_table<F16Dot>("avx2");
 }  // namespace packed_avx2
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -89,6 +91,7 @@ namespace packed_avx512 {
 // clang-format on
 const PackedKernels kInt8 = packed_table<Int8Dot>("avx512");
 const PackedKernels kWidened = packed_table<WidenedDot>("avx512");
+const PackedKernels kF16 = packed_table<F16Dot>("avx512");
 const PackedKernels kBf16 = packed_table<Bf16Dot>("avx512");
 const PackedKernels kF32 = packed_table<F32Dot>("avx512");
 }  // namespace packed_avx512
@@ -113,6 +116,7 @@ const PackedKernels kF32 = packed_table<F32Dot>("neon");
 const PackedKernels kInt8 = packed_table<Int8Sums<false>>("neon");
 const PackedKernels kInt8Dot = packed_table<Int8Sums<true>>("neon_dot");
 const PackedKernels kWidened = packed_table<WidenedDot>("neon");
+const PackedKernels kF16 = packed_table<F16Dot>("neon");
 }  // namespace packed_neon
 #endif
 
@@ -167,6 +171,11 @@ void pack_nothing(int64_t inputs, int64_t output, uint32_t* words) {
   }
 }
 
+// Input 0 of an output of float16; the next ones lie kGroup values apart.
+uint16_t* f16_column(uint32_t* words, int64_t inputs, int64_t output) {
+  return reinterpret_cast<uint16_t*>(words + output / kGroup * group_words(inputs, Packing::f16)) + output % kGroup;
+}
+
 int64_t padded_outputs(int64_t outputs) { return (outputs + kGroup - 1) / kGroup * kGroup; }
 
 #ifdef PRELUDE_X86_TARGETS
@@ -207,8 +216,8 @@ bool supported(const char* name, Packing packing) {
 
 // Of a target without an instruction for pairs of bfloat16.
 const PackedKernels* without_pairs(Packing packing, const PackedKernels& f32, const PackedKernels& int8,
-                                   const PackedKernels& widened) {
-  const PackedKernels* found[] = {&f32, nullptr, &int8, &widened};
+                                   const PackedKernels& widened, const PackedKernels& f16) {
+  const PackedKernels* found[] = {&f32, nullptr, &int8, &widened, &f16};
   return found[static_cast<int>(packing)];
 }
 
@@ -224,19 +233,24 @@ void pack_outputs(const Value* weight, int64_t stride, int64_t first, int64_t la
   const int64_t of_group = group_words(inputs, packing);
   // A float of a word stays as it is, as does a pair of bfloat16: these are turned by vectors.
   constexpr bool kPairs = sizeof(Value) == 2;
-  const bool turned = packing != Packing::int8 && (packing == Packing::f32) != kPairs;
+  const bool turned = packing == Packing::f16 || (packing != Packing::int8 && (packing == Packing::f32) != kPairs);
   for (int64_t output = first; output < last;) {
     uint32_t* to = words + output / kGroup * of_group + output % kGroup;
+    uint16_t* column = f16_column(words, inputs, output);
     if (turned && output % kernels.lanes == 0 && output + kernels.lanes <= last) {
-      if constexpr (kPairs)
-        kernels.pack_pairs(weight, stride, inputs, to);
-      else
+      if constexpr (!kPairs)
         kernels.pack_floats(weight, stride, inputs, to);
+      else if (packing == Packing::f16)
+        kernels.pack_halves(weight, stride, inputs, column);
+      else
+        kernels.pack_pairs(weight, stride, inputs, to);
       output += kernels.lanes, weight += kernels.lanes * stride;
       continue;
     }
     if (packing == Packing::int8)
       pack_int8(weight, inputs, output, words);
+    else if (packing == Packing::f16)
+      for (int64_t i = 0; i < inputs; ++i) column[i * kGroup] = static_cast<uint16_t>(weight[i]);
     else if (packing == Packing::f32)
       packed_portable::copy_values(weight, inputs, to, kGroup);
     else
@@ -260,6 +274,10 @@ void pack_all(const Value* weight, int64_t stride, int64_t outputs, int64_t inpu
   for (int64_t output = last; output < padded_outputs(last); ++output) {
     if (packing == Packing::int8) {
       pack_nothing(inputs, output, words);
+      continue;
+    }
+    if (packing == Packing::f16) {
+      for (int64_t i = 0; i < inputs; ++i) f16_column(words, inputs, output)[i * kGroup] = 0;
       continue;
     }
     uint32_t* to = words + output / kGroup * of_group + output % kGroup;
@@ -314,6 +332,8 @@ void unpack_output(const PackedWeight& weight, int64_t output, float* to) {
   for (int64_t i = 0; i < weight.inputs; ++i) {
     if (weight.packing == Packing::f32) {
       std::memcpy(to + i, words + i * kGroup, 4);
+    } else if (weight.packing == Packing::f16) {
+      to[i] = float_of_half(f16_column(const_cast<uint32_t*>(weight.words), weight.inputs, output)[i * kGroup]);
     } else if (weight.packing != Packing::int8) {
       to[i] = as_float(static_cast<uint16_t>(words[i / 2 * kGroup] >> (16 * (i % 2))));
     } else {
@@ -350,17 +370,18 @@ const PackedKernels* packed_kernels_named(const char* name, Packing packing) {
 #ifdef PRELUDE_X86_TARGETS
   if (std::strcmp(name, "avx512") == 0) {
     const PackedKernels* found[] = {&packed_avx512::kF32, &packed_avx512::kBf16, &packed_avx512::kInt8,
-                                    &packed_avx512::kWidened};
+                                    &packed_avx512::kWidened, &packed_avx512::kF16};
     return found[static_cast<int>(packing)];
   }
   if (std::strcmp(name, "avx2") == 0)
-    return without_pairs(packing, packed_avx2::kF32, packed_avx2::kInt8, packed_avx2::kWidened);
+    return without_pairs(packing, packed_avx2::kF32, packed_avx2::kInt8, packed_avx2::kWidened, packed_avx2::kF16);
 #elif defined(PRELUDE_NEON)
   if (std::strcmp(name, "neon_dot") == 0) return &packed_neon::kInt8Dot;
   if (std::strcmp(name, "neon") == 0)
-    return without_pairs(packing, packed_neon::kF32, packed_neon::kInt8, packed_neon::kWidened);
+    return without_pairs(packing, packed_neon::kF32, packed_neon::kInt8, packed_neon::kWidened, packed_neon::kF16);
 #endif
-  return without_pairs(packing, packed_portable::kF32, packed_portable::kInt8, packed_portable::kWidened);
+  return without_pairs(packing, packed_portable::kF32, packed_portable::kInt8, packed_portable::kWidened,
+                       packed_portable::kF16);
 }
 
 const PackedKernels* best_packed_kernels(Packing packing) {

@@ -49,11 +49,12 @@ struct Weight {
         projection{packed_kernels_named(name, packing), {words.data(), bias.data(), inputs, outputs, packing}} {
     const std::vector<float> values = floats(random, outputs * inputs, 0.3f);
     std::vector<uint16_t> halves;
-    for (float value : values) halves.push_back(to_bf16(value));
-    if (packing == Packing::bf16 || packing == Packing::widened)
-      pack_weight(halves.data(), inputs, outputs, inputs, packing, words.data());
-    else
+    for (float value : values)
+      halves.push_back(packing == Packing::f16 ? static_cast<uint16_t>(random.below(0x3400)) : to_bf16(value));
+    if (packing == Packing::f32 || packing == Packing::int8)
       pack_weight(values.data(), inputs, outputs, inputs, packing, words.data());
+    else
+      pack_weight(halves.data(), inputs, outputs, inputs, packing, words.data());
   }
 };
 
@@ -195,7 +196,7 @@ int main() {
   for (const char* name : kKernelNames) {
     const Kernels* kernels = kernels_named(name);
     if (kernels == nullptr) continue;
-    for (const Packing packing : {Packing::f32, Packing::bf16, Packing::int8, Packing::widened})
+    for (const Packing packing : {Packing::f32, Packing::bf16, Packing::int8, Packing::widened, Packing::f16})
       for (const Type type : {Type::f32, Type::bf16}) {
         for (const NormKind kind : {NormKind::none, NormKind::rms, NormKind::layer})
           check_before(*kernels, packing, kind, type);

@@ -46,8 +46,9 @@ struct Packed {
 
 float from_half(uint16_t half) {
   const int exponent = half >> 10 & 31, mantissa = half & 1023;
-  return exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                       : std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+  const float size = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                                   : std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+  return half >> 15 ? -size : size;
 }
 
 // One block of one output: where its integers and its scale are.
@@ -261,18 +262,20 @@ void check_bf16(int64_t inputs, int64_t outputs, int64_t rows) {
   }
 }
 
-// Weights of bfloat16 values, which both packings keep; rows of float32.
+// Weights of any values that the packing keeps; rows of float32.
 void check_fused(Packing packing, int64_t inputs, int64_t outputs, int64_t rows) {
   Random random{static_cast<uint64_t>(inputs * 7 + outputs * 3 + rows)};
   const int64_t stride = inputs + 3, out_stride = outputs + 2;
   const auto x = floats(random, rows * stride, 3.0f), bias = floats(random, outputs);
   auto values = floats(random, outputs * stride);
-  const auto weight_half = halves(values);
-  if (packing == Packing::widened)
-    for (size_t i = 0; i < values.size(); ++i) values[i] = from_bf16(weight_half[i]);
-  const Packed packed = packing == Packing::widened
-                            ? Packed(weight_half, stride, outputs, inputs, packing, bias.data())
-                            : Packed(values, stride, outputs, inputs, packing, bias.data());
+  auto weight_half = halves(values);
+  if (packing == Packing::f16)  // of any size, from the smallest ones
+    for (uint16_t& half : weight_half) half = static_cast<uint16_t>(random.below(0x7C00) | (half & 0x8000u));
+  if (packing != Packing::f32)
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = packing == Packing::f16 ? from_half(weight_half[i]) : from_bf16(weight_half[i]);
+  const Packed packed = packing == Packing::f32 ? Packed(values, stride, outputs, inputs, packing, bias.data())
+                                                : Packed(weight_half, stride, outputs, inputs, packing, bias.data());
   std::vector<float> back(static_cast<size_t>(inputs));
   for (int64_t o = 0; o < outputs; ++o) {
     unpack_output(packed.weight, o, back.data());
@@ -331,9 +334,10 @@ int main() {
   for (int64_t inputs : {1, 2, 3, 16, 47, 192})
     for (int64_t outputs : {1, 31, 32, 70})
       for (int64_t rows : {1, 2, 5, 6, 7, 12, 13, 29})
-        for (const Packing packing : {Packing::f32, Packing::widened}) check_fused(packing, inputs, outputs, rows);
+        for (const Packing packing : {Packing::f32, Packing::widened, Packing::f16})
+          check_fused(packing, inputs, outputs, rows);
   // So many rows of so many inputs that the inputs are cut into parts, an odd number of them too.
-  for (const Packing packing : {Packing::f32, Packing::widened}) {
+  for (const Packing packing : {Packing::f32, Packing::widened, Packing::f16}) {
     check_fused(packing, 1030, 100, 81);
     check_fused(packing, 1501, 100, 81);
   }

@@ -17,8 +17,10 @@ from prelude.values.arrays import F32
 cpu.set_threads(default_threads())
 
 Array: TypeAlias = npt.NDArray[Any]
-Packing: TypeAlias = Literal["float32", "bfloat16", "int8", "widened"]
+Packing: TypeAlias = Literal["float32", "bfloat16", "int8", "widened", "float16"]
 """In which a projection's weights are packed (``packed.py``)."""
+KEPT: dict[Packing, str] = {"bfloat16": "bfloat16", "widened": "bfloat16", "float16": "float16"}
+"""The type of two bytes whose values a packing keeps."""
 
 BF16: np.dtype[Any] = np.dtype([("bfloat16", "<u2")])
 FLOAT32 = np.dtype(np.float32)
@@ -85,6 +87,7 @@ __all__ = [
     "BF16",
     "F32",
     "FLOAT32",
+    "KEPT",
     "ROW_TYPES",
     "Array",
     "address",

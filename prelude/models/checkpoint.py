@@ -133,9 +133,9 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._place(name).info.shape
 
-    def nbytes(self, itemsize: int, keep: str = "") -> int:
-        """Bytes of all weights with ``itemsize`` bytes a value; those stored as ``keep`` stay as they are, blocks
-        take 8 bits."""
+    def nbytes(self, itemsize: int, keep: bool = False) -> int:
+        """Bytes of all weights with ``itemsize`` bytes a value; with ``keep`` those of two bytes stay as they are.
+        Blocks take 8 bits."""
         return sum(_bytes_in(place.info, itemsize, keep) for place in self._places.values())
 
     def tensor(self, name: str) -> Array:
@@ -228,10 +228,11 @@ class Checkpoint:
         return place
 
 
-def _bytes_in(info: TensorInfo, itemsize: int, keep: str) -> int:
+def _bytes_in(info: TensorInfo, itemsize: int, keep: bool) -> int:
     if info.dtype in BLOCK_TYPES:
         return -(-math.prod(info.shape) // Q8_VALUES) * Q8_BYTES
-    return info.nbytes if info.dtype in (keep, PACKED) else math.prod(info.shape) * itemsize
+    stays = info.dtype == PACKED or (keep and info.dtype in ("BF16", "F16"))
+    return info.nbytes if stays else math.prod(info.shape) * itemsize
 
 
 def _open_files(found: WeightFiles) -> dict[str, SafetensorsFile]:

@@ -1,5 +1,5 @@
-"""Projections whose weights are packed for the CPU's vector units: int8 with exact sums, float32 and bfloat16 with
-float32 sums.
+"""Projections whose weights are packed for the CPU's vector units: int8 with exact sums, float32, bfloat16 and
+float16 with float32 sums.
 
 A weight of int8 has a float16 scale for each block of 32 inputs of an output, as GGUF's Q8_0 has it. A row of the
 input is quantized when it is used: blocks of 32 integers from -127 to 127, nearest, the largest absolute value at
@@ -8,8 +8,9 @@ product has the same bits on every processor, with any number of threads, and wi
 (``_native/include/prelude/cpu/packed_matmul.hpp``).
 
 In "float32" a sum of products runs from the first input to the last, and each product is rounded once with its sum.
-So it too has the same bits everywhere. "widened" keeps the two bytes of a bfloat16 weight. A row of the input stays
-float32, a weight becomes float32 in a register, and the sums are those of "float32".
+So it too has the same bits everywhere. "widened" keeps the two bytes of a bfloat16 weight, "float16" those of a
+float16 weight. A row of the input stays float32, a weight becomes float32 in a register, and the sums are those of
+"float32".
 """
 
 from __future__ import annotations
@@ -20,14 +21,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prelude._native import cpu
-from prelude.models.arrays import BF16, F32, Array, Packing, address, aligned
+from prelude.models.arrays import F32, Array, Packing, address, aligned, name_of
 from prelude.values.arrays import F64
 
 if TYPE_CHECKING:
     from prelude.models.packed_file import Kept
 
-HALVES = ("bfloat16", "widened")
-"""Packings that keep a weight of bfloat16 value for value."""
 
 LEAST_WEIGHT = 1e-3
 """The smallest scale of float16 is 6e-8: it rounds a weight by 3e-8, a hundredth of the rounding of a weight of
@@ -67,14 +66,15 @@ class PackedLinear:
         outputs, inputs = weight.shape
         if inputs != self.inputs or first + outputs > self.outputs:
             raise ValueError(f"[{outputs}, {inputs}] from {first} on of [{self.outputs}, {self.inputs}]")
-        if weight.dtype not in (BF16, np.float32) or weight.strides[1] != weight.itemsize:
+        types = ("float16",) if self.packing == "float16" else ("bfloat16", "float32")
+        if name_of(weight.dtype) not in types or weight.strides[1] != weight.itemsize:
             raise ValueError(
-                f"rows of {weight.dtype} with strides {weight.strides} bytes; float32 or bfloat16 side by side"
+                f"rows of {weight.dtype} with strides {weight.strides} bytes; {' or '.join(types)} side by side"
             )
         cpu.pack_rows(
             address(weight),
             weight.strides[0] // weight.itemsize,
-            weight.dtype == BF16,
+            weight.itemsize == 2,
             outputs,
             inputs,
             self._packing,

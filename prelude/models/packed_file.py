@@ -40,7 +40,8 @@ PRODUCED: dict[Packing, tuple[Packing, ...]] = {
     "float32": ("float32",),
     "bfloat16": ("bfloat16",),
     "int8": ("int8",),
-    "widened": ("widened", "float32"),
+    "widened": ("widened", "float16", "float32"),
+    "float16": ("float16", "float32"),
 }
 """By the packing that was chosen: the packings that its weights may have."""
 ALIGNMENT = 64
@@ -150,7 +151,7 @@ class PackedWeights:
         if quantization == "int8":
             agree = packing == "int8"
         else:
-            agree = packing in ("widened", "bfloat16" if dtype == "bfloat16" else "float32")
+            agree = packing in (("widened", "bfloat16") if dtype == "bfloat16" else ("widened", "float16", "float32"))
         if not known or not agree:
             raise CheckpointError(
                 f"{self.path}: dtype {shown(dtype)}, quantization {shown(quantization)}, packing {shown(packing)}"

@@ -38,9 +38,9 @@ class Precision:
 
 
 def choose(dtype: str, source: WeightSource, spec: ModelSpec, quantization: Quantization | None = None) -> Precision:
-    """``auto`` keeps weights of bfloat16 as they are and computes in float32, which loses nothing; other weights
-    become float32. ``ValueError`` for a ``dtype`` that a CPU does not have, ``ModelError`` where ``source`` was
-    converted for another choice, ``DeviceUnavailable`` for a processor without vectors."""
+    """``auto`` keeps weights of bfloat16 and float16 as they are and computes in float32, which loses nothing; other
+    weights become float32. ``ValueError`` for a ``dtype`` that a CPU does not have, ``ModelError`` where ``source``
+    was converted for another choice, ``DeviceUnavailable`` for a processor without vectors."""
     require_vectors()
     if source.converted is not None:
         return _of_converted(source.converted, dtype, quantization)
@@ -54,10 +54,11 @@ def choose(dtype: str, source: WeightSource, spec: ModelSpec, quantization: Quan
     numbers = [name for name in _matrices(source, spec) if not source.in_blocks(name)]
     stored = sorted({name_of(source.tensor(name).dtype) for name in numbers}) or ["blocks of a few bits"]
     files = f"the files have {' and '.join(stored)}"
-    if "bfloat16" not in stored:
+    kept: Packing | None = "widened" if "bfloat16" in stored else "float16" if "float16" in stored else None
+    if kept is None:
         return Precision(FLOAT32, "float32", f"dtype='auto': {files}, rows are computed in float32")
-    reason = f"dtype='auto': {files}; weights of bfloat16 are kept and rows computed in float32, which loses nothing"
-    return Precision(FLOAT32, "widened", reason)
+    reason = f"dtype='auto': {files}; weights of two bytes are kept and rows computed in float32, which loses nothing"
+    return Precision(FLOAT32, kept, reason)
 
 
 def _of_converted(made: Converted, dtype: str, quantization: Quantization | None) -> Precision:

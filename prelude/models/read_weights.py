@@ -7,8 +7,8 @@ float32   the gain of a norm before a projection is inside its weight, where the
 bfloat16  gains stay apart, in float32: rounding their product again would double the weights' noise. Where the
           processor has no products of bfloat16, weights are "widened"
 int8      gains stay apart: without them the values of a row differ more in size, and the small ones lose bits
-widened   weights that the files have in bfloat16 keep their two bytes, and everything else is float32. Gains stay
-          apart, since a weight times its gain is no bfloat16
+widened,  weights that the files have in bfloat16 or float16 keep their two bytes, and everything else is float32.
+float16   Gains stay apart, since a weight times its gain has more bits
 
 Tied embeddings are rows of the packed LM head.
 """
@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from prelude.models.arrays import BF16, F32, FLOAT32, Array, Packing, as_type, widen
+from prelude.models.arrays import F32, FLOAT32, KEPT, Array, Packing, as_type, name_of, widen
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.ops import RowNorm
 from prelude.models.option_heads import ChoiceLayerWeights, ChoiceWeights, OptionWeights, PointerWeights
-from prelude.models.packed import HALVES, PackedLinear
+from prelude.models.packed import PackedLinear
 from prelude.models.recurrent import read_recurrent
 from prelude.models.relative import RelativeWeights, relative_weights, rows_of_distances
 from prelude.models.spec import (
@@ -116,7 +116,7 @@ class _Reader:
         else:
             packing = self._packing(names)
             pieces = (
-                piece if packing in HALVES and piece.dtype == BF16 else _scaled(widen(piece), gain)
+                piece if name_of(piece.dtype) == KEPT.get(packing) else _scaled(widen(piece), gain)
                 for part in self._parts(names, heads)
                 for piece in (part[at : at + PIECE_ROWS] for at in range(0, len(part), PIECE_ROWS))
             )
@@ -127,8 +127,9 @@ class _Reader:
     def _packing(self, names: Sequence[str]) -> Packing:
         """Of a projection: float32 where the one that is asked for would lose what it may not."""
         stored = (self.source.tensor(name) for name in names)
-        if self.packing == "widened" and self.dtype == FLOAT32:
-            return "widened" if all(weight.dtype == BF16 for weight in stored) else "float32"
+        if self.packing in KEPT and self.dtype == FLOAT32:
+            types = {name_of(weight.dtype) for weight in stored}
+            return "widened" if types == {"bfloat16"} else "float16" if types == {"float16"} else "float32"
         if self.packing == "int8":
             return "int8" if PackedLinear.fits(map(widen, stored)) else "float32"
         return self.packing
@@ -197,7 +198,7 @@ class _Reader:
             tokens = self.head(name)
         if tokens is None:
             stored = self.source.finite(name)
-            if self.packing == "float32" or stored.dtype not in (BF16, np.float16):
+            if self.packing == "float32" or name_of(stored.dtype) not in KEPT.values():
                 stored = as_type(stored, self.dtype)
             tokens = stored.copy()
         table: F32 | None = None

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from prelude.models.arrays import Array, Packing
+from prelude.models.arrays import KEPT, Array, Packing
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.mapped_file import UsedFile
 from prelude.models.packed_file import Converted, Kept
@@ -46,14 +46,14 @@ class WeightSource(Protocol):
 class SizedSource(Protocol):
     """The used methods of a checkpoint for the number of bytes of its weights."""
 
-    def nbytes(self, itemsize: int, keep: str = "") -> int: ...
+    def nbytes(self, itemsize: int, keep: bool = False) -> int: ...
 
 
 def weight_bytes(source: SizedSource, spec: ModelSpec, dtype: np.dtype[Any], packing: Packing) -> int:
     """About the bytes that ``load_weights`` will hold: a byte for each weight of the layers and of the LM head where
     they are of int8, beside the others in ``dtype``."""
     if packing != "int8":
-        return source.nbytes(dtype.itemsize, keep="BF16" if packing == "widened" else "")
+        return source.nbytes(dtype.itemsize, keep=packing in KEPT)
     matrices = [shape for layer in spec.layers for _, shape in layer.tensors() if len(shape) == 2]
     if spec.lm_head is not None:
         matrices.append((spec.embeddings.vocab, spec.hidden))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prelude.models.arrays import BF16, Array, name_of
+from prelude.models.arrays import Array, name_of
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.gguf.blocks import Blocks
 from prelude.parallel.shards import Cut, Shard
@@ -46,15 +46,16 @@ class ShardSource:
     def blocks(self, name: str) -> Blocks:
         raise TypeError(f"{name}: weights in blocks are not read in parts")
 
-    def nbytes(self, itemsize: int, keep: str = "") -> int:
-        """Bytes of this rank's weights with ``itemsize`` bytes a value; those stored as ``keep`` stay as they are."""
+    def nbytes(self, itemsize: int, keep: bool = False) -> int:
+        """Bytes of this rank's weights with ``itemsize`` bytes a value; with ``keep`` those of two bytes stay as they
+        are."""
         return sum(self._bytes(name, itemsize, keep) for name in self.names())
 
-    def _bytes(self, name: str, itemsize: int, keep: str) -> int:
+    def _bytes(self, name: str, itemsize: int, keep: bool) -> int:
         cut, shape = self._shard.cuts.get(name), list(self._checkpoint.shape(name))
         if cut is not None:
             shape[cut.axis] = sum(last - first for first, last in cut.runs)
-        stays = keep == "BF16" and self._checkpoint.tensor(name).dtype == BF16
+        stays = keep and self._checkpoint.tensor(name).itemsize == 2
         return math.prod(shape) * (2 if stays else itemsize)
 
     def checksum(self) -> int:

@@ -1,4 +1,5 @@
-"""Checkpoints of bfloat16 as ``dtype="auto"`` runs them: their weights keep two bytes, everything else is float32."""
+"""Checkpoints of bfloat16 and float16 as ``dtype="auto"`` runs them: their weights keep two bytes, everything else is
+float32."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from prelude import Engine, EngineConfig
 from prelude.models.arrays import FLOAT32
@@ -18,18 +20,20 @@ from tests.execution.conftest import RECURRENT, VARIANTS
 from tests.execution.helpers import Model, greedy, hidden, i32, last_logprobs, prompts, random_ids
 
 DECODERS = {**{name: VARIANTS[name] for name in ("tied", "biases", "phi3", "gemma2", "llama-biases")}, **RECURRENT}
-LOADED = "weights of bfloat16 are kept and rows computed in float32"
+LOADED = "weights of two bytes are kept and rows computed in float32"
+HALVES = pytest.mark.parametrize("half", ["bfloat16", "float16"])
 
 
+@HALVES
 @pytest.mark.parametrize("variant", sorted(DECODERS))
-def test_decoders_are_those_of_transformers_in_float32(variant: str, tmp_path: Path) -> None:
-    model = Model(save_model(tmp_path, **{**DECODERS[variant], "dtype": "bfloat16"}))
+def test_decoders_are_those_of_transformers_in_float32(variant: str, half: str, tmp_path: Path) -> None:
+    model = Model(save_model(tmp_path, **{**DECODERS[variant], "dtype": half}))
     executor = model.executor()
     ids = [random_ids(n, n) for n in (1, 17, 90)]
     s = prompts(*ids)
     theirs = np.concatenate([model.logprobs(x) for x in ids])
     assert np.abs(last_logprobs(executor, s, np.arange(108)) - theirs).max() < 1e-4
-    assert executor.limits().weights == "bfloat16" and executor.limits().dtype == "float32"
+    assert executor.limits().weights == half and executor.limits().dtype == "float32"
     assert executor.weights.nbytes < 0.75 * model.executor(dtype="float32").weights.nbytes
 
 
@@ -41,18 +45,20 @@ def test_decode_continues_a_prompt(tmp_path: Path) -> None:
     assert (theirs.argmax(axis=1) == tokens).all()
 
 
+@HALVES
 @pytest.mark.parametrize("family", sorted(CLASSES))
-def test_encoders_are_those_of_transformers_in_float32(family: str, tmp_path: Path) -> None:
-    encoder = Encoder(write_encoder(tmp_path, family=family, dtype="bfloat16"))
+def test_encoders_are_those_of_transformers_in_float32(family: str, half: str, tmp_path: Path) -> None:
+    encoder = Encoder(write_encoder(tmp_path, family=family, dtype=half))
     batch = [i32(5 + random_ids(n, n, 200)) for n in (1, 17, 90)]
     executor = encoder.executor()
     theirs = np.concatenate([encoder.states(ids) for ids in batch])
     assert np.abs(hidden(executor, prompts(*batch), np.arange(108)) - theirs).max() < 2e-5
-    assert executor.limits().weights == "bfloat16"
+    assert executor.limits().weights == half
 
 
-def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
-    executor = Model(save_model(tmp_path, dtype="bfloat16", tie_word_embeddings=True)).executor()
+@HALVES
+def test_tied_embeddings_are_kept_once(half: str, tmp_path: Path) -> None:
+    executor = Model(save_model(tmp_path, dtype=half, tie_word_embeddings=True)).executor()
     tokens = executor.weights.embeddings.tokens
     assert tokens is executor.weights.lm_head
     assert executor.weights.embeddings.of(np.array([3, 210])).shape == (2, 64)
@@ -61,19 +67,20 @@ def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
 
 
 def test_files_of_several_types(tmp_path: Path) -> None:
-    """A weight that is not bfloat16 is computed as float32 beside others that are."""
+    """A weight of float16 keeps its two bytes beside others of bfloat16; one of float32 is computed as such."""
     from safetensors.torch import load_file, save_file
 
     model = Model(save_model(tmp_path, dtype="bfloat16"))
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    name = "model.layers.1.mlp.down_proj.weight"
-    tensors[name] = tensors[name].float()
+    for layer, kind in ((1, torch.float32), (2, torch.float16)):
+        name = f"model.layers.{layer}.mlp.down_proj.weight"
+        tensors[name] = tensors[name].to(kind)
     save_file(tensors, file, metadata={"format": "pt"})
     mixed = Model(tmp_path)
     executor = mixed.executor()
     packings = [getattr(layer.down, "packing", None) for layer in executor.weights.layers]
-    assert packings == ["widened", "float32", "widened"]
+    assert packings == ["widened", "float32", "float16"]
     ids = random_ids(1, 40)
     assert np.abs(last_logprobs(executor, prompts(ids), np.arange(40)) - model.logprobs(ids)).max() < 1e-4
 
@@ -82,7 +89,7 @@ def test_the_forms_that_auto_chooses(tmp_path: Path) -> None:
     for stored, dtype, packing, told in (
         ("bfloat16", FLOAT32, "widened", LOADED),
         ("float32", FLOAT32, "float32", "the files have float32"),
-        ("float16", FLOAT32, "float32", "the files have float16"),
+        ("float16", FLOAT32, "float16", LOADED),
     ):
         model = Model(save_model(tmp_path / stored, dtype=stored))
         with Checkpoint.open(model.path, model.config) as checkpoint:

@@ -217,11 +217,13 @@ with Checkpoint.open(sys.argv[1], config) as checkpoint:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
-@pytest.mark.parametrize("dtype, packing", [("float32", []), ("bfloat16", []), ("bfloat16", ["widened"])])
+@pytest.mark.parametrize(
+    "dtype, packing", [("float32", []), ("bfloat16", []), ("bfloat16", ["widened"]), ("float16", ["float16"])]
+)
 def test_loading_takes_its_copies_and_not_the_files_beside_them(
     dtype: str, packing: list[str], tmp_path: Path
 ) -> None:
-    """170 MB of weights in float32, half of it where bfloat16 is kept, the largest has 4; a file that stayed would
+    """170 MB of weights in float32, half of it where two bytes are kept, the largest has 4; a file that stayed would
     add half or all of that."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "vocab_size": 2048}
     write_checkpoint(tmp_path, {**TINY, **sizes, "num_attention_heads": 8, "head_dim": 64}, dtype=dtype)

@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +23,12 @@ from tests.threads import use_threads
 
 ROWS, INPUTS, OUTPUTS = 29, 90, 200
 BLOCK = cpu.INT8_BLOCK
-SAME_BITS: tuple[Packing, ...] = ("int8", "float32", "widened")
+SAME_BITS: tuple[Packing, ...] = ("int8", "float32", "widened", "float16")
 """Packings whose products have the same bits on every machine."""
 linear_of = on_tensors(PackedLinear)
 SHAPES = [(1, 1, 1), (7, 48, 33), (81, 192, 576), (256, 100, 40)]
+STORED = {"widened": torch.bfloat16, "float16": torch.float16}
+"""The type of the weights that a packing is made of, if it is not float32."""
 
 
 def given(rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -34,6 +37,11 @@ def given(rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Ten
         torch.randn(*shape, generator=generator) for shape in ((rows, inputs), (outputs, inputs), (outputs,))
     )
     return x, weight, bias
+
+
+def packed(weight: torch.Tensor, bias: torch.Tensor, packing: Packing) -> Any:
+    """Of the type that the packing is made of."""
+    return linear_of(weight.half() if packing == "float16" else weight, bias, packing)
 
 
 def blocks(x: torch.Tensor) -> np.ndarray:
@@ -107,11 +115,11 @@ def test_weights_beyond_float16_are_not_packed() -> None:
         assert PackedLinear.fits([np.full((2, 3), -size, np.float32), np.zeros((1, 3), np.float32)]) is fits
 
 
-@pytest.mark.parametrize("packing", ["float32", "widened"])
+@pytest.mark.parametrize("packing", ["float32", "widened", "float16"])
 @pytest.mark.parametrize("shape", [*SHAPES, (3, 3072, 65), (81, 3000, 33)])
-def test_rows_of_float32_meet_weights_of_float32_and_bfloat16(shape: tuple[int, int, int], packing: Packing) -> None:
+def test_rows_of_float32_meet_weights_of_each_type(shape: tuple[int, int, int], packing: Packing) -> None:
     x, weight, bias = given(*shape)
-    kept = weight.to(torch.bfloat16) if packing == "widened" else weight
+    kept = weight.to(STORED.get(packing, torch.float32))
     linear = linear_of(kept, bias, packing)
     wanted = x.double() @ kept.double().t() + bias
     size = x.double().abs() @ kept.double().abs().t() + bias.abs()  # of the terms of each sum
@@ -125,10 +133,33 @@ def test_rows_of_float32_meet_weights_of_float32_and_bfloat16(shape: tuple[int, 
     assert torch.allclose(found, (wanted - bias)[torch.arange(len(x)), pairs], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(81, 193, 577), (3, 5, 70)])
+def test_float16_has_the_bits_of_float32(shape: tuple[int, int, int]) -> None:
+    """The smallest and the largest values among them, and a weight that is packed in parts."""
+    x, weight, bias = given(*shape)
+    half = weight.half()
+    half[0, :4] = torch.tensor([6e-8, -6e-5, 65504, -0.0])
+    linear, wide = linear_of(half, bias, "float16"), linear_of(half.float(), bias, "float32")
+    assert torch.equal(linear(x), wide(x)) and torch.equal(linear(x[:1]), wide(x[:1]))
+    assert torch.equal(linear.gather(torch.arange(len(half))), half.float())
+    parts = [half.numpy()[:13], half.numpy()[13:32], half.numpy()[32:]]
+    made = PackedLinear.of_parts(parts, len(half), half.shape[1], None, "float16")
+    assert np.array_equal(made.words, PackedLinear(half.numpy(), None, "float16").words)
+    assert made.words.nbytes == 2 * half.shape[1] * (-(-len(half) // 32) * 32)
+
+
+def test_a_packing_takes_its_own_types() -> None:
+    weight = np.ones((2, 3), np.float32)
+    with pytest.raises(ValueError, match="float16 side by side"):
+        PackedLinear(weight, None, "float16")
+    with pytest.raises(ValueError, match="bfloat16 or float32 side by side"):
+        PackedLinear(weight.astype(np.float16), None, "float32")
+
+
 @pytest.mark.parametrize("packing", [name for name in cpu.PACKINGS if name in cpu.PACKED_KERNELS])
 def test_a_row_has_its_bits_in_any_company(packing: Packing) -> None:
     x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
-    linear = linear_of(weight, bias, packing)
+    linear = packed(weight, bias, packing)
     whole = linear(x)
     for few in (1, 2, 6, 7, 12, 13):
         assert torch.equal(linear(x[5 : 5 + few].clone()), whole[5 : 5 + few])
@@ -141,10 +172,10 @@ def test_a_row_has_its_bits_in_any_company(packing: Packing) -> None:
         use_threads(before)
 
 
-@pytest.mark.parametrize("packing", ["int8", "float32", "widened"])
+@pytest.mark.parametrize("packing", SAME_BITS)
 def test_some_outputs_of_a_weight(packing: Packing) -> None:
     x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
-    linear = linear_of(weight, bias, packing)
+    linear = packed(weight, bias, packing)
     whole = linear(x)
     for start, stop in ((0, 7), (32, 200), (64, 65)):
         assert torch.equal(linear.rows(start, stop)(x), whole[:, start:stop])
@@ -152,10 +183,10 @@ def test_some_outputs_of_a_weight(packing: Packing) -> None:
         linear.rows(33, 90)
 
 
-@pytest.mark.parametrize("packing", ["int8", "float32", "widened"])
+@pytest.mark.parametrize("packing", SAME_BITS)
 def test_bfloat16_goes_in_and_comes_out(packing: Packing) -> None:
     x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
-    linear = linear_of(weight, bias, packing)
+    linear = packed(weight, bias, packing)
     half = x.to(torch.bfloat16)
     found = linear.into(half, torch.empty(ROWS, OUTPUTS, dtype=torch.bfloat16))
     assert torch.equal(found, linear(half.float()).to(torch.bfloat16))
@@ -190,7 +221,7 @@ def digest(packing: Packing) -> str:
     found = hashlib.sha256()
     for shape in SHAPES:
         x, weight, bias = given(*shape)
-        found.update(linear_of(weight, bias, packing)(x).numpy().tobytes())
+        found.update(packed(weight, bias, packing)(x).numpy().tobytes())
     return found.hexdigest()
 
 

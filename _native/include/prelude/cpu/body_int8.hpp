@@ -111,7 +111,7 @@ inline void sum_int8(const uint32_t* const* w, const uint32_t* const* scales, co
     PRELUDE_SPELL_OUT
     for (int p = 0; p < P; ++p) PRELUDE_SPELL_OUT
     for (int part = 0; part < kParts; ++part)
-      scale[p * kParts + part] = Dot::scales(scales[p] + b * kBlockGroupWords + part * kLanes / 2);
+      scale[p * kParts + part] = halves(scales[p] + b * kBlockGroupWords + part * kLanes / 2);
     PRELUDE_SPELL_OUT
     for (int r = 0; r < R; ++r) {
       float scale_of_row;

@@ -8,10 +8,10 @@
 //   step(sums, weight, input) adds their products
 //   sums(values)              but for int8: the sums that `floats` has given
 //   floats(sums, part)        outputs [part * kLanes, (part + 1) * kLanes) as floats
-//   scales(words)             of int8: kLanes numbers of float16 as floats
 // and
 //   fused(a, b, c)            a * b + c, rounded once on every target
 //   bytes(v, to)              the lowest byte of each lane
+//   halves(words)             kLanes numbers of float16 as floats
 
 inline constexpr int64_t kHalves = kGroup / kHalf;  // of a group
 inline constexpr float kToInteger = 12582912.0f;    // 1.5 * 2^23: adding it rounds to an integer
@@ -24,6 +24,19 @@ inline constexpr float kToInteger = 12582912.0f;    // 1.5 * 2^23: adding it rou
 #endif
 
 #include "prelude/cpu/body_int8.hpp"
+
+// Weights of float16, the outputs of an input side by side; see Packing::f16.
+struct F16Dot : F32Dot {
+  static constexpr Packing kPacking = Packing::f16;
+  static Weight weight(const uint32_t* words, int) {
+    alignas(64) float values[kHalf];
+    for (int i = 0; i < kHalf; i += kLanes) store(values + i, halves(words + i / 2));
+    return F32Dot::sums(values);
+  }
+};
+// Words of a group that a step reads.
+template <class Dot>
+inline constexpr int64_t kStep = Dot::kPacking == Packing::f16 ? kGroup / 2 : kGroup;
 
 template <class Value>
 inline const Value* row_of(const PackedArgs& a, int64_t row) {
@@ -111,6 +124,26 @@ inline void pack(const Value* weight, int64_t stride, int64_t inputs, uint32_t* 
   const Value* rows[kLanes];
   for (int r = 0; r < kLanes; ++r) rows[r] = weight + r * stride;
   turn<sizeof(Value) == 2, Value>(rows, kLanes, inputs, to, kGroup, std::numeric_limits<int64_t>::max());
+}
+
+// kLanes outputs of a weight of float16; `to` is the first input of the first of them.
+inline void pack_halves(const uint16_t* weight, int64_t stride, int64_t inputs, uint16_t* to) {
+  alignas(64) float room[kLanes][kLanes], square[kLanes * kLanes];
+  const float* lanes[kLanes];
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= inputs; i += 2 * kLanes) {
+    for (int r = 0; r < kLanes; ++r) lanes[r] = lanes_of<true>(weight + r * stride, i / 2, room[r]);
+    transpose(lanes, 0, square);
+    uint32_t pairs[kLanes * kLanes];
+    std::memcpy(pairs, square, sizeof pairs);
+    for (int w = 0; w < kLanes; ++w)
+      for (int r = 0; r < kLanes; ++r) {
+        to[(i + 2 * w) * kGroup + r] = static_cast<uint16_t>(pairs[w * kLanes + r]);
+        to[(i + 2 * w + 1) * kGroup + r] = static_cast<uint16_t>(pairs[w * kLanes + r] >> 16);
+      }
+  }
+  for (; i < inputs; ++i)
+    for (int r = 0; r < kLanes; ++r) to[i * kGroup + r] = weight[r * stride + i];
 }
 
 // The rows of one block.
@@ -201,7 +234,7 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t step
     for (int part = 0; part < Dot::kParts; ++part) {
       typename Dot::Weight weight[P];
       PRELUDE_SPELL_OUT
-      for (int p = 0; p < P; ++p) weight[p] = Dot::weight(w[p] + i * kGroup, part);
+      for (int p = 0; p < P; ++p) weight[p] = Dot::weight(w[p] + i * kStep<Dot>, part);
       PRELUDE_SPELL_OUT
       for (int r = 0; r < R; ++r) {
         const typename Dot::Input input = Dot::input(x[(i * Dot::kParts + part) * R + r]);
@@ -225,14 +258,15 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
   const int64_t of_group = group_words(a.weight.inputs, Dot::kPacking);
   const int64_t of_row = row_words(a.weight.inputs, Dot::kPacking);
   const uint32_t* w[P];
-  for (int p = 0; p < P; ++p) w[p] = a.weight.words + (half + p) / kHalves * of_group + (half + p) % kHalves * kHalf;
+  for (int p = 0; p < P; ++p)
+    w[p] = a.weight.words + (half + p) / kHalves * of_group + (half + p) % kHalves * (kStep<Dot> / kHalves);
   const uint32_t* x = rows.words + row * of_row;
   if constexpr (Dot::kPacking == Packing::int8) {
     const uint32_t* scales[P];  // of an output half a word
     for (int p = 0; p < P; ++p) scales[p] = w[p] + kBlockWords * kGroup - (half + p) % kHalves * (kHalf / 2);
     sum_int8<Dot, R, P>(w, scales, x, of_row, made);
   } else {
-    for (int p = 0; p < P; ++p) w[p] += first * kGroup;
+    for (int p = 0; p < P; ++p) w[p] += first * kStep<Dot>;
     sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, made);
     if (last * Dot::kParts < of_row) return;
   }
@@ -278,7 +312,9 @@ inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_
 
 template <class Dot, int... R>
 constexpr PackedKernels packed_table(const char* name, std::integer_sequence<int, R...>) {
-  return {name, Dot::kPacking, Dot::kRows, kLanes, pack<float>, pack<uint16_t>, prepare, {multiply<Dot, R + 1>...}};
+  return {name,        Dot::kPacking, Dot::kRows,
+          kLanes,      pack<float>,   pack<uint16_t>,
+          pack_halves, prepare,       {multiply<Dot, R + 1>...}};
 }
 template <class Dot>
 constexpr PackedKernels packed_table(const char* name) {

@@ -12,6 +12,9 @@ inline void bytes(Vec v, uint32_t* to) {
   }
   std::memcpy(to, made, sizeof made);
 }
+inline Vec halves(const uint32_t* words) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
+}
 
 // Three rows by 16 outputs: twelve vectors of sums, each of four outputs and two sums an output.
 struct Int8Dot {
@@ -44,9 +47,6 @@ struct Int8Dot {
   static Vec floats(const Sums& sums, int part) {
     const __m256i mixed = _mm256_hadd_epi32(sums.fours[2 * part], sums.fours[2 * part + 1]);
     return _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(mixed, 0xD8));
-  }
-  static Vec scales(const uint32_t* words) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
   }
 };
 

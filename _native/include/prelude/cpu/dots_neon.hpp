@@ -5,6 +5,11 @@ inline void bytes(Vec v, uint32_t* to) {
   const uint16x4_t halves = vmovn_u32(vreinterpretq_u32_f32(v));
   *to = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(halves, halves))), 0);
 }
+inline Vec halves(const uint32_t* words) {
+  float16x4_t four;
+  std::memcpy(&four, words, sizeof four);
+  return vcvt_f32_f16(four);
+}
 
 // Exact int8 sums of three rows by 16 outputs: twelve vectors of a block, as many of the blocks before it, four of
 // weights and an input. Both sides are signed: a weight's byte, which is 128 too large, becomes that by its highest
@@ -46,11 +51,6 @@ struct Int8Sums {
     }
   }
   static Vec floats(const Sums& sums, int part) { return vcvtq_f32_s32(sums.fours[part]); }
-  static Vec scales(const uint32_t* words) {
-    float16x4_t halves;
-    std::memcpy(&halves, words, sizeof halves);
-    return vcvt_f32_f16(halves);
-  }
 };
 
 // Six rows by 16 outputs: 24 vectors of sums, four of weights and an input.

@@ -13,6 +13,13 @@ inline void bytes(Vec v, uint32_t* to) {
   }
   std::memcpy(to, made, sizeof made);
 }
+inline Vec halves(const uint32_t* words) {
+  uint16_t bits[kLanes];
+  std::memcpy(bits, words, sizeof bits);
+  Vec v;
+  for (int l = 0; l < kLanes; ++l) v.lane[l] = float_of_half(bits[l]);
+  return v;
+}
 
 struct Int8Dot {
   static constexpr Packing kPacking = Packing::int8;
@@ -52,13 +59,6 @@ struct Int8Dot {
     Vec v;
     for (int l = 0; l < kLanes; ++l)
       v.lane[l] = static_cast<float>(static_cast<int32_t>(sums.lane[part * kLanes + l]));
-    return v;
-  }
-  static Vec scales(const uint32_t* words) {
-    uint16_t halves[kLanes];
-    std::memcpy(halves, words, sizeof halves);
-    Vec v;
-    for (int l = 0; l < kLanes; ++l) v.lane[l] = float_of_half(halves[l]);
     return v;
   }
 };

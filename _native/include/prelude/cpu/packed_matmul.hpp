@@ -5,10 +5,10 @@
 //     words[group][word][lane]      output = group * kGroup + lane,  input = word * values of a word + its place
 //
 //   f32    one input a word. A product and the sum are rounded once together, from the first input to the last. So
-//   the
-//          bits are the same on every machine.
+//          the bits are the same on every machine.
 //   bf16   two inputs a word. The same order, by the processor's instruction for pairs of bfloat16.
 //   widened   the words of bf16. A row of x stays float32 and a weight is widened in a register; sums as in f32.
+//   f16    float16, 16 bits an input: the outputs of an input lie side by side. Widened and summed as `widened` is.
 //   int8   four inputs a word, in blocks of 32 inputs, that is eight words of each output and behind them the block's
 //          scales in float16, one for each output. A weight is (byte - 128) * scale, the values of GGUF's Q8_0. A row
 //          of x is quantized when it is used: blocks of 32 integers from -127 to 127 with a float32 scale each. The
@@ -26,7 +26,7 @@
 
 namespace prelude::cpu {
 
-enum class Packing : int32_t { f32 = 0, bf16 = 1, int8 = 2, widened = 3 };
+enum class Packing : int32_t { f32 = 0, bf16 = 1, int8 = 2, widened = 3, f16 = 4 };
 
 inline constexpr int kGroup = 32;           // outputs that lie side by side
 inline constexpr int kHalf = 16;            // outputs of a kernel's sums
@@ -51,6 +51,7 @@ constexpr int64_t row_words(int64_t inputs, Packing packing) {
 // Words of a group of outputs.
 constexpr int64_t group_words(int64_t inputs, Packing packing) {
   if (packing == Packing::int8) return blocks_of(inputs) * kBlockGroupWords;
+  if (packing == Packing::f16) return inputs * (kGroup / 2);
   return (packing == Packing::f32 ? inputs : (inputs + 1) / 2) * kGroup;
 }
 // Words of a whole packed weight; the last group is padded by outputs of zero.
@@ -98,6 +99,7 @@ struct PackedKernels {
   int lanes;      // outputs that are packed at a time; `to` is the first word of the first of them
   void (*pack_floats)(const float* weight, int64_t stride, int64_t inputs, uint32_t* to);  // one a word
   void (*pack_pairs)(const uint16_t* weight, int64_t stride, int64_t inputs, uint32_t* to);
+  void (*pack_halves)(const uint16_t* weight, int64_t stride, int64_t inputs, uint16_t* to);  // of f16
   // Blocks [first, last) of the rows of x.
   void (*prepare)(const PackedArgs&, const PackedRows&, int64_t first, int64_t last);
   // Outputs of groups [first, last) of rows [first_row, last_row), one function for each size of a block; all blocks
@@ -115,7 +117,7 @@ const PackedKernels* best_packed_kernels(Packing packing);
 
 // Weights [outputs, inputs], `stride` values apart, to packed words. The scale of a block of int8 is its largest
 // absolute value over 127 in float16. They are the outputs of a larger weight from `first` on; its parts are packed
-// in their order.
+// in their order. Values of 16 bits are float16 for f16, which takes no others, and else bfloat16.
 void pack_weight(const float* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
                  uint32_t* words, int64_t first = 0, int threads = 1);
 void pack_weight(const uint16_t* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
