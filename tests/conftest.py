@@ -60,6 +60,7 @@ def shared_or_none() -> Path | None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shows", default="", help="only tests marked with one of these features or faults: A6,B2,53")
 
+    parser.addoption("--long", action="store_true", help="the long tests alone, which a usual run leaves out")
     parser.addoption("--search", action="store_true", help="property tests alone, on inputs that no run had before")
 
 
@@ -77,12 +78,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = set(filter(None, config.getoption("--shows").split(",")))
-    if wanted:
-        kept = [item for item in items if wanted & {name for _, name in marks_of(item)}]
+    wanted, long = set(filter(None, config.getoption("--shows").split(","))), config.getoption("--long")
+    kept = [item for item in items if not wanted or wanted & {name for _, name in marks_of(item)}]
+    if not any("::" in one for one in config.args):  # a test that is named runs
+        kept = [item for item in kept if (item.get_closest_marker("long") is not None) == long]
+    if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        # Slow ones last: where one failure ends the run, a quick test is to decide.
-        items[:] = sorted(kept, key=lambda item: item.get_closest_marker("slow") is not None)
+        items[:] = kept
 
 
 def marks_of(item: pytest.Item) -> list[tuple[str, str]]:

@@ -42,6 +42,7 @@ def setup_py(*arguments: str) -> None:
     subprocess.run([sys.executable, "setup.py", "-q", *arguments], cwd=ROOT, check=True, capture_output=True)
 
 
+@pytest.mark.long
 def test_sdist_is_complete(tmp_path: Path) -> None:
     setup_py("egg_info", "--egg-base", str(tmp_path), "sdist", "--formats=gztar", "--dist-dir", str(tmp_path))
     (archive,) = tmp_path.glob("*.tar.gz")
@@ -66,6 +67,7 @@ def without_cython(tree: Path, folder: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=tree, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_an_sdist_needs_no_cython_until_a_source_changes(tmp_path: Path) -> None:
     setup_py("egg_info", "--egg-base", str(tmp_path), "sdist", "--formats=gztar", "--dist-dir", str(tmp_path))
     (archive,) = tmp_path.glob("*.tar.gz")

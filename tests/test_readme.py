@@ -27,7 +27,6 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_as_it_stands(name: str, tmp_path: Path) -> None:
     """An example that waits for SIGTERM gets it after its first line of output."""

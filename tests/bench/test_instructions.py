@@ -32,8 +32,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @needs_tools
-@pytest.mark.slow
 def test_counts_are_steady_and_the_kept_ones_are_of_these_operations(built: Path) -> None:
     driver, _ = instructions.build(built)
     listed = subprocess.run([driver, "--list"], check=True, capture_output=True, text=True).stdout.split()

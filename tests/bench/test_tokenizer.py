@@ -48,7 +48,7 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.feature("J6")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_planted_fault_of_ours_stops_it(tokenizer_file: str, kind: str) -> None:
@@ -58,7 +58,6 @@ def test_a_planted_fault_of_ours_stops_it(tokenizer_file: str, kind: str) -> Non
     assert not done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.feature("J6")
 @pytest.mark.parametrize("part", ["families", "first"])
 def test_a_fault_in_another_family_stops_it_before_that_is_timed(
@@ -78,7 +77,6 @@ def test_a_fault_in_another_family_stops_it_before_that_is_timed(
     assert not (tmp_path / "table.json").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.feature("J6")
 @pytest.mark.feature("J9")
 @pytest.mark.feature("K3")
@@ -115,7 +113,6 @@ def test_without_a_fault_it_says_equal_and_gives_every_row(tokenizer_file: str, 
     assert {row["reach"].rsplit(", ", 1)[-1] for row in rows if row["reach"]} <= {"met", "not met"}
 
 
-@pytest.mark.slow
 @pytest.mark.feature("J6")
 def test_a_peer_that_differs_has_no_figure_and_ours_has(tokenizer_file: str, tmp_path: Path) -> None:
     pytest.importorskip("iree.tokenizer", reason="a peer")
@@ -245,7 +242,7 @@ def test_a_folder_of_texts_is_made_of_sources_and_manual_pages(tmp_path: Path) -
     assert sizes["code_py"] > 50_000 and not sizes["ru"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.feature("K2")
 @pytest.mark.feature("K3")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -270,7 +267,6 @@ def test_the_core_is_timed_without_python_after_it_was_compared(tokenizer_file: 
     assert of_one["one thread"] > 0 and of_one["2 threads"] > 0
 
 
-@pytest.mark.slow
 def test_the_bench_of_the_reference_backend(tokenizer_file: str, tmp_path: Path) -> None:
     """Rows for each call, and none where a result is not HF's."""
     state = json.loads(Path(tokenizer_file).read_text(encoding="utf-8"))

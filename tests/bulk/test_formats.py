@@ -196,6 +196,7 @@ def test_objects_that_are_maps_become_text(run: Run, tmp_path: Path) -> None:
     assert [json.loads(text) for text in found.column("c").to_pylist()] == values
 
 
+@pytest.mark.long
 def test_rows_of_thousands_of_keys_are_no_table(run: Run, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("\n".join(json.dumps({"text": "a", f"k{at}": 1}) for at in range(5000)), "utf-8")

@@ -33,6 +33,7 @@ def cut_run(source: Path, folder: Path, kills: int, sign: int = signal.SIGKILL) 
     raise AssertionError("six runs ended before they were killed")
 
 
+@pytest.mark.long
 @pytest.mark.fault(71)
 def test_killed_runs_end_in_the_bytes_of_a_whole_one(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"

@@ -147,6 +147,7 @@ def test_a_recorded_pass_has_no_copy(model: Model) -> None:
     assert "copy" not in names and names[-2:] == ["row_stats", "publish"]
 
 
+@pytest.mark.long
 @pytest.mark.feature("A29")
 @pytest.mark.parametrize(("own", "levels"), [(False, True), (True, True), (True, False)])
 def test_warming_up_records_lone_prompts_and_decode_steps(model: Model, own: bool, levels: bool) -> None:
@@ -333,6 +334,7 @@ def test_results_not_fetched_survive_later_steps_and_the_end(model: Model) -> No
         same(executor.wait(ticket), run(reference, batch), 1e-4)
 
 
+@pytest.mark.long
 def test_arrays_too_large_for_the_standing_areas(model: Model) -> None:
     """Logprobs of many pairs: such a step brings memory of its own, which lives until its copies have run."""
     executor, reference = on_device(model, policy=ONCE, step_tokens=4000), model.executor()

@@ -60,6 +60,7 @@ def answers(executor: CudaExecutor, prepared: list[Prepared], host_kv_bytes: int
     return core, numbers
 
 
+@pytest.mark.long
 @pytest.mark.feature("G10")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])

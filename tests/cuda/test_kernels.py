@@ -64,6 +64,7 @@ def nvcc(folder: Path, file: str, *options: str) -> str:
     return done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")
 @pytest.mark.parametrize(
     ("file", "head_dim"), [*((file, 128) for file in kernels.FILES), *(("prompts", width) for width in HEAD_DIMS)]
@@ -184,6 +185,7 @@ def test_norms(element: torch.dtype) -> None:
             assert alike(launch(kernels.POOL_ROWS, 2), *args, element=element)[-1][:, :width].any()
 
 
+@pytest.mark.long
 @needs_compiler
 @pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize("gains", [True, False])
@@ -250,6 +252,7 @@ class Lists:
         return found
 
 
+@pytest.mark.long
 @needs_compiler
 @pytest.mark.parametrize(
     ("element", "width", "heads", "kv_heads"),
@@ -341,7 +344,6 @@ def test_edits() -> None:
 
 
 @needs_compiler
-@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_step_through_the_kernels(model: Model, deterministic: bool) -> None:
     """A fold, a hit, a published block and a decode row; logprobs, drawn tokens: no twin is used."""

@@ -59,6 +59,7 @@ def test_memory_that_a_measured_step_leaves_of_the_budget_becomes_blocks(long_mo
     assert executor.work.nbytes <= step.step_bytes(executor.step_tokens) <= rest
 
 
+@pytest.mark.long
 @pytest.mark.feature("G1")
 @pytest.mark.parametrize("tokens", [256, 3000, 9000])
 def test_a_step_whose_workspace_just_fits_is_taken(long_model: Model, tokens: int) -> None:

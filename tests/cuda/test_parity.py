@@ -50,8 +50,11 @@ def same_pools(ours: CudaExecutor, theirs: Any, tolerance: float) -> None:
 
 @pytest.mark.feature("H8")
 @pytest.mark.feature("D5")
-@pytest.mark.parametrize("levels", [True, False], ids=["levels", "keys"])
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize(
+    ("levels", "graphs"),
+    [(True, True), (False, False), *(pytest.param(one, not one, marks=pytest.mark.long) for one in (True, False))],
+    ids=["levels-graphs", "keys-eager", "levels-eager", "keys-graphs"],
+)
 def test_random_batches(variant: Model, levels: bool, graphs: bool) -> None:
     """Forests with hits, folds, chunks, published blocks and decode rows over scattered blocks; every readout."""
     policy = GraphPolicy(enabled=graphs, at_once=True)

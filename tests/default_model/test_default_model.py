@@ -93,7 +93,7 @@ def test_the_tokenizer_gives_every_text_back() -> None:
         assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_accuracies_on_held_out_sentences() -> None:
     """With transformers, on a sixth of the sentences; the engine's own tests ask all of them."""
     pytest.importorskip("torch")
@@ -107,7 +107,6 @@ def test_accuracies_on_held_out_sentences() -> None:
     assert result.personal_data >= 0.95, result.table()
 
 
-@pytest.mark.slow
 def test_completes_with_transformers() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

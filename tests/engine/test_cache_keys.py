@@ -173,6 +173,7 @@ def test_each_part_of_a_bodys_questions_is_in_the_key(forgetful: Engine) -> None
         assert one.answer(body) == SystemOne(forgetful).answer(body)
 
 
+@pytest.mark.long
 def test_what_new_questions_leave_is_bounded(checkpoint: Path) -> None:
     """Questions, labels, templates and tenants that are new in each request."""
     bound = 1 << 19

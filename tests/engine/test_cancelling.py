@@ -113,7 +113,6 @@ def test_a_storm_of_cancellations(seed: int, overlap: bool) -> None:
 
 @pytest.mark.fault(50)
 @pytest.mark.feature("H13")
-@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_a_storm_of_cancellations_on_the_default_model(overlap: bool) -> None:
     """Survivors have the bits that they have alone. ``python -m tests.soak --storm 10000`` is the same, longer."""

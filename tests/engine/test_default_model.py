@@ -14,7 +14,6 @@ from bench.train import DATA
 from prelude import Choice, Decide, Engine, YesNo, default_model
 
 
-@pytest.mark.slow
 def test_accuracies_on_heldout_sentences() -> None:
     demo = json.loads((default_model.path() / "demo.json").read_text(encoding="utf-8"))
     lines = (DATA / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
@@ -55,6 +54,7 @@ print([[one.hex() for one in answer.logprobs.values()] for answer in answers])
 """
 
 
+@pytest.mark.long
 def test_an_application_that_computes_with_torch_changes_no_answer() -> None:
     pytest.importorskip("torch")
     found = {

@@ -14,6 +14,7 @@ from prelude.cpu.peak import resident_bytes
 from tests.prefill_workloads import MB, arguments, credit, posts, tokens_of
 
 
+@pytest.mark.long
 @pytest.mark.feature("A12")
 @pytest.mark.feature("G10")
 @pytest.mark.skipif(resident_bytes() is None, reason="the system does not count a process's memory")

@@ -23,7 +23,6 @@ BODY = {"model": "jev-latest", "state": "x", "questions": {"a": {"type": "noul",
 
 
 @pytest.mark.feature("G21")
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("uvicorn") is None, reason="uvicorn is not installed")
 @pytest.mark.skipif(
     find_spec("jevcompat") is None, reason="jevcompat is not installed: pip install jevcompat typesafe-sdk"

@@ -57,6 +57,7 @@ def written(path: str, target: str) -> None:
     np.savez(target, *numbers(Path(path), attention="runs"))
 
 
+@pytest.mark.long
 @pytest.mark.feature("H8")
 @pytest.mark.feature("H9")
 @pytest.mark.parametrize("name", ["plain", "groups-of-4", "qwen3-windows", "phi3-part-of-heads", "gemma2"])

@@ -112,6 +112,7 @@ def test_tokens_are_those_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> Non
         assert ours.tok_encode(text, add_special_tokens=False) == theirs.tok_encode(text, add_special_tokens=False)
 
 
+@pytest.mark.long
 def test_a_local_task_runs_from_the_command_line(directory: Path, tmp_path: Path) -> None:
     rows = [{"question": f"Which is {n}?", "choices": [str(n), str(n + 1), "a", "b"], "gold": 0} for n in range(6)]
     (tmp_path / "rows.json").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")

@@ -22,7 +22,6 @@ def expected() -> list[dict[str, Any]]:
         scorer.close()
 
 
-@pytest.mark.slow
 def test_daft_adds_the_columns_with_the_same_bits() -> None:
     daft = pytest.importorskip("daft", reason="daft is not installed")
     from prelude.integrations.daft import score
@@ -46,7 +45,6 @@ def test_a_worker_of_spark_keeps_no_scorer_of_another_form() -> None:
     assert [list(one) for one in shares(["b", "a"])] == [["b", "a"]]
 
 
-@pytest.mark.slow
 def test_spark_adds_the_columns_with_the_same_bits() -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:

@@ -18,6 +18,7 @@ from prelude.values.strict_json import parse
 from tests.models.test_gguf_header import ARRAY, TEXT, array, entry, header, tensor, text
 
 
+@pytest.mark.long
 def test_changed_files_are_read_or_refused_by_a_prelude_error(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="the package gguf, of the extra test, is not installed")
     command = [sys.executable, "-m", "tests.fuzz_formats", "--files", "5", "--seed", "36", "--folder", str(tmp_path)]

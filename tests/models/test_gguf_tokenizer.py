@@ -56,6 +56,7 @@ def made(told: dict[str, Any]) -> Tokenizer:
     return Tokenizer.from_buffer(GgufTokenizer(told, Path("m.gguf")).file())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "family, pre",
     [

@@ -225,6 +225,7 @@ def digest(packing: Packing) -> str:
     return found.hexdigest()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["portable", "avx2", "avx512", "neon"])
 def test_every_instruction_set_gives_the_same_bits(kernels: str) -> None:
     code = "from tests.models import test_packed as t; from prelude._native import cpu; "

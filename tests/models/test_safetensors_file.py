@@ -181,6 +181,7 @@ def test_header_over_the_limit_with_the_bytes_there(tmp_path: Path) -> None:
         SafetensorsFile(path)
 
 
+@pytest.mark.long
 @pytest.mark.fault(40)
 @pytest.mark.parametrize("size", [12_000_000, 90_000_000])
 def test_metadata_of_many_strings_is_refused_before_it_is_parsed(size: int, tmp_path: Path) -> None:
@@ -196,6 +197,7 @@ def test_metadata_of_many_strings_is_refused_before_it_is_parsed(size: int, tmp_
         tracemalloc.stop()
 
 
+@pytest.mark.long
 def test_as_many_tensors_as_the_limit_allows_are_read(tmp_path: Path) -> None:
     header = {
         f"model.layers.{index}.self_attn.q_proj.weight": entry("F32", [0, 1], 0, 0) for index in range(MAX_TENSORS)

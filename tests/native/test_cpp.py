@@ -24,7 +24,7 @@ def run_cpp(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)  # building takes a minute of processor time, on a busy machine several of the clock's
 def test_the_core_passes_under_sanitizers() -> None:
     done = run_cpp()
@@ -36,7 +36,7 @@ def test_the_core_passes_under_sanitizers() -> None:
     assert re.search(rf"100% tests passed(, 0 tests failed)? out of {len(names)}\b", done.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(
     not all(map(shutil.which, ("qemu-aarch64-static", "aarch64-linux-gnu-g++"))),

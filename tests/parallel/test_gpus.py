@@ -55,6 +55,7 @@ def two(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
+@pytest.mark.long
 @pytest.mark.feature("H11")
 def test_numbers_of_two_gpus(two: World, model: Path) -> None:
     """Those of one process on a CPU; each rank has half of the heads and of the MLP, and the whole vocabulary."""
@@ -62,6 +63,7 @@ def test_numbers_of_two_gpus(two: World, model: Path) -> None:
     close(found, alone(model, uses.numbers, **SHORT), 2e-4)
 
 
+@pytest.mark.long
 @pytest.mark.feature("Q15")
 def test_bits_of_two_gpus(two: World, model: Path) -> None:
     found = two.answers(model, uses.bits, ON_GPUS, deterministic=True, **SHORT)
@@ -69,6 +71,7 @@ def test_bits_of_two_gpus(two: World, model: Path) -> None:
     assert all(found["texts"]) and found["hits"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.feature("H11")
 def test_texts_go_on_from_the_tokens_of_rank_0(tmp_path: Path, model: Path) -> None:
     """Rank 1 draws other tokens here, and computes the keys and values of rank 0's."""
@@ -77,6 +80,7 @@ def test_texts_go_on_from_the_tokens_of_rank_0(tmp_path: Path, model: Path) -> N
     assert found == alone(model, uses.texts, **SHORT)
 
 
+@pytest.mark.long
 @pytest.mark.feature("H12")
 @pytest.mark.parametrize("method", ["__init__", "set_blocks"])
 def test_a_rank_that_fails_while_loading(tmp_path: Path, model: Path, method: str) -> None:
@@ -89,6 +93,7 @@ def test_a_rank_that_fails_while_loading(tmp_path: Path, model: Path, method: st
     assert "rank 0, gathering" in lead.said
 
 
+@pytest.mark.long
 @pytest.mark.feature("H11")
 def test_a_rank_with_a_gpu_is_killed(two: World, model: Path) -> None:
     config = {"tensor_parallel": 2, **SHORT}

@@ -171,6 +171,7 @@ def test_an_indivisible_model_is_refused_before_any_other_process_is_asked(folde
         serve_rank(model, config=EngineConfig())
 
 
+@pytest.mark.long
 @pytest.mark.feature("H12")
 def test_a_program_under_torchrun(folder: Path, model: Path) -> None:
     program = folder / "program.py"

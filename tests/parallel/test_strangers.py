@@ -42,6 +42,7 @@ else:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "what, length, told",
     [

@@ -17,7 +17,7 @@ from tests.ray.forms import FORM, ROWS
 
 ray_data = pytest.importorskip("ray.data", reason="ray[data] is not installed")
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def by_a_plain_engine(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,8 +19,6 @@ pytest.importorskip("ray.serve", reason="ray[serve] is not installed")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-pytestmark = pytest.mark.slow
-
 
 def test_the_data_example_scores_a_file(tmp_path: Path) -> None:
     import pyarrow.parquet as pq

@@ -15,7 +15,7 @@ from prelude.integrations.affinity import chain_of_task
 
 serve = pytest.importorskip("ray.serve", reason="ray[serve] is not installed")
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 LANGUAGE = Choice("Which language is it?", ["English", "German"])
 WORDS = ["the", "parcel", "arrived", "late", "and", "nobody", "answered", "a", "letter", "about", "it", "in", "time"]

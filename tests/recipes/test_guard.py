@@ -173,6 +173,7 @@ def written_list(model: Any, tokenizer: Any, prompt: str, labels: Sequence[str],
     return said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("messages", [PROMPT, RESPONSE])
 def test_detail_reads_the_lines_that_the_model_would_write(
     engine: Engine, model: Any, qwen_tokenizer: Any, messages: Any
@@ -201,6 +202,7 @@ def test_detail_reads_the_lines_that_the_model_would_write(
             assert value == pytest.approx(joint(model, prompt, ids), abs=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("messages", [PROMPT, RESPONSE])
 def test_a_list_goes_on_behind_the_categories_that_it_has(
     engine: Engine, model: Any, qwen_tokenizer: Any, messages: Any

@@ -313,6 +313,7 @@ class Constant(toy.ToyExecutor):
         return toy.StepResult(tuple(outputs), tuple(no_rows for _ in outputs), 1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.feature("C9")
 def test_a_hundred_thousand_texts_leave_nothing() -> None:
     executor = Constant(num_blocks=1024)

@@ -177,6 +177,7 @@ def test_another_replica_moves_few_prefixes() -> None:
     assert moved < 2000 * 3 / 21  # one in 21 in the mean
 
 
+@pytest.mark.long
 def test_a_thousand_replicas_answer_every_request() -> None:
     chosen = machine("h200-qwen3-4b", kv_blocks=512)
     report = simulate(chosen, rubrics(50_000.0, requests=3000, rubrics=500), replicas=1000)
@@ -278,6 +279,7 @@ def test_requests_wait_while_no_replica_lives() -> None:
     assert report.ends == {"finished": 2} and report.seconds == pytest.approx(50.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("routing", ["random", "round-robin", "power-of-two", "least-loaded", "prefix-affine",
                                      "prefix-reported"])  # fmt: skip
 def test_every_request_is_answered_through_any_router_while_replicas_come_and_go(routing: str) -> None:

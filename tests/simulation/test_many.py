@@ -7,6 +7,7 @@ import pytest
 from tests.simulate_many import Tally, one_machine, simulate_many
 
 
+@pytest.mark.long
 @pytest.mark.feature("B8")
 @pytest.mark.feature("N6")
 def test_requests_on_random_machines_end_once_and_none_is_overtaken_too_far() -> None:
@@ -17,6 +18,7 @@ def test_requests_on_random_machines_end_once_and_none_is_overtaken_too_far() ->
     assert tally.bounded and 0 < tally.starvation <= 1
 
 
+@pytest.mark.long
 @pytest.mark.feature("F9")
 @pytest.mark.feature("D8")
 @pytest.mark.parametrize("seed", [1_000_078, 1_000_175])

@@ -109,6 +109,7 @@ PATTERNS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("behavior", ["Isolated", "Removed", "MergedWithPrevious", "Contiguous"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 @laws

@@ -95,7 +95,6 @@ def test_tables_give_the_same_tokenizer(
         assert ours._core.unknown_id() == plain._core.unknown_id()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shared() is None, reason="the shared reference material is not here")
 @pytest.mark.parametrize("family", [f for f in families() if f != "t5"])
 def test_real_files_from_tables(family: str, folder: Path) -> None:

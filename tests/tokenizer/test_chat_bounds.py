@@ -231,6 +231,7 @@ WHOLE = frozenset(["key_get", "filtered_select"])
 KEEPING = frozenset(["rangelist", "iter_keep", "join_chars", "strs_keep", "macro_keep", "dictkeep", "center"])
 
 
+@pytest.mark.long
 @pytest.mark.fault(37)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attacks_stay_within_256_megabytes_and_5_seconds(name: str, child: TemplateChild) -> None:

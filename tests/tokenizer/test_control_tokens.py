@@ -291,7 +291,6 @@ def parted(tokenizer: Tokenizer) -> tuple[dict[int, str], list[str]]:
     return control, [t.content for id, t in added.items() if id not in control]
 
 
-@pytest.mark.slow
 @pytest.mark.fault(25)
 @pytest.mark.parametrize("family", FAMILIES or [pytest.param("", marks=pytest.mark.skip("no shared files"))])
 def test_every_family_on_the_engines_road(family: str, golden_lines: list[str]) -> None:

@@ -77,9 +77,9 @@ def test_odd_code_points_equal_hf(family: str) -> None:
         assert core.encode_ids(text.encode()) == core.encode_ids(text)
 
 
+@pytest.mark.long
 @pytest.mark.fault(23)
 @needs_shared
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "llama2", "deepseek-v3", "bert-base-uncased", "t5"])
 def test_long_words_grow_no_faster_than_the_text(family: str) -> None:
     core = CoreTokenizer.from_json(tokenizer_json(family))

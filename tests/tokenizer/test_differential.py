@@ -24,8 +24,8 @@ def cases(pair: Pair) -> list[str]:
     return list(found)
 
 
+@pytest.mark.long
 @pytest.mark.feature("J1")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", sorted(families()) or [pytest.param("", marks=pytest.mark.skip("no shared files"))]
 )

@@ -30,6 +30,7 @@ def test_single(name: str, pair_of: Pair, assert_same: Any, texts: list[str], sp
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [255, 256, 257, 271, 288, 300, 65_535, 65_536])
 @pytest.mark.parametrize(
     "others", ["é", "ü\xff\x80", "привет\u07ff", "你好\u0800\ud7ff\ue000\uffff", "🙂\U00010000\U0010ffff"]

@@ -9,6 +9,7 @@ import pytest
 from tests import fuzz_chat_templates as fuzz
 
 
+@pytest.mark.long
 @pytest.mark.fault(25)
 @pytest.mark.fault(36)
 @pytest.mark.fault(37)

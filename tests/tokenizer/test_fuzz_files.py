@@ -10,6 +10,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("regex")
 
 
+@pytest.mark.long
 @pytest.mark.fault(30)
 def test_changed_files_end_in_ids_or_in_an_error_of_ours(tmp_path: Path) -> None:
     from tests.fuzz_tokenizer_files import CHUNK, run_chunk

@@ -335,7 +335,7 @@ def test_a_prefix_that_ends_inside_a_character_is_no_end_of_the_process(
     assert found.startswith(("model.merges[0]: ", "the file: "))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_overflowing_parts_are_as_in_hf(json_of: Any) -> None:
     """What one call may take is bounded in bytes, not in parts."""
     ours, theirs = (t.from_str(json_of("template")) for t in (Tokenizer, tokenizers.Tokenizer))

@@ -87,7 +87,7 @@ def test_a_long_text_touches_few_pages(shared: Path) -> None:
     assert [int(line) < 500 for line in done.stdout.split()] == [True] * 3, done.stdout  # thousands of 4 KB
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("family", ["qwen3", "llama-3.2"])
 def test_memory_is_bounded(shared: Path, family: str) -> None:

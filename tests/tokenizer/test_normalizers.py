@@ -51,6 +51,7 @@ def assert_same(sides: tuple[CoreTokenizer, Any], text: str) -> None:
     assert core.encode_full(text)[1].tolist() == [list(o) for o in hf.encode(text).offsets], ascii(text[:80])
 
 
+@pytest.mark.long
 @pytest.mark.feature("J1")
 def test_every_code_point(sides: tuple[CoreTokenizer, Any]) -> None:
     alike = [(0x3400, 0x9FFF), (0xAC00, 0xD7A3), (0xE000, 0xF8FF), (0x17000, 0x18CFF), (0x20000, 0x2F7FF)]

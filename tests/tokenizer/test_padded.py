@@ -174,6 +174,7 @@ def test_any_ascii_equals_hf(backend: str, pair_of: Pair, file: str) -> None:
     assert [one.ids for one in ours.encode_batch(texts)] == expected
 
 
+@pytest.mark.long
 def test_texts_of_many_bytes_are_shared_out_among_threads(pair_of: Pair, golden_lines: list[str]) -> None:
     """With the rows in their order, also where several calls run at a time."""
     ours, theirs = pair_of("template")

@@ -46,6 +46,7 @@ def conversation(family: str, seed: int) -> Iterator[str]:
             text = text[: len(text) // 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", families())
 def test_a_turn_more_equals_hf(family: str) -> None:
     raw = tokenizer_json(family)

@@ -35,7 +35,6 @@ def family(request: pytest.FixtureRequest, json_of: Any) -> tuple[str, Tokenizer
     return str(request.param), ours, theirs
 
 
-@pytest.mark.slow
 @pytest.mark.feature("J1")
 def test_everything_equals_hf(family: Any, golden_lines: list[str], assert_same: Any) -> None:
     name, ours, theirs = family
@@ -59,7 +58,6 @@ def test_everything_equals_hf(family: Any, golden_lines: list[str], assert_same:
         tokenizer.no_padding()
 
 
-@pytest.mark.slow
 def test_streams_equal_hf(family: Any, golden_lines: list[str]) -> None:
     _, ours, theirs = family
     for text in golden_lines[5::211]:
@@ -68,7 +66,6 @@ def test_streams_equal_hf(family: Any, golden_lines: list[str]) -> None:
         assert [mine.step(ours, i) for i in ids] == [other.step(theirs, i) for i in ids]
 
 
-@pytest.mark.slow
 @pytest.mark.feature("J7")
 def test_all_are_native(family: Any) -> None:
     _, ours, _ = family
@@ -76,7 +73,6 @@ def test_all_are_native(family: Any) -> None:
     assert ours.backend == "native"
 
 
-@pytest.mark.slow
 @pytest.mark.feature("J10")
 def test_undefined_ids_decode_to_nothing(shared_dir: Path) -> None:
     ours = Tokenizer.from_file(shared_dir / "tokenizers" / "qwen3" / "tokenizer.json")
@@ -88,7 +84,6 @@ def test_undefined_ids_decode_to_nothing(shared_dir: Path) -> None:
         assert ours.token_bytes(id) == b""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cl100k_base", "p50k_base", "r50k_base"])
 def test_rank_files(shared_dir: Path, golden_lines: list[str], name: str) -> None:
     old = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"

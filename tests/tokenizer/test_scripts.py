@@ -52,6 +52,7 @@ def test_scripts_equal_hf(family: str, shared_or_none: Path | None) -> None:
         assert ours.decode(a.ids) == theirs.decode(b.ids), name
 
 
+@pytest.mark.long
 @pytest.mark.feature("J1")
 def test_unicode_scripts_cut_where_hf_cuts() -> None:
     pre = pre_tokenizers.UnicodeScripts()

@@ -17,6 +17,7 @@ LONG = "Hello there, how are you today? I'm fine, thank you! Ünïcödé 你好 
 SHORT = "two words"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("direction", ["left", "right"])
 @pytest.mark.parametrize("strategy", ["longest_first", "only_first", "only_second"])
 def test_truncation(name: str, pair_of: Pair, assert_same: Any, strategy: str, direction: str) -> None:

@@ -100,6 +100,7 @@ def text_of(rng: random.Random) -> str:
     return "".join(rng.choice(shards) * rng.choice([1, 1, 1, 1, 2, 70]) for _ in range(rng.randint(0, 60)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
 @pytest.mark.parametrize("way", WAYS)
 def test_made_up_files_equal_hf(way: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -300,6 +300,7 @@ def test_a_value_that_is_no_tokenizer_file_is_refused(data: bytes) -> None:
         Tokenizer.from_file("no such file")
 
 
+@pytest.mark.long
 def test_a_batch_of_many_texts_lets_other_threads_run(pair_of: Pair) -> None:
     """Each text is short, all of them are not: the interpreter lock is handed over on the way.
 
