@@ -24,6 +24,11 @@ cdef Type _type_of(cnp.ndarray x) except *:
     return Type.f32 if _item(x) == 4 else Type.bf16
 
 
+cdef inline int64_t _width(cnp.ndarray x) noexcept:
+    """Values of a row of a two-dimensional array, else 0."""
+    return cnp.PyArray_DIM(x, 1) if cnp.PyArray_NDIM(x) == 2 else 0
+
+
 cdef struct Rows:
     char* at
     int64_t count
@@ -99,7 +104,7 @@ cdef cnp.ndarray _float32_rows(int64_t rows, int64_t width):
 cdef _normed(cnp.ndarray x, float eps, cnp.ndarray gain, cnp.ndarray bias, cnp.ndarray out, bint centred):
     cdef NormArgs args
     cdef cbool done
-    cdef int64_t width = cnp.PyArray_DIM(x, 1) if cnp.PyArray_NDIM(x) == 2 else 0
+    cdef int64_t width = _width(x)
     cdef Rows rows = _rows(x, width, "x"), made
     if out is None:
         out = _float32_rows(rows.count, width)
@@ -207,7 +212,7 @@ def write_pool(cnp.ndarray k not None, cnp.ndarray v not None, cnp.ndarray pool_
 def exp_sums(cnp.ndarray values not None):
     """Of each row of float32 ``values`` [n, width]: its largest value [n] float32, and the sum of the exponentials of
     its values relative to that [n] float64. A row is summed by one thread."""
-    cdef int64_t width = cnp.PyArray_DIM(values, 1) if cnp.PyArray_NDIM(values) == 2 else 0
+    cdef int64_t width = _width(values)
     cdef Rows rows = _rows(values, width, "values")
     cdef cnp.npy_intp[1] shape
     cdef cnp.ndarray most, totals

@@ -126,7 +126,7 @@ cdef class Sequences:
 
     cdef float* states_of(self, cnp.ndarray states, int64_t first, int64_t values) except NULL:
         """The place of a layer's ``values`` in the first of the entries, from value ``first`` of an entry on."""
-        cdef Rows entries = _rows(states, cnp.PyArray_DIM(states, 1) if cnp.PyArray_NDIM(states) == 2 else 0, "states",
+        cdef Rows entries = _rows(states, _width(states), "states",
                                   True)
         if (entries.type != Type.f32 or entries.count < self.entries or first < 0
                 or first + values > cnp.PyArray_DIM(states, 1)):
@@ -139,7 +139,7 @@ cdef class Sequences:
         [channels] or None, times those of ``factor``; all rows of one type, those of ``x`` and ``factor`` as far
         apart. The windows of the sequences are in ``states`` [entries, values] float32, from value ``first`` on."""
         cdef ConvolveArgs args
-        cdef int64_t channels = cnp.PyArray_DIM(weight, 1) if cnp.PyArray_NDIM(weight) == 2 else 0
+        cdef int64_t channels = _width(weight)
         cdef Rows rows = self.rows_of(x, channels, "x"), made = self.rows_of(out, channels, "out")
         cdef Rows by = self.rows_of(factor, channels, "factor")
         if by.stride != rows.stride or not rows.type == made.type == by.type:
@@ -175,7 +175,7 @@ cdef class Sequences:
         cdef int64_t channels = args.shape.decays(), window = (self.plan.kernel() - 1) * channels
         cdef Rows rows = self.rows_of(x, channels, "x")
         cdef Rows decays = self.rows_of(gates, 2 * args.shape.value_heads, "gates")
-        cdef Rows to = self.rows_of(made, cnp.PyArray_DIM(made, 1) if cnp.PyArray_NDIM(made) == 2 else 0, "made")
+        cdef Rows to = self.rows_of(made, _width(made), "made")
         if (cnp.PyArray_DIM(made, 1) < args.shape.row() or to.type != Type.f32 or decays.stride != rows.stride
                 or decays.type != rows.type):
             raise ValueError(f"{_told(x)} and {_told(gates)} into {_told(made)}; {args.shape.row()} values a row are "
@@ -201,7 +201,7 @@ def gate(cnp.ndarray x not None, cnp.ndarray by not None, cnp.ndarray out not No
     many values. All [T, values]; ``by`` and ``out`` are of one type. ``out`` may be ``x``."""
     cdef GateArgs args
     cdef cbool done
-    cdef int64_t values = cnp.PyArray_DIM(x, 1) if cnp.PyArray_NDIM(x) == 2 else 0
+    cdef int64_t values = _width(x)
     cdef Rows rows = _rows(x, values, "x"), factors = _rows(by, values, "by"), made = _rows(out, values, "out", True)
     if rows.count != factors.count or made.count != rows.count or factors.type != made.type:
         raise ValueError(f"{_told(x)} by {_told(by)} into {_told(out)}")

@@ -71,16 +71,8 @@ class PackedLinear:
             raise ValueError(
                 f"rows of {weight.dtype} with strides {weight.strides} bytes; {' or '.join(types)} side by side"
             )
-        cpu.pack_rows(
-            address(weight),
-            weight.strides[0] // weight.itemsize,
-            weight.itemsize == 2,
-            outputs,
-            inputs,
-            self._packing,
-            self._at,
-            first,
-        )
+        stride, half = weight.strides[0] // weight.itemsize, weight.itemsize == 2
+        cpu.pack_rows(address(weight), stride, half, outputs, inputs, self._packing, self._at, first)
 
     @classmethod
     def of_blocks(cls, rows: Array, bias: F32 | None = None) -> PackedLinear:

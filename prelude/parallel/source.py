@@ -47,8 +47,7 @@ class ShardSource:
         raise TypeError(f"{name}: weights in blocks are not read in parts")
 
     def nbytes(self, itemsize: int, keep: bool = False) -> int:
-        """Bytes of this rank's weights with ``itemsize`` bytes a value; with ``keep`` those of two bytes stay as they
-        are."""
+        """Bytes of this rank's weights with ``itemsize`` bytes a value; with ``keep`` those of two bytes stay so."""
         return sum(self._bytes(name, itemsize, keep) for name in self.names())
 
     def _bytes(self, name: str, itemsize: int, keep: bool) -> int:

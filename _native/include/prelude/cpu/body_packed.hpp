@@ -1,5 +1,5 @@
 // Products with packed weights. Included once per target, inside its namespace, after lanes_*.hpp, body_rows.hpp and
-// dots_*.hpp, which give for each packing a struct with
+// dots_*.hpp. A packing has a struct, that of int8 in dots_*.hpp, with
 //   Sums                      of 16 outputs and one row
 //   start                     the first value of a row's sums: of int8 a number, else zeros
 //   Weight, weight            16 words of a weight; but for int8 as the part of a row meets them
@@ -12,6 +12,8 @@
 //   fused(a, b, c)            a * b + c, rounded once on every target
 //   bytes(v, to)              the lowest byte of each lane
 //   halves(words)             kLanes numbers of float16 as floats
+//   of_pairs(words, part)     the lower (part 0) or upper bfloat16 of kLanes words as floats
+//   kFloatRows, kFloatWide    rows, and times 16 outputs, whose sums of float32 are in registers at a time
 
 inline constexpr int64_t kHalves = kGroup / kHalf;  // of a group
 inline constexpr float kToInteger = 12582912.0f;    // 1.5 * 2^23: adding it rounds to an integer
@@ -25,13 +27,56 @@ inline constexpr float kToInteger = 12582912.0f;    // 1.5 * 2^23: adding it rou
 
 #include "prelude/cpu/body_int8.hpp"
 
+// Sums of float32.
+struct F32Dot {
+  static constexpr Packing kPacking = Packing::f32;
+  static constexpr int kRows = kFloatRows, kWide = kFloatWide, kParts = 1;
+  struct Sums {
+    Vec vectors[kHalf / kLanes];
+  };
+  using Weight = Sums;
+  using Input = Vec;
+  // Vector i is `lanes(i)`.
+  template <class Lanes>
+  static Sums each(const Lanes& lanes) {
+    Sums made;
+    for (int i = 0; i < kHalf / kLanes; ++i) made.vectors[i] = lanes(i);
+    return made;
+  }
+  static Sums start() {
+    Sums made;
+    for (Vec& vector : made.vectors) vector = zero();
+    return made;
+  }
+  static Sums sums(const float* values) {
+    return each([&](int i) { return load(values + i * kLanes); });
+  }
+  static Weight weight(const uint32_t* words, int) { return sums(reinterpret_cast<const float*>(words)); }
+  static Input input(uint32_t word) {
+    float x;
+    std::memcpy(&x, &word, 4);
+    return same(x);
+  }
+  static void step(Sums& sums, const Weight& weight, Input input) {
+    for (int i = 0; i < kHalf / kLanes; ++i) sums.vectors[i] = fused(weight.vectors[i], input, sums.vectors[i]);
+  }
+  static Vec floats(const Sums& sums, int part) { return sums.vectors[part]; }
+};
+
+// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened.
+struct WidenedDot : F32Dot {
+  static constexpr Packing kPacking = Packing::widened;
+  static constexpr int kParts = 2;
+  static Weight weight(const uint32_t* words, int part) {
+    return each([&](int i) { return of_pairs(words + i * kLanes, part); });
+  }
+};
+
 // Weights of float16, the outputs of an input side by side; see Packing::f16.
 struct F16Dot : F32Dot {
   static constexpr Packing kPacking = Packing::f16;
   static Weight weight(const uint32_t* words, int) {
-    alignas(64) float values[kHalf];
-    for (int i = 0; i < kHalf; i += kLanes) store(values + i, halves(words + i / 2));
-    return F32Dot::sums(values);
+    return each([&](int i) { return halves(words + i * (kLanes / 2)); });
   }
 };
 // Words of a group that a step reads.

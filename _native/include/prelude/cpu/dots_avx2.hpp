@@ -15,6 +15,13 @@ inline void bytes(Vec v, uint32_t* to) {
 inline Vec halves(const uint32_t* words) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
 }
+inline Vec of_pairs(const uint32_t* words, int part) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+  return _mm256_castsi256_ps(part == 0 ? _mm256_slli_epi32(pairs, 16)
+                                       : _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
+}
+// Twelve vectors of sums, two of weights and an input.
+constexpr int kFloatRows = 6, kFloatWide = 1;
 
 // Three rows by 16 outputs: twelve vectors of sums, each of four outputs and two sums an output.
 struct Int8Dot {
@@ -47,42 +54,5 @@ struct Int8Dot {
   static Vec floats(const Sums& sums, int part) {
     const __m256i mixed = _mm256_hadd_epi32(sums.fours[2 * part], sums.fours[2 * part + 1]);
     return _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(mixed, 0xD8));
-  }
-};
-
-// Six rows by 16 outputs: twelve vectors of sums, two of weights and an input.
-struct F32Dot {
-  static constexpr Packing kPacking = Packing::f32;
-  static constexpr int kRows = 6, kWide = 1, kParts = 1;
-  struct Sums {
-    Vec eights[2];
-  };
-  using Weight = Sums;
-  using Input = Vec;
-  static Sums start() { return {{zero(), zero()}}; }
-  static Sums sums(const float* values) { return {{load(values), load(values + kLanes)}}; }
-  static Weight weight(const uint32_t* words, int) {
-    const auto* values = reinterpret_cast<const float*>(words);
-    return {{load(values), load(values + kLanes)}};
-  }
-  static Input input(uint32_t word) { return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(word))); }
-  static void step(Sums& sums, const Weight& weight, Input input) {
-    for (int i = 0; i < 2; ++i) sums.eights[i] = fma(weight.eights[i], input, sums.eights[i]);
-  }
-  static Vec floats(const Sums& sums, int part) { return sums.eights[part]; }
-};
-
-// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened. The same sums.
-struct WidenedDot : F32Dot {
-  static constexpr Packing kPacking = Packing::widened;
-  static constexpr int kParts = 2;
-  static Weight weight(const uint32_t* words, int part) {
-    Weight w;
-    for (int i = 0; i < 2; ++i) {
-      const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + 8 * i));
-      w.eights[i] = _mm256_castsi256_ps(part == 0 ? _mm256_slli_epi32(pairs, 16)
-                                                  : _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
-    }
-    return w;
   }
 };

@@ -7,6 +7,13 @@ inline void bytes(Vec v, uint32_t* to) {
 inline Vec halves(const uint32_t* words) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)));
 }
+inline Vec of_pairs(const uint32_t* words, int part) {
+  const __m512i pairs = _mm512_loadu_si512(words);
+  return _mm512_castsi512_ps(part == 0 ? _mm512_slli_epi32(pairs, 16)
+                                       : _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
+}
+// 24 sums, two weights and an input fit in the registers.
+constexpr int kFloatRows = 12, kFloatWide = 2;
 
 // Seven rows by 32 outputs: 14 sums of a block, as many of the blocks before it, two weights and an input fit in the
 // 32 registers. Twelve rows, with half of the sums in memory, reach 0.85 of it.
@@ -41,29 +48,4 @@ struct Bf16Dot {
     sums = _mm512_dpbf16_ps(sums, (__m512bh)weight, (__m512bh)input);
   }
   static Vec floats(Sums sums, int) { return sums; }
-};
-
-struct F32Dot {
-  static constexpr Packing kPacking = Packing::f32;
-  static constexpr int kRows = 12, kWide = 2, kParts = 1;
-  using Sums = __m512;
-  using Weight = __m512;
-  using Input = __m512;
-  static Sums start() { return zero(); }
-  static Sums sums(const float* values) { return load(values); }
-  static Weight weight(const uint32_t* words, int) { return _mm512_loadu_ps(words); }
-  static Input input(uint32_t word) { return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(word))); }
-  static void step(Sums& sums, Weight weight, Input input) { sums = fma(weight, input, sums); }
-  static Vec floats(Sums sums, int) { return sums; }
-};
-
-// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened. The same sums.
-struct WidenedDot : F32Dot {
-  static constexpr Packing kPacking = Packing::widened;
-  static constexpr int kParts = 2;
-  static Weight weight(const uint32_t* words, int part) {
-    const __m512i pairs = _mm512_loadu_si512(words);
-    return _mm512_castsi512_ps(part == 0 ? _mm512_slli_epi32(pairs, 16)
-                                         : _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
-  }
 };

@@ -10,6 +10,12 @@ inline Vec halves(const uint32_t* words) {
   std::memcpy(&four, words, sizeof four);
   return vcvt_f32_f16(four);
 }
+inline Vec of_pairs(const uint32_t* words, int part) {
+  const uint32x4_t pairs = vld1q_u32(words);
+  return vreinterpretq_f32_u32(part == 0 ? vshlq_n_u32(pairs, 16) : vandq_u32(pairs, vdupq_n_u32(0xFFFF0000u)));
+}
+// 24 vectors of sums, four of weights and an input.
+constexpr int kFloatRows = 6, kFloatWide = 1;
 
 // Exact int8 sums of three rows by 16 outputs: twelve vectors of a block, as many of the blocks before it, four of
 // weights and an input. Both sides are signed: a weight's byte, which is 128 too large, becomes that by its highest
@@ -51,46 +57,4 @@ struct Int8Sums {
     }
   }
   static Vec floats(const Sums& sums, int part) { return vcvtq_f32_s32(sums.fours[part]); }
-};
-
-// Six rows by 16 outputs: 24 vectors of sums, four of weights and an input.
-struct F32Dot {
-  static constexpr Packing kPacking = Packing::f32;
-  static constexpr int kRows = 6, kWide = 1, kParts = 1;
-  struct Sums {
-    Vec fours[4];
-  };
-  using Weight = Sums;
-  using Input = Vec;
-  static Sums start() { return {}; }
-  static Sums sums(const float* values) {
-    Sums made;
-    for (int i = 0; i < 4; ++i) made.fours[i] = load(values + 4 * i);
-    return made;
-  }
-  static Weight weight(const uint32_t* words, int) {
-    Weight w;
-    for (int i = 0; i < 4; ++i) w.fours[i] = vreinterpretq_f32_u32(vld1q_u32(words + 4 * i));
-    return w;
-  }
-  static Input input(uint32_t word) { return vreinterpretq_f32_u32(vdupq_n_u32(word)); }
-  static void step(Sums& sums, const Weight& weight, Input input) {
-    for (int i = 0; i < 4; ++i) sums.fours[i] = fma(weight.fours[i], input, sums.fours[i]);
-  }
-  static Vec floats(const Sums& sums, int part) { return sums.fours[part]; }
-};
-
-// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened. The same sums.
-struct WidenedDot : F32Dot {
-  static constexpr Packing kPacking = Packing::widened;
-  static constexpr int kParts = 2;
-  static Weight weight(const uint32_t* words, int part) {
-    Weight w;
-    for (int i = 0; i < 4; ++i) {
-      const uint32x4_t pairs = vld1q_u32(words + 4 * i);
-      w.fours[i] =
-          vreinterpretq_f32_u32(part == 0 ? vshlq_n_u32(pairs, 16) : vandq_u32(pairs, vdupq_n_u32(0xFFFF0000u)));
-    }
-    return w;
-  }
 };

@@ -20,6 +20,15 @@ inline Vec halves(const uint32_t* words) {
   for (int l = 0; l < kLanes; ++l) v.lane[l] = float_of_half(bits[l]);
   return v;
 }
+inline Vec of_pairs(const uint32_t* words, int part) {
+  Vec v;
+  for (int l = 0; l < kLanes; ++l) {
+    const uint32_t bits = part == 0 ? words[l] << 16 : words[l] & 0xFFFF0000u;
+    std::memcpy(v.lane + l, &bits, 4);
+  }
+  return v;
+}
+constexpr int kFloatRows = 2, kFloatWide = 1;
 
 struct Int8Dot {
   static constexpr Packing kPacking = Packing::int8;
@@ -60,49 +69,5 @@ struct Int8Dot {
     for (int l = 0; l < kLanes; ++l)
       v.lane[l] = static_cast<float>(static_cast<int32_t>(sums.lane[part * kLanes + l]));
     return v;
-  }
-};
-
-struct F32Dot {
-  static constexpr Packing kPacking = Packing::f32;
-  static constexpr int kRows = 2, kWide = 1, kParts = 1;
-  struct Sums {
-    float lane[kHalf];
-  };
-  using Weight = Sums;
-  using Input = float;
-  static Sums start() { return {}; }
-  static Sums sums(const float* values) {
-    Sums made;
-    std::memcpy(made.lane, values, sizeof made);
-    return made;
-  }
-  static Weight weight(const uint32_t* words, int) {
-    Weight w;
-    std::memcpy(w.lane, words, sizeof w);
-    return w;
-  }
-  static Input input(uint32_t word) {
-    float x;
-    std::memcpy(&x, &word, 4);
-    return x;
-  }
-  static void step(Sums& sums, const Weight& weight, Input input) {
-    for (int l = 0; l < kHalf; ++l) sums.lane[l] = std::fma(weight.lane[l], input, sums.lane[l]);
-  }
-  static Vec floats(const Sums& sums, int part) { return load(sums.lane + part * kLanes); }
-};
-
-// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened.
-struct WidenedDot : F32Dot {
-  static constexpr Packing kPacking = Packing::widened;
-  static constexpr int kParts = 2;
-  static Weight weight(const uint32_t* words, int part) {
-    Weight w;
-    for (int l = 0; l < kHalf; ++l) {
-      const uint32_t bits = part == 0 ? words[l] << 16 : words[l] & 0xFFFF0000u;
-      std::memcpy(w.lane + l, &bits, 4);
-    }
-    return w;
   }
 };

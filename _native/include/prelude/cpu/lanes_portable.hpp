@@ -15,9 +15,9 @@ struct Vec {
 };
 
 #define PRELUDE_EACH_LANE for (int l = 0; l < kLanes; ++l)
-inline Vec load(const float* p) {
+inline Vec load(const float* p) {  // which may be words
   Vec v;
-  PRELUDE_EACH_LANE v.lane[l] = p[l];
+  std::memcpy(v.lane, p, sizeof v);
   return v;
 }
 inline Vec load(const uint16_t* p) {
