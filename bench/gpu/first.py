@@ -42,7 +42,7 @@ from bench.gpu.table import ended_well, figures_of, table
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS: dict[str, float] = {
     "versions": 90,
-    "flashinfer": 40,
+    "flashinfer": 20,
     "own_trial": 150,
     "correctness": 180,
     "oneshot": 90,

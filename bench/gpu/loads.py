@@ -44,7 +44,6 @@ class Load:
     floor: float | None = None
     reach: float | None = None
     paper: dict[str, float] = field(default_factory=dict)
-    better: str = "lower"
     ok: bool | None = None
     """Of a check."""
 
@@ -77,9 +76,9 @@ class Bench:
     def floor(self, name: str) -> Floor:
         return Floor(MODELS[name], self.chip)
 
-    def load(self, *figure: Any, better: str = "lower") -> Load:
+    def load(self, *figure: Any) -> Load:
         """``reach`` and ``paper`` are for one GPU, and left out on any other."""
-        made = Load(*figure, better=better)
+        made = Load(*figure)
         return made if self.chip == chips.AIMED else replace(made, reach=None, paper={})
 
     # ------------------------------------------------------------------ measurements
@@ -248,7 +247,7 @@ class Bench:
         key, floor, engine = "oneshot_4b_512in_1out_c96.requests_s", 1 / self._request_of_4b(), self.engine(executor)
         for repeats in sorted({1, self.repeats}):  # one at first: a stage that is ended has a figure
             values = self._saturated(engine, repeats)
-            yield self.load(key, "1/s", values, floor, 190.0, paper, better="higher")
+            yield self.load(key, "1/s", values, floor, 190.0, paper)
         self.release()
 
     def deterministic(self) -> Iterator[Load]:
@@ -257,14 +256,14 @@ class Bench:
         executor = self.executor("4b", num_blocks=2048)
         self.search_large_steps(executor)
         default = self._saturated(self.engine(executor), 2, 2.0)
-        yield Load(f"{key}_default.requests_s", "1/s", default, floor, better="higher")
+        yield Load(f"{key}_default.requests_s", "1/s", default, floor)
         self.release()
         engine = self.engine(self.executor("4b", num_blocks=2048, deterministic=True))
         for repeats in sorted({1, self.repeats}):
             rates = self._saturated(engine, repeats, 2.0)
-            yield Load(f"{key}.requests_s", "1/s", rates, floor, better="higher")
+            yield Load(f"{key}.requests_s", "1/s", rates, floor)
             quotients = [rate / statistics.median(default) for rate in rates]
-            yield self.load(f"{key}.over_default", "x", quotients, 1.0, 0.95, better="higher")
+            yield self.load(f"{key}.over_default", "x", quotients, 1.0, 0.95)
         self.release()
 
     def _request_of_4b(self) -> float:
@@ -283,7 +282,7 @@ class Bench:
         tpot, rate = asyncio.run(chats(self.engine(executor), 128, 32, 4, self.repeats))
         key, graphs = "decode_06b_128in_32out_c4", executor.graphs
         yield self.load(f"{key}.tpot_ms", "ms", [v * 1e3 for v in tpot], floor * 1e3, 0.75, paper)
-        yield self.load(f"{key}.tokens_s", "1/s", rate, 4 / floor, 5000.0, rates, better="higher")
+        yield self.load(f"{key}.tokens_s", "1/s", rate, 4 / floor, 5000.0, rates)
         yield Load(f"{key}.replayed_share", "", [graphs.replays / max(1, graphs.replays + graphs.eager)])
         self.release()
 

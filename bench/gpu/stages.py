@@ -106,7 +106,7 @@ def _or_error(ask: Callable[[], Any]) -> Any:
 
 def own_trial(stage: Stage) -> None:
     """The trial of this project's attention, in processes of its own. Widths that pass are offered to the stages
-    behind. One without a verdict has failed."""
+    behind. If one has no verdict, the stage has failed."""
     from prelude.cuda.own_attention import HEAD_DIMS
 
     verdicts: dict[int, str] = {}
@@ -117,8 +117,9 @@ def own_trial(stage: Stage) -> None:
     for width in HEAD_DIMS:
         verdict = verdicts.get(width, "the process ended without a verdict")
         stage.tell(f"own.attention.{width}", ok=verdict == "passed", value=verdict)
-    if "passed" not in verdicts.values():
-        raise RuntimeError("no width of heads passed the trial")
+    lost = [width for width in HEAD_DIMS if verdicts.get(width) not in ("passed", "FAILED")]
+    if lost or "passed" not in verdicts.values():
+        raise RuntimeError(f"no width of heads passed the trial, or widths have no verdict: {lost}")
 
 
 def sanitize(stage: Stage) -> None:

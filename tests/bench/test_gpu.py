@@ -13,7 +13,8 @@ from bench.gpu import exactness as gpu_exactness
 from bench.gpu import loads as gpu_loads
 from bench.gpu.models import MODELS, Floor, RandomSource, Reference, causal, qwen3
 from prelude.models.config import ModelConfig
-from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
+from tests.cuda.simulated import SimulatedDevice
+from tests.cuda.test_flashinfer_trial import Broken
 
 
 def test_floors_are_those_that_were_reckoned() -> None:
@@ -47,17 +48,16 @@ def small_model(layers: int = 2, vocab: int = 300, eps: float = 1e-6) -> ModelCo
     return qwen3(64, layers, 8, 512, head_dim=16, vocab=vocab, eps=eps)
 
 
-def executor(source: RandomSource, positions: int = 1024, graphs: bool = True) -> CudaExecutor:
+def executor(source: RandomSource, kind: str = "none", wrong: bool = False) -> CudaExecutor:
+    """With ``wrong`` values from the calls of attention of one ``kind``."""
     config = source.config
     device = SimulatedDevice(torch.float32)
     with device.scope():
-        loaded = weights.load(device, source, config.spec, positions)
+        loaded = weights.load(device, source, config.spec, 1024)
     heads = config.spec.attention
-    calls = SimulatedCalls(device, heads.heads, heads.kv_heads, heads.head_dim)
-    policy = GraphPolicy(enabled=graphs, at_once=True)
-    return CudaExecutor(
-        config, loaded, device, num_blocks=80, step_tokens=positions + 256, calls=calls, policy=policy
-    )
+    calls = Broken(device, heads.heads, heads.kv_heads, heads.head_dim, kind=kind, wrong=wrong)
+    policy = GraphPolicy(at_once=True)
+    return CudaExecutor(config, loaded, device, num_blocks=80, step_tokens=1280, calls=calls, policy=policy)
 
 
 def test_the_check_of_correctness_passes_right_products_and_finds_wrong_ones() -> None:
@@ -70,6 +70,8 @@ def test_the_check_of_correctness_passes_right_products_and_finds_wrong_ones() -
     wrong = executor(RandomSource(config, "cpu", torch.bfloat16))
     with torch.inference_mode():
         wrong.weights.layers[1].down[3].mul_(1.5)
+    assert gpu_exactness.worst_error(wrong, reference, 0, exact=True) > 1e-3
+    wrong = executor(RandomSource(config, "cpu", torch.bfloat16), kind="decode", wrong=True)
     assert gpu_exactness.worst_error(wrong, reference, 0, exact=True) > 1e-3
 
 

@@ -159,6 +159,7 @@ def test_kernels_are_tried_first_and_correctness_and_the_table_come_before_all_e
     rows = ["oneshot", "throughput", "decode", "questions", "deterministic", "ready"]
     assert order[:10] == ["versions", "flashinfer", "own_trial", "correctness", *rows]
     assert sum(first.LIMITS[name] for name in order[:10]) <= 1200 and set(stages.STAGES) == set(order)
+    assert first.LIMITS["flashinfer"] == 20, "the seconds that a FlashInfer which fails may cost"
 
 
 def test_a_stage_is_begun_if_half_of_its_limit_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +237,20 @@ def test_a_wheel_of_other_sources_does_not_run(tmp_path: Path) -> None:
     for option, error in wrong.items():
         done = subprocess.run([*base, option, "0" * 40], capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 2 and error in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("narrow", "good"), [("passed", True), ("FAILED", True), ("no end after 40 s", False), (None, False)]
+)
+def test_a_trial_without_a_verdict_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: str | None, good: bool
+) -> None:
+    lines = ["attention, heads of 128: passed", *([f"attention, heads of 64: {narrow}"] if narrow else [])]
+    monkeypatch.setattr(stages, "lines_of", lambda command: iter(lines))
+    stage = stages.Stage("own_trial", tmp_path / "results.jsonl")
+    with contextlib.nullcontext() if good else pytest.raises(RuntimeError, match=r"no verdict: \[64\]"):
+        stages.own_trial(stage)
+    assert [line["ok"] for line in first.read_results(stage.results)] == [narrow == "passed", True]
 
 
 @pytest.mark.parametrize(("found", "right"), [("0 errors", True), ("3 errors", False), (None, False)])
