@@ -35,7 +35,7 @@ cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu" nogil:
         int32_t block_size, vocab, positions, blocks, pending, alone_rows
         int64_t rows
         int32_t seen_whole, long_query, split_keys, whole_rows, whole_tiles, group
-        cbool by_keys, cut
+        cbool by_keys
 
     cdef cppclass Counts:
         int32_t prompts, own, longest, read_prompts, decoding, pages, read_decoding, keys, spare
@@ -152,7 +152,7 @@ cdef class StepPacker:
     def __init__(self, dict limits not None):
         cdef Limits* to = &self.limits
         to.block_size, to.vocab, to.positions = limits["block_size"], limits["vocab"], limits["positions"]
-        to.rows, to.seen_whole, to.cut = limits["rows"], limits["seen_whole"], limits["cut"]
+        to.rows, to.seen_whole = limits["rows"], limits["seen_whole"]
         to.long_query, to.split_keys = limits["long_query"], limits["split_keys"]
         to.whole_rows, to.whole_tiles, to.group = limits["whole_rows"], limits["whole_tiles"], limits["group"]
         to.alone_rows, to.by_keys = limits["alone_rows"], limits["by_keys"]

@@ -39,7 +39,7 @@ from prelude.cuda.shapes import FLOAT_WORKSPACE
 from torch import Tensor
 
 HEAD_DIMS = (64, 128, 256)
-"""RecordedReadout widths FlashInfer is built for in both prefill and decode."""
+"""Widths of heads that FlashInfer is built for in both prefill and decode."""
 _CUDA_CORE_GROUPS = (1, 2, 3)
 """Query heads per KV head up to which decode on CUDA cores streams as fast as tensor cores."""
 VERSION = "0.7.2.post1"
@@ -66,7 +66,8 @@ class LevelCall(Protocol):
 
 class Calls(Protocol):
     """The call that a backend makes. With ``buffers``, device arrays of one size, the call can be recorded: they are
-    where it reads from. Without, every plan brings arrays of its own. ``long``: queries are long (``LONG_QUERY``);
+    where it reads from. Without, every plan brings arrays of its own. ``ragged`` is causal: a request's last query
+    sees all its keys. ``long``: queries are long (``LONG_QUERY``);
     ``split``: keys are split among blocks."""
 
     @property
@@ -74,7 +75,7 @@ class Calls(Protocol):
         """Whether long queries have a kernel of their own."""
         ...
 
-    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool, long: bool = False) -> LevelCall: ...
+    def ragged(self, buffers: dict[str, Tensor] | None, long: bool = False) -> LevelCall: ...
 
     def paged(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = False) -> LevelCall: ...
 
@@ -100,14 +101,12 @@ def trials(gpu: str) -> kept_choices.Trials:
 class FlashInferCalls:
     """Plans and runs for one model's heads in bfloat16."""
 
-    def __init__(self, device: CudaDevice, heads: int, kv_heads: int, head_dim: int, prefill: str = "auto") -> None:
-        """``prefill``: "auto", or "fa2" or "fa3" for all queries."""
+    def __init__(self, device: CudaDevice, heads: int, kv_heads: int, head_dim: int) -> None:
         import flashinfer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         self.flashinfer = flashinfer
         self.device = device
         self.sizes = heads, kv_heads, head_dim
-        self.prefill = prefill
         self.tensor_cores = heads // kv_heads not in _CUDA_CORE_GROUPS
         # Decode may split keys; its first use must find zeros there.
         self.workspace = device.zeros((FLOAT_WORKSPACE,), torch.uint8)
@@ -115,21 +114,20 @@ class FlashInferCalls:
 
     @property
     def fa3(self) -> bool:
-        return self.prefill == "auto" and self.device.capability[0] == 9
+        return self.device.capability[0] == 9
 
-    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool, long: bool = False) -> LevelCall:
-        backend = self.prefill if self.prefill != "auto" else "fa3" if long and self.fa3 else "fa2"
+    def ragged(self, buffers: dict[str, Tensor] | None, long: bool = False) -> LevelCall:
         wrapper = self.flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
             self.workspace,
             "NHD",
             use_cuda_graph=buffers is not None,
             qo_indptr_buf=buffers["qo"] if buffers else None,
             kv_indptr_buf=buffers["kv"] if buffers else None,
-            backend=backend,
+            backend="fa3" if long and self.fa3 else "fa2",
         )
 
         def plan(arrays: dict[str, Tensor]) -> None:
-            wrapper.plan(arrays["qo"], arrays["kv"], *self.sizes, causal=causal, disable_split_kv=True, **self.types)
+            wrapper.plan(arrays["qo"], arrays["kv"], *self.sizes, causal=True, disable_split_kv=True, **self.types)
 
         return _Call(self, wrapper, buffers is not None, plan, paged=False)
 

@@ -85,13 +85,10 @@ class CudaDevice:
         head_dim: int,
         deterministic: bool = False,
         ordinal: int = 0,
-        pdl: bool = True,
         tune: bool = True,
-        own_attention: bool = True,
         ranks: RankGroup | None = None,
     ) -> None:
         """``tune``: matmuls of recorded steps run by the algorithms that ``matmul_search.py`` finds fastest;
-        ``own_attention``: prompts alone attend by this project's kernel, if it passed its trial here;
         ``ranks``: of a tensor-parallel model."""
         self.driver = Driver(ordinal)
         import torch
@@ -108,8 +105,7 @@ class CudaDevice:
         self.device = torch.device("cuda", ordinal)
         self.capability = major, minor = self.driver.capability()
         self.processors = self.driver.processors()
-        self._dependent = pdl and major >= 9
-        self._clusters = major >= 9
+        self._dependent = self._clusters = major >= 9
         self._functions: dict[tuple[str, int], int] = {}
         self._flags = compiler.options(
             f"sm_{major}{minor}" + ("a" if major >= 9 else ""), float32=element == torch.float32, head_dim=head_dim
@@ -121,7 +117,7 @@ class CudaDevice:
             self.sums_in_float32 = self._adds_in_place()
             self.matmul_search = self._make_matmul_search() if tune and not deterministic else None
         self.own_attention = False
-        if own_attention and element == torch.bfloat16 and not deterministic:
+        if element == torch.bfloat16 and not deterministic:
             self.own_attention = attention_trials(self.name).outcomes().get(str(head_dim), False)
 
     def _load_kernel(self, name: str) -> int:
@@ -322,6 +318,8 @@ class CudaDevice:
             return
         self._closed = True
         self.driver.synchronize(self.handle)
+        if self.matmul_search is not None:
+            self.matmul_search.close()
         self.driver.destroy_events()
         self.driver.give_back_stream(self.handle)
 

@@ -69,7 +69,6 @@ class CudaExecutor:
         logits_chunk_rows: int = 64,
         calls: Calls | None = None,
         policy: GraphPolicy | None = None,
-        cut_last_layer: bool = True,
     ) -> None:
         self.config = config
         self.device = device
@@ -77,7 +76,6 @@ class CudaExecutor:
         self.block_size = block_size
         self.step_tokens = step_tokens
         self.calls = None if device.deterministic else calls
-        self.cut_last_layer = cut_last_layer
         self.graphs = Graphs(policy or GraphPolicy(), device.divided)
         self.num_blocks = num_blocks
         self.step_memory: StepMemory | None = None  # what was measured of a full step

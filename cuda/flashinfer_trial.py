@@ -72,7 +72,7 @@ def _is_right(
     of_keys = (rows, kv_heads, width) if kind == "ragged" else (_PAGES, _PAGE, kv_heads, width)
     k, v = some(*of_keys), some(*of_keys)
     if kind == "ragged":
-        call = calls.ragged(buffers, causal=True)
+        call = calls.ragged(buffers)
     else:
         call = calls.paged(buffers, _PAGE) if kind == "paged" else calls.decode(buffers, _PAGE, False)
     workspace = device.zeros((len(planned(recorded)),), torch.uint8)

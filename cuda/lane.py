@@ -214,7 +214,6 @@ class Lane:
                 "positions": executor.weights.rope_table.shape[0],
                 "seen_whole": executor.seen_whole,
                 "rows": executor.step_tokens + executor.step_rows,
-                "cut": executor.cut_last_layer,
                 "by_keys": executor.calls is None,
                 **asdict(executor.choices),
             }

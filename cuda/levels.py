@@ -68,8 +68,8 @@ class ReusedCalls:
     def fa3(self) -> bool:
         return self.calls.fa3
 
-    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool, long: bool = False) -> LevelCall:
-        return self._next(("ragged", causal, long), lambda: self.calls.ragged(None, causal=causal, long=long))
+    def ragged(self, buffers: dict[str, Tensor] | None, long: bool = False) -> LevelCall:
+        return self._next(("ragged", long), lambda: self.calls.ragged(None, long))
 
     def paged(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = False) -> LevelCall:
         return self._next(("paged", page_size, split), lambda: self.calls.paged(None, page_size, split))
@@ -149,7 +149,7 @@ class LevelsAttention:
 
             if shape.own:
                 lists = buffers(f"own{suffix}", "own", "kv")
-                self.own[last] = calls.ragged(lists, causal=not last, long=shape.long_query and not last)
+                self.own[last] = calls.ragged(lists, shape.long_query and not last)
             self.more[last] = [
                 calls.paged(
                     buffers(f"{i}{suffix}", str(i), "indptr", "pages", "last"),

@@ -85,6 +85,10 @@ class MatmulSearch:
         self._clock = clock
         self.failed: dict[str, str] = {}  # why a matmul was not searched, in this process
 
+    def close(self) -> None:
+        """Gives the library's handle back; its products have run."""
+        self._library.close()
+
     def run(self, x: Tensor, weight: Tensor, out: Tensor, add: bool) -> bool:
         """Enqueues ``out (+)= x @ weight.T`` by the chosen algorithm; False where there is none."""
         matmul = matmul_of(x, weight, out, add)

@@ -116,9 +116,8 @@ class Recorder:
         ):
             if not alone and not levels:
                 return  # key lists: their number is part of a shape
-            cut = executor.cut_last_layer and not alone
             for readouts in kinds:
-                yield Shape(tokens, 1, (), 0, 0, 1, 0, cut, 0, readouts, long, alone=alone)
+                yield Shape(tokens, 1, (), 0, 0, 1, 0, not alone, 0, readouts, long, alone=alone)
         if executor.weights.lm_head is None:
             return
         rows = 1

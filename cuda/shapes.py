@@ -71,8 +71,8 @@ class PagedShape:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Capacities. Tokens are rounded up to multiples of 32, above 256 of 64, and from 4,096 on by at most 1/32: few
-    enough shapes to record them all before a request comes. All else is rounded up to powers of two. ``keys`` > 0:
+    """Capacities. Tokens are rounded up to multiples of 32, above 256 of 64: few enough shapes to record them all
+    before a request comes. All else is rounded up to powers of two. ``keys`` > 0:
     attention by explicit key lists of so many keys; the level sizes are 0 then."""
 
     prompts: int

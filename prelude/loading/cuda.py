@@ -279,12 +279,11 @@ def attention_for(setting: str, model: ModelConfig, element: torch.dtype, determ
     width = model.spec.attention.head_dim
     name = choose(setting, "cuda", Wanted(width, str(element).removeprefix("torch."), deterministic))
     if name == "keys" and not deterministic and element.itemsize == 2:
-        log.warning("attention by key lists, without tensor cores: head_dim is %d", width)
+        log.warning("attention by key lists: head_dim is %d", width)
     windows = [heads.window for heads in model.spec.attentions if heads.window is not None]
     if name != "keys" and windows and min(windows) + 1 < model.max_positions:
         log.info(
-            "steps with a sequence of more than %d tokens attend by key lists, without tensor cores: the model's "
-            "layers have windows",
+            "steps with a sequence of more than %d tokens attend by key lists: the model's layers have windows",
             min(windows) + 1,
         )
     return name
@@ -314,7 +313,7 @@ def attention_calls(
     if asked_for(setting) == "flashinfer" or not alone:
         raise DeviceUnavailable(f"attention='flashinfer': {lack}", missing=(lack,))
     log.warning(
-        "FlashInfer is not used: %s. %s, without tensor cores",
+        "FlashInfer is not used: %s. %s",
         lack,
         "Longer prompts than 256 tokens, cached prefixes and decode attend by key lists"
         if device.own_attention

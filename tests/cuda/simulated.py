@@ -314,14 +314,14 @@ class SimulatedCalls:
         self.made.append((kind, long_or_split))
         return SimulatedCall(self, kind, *given)
 
-    def ragged(self, buffers: Any, *, causal: bool, long: bool = False) -> SimulatedCall:
-        return self.call("ragged", long, buffers, causal, 1, ("qo", "kv") if long else ("qo",))
+    def ragged(self, buffers: Any, long: bool = False) -> SimulatedCall:
+        return self.call("ragged", long, buffers, 1, ("qo", "kv") if long else ("qo",))
 
     def paged(self, buffers: Any, page_size: int, split: bool = False) -> SimulatedCall:
-        return self.call("paged", split, buffers, False, page_size, ("qo", "indptr", "last") if split else ("qo",))
+        return self.call("paged", split, buffers, page_size, ("qo", "indptr", "last") if split else ("qo",))
 
     def decode(self, buffers: Any, page_size: int, split: bool = True) -> SimulatedCall:
-        return self.call("decode", split, buffers, False, page_size, ("indptr",) if split else ())
+        return self.call("decode", split, buffers, page_size, ("indptr",) if split else ())
 
     def merge(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
         assert lse.dtype == other_lse.dtype == torch.float32
@@ -341,9 +341,9 @@ class SimulatedCall:
     its workspace then must be theirs: it holds the arrays that it ``depends`` on."""
 
     def __init__(
-        self, calls: SimulatedCalls, kind: str, buffers: Any, causal: bool, page_size: int, depends: tuple[str, ...]
+        self, calls: SimulatedCalls, kind: str, buffers: Any, page_size: int, depends: tuple[str, ...]
     ) -> None:
-        self.calls, self.kind, self.causal, self.page_size, self.depends = calls, kind, causal, page_size, depends
+        self.calls, self.kind, self.page_size, self.depends = calls, kind, page_size, depends
         self.graph = buffers is not None
         self.rows = 0
         self.most_rows: int | None = None
@@ -424,7 +424,7 @@ class SimulatedCall:
                 count = (len(pages) - 1) * self.page_size + int(arrays["last"][r]) if len(pages) else 0
                 where = torch.from_numpy(pages)
                 ks, vs = (x[where].reshape(-1, *x.shape[2:])[:count] for x in (k, v))
-            o, s = twins.attention(q[rows], ks, vs, self.causal)
+            o, s = twins.attention(q[rows], ks, vs, self.kind == "ragged")
             out[rows] = o.to(out.dtype)
             if lse is not None:
                 lse[rows] = s

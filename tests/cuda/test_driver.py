@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Timer
 from typing import Any
 
@@ -23,6 +24,7 @@ from prelude.readouts.batch import OneShotBatch
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from tests.cuda.plans import random_batch
+from tests.cuda.test_matmul_search import HostLibrary, make
 from tests.engine.test_faults import ById
 from tests.execution.helpers import i32, prompts, sampling
 from tests.scheduling.cores import chat, last_logprob
@@ -114,13 +116,15 @@ def test_marks_use_events_again_and_they_are_destroyed_at_the_end(stub: Any, dev
     assert stub.stub_live(EVENT) <= alive
 
 
-def test_the_stream_of_a_closed_device_is_the_next_ones(stub: Any) -> None:
-    first = null.NullDevice()
+def test_the_stream_of_a_closed_device_is_the_next_ones(stub: Any, tmp_path: Path) -> None:
+    """And its library of matmuls has let go of everything."""
+    first, library = null.NullDevice(), HostLibrary()
+    first.matmul_search = make(library, tmp_path)
     made = stub.stub_calls(b"cuStreamCreate")
     first.close()
     first.close()
     second, third = null.NullDevice(), null.NullDevice()
-    assert second.handle == first.handle != third.handle
+    assert second.handle == first.handle != third.handle and not library.objects
     assert stub.stub_calls(b"cuStreamCreate") == made + 1
     stub.stub_fail(b"cuStreamSynchronize", 1, LAUNCH_FAILED)
     with pytest.raises(CudaError):
@@ -139,6 +143,7 @@ def test_a_kernel_is_launched_with_its_grid_cluster_and_dependence(
     for vocab, expected in (
         (101, (1, 1, 0)),
         (101, (0, 1, 0)),
+        (200_064, (1, 1, 0)),  # a row that shared memory does not hold
         (100_000, (1, 1, 1)),
     ):  # more than 48 KiB are asked for
         before = [stub.stub_calls(name) for name in names]

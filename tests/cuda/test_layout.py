@@ -24,7 +24,7 @@ SEEDS = range(60)
 
 
 def packer(**changed: Any) -> StepPacker:
-    limits = {"block_size": BLOCK, "vocab": VOCAB, "positions": LIMIT, "rows": LIMIT, "cut": True}
+    limits = {"block_size": BLOCK, "vocab": VOCAB, "positions": LIMIT, "rows": LIMIT}
     limits |= {"seen_whole": LIMIT, "by_keys": False, **asdict(Choices())}
     return StepPacker(limits | changed)
 
@@ -95,10 +95,10 @@ def test_keys_of_a_prefix_are_split_if_its_tiles_would_not_fill_the_device(
 
 
 def test_buckets_hold_their_tokens_and_waste_little() -> None:
-    for count in range(1, 20_000):
+    for count in range(1, 5000):
         bucket = token_bucket(count)
         assert bucket >= count and bucket % 32 == 0 and token_bucket(bucket) == bucket
-        assert bucket - count < (32 if count <= 256 else max(64, count / 32))
+        assert bucket - count < (32 if count <= 256 else 64)
     assert len({token_bucket(n) for n in range(1, 2049)}) == 36, "few enough to record them all"
     assert [power_bucket(n) for n in (0, 1, 2, 3, 5, 64, 65)] == [0, 1, 2, 4, 8, 64, 128]
     assert power_bucket(3, 64) == 64 and token_bucket(0) == 0

@@ -40,7 +40,6 @@ struct Limits {
   int32_t group;        // query heads that share a key
   int32_t alone_rows;   // up to which prompts that read nothing but themselves have a kernel of ours
   bool by_keys;         // all other steps list the keys of every row; else only those that a window cuts
-  bool cut;             // a last layer with fewer queries is allowed
 };
 
 // `keys`: of the lists of all rows together; 0 for a step without lists.
@@ -109,11 +108,10 @@ inline int32_t power_bucket(int32_t count, int32_t least = 1) {
   return std::max<int32_t>(least, static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(count))));
 }
 
-// 32 tokens to 256, then 64, and from 4,096 on a 64th of the largest power of two below.
+// Multiples of 32 to 256, then of 64.
 inline int32_t token_bucket(int32_t count) {
   if (count <= 0) return 0;
-  int32_t step = count <= 256 ? 32 : 64;
-  while (step * 64 <= count && step < (1 << 20)) step *= 2;
+  const int32_t step = count <= 256 ? 32 : 64;
   return (count + step - 1) / step * step;
 }
 

@@ -418,7 +418,7 @@ class Step {
   // Whether the last layer's queries may be the read rows only: the last one of each segment, and all decode rows.
   void take_cut() {
     const int64_t rows = prompts_.tokens + decoding_.rows;
-    if (!limits_.cut || prompts_.tokens == 0 || read_.empty() || static_cast<int64_t>(read_.size()) >= rows) return;
+    if (prompts_.tokens == 0 || read_.empty() || static_cast<int64_t>(read_.size()) >= rows) return;
     if (counts_.read_decoding != decoding_.rows) return;
     size_t segment = 1;
     for (int32_t i = 0; i < counts_.read_prompts; ++i) {
