@@ -125,13 +125,11 @@ class SampleOperation:
 
     def result(self, read: Take) -> tuple[Output, I32]:
         rows = len(self.readout.rows)
-        finite = read("finite")[:rows].astype(np.bool_)
         tokens = read("tokens")[self.tokens_at : self.tokens_at + rows].copy()
-        tokens[~finite] = 0
         logprobs = top_ids = top_logprobs = None
         if self.logprobs:
             logprobs = read("logprobs")[:rows].astype(np.float32)
         if self.top:
             top_ids = read("top_ids").reshape(-1, self.top)[:rows].copy()
             top_logprobs = read("top_logprobs").reshape(-1, self.top)[:rows].copy()
-        return SampleOutput(tokens, logprobs, top_ids, top_logprobs), bad_rows(finite)
+        return SampleOutput(tokens, logprobs, top_ids, top_logprobs), bad_rows(read("finite")[:rows])

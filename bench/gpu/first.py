@@ -12,10 +12,8 @@ fails.
     log.txt         the last lines of each stage's output
     cache.tgz       the algorithms that were searched for and the compiled kernels, for the next call
 
-A stage that passes its limit is ended, with its children. A stage is not begun if less than half of its limit is
-left. A second call with ``--from`` (the folder that the first call filled; ``--out`` itself is one) leaves out the
-stages that ended well there, but for those that ``--only`` names, and begins with the cache of that call. The results
-of another GPU are not taken. Figures are marked in the table if correctness was not shown for their path and model.
+A stage that passes its limit is ended, with its children. One is not begun if less than half of its limit is left. A
+second call leaves out the stages that ended well in ``--from``, or ``--out``, and begins with the cache of that call.
 """
 
 from __future__ import annotations
@@ -55,8 +53,7 @@ LIMITS: dict[str, float] = {
     "tests": 180,
     "profile": 60,
 }
-"""Seconds of each stage, in the order in which they run: the attention kernels alone, correctness, the table, all
-else. The first process on a machine reads torch from a cold disk."""
+"""Seconds of each stage, in the order in which they run. The first one reads torch from a cold disk."""
 SOURCES = (".pyx", ".pxd", ".pxi", ".hpp", ".cpp", ".h")
 GRACE = 5.0  # seconds between the signals to end and to kill
 LEAST = 0.5  # of a stage's limit: with less time left it is not begun

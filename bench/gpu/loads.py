@@ -57,8 +57,7 @@ class Load:
 
 STATE = 8192
 """Tokens of the state that questions are asked about."""
-READY = (sys.executable, "-m", "bench.gpu.ready")
-"""A process that serves the model of a folder; see ``ready.py``."""
+READY = (sys.executable, "-m", "bench.gpu.ready")  # a process that serves the model of a folder
 
 
 class Bench:

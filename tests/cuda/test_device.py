@@ -16,7 +16,7 @@ import prelude
 from prelude.errors import DeviceUnavailable, EngineClosed, InsufficientMemory, UnsupportedModel
 from prelude.loading.cuda import check_supported, give_blocks, probe_step
 from prelude.models.spec import ModelSpec
-from prelude.readouts.batch import MixedBatch, OneShotBatch
+from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.values.config import EngineConfig
@@ -24,19 +24,7 @@ from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS
 from tests.cuda.simulated import Gone, SimulatedDevice
 from tests.engine.test_faults import ById
-from tests.execution.helpers import (
-    VOCAB,
-    Model,
-    Segment,
-    all_logprobs,
-    decode_rows,
-    ends,
-    i32,
-    random_ids,
-    run,
-    sampling,
-    slices,
-)
+from tests.execution.helpers import VOCAB, Model, Segment, all_logprobs, decode_rows, ends, i32, run, sampling, slices
 from tests.scheduling.cores import chat
 from tests.service import run_steps
 
@@ -86,8 +74,13 @@ def test_steps_out_of_bounds_are_refused_and_the_next_one_runs(model: Model) -> 
         with pytest.raises(ValueError, match=said):
             executor.wait(handle)
         assert len(run(executor, good).bad_rows[0]) == 0
-    with pytest.raises(ValueError, match="room for"):
-        executor.wait(executor.submit(OneShotBatch(slices([Segment(i32([1] * 1200))]), sampling([0]))))
+    for batch, said in (
+        (OneShotBatch(slices([Segment(i32([1] * 1200))]), sampling([0])), "room for"),
+        (DecodeBatch(decode_rows([-3], [3], [[1]]), sampling([0])), "token id -3"),  # one token was drawn at most
+    ):
+        with pytest.raises(ValueError, match=said):
+            executor.wait(executor.submit(batch))
+    run(executor, DecodeBatch(decode_rows([-1], [3], [[1]]), sampling([0])))  # of the step that failed
     with pytest.raises(TypeError):
         executor.submit("a batch")
     executor.close()
@@ -135,7 +128,7 @@ def test_a_full_step_of_rows_finds_room_though_their_limit_is_no_power_of_two(
     config = EngineConfig(**limits, prefix_cache=False, fold=False)
     core = make_core(EngineCore, on_device(model, step_rows=step_rows), config)
     sink = ById()
-    core.lifecycle.post([core.request(chat(random_ids(i, 5), 1), sink) for i in range(rows)])
+    core.lifecycle.post([core.request(chat(i32([i] * 5), 1), sink) for i in range(rows)])
     run_steps(core)
     assert len(sink.ends) == rows and all(error is None for _, error in sink.ends.values())
     assert sum(core.stats.steps.values()) == 1
@@ -218,6 +211,8 @@ def test_weights_larger_than_a_pinned_buffer_come_over_in_parts(
 ) -> None:
     """Two buffers in turn, none written before its copy has run; the parts of merged weights land side by side."""
     whole = on_device(model).weights
+    for a, b in zip(whole.tensors(), on_device(model, device=SimulatedDevice(torch.bfloat16)).weights.tensors()):
+        assert torch.equal(a.to(b.dtype), b), "rounded once"
     monkeypatch.setattr("prelude.cuda.weights._CHUNK", 1000)  # divides no row
     parts = on_device(model).weights
     for a, b in zip(whole.tensors(), parts.tensors(), strict=True):

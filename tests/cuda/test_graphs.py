@@ -193,6 +193,8 @@ def test_readouts_that_no_graph_has_are_read_behind_a_replayed_body(model: Model
     assert not any(is_eager(executor, reference, batch) for batch in steps)
     assert (executor.graphs.replays, executor.graphs.captures, executor.graphs.eager) == (5, 2, 0)
     drawn = int(run(reference, steps[-1]).outputs[2].token_ids[1])
+    for quiet in (all_logprobs(ends(s)), PooledRows(ends(s), np.arange(3, dtype=np.int32))):
+        run(executor, OneShotBatch(s, quiet))  # draws nothing: the tokens of the step before stay
     following = [DecodeBatch(decode_rows([token], [4], [[2]]), sampling([0])) for token in (-4, drawn)]
     same(run(executor, following[0]), run(reference, following[1]), 1e-4)
 
@@ -328,20 +330,24 @@ def test_the_least_recently_used_graph_goes(model: Model) -> None:
 def test_results_not_fetched_survive_later_steps_and_the_end(model: Model) -> None:
     executor, reference = on_device(model), model.executor()
     batches = [last_token(random_ids(i, 5 + i)) for i in range(9)]
-    tickets = [executor.submit(batch) for batch in batches]
+    tickets: list[Any] = [executor.submit(batch) for batch in batches]
     executor.close()
+    assert all(ticket.ended.done() for ticket in tickets)
     for ticket, batch in reversed(list(zip(tickets, batches))):
         same(executor.wait(ticket), run(reference, batch), 1e-4)
 
 
 @pytest.mark.long
 def test_arrays_too_large_for_the_standing_areas(model: Model) -> None:
-    """Logprobs of many pairs: such a step brings memory of its own, which lives until its copies have run."""
+    """Logprobs of many pairs: such a step brings memory of its own, which lives until its copies have run. The next
+    one may name its tokens."""
     executor, reference = on_device(model, policy=ONCE, step_tokens=4000), model.executor()
     s = prompts(*[random_ids(i, 1000) for i in range(4)])
     small = OneShotBatch(s, sampling(np.arange(60)))
-    wide = OneShotBatch(s, all_logprobs(np.arange(3500)))
+    wide = MixedBatch(s, (all_logprobs(np.arange(3500)), sampling([999])), decode_rows([], [], [[]]), None)
     assert 8 * 3500 * VOCAB > 4 << 20
-    tickets = [executor.submit(b) for b in (small, wide, small)]
-    for ticket, batch in zip(tickets, (small, wide, small)):
+    drawn = int(run(reference, wide).outputs[1].token_ids[0])
+    named = [DecodeBatch(decode_rows([token], [3], [[1]]), sampling([0])) for token in (-1, drawn)]
+    tickets = [executor.submit(b) for b in (small, wide, named[0], small)]
+    for ticket, batch in zip(tickets, (small, wide, named[1], small)):
         same(executor.wait(ticket), run(reference, batch), 2e-4)

@@ -210,9 +210,10 @@ def test_qk_rope(element: torch.dtype, gains: bool, width: int, counts: tuple[in
 @needs_compiler
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_silu(element: torch.dtype) -> None:
-    """More than one block along a row."""
-    gate_up = randn(4, 2, 2 * 1100).to(element)
-    alike(kernels.silu_gate, gate_up, torch.zeros(2, 1100, dtype=element), element=element)
+    """More than one block along a row, by eight values and by four."""
+    for inner in (kernels.SILU_GATE.block * 8 + 8, kernels.SILU_GATE.block * 8 + 4):
+        gate_up = randn(4, 2, 2 * inner).to(element)
+        alike(kernels.silu_gate, gate_up, torch.zeros(2, inner, dtype=element), element=element)
 
 
 class Lists:

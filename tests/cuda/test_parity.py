@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prelude.cuda import workspace
+from prelude.cuda.device import FIXED_ROWS
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
@@ -104,6 +106,8 @@ def bits_in_any_company(executor: CudaExecutor) -> None:
 
 
 @pytest.mark.fault(74)
-def test_bits_in_any_company(model: Model) -> None:
-    """The operations of the device: products by tiles of one size, keys in an order of the row's own."""
+def test_bits_in_any_company(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operations of the device: products by tiles of one size, keys in an order of the row's own, an MLP that
+    takes a tile of rows at a time."""
+    monkeypatch.setattr(workspace, "MLP_ROWS", FIXED_ROWS)
     bits_in_any_company(on_device(model, levels=False, deterministic=True))
