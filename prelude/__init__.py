@@ -20,59 +20,21 @@ if TYPE_CHECKING:
     from prelude.api.engine import AsyncEngine, Engine
     from prelude.api.windows import Mapped
     from prelude.calibration.calibrator import Calibrator, PriorCorrection
+    from prelude.errors import *  # noqa: F403
     from prelude.errors import (
-        BulkError,
-        CalibrationError,
-        CheckpointError,
         ConfigError,
         DeadlineExceeded,
-        DeviceLost,
-        DeviceUnavailable,
         EngineClosed,
-        EngineForked,
         ExecutionError,
-        ExecutorLost,
-        InsufficientMemory,
         InvalidRequest,
         ModelError,
-        Overloaded,
         PreludeError,
-        PromptTooLong,
         QueueFull,
-        RankLost,
-        RecipeError,
-        RequestCancelled,
-        RequestTooLarge,
-        TemplateError,
-        TraceError,
-        UnknownParameter,
-        UnsupportedModel,
-        WrongUse,
     )
     from prelude.fitting.question import FittedQuestion
     from prelude.loading.open import serve_rank
-    from prelude.results import (
-        Answer,
-        Answers,
-        AskedQuestion,
-        Chunk,
-        Classification,
-        Completion,
-        Embedding,
-        Explanation,
-        GuardAnswer,
-        GuardResult,
-        LoglikelihoodResult,
-        PromptLogprobsResult,
-        RankedDocument,
-        Ranking,
-        RequestStats,
-        RerankResult,
-        RewardResult,
-        SampledLogprob,
-        TokenClassification,
-        TokenLogprob,
-    )
+    from prelude.results import *  # noqa: F403
+    from prelude.results import Answer, Answers, Chunk, Classification, Completion, Embedding, RequestStats
     from prelude.runtime.events import Event
     from prelude.tasks import (
         Choice,
@@ -91,71 +53,20 @@ if TYPE_CHECKING:
         Score,
         YesNo,
     )
-    from prelude.values.config import EngineConfig
+    from prelude.values.config import EngineConfig, ExpertConfig
     from prelude.values.options import RequestOptions
 
 _PUBLIC = {
-    "prelude.values.config": ("EngineConfig",),
+    "prelude.values.config": ("EngineConfig", "ExpertConfig"),
     "prelude.admission.template": ("DecisionTemplate",),
     "prelude.api.base": ("Health", "ModelInfo"),
     "prelude.api.windows": ("Mapped",),
     "prelude.calibration.calibrator": ("Calibrator", "PriorCorrection"),
     "prelude.api.engine": ("AsyncEngine", "Engine"),
-    "prelude.errors": (
-        "BulkError",
-        "CalibrationError",
-        "CheckpointError",
-        "ConfigError",
-        "DeadlineExceeded",
-        "DeviceLost",
-        "DeviceUnavailable",
-        "EngineClosed",
-        "EngineForked",
-        "ExecutionError",
-        "ExecutorLost",
-        "InsufficientMemory",
-        "InvalidRequest",
-        "ModelError",
-        "Overloaded",
-        "PreludeError",
-        "PromptTooLong",
-        "QueueFull",
-        "RankLost",
-        "RecipeError",
-        "RequestCancelled",
-        "RequestTooLarge",
-        "TemplateError",
-        "TraceError",
-        "UnknownParameter",
-        "UnsupportedModel",
-        "WrongUse",
-    ),
     "prelude.fitting.question": ("FittedQuestion",),
     "prelude.loading.open": ("serve_rank",),
     "prelude.runtime.events": ("Event",),
     "prelude.values.options": ("RequestOptions",),
-    "prelude.results": (
-        "Answer",
-        "Answers",
-        "AskedQuestion",
-        "Chunk",
-        "Classification",
-        "Completion",
-        "Embedding",
-        "Explanation",
-        "GuardAnswer",
-        "GuardResult",
-        "LoglikelihoodResult",
-        "PromptLogprobsResult",
-        "RankedDocument",
-        "Ranking",
-        "RequestStats",
-        "RerankResult",
-        "RewardResult",
-        "SampledLogprob",
-        "TokenClassification",
-        "TokenLogprob",
-    ),
     "prelude.tasks": (
         "Choice",
         "Classify",
@@ -175,16 +86,13 @@ _PUBLIC = {
     ),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+_WHOLE = ("prelude.errors", "prelude.results")  # modules whose every class is a name of this one
 
 __all__ = [
     "Answer",
     "Answers",
-    "AskedQuestion",
     "AsyncEngine",
-    "BulkError",
-    "CalibrationError",
     "Calibrator",
-    "CheckpointError",
     "Choice",
     "Chunk",
     "Classification",
@@ -195,61 +103,34 @@ __all__ = [
     "DeadlineExceeded",
     "Decide",
     "DecisionTemplate",
-    "DeviceLost",
-    "DeviceUnavailable",
     "Embed",
     "Embedding",
     "Engine",
     "EngineClosed",
     "EngineConfig",
-    "EngineForked",
     "Event",
     "ExecutionError",
-    "ExecutorLost",
-    "Explanation",
+    "ExpertConfig",
     "FittedQuestion",
     "Generate",
     "Guard",
-    "GuardAnswer",
-    "GuardResult",
     "Health",
-    "InsufficientMemory",
     "InvalidRequest",
     "Loglikelihood",
-    "LoglikelihoodResult",
     "Mapped",
     "ModelError",
     "ModelInfo",
     "Noul",
-    "Overloaded",
     "PreludeError",
     "PriorCorrection",
     "PromptLogprobs",
-    "PromptLogprobsResult",
-    "PromptTooLong",
     "QueueFull",
-    "RankLost",
-    "RankedDocument",
-    "Ranking",
-    "RecipeError",
-    "RequestCancelled",
     "RequestOptions",
     "RequestStats",
-    "RequestTooLarge",
     "Rerank",
-    "RerankResult",
     "Reward",
-    "RewardResult",
-    "SampledLogprob",
     "SamplingParams",
     "Score",
-    "TemplateError",
-    "TokenClassification",
-    "TokenLogprob",
-    "TraceError",
-    "UnknownParameter",
-    "UnsupportedModel",
-    "WrongUse",
     "YesNo",
     "__version__",
     "serve_rank",
@@ -257,12 +138,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'prelude' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
+    for module in (_HOME[name],) if name in _HOME else _WHOLE if name[:1].isupper() else ():
+        value = getattr(importlib.import_module(module), name, None)
+        if name in _HOME or (isinstance(value, type) and value.__module__.startswith("prelude.")):
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'prelude' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -56,9 +56,9 @@ class Format:
 
 
 def load(path: Path) -> None:
-    from prelude import Engine, EngineConfig
+    from prelude import Engine, EngineConfig, ExpertConfig
 
-    Engine.from_pretrained(path, config=EngineConfig(kv_blocks=16)).close()
+    Engine.from_pretrained(path, config=EngineConfig(expert=ExpertConfig(kv_blocks=16))).close()
 
 
 def read_calibrator(path: Path) -> None:

@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 import prelude
-from prelude import Engine, EngineConfig, SamplingParams
+from prelude import Engine, EngineConfig, ExpertConfig, SamplingParams
 from prelude.cpu.peak import peak_bytes
 
 MB = 1 << 20
@@ -50,7 +50,7 @@ def mix(rng: random.Random, longest: int, vocab: int) -> list[Any]:
 def run(megabytes: int, mixes: int, seed: int, model: str | None) -> dict[str, Any]:
     rng = random.Random(seed)
     Engine.from_pretrained(model, config=EngineConfig(kv_bytes=MB)).close()  # modules and kernels are there
-    config = EngineConfig(max_memory=megabytes * MB, max_running=8, question_plan_bytes=0)
+    config = EngineConfig(max_memory=megabytes * MB, max_running=8, expert=ExpertConfig(question_plan_bytes=0))
     found: dict[str, Any] = {"budget": megabytes * MB}
 
     def whole_life() -> None:

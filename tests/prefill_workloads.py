@@ -54,7 +54,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude import AsyncEngine, Engine, EngineConfig, YesNo
+from prelude import AsyncEngine, Engine, EngineConfig, ExpertConfig, YesNo
 from prelude.cpu.peak import peak_bytes, resident_bytes
 from prelude.models.memory import give_back_freed
 from prelude.readouts.batch import I32
@@ -236,7 +236,9 @@ async def drive(engine: AsyncEngine, arrivals: list[Arrival], given: argparse.Na
 
 
 async def both(folder: str, given: argparse.Namespace, found: dict[str, Any]) -> None:
-    config = EngineConfig(max_memory=given.megabytes * MB, max_running=8, max_top=1, question_plan_bytes=0)
+    config = EngineConfig(
+        max_memory=given.megabytes * MB, max_running=8, expert=ExpertConfig(max_top=1, question_plan_bytes=0)
+    )
     async with AsyncEngine.from_pretrained(folder, config=config) as engine:
         await engine.warmup(freeze_gc=True)
         found["max_length"], found["memory"] = engine.max_length, engine.stats()["memory"]

@@ -182,21 +182,19 @@ class ModelLoad:
     chance = 0.01
 
     def __init__(self, tasks: int = 240, overlap: bool = False) -> None:
-        from prelude import Engine, EngineConfig
+        from prelude import Engine, EngineConfig, ExpertConfig
 
         limits: dict[str, Any] = {"deterministic": True, "max_length": 256, "fold": True}
         self._engine = Engine.from_pretrained(
             config=EngineConfig(
-                **limits,
-                kv_blocks=24,
                 max_running=8,
-                max_step_requests=24,
                 max_step_tokens=500,
                 chunk_tokens=16,
                 overlap=overlap,
-            )
+                expert=ExpertConfig(kv_blocks=24, max_step_requests=24),
+            ).changed(**limits)
         )
-        self._alone = Engine.from_pretrained(config=EngineConfig(**limits, prefix_cache=False))
+        self._alone = Engine.from_pretrained(config=EngineConfig().changed(**limits, prefix_cache=False))
         self.core = self._engine._core
         rng = np.random.default_rng(77)
         self._tasks = [_task(rng) for _ in range(tasks)]

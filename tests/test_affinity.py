@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prelude import Choice, Decide, Embed, Engine, EngineConfig, Loglikelihood
+from prelude import Choice, Decide, Embed, Engine, EngineConfig, ExpertConfig, Loglikelihood
 from prelude.integrations.affinity import (
     KEPT_CHARS,
     KEPT_TEXTS,
@@ -42,7 +42,7 @@ def test_texts_have_equal_hashes_up_to_their_last_common_length() -> None:
 
 def test_a_report_has_the_prefixes_that_would_hit_finds_and_no_others() -> None:
     """A pool that holds two of four rubrics."""
-    with Engine.from_pretrained(config=EngineConfig(kv_blocks=128, max_length=2048)) as engine:
+    with Engine.from_pretrained(config=EngineConfig(max_length=2048, expert=ExpertConfig(kv_blocks=128))) as engine:
         served = Served()
         for number in range(4):
             for own in range(2):

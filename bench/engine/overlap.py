@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three, use_threads
-from prelude import Engine, EngineConfig, Generate, Loglikelihood, SamplingParams
+from prelude import Engine, EngineConfig, ExpertConfig, Generate, Loglikelihood, SamplingParams
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.pending import num_sampled
 from prelude.loading.open import load
@@ -47,10 +47,8 @@ def numbers(results: list[Any]) -> list[Any]:
 
 
 def engine(overlap: bool) -> Engine:
-    config = EngineConfig(
-        overlap=overlap, prefix_cache=False, fold=False, max_length=512, max_step_tokens=1024,
-        group_tokens=1024,
-    )  # fmt: skip
+    expert = ExpertConfig(fold=False, group_tokens=1024)
+    config = EngineConfig(overlap=overlap, prefix_cache=False, max_length=512, max_step_tokens=1024, expert=expert)
     return Engine.from_pretrained(None, config=config)
 
 

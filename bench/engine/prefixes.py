@@ -49,7 +49,7 @@ class Prompts:
 
 
 def engine_with(**limits: Any) -> Engine:
-    return Engine.from_pretrained(None, config=EngineConfig(**{"max_step_tokens": 1 << 17, **limits}))
+    return Engine.from_pretrained(None, config=EngineConfig(max_step_tokens=1 << 17).changed(**limits))
 
 
 def totals(results: list[Any]) -> np.ndarray:

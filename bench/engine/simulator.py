@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.command_line import options_parser
 from bench.common import machine_facts
-from prelude import Choice, Decide, Embed, Engine, EngineConfig, PromptLogprobs
+from prelude import Choice, Decide, Embed, Engine, EngineConfig, ExpertConfig, PromptLogprobs
 from prelude.scheduling.cost import CostModel, Work
 
 _WORDS = ["the", "harbour", "was", "quiet", "that", "morning", "two", "boats", "lay", "at", "quay", "storm", "and"]
@@ -25,7 +25,7 @@ def text(rng: random.Random, words: int) -> str:
 def fit(path: str, rounds: int) -> None:
     """Steps of every size, alone and together, with cached prefixes and without; then new ones to hold it against."""
     rng = random.Random(0)
-    config = EngineConfig(max_step_requests=64)
+    config = EngineConfig(expert=ExpertConfig(max_step_requests=64))
     with Engine.from_pretrained(config=config) as engine:
         core = engine._core
         observed: list[tuple[float, float]] = []

@@ -65,7 +65,7 @@ def serve_side(model: str, rank: int, ranks: int, threads: int, meeting: str, as
     import torch.distributed as dist
 
     use_threads(threads)
-    config = EngineConfig(tensor_parallel=ranks, **LIMITS)
+    config = EngineConfig().changed(tensor_parallel=ranks, **LIMITS)
     if ranks > 1:
         where = f"file://{meeting}"
         dist.init_process_group(

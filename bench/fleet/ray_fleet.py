@@ -28,7 +28,7 @@ os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, three
-from prelude import Choice, Decide, Engine, EngineConfig
+from prelude import Choice, Decide, Engine, EngineConfig, ExpertConfig
 from prelude.bulk.form import Form
 
 FORM: dict[str, Any] = {
@@ -176,7 +176,7 @@ def hit_rates(routing: str, count: int, clients: int, seed: int) -> tuple[float,
     from prelude.ray import deployment
 
     given = requests(seed, count)
-    config = EngineConfig(kv_blocks=15 * 60, max_length=2048, max_queued_requests=512)
+    config = EngineConfig(max_length=2048, max_queued_requests=512, expert=ExpertConfig(kv_blocks=15 * 60))
     app = deployment(replicas=REPLICAS, config=config, routing=routing, stats_seconds=2.0)
     name = f"bench-{routing}-{seed}"  # a process keeps the router of an application by its name
     handle = serve.run(app, name=name, route_prefix=None)

@@ -114,7 +114,7 @@ class Bench:
         from prelude.runtime.core import EngineCore
 
         limits: dict[str, Any] = {"max_length": 4096, "max_running": 256, "chunk_tokens": 2048}
-        config = EngineConfig(max_step_tokens=executor.step_tokens, **limits)
+        config = EngineConfig().changed(max_step_tokens=executor.step_tokens, **limits)
         tokenizer = Tokenizer.from_file(str(default_model.path() / "tokenizer.json"))
         preparer = Preparer(tokenizer, executor.limits(), config, eos_ids=(), bos_id=None)
         return AsyncEngine(Engine(make_core(EngineCore, executor, config), preparer, default_model.path()))

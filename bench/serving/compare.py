@@ -43,7 +43,7 @@ class Bench:
 
     def engine(self, dtype: str | None = None, **config: Any) -> AsyncEngine:
         return AsyncEngine.from_pretrained(
-            self.model, device=self.device, dtype=dtype or self.dtype, config=EngineConfig(**config)
+            self.model, device=self.device, dtype=dtype or self.dtype, config=EngineConfig().changed(**config)
         )
 
 

@@ -188,6 +188,6 @@ def make_context(
         config=config,
         max_length=longest,
         step_tokens=config.oneshot_tokens(limits.max_positions),
-        max_chars=config.max_prompt_chars or CHARS_PER_TOKEN * longest,
+        max_chars=config.expert.max_prompt_chars or CHARS_PER_TOKEN * longest,
         **known,
     )

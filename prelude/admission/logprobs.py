@@ -98,7 +98,7 @@ def prepare_prompt_logprobs(ctx: AdmissionContext, scope: TokenizationScope, tas
 
 
 def top_limit(ctx: AdmissionContext) -> int:
-    return min(ctx.config.max_top, ctx.limits.vocab_size)
+    return min(ctx.config.expert.max_top, ctx.limits.vocab_size)
 
 
 def prompt_readout(

@@ -65,7 +65,7 @@ def _choice(ctx: AdmissionContext, question: Choice, field: str) -> PlainQuestio
     described = isinstance(labels, Mapping)
     if not described and (isinstance(labels, str | bytes) or not isinstance(labels, Sequence)):
         raise InvalidRequest(f"{shown(labels)} is not a list of labels, or a mapping to descriptions", field=here)
-    most = ctx.config.max_labels
+    most = ctx.config.expert.max_labels
     if not 1 <= len(labels) <= most:
         raise InvalidRequest(f"{len(labels)} labels; it takes 1 to {most} (EngineConfig.max_labels)", field=here)
     given = tuple(labels)

@@ -77,7 +77,7 @@ class Preparer:
         if template is None:
             template = CHAT_TEMPLATE if chat is not None else DecisionTemplate()
         self._context = make_context(
-            Encoder(tokenizer, limits.vocab_size, config.question_plan_bytes),
+            Encoder(tokenizer, limits.vocab_size, config.expert.question_plan_bytes),
             limits,
             config,
             {
@@ -118,7 +118,7 @@ class Preparer:
 
     @property
     def prepare_threads(self) -> int:
-        return self._context.config.prepare_threads
+        return self._context.config.expert.prepare_threads
 
     @property
     def context(self) -> AdmissionContext:

@@ -153,7 +153,7 @@ def split_options(keywords: Mapping[str, Any], task: type) -> tuple[dict[str, An
     fields = task.__dataclass_fields__  # type: ignore[attr-defined]
     for name in own:
         if name not in fields or fields[name].metadata:
-            raise UnknownParameter(unknown_keyword(task.__name__, name, [*fields, *_OPTIONS]), field=name)
+            raise UnknownParameter(unknown_keyword(task, name, [*fields, *_OPTIONS]), field=name)
     return own, RequestOptions(**options) if options else None
 
 

@@ -103,7 +103,7 @@ class MemoryPlan:
         least = max(self.block_bytes, self._asked() * self.block_bytes)
         if room is None or step.step_bytes(self.step_tokens) + least <= room:
             return config
-        fixed = config.kv_blocks is not None or config.kv_bytes is not None or self.spec.bidirectional
+        fixed = config.expert.kv_blocks is not None or config.kv_bytes is not None or self.spec.bidirectional
         beside = 0 if fixed else self.token_bytes  # a sequence of the longest length has blocks
         tokens = step.most_tokens(room - least, beside)
         length = min(tokens - config.max_running, config.resolved_length(self.spec.max_positions))
@@ -141,7 +141,7 @@ class MemoryPlan:
         return default_blocks(
             rest,
             self.block_bytes,
-            block_size=self.config.block_size,
+            block_size=self.config.expert.block_size,
             longest=self.config.resolved_length(self.spec.max_positions),
             running=self.config.max_running,
             fallback=CPU_KV_BYTES,
@@ -150,7 +150,7 @@ class MemoryPlan:
     @property
     def token_bytes(self) -> int:
         """Of the keys and values of one token."""
-        return self.block_bytes // self.config.block_size
+        return self.block_bytes // self.config.expert.block_size
 
     @property
     def _limit(self) -> str:
@@ -169,8 +169,8 @@ class MemoryPlan:
         """Blocks that the caller asks for; 0 where the engine chooses."""
         if self.spec.bidirectional:
             return 0
-        if self.config.kv_blocks is not None:
-            return self.config.kv_blocks
+        if self.config.expert.kv_blocks is not None:
+            return self.config.expert.kv_blocks
         return 0 if self.config.kv_bytes is None else max(1, self.config.kv_bytes // self.block_bytes)
 
     def _too_little(self, step: Step, blocks: int, advice: str) -> InsufficientMemory:

@@ -84,7 +84,7 @@ def open_executor(
                 ranks.agree(config, str(element), **named)
             require_memory(source.nbytes(element.itemsize), f"{where}: loading the weights on cuda", before)
             require_memory(config.host_kv_bytes, "host_kv_bytes", available_memory())
-            block_bytes = model.spec.kv_bytes_per_token(element.itemsize) * config.block_size
+            block_bytes = model.spec.kv_bytes_per_token(element.itemsize) * config.expert.block_size
             config.host_entries(block_bytes)
             MemoryPlan(config, model.spec, before, source.nbytes(element.itemsize), 0, block_bytes).require_weights()
             device = CudaDevice(
@@ -146,7 +146,7 @@ def make_executor(
 
     vocab = 0 if loaded.lm_head is None else loaded.lm_head.shape[0]
     step = DeviceStep.of(model, device, config, logits_rows=logits_rows, vocab=vocab)
-    block_bytes = model.spec.kv_bytes_per_token(device.element.itemsize) * config.block_size
+    block_bytes = model.spec.kv_bytes_per_token(device.element.itemsize) * config.expert.block_size
     held = before - device.memory()[0]
     config = MemoryPlan(config, model.spec, before, held, 0, block_bytes).fitted(step)
     if ranks is not None:
@@ -157,9 +157,9 @@ def make_executor(
             loaded,
             device,
             num_blocks=1,
-            block_size=config.block_size,
+            block_size=config.expert.block_size,
             step_tokens=config.resolved_step(model.max_positions),
-            step_rows=config.max_step_requests,
+            step_rows=config.expert.max_step_requests,
             logits_chunk_rows=logits_rows,
             calls=calls,
             policy=policy,
@@ -191,7 +191,7 @@ class DeviceStep:
         from prelude.cuda.memory import reserve
         from prelude.cuda.workspace import workspace_bytes
 
-        rows = power_bucket(config.max_step_requests)  # as the executor has them
+        rows = power_bucket(config.expert.max_step_requests)  # as the executor has them
         _, total = device.memory()
 
         def workspace(tokens: int) -> int:
@@ -351,7 +351,7 @@ def give_blocks(
         executor.wait(executor.submit(probe_step(executor)))
     free, total = memory()
     free = room(config.max_memory, total if before is None else before, free)
-    blocks = blocks_for(free, total, block_bytes, blocks=config.kv_blocks, nbytes=config.kv_bytes)
+    blocks = blocks_for(free, total, block_bytes, blocks=config.expert.kv_blocks, nbytes=config.kv_bytes)
     if ranks is not None:
         blocks = ranks.group.least(blocks)
     with fits(memory, "the KV pool"):

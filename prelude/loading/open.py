@@ -114,8 +114,8 @@ def check_arguments(device: str, dtype: str, config: EngineConfig) -> None:
     if not isinstance(config, EngineConfig):
         raise ConfigError(f"config is a {type(config).__name__}; give an EngineConfig")
     asked_for(config.attention)
-    for name in ("policy", "decode_policy"):
-        policy_named(getattr(config, name), name)
+    policy_named(config.policy)
+    policy_named(config.expert.decode_policy, "decode_policy")
     _check_choice("device", device, ("auto", "cpu", "cuda"))
     _check_choice("dtype", dtype, ("auto", "float32", "bfloat16"))
 
@@ -233,7 +233,7 @@ def _cpu_executor(
     from prelude.models.recurrent import state_bytes
     from prelude.models.weight_source import weight_bytes
 
-    rows = _logits_rows(model.vocab_size, config.logits_bytes)
+    rows = _logits_rows(model.vocab_size, config.expert.logits_bytes)
     chunk_rows = logits_rows(model.vocab_size) if rows is None else rows
     with Checkpoint.open(directory, model) as checkpoint:
         source: Checkpoint | ShardSource = checkpoint
@@ -245,7 +245,7 @@ def _cpu_executor(
         log.info("%s: %s", directory, precision.reason)
         weights = weight_bytes(source, model.spec, precision.dtype, precision.packing)
         require_memory(weights, f"{directory}: loading the weights on cpu", available)
-        per_block = model.spec.kv_bytes_per_token(precision.dtype.itemsize) * config.block_size
+        per_block = model.spec.kv_bytes_per_token(precision.dtype.itemsize) * config.expert.block_size
         config.host_entries(per_block)
         running, bytes_per_state = config.max_running, state_bytes(model.spec)
         if available is not None and bytes_per_state:
@@ -254,11 +254,13 @@ def _cpu_executor(
         if bytes_per_state and config.prefix_cache:
             left = None if available is None else max(0, available - weights)
             prefixes = (
-                default_prefixes(left, bytes_per_state) if config.prefix_states is None else config.prefix_states
+                default_prefixes(left, bytes_per_state)
+                if config.expert.prefix_states is None
+                else config.expert.prefix_states
             )
         held = weights + (running + prefixes) * bytes_per_state
         plan = MemoryPlan(config, model.spec, available, held, host + HOST_BYTES, per_block, config.host_kv_bytes)
-        step = StepMemory.of_shapes(model.spec, precision.dtype.itemsize, chunk_rows, config.max_top)
+        step = StepMemory.of_shapes(model.spec, precision.dtype.itemsize, chunk_rows, config.expert.max_top)
         if not plan.is_close(step):
             plan = replace(plan, config=plan.fitted(step))
         plan.require_weights()
@@ -277,7 +279,7 @@ def _cpu_executor(
                     of,
                     held,
                     num_blocks=blocks,
-                    block_size=config.block_size,
+                    block_size=config.expert.block_size,
                     dtype=precision,
                     deterministic=config.deterministic,
                     logits_chunk_rows=chunk_rows,
@@ -318,7 +320,7 @@ def _cuda_executor(
 ) -> tuple[Executor, EngineConfig]:
     from prelude.loading.cuda import open_executor
 
-    rows = _logits_rows(model.vocab_size, config.logits_bytes) or _CHUNK_ROWS
+    rows = _logits_rows(model.vocab_size, config.expert.logits_bytes) or _CHUNK_ROWS
     made, config = open_executor(directory, model, config, dtype, logits_rows=rows, ranks=ranks)
     if ranks is None:
         return made, config

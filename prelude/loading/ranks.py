@@ -59,7 +59,7 @@ class Ranks:
         if isinstance(directory, GgufDirectory):
             raise ConfigError(f"tensor_parallel={size}: {directory} is GGUF, and ranks read safetensors")
         check(model.spec, size, int8=config.quantization == "int8")
-        group = RankGroup.join(size, steady=config.deterministic, limit=config.hang_seconds, gpus=gpus)
+        group = RankGroup.join(size, steady=config.deterministic, limit=config.expert.hang_seconds, gpus=gpus)
         if (group.rank == 0) != lead:
             rank = group.rank
             group.leave()
@@ -115,7 +115,8 @@ class Ranks:
     def agree(self, config: EngineConfig, dtype: str, **options: Any) -> None:
         """Of ranks with GPUs. ``options``: further facts."""
         facts = {"deterministic": config.deterministic, **options}
-        facts |= {name: getattr(config, name) for name in _SAME_ON_GPUS}
+        facts |= {name: getattr(config, name) for name in ("attention", "max_length", "max_step_tokens")}
+        facts |= {name: getattr(config.expert, name) for name in ("block_size", "max_step_requests")}
         self._agree(dtype, facts)
 
     def _agree(self, dtype: str, facts: dict[str, Any]) -> None:
@@ -181,7 +182,5 @@ def _close(opened: weakref.ref[ThreadedExecutor], process: int) -> None:
         executor.close()
 
 
-_SAME_ON_GPUS = ("block_size", "attention", "max_length", "max_step_tokens", "max_step_requests")
-"""Settings that decide which steps and recordings there are."""
 _SAME = ("deterministic", "block_size", "logits_chunk_rows", "quantization", "attention")
 """Options of the executor in which the ranks must agree."""

@@ -34,7 +34,7 @@ def make_core(
 def _core(kind: type[CoreT], executor: Executor, config: EngineConfig, cost: CostModel | None, **more: Any) -> CoreT:
     limits = executor.limits()
     if cost is None:
-        cost = CostModel() if config.cost_model is None else CostModel.load(config.cost_model)
+        cost = CostModel() if config.expert.cost_model is None else CostModel.load(config.expert.cost_model)
     overlap = limits.overlap if config.overlap is None else config.overlap
     pool = KvPool(
         limits.num_blocks,
@@ -55,25 +55,25 @@ def _core(kind: type[CoreT], executor: Executor, config: EngineConfig, cost: Cos
         pool,
         Budgets(
             step_tokens=config.resolved_step(limits.max_positions),
-            step_requests=config.max_step_requests,
+            step_requests=config.expert.max_step_requests,
             running=config.max_running,
             chunk_tokens=config.chunk_tokens,
-            logits_bytes=config.logits_bytes,
+            logits_bytes=config.expert.logits_bytes,
             vocab_size=limits.vocab_size,
             logits_chunk_rows=limits.logits_chunk_rows,
-            fold=config.fold and not limits.bidirectional,
-            defer_steps=config.defer_steps,
-            defer_tokens=config.defer_tokens,
-            group_tokens=config.group_tokens,
+            fold=config.expert.fold and not limits.bidirectional,
+            defer_steps=config.expert.defer_steps,
+            defer_tokens=config.expert.defer_tokens,
+            group_tokens=config.expert.group_tokens,
             overlap=overlap,
         ),
         max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        unhealthy_after=config.unhealthy_after,
-        hang_seconds=config.hang_seconds,
+        max_queued_tokens=config.expert.max_queued_tokens,
+        unhealthy_after=config.expert.unhealthy_after,
+        hang_seconds=config.expert.hang_seconds,
         oneshot_share=config.oneshot_share,
         overlap=overlap,
-        policies=Policies(_policy(config.policy, cost, limits), policy_named(config.decode_policy)),
+        policies=Policies(_policy(config.policy, cost, limits), policy_named(config.expert.decode_policy)),
         cost=cost,
         **more,
     )

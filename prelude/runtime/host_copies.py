@@ -78,5 +78,5 @@ def keep_on_host(pool: KvPool, executor: Executor, config: EngineConfig) -> Host
             needed=config.host_kv_bytes,
             available=0,
         ) from error
-    pool.keep_on_host(entries, config.host_kv_tokens, copies.copy_out, copies.copy_in)
+    pool.keep_on_host(entries, config.expert.host_kv_tokens, copies.copy_out, copies.copy_in)
     return copies

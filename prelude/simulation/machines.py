@@ -10,7 +10,7 @@ from prelude.errors import ConfigError
 from prelude.execution.executor import ExecutorLimits
 from prelude.scheduling.cost import CostModel
 from prelude.simulation.costs import LinearCost, RooflineCost, Shape, StepCost
-from prelude.values.config import CPU_KV_BYTES, EngineConfig
+from prelude.values.config import CPU_KV_BYTES, EngineConfig, ExpertConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ class Machine:
     probation: bool = True  # False: all that is computed is kept, and the least recently used gives way to it
 
     def configured(self, **changes: Any) -> Machine:
-        """With fields of ``config`` changed, or ``reestimate``, or ``probation``."""
+        """With fields of ``config`` or of its ``expert`` changed, or ``reestimate``, or ``probation``."""
         own = {name: changes.pop(name) for name in ("reestimate", "probation") if name in changes}
-        return replace(self, config=replace(self.config, **changes), **own)
+        return replace(self, config=self.config.changed(**changes), **own)
 
     def cost_model(self) -> CostModel:
         """Fitted before, as if the engine had been given the file of an earlier run."""
         return CostModel(coefficients=self.cost.coefficients)
 
     def limits(self) -> ExecutorLimits:
-        block_size = self.config.block_size
-        blocks = self.config.kv_blocks
+        block_size = self.config.expert.block_size
+        blocks = self.config.expert.kv_blocks
         if blocks is None:
             blocks = self.kv_bytes // (self.kv_bytes_per_token * block_size)
         return ExecutorLimits(
@@ -67,7 +67,12 @@ def h200_qwen3_4b() -> Machine:
         QWEN3_4B.kv_bytes_per_token,
         QWEN3_4B.vocab,
         QWEN3_4B.max_positions,
-        EngineConfig(max_length=65_536, max_running=256, chunk_tokens=2048, group_tokens=2048, logits_bytes=1 << 30),
+        EngineConfig(
+            max_length=65_536,
+            max_running=256,
+            chunk_tokens=2048,
+            expert=ExpertConfig(group_tokens=2048, logits_bytes=1 << 30),
+        ),
     )
 
 

@@ -58,7 +58,7 @@ def strict_keywords(cls: C) -> C:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:
             if name not in known:
-                raise UnknownParameter(unknown_keyword(cls.__name__, name, known), field=name)
+                raise UnknownParameter(unknown_keyword(cls, name, known), field=name)
         original(self, *args, **kwargs)
 
     __init__.__wrapped__ = original  # type: ignore[attr-defined]
@@ -67,11 +67,14 @@ def strict_keywords(cls: C) -> C:
     return cls
 
 
-def unknown_keyword(owner: str, name: str, known: Sequence[str]) -> str:
+def unknown_keyword(owner: type[Any] | str, name: str, known: Sequence[str]) -> str:
+    parameter, group = getattr(owner, "GROUP", ("", None))
+    owner = owner if isinstance(owner, str) else owner.__name__
     if name in NOT_OFFERED:
         return f"{owner} does not offer {name!r}: {NOT_OFFERED[name]}"
-    if owner == "Generate" and name in SamplingParams.__dataclass_fields__:
-        return f"{owner} has no parameter {name!r}: it is a field of SamplingParams; give SamplingParams({name}=...)"
+    if group is not None and name in group.__dataclass_fields__:
+        told = f"give {parameter}={group.__name__}({name}=...)"
+        return f"{owner} has no parameter {name!r}: it is a field of {group.__name__}; {told}"
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"{owner} has no parameter {name[:60]!r}{hint} It takes: {', '.join(known)}"
@@ -349,6 +352,7 @@ class Generate(TaskOf[Completion]):
     """Text after ``prompt``."""
 
     prepared_by = "prelude.admission.generate:prepare_generate"
+    GROUP: ClassVar = ("params", SamplingParams)
 
     prompt: Prompt
     params: SamplingParams = SamplingParams()

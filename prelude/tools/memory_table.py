@@ -44,7 +44,9 @@ def table(chosen: argparse.Namespace) -> list[str]:
     from prelude.values.config import EngineConfig
 
     config = EngineConfig(max_memory=chosen.max_memory, quantization=chosen.quantization)
-    top = config.max_top if chosen.max_top is None else EngineConfig(max_top=chosen.max_top).max_top
+    if chosen.max_top is not None:
+        config = config.changed(max_top=chosen.max_top)
+    top = config.expert.max_top
     directory = open_directory(model_path(chosen.model, chosen.revision), False)
     model = ModelConfig.from_dir(directory)
     with Checkpoint.open(directory, model) as checkpoint:

@@ -26,7 +26,7 @@ from prelude.simulation.traces import Arrival, read_trace, write_trace
 from prelude.simulation.workloads import WORKLOADS, cancelled, rubrics
 from prelude.terminal.command_line import check_target, writing
 from prelude.terminal.progress import watched
-from prelude.values.config import EngineConfig
+from prelude.values.config import EngineConfig, ExpertConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -299,7 +299,8 @@ def _is_count(value: Any, least: int, most: int) -> bool:
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:
     settings = dict(_pair(text) for text in texts)
-    known = {field.name for field in fields(EngineConfig)} | {"reestimate", "probation"}
+    known = {field.name for kind in (EngineConfig, ExpertConfig) for field in fields(kind)} - {"expert"}
+    known |= {"reestimate", "probation"}
     for name in settings:
         if name not in known:
             raise ConfigError(f"EngineConfig has no field {name!r}")

@@ -1,11 +1,11 @@
-"""EngineConfig: all limits of an engine in one frozen value, checked for consistency when it is constructed."""
+"""EngineConfig: the limits of an engine in one frozen value, checked for consistency when it is constructed."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from prelude.errors import ConfigError
 from prelude.tasks import CacheMode, strict_keywords
@@ -15,6 +15,126 @@ CPU_KV_BYTES = 256 << 20  # the default pool of a CPU where the system does not 
 MAX_BLOCK_SIZE = 4096  # limit of the pool's allocator
 MAX_THREADS = 1024  # limit of the kernels' pool
 Quantization: TypeAlias = Literal["int8"]
+_FROM_ZERO = ("defer_steps", "question_plan_bytes", "prefix_states", "host_kv_bytes")
+_SECONDS_AND_SHARES = {"oneshot_share": (0.001, 1.0), "hang_seconds": (0.01, 1e9)}
+
+
+def _check_fields(config: EngineConfig | ExpertConfig) -> None:
+    """Each field alone. A name of a policy or of attention is looked up when it is used."""
+    for field in fields(config):
+        name, value = field.name, getattr(config, field.name)
+        if name == "expert":
+            continue
+        if name in ("prefix_cache", "fold", "deterministic"):
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name} must be True or False, got {value!r}")
+        elif name == "quantization":
+            if value not in (None, *get_args(Quantization)):
+                raise ConfigError(f"quantization={value!r} is not one of None, 'int8'")
+        elif name == "overlap":
+            if value is not None and not isinstance(value, bool):
+                raise ConfigError(f"overlap must be True, False or None, got {value!r}")
+        elif name in ("attention", "policy", "decode_policy"):
+            policy = name != "attention" and isinstance(value, Policy) and not isinstance(value, type)
+            if not policy and not isinstance(value, str):
+                raise ConfigError(f"{name}={value!r} is neither a name nor a Policy")
+        elif name == "cost_model":
+            if value is not None and not isinstance(value, str | Path):
+                raise ConfigError(f"cost_model={value!r} is not a path")
+        elif name == "max_memory" and isinstance(value, float):
+            _number(name, value, 0.001, 1.0)
+        elif name in _SECONDS_AND_SHARES:
+            _number(name, value, *_SECONDS_AND_SHARES[name])
+        elif name == "default_cache":
+            if value not in get_args(CacheMode):
+                raise ConfigError(f"default_cache must be 'auto', 'always' or 'never', got {value!r}")
+        elif value is not None:
+            _positive(name, value, least=0 if name in _FROM_ZERO else 1)
+
+
+def _number(name: str, value: Any, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ConfigError(f"{name}={value!r} is not a number; it takes {least:g} to {most:g}")
+    if not least <= value <= most:
+        raise ConfigError(f"{name}={value} is out of range; it takes {least:g} to {most:g}")
+
+
+def _positive(name: str, value: Any, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        kind = "not a finite number" if isinstance(value, float) and not math.isfinite(value) else "not an integer"
+        raise ConfigError(f"{name}={value!r} is {kind}; it must be an integer of at least {least}")
+    if not least <= value < 1 << 62:
+        raise ConfigError(f"{name}={value} is out of range; it must be an integer of at least {least}")
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """Limits that few engines change, given as ``EngineConfig(expert=ExpertConfig(...))``. Numbers are tokens unless
+    another unit is named. A value that is out of range raises ``ConfigError``.
+
+    Steps
+
+    ``group_tokens``          the most tokens that OneShot requests behind the first one bring to a step, so that a
+                              short request does not wait for a long one beside it
+    ``max_step_requests``     the most requests of one step
+    ``logits_bytes``          temporary memory of a step for rows over the vocabulary
+    ``unhealthy_after``       after so many failed steps in a row the engine is unhealthy and all waiting requests
+                              fail
+    ``hang_seconds``          after a step of so many seconds ``health()`` reports it and all waiting requests fail
+
+    KV pool and prefixes
+
+    ``block_size``            tokens of one KV block
+    ``kv_blocks``             blocks of the KV pool; ``None``: as many as ``kv_bytes`` hold
+    ``host_kv_tokens``        the shortest run of a prompt that comes back from host memory; a shorter one is computed
+                              again
+    ``prefix_states``         of how many cached prefixes a model with recurrent layers keeps the state; ``None``: as
+                              many as take an eighth of the memory that the weights leave, 256 at most
+    ``fold``                  a prefix that requests of one step share is computed once
+    ``defer_steps``           the most steps that a request waits for another one that computes their common prefix,
+                              if the two cannot run in one step; 0: it never waits
+    ``defer_tokens``          the shortest common prefix that a request waits for
+
+    Requests
+
+    ``max_prompt_chars``      a longer text is refused before it is tokenised; ``None``: 16 for each token of
+                              ``max_length``
+    ``max_labels``            labels of one question
+    ``max_top``               alternatives of one token
+    ``max_queued_tokens``     bound of the queue; ``QueueFull`` beyond it, at once
+    ``question_plan_bytes``   bytes of prepared questions that are kept for later decisions, estimated from above; 0:
+                              none
+    ``prepare_threads``       threads that prepare long prompts off the caller's event loop
+    ``decode_policy``         the order of the prompts of Decode requests: a name or a Policy object
+    ``cost_model``            the file of a cost model to start from, written by ``engine.cost_model.save``
+    """
+
+    group_tokens: int = 8192
+    max_step_requests: int = 512
+    logits_bytes: int = 256 << 20
+    unhealthy_after: int = 8
+    hang_seconds: float = 600.0
+    block_size: int = 16
+    kv_blocks: int | None = None
+    host_kv_tokens: int = 64
+    prefix_states: int | None = None
+    fold: bool = True
+    defer_steps: int = 8
+    defer_tokens: int = 64
+    max_prompt_chars: int | None = None
+    max_labels: int = 4096
+    max_top: int = 256
+    max_queued_tokens: int = 1 << 31
+    question_plan_bytes: int = 12 << 20
+    prepare_threads: int = 2
+    decode_policy: str | Policy = "first_come_first_served"
+    cost_model: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        if self.block_size > MAX_BLOCK_SIZE:
+            raise ConfigError(f"block_size={self.block_size} is out of range; it takes 1 to {MAX_BLOCK_SIZE}")
 
 
 @strict_keywords
@@ -28,42 +148,26 @@ class EngineConfig:
     ``max_length``            the longest sequence, prompt and output together; at most ``max_step_tokens`` less
                               ``max_running``
     ``max_step_tokens``       the most tokens of one step, all classes together
-    ``group_tokens``          the most tokens that OneShot requests behind the first one bring to a step, so that a
-                              short request does not wait for a long one beside it
-    ``max_step_requests``     the most requests of one step
     ``max_running``           the most Decode requests that hold a row at the same time
     ``chunk_tokens``          the most tokens of one Decode prompt in a step beside running rows
-    ``logits_bytes``          temporary memory of a step for rows over the vocabulary
     ``max_memory``            the most memory of weights, KV blocks and a step together, on a CPU the process's, on a
                               GPU the device's: bytes, or a share in (0, 1] of the free memory. A profile run at load
                               measures a step of full size, and the rest becomes KV blocks. ``None``: the free memory.
-                              Where the longest prompt does not fit, ``max_length`` is lowered, or refused where it
-                              was set; see docs/MEMORY.md
-    ``block_size``            tokens of one KV block
-    ``kv_blocks``             blocks of the KV pool; ``None``: as many as ``kv_bytes`` hold
-    ``kv_bytes``              bytes of the KV pool where ``kv_blocks`` is ``None``. The default on a CPU is a quarter
-                              of the memory that the weights leave, or up to a half where one sequence of
-                              ``max_length`` needs it, but no more than ``max_running`` such sequences fill (256 MiB
-                              where the free memory is not known). A page takes memory from its first write on. The
-                              default on a GPU is the memory that the weights and a step of full size leave
-
-    ``host_kv_bytes``         host memory for KV blocks that the prefix cache evicts, which come back where a later
+                              If the longest prompt does not fit, ``max_length`` is lowered, or refused if it was set;
+                              see docs/MEMORY.md
+    ``kv_bytes``              bytes of the KV pool. The default on a CPU is a quarter of the memory that the weights
+                              leave, or up to a half if one sequence of ``max_length`` needs it, but no more than
+                              ``max_running`` such sequences fill (256 MiB if the free memory is not known). A page
+                              takes memory from its first write on. The default on a GPU is the memory that the
+                              weights and a step of full size leave
+    ``host_kv_bytes``         host memory for KV blocks that the prefix cache evicts, which come back if a later
                               prompt needs them; 0: they are dropped. Pinned memory on a GPU. On a CPU it is part of
                               ``max_memory``, and a larger pool does the same at less cost; see docs/MEMORY.md
-    ``host_kv_tokens``        the shortest run of a prompt that comes back; a shorter one is computed again
-
-    Prefixes
-
-    ``prefix_cache``, ``fold``  switches for reuse across steps and within a step
-    ``prefix_states``         of how many cached prefixes a model with recurrent layers keeps the state; ``None``: as
-                              many as take an eighth of the memory that the weights leave, 256 at most
-    ``defer_steps``           the most steps that a request waits for another one that computes their common prefix,
-                              where the two cannot run in one step; 0: it never waits
-    ``defer_tokens``          the shortest common prefix that a request waits for
-    ``default_cache``         the mode that ``cache="auto"`` of a task stands for: "auto", "always" or "never"
 
     Execution
 
+    ``prefix_cache``          reuse of prefixes across steps
+    ``default_cache``         the mode that ``cache="auto"`` of a task stands for: "auto", "always" or "never"
     ``overlap``               plan, pack and submit the next step while the executor runs this one; ``None``: on CUDA
                               alone. On a CPU steps then run in a thread of their own
     ``threads``               of a step on a CPU, 1 to 1,024, of which no more run than the process has processors;
@@ -78,104 +182,47 @@ class EngineConfig:
 
     Requests
 
-    ``max_prompt_chars``      a longer text is refused before it is tokenised; ``None``: 16 for each token of
-                              ``max_length``
     ``max_questions``         questions of one decision; ``None``: as many as fit one step with all their tokens
-    ``max_labels``            labels of one question
-    ``max_top``               alternatives of one token
-    ``question_plan_bytes``   bytes of prepared questions that are kept for later decisions, estimated from above; 0:
-                              none
-    ``prepare_threads``       threads that prepare long prompts off the caller's event loop
-    ``max_queued_requests``, ``max_queued_tokens``  bounds of the queue; ``QueueFull`` beyond them, at once
-
-    Order and faults
-
+    ``max_queued_requests``   bound of the queue; ``QueueFull`` beyond it, at once
     ``oneshot_share``         the share of a step's time, in (0, 1], that OneShot requests may take beside running
                               rows. At 0.7 a chat's time per token is up to 1/(1 - 0.7) = 3.3 of its time alone
-    ``policy``, ``decode_policy``  the order of OneShot requests, and of the prompts of Decode requests: a name or a
-                              Policy object; see docs/PLANNING.md
-    ``cost_model``            the file of a cost model to start from, written by ``engine.cost_model.save``
-    ``unhealthy_after``       after so many failed steps in a row the engine is unhealthy and all waiting requests
-                              fail
-    ``hang_seconds``          after a step of so many seconds ``health()`` reports it and all waiting requests fail
+    ``policy``                the order of OneShot requests: a name or a Policy object; see docs/PLANNING.md
+    ``expert``                the limits that few engines change (``ExpertConfig``)
     """
+
+    GROUP: ClassVar = ("expert", ExpertConfig)
 
     max_length: int | None = None
     max_step_tokens: int | None = None
-    group_tokens: int = 8192
-    max_step_requests: int = 512
     max_running: int = 64
     chunk_tokens: int = 512
-    logits_bytes: int = 256 << 20
     max_memory: int | float | None = None
-    block_size: int = 16
-    kv_blocks: int | None = None
     kv_bytes: int | None = None
     host_kv_bytes: int = 0
-    host_kv_tokens: int = 64
     prefix_cache: bool = True
-    prefix_states: int | None = None
-    fold: bool = True
-    defer_steps: int = 8
-    defer_tokens: int = 64
+    default_cache: CacheMode = "auto"
     overlap: bool | None = None
     threads: int | None = None
     attention: str = "auto"
-    default_cache: CacheMode = "auto"
     deterministic: bool = False
     tensor_parallel: int = 1
     quantization: Quantization | None = None
-    max_queued_requests: int = 1 << 20
-    max_queued_tokens: int = 1 << 31
-    max_prompt_chars: int | None = None
     max_questions: int | None = None
-    max_labels: int = 4096
-    max_top: int = 256
-    question_plan_bytes: int = 12 << 20
-    prepare_threads: int = 2
+    max_queued_requests: int = 1 << 20
     oneshot_share: float = 0.7
     policy: str | Policy = "shortest_prefill_first"
-    decode_policy: str | Policy = "first_come_first_served"
-    cost_model: str | Path | None = None
-    unhealthy_after: int = 8
-    hang_seconds: float = 600.0
+    expert: ExpertConfig = ExpertConfig()
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("prefix_cache", "fold", "deterministic"):
-                if not isinstance(value, bool):
-                    raise ConfigError(f"{field.name} must be True or False, got {value!r}")
-            elif field.name == "quantization":
-                if value not in (None, *get_args(Quantization)):
-                    raise ConfigError(f"quantization={value!r} is not one of None, 'int8'")
-            elif field.name == "overlap":
-                if value is not None and not isinstance(value, bool):
-                    raise ConfigError(f"overlap must be True, False or None, got {value!r}")
-            elif field.name in ("attention", "policy", "decode_policy"):  # a name is looked up where it is used
-                policy = field.name != "attention" and isinstance(value, Policy) and not isinstance(value, type)
-                if not policy and not isinstance(value, str):
-                    raise ConfigError(f"{field.name}={value!r} is neither a name nor a Policy")
-            elif field.name == "cost_model":
-                if value is not None and not isinstance(value, str | Path):
-                    raise ConfigError(f"cost_model={value!r} is not a path")
-            elif field.name == "max_memory" and isinstance(value, float):
-                _number(field.name, value, 0.001, 1.0)
-            elif field.name in _SECONDS_AND_SHARES:
-                _number(field.name, value, *_SECONDS_AND_SHARES[field.name])
-            elif field.name == "default_cache":
-                if value not in ("auto", "always", "never"):
-                    raise ConfigError(f"default_cache must be 'auto', 'always' or 'never', got {value!r}")
-            elif value is not None:
-                _positive(field.name, value, least=0 if field.name in _FROM_ZERO else 1)
-        if self.block_size > MAX_BLOCK_SIZE:
-            raise ConfigError(f"block_size={self.block_size} is out of range; it takes 1 to {MAX_BLOCK_SIZE}")
+        if not isinstance(self.expert, ExpertConfig):
+            raise ConfigError(f"expert={self.expert!r} is not an ExpertConfig")
+        _check_fields(self)
         if self.threads is not None and self.threads > MAX_THREADS:
             raise ConfigError(f"threads={self.threads} is out of range; it takes 1 to {MAX_THREADS}")
-        if self.max_running > self.max_step_requests:
+        if self.max_running > self.expert.max_step_requests:
             raise ConfigError(
-                f"max_running={self.max_running} is above max_step_requests={self.max_step_requests}: every running "
-                "request has a row in each step; lower it or raise that"
+                f"max_running={self.max_running} is above expert.max_step_requests={self.expert.max_step_requests}: "
+                "every running request has a row in each step; lower it or raise that"
             )
 
         if self.host_kv_bytes and not self.prefix_cache:
@@ -199,9 +246,14 @@ class EngineConfig:
     @classmethod
     def bulk(cls, **limits: Any) -> EngineConfig:
         """For offline work: large batches, prompts in few chunks, most of the time for decisions."""
-        return cls(
-            **{"max_running": 256, "max_step_requests": 1024, "chunk_tokens": 4096, "oneshot_share": 0.9, **limits}
-        )
+        usual = {"max_running": 256, "chunk_tokens": 4096, "oneshot_share": 0.9}
+        return cls(**{**usual, "expert": ExpertConfig(max_step_requests=1024), **limits})
+
+    def changed(self, **values: Any) -> EngineConfig:
+        """With other values of fields of its own or of ``expert``."""
+        inner = {name: values.pop(name) for name in ExpertConfig.__dataclass_fields__ if name in values}
+        expert = replace(self.expert, **inner) if inner else self.expert
+        return replace(self, **{"expert": expert, **values})
 
     # The limits for a model of ``max_positions``. ``ConfigError`` where they contradict each other.
 
@@ -245,22 +297,3 @@ class EngineConfig:
     def oneshot_tokens(self, max_positions: int) -> int:
         """The most tokens of a OneShot request: a step less a full set of running rows."""
         return self.resolved_step(max_positions) - self.max_running
-
-
-_FROM_ZERO = ("defer_steps", "question_plan_bytes", "prefix_states", "host_kv_bytes")
-_SECONDS_AND_SHARES = {"oneshot_share": (0.001, 1.0), "hang_seconds": (0.01, 1e9)}
-
-
-def _number(name: str, value: Any, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ConfigError(f"{name}={value!r} is not a number; it takes {least:g} to {most:g}")
-    if not least <= value <= most:
-        raise ConfigError(f"{name}={value} is out of range; it takes {least:g} to {most:g}")
-
-
-def _positive(name: str, value: Any, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        kind = "not a finite number" if isinstance(value, float) and not math.isfinite(value) else "not an integer"
-        raise ConfigError(f"{name}={value!r} is {kind}; it must be an integer of at least {least}")
-    if not least <= value < 1 << 62:
-        raise ConfigError(f"{name}={value} is out of range; it must be an integer of at least {least}")

@@ -20,7 +20,7 @@ from prelude.results import RequestStats
 from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.postprocess import end_with
 from prelude.scheduling.request import Request
-from prelude.values.config import EngineConfig
+from prelude.values.config import EngineConfig, ExpertConfig
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CORPUS = [
@@ -93,9 +93,12 @@ LIMITS = ExecutorLimits(
 def make(tokenizer: Any = None, **options: Any) -> Preparer:
     """Options of ``ExecutorLimits``, ``EngineConfig`` and ``Preparer`` in one; ``eos_ids`` is [0] by default."""
     limits = {name: options.pop(name) for name in list(options) if name in ExecutorLimits.__slots__}
-    config = {name: options.pop(name) for name in list(options) if name in EngineConfig.__slots__}
+    known = {*EngineConfig.__slots__, *ExpertConfig.__slots__}
+    config = {name: options.pop(name) for name in list(options) if name in known}
     options.setdefault("eos_ids", [0])
-    return Preparer(tokenizer or plain_tokenizer(), replace(LIMITS, **limits), EngineConfig(**config), **options)
+    return Preparer(
+        tokenizer or plain_tokenizer(), replace(LIMITS, **limits), EngineConfig().changed(**config), **options
+    )
 
 
 # ------------------------------------------------------------------ outcomes

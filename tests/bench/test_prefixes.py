@@ -23,7 +23,7 @@ def test_the_curve_has_throughput_and_latency_of_every_share(monkeypatch: pytest
     path = make_checkpoint(tmp_path / "model")
 
     def kept(**limits: Any) -> Engine:
-        made.append(Engine.from_pretrained(path, config=EngineConfig(kv_bytes=1 << 22, **limits)))
+        made.append(Engine.from_pretrained(path, config=EngineConfig().changed(kv_bytes=1 << 22, **limits)))
         return made[-1]
 
     class Watched(Report):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, InvalidRequest, Loglikelihood
+from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, ExpertConfig, InvalidRequest, Loglikelihood
 from prelude.api.windows import MAX_WINDOW_ROWS
 from prelude.errors import EngineClosed
 
@@ -131,7 +131,9 @@ def test_beginnings_that_are_alike_are_neighbours() -> None:
     own = sum(len(one[1]) for one in rows)
 
     def computed(grouped: bool) -> int:
-        config = EngineConfig(kv_blocks=80, block_size=16, max_length=400, max_step_requests=4, max_running=4)
+        config = EngineConfig(
+            max_length=400, max_running=4, expert=ExpertConfig(kv_blocks=80, block_size=16, max_step_requests=4)
+        )
         with Engine.from_pretrained(config=config) as engine:
             if grouped:
                 results = [one.get() for one in engine.map(lambda row: Loglikelihood(*row), rows, window=48)]

@@ -81,7 +81,7 @@ def requests(kinds: list[str]) -> list[Prepared]:
 
 def play(executor: Executor, prepared: list[Prepared], overlap: bool) -> tuple[EngineCore, list[Any]]:
     """In two waves; audited after every step."""
-    core = make_core(EngineCore, executor, EngineConfig(overlap=overlap, **LIMITS))
+    core = make_core(EngineCore, executor, EngineConfig().changed(overlap=overlap, **LIMITS))
     sink = Told()
     waves = []
     for wave in (prepared[::2], prepared[1::2]):

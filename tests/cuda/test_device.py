@@ -19,7 +19,7 @@ from prelude.models.spec import ModelSpec
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
-from prelude.values.config import EngineConfig
+from prelude.values.config import EngineConfig, ExpertConfig
 from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS
 from tests.cuda.simulated import Gone, SimulatedDevice
@@ -125,7 +125,7 @@ def test_a_full_step_of_rows_finds_room_though_their_limit_is_no_power_of_two(
 ) -> None:
     """Rows that are sampled are rounded up to a power of two, and their tokens have places of their own."""
     limits = {"max_length": 64, "max_step_tokens": 512, "max_step_requests": step_rows, "max_running": step_rows}
-    config = EngineConfig(**limits, prefix_cache=False, fold=False)
+    config = EngineConfig().changed(**limits, prefix_cache=False, fold=False)
     core = make_core(EngineCore, on_device(model, step_rows=step_rows), config)
     sink = ById()
     core.lifecycle.post([core.request(chat(i32([i] * 5), 1), sink) for i in range(rows)])
@@ -186,7 +186,7 @@ def test_a_probe_step_is_as_large_as_any_and_leaves_the_pool_alone(model: Model)
     executor = on_device(model, num_blocks=1, step_tokens=1500)
     batch = probe_step(executor)
     assert batch.num_tokens == 1500 and batch.slices.starts.tolist() == [0, 1024, 1500]
-    give_blocks(executor, EngineConfig(kv_blocks=50))
+    give_blocks(executor, EngineConfig(expert=ExpertConfig(kv_blocks=50)))
     assert executor.limits().num_blocks == 50 and not executor.pool.any()
     taken = executor.limits().kv_bytes_per_token * 51 * executor.block_size
     assert executor.pool.nbytes == taken

@@ -241,7 +241,7 @@ def test_an_engine_whose_device_failed_ends_every_request_and_runs_none_again(
     stub: Any, executor: CudaExecutor, overlap: bool
 ) -> None:
     limits = {"max_length": 256, "max_step_tokens": 512, "max_running": 4, "max_step_requests": 8}
-    core = make_core(EngineCore, executor, EngineConfig(**limits, overlap=overlap))
+    core = make_core(EngineCore, executor, EngineConfig().changed(**limits, overlap=overlap))
     sink = ById()
     chats = [core.request(chat(i32(range(20)), 9), sink) for _ in range(6)]  # two of them wait
     core.lifecycle.post([*chats, core.request(last_logprob(i32(range(9))), sink)])

@@ -16,7 +16,7 @@ from prelude.errors import InsufficientMemory
 from prelude.loading.cuda import _STAGING_BYTES, make_executor, probe_step
 from prelude.models.checkpoint import Checkpoint
 from prelude.readouts.batch import OneShotBatch
-from prelude.values.config import EngineConfig
+from prelude.values.config import EngineConfig, ExpertConfig
 from tests.checkpoints import save_model
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
 from tests.execution.helpers import Model, Segment, all_logprobs, ends, i32, run, slices
@@ -33,7 +33,7 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def made(model: Model, **settings: object) -> tuple[CudaExecutor, EngineConfig, SimulatedDevice]:
-    config = EngineConfig(max_running=8, max_step_requests=16, **settings)
+    config = EngineConfig(max_running=8, **settings, expert=ExpertConfig(max_step_requests=16))
     heads = model.config.spec.attention
     device = SimulatedDevice(torch.float32, memory=TOTAL)
     before, _ = device.memory()

@@ -71,7 +71,7 @@ def make_engine(checkpoint: Path) -> Iterator[Callable[..., Engine]]:
     made: list[Engine] = []
 
     def make(path: Path | None = checkpoint, dtype: str = "float32", **config: Any) -> Engine:
-        engine = Engine.from_pretrained(path, dtype=dtype, config=EngineConfig(kv_bytes=1 << 22, **config))
+        engine = Engine.from_pretrained(path, dtype=dtype, config=EngineConfig().changed(kv_bytes=1 << 22, **config))
         made.append(engine)
         return engine
 

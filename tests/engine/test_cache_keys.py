@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 from prelude._native import core
 
-from prelude import Choice, Decide, DecisionTemplate, Engine, EngineConfig, Generate, SamplingParams, Score, YesNo
+from prelude import (
+    Choice,
+    Decide,
+    DecisionTemplate,
+    Engine,
+    EngineConfig,
+    ExpertConfig,
+    Generate,
+    SamplingParams,
+    Score,
+    YesNo,
+)
 from prelude.integrations.affinity import Served, chain_of_task
 from prelude.scheduling.planner import Budgets
 from prelude.systemone import SystemOne
@@ -71,7 +82,9 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def forgetful(checkpoint: Path) -> Iterator[Engine]:
-    with Engine.from_pretrained(checkpoint, config=EngineConfig(question_plan_bytes=0, prefix_cache=False)) as engine:
+    with Engine.from_pretrained(
+        checkpoint, config=EngineConfig(prefix_cache=False, expert=ExpertConfig(question_plan_bytes=0))
+    ) as engine:
         yield engine
 
 
@@ -178,7 +191,9 @@ def test_what_new_questions_leave_is_bounded(checkpoint: Path) -> None:
     """Questions, labels, templates and tenants that are new in each request."""
     bound = 1 << 19
     most, traced = 0, []
-    with Engine.from_pretrained(checkpoint, config=EngineConfig(question_plan_bytes=bound)) as engine:
+    with Engine.from_pretrained(
+        checkpoint, config=EngineConfig(expert=ExpertConfig(question_plan_bytes=bound))
+    ) as engine:
         tracemalloc.start()
         try:
             for number in range(450):

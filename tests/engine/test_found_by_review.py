@@ -78,7 +78,7 @@ def test_cached_prompt_tokens_of_chats_are_counted(make_engine: Make) -> None:
 def test_limits_that_cannot_work_are_refused_when_the_engine_is_made(make_engine: Make) -> None:
     for bad in ({"kv_blocks": 0}, {"hang_seconds": 10**400}, {"hang_seconds": float("nan")}):
         with pytest.raises(ConfigError):
-            EngineConfig(**bad)
+            EngineConfig().changed(**bad)
     with pytest.raises(ConfigError, match="logits_bytes=1 does not hold one row"):
         make_engine(logits_bytes=1)
     with pytest.raises(ConfigError, match="EngineConfig"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prelude import Embed, Engine, EngineConfig, Generate, Loglikelihood, SamplingParams
+from prelude import Embed, Engine, EngineConfig, ExpertConfig, Generate, Loglikelihood, SamplingParams
 from prelude.errors import ConfigError, InsufficientMemory
 from prelude.execution.memory_plan import MemoryPlan
 from prelude.execution.step_memory import StepMemory
@@ -30,7 +30,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_of(path: Path, **limits: Any) -> Engine:
-    return Engine.from_pretrained(path, dtype="float32", config=EngineConfig(**{"deterministic": True, **limits}))
+    return Engine.from_pretrained(
+        path, dtype="float32", config=EngineConfig().changed(**{"deterministic": True, **limits})
+    )
 
 
 def tasks(turn: int) -> list[Any]:
@@ -114,7 +116,7 @@ def test_values_that_contradict_each_other_are_refused(path: Path) -> None:
         with pytest.raises(ConfigError, match="host_kv_bytes"):
             EngineConfig(host_kv_bytes=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="host_kv_tokens"):
-        EngineConfig(host_kv_tokens=0)
+        EngineConfig(expert=ExpertConfig(host_kv_tokens=0))
 
 
 def test_less_than_a_block_is_refused_before_the_weights_are_read(

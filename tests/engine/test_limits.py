@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from prelude import EngineConfig, RequestOptions
+from prelude import EngineConfig, ExpertConfig, RequestOptions
 from prelude.errors import (
     ConfigError,
     InvalidRequest,
     QueueFull,
     RequestCancelled,
+    UnknownParameter,
 )
 from prelude.scheduling.request import State
 from tests.engine.test_faults import ById, generated, text
@@ -161,18 +162,30 @@ def test_part_of_a_large_call_is_refused_and_the_rest_is_answered() -> None:
 )
 def test_limits_that_make_no_sense_are_refused_when_they_are_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        EngineConfig(**wrong)
+        EngineConfig().changed(**wrong)
+
+
+def test_a_field_of_expert_is_refused_at_the_top_by_a_sentence_that_names_it() -> None:
+    told = r"EngineConfig has no parameter 'kv_blocks': it is a field of ExpertConfig; give expert=ExpertConfig\(kv"
+    with pytest.raises(UnknownParameter, match=told):
+        EngineConfig(kv_blocks=8)  # type: ignore[call-arg]
+    assert len(dataclasses.fields(EngineConfig)) <= 20
+    assert EngineConfig(expert=ExpertConfig(kv_blocks=8)) == EngineConfig().changed(kv_blocks=8)
+    with pytest.raises(ConfigError, match="expert"):
+        EngineConfig(expert={"kv_blocks": 8})  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------ labels
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(EngineConfig)])
+@pytest.mark.parametrize(
+    "name", [one.name for kind in (EngineConfig, ExpertConfig) for one in dataclasses.fields(kind)]
+)
 def test_a_value_of_another_kind_is_refused_by_its_name(name: str) -> None:
     for value in (["wrong"], "wrong", 1.5j):
         if value != "wrong" or name not in ("cost_model", "attention", "policy", "decode_policy"):  # looked up later
             with pytest.raises(ConfigError, match=name):
-                EngineConfig(**{name: value})  # type: ignore[arg-type]
+                EngineConfig().changed(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.fault(17)

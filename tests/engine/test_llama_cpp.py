@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prelude import Engine, EngineConfig, Generate, SamplingParams
+from prelude import Engine, EngineConfig, ExpertConfig, Generate, SamplingParams
 from prelude.default_model import path as packaged
 
 pytest.importorskip("xllamacpp", reason="the package xllamacpp, a build of llama.cpp, is not installed")
@@ -27,7 +27,9 @@ def test_logprobs_of_llama_cpp(kind: str, tmp_path: Path) -> None:
     path = write_gguf(packaged(), tmp_path / "model.gguf", kind)
     theirs = LlamaCpp(path, threads=1, exact=True).top(PROMPTS, TOP)
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=TOP)
-    with Engine.from_pretrained(str(path), dtype="auto", config=EngineConfig(kv_blocks=64)) as engine:
+    with Engine.from_pretrained(
+        str(path), dtype="auto", config=EngineConfig(expert=ExpertConfig(kv_blocks=64))
+    ) as engine:
         ours = [dict((engine.run(Generate(ids, params)).logprobs or [])[0].top) for ids in PROMPTS]
     error = max(abs(ours[row][token] - logprob) for row, best in enumerate(theirs) for token, logprob in best[:10])
     assert error < TOLERANCE[kind]

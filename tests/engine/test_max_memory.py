@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(resident_bytes() is None, reason="the system doe
 
 
 def loaded(**limits: object) -> Engine:
-    return Engine.from_pretrained(config=EngineConfig(max_running=8, **limits))
+    return Engine.from_pretrained(config=EngineConfig().changed(max_running=8, **limits))
 
 
 def step_of(engine: Engine) -> StepMemory:

@@ -37,7 +37,7 @@ def made() -> Any:
     engines: list[Engine] = []
 
     def make(**limits: Any) -> Engine:
-        engines.append(Engine.from_pretrained(None, config=EngineConfig(deterministic=True, **limits)))
+        engines.append(Engine.from_pretrained(None, config=EngineConfig().changed(deterministic=True, **limits)))
         return engines[-1]
 
     yield make

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from prelude import Choice, Decide, Engine, EngineConfig, Generate, Loglikelihood, SamplingParams, YesNo
+from prelude import Choice, Decide, Engine, EngineConfig, ExpertConfig, Generate, Loglikelihood, SamplingParams, YesNo
 from prelude.errors import CheckpointError, InsufficientMemory, UnsupportedModel
 from prelude.loading.cuda import check_supported
 from prelude.models.config import ModelConfig
@@ -39,7 +39,7 @@ def make(hybrid: Oracle) -> Iterator[Make]:
 
     def one(**config: Any) -> Engine:
         config = {"kv_bytes": 1 << 22, "max_running": 6, **config}
-        made.append(Engine.from_pretrained(hybrid.path, dtype="float32", config=EngineConfig(**config)))
+        made.append(Engine.from_pretrained(hybrid.path, dtype="float32", config=EngineConfig().changed(**config)))
         return made[-1]
 
     yield one
@@ -197,4 +197,4 @@ def test_memory_of_states_is_part_of_the_need(hybrid: Oracle, monkeypatch: pytes
     weights = sum(2 * tensor.numel() * 2 for tensor in load_file(hybrid.path / "model.safetensors").values())
     monkeypatch.setattr(memory, "available_memory", lambda: weights + 1000)
     with pytest.raises(InsufficientMemory, match=r"weights and states \([\d,]+ bytes\) and 4 KV blocks need"):
-        Engine.from_pretrained(hybrid.path, config=EngineConfig(kv_blocks=4))
+        Engine.from_pretrained(hybrid.path, config=EngineConfig(expert=ExpertConfig(kv_blocks=4)))

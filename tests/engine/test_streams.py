@@ -27,7 +27,7 @@ LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
 
 def in_loop(path: Path, work: Callable[[AsyncEngine], Awaitable[None]], **config: Any) -> None:
     async def main() -> None:
-        settings = EngineConfig(kv_bytes=1 << 22, **config)
+        settings = EngineConfig().changed(kv_bytes=1 << 22, **config)
         async with AsyncEngine.from_pretrained(path, dtype="float32", config=settings) as engine:
             await work(engine)
             await all_back(engine)

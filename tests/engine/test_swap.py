@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prelude import Choice, DecisionTemplate, Engine, EngineConfig, SamplingParams, YesNo
+from prelude import Choice, DecisionTemplate, Engine, EngineConfig, ExpertConfig, SamplingParams, YesNo
 from prelude.errors import ConfigError, EngineClosed
 from tests.patience import shown
 
@@ -137,8 +137,10 @@ def test_a_template_that_a_tenant_brings_is_tokenised_anew_for_another(
 
 
 def test_prepared_questions_are_bounded_by_a_setting(checkpoint: Path) -> None:
-    with Engine.from_pretrained(checkpoint, config=EngineConfig(question_plan_bytes=0)) as engine:
+    with Engine.from_pretrained(
+        checkpoint, config=EngineConfig(expert=ExpertConfig(question_plan_bytes=0))
+    ) as engine:
         engine.decide("x", [YesNo("Is it so?")])
         assert engine.stats()["memory"]["question_bytes"] == 0
     with pytest.raises(ConfigError, match="question_plan_bytes"):
-        EngineConfig(question_plan_bytes=-1)
+        EngineConfig(expert=ExpertConfig(question_plan_bytes=-1))

@@ -25,7 +25,7 @@ async def service(**config: Any) -> AsyncIterator[tuple[Any, Any]]:
     """The app with its lifespan run, and a client of it."""
     from prelude import EngineConfig
 
-    app = load("fastapi_service").create_app(config=EngineConfig(kv_bytes=1 << 23, **config))
+    app = load("fastapi_service").create_app(config=EngineConfig().changed(kv_bytes=1 << 23, **config))
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://service", timeout=PATIENCE) as client:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from prelude import Engine, EngineConfig
+from prelude import Engine, EngineConfig, ExpertConfig
 from prelude.models.arrays import FLOAT32
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.precision import choose
@@ -102,7 +102,7 @@ def test_the_forms_that_auto_chooses(tmp_path: Path) -> None:
 def test_the_choice_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_checkpoint(tmp_path, dtype="bfloat16")
     caplog.set_level(logging.INFO, "prelude.engine")
-    with Engine.from_pretrained(tmp_path, config=EngineConfig(kv_blocks=8)) as engine:
+    with Engine.from_pretrained(tmp_path, config=EngineConfig(expert=ExpertConfig(kv_blocks=8))) as engine:
         info = engine.model_info
         assert "bfloat16 weights, float32 on cpu" in repr(engine)
     assert LOADED in caplog.text and "bfloat16 weights, float32 (dtype='auto')" in caplog.text

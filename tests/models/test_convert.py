@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from prelude._native import cpu
 
-from prelude import Engine, EngineConfig, SamplingParams
+from prelude import Engine, EngineConfig, ExpertConfig, SamplingParams
 from prelude.errors import CheckpointError, ExecutionError, ModelError, UnsupportedModel
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
@@ -116,7 +116,7 @@ def test_a_file_that_is_written_into_while_it_is_in_use(how: str, tmp_path: Path
     folder = tmp_path / "converted"
     convert(make_checkpoint(tmp_path / "source"), folder)
     path = folder / PACKED_FILE
-    with Engine.from_pretrained(folder, config=EngineConfig(kv_blocks=64)) as engine:
+    with Engine.from_pretrained(folder, config=EngineConfig(expert=ExpertConfig(kv_blocks=64))) as engine:
         before = engine.complete("a text", params=GREEDY).token_ids
         if how == "truncated":
             os.truncate(path, 0)
@@ -177,7 +177,7 @@ def test_the_command_and_the_engine(tmp_path: Path, capsys: pytest.CaptureFixtur
     texts = ["The bridge is closed.", "Who signed it?"]
     found = []
     for where in (str(packaged()), str(folder)):
-        with Engine.from_pretrained(where, config=EngineConfig(kv_blocks=64)) as engine:
+        with Engine.from_pretrained(where, config=EngineConfig(expert=ExpertConfig(kv_blocks=64))) as engine:
             found.append([engine.complete(text, params=GREEDY).token_ids for text in texts])
     assert found[0] == found[1]
     assert main(["convert", str(packaged()), str(folder)]) == 2  # there already

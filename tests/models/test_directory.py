@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from prelude import Engine, EngineConfig, default_model
+from prelude import Engine, EngineConfig, ExpertConfig, default_model
 from prelude.errors import CheckpointError, InsufficientMemory, ModelError
 from prelude.models import checkpoint as checkpoint_module
 from prelude.models import memory, read_weights
@@ -263,7 +263,7 @@ def test_memory_that_ends_while_loading(tmp_path: Path, monkeypatch: pytest.Monk
     make_checkpoint(tmp_path)
     monkeypatch.setattr(read_weights, "load_weights", fail)
     with pytest.raises(InsufficientMemory, match=r"ended while loading; weights and states need \d+ bytes"):
-        Engine.from_pretrained(tmp_path, config=EngineConfig(kv_blocks=8))
+        Engine.from_pretrained(tmp_path, config=EngineConfig(expert=ExpertConfig(kv_blocks=8)))
 
 
 # -- the contents of the files ---------------------------------------------------------------------

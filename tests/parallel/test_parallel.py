@@ -52,7 +52,9 @@ def four(folder: Path) -> Iterator[World]:
 
 
 def alone(model: Path, use: Any, load: dict[str, Any] | None = None, **config: Any) -> Any:
-    with Engine.from_pretrained(model, config=EngineConfig(**{**LIMITS, **config}), **(load or {})) as engine:
+    with Engine.from_pretrained(
+        model, config=EngineConfig().changed(**{**LIMITS, **config}), **(load or {})
+    ) as engine:
         return use(engine)
 
 
@@ -151,9 +153,9 @@ def test_a_rank_that_fails_while_loading_ends_the_others(folder: Path, model: Pa
 def test_an_indivisible_model_is_refused_before_any_other_process_is_asked(folder: Path, model: Path) -> None:
     def refusal(path: Path = model, kind: type[Exception] = ConfigError, **config: Any) -> str:
         with pytest.raises(kind) as refused:
-            Engine.from_pretrained(path, config=EngineConfig(**config))
+            Engine.from_pretrained(path, config=EngineConfig().changed(**config))
         with pytest.raises(kind) as other:
-            serve_rank(path, config=EngineConfig(**config))
+            serve_rank(path, config=EngineConfig().changed(**config))
         assert str(refused.value) == str(other.value)
         return str(refused.value)
 

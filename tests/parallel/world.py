@@ -107,7 +107,7 @@ def _done(rank: int, model: str, use: Callable[[Any], Any], config: dict[str, An
     from prelude import Engine, EngineConfig, serve_rank
 
     try:
-        made = EngineConfig(**config)
+        made = EngineConfig().changed(**config)
         if rank:
             return serve_rank(model, config=made, **load)
         with Engine.from_pretrained(model, config=made, **load) as engine:

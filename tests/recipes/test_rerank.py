@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from prelude import AsyncEngine, Classify, Engine, EngineConfig, Rerank
+from prelude import AsyncEngine, Classify, Engine, EngineConfig, ExpertConfig, Rerank
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, RecipeError
 from prelude.recipes import MAX_PARTS, MAX_TEXT, GuardField, GuardRecipe, RerankRecipe, names, read_recipe, shipped
 from tests.checkpoints import make_checkpoint
@@ -398,7 +398,9 @@ def test_the_shipped_recipes_have_the_names_that_they_are_found_by() -> None:
 
 def test_how_much_of_a_pair_was_cut(tmp_path: Path) -> None:
     path = write(tmp_path, "ForSequenceClassification", num_labels=1)
-    with Engine.from_pretrained(path, config=EngineConfig(max_length=32, max_prompt_chars=600)) as engine:
+    with Engine.from_pretrained(
+        path, config=EngineConfig(max_length=32, expert=ExpertConfig(max_prompt_chars=600))
+    ) as engine:
 
         def cut(query: str, document: str) -> tuple[int, int]:
             said = engine.explain(Rerank(query, document, truncation="tail"))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prelude import Engine, EngineConfig
+from prelude import Engine, EngineConfig, ExpertConfig
 from prelude.errors import ConfigError
 from prelude.scheduling.policies import (
     POLICIES,
@@ -375,13 +375,13 @@ def test_static_batches_refill_when_all_rows_are_free() -> None:
 def test_policies_are_chosen_by_name_or_given_as_objects() -> None:
     assert policy_named("shortest_prefill_first") == ShortestPrefillFirst()
     assert policy_named(PrefillFirst(ShortestPrefillFirst(5000))).whole_prompts
-    EngineConfig(policy="response_ratio", decode_policy=PrefillFirst())
+    EngineConfig(policy="response_ratio", expert=ExpertConfig(decode_policy=PrefillFirst()))
     for wrong in (3, None, ShortestPrefillFirst):
         with pytest.raises(ConfigError, match="policy"):
             EngineConfig(policy=wrong)  # type: ignore[arg-type]
     for name in ("policy", "decode_policy"):
         with pytest.raises(ConfigError, match=f"{name}='fifo' is neither a Policy nor one of first_come"):
-            Engine.from_pretrained(config=EngineConfig(**{name: "fifo"}))  # type: ignore[arg-type]
+            Engine.from_pretrained(config=EngineConfig().changed(**{name: "fifo"}))  # type: ignore[arg-type]
     for value in (-1, 0, math.nan, True, "0.1"):
         with pytest.raises(ConfigError, match="half_life"):
             ShortestPrefillFirst(half_life=value)  # type: ignore[arg-type]
@@ -395,6 +395,6 @@ def test_presets_for_chat_and_for_bulk_work_are_on_either_side_of_the_default() 
     assert talk.chunk_tokens < default.chunk_tokens < bulk.chunk_tokens
     assert talk.max_running < default.max_running < bulk.max_running
     assert talk.oneshot_share < default.oneshot_share < bulk.oneshot_share
-    assert EngineConfig.chat(chunk_tokens=64, kv_blocks=7).chunk_tokens == 64
+    assert EngineConfig.chat(chunk_tokens=64, expert=ExpertConfig(kv_blocks=7)).chunk_tokens == 64
     with pytest.raises(ConfigError):
         EngineConfig.bulk(chunk_tokens=0)
