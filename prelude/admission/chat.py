@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 from prelude.errors import TemplateError, shown
+from prelude.records import dataclass
 from prelude.tasks import Message
 
 # (messages, add_generation_prompt) -> [(text, trusted)]: the text of messages is untrusted, the template's own text

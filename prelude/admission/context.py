@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from prelude.admission.chat import ChatRenderer, Frame, make_frame
@@ -16,6 +15,7 @@ from prelude.execution.executor import ExecutorLimits
 from prelude.readouts import RequestReadout
 from prelude.readouts.sampling import Sampling
 from prelude.recipes import ModelRecipes
+from prelude.records import dataclass, field
 from prelude.results import AskedQuestion
 from prelude.streaming.detokenize import Texts
 from prelude.tasks import CacheMode, Task

@@ -15,7 +15,6 @@ the state. The readout's rows count from there as well, so that one readout serv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, TokenizationScope
 from prelude.errors import RequestTooLarge, TemplateError, shown
 from prelude.readouts.batch import I32, LogprobRows
+from prelude.records import dataclass, field
 from prelude.results import AskedQuestion
 from prelude.tasks import Decide
 from prelude.values import validation

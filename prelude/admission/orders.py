@@ -20,7 +20,6 @@ Shifts are numbered so that the first ones are far apart (van der Corput's seque
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +29,7 @@ from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.template import DecisionTemplate
 from prelude.errors import InvalidRequest, TemplateError, shown
 from prelude.readouts.batch import I32
+from prelude.records import dataclass
 from prelude.tasks import Orders
 
 ONCE = (0,)

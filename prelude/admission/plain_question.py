@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from prelude.admission.context import AdmissionContext
 from prelude.admission.structured import MAX_TEXT, text_of
 from prelude.errors import InvalidRequest, shown
+from prelude.records import dataclass, replace
 from prelude.tasks import Choice, Noul, Score
 from prelude.values import validation
 from prelude.values.option_settings import Layout

@@ -7,7 +7,6 @@ the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ from prelude._native.core import build_tree
 from prelude.readouts import RequestReadout
 from prelude.readouts.batch import I32, SampleOutput
 from prelude.readouts.sampling import Sampling
+from prelude.records import dataclass
 from prelude.results import RequestStats, SampledLogprob
 from prelude.tasks import CacheMode
 

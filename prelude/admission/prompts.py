@@ -20,7 +20,6 @@ other fields leave; a message whose text is cut whole stays, with an empty text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from prelude.admission.messages import check_messages, shorten_messages, too_man
 from prelude.admission.tokenization import Mask, Piece, TokenizationScope, token_ids
 from prelude.errors import InvalidRequest, PromptTooLong, TemplateError, shown
 from prelude.readouts.batch import I32
+from prelude.records import dataclass
 from prelude.tasks import Classify, Embed, Rerank
 from prelude.values import validation
 

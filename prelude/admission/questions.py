@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from prelude.admission.chat import Frame
@@ -17,6 +16,7 @@ from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, TokenizationScope
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
 from prelude.readouts.batch import I32
+from prelude.records import dataclass, replace
 from prelude.tasks import Choice, Noul, Orders, Question, Score
 
 LabelOrder: TypeAlias = tuple[int, ...] | None

@@ -26,9 +26,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,7 @@ from prelude import recipes
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import Piece
 from prelude.errors import RecipeError, TemplateError, shown
+from prelude.records import dataclass, field, fields
 from prelude.tasks import strict_keywords
 from prelude.tokenizer.backends.files import read_plain
 from prelude.values.strict_json import parse
@@ -256,4 +255,4 @@ def decision_names() -> list[str]:
 
 
 def _decide_recipes() -> Any:
-    return resources(recipes) / "decide"
+    return Path(recipes.__file__).parent / "decide"

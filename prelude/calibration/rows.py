@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prelude.errors import CalibrationError, reason, shown
+from prelude.records import dataclass, replace
 from prelude.results import Answer, AskedQuestion
 from prelude.tasks import Choice, Decide, Noul, Score
 from prelude.values.strict_json import parse

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from prelude.errors import RecipeError, shown
+from prelude.records import MISSING, dataclass, fields
 from prelude.values.strict_json import parse
 
 MAX_FILE_BYTES = 1 << 20
@@ -204,7 +204,7 @@ def read_recipe(data: bytes | str, where: str) -> Recipe:
 def shipped() -> Mapping[str, Recipe]:
     """The recipes of this package by name."""
     found = {}
-    for file in sorted(files(__name__).iterdir(), key=lambda one: one.name):
+    for file in sorted(Path(__file__).parent.iterdir(), key=lambda one: one.name):
         if file.name.endswith(".json"):
             recipe = read_recipe(file.read_bytes(), file.name)
             found[recipe.name] = recipe

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from prelude.admission.tokenization import TokenizationScope
 from prelude.readouts import RequestReadout
 from prelude.readouts.head import HeadRows
 from prelude.readouts.options import OptionRows
+from prelude.records import dataclass
 from prelude.values.arrays import I32
 from prelude.values.option_settings import OptionSettings
 
