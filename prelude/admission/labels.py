@@ -46,7 +46,7 @@ class LabelTrie:
 
 
 def build_trie(label_ids: Sequence[Sequence[int]], labels: Sequence[str], field: str) -> LabelTrie:
-    """``InvalidRequest`` where a label has no tokens or two have the same."""
+    """Raise ``InvalidRequest`` if a label has no tokens or two labels have the same."""
     children: list[dict[int, int]] = [{}]
     parents, tokens = [-1], [-1]
     ends: dict[int, int] = {}

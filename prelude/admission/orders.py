@@ -38,7 +38,7 @@ ONCE = (0,)
 @dataclass(frozen=True, slots=True)
 class Arranged:
     """``asked`` with its labels in the order of shift 0; ``starts``: the shifts that are shown; ``places[i]``: the
-    place of the caller's label i, ``None`` where all are where they were."""
+    place of the caller's label i, ``None`` if all are where they were."""
 
     plain: PlainQuestion
     starts: tuple[int, ...] = ONCE

@@ -27,8 +27,8 @@ _SIDES = ("true", "false")  # of a Noul, in the order of its labels
 
 @dataclass(frozen=True, slots=True)
 class PlainQuestion:
-    """``text`` is empty where the criteria alone ask. ``labels`` are empty for a ``Noul``, whose two labels the
-    template names. ``notes`` describe the labels in their order ("" is no description); ``()`` where none has one.
+    """``text`` is empty if the criteria alone ask. ``labels`` are empty for a ``Noul``, whose two labels the
+    template names. ``notes`` describe the labels in their order ("" is no description); ``()`` if none has one.
     ``first`` is the number of the first level."""
 
     kind: Kind
