@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ from prelude.errors import ConfigError, InsufficientMemory, ModelError
 from prelude.execution.backends import asked_for
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.loading.sparrow import load_sparrow
+from prelude.models.installed import path_or_name
 from prelude.models.sparrow import is_sparrow
-from prelude.records import dataclass, replace
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.ledger import LOGITS_BYTES
@@ -56,6 +57,7 @@ def load(
     """Raises ``ModelError`` or ``ConfigError``; allocates nothing large before everything has been checked."""
     began = time.perf_counter()
     check_arguments(device, dtype, config)
+    model = model if revision is not None else path_or_name(model)
     if is_sparrow(model):
         return Parts(*load_sparrow(model, device, dtype, config))
     directory, model_config = _checked_model(model, device, config, revision, follow_links)
@@ -94,6 +96,7 @@ def serve_rank(
     Raises ``RankLost`` where another process ends in another way or hangs, and as ``Engine.from_pretrained`` does.
     """
     check_arguments(device, dtype, config)
+    model = model if revision is not None else path_or_name(model)
     if config.tensor_parallel == 1 or is_sparrow(model):
         raise ConfigError("serve_rank is for a model directory and a config with tensor_parallel of 2 or more")
     directory, model_config = _checked_model(model, device, config, revision, follow_links)
@@ -172,7 +175,8 @@ def log_loaded(path: Path, preparer: Preparer, dtype: str, seconds: float) -> No
 
 
 def model_path(model: str | Path | None, revision: str | None = None) -> Path:
-    """A local directory as it is, a hub name through the hub's cache, ``None`` the model in the package."""
+    """A local directory as it is, a name of an installed package as its path, a hub name through the hub's cache,
+    ``None`` the model in the package."""
     if model is None:
         from prelude import default_model
 
@@ -181,7 +185,7 @@ def model_path(model: str | Path | None, revision: str | None = None) -> Path:
         return default_model.path()
     from prelude.models.hub import resolve
 
-    return resolve(model, revision=revision)
+    return resolve(model if revision is not None else path_or_name(model), revision=revision)
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

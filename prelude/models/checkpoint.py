@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -28,7 +29,6 @@ from prelude.models.packed_file import PACKED, PACKED_FILE, Converted, Kept, Pac
 from prelude.models.safetensors_file import FLOATS, SafetensorsFile
 from prelude.models.shards import WeightFiles, find_weight_files
 from prelude.models.spec import LM_HEAD, ModelSpec
-from prelude.records import dataclass
 
 if TYPE_CHECKING:
     from prelude.models.arrays import Array
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 Head = Literal["own", "tied", "none"]
 _LM_HEAD = f"{LM_HEAD}.weight"
+_POOLER = ".pooler."  # of BERT's checkpoints; what the pooling of a directory does without
 _IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias", ".position_ids", ".token_type_ids")
 """Buffers that old versions saved; they are computed."""
 _OLD_ENDINGS = {
@@ -320,7 +321,8 @@ def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) 
             raise CheckpointError(
                 f"{directory}: {_several(own)} not part of a {config.architecture} with this config.json"
             )
-        log.warning("%s: %s not part of a %s and ignored", directory, _several(own), config.architecture)
+        level = logging.INFO if all(_POOLER in f".{name}" for name in own) else logging.WARNING
+        log.log(level, "%s: %s not part of a %s and ignored", directory, _several(own), config.architecture)
     for name, shape in expected.items():
         _check_tensor(name, places[name], shape)
     ordered = {name: places[name] for name in expected}

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from prelude.errors import ModelError, shown
+from prelude.models import installed
 from prelude.models.files import check_directory, check_model
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def resolve(
     if not _is_hub_name(text):
         raise ModelError(
             f"{shown(path_or_name)}: there is no such file or directory, and it is not a hub name, which has "
-            "the form 'org/name'"
+            f"the form 'org/name', nor one of installed packages: {', '.join(installed.names())}"
         )
     owner = text.partition("/")[0]
     if os.path.lexists(owner):
