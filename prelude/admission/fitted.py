@@ -21,11 +21,30 @@ from prelude.values import validation
 
 
 def asks_fitted(questions: Any) -> bool:
-    """Return whether one of a decision's questions is a fitted one."""
+    """Whether one of a decision's questions is a fitted one."""
     if isinstance(questions, Mapping):
         questions = tuple(questions.values())
     listed = type(questions) is list or type(questions) is tuple
     return listed and any([type(question) is FittedQuestion for question in questions])
+
+
+def mixes_fitted(questions: Any) -> bool:
+    """Whether some of a decision's questions are fitted ones, and some are not."""
+    return asks_fitted(questions) and not all([is_fitted(question) for question in named(questions)[0]])
+
+
+def answers_questions(ctx: AdmissionContext) -> bool:
+    """Whether the model answers questions that are not fitted."""
+    return bool(ctx.limits.lm_head or ctx.limits.masked_lm or ctx.options is not None)
+
+
+def is_fitted(question: Any) -> bool:
+    return type(question) is FittedQuestion
+
+
+def vector_decision(task: Decide, questions: Sequence[Any]) -> Decide:
+    """``task`` with fitted questions alone, and without the settings that have no meaning for them."""
+    return Decide(task.state, questions, truncation=task.truncation, cache=task.cache, salt=task.salt)
 
 
 def prepare_fitted(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Admitted:
@@ -58,7 +77,7 @@ def prepare_fitted(ctx: AdmissionContext, scope: TokenizationScope, task: Decide
 
 
 def _checked(ctx: AdmissionContext, task: Decide, questions: Sequence[Any]) -> Sequence[FittedQuestion]:
-    """Return the questions if one vector of this model answers all of them."""
+    """The questions, where one vector of this model answers all of them."""
     for value, usual, field, why in (
         (task.template, None, "template", "it reads the vector of the state alone, and no text of a question"),
         (task.length_norm, "none", "length_norm", "it gives one number a label of any length"),
@@ -76,12 +95,10 @@ def _checked(ctx: AdmissionContext, task: Decide, questions: Sequence[Any]) -> S
     for at, question in enumerate(questions):
         field = f"questions[{at}]"
         if type(question) is not FittedQuestion:
-            head = (
-                "" if ctx.limits.lm_head or ctx.limits.masked_lm else ", and this model has no head that answers it"
-            )
+            head = "" if answers_questions(ctx) else ", and this model has no head that answers it"
             raise InvalidRequest(
                 f"{shown(question)} stands beside fitted questions, which read the vector of the state and not its "
-                f"text{head}; ask it in a decision of its own",
+                f"text{head}; ask it in a task of its own",
                 field=field,
             )
         first = first or question

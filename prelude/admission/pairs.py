@@ -34,7 +34,7 @@ def encode_pair(
     truncation: str,
     before: str = "",
 ) -> tuple[TokenTree, int]:
-    """Return tokens, and how many were cut: of the longer text until both have one length, then of both. If the
+    """The tokens, and how many were cut off: of the longer text until both have one length, then of both. Where the
     tokenizer gives the second text a token type of its own, it is a segment below the first: models without types see
     no difference."""
     validation.one_of(truncation, "truncation", TRUNCATIONS)

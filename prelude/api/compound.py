@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from prelude.admission.decide import named
+from prelude.admission.fitted import answers_questions, is_fitted, vector_decision
 from prelude.admission.guard import about_response, guard_recipe
 from prelude.admission.preparer import Preparer
 from prelude.errors import InvalidRequest, shown
 from prelude.recipes import GuardField
-from prelude.results import GuardAnswer, GuardResult, RankedDocument, Ranking
-from prelude.tasks import Guard, Message, Rerank
+from prelude.results import Answers, GuardAnswer, GuardResult, RankedDocument, Ranking
+from prelude.tasks import Decide, Guard, Message, Rerank
 from prelude.values.options import RequestOptions
 from prelude.values.validation import flag, integer, wrong_type
 
@@ -81,6 +83,25 @@ def _text(document: Any, at: int) -> str:
     if not isinstance(text, str):
         raise InvalidRequest(f"{shown(document)} is not a text, nor a mapping with a text", field=f"documents[{at}]")
     return text
+
+
+def decide_steps(model_parts: Callable[[], tuple[Preparer, Path]], task: Decide) -> Steps:
+    """A decision of fitted questions and others: one request for each kind, which run together."""
+    preparer, _ = model_parts()
+    if not answers_questions(preparer.context):
+        return (yield [task])[0]  # an error that names the question
+    questions, names = named(task.questions)
+    fitted = [at for at, question in enumerate(questions) if is_fitted(question)]
+    others = [at for at in range(len(questions)) if at not in fitted]
+    parts = [vector_decision(task, [questions[at] for at in fitted])]
+    parts.append(replace(task, questions=[questions[at] for at in others]))
+    first, second = yield parts
+    answers = dict(zip([*fitted, *others], [*first, *second]))
+    sums = {name: getattr(first.stats, name) + getattr(second.stats, name) for name in _SUMMED}
+    return Answers([answers[at] for at in range(len(questions))], replace(second.stats, **sums), names)
+
+
+_SUMMED = ("prompt_tokens", "cached_tokens", "computed_tokens")
 
 
 def guard_steps(

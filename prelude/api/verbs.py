@@ -13,14 +13,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar
 
+from prelude.admission.fitted import mixes_fitted
 from prelude.api.base import ModelProperties
-from prelude.api.compound import Steps, guard_steps, rerank_steps
+from prelude.api.compound import Steps, decide_steps, guard_steps, rerank_steps
 from prelude.api.text_streams import AsyncTextStream, TextStream
 from prelude.errors import InvalidRequest, UnknownParameter
-from prelude.records import dataclass
 from prelude.results import (
     Answers,
     Classification,
@@ -266,9 +267,11 @@ class Verbs(ModelProperties):
     @blocking
     @with_signature(Decide)
     def decide(self, state: Prompt | Text, questions: Questions, **keywords: Unpack[DecideKeywords]) -> Ask[Answers]:
-        """Answers every question about ``state`` in one forward pass; the state is computed once."""
+        """Answers every question about ``state`` in one forward pass; the state is computed once. Fitted questions
+        beside others are a second pass."""
         own, options = split_options(keywords, Decide)
-        return Ask(Decide(state, questions, **own), options)
+        task = Decide(state, questions, **own)
+        return Ask(decide_steps(self._model_parts, task) if mixes_fitted(questions) else task, options)
 
     @blocking
     @with_signature(Classify)

@@ -2,12 +2,14 @@
 
 folds       every fold's rows are judged by a fit of the others, for rising strengths from one start to the next
 strength    the one whose held-out logits have the least loss, each at its own temperature
+names       with few rows, the name of a label is one more row of it, if the loss is less with it
 question    a fit of all rows, divided by that temperature; the report is of the held-out rows
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
@@ -20,7 +22,7 @@ from prelude.calibration.metrics import summary
 from prelude.cpu.threads import given
 from prelude.errors import InvalidRequest, PreludeError, UnknownParameter, shown
 from prelude.fitting import logistic
-from prelude.fitting.question import FittedQuestion, Kind, check_facts, number
+from prelude.fitting.question import FittedQuestion, Kind, check_facts
 from prelude.fitting.report import MOST_PAIRS, FitReport
 from prelude.fitting.rows import LabelledTexts
 from prelude.fitting.scope import Scope
@@ -29,11 +31,14 @@ from prelude.models.packed import PackedLinear
 from prelude.tasks import Embed, Pooling, Truncation, unknown_keyword
 from prelude.values.arrays import F32, F64, I32
 from prelude.values.memo import Memo
+from prelude.values.validation import integer, number
 
 FOLDS = 5
 STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)
 KNOTS = 1001
 MANY = 2000  # rows, from which on two folds are enough to choose the strength
+NAMED = 20  # rows a label, from which on its name adds nothing
+_SEPARATOR = re.compile(r"[\W_]+|(?<=[a-z])(?=[A-Z])")  # of the words of a label
 log = logging.getLogger("prelude.engine")
 
 
@@ -79,20 +84,27 @@ class Fit:
                 raise UnknownParameter(unknown_keyword("fit", one, ["name", *USUAL, "progress"]), field=one)
         self._model, self._side, self._kept = model, side, kept
         facts: dict[str, Any] = {"name": name, **USUAL, **keywords}
-        self._seed = int(number(facts.pop("seed"), "seed", 0, (1 << 63) - 1, whole=True))
-        self._keep = float(number(facts.pop("keep"), "keep", 0.5, 1.0))
+        self._seed = integer(facts.pop("seed"), "seed", 0, (1 << 63) - 1)
+        self._keep = number(facts.pop("keep"), "keep", 0.5, 1.0)
         weights = facts.pop("class_weights")
         check_facts(**facts)
         self._facts = facts
         self._rows = LabelledTexts.of(facts["kind"], texts, labels)
         self._weights = _row_weights(weights, self._rows)
+        self._names = self._names_of(self._rows)
         self._found: dict[str, tuple[F32, bool]] = {}
-        for one in dict.fromkeys(self._rows.texts):
+        for one in dict.fromkeys([*self._rows.texts, *self._names]):
             vector = kept.get(self._key(one))
             if vector is not None:
                 self._found[one] = vector
-        self.missing = [one for one in dict.fromkeys(self._rows.texts) if one not in self._found]
+        self.missing = [one for one in dict.fromkeys([*self._rows.texts, *self._names]) if one not in self._found]
         self._began = time.perf_counter()
+
+    def _names_of(self, rows: LabelledTexts) -> list[str]:
+        """The labels of a choice in words, if its rows are few."""
+        few = self._facts["kind"] == "choice" and len(rows.truth) < NAMED * len(rows.labels)
+        names = words_of(rows.labels) if few else []
+        return names if all(names) else []
 
     def _key(self, text: str) -> tuple[str, Any, Any]:
         return text, self._facts["prompt_name"], self._facts["pooling"]
@@ -107,29 +119,36 @@ class Fit:
         """``embedded``: ``Mapped`` of the tasks of ``missing``."""
         for one in embedded:
             if one.error is not None:
-                raise _named(one.error, self._rows.texts.index(one.row))
+                raise _named(one.error, one.row, self._rows.texts)
             result: Any = one.result
             vector, cut = np.array(result), result.stats.truncated_tokens > 0
             self._found[one.row] = vector, cut
             self._kept.put(self._key(one.row), (vector, cut), vector.nbytes + 4 * len(one.row) + 300)
         seconds = time.perf_counter() - self._began
         vectors = np.stack([self._found[one][0] for one in self._rows.texts])
+        names = np.stack([self._found[one][0] for one in self._names]) if self._names else None
         cut = sum([self._found[one][1] for one in self._rows.texts])
         if cut:
             log.warning("%d of %d rows are longer than the model reads and were cut", cut, len(vectors))
         model = known_hash(self._model)
+        rows = self._rows
         weight, bias, scope, facts = fit_vectors(
-            vectors, self._rows.truth, self._rows.labels, self._weights, seed=self._seed, keep=self._keep
+            vectors, rows.truth, rows.labels, self._weights, names, seed=self._seed, keep=self._keep
         )
         report = FitReport(**facts, cut=cut, embed_seconds=seconds)
         return FittedQuestion.from_arrays(
-            weight, bias, self._rows.labels, scope=scope, report=report, model=model, **self._facts
+            weight, bias, rows.labels, scope=scope, report=report, model=model, **self._facts
         )
 
 
-def _named(error: Exception, row: int) -> Exception:
-    if isinstance(error, PreludeError) and error.args:
-        error.args = (f"texts[{row}]: {error.args[0]}", *error.args[1:])
+def words_of(labels: Sequence[str]) -> list[str]:
+    """``card_arrival`` and ``CardArrival`` as texts."""
+    return [_SEPARATOR.sub(" ", label).strip() for label in labels]
+
+
+def _named(error: Exception, text: str, texts: Sequence[str]) -> Exception:
+    if isinstance(error, PreludeError) and error.args and text in texts:
+        error.args = (f"texts[{texts.index(text)}]: {error.args[0]}", *error.args[1:])
     return error
 
 
@@ -148,54 +167,91 @@ def _row_weights(asked: Any, rows: LabelledTexts) -> F64:
 
 
 def fit_vectors(
-    vectors: F32, truth: I32, labels: Sequence[str], weights: F64, *, seed: int = 0, keep: float = 0.95
+    vectors: F32,
+    truth: I32,
+    labels: Sequence[str],
+    weights: F64,
+    names: F32 | None = None,
+    *,
+    seed: int = 0,
+    keep: float = 0.95,
 ) -> tuple[F32, F64, Scope, dict[str, Any]]:
     """Weight [labels, inputs], bias [labels] and scope of a head for ``vectors`` [rows, inputs], of which row n has
-    the label ``truth[n]``; and the facts of its report. Equal arguments give equal bits. It runs in one thread: the
-    steps of an engine beside it need the others."""
+    the label ``truth[n]``; and the facts of its report. ``names`` [labels, inputs]: of the labels themselves. Equal
+    arguments give equal bits. It runs in one thread: the steps of an engine beside it need the others."""
     with given(1):
-        return _fit_vectors(vectors, truth, labels, weights, seed, keep)
+        return _Fitting(vectors, truth, labels, weights, names, seed).found(keep)
 
 
-def _fit_vectors(
-    vectors: F32, truth: I32, labels: Sequence[str], weights: F64, seed: int, keep: float
-) -> tuple[F32, F64, Scope, dict[str, Any]]:
-    began = time.perf_counter()
-    rows, count = logistic.Rows.of(vectors), len(labels)
-    folds = _folds(truth, seed)
-    starts: list[F64 | None] = [None] * len(folds)
+class _Fitting:
+    """The rows of a fit, the names of labels behind them, and the fits of its folds."""
 
-    def held_out(strength: float, count_of: int) -> tuple[F64, list[int], float]:
-        """Logits of the rows of the first folds, their labels and the temperature of least loss."""
-        parts = []
-        for at, fold in enumerate(folds[:count_of]):
-            seen = weights.copy()
-            seen[fold] = 0.0
-            starts[at] = found = logistic.fit(rows, truth, count, seen, strength, starts[at])
-            parts.append(rows.logits(found)[:, fold].T)
-        table, own = np.concatenate(parts).astype(np.float64), truth[np.concatenate(folds[:count_of])].tolist()
+    def __init__(
+        self, vectors: F32, truth: I32, labels: Sequence[str], weights: F64, names: F32 | None, seed: int
+    ) -> None:
+        self._began = time.perf_counter()
+        self._vectors, self._truth, self._labels, self._count = vectors, truth, labels, len(labels)
+        self._named = 0 if names is None else self._count
+        behind = np.arange(self._named, dtype=np.int32)
+        self._rows = logistic.Rows.of(vectors if names is None else np.concatenate([vectors, names]))
+        self._all = np.concatenate([truth, behind])
+        self._weights = np.concatenate([weights, np.ones(self._named)])
+        self._folds = _folds(truth, seed)
+        self._starts: list[F64 | None] = [None] * len(self._folds)
+
+    def _held_out(self, strength: float, folds: int, seen: int | None = None) -> tuple[F64, list[int], float]:
+        """Logits of the rows of the first ``folds`` folds, their labels and the temperature of least loss. Each is
+        judged by a fit of the others, of the ``seen`` next ones alone if that is given."""
+        parts, count = [], len(self._folds)
+        for at, fold in enumerate(self._folds[:folds]):
+            weights = self._weights.copy()
+            for hidden in [at] if seen is None else range(at + seen + 1, at + count + 1):
+                weights[self._folds[hidden % count]] = 0.0
+            found = logistic.fit(self._rows, self._all, self._count, weights, strength, self._starts[at])
+            if seen is None:
+                self._starts[at] = found
+            parts.append(self._rows.logits(found)[:, fold].T)
+        table = np.concatenate(parts).astype(np.float64)
+        own = self._truth[np.concatenate(self._folds[:folds])].tolist()
         return table, own, fit_temperature(list(table), own)
 
-    used, least = len(folds) if len(truth) < MANY else 2, np.inf
-    for tried in STRENGTHS:
-        judged = held_out(tried, used)
-        loss = mean_nll(judged[0] / judged[2], judged[1])
-        if loss >= least:
-            break
-        strength, least, best = tried, loss, judged
-    table, own, temperature = best if used == len(folds) else held_out(strength, len(folds))
-    weight, bias = logistic.uncentred(rows, logistic.fit(rows, truth, count, weights, strength, starts[0]))
-    scope = _scope(rows, vectors, truth, count, folds, keep)
-    facts = {
-        "rows": len(truth),
-        "labels": count,
-        "folds": len(folds),
-        "strength": strength,
-        "temperature": temperature,
-        **_figures(np.exp(logistic.log_shares(table.T / temperature)).T, np.array(own), labels),
-        "fit_seconds": time.perf_counter() - began,
-    }
-    return (weight / temperature).astype(np.float32), bias / temperature, scope, facts
+    def found(self, keep: float) -> tuple[F32, F64, Scope, dict[str, Any]]:
+        every = len(self._folds)
+        used, least = every if len(self._truth) < MANY else 2, np.inf
+        for tried in STRENGTHS:
+            judged = self._held_out(tried, used)
+            loss = mean_nll(judged[0] / judged[2], judged[1])
+            if loss >= least:
+                break
+            strength, least, best = tried, loss, judged
+        if self._named:
+            self._weights[len(self._truth) :] = 0.0
+            judged = self._held_out(strength, used)
+            if mean_nll(judged[0] / judged[2], judged[1]) < least:
+                self._named, best = 0, judged
+            else:
+                self._weights[len(self._truth) :] = 1.0
+        table, own, temperature = best if used == every else self._held_out(strength, every)
+        curve = []
+        for seen in (1, 2) if every > 3 else ():
+            rest, truth, _ = self._held_out(strength, 2 if used == every else 1, seen)
+            curve.append((seen * len(self._truth) // every, float((rest.argmax(axis=1) == np.array(truth)).mean())))
+        rows = self._rows
+        whole = logistic.fit(rows, self._all, self._count, self._weights, strength, self._starts[0])
+        weight, bias = logistic.uncentred(rows, whole)
+        scope = _scope(rows, self._vectors, self._truth, self._count, self._folds, keep)
+        facts = {
+            "rows": len(self._truth),
+            "labels": self._count,
+            "named": self._named,
+            "folds": every,
+            "strength": strength,
+            "temperature": temperature,
+            **_figures(np.exp(logistic.log_shares(table.T / temperature)).T, np.array(own), self._labels),
+            "curve": tuple(curve),
+            "fit_seconds": time.perf_counter() - self._began,
+        }
+        return (weight / temperature).astype(np.float32), bias / temperature, scope, facts
 
 
 def _folds(truth: I32, seed: int) -> list[I32]:
@@ -227,7 +283,7 @@ def _figures(shares: F64, truth: npt.NDArray[np.int64], labels: Sequence[str]) -
 
 def _scope(rows: logistic.Rows, vectors: F32, truth: I32, count: int, folds: Sequence[I32], keep: float) -> Scope:
     """The middle of each label's rows as a direction. The knots are of rows that their own middle is without."""
-    hot = np.zeros((count, len(truth)), np.float32)
+    hot = np.zeros((count, rows.backward.inputs), np.float32)
     hot[truth, np.arange(len(truth))] = 1.0
     scores = np.empty(len(truth))
     for fold in folds:

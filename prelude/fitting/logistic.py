@@ -10,16 +10,16 @@ its logits are there all the same: so one packing of the rows serves all folds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from prelude.models.packed import PackedLinear
-from prelude.records import dataclass
 from prelude.values.arrays import F32, F64, I32
 
-STEPS, PAIRS = 200, 10
+STEPS, PAIRS = 200, 6
 TOLERANCE = 1e-5  # of the largest component of the gradient
-_LEAST_FALL = 1e-5  # of the loss in a step, as a share
+_LEAST_FALL = 1e-4  # of the loss in a step, as a share
 _ARMIJO, _HALVINGS = 1e-4, 20
 
 
@@ -87,10 +87,11 @@ def minimum(loss: Callable[[F64], tuple[float, F64]], at: F64) -> F64:
     """Of a smooth convex function, by L-BFGS with backtracking. ``loss`` gives the value and the gradient."""
     value, gradient = loss(at)
     pairs: list[tuple[F64, F64, float]] = []
+    spare = np.empty_like(at)
     for _ in range(STEPS):
         if np.abs(gradient).max() <= TOLERANCE:
             break
-        direction = _direction(gradient, pairs)
+        direction = _direction(gradient, pairs, spare)
         slope = _dot(direction, gradient)
         size = 1.0 if pairs else 1.0 / max(1e-12, np.sqrt(_dot(gradient, gradient)))
         for _ in range(_HALVINGS):
@@ -111,22 +112,22 @@ def minimum(loss: Callable[[F64], tuple[float, F64]], at: F64) -> F64:
     return at
 
 
-def _direction(gradient: F64, pairs: list[tuple[F64, F64, float]]) -> F64:
+def _direction(gradient: F64, pairs: list[tuple[F64, F64, float]], spare: F64) -> F64:
     """The two loops of L-BFGS."""
     found = -gradient
     shares = []
     for moved, turned, curved in reversed(pairs):
         share = _dot(moved, found) / curved
         shares.append(share)
-        found = found - share * turned
+        found -= np.multiply(turned, share, out=spare)
     if pairs:
         _, turned, curved = pairs[-1]
-        found = found * (curved / _dot(turned, turned))
+        found *= curved / _dot(turned, turned)
     for (moved, turned, curved), share in zip(pairs, reversed(shares)):
-        found = found + (share - _dot(turned, found) / curved) * moved
+        found += np.multiply(moved, share - _dot(turned, found) / curved, out=spare)
     return found
 
 
 def _dot(x: F64, y: F64) -> float:
     """By numpy's own sum, which no number of threads changes."""
-    return float((x * y).sum())
+    return float(np.einsum("i,i->", x, y))

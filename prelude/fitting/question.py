@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -17,8 +18,8 @@ from prelude.errors import CheckpointError, InvalidRequest, shown
 from prelude.fitting.scope import Scope
 from prelude.models.identity import known_hash
 from prelude.models.packed import PackedLinear
-from prelude.records import dataclass
 from prelude.results import Answer, AskedQuestion
+from prelude.values import validation
 from prelude.values.arrays import F32
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class FittedQuestion:
         The labels of a "noul" are True and False (or "yes" and "no"), those of a "score" the numbers of its levels,
         from 0 or 1 on. Raises ``InvalidRequest`` that names the argument."""
         check_facts(name, kind, question, prompt_name, pooling)
-        names = [label_of(kind, label, f"labels[{at}]") for at, label in enumerate(_listed(labels))]
+        names = [label_of(kind, label, f"labels[{at}]") for at, label in enumerate(listed(labels, "labels"))]
         order = check_labels(kind, names)
         weights, biases = _numbers(weight, "weight", 2), _numbers(bias, "bias", 1)
         if len(weights) == len(biases) == 1 and len(names) == 2:
@@ -212,25 +213,9 @@ def check_facts(name: Any, kind: Any, question: Any, prompt_name: Any, pooling: 
 
 
 def text(value: Any, field: str, *, empty: bool = True) -> str:
-    if not isinstance(value, str) or (not value and not empty) or len(value) > MOST_CHARS:
-        raise InvalidRequest(
-            f"{shown(value)} is not a text of {int(not empty)} to {MOST_CHARS} characters", field=field
-        )
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"{shown(value)} holds half a character (a lone surrogate)", field=field) from None
-    return str.__str__(value)
-
-
-def number(value: Any, field: str, least: float, most: float, *, whole: bool = False) -> float:
-    if isinstance(value, np.generic):
-        value = value.item()
-    kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-        said = f"{shown(value)} is not {'an integer' if whole else 'a number'} from {least:g} to {most:g}"
-        raise InvalidRequest(said, field=field)
-    return value
+    if isinstance(value, str) and len(value) > MOST_CHARS:
+        raise InvalidRequest(f"{len(value)} characters; the limit is {MOST_CHARS}; shorten it", field=field)
+    return str.__str__(validation.text(value, field, MOST_CHARS, empty=empty))
 
 
 def label_of(kind: str, value: Any, field: str) -> str:
@@ -275,12 +260,12 @@ def check_labels(kind: str, labels: Sequence[str]) -> list[int]:
     return list(range(len(labels)))
 
 
-def _listed(labels: Any) -> list[Any]:
-    if isinstance(labels, np.ndarray):
-        labels = labels.tolist()
-    if isinstance(labels, str | bytes) or not isinstance(labels, Sequence):
-        raise InvalidRequest(f"{shown(labels)} is not a list of labels", field="labels")
-    return list(labels)
+def listed(given: Any, field: str) -> list[Any]:
+    if hasattr(given, "tolist"):  # arrays, and columns of pandas
+        given = given.tolist()
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise InvalidRequest(f"{shown(given)} is not a list", field=field)
+    return list(given)
 
 
 def _numbers(given: Any, field: str, dimensions: int) -> F32:

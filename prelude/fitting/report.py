@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from prelude.errors import CheckpointError, shown
-from prelude.records import dataclass
 
 MOST_PAIRS = 20
 
@@ -20,6 +20,7 @@ class FitReport:
 
     rows: int
     labels: int
+    named: int
     folds: int
     strength: float
     temperature: float
@@ -28,6 +29,7 @@ class FitReport:
     log_loss: float
     calibration_error: float
     confusions: tuple[tuple[str, str, int], ...]
+    curve: tuple[tuple[int, float], ...]
     cut: int
     embed_seconds: float
     fit_seconds: float
@@ -40,6 +42,11 @@ class FitReport:
             f"strength {self.strength:g}, temperature {self.temperature:.3f}; embedding {self.embed_seconds:.1f} s, "
             f"fit {self.fit_seconds:.1f} s",
         ]
+        if self.curve:
+            fewer = ", ".join([f"{accuracy:.4f} with {rows} rows" for rows, accuracy in self.curve])
+            lines.append(f"accuracy of fits of fewer rows: {fewer}")
+        if self.named:
+            lines.append("the names of the labels are rows of the fit too")
         if self.cut:
             lines.append(f"{self.cut} rows are longer than the model reads and were cut")
         lines += [f"{count:>6} x {true} answered as {said}" for true, said, count in self.confusions]
@@ -51,12 +58,19 @@ def report_of(found: dict[str, Any], where: str) -> FitReport:
     pairs = found.get("confusions")
     if not isinstance(pairs, list) or len(pairs) > MOST_PAIRS or not all(map(_pair, pairs)):
         raise CheckpointError(f"{where}: confusions are {shown(pairs)}")
-    made = {**found, "confusions": tuple([tuple(pair) for pair in pairs])}
+    curve = found.get("curve")
+    if not isinstance(curve, list) or len(curve) > MOST_PAIRS or not all(map(_point, curve)):
+        raise CheckpointError(f"{where}: curve is {shown(curve)}")
+    made = {
+        **found,
+        "confusions": tuple([tuple(pair) for pair in pairs]),
+        "curve": tuple([tuple(at) for at in curve]),
+    }
     fields = FitReport.__dataclass_fields__
     if made.keys() != fields.keys():
         raise CheckpointError(f"{where}: fields {shown(sorted(found))}; it takes {', '.join(fields)}")
     for name, value in found.items():
-        if name != "confusions" and not _number(value, fields[name].type == "int"):
+        if name not in ("confusions", "curve") and not _number(value, fields[name].type == "int"):
             raise CheckpointError(f"{where}: {name} is {shown(value)}")
     return FitReport(**made)
 
@@ -67,3 +81,7 @@ def _number(value: Any, whole: bool) -> bool:
 
 def _pair(value: Any) -> bool:
     return isinstance(value, list) and [type(part) for part in value] == [str, str, int]
+
+
+def _point(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and _number(value[0], True) and _number(value[1], False)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from prelude.errors import InvalidRequest, shown
-from prelude.fitting.question import check_labels, label_of
-from prelude.records import dataclass
+from prelude.fitting.question import check_labels, label_of, listed
 from prelude.values.arrays import I32
 
 MOST_ROWS = 1 << 20
@@ -27,7 +27,7 @@ class LabelledTexts:
 
     @classmethod
     def of(cls, kind: str, texts: Any, labels: Any) -> LabelledTexts:
-        texts, labels = _listed(texts, "texts"), _listed(labels, "labels")
+        texts, labels = listed(texts, "texts"), listed(labels, "labels")
         if len(texts) != len(labels):
             raise InvalidRequest(f"{len(labels)} labels of {len(texts)} texts; give one a text", field="labels")
         if len(texts) > MOST_ROWS:
@@ -57,14 +57,6 @@ class LabelledTexts:
         found = tuple([known[at] for at in order])
         number = {label: at for at, label in enumerate(found)}
         return cls(tuple(map(str.__str__, texts)), found, np.array([number[name] for name in names], np.int32))
-
-
-def _listed(given: Any, field: str) -> list[Any]:
-    if hasattr(given, "tolist"):  # arrays, and columns of pandas
-        given = given.tolist()
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
-        raise InvalidRequest(f"{shown(given)} is not a list", field=field)
-    return list(given)
 
 
 def _said(rows: Sequence[int]) -> str:

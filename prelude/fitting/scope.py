@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from prelude.records import dataclass
 from prelude.values.arrays import F32
 
 

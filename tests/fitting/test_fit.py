@@ -15,6 +15,7 @@ import pytest
 from prelude import AsyncEngine, Choice, Decide, Embed, Engine, EngineConfig, FittedQuestion
 from prelude.errors import CheckpointError, InvalidRequest, PromptTooLong, UnknownParameter, UnsupportedModel
 from prelude.fitting import logistic
+from prelude.fitting.fit import fit_vectors
 from tests.engine.test_encoders import write, write_pooling
 
 TOPICS = {"cards": range(0, 8), "loans": range(8, 16), "travel": range(16, 24)}
@@ -194,6 +195,7 @@ def test_broken_files_are_refused(team: FittedQuestion, tmp_path: Path) -> None:
         (b'\\"choice\\"', b'\\"choise\\"', CheckpointError),
         (b'\\"travel\\"', b'\\"loans\\" ', CheckpointError),
         (b'\\"keep\\": 0.95', b'\\"keep\\": 9.95', CheckpointError),
+        (b'\\"curve\\": [[18', b'\\"curve\\": [[""', CheckpointError),
         (b'\\"accuracy\\": 0', b'\\"accuracy\\": -', CheckpointError),
         (np.float32(team.weight[0, 0]).tobytes(), np.float32(np.nan).tobytes(), CheckpointError),
     ):
@@ -342,6 +344,71 @@ def test_arrays_that_are_no_head_are_refused(weight: Any, bias: Any, labels: Any
     with pytest.raises(InvalidRequest) as raised:
         FittedQuestion.from_arrays(weight, bias, labels, name="x")
     assert raised.value.field == field
+
+
+def test_a_choice_beside_it_is_a_second_pass_of_a_model_that_answers_it() -> None:
+    language = Choice("Which language is it?", ["English", "French"])
+    text = "The library is open."
+    with Engine.from_pretrained(config=EngineConfig(deterministic=True)) as engine:
+        size = len(engine.embed(text, pooling="mean"))
+        weight = np.random.default_rng(0).standard_normal((2, size))
+        team = FittedQuestion.from_arrays(weight, [0, 0], ["a", "b"], name="team", pooling="mean")
+        alone, other = engine.decide(text, [team]), engine.decide(text, [language], orders="all")
+        both = engine.decide(text, {"language": language, "team": team, "again": team}, orders="all")
+        assert both.names == ("language", "team", "again")
+        assert [one.logprobs for one in both] == [other[0].logprobs, *[alone[0].logprobs] * 2]
+        assert both.stats.prompt_tokens == alone.stats.prompt_tokens + other.stats.prompt_tokens
+        with pytest.raises(InvalidRequest, match="ask it in a task of its own"):
+            engine.run(Decide(text, [language, team]))
+
+        async def asked() -> Any:
+            async with AsyncEngine(engine) as twin:
+                return await twin.decide(text, [team, language], orders="all")
+
+        assert [one.logprobs for one in asyncio.run(asked())] == [alone[0].logprobs, other[0].logprobs]
+
+
+def test_names_of_labels_are_rows_if_held_out_rows_are_answered_better_with_them() -> None:
+    random = np.random.default_rng(0)
+
+    def unit(rows: Any) -> Any:
+        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+    middles = unit(random.standard_normal((5, 32)))
+    truth = np.arange(15, dtype=np.int32) % 5
+    vectors, others = (unit(middles[truth] + 0.25 * random.standard_normal((15, 32))) for _ in range(2))
+    fits = [
+        fit_vectors(vectors, truth, list("abcde"), np.ones(15), names)
+        for names in (middles, unit(random.standard_normal((5, 32))), None)
+    ]
+    assert [facts["named"] for _, _, _, facts in fits] == [5, 0, 0]
+    right = [((others @ weight.T + bias).argmax(axis=1) == truth).mean() for weight, bias, _, _ in fits]
+    assert right[0] >= right[2]
+
+
+def test_names_of_labels_are_embedded_where_rows_are_few_and_labels_have_words(engine: Engine) -> None:
+    texts, labels = labelled(12, seed=3)
+
+    def computed(labels: Any, **keywords: Any) -> int:
+        before = engine.stats()["finished"]
+        engine.fit(texts, labels, name="x", **keywords)
+        return int(engine.stats()["finished"] - before)
+
+    assert computed([label == "cards" for label in labels], kind="noul") == 12
+    assert computed([{"cards": " ", "loans": "_", "travel": "-"}[label] for label in labels]) == 0
+    assert computed([{"cards": "w1_w3", "loans": "w9W11", "travel": "w17 w19"}[label] for label in labels]) == 3
+    many = labelled(90)
+    engine.fit(*many, name="x")
+    before = engine.stats()["finished"]
+    engine.fit(many[0], [f"w2 {label}" for label in many[1]], name="x")
+    assert engine.stats()["finished"] == before, "with 30 rows a label its name adds nothing"
+
+
+def test_the_report_has_the_accuracy_of_fits_of_fewer_rows(team: FittedQuestion) -> None:
+    assert team.report is not None
+    rows, accuracies = zip(*team.report.curve)
+    assert rows == (18, 36) and all(0 <= one <= 1 for one in accuracies)
+    assert "accuracy of fits of fewer rows: " in str(team.report)
 
 
 def test_explain_says_which_rows_are_read(engine: Engine, team: FittedQuestion) -> None:

@@ -56,7 +56,7 @@ class Laya(Form):
 
 
 class Julia(Laya):
-    """Write options as their descriptions alone; a label stands only if it has no description."""
+    """Options are their descriptions alone; a label stands only where it has none."""
 
     def state(self, scope: TokenizationScope, settings: OptionSettings, text: str, from_left: bool) -> State:
         return super().state(scope, settings, text, False)
