@@ -14,22 +14,25 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from prelude.admission.fitted import is_fitted, vector_decision
 from prelude.api.compound import Steps, adrive, drive
 from prelude.api.engine import AsyncEngine, Engine
 from prelude.api.verbs import DecideKeywords, RequestKeywords, split_options
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, shown
+from prelude.fitting.question import FittedQuestion
 from prelude.results import Answers
 from prelude.systemone.answers import answer_bodies, usage_of
 from prelude.systemone.errors import SystemOneError, fault, located
 from prelude.systemone.openai import openai_body, parse_openai, relocated
 from prelude.systemone.request import Parsed, parse
-from prelude.tasks import Decide, Question
+from prelude.tasks import Decide
 from prelude.values.options import RequestOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # Yields the tasks to run together next, is sent their results with errors as values, and returns the body.
+Part: TypeAlias = tuple[tuple[int, ...], Answers]  # the numbers of its questions
 Work: TypeAlias = Generator[list[Decide], list[Any], dict[str, Any]]
 
 
@@ -37,7 +40,8 @@ class SystemOne:
     """One model under the System One protocol. ``name`` is its name in bodies (its directory's name by default);
     requests may ask for it, for one of ``aliases``, or for no model. Further keywords are those of ``decide``
     (``orders``, ``truncation``, ``template``, ``cache``, ``salt``, ``length_norm``, ``mass``) and hold for all
-    requests. Any number of threads and loops may use it."""
+    requests. ``fitted``: questions that a question of a request may name in its field ``x_fitted``. Any number of
+    threads and loops may use it."""
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class SystemOne:
         aliases: Iterable[str] = ("jev-latest",),
         description: str = "",
         release_date: str | None = None,
+        fitted: Iterable[FittedQuestion] = (),
         **decide: Unpack[DecideKeywords],
     ) -> None:
         if not isinstance(engine, Engine | AsyncEngine):
@@ -55,6 +60,7 @@ class SystemOne:
         own, options = split_options(decide, Decide)
         self._model = Decide("", (), **own)
         self._more = _after_questions(self._model)
+        self._fitted = {one.name: one for one in fitted}
         if options is not None:
             raise ConfigError("options of one request are given with the request: answer(request, priority=...)")
         self._name = name
@@ -112,14 +118,14 @@ class SystemOne:
     # -------------------------------------------------------------- between a body and tasks
 
     def _systemone(self, request: Any) -> Work:
-        parsed = parse(request)
+        parsed = parse(request, self._fitted)
         self._check_model(request.get("model"))
         parts = yield from self._answered(parsed, self._more)
-        answers = parts[0] if len(parts) == 1 else [answer for part in parts for answer in part]
-        usage, truncated = usage_of(parts)
+        answers = {at: answer for numbers, part in parts for at, answer in zip(numbers, part)}
+        usage, truncated = usage_of([part for _, part in parts])
         body: dict[str, Any] = {
             "model": self.name,
-            "answers": answer_bodies(parsed.names, parsed.raw, answers),
+            "answers": answer_bodies(parsed.names, parsed.raw, [answers[at] for at in range(len(answers))]),
             "usage": usage,
         }
         if truncated:
@@ -138,7 +144,7 @@ class SystemOne:
             parts = yield from self._answered(parsed, more)
         except SystemOneError as error:
             raise relocated(error, parsed.raw) from error
-        return openai_body(self.name, asked, parts)
+        return openai_body(self.name, asked, [part for _, part in parts])
 
     def _check_model(self, model: Any) -> None:
         if model is None or model in (self.name, *self._aliases):
@@ -150,28 +156,38 @@ class SystemOne:
             error_type="not_found_error" if isinstance(model, str) else None,
         )
 
-    def _answered(self, parsed: Parsed, more: tuple[Any, ...]) -> Generator[list[Decide], list[Any], list[Answers]]:
-        """The answers of all questions, in parts that fit: a part that is too large is halved, down to one
-        question."""
-        waiting: list[tuple[int, Sequence[Question]]] = [(0, parsed.questions)]
-        done: dict[int, Answers] = {}
+    def _answered(self, parsed: Parsed, more: tuple[Any, ...]) -> Generator[list[Decide], list[Any], list[Part]]:
+        """The answers of all questions, in parts that fit: a part that is too large is halved, down to one question.
+        Fitted questions are a part of their own."""
+        settings, questions = Decide(parsed.state, (), *more), parsed.questions
+        kinds = [is_fitted(question) for question in questions]
+        every = [tuple([at for at, fitted in enumerate(kinds) if fitted is kind]) for kind in (False, True)]
+        waiting = [numbers for numbers in every if numbers]
+        done: list[Part] = []
         while waiting:
-            results = yield [Decide(parsed.state, part, *more) for _, part in waiting]
-            if len(results) == 1 and isinstance(results[0], Answers) and not done:
-                return results
-            smaller: list[tuple[int, Sequence[Question]]] = []
-            for (first, part), result in zip(waiting, results):
-                if isinstance(result, RequestTooLarge) and len(part) > 1 and result.field in ("state", "questions"):
-                    half = len(part) // 2
-                    smaller += [(first, part[:half]), (first + half, part[half:])]
+            asked = [tuple([questions[at] for at in numbers]) for numbers in waiting]
+            results = yield [
+                vector_decision(settings, part) if is_fitted(part[0]) else replace(settings, questions=part)
+                for part in asked
+            ]
+            smaller: list[tuple[int, ...]] = []
+            for numbers, result in zip(waiting, results):
+                if (
+                    isinstance(result, RequestTooLarge)
+                    and len(numbers) > 1
+                    and result.field in ("state", "questions")
+                ):
+                    half = len(numbers) // 2
+                    smaller += [numbers[:half], numbers[half:]]
                 elif isinstance(result, InvalidRequest):
-                    raise located(result, parsed.names[first:], parsed.raw[first:]) from result
+                    names = [parsed.names[at] for at in numbers]
+                    raise located(result, names, [parsed.raw[at] for at in numbers]) from result
                 elif isinstance(result, Exception):
                     raise result
                 else:
-                    done[first] = result
+                    done.append((numbers, result))
             waiting = smaller
-        return [done[first] for first in sorted(done)]
+        return sorted(done, key=lambda part: part[0])
 
     # -------------------------------------------------------------- running
 

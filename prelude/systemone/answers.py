@@ -35,8 +35,10 @@ def _body(question: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
         if kind == "choice":
             body["choice"] = answer.label
         else:
-            body |= {"score": answer.expected, "legend": dict(zip(shares, question["criteria"]))}
+            body |= {"score": answer.expected, "legend": dict(zip(shares, question.get("criteria") or shares))}
         body |= {"probabilities": shares, "confidence": answer.confidence}
     if answer.mass == answer.mass:  # not NaN
         body["x_label_mass"] = answer.mass
+    if answer.scope is not None:
+        body |= {"x_scope": answer.scope, "x_in_scope": answer.in_scope}
     return body

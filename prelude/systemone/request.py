@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from prelude.admission.conversation import is_conversation
 from prelude.admission.structured import json_of
 from prelude.errors import InvalidRequest, shown
-from prelude.records import dataclass
+from prelude.fitting.question import FittedQuestion
 from prelude.systemone.errors import (
     MAX_ERROR_BYTES,
     MAX_ERRORS,
@@ -25,6 +26,7 @@ MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
 MIN_LEVELS, MAX_LEVELS = 2, 10
 _FIELDS = frozenset(["type", "instructions", "criteria"])
+FITTED = "x_fitted"
 _ASSETS = frozenset(["assets", "images", "image", "audio", "videos", "video", "files"])  # of any dialect
 
 
@@ -69,8 +71,9 @@ class Checker:
             raise SystemOneError(self.errors)
 
 
-def parse(body: Any) -> Parsed:
-    """``SystemOneError`` lists all that is wrong with the shape of the body."""
+def parse(body: Any, fitted: Mapping[str, FittedQuestion]) -> Parsed:
+    """``SystemOneError`` lists all that is wrong with the shape of the body. ``fitted``: the questions that a field
+    ``x_fitted`` may name; without any, such a field is the caller's own."""
     if not isinstance(body, Mapping):
         raise SystemOneError([fault((), f"{shown(body)} is not an object", "dict_type")])
     check = Checker()
@@ -87,14 +90,16 @@ def parse(body: Any) -> Parsed:
             check.wrong(("questions",), f"{len(questions)} questions; it takes 1 to {MAX_QUESTIONS}", "too_long")
             check.finish()
         for name, question in questions.items():
-            _check_question(check, name, question)
+            _check_question(check, name, question, fitted)
     check.finish()
     asked = body["questions"]
-    questions = tuple(map(question_of, asked.values()))
+    questions = tuple(
+        [fitted[one[FITTED]] if fitted and FITTED in one else question_of(one) for one in asked.values()]
+    )
     return Parsed(state_of(body["state"], ("state",)), tuple(asked), questions, tuple(asked.values()))
 
 
-def _check_question(check: Checker, name: Any, question: Any) -> None:
+def _check_question(check: Checker, name: Any, question: Any, fitted: Mapping[str, FittedQuestion]) -> None:
     loc: Loc = ("questions", name)
     if not isinstance(name, str) or not name:
         return check.wrong(loc, "the id of a question is a string of 1 or more characters", "string_type")
@@ -111,6 +116,12 @@ def _check_question(check: Checker, name: Any, question: Any) -> None:
             message = f"a {kind} has no such field; it has {', '.join(sorted(_FIELDS))}"
             check.wrong((*loc, key), message, "extra_forbidden")
     check.text(question.get("instructions"), (*loc, "instructions"))
+    if fitted and FITTED in question:
+        asked, known = question[FITTED], [one for one in fitted if fitted[one].kind == kind]
+        if asked not in known:
+            message = f"{shown(asked)} is no fitted {kind} of this service; there is {shown(known)}"
+            check.wrong((*loc, FITTED), message, "value_error")
+        return None
     checked(check, question, (*loc, "criteria"))
     return None
 
