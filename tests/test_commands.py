@@ -71,6 +71,7 @@ def test_without_a_command_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (["simulate", "{}.jsonl"], "{}.jsonl"),
         (["calibrate", "{}.jsonl"], "{}.jsonl"),
+        (["fit", "{}.csv"], "{}.csv"),
         (["score", "{}.csv", "out.csv", "--text-column", "a", "--embed"], "{}.csv"),
         (["score", __file__.replace(".py", ".csv"), "out.csv", "--task", "{}.json"], "{}.json"),
         (["demo", "--model", "{}.gguf"], "{}.gguf"),
@@ -139,9 +140,10 @@ def test_a_reader_that_closes_the_pipe_ends_the_command_quietly(words: list[str]
 
 def test_a_stream_without_the_characters_shows_others() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    ran = subprocess.run([sys.executable, "-m", "prelude", "demo"], env=environment, capture_output=True)
+    words = ["simulate", "posts", "--rate", "9"]
+    ran = subprocess.run([sys.executable, "-m", "prelude", *words], env=environment, capture_output=True)
     assert ran.returncode == 0, ran.stderr.decode()
-    assert b"####" in ran.stdout and b"----" in ran.stdout and ran.stdout.isascii()
+    assert b"----" in ran.stdout and ran.stdout.isascii()
 
 
 @pytest.mark.parametrize("choice", ["a=b", "a=x;y", "a= x ;y"])

@@ -13,13 +13,13 @@ import secrets
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 from prelude.bulk import columnar, texts
 from prelude.bulk.rows import Malformed, Position, Row
 from prelude.errors import BulkError
-from prelude.records import dataclass
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 
@@ -52,6 +52,12 @@ class Table:
     @property
     def zipped(self) -> bool:
         return self.path.lower().endswith(".gz")
+
+    def check_there(self) -> None:
+        """``BulkError`` if a local one is no regular file."""
+        if not self.remote and not Path(self.path).is_file():
+            problem = "is not a regular file" if Path(self.path).exists() else "there is no such file"
+            raise BulkError(f"{self.path}: {problem}")
 
     def schema(self) -> Any:
         """The Arrow schema of a Parquet file."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prelude.api.windows import Mapped
 from prelude.errors import BulkError, InvalidRequest, reason, shown
-from prelude.records import dataclass
+from prelude.fitting.question import FittedQuestion
 from prelude.tasks import Choice, Classify, Decide, Embed, Noul, Rerank, Score
 from prelude.values.strict_json import loads
 
@@ -26,6 +27,7 @@ TEXT, NUMBER, INTEGER, NUMBERS, VECTOR = "text", "number", "integer", "numbers",
 COMMON = (("prompt_tokens", INTEGER), ("error", TEXT))
 FIELDS = {"decide": ("state",), "classify": ("prompt",), "embed": ("prompt",), "rerank": ("query", "document")}
 _TASKS = {"classify": Classify, "embed": Embed, "rerank": Rerank}
+_KINDS = {Choice: "choice", Noul: "noul", Score: "score"}
 _OPTIONS = {
     "decide": ("length_norm", "orders", "mass", "truncation"),
     "classify": ("activation", "truncation"),
@@ -64,6 +66,9 @@ class Form:
         self._questions: dict[str, Any] = {}
         if self.verb == "decide":
             self._questions = read_questions(questions)
+            heads = {name: one for name, one in self._questions.items() if isinstance(one, FittedQuestion)}
+            if heads:  # a file of the same name with another head is another task
+                self.given["questions"] = {**questions, **{name: {"head": one.digest} for name, one in heads.items()}}
         elif questions is not None:
             raise BulkError(f"questions: {self.verb} asks none")
 
@@ -84,13 +89,16 @@ class Form:
         found: list[Column] = []
         for name, question in self._questions.items():
             found.append(Column(name, TEXT))
-            if isinstance(question, Noul):
+            kind = question.kind if isinstance(question, FittedQuestion) else _KINDS[type(question)]
+            if kind == "noul":
                 found.append(Column(f"{name}_probability", NUMBER))
             else:
                 found.append(Column(f"{name}_probabilities", NUMBERS, shown_labels(question)))
-            if isinstance(question, Score):
+            if kind == "score":
                 found.append(Column(f"{name}_expected", NUMBER))
             found.append(Column(f"{name}_mass", NUMBER))
+            if isinstance(question, FittedQuestion) and question.scope is not None:
+                found.append(Column(f"{name}_scope", NUMBER))
         if self.verb == "classify":
             found += [Column("label", TEXT), Column("scores", NUMBERS, tuple(labels))]
         elif self.verb == "embed":
@@ -149,16 +157,22 @@ def as_text(value: Any) -> str:
 
 
 def read_questions(given: Any) -> dict[str, Any]:
-    """Questions by name: ``labels`` makes a ``Choice``, ``levels`` a ``Score``, neither a ``Noul``."""
+    """Questions by name: ``labels`` makes a ``Choice``, ``levels`` a ``Score``, neither a ``Noul``; ``head`` is the
+    file of a fitted question."""
     if not isinstance(given, Mapping) or not given:
         raise BulkError(f"questions: {shown(given)} is not an object of questions by name")
     found: dict[str, Any] = {}
     for name, one in given.items():
         if not isinstance(one, Mapping):
             raise BulkError(f"questions[{shown(name)}]: {shown(one)} is not an object")
+        if set(one) == {"head"} and isinstance(one["head"], str):
+            found[name] = FittedQuestion.load(one["head"])
+            continue
         extra = set(one) - {"question", "labels", "levels", "criteria"}
         if extra or len(set(one) & {"labels", "levels", "criteria"}) > 1:
-            raise BulkError(f"questions[{shown(name)}]: it takes a question, and labels or levels or criteria")
+            raise BulkError(
+                f"questions[{shown(name)}]: it takes a question, and labels or levels or criteria; or head"
+            )
         asked = one.get("question")
         if "labels" in one:
             labels = one["labels"]
@@ -177,7 +191,7 @@ def read_questions(given: Any) -> dict[str, Any]:
 
 def shown_labels(question: Any) -> tuple[str, ...]:
     """The labels as ``Answer.probabilities`` has them."""
-    if isinstance(question, Choice):
+    if isinstance(question, Choice | FittedQuestion):
         return tuple(question.labels)
     levels = question.levels
     return tuple(map(str, range(1, levels + 1) if isinstance(levels, int) else range(len(levels))))
@@ -194,6 +208,8 @@ def _decided(answers: Any) -> dict[str, Any]:
         if answer.expected is not None:
             found[f"{name}_expected"] = answer.expected
         found[f"{name}_mass"] = None if answer.mass != answer.mass else answer.mass
+        if answer.scope is not None:
+            found[f"{name}_scope"] = answer.scope
     return found
 
 

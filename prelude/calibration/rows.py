@@ -2,6 +2,7 @@
 
 {"state": "…", "question": "…", "labels": ["a", "b"], "label": "a"}     a Choice; "levels" for a Score, neither
                                                                         for a Noul, whose label is yes or no
+{"state": "…", "head": "team.head", "label": "a"}                       a question of prelude fit
 {"probabilities": {"a": 0.7, "b": 0.3}, "label": "a"}                   answered already: no model is needed
 {"logprobs": {"a": -0.4, "b": -1.2}, "label": "a"}                      the same, normalised here; with a "question",
                                                                         the calibrator is of that question alone
@@ -10,17 +11,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from prelude.errors import CalibrationError, reason, shown
-from prelude.records import dataclass, replace
 from prelude.results import Answer, AskedQuestion
 from prelude.tasks import Choice, Decide, Noul, Score
 from prelude.values.strict_json import parse
 
 MAX_BYTES = 1 << 28
+Head: TypeAlias = Callable[[str], Any]
 _LARGEST = 1e100  # of a number: sums of a row stay finite
 
 
@@ -33,8 +36,8 @@ class Row:
     answer: Answer | None = None
 
 
-def read_rows(path: str | Path) -> list[Row]:
-    """``CalibrationError`` names the line."""
+def read_rows(path: str | Path, head: Head | None = None) -> list[Row]:
+    """``CalibrationError`` names the line. ``head`` reads the file of a fitted question, if rows may name one."""
     file = Path(path)
     try:
         if file.stat().st_size > MAX_BYTES:
@@ -42,13 +45,14 @@ def read_rows(path: str | Path) -> list[Row]:
         lines = file.read_text(encoding="utf-8").split("\n")  # a text may hold other ends of lines, as U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise CalibrationError(f"{path}: cannot be read: {reason(error)}") from error
-    rows = [_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    head = None if head is None else cache(head)
+    rows = [_row(line, f"{path}:{number}", head) for number, line in enumerate(lines, start=1) if line.strip()]
     if not rows:
         raise CalibrationError(f"{path}: no rows")
     return rows
 
 
-def _row(line: str, where: str) -> Row:
+def _row(line: str, where: str, head: Head | None) -> Row:
     found = parse(line, where, CalibrationError)
     if not isinstance(found, dict) or "label" not in found:
         raise CalibrationError(f"{where}: an object with a label is expected")
@@ -64,12 +68,14 @@ def _row(line: str, where: str) -> Row:
             if isinstance(question := found.get("question"), str):
                 answer = replace(answer, asked=AskedQuestion(question, answer.labels))
             return Row(label, answer=answer)
-    if not {"state", "question"} <= set(found):
+    if "state" not in found or not ("question" in found or (head and "head" in found)):
         raise CalibrationError(f"{where}: it has neither probabilities nor logprobs, nor a state and a question")
-    return Row(label, task=Decide(found["state"], [_question(found)]))
+    return Row(label, task=Decide(found["state"], [_question(found, head)]))
 
 
-def _question(found: dict[str, Any]) -> Any:
+def _question(found: dict[str, Any], head: Head | None) -> Any:
+    if head and "head" in found:
+        return head(str(found["head"]))
     if "labels" in found:
         return Choice(found["question"], found["labels"])
     if "levels" in found:

@@ -12,6 +12,7 @@ from prelude.calibration.calibrator import METHODS, PriorCorrection
 from prelude.calibration.report import Report, calibrate
 from prelude.calibration.rows import Row, answers_of, read_rows
 from prelude.errors import CalibrationError
+from prelude.fitting.question import FittedQuestion
 from prelude.terminal.command_line import add_model, check_target, writing
 from prelude.terminal.tables import shortened, text_table
 
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(chosen: argparse.Namespace) -> int:
     for name in ("plot", "risk_plot", "save", "save_prior", "report"):
         check_target(f"--{name.replace('_', '-')}", getattr(chosen, name), figure="plot" in name)
-    rows = read_rows(chosen.file)
+    rows = read_rows(chosen.file, FittedQuestion.load)
     prior: Any = chosen.prior
     if all(row.task is None for row in rows):
         if prior == "content-free":

@@ -1,6 +1,6 @@
 """The command ``prelude``. ``prelude demo``, or no command: ``demo.py``. ``prelude simulate``: see docs/SIMULATOR.md;
-``prelude calibrate``: docs/CALIBRATION.md; ``prelude score``: docs/BULK.md; ``prelude memory``: docs/MEMORY.md;
-``prelude convert``: docs/CPU.md."""
+``prelude fit``: docs/DECISIONS.md; ``prelude calibrate``: docs/CALIBRATION.md; ``prelude score``: docs/BULK.md;
+``prelude memory``: docs/MEMORY.md; ``prelude convert``: docs/CPU.md."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import sys
 from prelude import __version__
 from prelude.errors import PreludeError, reason
 from prelude.terminal.command_line import close_stdout, print_anything
-from prelude.tools import calibrate, convert, demo, memory_table, score, simulate
+from prelude.tools import calibrate, convert, demo, fit, memory_table, score, simulate
 
 _OWN = ("-h", "--help", "--version")
 _COMMANDS = {
     "demo": (demo, "typed decisions on real input; also without a command"),
     "simulate": (simulate, "plan a workload in virtual time, on any machine"),
+    "fit": (fit, "a decision from labelled rows of a file"),
     "calibrate": (calibrate, "fit probabilities to labels, and measure them"),
     "score": (score, "one task for each row of a file, resumable"),
     "convert": (convert, "a model directory whose weights are packed already"),

@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     task.add_argument(
         "--ask", action="append", default=[], metavar="NAME=QUESTION", help="a choice or score in words"
     )
+    task.add_argument(
+        "--head", action="append", default=[], metavar="FILE", help="a question of prelude fit, named as its file"
+    )
     task.add_argument("--classify", action="store_true", help="the model's own classification head")
     task.add_argument("--embed", action="store_true", help="one vector for each row")
     add_model(parser)
@@ -61,9 +64,7 @@ def main(chosen: argparse.Namespace) -> int:
 
     form = Form(read_form(chosen))
     source, target = Table.of(chosen.input), Table.of(chosen.output)
-    if not source.remote and not Path(source.path).is_file():
-        problem = "is not a regular file" if Path(source.path).exists() else "there is no such file"
-        raise BulkError(f"{source.path}: {problem}")
+    source.check_there()
     if target.remote and chosen.journal is None:
         raise BulkError(f"{target.path}: --journal has to name a local file for it")
     journal_path = Path(chosen.journal or f"{target.path}.journal")
@@ -110,7 +111,7 @@ def summary(report: Report, seconds: float, path: str) -> str:
 
 def read_form(chosen: argparse.Namespace) -> dict[str, Any]:
     """The task as the JSON object that ``--task`` holds, or as the flags say it."""
-    flags = [*chosen.choice, *chosen.noul, *chosen.score, *chosen.ask]
+    flags = [*chosen.choice, *chosen.noul, *chosen.score, *chosen.ask, *chosen.head]
     if chosen.task is not None:
         if flags or chosen.text_column or chosen.state or chosen.classify or chosen.embed:
             raise BulkError("--task FILE says the whole task; the flags of the task cannot stand beside it")
@@ -146,10 +147,15 @@ def read_questions(chosen: argparse.Namespace) -> dict[str, Any]:
                 questions[name] = {"question": asked, "levels": int(value)}
             else:
                 raise BulkError(f"--score {name}={value}: the number of levels is a number from 2 to 10")
+    for file in chosen.head:
+        name = Path(file).stem
+        if name in questions:
+            raise BulkError(f"--head {file}: there are two questions of the name {name}")
+        questions[name] = {"head": file}
     if words:
         raise BulkError(f"--ask {next(iter(words))}: there is no choice or score of this name")
     if not questions:
-        raise BulkError("no question: --choice, --noul, --score, or --classify or --embed")
+        raise BulkError("no question: --choice, --noul, --score, --head, or --classify or --embed")
     return questions
 
 

@@ -1,0 +1,122 @@
+"""``prelude fit`` from a file of labelled rows, and its head in ``prelude score`` and ``prelude calibrate``."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from prelude import Engine, FittedQuestion
+from prelude.bulk.form import Form
+from prelude.tools.cli import main
+from tests.engine.test_encoders import write, write_pooling
+from tests.fitting.test_fit import labelled
+
+Rows = list[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = write(tmp_path_factory.mktemp("fit") / "bert", "Model")
+    write_pooling(path)
+    return str(path)
+
+
+def table(path: Path, rows: Rows) -> str:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def head(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("head")
+    rows = table(folder / "rows.csv", [*zip(*labelled(90))])
+    words = ["-o", str(folder / "team.head"), "--model", model]
+    assert main(["fit", rows, *words, "--question", "Which team?", "--no-progress", "--dtype", "float32"]) == 0
+    return folder / "team.head"
+
+
+def test_a_file_of_rows_becomes_the_question_that_the_engine_fits(model: str, head: Path) -> None:
+    with Engine.from_pretrained(model, dtype="float32") as engine:
+        assert FittedQuestion.load(head) == engine.fit(*labelled(90), name="team", question="Which team?")
+
+
+def test_the_report_is_printed_with_the_next_command(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps({"body": text, "urgent": label == "cards"}) for text, label in zip(*labelled(60))]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    words = ["--text", "body", "--label", "urgent", "--kind", "noul", "-o", str(tmp_path / "urgent.head")]
+    assert main(["fit", str(tmp_path / "rows.jsonl"), *words, "--model", model, "--balanced", "--no-progress"]) == 0
+    said = capsys.readouterr().out
+    assert "60 rows, 2 labels" in said and "accuracy" in said and f"--head {tmp_path / 'urgent.head'}" in said
+    assert FittedQuestion.load(tmp_path / "urgent.head").labels == ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "said"),
+    [
+        (
+            [("w1", "a")] * 2,
+            ["--label", "team"],
+            r"row 0: the column 'team' is missing; the row has ['text', 'label']",
+        ),
+        ([("w1", "a"), ("w2", "a")], [], "all rows have the label 'a'; add rows of others"),
+        ([("w1", "a"), ("w2", "a"), ("w3", "b")], [], "row 2: the only one of its label ('b')"),
+        ([("w1", "a"), ("w1", "b"), ("w2", "a"), ("w3", "b")], [], "rows 0 and 1 have the same text and the labels"),
+        ([("", "a"), ("w1", "b"), ("w2", "a"), ("w3", "b")], [], "row 0 without text; leave out such rows"),
+        ([("w1", "Card"), ("w2", "card"), ("w3", "b"), ("w4", "b")], [], "(row 0 and row 1) differ in case"),
+        ([("w1", "a"), ("w2", "b")] * 2, ["-o", "/nowhere/team.head"], "there is no folder '/nowhere'"),
+    ],
+)
+def test_rows_that_cannot_be_fitted_are_named(
+    model: str, rows: Rows, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = table(tmp_path / "rows.csv", rows)
+    usual = ["--text", "text", "--label", "label", "-o", str(tmp_path / "x.head"), "--model", model]
+    assert main(["fit", file, *usual, *words, "--no-progress"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "x.head").exists()
+
+
+def test_score_labels_the_rows_of_a_file_with_a_head(model: str, head: Path, tmp_path: Path) -> None:
+    texts = labelled(12, seed=3)[0]
+    file = table(tmp_path / "new.csv", [(text, "") for text in texts])
+    out = tmp_path / "out.jsonl"
+    words = ["--text-column", "text", "--head", str(head), "--model", model, "--dtype", "float32", "--no-progress"]
+    assert main(["score", file, str(out), *words]) == 0
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    question = FittedQuestion.load(head)
+    with Engine.from_pretrained(model, dtype="float32") as engine:
+        for text, row in zip(texts, rows):
+            [answer] = engine.decide(text, [question])
+            assert row["team"] == answer.label and row["team_mass"] is None and row["error"] is None
+            assert row["team_probabilities"] == pytest.approx(answer.probabilities, abs=1e-5)
+            assert row["team_scope"] == pytest.approx(answer.scope, abs=1e-3)
+
+
+def test_another_head_in_a_file_of_the_same_name_is_another_task(model: str, head: Path, tmp_path: Path) -> None:
+    """So the journal of an earlier run is refused."""
+    own = tmp_path / "team.head"
+    own.write_bytes(head.read_bytes())
+    spec = {"state": "{text}", "questions": {"team": {"head": str(own)}}}
+    before, again = Form(spec).given, Form(spec).given
+    with Engine.from_pretrained(model) as engine:
+        engine.fit(*labelled(60, seed=9), name="team").save(own)
+    assert before == again != Form(spec).given
+
+
+def test_calibrate_takes_rows_with_a_head(
+    model: str, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        json.dumps({"state": text, "head": str(head), "label": label}) for text, label in zip(*labelled(80, seed=4))
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    saved = tmp_path / "calibrator.json"
+    assert main(["calibrate", str(tmp_path / "rows.jsonl"), "--model", model, "--save", str(saved)]) == 0
+    assert "40 held-out answers" in capsys.readouterr().out
+    assert json.loads(saved.read_text(encoding="utf-8"))["asked"]["question"] == "Which team?"
