@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from prelude import default_model
+from prelude.models.installed import PACKAGES, is_there
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +31,9 @@ EXAMPLES = {
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_as_it_stands(name: str, tmp_path: Path) -> None:
     """An example that waits for SIGTERM gets it after its first line of output."""
+    for model in PACKAGES:
+        if f'"{model}"' in EXAMPLES[name] and not is_there(model):
+            pytest.skip(f"the package of the model {model} is not installed: {PACKAGES[model].command}")
     script = tmp_path / "example.py"
     script.write_text(EXAMPLES[name], encoding="utf-8")
     shutil.copy(default_model.path() / "tokenizer.json", tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from prelude.readouts.base import (
     indptr_of,
     means,
 )
-from prelude.records import dataclass
 from prelude.values.arrays import F32, I32
 
 

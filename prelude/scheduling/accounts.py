@@ -7,7 +7,8 @@ fair queue jumps to the last finish as it falls idle).
 
 from __future__ import annotations
 
-from prelude.records import dataclass
+from dataclasses import dataclass
+
 from prelude.values.options import RequestOptions
 
 _KEPT = 1024

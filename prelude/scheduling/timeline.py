@@ -21,8 +21,7 @@
 from __future__ import annotations
 
 import time
-
-from prelude.records import dataclass
+from dataclasses import dataclass
 
 NAMES = (
     "prompt",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +26,6 @@ from prelude.readouts.batch import (
     SampleOutput,
     StepResult,
 )
-from prelude.records import dataclass, replace
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.estimates import PoolEstimates

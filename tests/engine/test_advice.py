@@ -78,7 +78,7 @@ def test_the_demo_answers_or_says_at_once_why_not(
     code = main(["demo", "--model", str(MODELS[model](tmp_path / "model"))])
     printed = capsys.readouterr()
     assert (code, bool(printed.out)) in ((0, True), (2, False))
-    assert "Counters" in printed.out if code == 0 else "prelude: " in printed.err
+    assert "Milliseconds: " in printed.out if code == 0 else "prelude: " in printed.err
 
 
 @pytest.mark.parametrize("model", ["sparrow", "nano"])

@@ -12,6 +12,7 @@ import pytest
 
 from bench.train import DATA
 from prelude import Choice, Decide, Engine, YesNo, default_model
+from prelude.models.installed import PACKAGES, is_there
 
 
 def test_accuracies_on_heldout_sentences() -> None:
@@ -64,31 +65,42 @@ def test_an_application_that_computes_with_torch_changes_no_answer() -> None:
     assert len(found) == 1 and "0x" in next(iter(found))
 
 
-@pytest.mark.parametrize("arguments", [["demo"], []])
-def test_the_demo_runs_and_prints_its_parts(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "prelude", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=_wide())
-    assert done.returncode == 0, done.stderr
-    said = ("Which team?", "confidence", "mass", "all 8 probabilities have the same bits", "Which language is it?")
-    for word in (*said, "Embeddings", "oneshot", "tokens reused", "steps"):
-        assert word in done.stdout
-    bars = re.findall(r"^  ([\w ]+?) +(█*) +([01]\.\d{3})$", done.stdout, re.M)
-    assert [name for name, _, _ in bars] == [
-        "yes",
-        "no",
-        "Billing",
-        "Support",
-        "Sales",
-        "calm",
-        "annoyed",
-        "very angry",
-    ]
-    assert all(abs(len(bar) - 24 * float(share)) <= 0.6 for _, bar, share in bars)
-    decided = [line for line in done.stdout.splitlines() if re.search(r"  (yes|no) +[01]\.\d{3}$", line)]
-    assert len([line for line in decided if "█" not in line]) == 10, "a line a text"
-    assert "in this wording" in done.stdout and "free of personal data" in done.stdout
-    warned = "question 'Which team?': its labels have a probability of"  # the packaged model does not know it
-    assert done.stderr.startswith(warned) and done.stderr.count("\n") == 1
+DEMO = """
+import sys
+from prelude.models import installed
+from prelude.tools import cli, demo
+if {packages} == "none":
+    demo.is_there = lambda name: False
+sys.exit(cli.main({arguments}))
+"""
+
+
+@pytest.mark.parametrize(("packages", "arguments"), [("none", ["demo"]), ("none", []), ("installed", ["demo"])])
+def test_the_demo_runs_and_prints_its_parts(packages: str, arguments: list[str]) -> None:
+    """With the packages of models that are installed, and as where none is: it names the command of each."""
+    code = DEMO.format(packages=repr(packages), arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_wide())
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    lines = done.stdout.splitlines()
+    there = [name for name in ("sparrow-general", "all-MiniLM-L6-v2") if packages != "none" and is_there(name)]
+    assert len(lines) < 20 and max(map(len, lines)) <= 120
+    for name in ("sparrow-general", "all-MiniLM-L6-v2"):
+        assert (name not in there) == any(
+            line == f"{name} does this better: {PACKAGES[name].command}" for line in lines
+        )
+    parts = (
+        "Typed decisions of",
+        "A decision fitted on 40 labelled rows",
+        "The nearest of 80 texts",
+        "Milliseconds: ",
+    )
+    places = [next(at for at, line in enumerate(lines) if line.startswith(part)) for part in parts]
+    assert places == sorted(places)
+    assert ("the packaged model" in lines[0]) == ("sparrow-general" not in there)
+    right = int(re.search(r"(\d+) of 40 others", done.stdout)[1])  # type: ignore[index]
+    assert right >= 30 if there else "Its vectors tell languages apart" in done.stdout
+    for part in ("loading", "decisions", "fit of 40 rows", "80 vectors"):
+        assert re.search(rf"\d+\.\d( \d+)? {part}", lines[places[3]])
 
 
 def test_statements_about_the_packaged_model_hold() -> None:

@@ -8,6 +8,7 @@ of their own. EmbeddingGemma is Gemma 3 with ``use_bidirectional_attention``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,6 @@ from prelude.models.spec import (
     Projection,
     Rope,
 )
-from prelude.records import dataclass
 
 _NEW: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 _OLD = {**_NEW, "gelu": _NEW["gelu_pytorch_tanh"]}

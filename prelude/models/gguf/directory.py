@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from prelude.models.gguf.config import architecture_of, config_of, pooling_of
 from prelude.models.gguf.reader import GgufFile
 from prelude.models.gguf.tokenizer import GgufTokenizer
 from prelude.models.shards import INDEX, SINGLE
-from prelude.records import dataclass, field
 
 log = logging.getLogger("prelude.models.gguf")
 
