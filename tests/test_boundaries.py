@@ -92,7 +92,7 @@ def test_the_tokenizers_core_includes_neither_python_nor_the_engine() -> None:
 
 # A folder imports from folders that stand before it alone: also inside functions, and also for types.
 ORDER = (
-    *("errors", "results", "tasks", "values", "terminal", "recipes", "streaming", "readouts"),
+    *("records", "errors", "results", "tasks", "values", "terminal", "recipes", "streaming", "readouts"),
     *("models", "execution", "cpu", "parallel", "calibration", "fitting"),
     *("admission", "scheduling", "runtime", "default_model", "loading"),
     *("api", "bulk", "systemone", "integrations", "ray", "simulation", "tools"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 from prelude.errors import TemplateError, shown
+from prelude.records import dataclass
 from prelude.tasks import Message
 
 # (messages, add_generation_prompt) -> [(text, trusted)]: the text of messages is untrusted, the template's own text
@@ -52,9 +52,9 @@ def make_frame(chat: ChatRenderer | None) -> Frame:
 
 
 def chat_renderer(tokenizer: Any, **options: Any) -> ChatRenderer | None:
-    """The chat template beside a ``prelude.tokenizer.Tokenizer``; ``None`` where there is none.
+    """The chat template beside a ``prelude.tokenizer.Tokenizer``; ``None`` if there is none.
 
-    ``options`` are variables for the template. decisions use ``enable_thinking=False``: templates that know
+    ``options`` are variables for the template. Decisions use ``enable_thinking=False``: templates that know
     it close the block of thoughts before the answer, others do not see it.
     """
     template = tokenizer.chat_template
@@ -87,7 +87,7 @@ def chat_renderer(tokenizer: Any, **options: Any) -> ChatRenderer | None:
 
 
 def _shows_parts(chat: ChatRenderer, role: str) -> bool:
-    """Whether a template writes a content in parts of text as it writes the text. Others leave it out, or write the
+    """Return whether a template writes a content in parts of text as it writes the text. Others omit it, or write the
     parts as Python does."""
     others: list[Message] = [] if role == "user" else [{"role": "user", "content": "-"}]
     first = role in ("system", "developer")

@@ -15,6 +15,6 @@ class ExecutionClass(enum.Enum):
 
 
 def classify(prepared: Prepared) -> ExecutionClass:
-    """OneShot where at most one token can come out: everything with a fixed-size answer, and generation of 0 or 1
-    tokens, also where the context leaves no room for more."""
+    """Return OneShot if at most one token can come out: everything with a fixed-size answer, and generation of 0 or 1
+    tokens, also if the context leaves no room for more."""
     return ExecutionClass.DECODE if prepared.max_new_tokens > 1 else ExecutionClass.ONESHOT

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from prelude.admission.chat import ChatRenderer, Frame, make_frame
@@ -16,6 +15,7 @@ from prelude.execution.executor import ExecutorLimits
 from prelude.readouts import RequestReadout
 from prelude.readouts.sampling import Sampling
 from prelude.recipes import ModelRecipes
+from prelude.records import dataclass, field
 from prelude.results import AskedQuestion
 from prelude.streaming.detokenize import Texts
 from prelude.tasks import CacheMode, Task
@@ -27,7 +27,7 @@ from prelude.values.option_settings import Layout, OptionSettings
 
 CHARS_PER_TOKEN = 16
 LEAST_MASS = 0.01
-"""Of the labels of a question together, below which a warning is due."""
+"""Summed probability of a question's labels. Below it a warning is due."""
 log = logging.getLogger("prelude.engine")
 
 
@@ -61,7 +61,7 @@ class AdmissionContext:
 
     @property
     def kept(self) -> Memo[Any, Any]:
-        """Of questions that were asked before: decisions, plans, labels and the texts of templates."""
+        """Holds decisions, plans, labels and the texts of templates of questions that were asked before."""
         return self.encoder.kept
 
     @property
@@ -71,13 +71,13 @@ class AdmissionContext:
         return self.max_length if said is None else min(self.max_length, said)
 
     def cuts_the_whole(self, truncation: str) -> bool:
-        """Whether a prompt and the text of a template are cut too: a tokenizer of the directory that cuts the
+        """Return whether a prompt and the text of a template are cut too: a tokenizer of the directory that cuts the
         beginning knows of neither."""
         return truncation == "head" == self.embedding.truncation
 
     @property
     def layout(self) -> Layout:
-        """How objects and arrays are written."""
+        """The form in which objects and arrays are written."""
         return "json" if self.options is None else self.options.layout
 
     def frame(self) -> Frame:
@@ -151,7 +151,7 @@ def served(ctx: AdmissionContext) -> str:
 
 
 def warn_of_mass(warned: list[str], asked: AskedQuestion, mass: float) -> None:
-    """Once for an engine, which has ``warned``: its model would not have answered with any of the labels."""
+    """Warn, once for an engine (``warned``), that its model would not have answered with any of the labels."""
     if not warned:
         warned.append(asked.question)
         log.warning(

@@ -49,7 +49,7 @@ _EMPTY = frozenset(["output", "input"])  # texts that may be empty
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether an array holds a message or a call of a tool, and so has to be a conversation."""
+    """Return whether an array holds a message or a call of a tool, and so has to be a conversation."""
     if not isinstance(value, list | tuple) or not value or type(value[0]) is int:
         return False
     return any(map(_is_item, value))
@@ -65,7 +65,7 @@ def _is_item(item: Any) -> bool:
 
 
 def turns_of(items: Sequence[Any], field: str) -> Sequence[Mapping[str, str]]:
-    """The turns of a conversation; ``items`` itself where it has no more than roles and texts. ``InvalidRequest``
+    """The turns of a conversation; ``items`` itself if it has no more than roles and texts. ``InvalidRequest``
     names the place in ``field``."""
     if all(map(_is_turn, items)):
         return items
@@ -188,7 +188,7 @@ class _Turns:
             self._open[call_id] = name, place
 
     def _output(self, call_id: str, names: list[str], text: str, here: str) -> None:
-        """``names``: of them the first is the call's where it is empty."""
+        """Name the output. The first of ``names`` becomes the call's if it is empty."""
         if call_id not in self._open:
             raise InvalidRequest(f"no call before it has the id {shown(call_id)} and waits for an output", field=here)
         called, place = self._open.pop(call_id)
@@ -204,7 +204,7 @@ def _text(item: Mapping[str, Any], key: str, here: str) -> str:
 
 
 def _arguments(value: Any, here: str) -> Any:
-    """Arguments as an object, whether they come as one or as its JSON; any other text stays text."""
+    """Return arguments as an object, also if they come as its JSON. Any other text stays text."""
     if isinstance(value, Mapping):
         return value
     text = validation.text(value, here, MAX_TEXT)
@@ -224,7 +224,7 @@ def _finished(item: Mapping[str, Any], here: str) -> None:
 
 
 def refuse_others(item: Mapping[str, Any], known: Set[str], here: str, kind: str) -> None:
-    """Refuses a field with a value that is none of the ``known`` ones: nothing that is given gets lost."""
+    """Refuse a field with a value that is none of the ``known`` ones: nothing that is given gets lost."""
     for key, value in item.items():
         nothing = value is None or (isinstance(value, str | list | tuple | dict) and not value)
         if key not in known and not nothing:

@@ -63,7 +63,7 @@ def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
 
 
 def asked_of(ctx: AdmissionContext, decision: Decision) -> list[AskedQuestion]:
-    """The question that stands in each answer; made once for a decision."""
+    """Return the question that stands in each answer; made once for a decision."""
     if not decision.asked:
         template = template_hash(decision.frame.template)
         decision.asked[:] = [
@@ -124,8 +124,8 @@ def _weighed(
 def cut_questions(
     ctx: AdmissionContext, scope: TokenizationScope, decision: Decision, state: int, truncation: str
 ) -> tuple[Decision, int]:
-    """With questions that leave room for their state, of ``state`` tokens; and how many tokens were cut. The longer
-    of state and question is cut: a question only where its own text has more than half of ``max_length``."""
+    """Return questions that leave room for their state of ``state`` tokens, and the number of cut tokens. The longer
+    of state and question is cut: a question only if its own text has more than half of ``max_length``."""
     room = ctx.max_length - min(state, ctx.max_length // 2)
     if decision.deepest <= room:
         return decision, 0
@@ -145,7 +145,7 @@ def cut_questions(
 def fit_state(
     ctx: AdmissionContext, scope: TokenizationScope, state: I32, content: Any, decision: Decision, truncation: str
 ) -> tuple[I32, int]:
-    """The state's ids (those of ``content``), cut to the decision's room; labels never are."""
+    """The state's ids (those of ``content``), cut to the decision's room. Labels are never cut."""
     room, tokens = decision.room(ctx), max(len(state), decision.least)
     if truncation == "error" or room < decision.least:
         raise state_too_long(ctx, tokens, decision)
@@ -173,7 +173,7 @@ def state_too_long(ctx: AdmissionContext, state: int, decision: Decision) -> Inv
 
 
 def state_content(ctx: AdmissionContext, state: Any, truncation: str) -> tuple[str | I32, int]:
-    """Text and ids as they are, and how many characters were cut. Conversations are written out as "role: content"
+    """Return text and ids as they are, and the number of cut characters. Conversations become "role: content"
     paragraphs: the question is about them, so none of their messages is an instruction to the model. Other objects
     and arrays become their canonical text."""
     if is_conversation(state):
@@ -191,8 +191,8 @@ def state_content(ctx: AdmissionContext, state: Any, truncation: str) -> tuple[s
 
 
 def is_data(state: Any) -> bool:
-    """Whether a state that is no conversation is an object, or an array of strings, arrays or objects: neither text
-    nor token ids."""
+    """Return whether a state that is no conversation is an object or an array of strings, arrays or objects: no text
+    and no token ids."""
     if isinstance(state, Mapping):
         return True
     return isinstance(state, list | tuple) and bool(state) and isinstance(state[0], str | Mapping | list | tuple)

@@ -15,7 +15,6 @@ the state. The readout's rows count from there as well, so that one readout serv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, TokenizationScope
 from prelude.errors import RequestTooLarge, TemplateError, shown
 from prelude.readouts.batch import I32, LogprobRows
+from prelude.records import dataclass, field
 from prelude.results import AskedQuestion
 from prelude.tasks import Decide
 from prelude.values import validation
@@ -89,7 +89,7 @@ def state_frame(ctx: AdmissionContext, scope: TokenizationScope, template: Decis
 
 
 def _ids_and_text(scope: TokenizationScope, runs: list[Any], *, last: bool) -> tuple[I32, str]:
-    """Fixed runs as ids, but for the one beside the state, which is encoded together with it."""
+    """Return fixed runs as ids. The run beside the state is encoded together with the state."""
     text = ""
     if runs and isinstance(runs[-1 if last else 0], list):
         text = "".join([part for part, _ in runs.pop(-1 if last else 0)])
@@ -102,7 +102,7 @@ def _ids_and_text(scope: TokenizationScope, runs: list[Any], *, last: bool) -> t
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``segments``: of the tree behind an empty state, with which the first of them begins."""
+    """``segments`` are those of the tree behind an empty state. The first segment begins with that state."""
 
     plans: tuple[QuestionPlan, ...]
     frame: StateFrame
@@ -190,7 +190,7 @@ def assembled(
 
 
 def read_rows(plans: Sequence[QuestionPlan], bases: Sequence[int], raw: bool) -> LogprobRows:
-    """Every edge of every trie, once; ``plans`` and ``bases`` side by side."""
+    """Collect every edge of every trie once; ``plans`` and ``bases`` side by side."""
     rows, target_rows, before = [], [], 0
     for plan, base in zip(plans, bases):
         rows.append(plan.trie.rows + np.int32(base))
@@ -208,7 +208,7 @@ def read_rows(plans: Sequence[QuestionPlan], bases: Sequence[int], raw: bool) ->
 
 
 def decision_of(ctx: AdmissionContext, scope: TokenizationScope, task: Decide, questions: Any) -> Decision:
-    """Of a task and its questions: found where the same was asked before, with the same salt; else made."""
+    """Return the decision of a task and its questions: the kept one if the same was asked with the same salt."""
     key = None if scope.alone else question_key(task, questions)
     known: Decision | None = None if key is None else ctx.kept.get_for(key, scope.salt)
     if known is not None:

@@ -21,7 +21,7 @@ from prelude.values import validation
 
 
 def asks_fitted(questions: Any) -> bool:
-    """Whether one of a decision's questions is a fitted one."""
+    """Return whether one of a decision's questions is a fitted one."""
     if isinstance(questions, Mapping):
         questions = tuple(questions.values())
     listed = type(questions) is list or type(questions) is tuple
@@ -77,7 +77,7 @@ def prepare_fitted(ctx: AdmissionContext, scope: TokenizationScope, task: Decide
 
 
 def _checked(ctx: AdmissionContext, task: Decide, questions: Sequence[Any]) -> Sequence[FittedQuestion]:
-    """The questions, where one vector of this model answers all of them."""
+    """Return the questions if one vector of this model answers all of them."""
     for value, usual, field, why in (
         (task.template, None, "template", "it reads the vector of the state alone, and no text of a question"),
         (task.length_norm, "none", "length_norm", "it gives one number a label of any length"),

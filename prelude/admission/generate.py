@@ -96,7 +96,7 @@ def check_pool(ctx: AdmissionContext, prompt: int, budget: int) -> None:
 def prepare_prompt_only(
     ctx: AdmissionContext, scope: TokenizationScope, task: Generate, params: SamplingParams
 ) -> Admitted:
-    """``max_tokens=0``: the prompt's logprobs where they are asked for, else nothing to compute at all."""
+    """Prepare ``max_tokens=0``: the prompt's logprobs if a task asks for them, else nothing to compute."""
     sampling = resolve(ctx, params, 0)
     top = params.prompt_logprobs
     if top is not None:
@@ -124,7 +124,7 @@ def prepare_prompt_only(
 
 
 def complete(ctx: AdmissionContext, sampling: Sampling, outcome: Outcome) -> Completion:
-    """The result of a text. Text that no reader followed is decoded, and cut at a stop string, here."""
+    """Return the result of a text. Decode text that no reader followed, and cut it at a stop string."""
     stats = outcome.stats
     ids, logprobs = outcome.token_ids, outcome.logprobs
     if sampling.logprobs is not None and ids and isinstance(outcome.output, SampleOutput):

@@ -61,7 +61,7 @@ def prepare_guard(ctx: AdmissionContext, scope: TokenizationScope, task: Guard) 
 
 
 def guard_recipe(ctx: AdmissionContext, given: Any) -> GuardRecipe:
-    """The recipe that is named, or the model's; ``RecipeError`` where nothing says it."""
+    """Return the recipe that is named, or the model's. ``RecipeError`` if there is neither."""
     if given is not None:
         named: GuardRecipe = recipe_of(given, GuardRecipe)
         return named
@@ -76,7 +76,7 @@ def guard_recipe(ctx: AdmissionContext, given: Any) -> GuardRecipe:
 
 
 def about_response(messages: Any) -> bool:
-    """Whether the last message is the assistant's. A value that is no list of messages is refused later, by
+    """Return whether the last message is the assistant's. A value that is no list of messages is refused later, by
     rendering."""
     last = messages[-1] if isinstance(messages, Sequence) and messages else None
     return isinstance(last, Mapping) and last.get("role") == "assistant"
@@ -85,7 +85,7 @@ def about_response(messages: Any) -> bool:
 def next_field(
     recipe: GuardRecipe, messages: Sequence[Mapping[str, Any]], given: Any
 ) -> tuple[GuardField, str, tuple[str, ...]]:
-    """The first field that ``given`` does not answer, the text of the answer before its label, and the labels that
+    """Return the first field that ``given`` does not answer, the answer's text before its label, and the labels that
     it has already."""
     given = {} if given is None else given
     if not isinstance(given, Mapping):
@@ -118,7 +118,7 @@ def next_field(
 
 
 def _labels_given(field: GuardField, value: Any, response: bool) -> tuple[tuple[str, ...], bool]:
-    """The labels of a field, and whether they are all: those of a list are, where "" ends it."""
+    """Return the labels of a field, and whether they are all. Those of a list are if "" ends the list."""
     labels, here = field.labels_for(response), f"given.{field.name}"
     several = bool(field.joiner) and isinstance(value, list | tuple)
     said = tuple(value) if several else (value,)
@@ -133,7 +133,7 @@ def _labels_given(field: GuardField, value: Any, response: bool) -> tuple[tuple[
 
 
 def continuations(recipe: GuardRecipe, field: GuardField, said: tuple[str, ...], response: bool) -> dict[str, str]:
-    """The next texts that the model may write: a label; behind labels that it has, another one, or "" and the
+    """Return the next texts that the model may write: a label; behind labels that it has, another one, or "" and the
     field's end."""
     labels = field.labels_for(response)
     if not said:

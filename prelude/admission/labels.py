@@ -17,13 +17,13 @@ Nodes that are fed and have one fed child are joined into one segment. A label t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from prelude._native.core import LabelPaths
 from prelude.errors import InvalidRequest, shown
 from prelude.readouts.batch import I32
+from prelude.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class LabelTrie:
 
 
 def build_trie(label_ids: Sequence[Sequence[int]], labels: Sequence[str], field: str) -> LabelTrie:
-    """``InvalidRequest`` where a label has no tokens or two have the same."""
+    """Raise ``InvalidRequest`` if a label has no tokens or two labels have the same."""
     children: list[dict[int, int]] = [{}]
     parents, tokens = [-1], [-1]
     ends: dict[int, int] = {}

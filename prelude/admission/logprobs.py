@@ -22,7 +22,7 @@ def prepare_loglikelihood(ctx: AdmissionContext, scope: TokenizationScope, task:
     """Context and continuation are tokenised apart and nothing moves between them: the scored tokens are exactly the
     given continuation. (lm-eval's rule, spaces at the context's end go to the continuation, is its client's.) The
     tokenizer's beginning-of-text token is put before the context, its end-of-text token is not put anywhere. An
-    empty context is BOS, or EOS where there is no BOS. Truncation cuts the context only. The last token of the
+    empty context is BOS, or EOS if there is no BOS. Truncation cuts the context only. The last token of the
     continuation is not fed, so context and continuation may hold ``max_length + 1`` tokens together."""
     continuation = continuation_ids(ctx, scope, task.continuation)
     room = ctx.max_length + 1 - len(continuation)

@@ -1,7 +1,7 @@
 """Decide for a model whose head reads the options of a question: one logit an option.
 
 The text of a prompt is the one that the model was trained on (``prelude/admission/forms``). Its own cuts are taken
-where a request allows truncation.
+if a request allows truncation.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def prepare_marked(
 
 
 def _cut(ctx: AdmissionContext, settings: OptionSettings, rendered: list[Rendered], truncation: str) -> int:
-    """How many tokens were left out; ``PromptTooLong`` where the request does not allow it."""
+    """Return how many tokens were left out; ``PromptTooLong`` if the request does not allow it."""
     cut = sum(one.cut for one in rendered)
     if cut and truncation == "error":
         first = next(at for at, one in enumerate(rendered) if one.cut)
@@ -93,7 +93,7 @@ def _cut(ctx: AdmissionContext, settings: OptionSettings, rendered: list[Rendere
 
 
 def _refuse(task: Decide) -> None:
-    """Refuses the settings that have no meaning where a head reads the options."""
+    """Refuse the settings that have no meaning if a head reads the options."""
     if task.template is not None:
         raise InvalidRequest(
             "a model whose head reads the options has a text form of its own; leave it at None", field="template"
@@ -111,7 +111,7 @@ def _refuse(task: Decide) -> None:
 
 
 def _state(ctx: AdmissionContext, state: Any) -> tuple[str, bool]:
-    """Its text, and whether the beginning is cut of one that is too long, as of a list."""
+    """Return a state's text, and whether a too long text loses its beginning, as a list does."""
     from_left = isinstance(state, list | tuple)
     if not isinstance(state, str | Mapping) and not from_left:
         raise InvalidRequest(f"{shown(state)} is not text, an object or an array", field="state")

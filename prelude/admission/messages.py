@@ -2,8 +2,8 @@
 
 A chat template sees every field of a message, so all of them are bounded, not the text alone: characters (of strings
 and of keys) together, values (messages, items and the values of keys) together, and how deep they are nested.
-Where the caller allows it, the texts of the messages are cut so that the characters stay within their bound. A copy
-is made in the caller's thread, which may be a loop: it stops where the messages are too large to be taken.
+If the caller allows it, the texts of the messages are cut so that the characters stay within their bound. A copy
+is made in the caller's thread, which may be a loop: it stops if the messages are too large to be taken.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def copy_value(value: Any) -> Any:
 
 
 class _Copies:
-    """Of dicts and lists, as JSON has them; any other object is immutable, or its owner may change it."""
+    """Copy dicts and lists, as JSON has them. Any other object is immutable, or its owner may change it."""
 
     def __init__(self) -> None:
         self._left = MAX_VALUES
@@ -76,7 +76,7 @@ def too_large(depth: int) -> TooLarge:
 
 
 def rough_size(messages: Any, enough: int) -> int:
-    """Characters and values that preparing is going to look at; not counted on where they are ``enough``."""
+    """Count the characters and values that preparing is going to look at, up to ``enough``."""
     size = 0
     ahead: list[Any] = [messages]
     while ahead and size < enough:
@@ -245,7 +245,7 @@ class _Account:
 
 
 def written(path: Any) -> str:
-    """A path as a reader would write it, its end left out where it is long."""
+    """Write a path as a reader would write it. The end of a long path is left out."""
     parts: list[str] = []
     while not isinstance(path, str):
         path, key = path

@@ -20,7 +20,6 @@ Shifts are numbered so that the first ones are far apart (van der Corput's seque
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +29,7 @@ from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.template import DecisionTemplate
 from prelude.errors import InvalidRequest, TemplateError, shown
 from prelude.readouts.batch import I32
+from prelude.records import dataclass
 from prelude.tasks import Orders
 
 ONCE = (0,)
@@ -38,7 +38,7 @@ ONCE = (0,)
 @dataclass(frozen=True, slots=True)
 class Arranged:
     """``asked`` with its labels in the order of shift 0; ``starts``: the shifts that are shown; ``places[i]``: the
-    place of the caller's label i, ``None`` where all are where they were."""
+    place of the caller's label i, ``None`` if all are where they were."""
 
     plain: PlainQuestion
     starts: tuple[int, ...] = ONCE

@@ -34,7 +34,7 @@ def encode_pair(
     truncation: str,
     before: str = "",
 ) -> tuple[TokenTree, int]:
-    """The tokens, and how many were cut off: of the longer text until both have one length, then of both. Where the
+    """Return tokens, and how many were cut: of the longer text until both have one length, then of both. If the
     tokenizer gives the second text a token type of its own, it is a segment below the first: models without types see
     no difference."""
     validation.one_of(truncation, "truncation", TRUNCATIONS)

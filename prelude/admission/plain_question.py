@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from prelude.admission.context import AdmissionContext
 from prelude.admission.structured import MAX_TEXT, text_of
 from prelude.errors import InvalidRequest, shown
+from prelude.records import dataclass, replace
 from prelude.tasks import Choice, Noul, Score
 from prelude.values import validation
 from prelude.values.option_settings import Layout
@@ -27,8 +27,8 @@ _SIDES = ("true", "false")  # of a Noul, in the order of its labels
 
 @dataclass(frozen=True, slots=True)
 class PlainQuestion:
-    """``text`` is empty where the criteria alone ask. ``labels`` are empty for a ``Noul``, whose two labels the
-    template names. ``notes`` describe the labels in their order ("" is no description); ``()`` where none has one.
+    """``text`` is empty if the criteria alone ask. ``labels`` are empty for a ``Noul``, whose two labels the
+    template names. ``notes`` describe the labels in their order ("" is no description); ``()`` if none has one.
     ``first`` is the number of the first level."""
 
     kind: Kind

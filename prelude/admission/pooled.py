@@ -75,13 +75,13 @@ def _sizes(ctx: AdmissionContext, pooling: str) -> tuple[tuple[Dense, ...], int,
 
 
 def vector_size(ctx: AdmissionContext, pooling: str | None) -> int:
-    """Values of the vector that ``embed`` gives, 0 where its pooling has to be named."""
+    """Values of the vector that ``embed`` gives, 0 if its pooling has to be named."""
     found = ctx.embedding.pooling if pooling is None else pooling
     return 0 if found is None else _sizes(ctx, found)[2]
 
 
 def _pooling(asked: Any) -> str:
-    """The modes that a request names, joined by "+"."""
+    """Return the modes that a request names, joined by "+"."""
     several = isinstance(asked, list | tuple)
     if several and not 1 <= len(asked) <= len(POOLINGS):
         raise InvalidRequest(f"{len(asked)} poolings; it takes 1 to {len(POOLINGS)}", field="pooling")
@@ -260,7 +260,7 @@ def _encode(
 
 
 def last_row(ids: I32, pad_id: int | None) -> int:
-    """The last token that is not ``pad_id``; as in transformers, the first one where all are."""
+    """Return the last token that is not ``pad_id``; as in transformers, the first one if all are."""
     if pad_id is None or ids[-1] != pad_id:
         return len(ids) - 1
     meant = np.flatnonzero(ids != pad_id)
@@ -268,7 +268,7 @@ def last_row(ids: I32, pad_id: int | None) -> int:
 
 
 def activate(logits: F32, activation: str) -> F32:
-    """Stable for logits of any size."""
+    """Compute it without overflow for logits of any size."""
     wide = logits.astype(np.float64)
     if activation == "softmax":
         wide = np.exp(wide - wide.max())

@@ -7,7 +7,6 @@ the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ from prelude._native.core import build_tree
 from prelude.readouts import RequestReadout
 from prelude.readouts.batch import I32, SampleOutput
 from prelude.readouts.sampling import Sampling
+from prelude.records import dataclass
 from prelude.results import RequestStats, SampledLogprob
 from prelude.tasks import CacheMode
 
@@ -29,7 +29,7 @@ for _shared in (ROOT, _COUNT, _WHOLE, _NO_ROWS):
 
 
 class _Shapes(dict[int, tuple[I32, I32]]):
-    """Those of short prompts are kept."""
+    """Keep those of short prompts."""
 
     def __missing__(self, n: int) -> tuple[I32, I32]:
         positions = _COUNT[:n] if n <= len(_COUNT) else np.arange(n, dtype=np.int32)
@@ -104,7 +104,7 @@ class Prepared:
 
 class Outcome:
     """A request's raw numbers, before they become a public result. ``token_ids`` were generated; ``text`` and
-    ``logprobs`` are there where a reader decoded the tokens on their way. ``part``: the request's rows and pairs of
+    ``logprobs`` are there if a reader decoded the tokens on their way. ``part``: the request's rows and pairs of
     an output of its whole step."""
 
     __slots__ = ("_output", "_part", "logprobs", "stats", "text", "token_ids")
@@ -148,13 +148,13 @@ class Reader(Protocol):
     """One request's text as it grows. Called by the thread that postprocesses steps."""
 
     def token(self, token_id: int, output: SampleOutput, row: int) -> tuple[str, SampledLogprob | None, bool]:
-        """Text that has become certain, the token's logprobs where asked for, and whether the text ends here."""
+        """Text that has become certain, the token's logprobs if asked for, and whether the text ends here."""
 
     def finish(self, stats: RequestStats) -> str:
         """The rest of the text, once; a stop string that only the end completes is written into ``stats``."""
 
     def close(self) -> None:
-        """Instead of ``finish``, where the request failed."""
+        """End the text of a request that failed, instead of ``finish``."""
 
 
 MakeReader: TypeAlias = Callable[[bool], Reader]

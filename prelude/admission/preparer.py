@@ -50,8 +50,8 @@ class Preparer:
     for ``tokenize_ms`` and a seed that was not given.
 
     ``template`` is the model's own; without one a model with a chat template gets the built-in chat wording, and
-    others the plain one. ``chat`` renders messages; ``None`` where the model has no chat template. ``decision_chat``
-    renders the turn around a decision where that is another way to call the template (without room for thoughts).
+    others the plain one. ``chat`` renders messages; ``None`` if the model has no chat template. ``decision_chat``
+    renders the turn around a decision if that is another way to call the template (without room for thoughts).
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Preparer:
         return self._prepare(task)[0]
 
     def prepare_all(self, tasks: Iterable[Any]) -> list[Admitted | Exception]:
-        """``prepare`` of each; an error stands in the place of its result."""
+        """``prepare`` each task; an error stands in the place of its result."""
         found: list[Admitted | Exception] = []
         for task in tasks:
             try:
@@ -168,7 +168,7 @@ class Preparer:
         return found if isinstance(found, tuple) else (found, _NOTHING_MORE)
 
     def explain(self, task: Task) -> Explanation:
-        """The result of ``prepare``, in words."""
+        """Return the result of ``prepare``, in words."""
         scope = TokenizationScope(self._context.encoder, self._context.config.default_cache, task)
         try:
             ready, notes = self._prepare(task)
@@ -194,6 +194,6 @@ class Preparer:
         )
 
     def _labels(self, scope: TokenizationScope, task: Decide) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
-        """Of each question of a decision, its labels with their ids."""
+        """Return each question's labels with their ids."""
         plans = decision_of(self._context, scope, task, named(task.questions)[0]).plans
         return tuple([tuple(zip(plan.labels, plan.label_ids)) for plan in plans])

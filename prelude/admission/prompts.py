@@ -10,7 +10,7 @@ messages       the model's chat template; control tokens are recognised in the t
 ``truncation`` names the part that is **cut off**, as ``truncation_side`` does elsewhere: "head" drops the beginning
 and keeps the end, "tail" drops the end, "middle" keeps both ends (the first half rounded up). Exactly as many tokens
 are dropped as have to be. Only the user's text is cut: text of a template and the tokenizer's own special tokens
-stay, and where several messages are cut they count as one text. A token that holds characters of both stays.
+stay, and if several messages are cut they count as one text. A token that holds characters of both stays.
 
 A text longer than ``max_prompt_chars`` is first cut to that many characters at the same side, so that a document of
 any length can be given. The texts of messages with more characters are cut, as one text, to the characters that the
@@ -20,7 +20,6 @@ other fields leave; a message whose text is cut whole stays, with an empty text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from prelude.admission.messages import check_messages, shorten_messages, too_man
 from prelude.admission.tokenization import Mask, Piece, TokenizationScope, token_ids
 from prelude.errors import InvalidRequest, PromptTooLong, TemplateError, shown
 from prelude.readouts.batch import I32
+from prelude.records import dataclass
 from prelude.tasks import Classify, Embed, Rerank
 from prelude.values import validation
 
@@ -38,7 +38,7 @@ TRUNCATIONS = ("error", "head", "tail", "middle")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """``token_ids`` int32[n]; ``offsets`` int32[n, 2] in code points where they were asked for and exist."""
+    """``token_ids`` int32[n]; ``offsets`` int32[n, 2] in code points if they were asked for and exist."""
 
     token_ids: I32
     truncated: int = 0
@@ -59,9 +59,9 @@ def encode_prompt(
     before: str = "",
     whole: bool = False,
 ) -> Encoded:
-    """At least one and at most ``room`` ids. An empty prompt is the model's BOS; ``InvalidRequest`` where it has
-    none, ``PromptTooLong`` where it does not fit and may not be cut. A prompt that is
-    ``continued`` gets no end-of-text token from the tokenizer, and may start from EOS where there is no BOS.
+    """At least one and at most ``room`` ids. An empty prompt is the model's BOS; ``InvalidRequest`` if it has
+    none, ``PromptTooLong`` if it does not fit and may not be cut. A prompt that is
+    ``continued`` gets no end-of-text token from the tokenizer, and may start from EOS if there is no BOS.
     ``before`` is put before a text, encoded together with it and not cut. ``whole``: it is cut too, and so is the
     text of a template."""
     validation.one_of(truncation, "truncation", TRUNCATIONS)
@@ -105,7 +105,7 @@ def encode_prompt(
 
 
 def is_messages(prompt: Any, field: str) -> bool:
-    """Whether this is a list of messages; refuses a value that is neither messages nor a sequence of ids."""
+    """Return whether this is a list of messages; refuses a value that is neither messages nor a sequence of ids."""
     if isinstance(prompt, np.ndarray) or (type(prompt) is list and prompt and type(prompt[0]) is int):
         return False
     if isinstance(prompt, Mapping):
@@ -150,7 +150,7 @@ def prompt_before(ctx: AdmissionContext, task: Embed | Classify | Rerank, *, tex
 
 
 def beginning(ctx: AdmissionContext, field: str, *, eos: bool = False) -> I32:
-    """The ids of an empty prompt: BOS, or where ``eos`` allows it the smallest EOS."""
+    """Return the ids of an empty prompt: BOS, or the smallest EOS if ``eos`` allows it."""
     start = ctx.bos_id
     if start is None and eos and ctx.eos_ids:
         start = min(ctx.eos_ids)
@@ -164,7 +164,7 @@ def beginning(ctx: AdmissionContext, field: str, *, eos: bool = False) -> I32:
 
 
 def render(ctx: AdmissionContext, messages: Sequence[Any], field: str, generation_prompt: bool) -> list[Piece]:
-    """The chat template's segments."""
+    """Return the chat template's segments."""
     check_messages(ctx, messages, field)
     if ctx.chat is None:
         raise TemplateError("the model directory has no chat template; give text or token ids", field=field)
@@ -203,7 +203,7 @@ def kept(ctx: AdmissionContext, cuttable: Mask, excess: int, truncation: str, fi
 
 
 def check_room(ctx: AdmissionContext, cuttable: Mask, excess: int, truncation: str, field: str, room: int) -> None:
-    """``PromptTooLong`` unless ``excess`` of the ``cuttable`` tokens may be cut, and one of them is left."""
+    """Raise ``PromptTooLong`` unless ``excess`` of the ``cuttable`` tokens may be cut, and one of them is left."""
     n, free = len(cuttable), int(np.count_nonzero(cuttable))
     if truncation == "error":
         raise too_long(ctx, n, room, field)
@@ -236,7 +236,7 @@ def too_long(ctx: AdmissionContext, tokens: int, room: int, field: str) -> Promp
 
 
 def keep_specials(cuttable: Mask, ids: I32, scope: TokenizationScope, *, suffix: bool) -> None:
-    """Tokens that the tokenizer's post-processor put around the text are not the user's."""
+    """Mark tokens that the post-processor put around the text as not to be cut: they are not the user's."""
     before, after = scope.encoder.prefix, scope.encoder.suffix
     if len(before) and np.array_equal(ids[: len(before)], before):
         cuttable[: len(before)] = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from prelude.admission.chat import Frame
@@ -17,6 +16,7 @@ from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, TokenizationScope
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
 from prelude.readouts.batch import I32
+from prelude.records import dataclass, replace
 from prelude.tasks import Choice, Noul, Orders, Question, Score
 
 LabelOrder: TypeAlias = tuple[int, ...] | None
@@ -34,10 +34,10 @@ class QuestionPlan:
     token_ids: I32  # the question part, with the text after it in a chat template; at least one
     starts: tuple[int, ...]  # the shifts of the options that are shown
     lettered: bool  # the trie is of places: in another shift they stand for other labels
-    shifts: tuple[I32, ...]  # the ids after ``token_ids`` in each of them; () where there is one
+    shifts: tuple[I32, ...]  # the ids after ``token_ids`` in each of them; () if there is one
     trie: LabelTrie  # behind each shift
-    tokens: int  # that it adds to a tree
-    depth: int  # that it adds to the longest sequence
+    tokens: int  # tokens that it adds to a tree
+    depth: int  # tokens that it adds to the longest sequence
     uneven: bool  # its labels' lengths differ by more than ``EVEN`` tokens
     chars: int
     nbytes: int
@@ -113,7 +113,7 @@ def check_list(ctx: AdmissionContext, questions: Sequence[Question]) -> None:
 
 
 def warn_of_lengths(ctx: AdmissionContext, labels: tuple[str, ...], label_ids: tuple[tuple[int, ...], ...]) -> None:
-    """Once for each set of labels: a joint logprob sums over a label's tokens, so that longer labels score lower."""
+    """Warn once for each set of labels: a joint logprob sums over tokens, so that longer labels score lower."""
     known = ("warned", hash((labels, label_ids)))  # the labels themselves may be large
     if ctx.kept.get(known):
         return
@@ -194,7 +194,7 @@ def labels_of(
 def question_pieces(
     plain: PlainQuestion, labels: tuple[str, ...], start: int, template: DecisionTemplate, frame: Frame
 ) -> list[Piece]:
-    """With the label at ``start`` first."""
+    """Return the plan with the label at ``start`` first."""
     pieces = template.question_pieces(*shifted(plain, labels, start))
     return [*(strip_end(pieces) if frame.strips else pieces), (frame.after, True)]
 
@@ -209,7 +209,7 @@ def cut_question(
     truncation: str,
     field: str,
 ) -> QuestionPlan:
-    """The plan with as many tokens of the question's own text left out as make it at most ``room`` deep, where that
+    """The plan with as many tokens of the question's own text left out as make it at most ``room`` deep, if that
     text has more than half of ``max_length``. Not kept."""
     rows = []
     for start in plan.starts:
@@ -250,7 +250,7 @@ def cut_notes(
 
 
 def question_too_long(ctx: AdmissionContext, plans: Sequence[QuestionPlan]) -> PromptTooLong:
-    """Of the longest question, which leaves no room for a state."""
+    """Make the error of the longest question, which leaves no room for a state."""
     deepest = max(plan.depth for plan in plans)
     at = [plan.depth for plan in plans].index(deepest)
     plan = plans[at]
@@ -271,7 +271,7 @@ def question_too_long(ctx: AdmissionContext, plans: Sequence[QuestionPlan]) -> P
 
 
 def strip_start(pieces: list[Piece]) -> list[Piece]:
-    """Without leading white space, as a chat template that strips its messages would leave it."""
+    """Leave out leading white space, as a chat template that strips its messages would leave it."""
     for index, (content, trusted) in enumerate(pieces):
         if not isinstance(content, str):
             return pieces[index:]

@@ -1,7 +1,7 @@
 """Rerank: one query and one document, as the model was trained to read them.
 
-A pair for encoders with a head of one label; the text of a recipe for decoders, where the documents of one query
-begin with the same tokens: the instruction and the query are computed once for all that arrive together.
+A pair for encoders with a head of one label; the text of a recipe for decoders. The documents of one query
+then begin with the same tokens: the instruction and the query are computed once for all that arrive together.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def prepare_rerank(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank
 
 
 def rerank_recipe(ctx: AdmissionContext, task: Rerank) -> RerankRecipe | None:
-    """The recipe of a task, ``None`` for a cross-encoder, which reads pairs; or ``RecipeError``."""
+    """Return a task's recipe, ``None`` for a cross-encoder, which reads pairs. Raises ``RecipeError``."""
     limits = ctx.limits
     if task.recipe is not None:
         if limits.bidirectional:
@@ -113,7 +113,7 @@ def _result(logits: F32, activation: str, outcome: Outcome) -> RerankResult:
 def _readout(
     ctx: AdmissionContext, scope: TokenizationScope, recipe: RerankRecipe, ids: I32
 ) -> tuple[RequestReadout, tuple[float, ...] | None]:
-    """The last row: the head's one logit, or the logits of the recipe's tokens and their signs."""
+    """Read the last row: the head's one logit, or the logits of the recipe's tokens and their signs."""
     if ctx.limits.num_labels:
         if ctx.limits.num_labels != 1:
             raise RecipeError(
@@ -156,7 +156,7 @@ def _finish(outcome: Outcome, signs: tuple[float, ...] | None, activation: str) 
 
 
 def _encode(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank, recipe: RerankRecipe) -> tuple[I32, int]:
-    """The recipe's text as ids, and how many tokens of the document were cut."""
+    """Return the recipe's text as ids, and how many tokens of the document were cut."""
     document, _, dropped = shorten(task.document, ctx.max_chars, task.truncation)
     values = {
         "query": validation.text(task.query, "query", ctx.max_chars),

@@ -33,7 +33,7 @@ _MOST_ID = int(np.iinfo(np.int32).max)
 
 
 def resolve(ctx: AdmissionContext, params: SamplingParams, max_tokens: int) -> Sampling:
-    """Every field checked, every default filled in. Temperatures below 1e-5 are greedy."""
+    """Check every field and fill in every default. Temperatures below 1e-5 are greedy."""
     temperature = validation.number(params.temperature, "params.temperature", 0.0, MAX_TEMPERATURE, "0 is greedy")
     top_k = validation.integer(params.top_k, "params.top_k", 0, (1 << 63) - 1, "0 is off")
     top_p = validation.number(params.top_p, "params.top_p", 0.0, 1.0, "1 is off")
@@ -73,7 +73,7 @@ def resolve_stop_ids(ctx: AdmissionContext, params: SamplingParams) -> frozenset
 
 
 def resolve_stops(stop: Any) -> Stops | None:
-    """A string or a list of them, each of at least one character."""
+    """Check a string or a list of strings, each of at least one character."""
     field = "params.stop"
     if isinstance(stop, str):
         stop = (stop,)
@@ -88,7 +88,7 @@ def resolve_stops(stop: Any) -> Stops | None:
 
 
 def resolve_edits(ctx: AdmissionContext, params: SamplingParams, early: frozenset[int]) -> RowEdits | None:
-    """None where nothing is done to the logits. ``early`` are the ids that ``min_tokens`` bans for a while."""
+    """Return None if nothing is done to the logits. ``early`` are the ids that ``min_tokens`` bans for a while."""
     rows = ctx.limits.vocab_size
     repetition = validation.number(
         params.repetition_penalty, "params.repetition_penalty", 1 / MAX_PENALTY, MAX_PENALTY, "1 is off"
@@ -215,7 +215,7 @@ def token_ids(value: Any, field: str, rows: int, most: int) -> I32:
 
 
 def _checked_ids(value: Any, field: str, rows: int, most: int) -> I32:
-    """The same of other kinds of collections and integers, and the errors."""
+    """Read other kinds of collections and integers the same way, and raise the errors."""
     if not isinstance(value, _LISTS):
         raise InvalidRequest(f"{shown(value)} is not a list of token ids", field=field)
     if isinstance(value, np.ndarray) and (value.ndim != 1 or (value.dtype.kind not in "iu" and len(value))):
@@ -223,7 +223,7 @@ def _checked_ids(value: Any, field: str, rows: int, most: int) -> I32:
     if len(value) > most:
         raise RequestTooLarge(f"{len(value)} ids; the limit is {most}", field=field)
     found = ids_once(_plain(value), rows)
-    if found is None:  # other kinds of integers, or something that is no id
+    if found is None:  # other kinds of integers, or a value that is no id
         range_of_ids = f"an id is one of the model's {rows} logits"
         listed = value.tolist() if isinstance(value, np.ndarray) else value
         ids = {validation.integer(i, f"{field}[{at}]", 0, rows - 1, range_of_ids) for at, i in enumerate(listed)}

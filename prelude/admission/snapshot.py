@@ -17,8 +17,8 @@ PROMPT_FIELDS = ("state", "prompt", "context", "continuation", "query", "documen
 
 
 def snapshot(task: T) -> T:
-    """``task`` itself where it holds nothing mutable, else one with copies. Never raises for bad values: checking
-    is ``prepare``'s."""
+    """Return ``task`` itself if it holds nothing mutable, else one with copies. Never raise for bad values: checking
+    belongs to ``prepare``."""
     changes: dict[str, Any] = {}
     for name in prompt_fields(task):
         value = getattr(task, name, None)
@@ -85,7 +85,7 @@ def copy_params(params: SamplingParams) -> SamplingParams:
 
 
 def copy_question(question: Any) -> Any:
-    """``question`` itself where it holds nothing that may change."""
+    """Return ``question`` itself if it holds nothing that may change."""
     changes: dict[str, Any] = {}
     for name in _MUTABLE.get(type(question), ()):
         value = getattr(question, name)

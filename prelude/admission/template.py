@@ -4,7 +4,7 @@
     question   "Question: {question}\\nOptions: {labels}\\nAnswer:"  one branch each
     label      " {label}"                                          scored after its question
 
-Where a label has a description, each label stands in a line of its own, and the white space before ``{labels}`` is
+If a label has a description, each label stands in a line of its own, and the white space before ``{labels}`` is
 left out:
 
     described    "\\n- {label}: {description}"
@@ -26,9 +26,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,7 @@ from prelude import recipes
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import Piece
 from prelude.errors import RecipeError, TemplateError, shown
+from prelude.records import dataclass, field, fields
 from prelude.tasks import strict_keywords
 from prelude.tokenizer.backends.files import read_plain
 from prelude.values.strict_json import parse
@@ -64,10 +63,10 @@ _TEXTS = (*_PARTS, "yes", "no", "separator", "choose", "judge", "rate")
 @strict_keywords
 @dataclass(frozen=True, slots=True)
 class DecisionTemplate:
-    """``yes_no`` and ``score`` replace ``question`` for those two kinds where they are given; ``yes`` and ``no``
-    are the labels of a ``Noul``; ``separator`` stands between the labels of ``{labels}`` where none has a
+    """``yes_no`` and ``score`` replace ``question`` for those two kinds if they are given; ``yes`` and ``no``
+    are the labels of a ``Noul``; ``separator`` stands between the labels of ``{labels}`` if none has a
     description. ``choose``, ``judge`` and ``rate`` ask for a ``Choice``, ``Noul`` and ``Score`` without a
-    text of their own. With ``letters`` the options of a ``Choice`` (26 at most) are listed in lines, where
+    text of their own. With ``letters`` the options of a ``Choice`` (26 at most) are listed in lines, in which
     ``{letter}`` stands for A, B and so on, and the letter is scored in the place of the label; answers name the
     labels. Raises ``TemplateError``."""
 
@@ -195,7 +194,7 @@ class DecisionTemplate:
         return bool(plain.notes) or (self.letters and plain.kind == "choice")
 
     def shows_labels(self, plain: PlainQuestion) -> bool:
-        """Whether the part of this kind of question lists the labels."""
+        """Return whether the part of this kind of question lists the labels."""
         return "labels" in self._question_part(plain)[1::2]
 
     def _question_part(self, plain: PlainQuestion) -> tuple[str, ...]:
@@ -231,7 +230,7 @@ def _fill(parts: tuple[str, ...], values: Mapping[str, Any]) -> list[Piece]:
 
 @lru_cache(maxsize=64)
 def template_hash(template: DecisionTemplate) -> str:
-    """Of all fields: two templates with the same hash write the same texts."""
+    """Hash all fields: two templates with the same hash write the same texts."""
     values = [getattr(template, item.name) for item in fields(template) if item.init]
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
 
@@ -256,4 +255,4 @@ def decision_names() -> list[str]:
 
 
 def _decide_recipes() -> Any:
-    return resources(recipes) / "decide"
+    return Path(recipes.__file__).parent / "decide"

@@ -1,4 +1,4 @@
-"""A question's numbers where its options are shown in several orders, or in another order than the caller's."""
+"""The numbers of a question whose options are shown in several orders, or in another order than the caller's."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def replaced(labels: tuple[str, ...], places: tuple[int, ...], found: Weighed) -
 
 
 def _mean(values: list[float]) -> float:
-    """With one rounding: the order of the values makes no difference."""
+    """Sum with one rounding: the order of the values makes no difference."""
     return math.fsum(values) / len(values)

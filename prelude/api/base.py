@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from prelude.admission.preparer import Preparer
 from prelude.errors import ConfigError, WrongUse, shown
+from prelude.records import dataclass
 from prelude.results import Explanation
 from prelude.runtime.core import EngineCore
 from prelude.runtime.events import Listener

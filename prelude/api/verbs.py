@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar
 
@@ -22,6 +21,7 @@ from prelude.api.base import ModelProperties
 from prelude.api.compound import Steps, decide_steps, guard_steps, rerank_steps
 from prelude.api.text_streams import AsyncTextStream, TextStream
 from prelude.errors import InvalidRequest, UnknownParameter
+from prelude.records import dataclass
 from prelude.results import (
     Answers,
     Classification,

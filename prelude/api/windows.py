@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from prelude.admission.snapshot import PROMPT_FIELDS
 from prelude.errors import InvalidRequest, is_interrupt, own_error, shown
+from prelude.records import dataclass, field
 from prelude.tasks import TaskOf
 from prelude.values.validation import integer
 

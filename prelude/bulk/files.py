@@ -13,13 +13,13 @@ import secrets
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 from prelude.bulk import columnar, texts
 from prelude.bulk.rows import Malformed, Position, Row
 from prelude.errors import BulkError
+from prelude.records import dataclass
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 

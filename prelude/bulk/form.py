@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prelude.api.windows import Mapped
 from prelude.errors import BulkError, InvalidRequest, reason, shown
 from prelude.fitting.question import FittedQuestion
+from prelude.records import dataclass
 from prelude.tasks import Choice, Classify, Decide, Embed, Noul, Rerank, Score
 from prelude.values.strict_json import loads
 

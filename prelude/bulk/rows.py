@@ -6,10 +6,10 @@ import base64
 import json
 import math
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass
 from typing import IO, Any
 
 from prelude.errors import BulkError
+from prelude.records import dataclass
 
 MAX_COLUMNS = 1 << 12  # of JSON lines that become a table
 GROUP_ROWS, GROUP_BYTES = 1 << 14, 1 << 27  # of a Parquet row group

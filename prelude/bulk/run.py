@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from prelude.bulk.journal import Journal, Results, row_key
 from prelude.bulk.rows import Position, Row, groups, key_names
 from prelude.errors import BulkError, InvalidRequest, shown
 from prelude.models.identity import model_hash
+from prelude.records import dataclass
 from prelude.values.options import NO_OPTIONS
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -17,6 +16,7 @@ from prelude.calibration.fitting import LEAST_T, MOST_T, fit_isotonic, fit_platt
 from prelude.calibration.identity import check_asked, common_asked
 from prelude.calibration.metrics import F64, check_rows, summary, worsened
 from prelude.errors import CalibrationError, reason, shown
+from prelude.records import dataclass, field
 from prelude.results import Answer
 from prelude.values.strict_json import parse
 

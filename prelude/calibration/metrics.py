@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude.errors import CalibrationError
+from prelude.records import dataclass
 
 F64 = npt.NDArray[np.float64]
 Rows = Sequence[F64]  # a row's probabilities over its own labels

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from prelude.calibration.calibrator import LEAST_ROWS, Calibrator, Method, PriorCorrection, log, rows_of
 from prelude.calibration.metrics import BINS, F64, Summary, confident, ece, summary, worsened
 from prelude.errors import CalibrationError, shown
+from prelude.records import dataclass
 from prelude.results import Answer
 
 Prior = Literal["none", "labels"] | PriorCorrection

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from prelude.errors import CalibrationError, reason, shown
+from prelude.records import dataclass, replace
 from prelude.results import Answer, AskedQuestion
 from prelude.tasks import Choice, Decide, Noul, Score
 from prelude.values.strict_json import parse

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -53,6 +52,7 @@ from prelude.readouts.batch import (
     Readout,
     StepResult,
 )
+from prelude.records import dataclass
 from prelude.values.config import Quantization
 
 _LOGITS_BYTES = 64 << 20

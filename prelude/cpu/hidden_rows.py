@@ -7,7 +7,6 @@ gone before the next one is made, so memory follows the rows asked for and is bo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from prelude.execution.step_memory import TOKEN_CHUNK
 from prelude.models.transformer import Transformer
 from prelude.readouts.base import Logits
 from prelude.readouts.batch import F32, F64, I32
+from prelude.records import dataclass, field
 
 
 @dataclass(slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from prelude._native.cpu import PagedRows
@@ -11,6 +9,7 @@ from prelude.execution.layout import I64
 from prelude.models.arrays import Array
 from prelude.models.spec import Attention as Heads
 from prelude.readouts.batch import DecodeRows
+from prelude.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from prelude.models.sparrow import SparrowModel
 from prelude.readouts.base import Logits
 from prelude.readouts.batch import ForwardBatch, OneShotBatch, OptionRows, PromptSlices, StepResult
 from prelude.readouts.options import OptionOutput
+from prelude.records import dataclass
 from prelude.values.arrays import F32, F64, I32
 
 _BLOCK_SIZE = 16

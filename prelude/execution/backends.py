@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from prelude.errors import ConfigError, DeviceUnavailable
+from prelude.records import dataclass
 
 VARIABLE = "PRELUDE_ATTENTION"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from prelude.readouts.batch import ForwardBatch, StepResult
+from prelude.records import dataclass
 
 if TYPE_CHECKING:
     from prelude.execution.host_blocks import HostBlocks

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude._native.core import prompt_keys
 from prelude.readouts.batch import I32, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
+from prelude.records import dataclass
 
 I64 = npt.NDArray[np.int64]
 

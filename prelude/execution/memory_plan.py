@@ -8,12 +8,12 @@ Where the largest step does not fit and the caller set no length, the length is 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 from prelude.errors import InsufficientMemory
 from prelude.models.memory import MAX_BLOCKS, default_blocks
 from prelude.models.spec import ModelSpec
+from prelude.records import dataclass, replace
 from prelude.values.config import CPU_KV_BYTES, EngineConfig
 
 log = logging.getLogger("prelude.engine")

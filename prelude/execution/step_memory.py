@@ -8,12 +8,11 @@ memory is a constant, a number of bytes for each token, and the arrays of its re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from prelude._native import cpu
 from prelude.models.recurrent import room_of
 from prelude.models.spec import ModelSpec
 from prelude.models.transformer import kept_width
+from prelude.records import dataclass
 
 TOKEN_CHUNK = 256
 """Tokens between two attentions at a time. Their activations stay in the second-level cache: longer runs of the

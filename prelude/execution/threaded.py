@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from prelude.errors import EngineClosed, ExecutorLost, starting_thread
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.readouts.batch import I32, DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, StepResult
+from prelude.records import dataclass
 
 if TYPE_CHECKING:
     from prelude.execution.host_blocks import HostBlocks

@@ -10,11 +10,11 @@ its logits are there all the same: so one packing of the rows serves all folds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from prelude.models.packed import PackedLinear
+from prelude.records import dataclass
 from prelude.values.arrays import F32, F64, I32
 
 STEPS, PAIRS = 200, 6

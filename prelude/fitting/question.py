@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -18,6 +17,7 @@ from prelude.errors import CheckpointError, InvalidRequest, shown
 from prelude.fitting.scope import Scope
 from prelude.models.identity import known_hash
 from prelude.models.packed import PackedLinear
+from prelude.records import dataclass
 from prelude.results import Answer, AskedQuestion
 from prelude.values import validation
 from prelude.values.arrays import F32

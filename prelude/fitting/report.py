@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from prelude.errors import CheckpointError, shown
+from prelude.records import dataclass
 
 MOST_PAIRS = 20
 

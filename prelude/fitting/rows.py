@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from prelude.errors import InvalidRequest, shown
 from prelude.fitting.question import check_labels, label_of, listed
+from prelude.records import dataclass
 from prelude.values.arrays import I32
 
 MOST_ROWS = 1 << 20

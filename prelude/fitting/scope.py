@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from prelude.records import dataclass
 from prelude.values.arrays import F32
 
 

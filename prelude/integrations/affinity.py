@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 
 from prelude.api.windows import leading_text
+from prelude.records import dataclass
 from prelude.tasks import Embed
 
 K = TypeVar("K")  # a replica's name

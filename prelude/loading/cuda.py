@@ -9,7 +9,6 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +21,7 @@ from prelude.execution.step_memory import StepMemory
 from prelude.models.config import ModelConfig
 from prelude.models.spec import Attention, ModelSpec
 from prelude.readouts.batch import LogprobRows, OneShotBatch, PooledRows, Readout
+from prelude.records import dataclass
 from prelude.values.config import EngineConfig
 
 if TYPE_CHECKING:

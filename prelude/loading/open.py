@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.loading.sparrow import load_sparrow
 from prelude.models.installed import path_or_name
 from prelude.models.sparrow import is_sparrow
+from prelude.records import dataclass, replace
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.ledger import LOGITS_BYTES

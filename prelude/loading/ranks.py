@@ -8,7 +8,6 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from prelude.parallel.group import RankGroup
 from prelude.parallel.lead import LeadExecutor, serve
 from prelude.parallel.shards import Shard, check, shard
 from prelude.parallel.source import ShardSource
+from prelude.records import dataclass, replace
 from prelude.values.config import EngineConfig
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -29,6 +28,7 @@ from prelude.models.packed_file import PACKED, PACKED_FILE, Converted, Kept, Pac
 from prelude.models.safetensors_file import FLOATS, SafetensorsFile
 from prelude.models.shards import WeightFiles, find_weight_files
 from prelude.models.spec import LM_HEAD, ModelSpec
+from prelude.records import dataclass
 
 if TYPE_CHECKING:
     from prelude.models.arrays import Array

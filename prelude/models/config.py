@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
@@ -22,6 +21,7 @@ from prelude.models.files import ModelDirectory, Where
 from prelude.models.options import OptionModel, option_model
 from prelude.models.spec import ModelSpec
 from prelude.models.token_heads import token_spec
+from prelude.records import dataclass, replace
 
 log = logging.getLogger(__name__)
 

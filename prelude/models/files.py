@@ -10,11 +10,11 @@ directory's links.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from prelude.errors import ModelError, reason, shown
+from prelude.records import dataclass
 from prelude.values.strict_json import parse
 
 GGUF = ".gguf"

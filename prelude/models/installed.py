@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prelude.errors import ModelError, reason, shown
+from prelude.records import dataclass
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -14,7 +14,6 @@ import mmap
 import os
 import sys
 import weakref
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from prelude.errors import CheckpointError, ModelError
 from prelude.models.files import open_regular
+from prelude.records import dataclass
 
 if TYPE_CHECKING:
     from prelude.models.arrays import Array

@@ -10,7 +10,6 @@ A text of 16 tokens takes some ten microseconds a product in a small encoder: as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +22,7 @@ from prelude.models.packed import PackedLinear
 from prelude.models.spec import Attention
 from prelude.models.summed import OutLinear
 from prelude.models.weights import LayerWeights
+from prelude.records import dataclass
 
 _NativeNorm: TypeAlias = tuple[str, float, F32 | None, F32 | None]
 

@@ -4,13 +4,13 @@ in float64, by one thread."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from prelude.models.arrays import F32, Array
 from prelude.models.ops import RowNorm, activate
 from prelude.models.packed import PackedLinear
+from prelude.records import dataclass
 from prelude.values.arrays import F64
 
 

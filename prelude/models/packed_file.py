@@ -20,13 +20,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.mapped_file import TensorInfo, UsedFile
 from prelude.models.safetensors_file import DTYPES, SafetensorsFile
+from prelude.records import dataclass
 from prelude.values.strict_json import NATURAL, parse
 
 if TYPE_CHECKING:

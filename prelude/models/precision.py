@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from prelude.models.arrays import BF16, FLOAT32, ROW_TYPES, Packing, name_of
 from prelude.models.packed_file import PRODUCED, Converted
 from prelude.models.spec import ModelSpec
 from prelude.models.weight_source import WeightSource
+from prelude.records import dataclass
 from prelude.values.config import Quantization
 
 

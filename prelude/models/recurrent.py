@@ -14,7 +14,6 @@ begins, and the rule is about 2 % of the arithmetic of a layer whose heads have 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -24,6 +23,7 @@ from prelude._native.cpu import Sequences
 from prelude.models.arrays import BF16, F32, Array, narrow, widen
 from prelude.models.ops import RowNorm
 from prelude.models.spec import GatedDelta, ModelSpec, Norm, Recurrent, ShortConv
+from prelude.records import dataclass
 
 _F32 = 4  # bytes
 

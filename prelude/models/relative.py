@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from prelude._native import cpu
 from prelude.models.arrays import F32, Array, aligned
 from prelude.models.packed import PackedLinear
 from prelude.models.spec import Attention, Relative
+from prelude.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ transformers 4 writes ``rope_theta`` and ``rope_scaling``; transformers 5 writes
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.fields import Fields
+from prelude.records import dataclass
 
 if TYPE_CHECKING:
     from prelude.values.arrays import F64

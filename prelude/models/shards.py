@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prelude.errors import CheckpointError, ModelError, shown
 from prelude.models.files import ModelDirectory
 from prelude.models.safetensors_file import MAX_TENSORS
+from prelude.records import dataclass
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ import math
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -25,6 +24,7 @@ import numpy as np
 
 from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.fields import Fields
+from prelude.records import dataclass
 from prelude.values.arrays import F32
 from prelude.values.option_settings import COLDEST, HOTTEST, KINDS, OptionSettings
 from prelude.values.strict_json import parse

@@ -22,7 +22,6 @@ with rows of float32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +33,7 @@ from prelude.models.ops import RotaryTable, activate
 from prelude.models.recurrent import StepStates, room_of
 from prelude.models.spec import Attention, ModelSpec
 from prelude.models.weights import LayerWeights, ModelWeights
+from prelude.records import dataclass
 from prelude.values.arrays import F64
 
 

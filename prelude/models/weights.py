@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -18,6 +17,7 @@ from prelude.models.recurrent import ConvWeights, DeltaWeights
 from prelude.models.relative import RelativeWeights
 from prelude.models.spec import HeadActivation, Layer
 from prelude.models.summed import OutLinear, own
+from prelude.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

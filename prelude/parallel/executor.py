@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from prelude.parallel.group import RankGroup
 from prelude.parallel.rows import ShardRows
 from prelude.parallel.shards import Shard
 from prelude.readouts.batch import ForwardBatch
+from prelude.records import dataclass, replace
 
 
 class RankExecutor(CpuExecutor):

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import socket
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prelude.errors import ConfigError, RankLost
+from prelude.records import dataclass, field
 from prelude.values.arrays import F32
 
 HEADER = 4096

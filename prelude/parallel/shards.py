@@ -10,11 +10,11 @@ all else                        whole on every rank: norms, classification heads
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from prelude.errors import ConfigError, UnsupportedModel
 from prelude.models.spec import LM_HEAD, Attention, Layer, Mlp, ModelSpec, Projection
+from prelude.records import dataclass, field, replace
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Half-open runs of indices, ascending."""

@@ -35,7 +35,6 @@ belong to the batch: executors read them and keep no reference after ``wait``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from prelude.readouts.base import Output as Output
@@ -51,6 +50,7 @@ from prelude.readouts.pooled import PooledOutput as PooledOutput
 from prelude.readouts.pooled import PooledRows as PooledRows
 from prelude.readouts.sample import SampleOutput as SampleOutput
 from prelude.readouts.sample import SampleRows as SampleRows
+from prelude.records import dataclass, field
 from prelude.values.arrays import F32 as F32
 from prelude.values.arrays import F64 as F64
 from prelude.values.arrays import I32 as I32

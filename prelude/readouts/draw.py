@@ -22,13 +22,13 @@ where ``mix`` is the finaliser of SplitMix64 and sums are modulo 2**64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude._native.core import best_of
+from prelude.records import dataclass
 from prelude.values.arrays import F32, F64, I32, U64
 
 Logits: TypeAlias = F32 | F64

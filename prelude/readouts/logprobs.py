@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from prelude.readouts.base import (
     counted_rows,
     shape,
 )
+from prelude.records import dataclass, replace
 from prelude.values.arrays import F32, F64, I32
 
 _NO_ROWS: I32 = np.zeros(0, dtype=np.int32)

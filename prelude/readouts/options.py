@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from prelude.readouts.base import (
     bad_rows,
     counted_rows,
 )
+from prelude.records import dataclass
 from prelude.values.arrays import F32, I32
 
 

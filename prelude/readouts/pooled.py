@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from prelude.readouts.base import (
     indptr_of,
     means,
 )
+from prelude.records import dataclass
 from prelude.values.arrays import F32, I32
 
 _ONE_ROW = ("cls", "last")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from prelude._native.core import worked_rows
 from prelude.readouts.base import Output, Readout, Rows, bad_rows
 from prelude.readouts.draw import LogitEdits, Logits, best, distribution, draw, edited, uniforms
+from prelude.records import dataclass
 from prelude.values.arrays import F32, I32, U64
 
 _NO_ROWS: I32 = np.zeros(0, dtype=np.int32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from prelude.readouts.base import Joined, Key, RequestReadout
 from prelude.readouts.draw import LogitEdits
 from prelude.readouts.sample import SampleRows
+from prelude.records import dataclass
 from prelude.values.arrays import F32, I32
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from prelude.errors import RecipeError, shown
+from prelude.records import MISSING, dataclass, fields
 from prelude.values.strict_json import parse
 
 MAX_FILE_BYTES = 1 << 20
@@ -38,7 +38,7 @@ class RerankRecipe:
     ``query`` and ``document``, and ``system`` for an instruction, as sentence-transformers writes them.
 
     The score is the logit of ``yes`` minus that of ``no`` at the last token (``no`` None: the logit of ``yes``), or
-    the classification head's one logit where the checkpoint has such a head. ``yes`` and ``no`` are texts of exactly
+    the classification head's one logit if the checkpoint has such a head. ``yes`` and ``no`` are texts of exactly
     one token, or token ids. ``activation``: "sigmoid" or "none". ``max_length``: the longest prompt, in tokens.
     """
 
@@ -83,10 +83,10 @@ class RerankRecipe:
 class GuardField:
     """One answer that a guard model writes: ``before``, and then one of ``labels``.
 
-    ``prompt_labels`` stand in the place of ``labels`` where the last message is not the assistant's.
+    ``prompt_labels`` stand in the place of ``labels`` if the last message is not the assistant's.
     ``response_only``: the field is written about an assistant's message alone. ``unless`` (field, label, own label):
-    where that field has that label, this one has its own label without asking. ``joiner``: the text between two
-    labels of a field that may have several; "" where there is one. ``none``: the label that has no other beside it.
+    if that field has that label, this one has its own label without asking. ``joiner``: the text between two
+    labels of a field that may have several; "" if there is one. ``none``: the label that has no other beside it.
     """
 
     name: str
@@ -126,7 +126,7 @@ class GuardField:
 class GuardRecipe:
     """``fields`` in the order in which the model writes them; ``safe`` are the labels of the first one that pass.
     ``marks``: texts that all stand in the chat template of the models this recipe is for. ``separator`` stands
-    between a field's ``before`` and its label. ``end``: the model's text behind the last field; needed where
+    between a field's ``before`` and its label. ``end``: the model's text behind the last field; needed if
     that field has a ``joiner``."""
 
     name: str
@@ -188,7 +188,7 @@ class ModelRecipes:
 
 
 def read_recipe(data: bytes | str, where: str) -> Recipe:
-    """``RecipeError`` that names ``where`` for a file that is not a recipe."""
+    """Make a ``RecipeError`` that names ``where`` for a file that is not a recipe."""
     found = parse(data, where, RecipeError)
     verb = found.get("verb") if isinstance(found, dict) else None
     if not isinstance(verb, str) or verb not in _KINDS:
@@ -204,7 +204,7 @@ def read_recipe(data: bytes | str, where: str) -> Recipe:
 def shipped() -> Mapping[str, Recipe]:
     """The recipes of this package by name."""
     found = {}
-    for file in sorted(files(__name__).iterdir(), key=lambda one: one.name):
+    for file in sorted(Path(__file__).parent.iterdir(), key=lambda one: one.name):
         if file.name.endswith(".json"):
             recipe = read_recipe(file.read_bytes(), file.name)
             found[recipe.name] = recipe

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude.errors import WrongUse
+from prelude.records import dataclass, field
 from prelude.results import confidence
 
 F32 = npt.NDArray[np.float32]

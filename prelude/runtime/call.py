@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from prelude.errors import InvalidRequest
+from prelude.records import dataclass
 from prelude.scheduling.timeline import Timeline
 from prelude.values.options import NO_OPTIONS, RequestOptions, merge_options
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from prelude.records import dataclass, field
 
 if TYPE_CHECKING:
     from prelude.scheduling.plan import Plan

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prelude.admission.classes import ExecutionClass
 from prelude.readouts.batch import ForwardBatch, StepResult
+from prelude.records import asdict, dataclass, field
 from prelude.scheduling.cost import CostModel, Work
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.plan import Plan

@@ -7,8 +7,7 @@ fair queue jumps to the last finish as it falls idle).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from prelude.records import dataclass
 from prelude.values.options import RequestOptions
 
 _KEPT = 1024

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from prelude._native.core import CostFit
 from prelude.errors import ConfigError, reason, shown
+from prelude.records import dataclass
 from prelude.tokenizer.backends.files import read_plain
 from prelude.values.strict_json import parse
 

@@ -5,7 +5,7 @@ Blocks and state entries are not in the ledger: the pool is their only account, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from prelude.records import dataclass
 
 LOGITS_BYTES = 8  # float32 logits and their log-softmax, per vocabulary entry of a read row
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +21,7 @@ from prelude.readouts.batch import (
     SampleRows,
 )
 from prelude.readouts.sampling import sample_rows, sampled_rows
+from prelude.records import dataclass, field
 from prelude.scheduling.plan import OneShotRow, Plan, PrefillRow
 from prelude.scheduling.request import Request
 from prelude.scheduling.states import with_states

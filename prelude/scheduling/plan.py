@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from prelude.records import dataclass, field, replace
 from prelude.scheduling.request import Request, State
 
 

@@ -13,7 +13,6 @@ The rows of a step that ran out of memory run again in smaller steps, alone with
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from prelude._native.core import OneShotGroup, StepLimits
 from prelude.readouts.batch import I32
+from prelude.records import dataclass, field
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.ledger import LOGITS_BYTES, Ledger

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from prelude.admission.classes import ExecutionClass
+from prelude.records import dataclass, field
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst
 from prelude.scheduling.request import Request, State

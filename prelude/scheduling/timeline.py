@@ -21,7 +21,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+
+from prelude.records import dataclass
 
 NAMES = (
     "prompt",

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 from prelude.errors import TraceError
+from prelude.records import dataclass, replace
 from prelude.simulation.fleet import Failure, Fleet, Source
 from prelude.simulation.machines import Machine
 from prelude.simulation.report import Report

@@ -5,7 +5,6 @@ The batch is the real one, so shared parts are counted once: a folded segment, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from prelude.readouts.batch import (
     PromptSlices,
     Readout,
 )
+from prelude.records import dataclass
 
 _MEMORY = 8  # steps that a fit remembers; these observe none
 

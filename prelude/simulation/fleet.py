@@ -15,10 +15,10 @@ import math
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from prelude.errors import ConfigError, TraceError
+from prelude.records import dataclass, replace
 from prelude.simulation.machines import Machine
 from prelude.simulation.replica import Replica, SimulatedRequest
 from prelude.simulation.report import Recorder, Report

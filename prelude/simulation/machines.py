@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prelude.errors import ConfigError
 from prelude.execution.executor import ExecutorLimits
+from prelude.records import dataclass, replace
 from prelude.scheduling.cost import CostModel
 from prelude.simulation.costs import LinearCost, RooflineCost, Shape, StepCost
 from prelude.values.config import CPU_KV_BYTES, EngineConfig, ExpertConfig

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from prelude.readouts.batch import (
     SampleOutput,
     StepResult,
 )
+from prelude.records import dataclass, replace
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.estimates import PoolEstimates

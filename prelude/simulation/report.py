@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude.errors import DeadlineExceeded, QueueFull, RequestCancelled, RequestTooLarge
+from prelude.records import asdict, dataclass, field
 from prelude.simulation.costs import StepWork
 from prelude.simulation.machines import Machine
 from prelude.terminal.tables import text_table

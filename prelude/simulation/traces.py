@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -32,6 +31,7 @@ from prelude.admission.prepared import Prepared, TokenTree
 from prelude.errors import TraceError, shown
 from prelude.readouts.batch import I32, LogprobRows, PooledRows
 from prelude.readouts.sampling import Sampling
+from prelude.records import dataclass, fields
 from prelude.tasks import CacheMode
 from prelude.values.options import RequestOptions
 from prelude.values.strict_json import loads

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from prelude.admission.conversation import is_conversation
 from prelude.admission.structured import json_of
 from prelude.errors import InvalidRequest, shown
 from prelude.fitting.question import FittedQuestion
+from prelude.records import dataclass
 from prelude.systemone.errors import (
     MAX_ERROR_BYTES,
     MAX_ERRORS,

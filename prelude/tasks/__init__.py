@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude.errors import UnknownParameter, shown
+from prelude.records import dataclass, field, fields
 from prelude.results import (
     Answers,
     Classification,
@@ -53,7 +52,7 @@ C = TypeVar("C", bound=type)
 def strict_keywords(cls: C) -> C:
     """A misspelt keyword of ``cls(...)`` raises ``UnknownParameter`` naming the nearest valid one."""
     original: Callable[..., None] = vars(cls)["__init__"]
-    known = [name for name in inspect.signature(original).parameters if name != "self"]
+    known = [field.name for field in fields(cls) if field.init]
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from prelude.errors import ConfigError
+from prelude.records import dataclass, fields, replace
 from prelude.tasks import CacheMode, strict_keywords
 from prelude.values.policy import Policy
 

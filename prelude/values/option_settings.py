@@ -8,8 +8,9 @@ option's text. The text around it is the form that the model was trained on, whi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+from prelude.records import dataclass, field
 
 KINDS = ("choice", "score", "noul")
 """By the number of a question's type in the models that have one."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from prelude.errors import InvalidRequest, shown
+from prelude.records import dataclass, replace
 from prelude.tasks import strict_keywords
 from prelude.values.validation import flag, integer, number
 

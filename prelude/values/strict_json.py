@@ -14,11 +14,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypedDict
 
 from prelude.errors import PreludeError, shown
+from prelude.records import dataclass
 
 MAX_DEPTH = 128
 """Arrays and objects inside each other. The values of a request may have half of it (``admission.messages``)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from prelude.admission.tokenization import TokenizationScope
 from prelude.readouts import RequestReadout
 from prelude.readouts.head import HeadRows
 from prelude.readouts.options import OptionRows
+from prelude.records import dataclass
 from prelude.values.arrays import I32
 from prelude.values.option_settings import OptionSettings
 
@@ -22,12 +22,12 @@ class State:
     ids: list[int]
     text: str
     from_left: bool
-    """Whether the beginning is cut of one that is too long, as of a list."""
+    """Whether a too long state loses its beginning, as a list does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A question's own tokens. ``read`` are the places among them that the head reads, one for each option and, where
+    """A question's own tokens. ``read`` are the places among them that the head reads, one for each option and, if
     it reads them together, the answer's behind them. ``parts``: where each segment ends, for forms with several."""
 
     plain: PlainQuestion
@@ -64,11 +64,11 @@ class Form:
         return State(encode(scope, settings, text), text, from_left)
 
     def render(self, asked: Asked) -> Rendered:
-        """A form cuts the state to ``asked.most`` tokens, and leaves the rest longer where it does not fit."""
+        """Cut the state to ``asked.most`` tokens, and leave the rest longer if it does not fit."""
         raise NotImplementedError
 
     def kind(self, plain: PlainQuestion) -> int:
-        """The number of the question's type, where the model has such."""
+        """Return the number of the question's type, if the model has types."""
         return 0
 
     def tree(self, settings: OptionSettings, state: State, questions: Sequence[Rendered]) -> tuple[TokenTree, I32]:
@@ -104,7 +104,7 @@ def encode(scope: TokenizationScope, settings: OptionSettings, text: str) -> lis
 
 
 def described(plain: PlainQuestion) -> list[str]:
-    """``label: description`` of a choice, or the label where it has none."""
+    """Return ``label: description`` of a choice, or the label if it has no description."""
     notes = plain.notes or ("",) * len(plain.labels)
     return [f"{label}: {note}" if note else label for label, note in zip(plain.labels, notes)]
 
@@ -115,6 +115,6 @@ def levels(plain: PlainQuestion) -> tuple[str, ...]:
 
 
 def sides(plain: PlainQuestion) -> tuple[str, str]:
-    """The descriptions of false and true, "" where there is none."""
+    """The descriptions of false and true, "" if there is none."""
     true, false = plain.notes or ("", "")
     return false, true

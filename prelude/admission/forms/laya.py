@@ -56,7 +56,7 @@ class Laya(Form):
 
 
 class Julia(Laya):
-    """Options are their descriptions alone; a label stands only where it has none."""
+    """Write options as their descriptions alone; a label stands only if it has no description."""
 
     def state(self, scope: TokenizationScope, settings: OptionSettings, text: str, from_left: bool) -> State:
         return super().state(scope, settings, text, False)

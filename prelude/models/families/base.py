@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from prelude.errors import UnsupportedModel, shown
 from prelude.models.fields import Fields
 from prelude.models.spec import ModelSpec
+from prelude.records import dataclass, field
 
 T = TypeVar("T")
 Head = Literal["lm", "classifier", "tokens", "steps", "masked", "none"]

@@ -7,7 +7,6 @@ have embeddings narrower than its layers; DistilBERT has names of its own and no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,6 +38,7 @@ from prelude.models.spec import (
     PositionEmbeddings,
     Projection,
 )
+from prelude.records import dataclass
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,6 +37,7 @@ from prelude.models.spec import (
     Projection,
     Rope,
 )
+from prelude.records import dataclass
 
 log = logging.getLogger("prelude.models.config")
 

@@ -8,7 +8,6 @@ of their own. EmbeddingGemma is Gemma 3 with ``use_bidirectional_attention``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +28,7 @@ from prelude.models.spec import (
     Projection,
     Rope,
 )
+from prelude.records import dataclass
 
 _NEW: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 _OLD = {**_NEW, "gelu": _NEW["gelu_pytorch_tanh"]}

@@ -11,13 +11,12 @@ Q4_K, Q5_K and Q6_K are repacked once, some rows at a time, into Q8_0, which add
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from prelude._native import cpu
 from prelude.errors import UnsupportedModel
 from prelude.models.arrays import F32, Array, address
+from prelude.records import dataclass
 
 _CHUNK = 1 << 22
 """Values that are float32 at a time."""

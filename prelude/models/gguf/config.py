@@ -6,12 +6,12 @@ A key of the architecture that is not known could change every answer, so it is 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.gguf.names import ARCHITECTURES, GEMMAS, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from prelude.models.gguf.reader import GgufFile
+from prelude.records import dataclass
 
 _CLASSES = {
     "llama": ("llama", "LlamaForCausalLM"),

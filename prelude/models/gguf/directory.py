@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from prelude.models.gguf.config import architecture_of, config_of, pooling_of
 from prelude.models.gguf.reader import GgufFile
 from prelude.models.gguf.tokenizer import GgufTokenizer
 from prelude.models.shards import INDEX, SINGLE
+from prelude.records import dataclass, field
 
 log = logging.getLogger("prelude.models.gguf")
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
+from prelude.records import dataclass
 
 _MOST_ADDED = 1 << 16
 """Control tokens and tokens of the user; the most that we know of are 6,400."""

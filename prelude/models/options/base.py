@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import is_dataclass
 from typing import Any, Protocol, TypeVar
 
 from prelude.errors import ModelError, shown
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory
 from prelude.models.spec import ModelSpec
+from prelude.records import dataclass, fields, replace
 from prelude.values.option_settings import OptionSettings
 
 CONFIG_LIMIT = 4 << 20

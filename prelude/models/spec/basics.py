@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from prelude.models.rope import RopeScaling, inverse_frequencies
+from prelude.records import dataclass
 
 if TYPE_CHECKING:
     from prelude.values.arrays import C64, F64

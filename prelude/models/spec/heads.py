@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from prelude.models.spec.basics import Norm, Projection, Shapes
+from prelude.records import dataclass
 
 HeadActivation: TypeAlias = str  # of a native kernel, "tanh", or of ACTIVATIONS in ops.py
 HeadPooling = Literal["first", "last", "mean", "markers", "tokens"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from prelude.models.spec.basics import Norm, Projection, Rope, Shapes
+from prelude.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from prelude.models.spec.basics import Norm, Projection, Shapes
 from prelude.models.spec.heads import Classifier, MaskedHead, OptionHead
 from prelude.models.spec.mixers import Attention, Mixer, Recurrent
+from prelude.records import dataclass
 
 Activation: TypeAlias = str  # of a native kernel ("silu", "gelu", "gelu_tanh", "relu"), or of ACTIVATIONS in ops.py
 LmHead = Literal["own", "tied"]

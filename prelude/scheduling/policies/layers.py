@@ -12,10 +12,9 @@ that RequestOptions promises. Where no request has a priority or a tenant the la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from prelude.records import dataclass
 from prelude.scheduling.policies.orders import FirstComeFirstServed, PrefillFirst, RoundRobin, StaticBatches
 from prelude.values.policy import Key, Keys, Policy, WaitingColumns
 

@@ -17,13 +17,13 @@ that is too small for all users still has hits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from prelude._native.core import prompt_keys
 from prelude.errors import ConfigError
+from prelude.records import dataclass
 from prelude.values.policy import F64, Keys, Policy, WaitingColumns
 
 
