@@ -11,14 +11,14 @@ ProgressCallback: TypeAlias = Callable[[int, int | None], object]  # rows that e
 
 
 class RowBar(Progress):
-    """``Progress`` of rows, which end a window at a time."""
+    """Show ``Progress`` of rows, which end a window at a time."""
 
     def __init__(self, told: bool | ProgressCallback | None, total: int | None, unit: str = "row") -> None:
         super().__init__(told, total, unit)
         self.rows = self.prompt_tokens = self.cached_tokens = 0
 
     def end_window(self, rows: int, results: Mapping[int, Any]) -> None:
-        """A window of so many ``rows`` has ended. ``results``: those of its tasks."""
+        """Count a window of ``rows`` that has ended. ``results``: those of its tasks."""
         for result in results.values():
             stats = getattr(result, "stats", None)
             if stats is not None:
@@ -33,7 +33,7 @@ class RowBar(Progress):
         return f"cache {self.hit_rate:.0%}"
 
     def ended(self, rows: int) -> int:
-        """By how much the bar moves then."""
+        """Return by how much the bar moves then."""
         return rows
 
     @property
@@ -43,7 +43,7 @@ class RowBar(Progress):
 
 
 def length(rows: Any) -> int | None:
-    """How many rows there are, where they say so."""
+    """Return the number of rows, if they tell it."""
     try:
         return len(rows)
     except TypeError:

@@ -19,7 +19,7 @@ from prelude.tasks import Classify, Embed, Generate, Loglikelihood, SamplingPara
 from prelude.values.memo import Memo
 
 FIT_BYTES = 1 << 28
-"""Of the vectors that fits keep for later ones: 80,000 of 384 values."""
+"""Bytes of the vectors that fits keep for later ones: 80,000 of 384 values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class ModelProperties:
 
 
 def not_loaded(name: str, given: Any) -> ConfigError:
-    """For a model where an engine's constructor takes the parts of one."""
+    """Make the error of a model that was given in the place of an engine's parts."""
     return ConfigError(
         f"{name}({shown(str(given) if isinstance(given, Path) else given)}): the constructor loads no model; write "
         f"{name}.from_pretrained({shown(str(given) if isinstance(given, Path) else given)})"

@@ -49,7 +49,7 @@ def result_sizes(admitted: Sequence[Any]) -> list[int]:
 
 
 def first_error(results: list[Any], return_exceptions: bool) -> list[Any]:
-    """``results``; or the first error among them is raised, with the place of its task where there are several."""
+    """Return ``results``, or raise the first error among them, with its task's place if there are several tasks."""
     if not return_exceptions:
         for at, result in enumerate(results):
             if isinstance(result, Exception):
@@ -58,7 +58,7 @@ def first_error(results: list[Any], return_exceptions: bool) -> list[Any]:
 
 
 def name_task(error: Exception, at: int) -> Exception:
-    """``error`` with ``tasks[at]`` before its message. Requests of one failed step may share an error: it is named
+    """Put ``tasks[at]`` before the message of ``error``. Requests of one failed step may share an error: it is named
     once."""
     if isinstance(error, PreludeError) and error.args and not hasattr(error, "task_index"):
         error.args = (f"tasks[{at}]: {error.args[0]}", *error.args[1:])
@@ -67,7 +67,7 @@ def name_task(error: Exception, at: int) -> Exception:
 
 
 def batches(tasks: Iterable[Task]) -> list[list[Task]]:
-    """Runs of tasks of about ``JOB_CHARS`` or ``JOB_TASKS`` each: one job of a preparing thread."""
+    """Yield runs of tasks of about ``JOB_CHARS`` or ``JOB_TASKS`` each: one job of a preparing thread."""
     runs: list[list[Task]] = []
     total = JOB_CHARS
     for task in tasks:
@@ -80,7 +80,7 @@ def batches(tasks: Iterable[Task]) -> list[list[Task]]:
 
 
 def parts(tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any]) -> Iterator[tuple[Any, Options]]:
-    """``PART_TASKS`` tasks at a time, and their options as they are when it is their turn."""
+    """Yield ``PART_TASKS`` tasks at a time, and their options as they are at that time."""
     began = time.monotonic()
     if isinstance(options, Sequence):
         all_options = [call.options for call in make_calls(len(tasks), options, keywords)[0]]
@@ -95,7 +95,7 @@ def parts(tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any]) -
 
 
 def task_list(tasks: Any) -> Sequence[Any]:
-    """Any iterable of tasks as a sequence."""
+    """Return any iterable of tasks as a sequence."""
     if isinstance(tasks, (list, tuple)):
         return tasks
     try:
@@ -105,7 +105,7 @@ def task_list(tasks: Any) -> Sequence[Any]:
 
 
 def text_size(task: Any) -> int:
-    """About the number of characters (or ids) that preparing reads; unknown shapes fail there."""
+    """Return about the number of characters (or ids) that preparing reads. Unknown shapes fail there."""
     size = TASK_CHARS
     for name in prompt_fields(task):
         value = getattr(task, name, None)

@@ -27,7 +27,7 @@ Steps: TypeAlias = Generator[Sequence[Any], list[Any], Any]
 
 
 def drive(steps: Steps, options: RequestOptions | None, run_many: Callable[..., list[Any]]) -> Any:
-    """The result of ``steps``; ``run_many(tasks, options)`` runs the tasks that it yields."""
+    """Return the result of ``steps``; ``run_many(tasks, options)`` runs the tasks that it yields."""
     remaining = _Remaining(options)
     try:
         tasks = next(steps)
@@ -38,7 +38,7 @@ def drive(steps: Steps, options: RequestOptions | None, run_many: Callable[..., 
 
 
 async def adrive(steps: Steps, options: RequestOptions | None, run_many: Callable[..., Awaitable[list[Any]]]) -> Any:
-    """``drive`` in an event loop."""
+    """Run ``drive`` in an event loop."""
     remaining = _Remaining(options)
     try:
         tasks = next(steps)
@@ -62,7 +62,7 @@ class _Remaining:
 def rerank_steps(
     query: str, documents: Iterable[Any], top_k: int | None, top_n: int | None, own: Mapping[str, Any]
 ) -> Steps:
-    """One task a document, all together; then the ranking."""
+    """Yield one task a document, all together, and return the ranking."""
     if top_k is not None and top_n is not None:
         raise InvalidRequest("top_k and top_n are two names of one limit; give one", field="top_n")
     name, top = ("top_n", top_n) if top_k is None else ("top_k", top_k)
@@ -110,7 +110,7 @@ def guard_steps(
     detail: bool,
     own: Mapping[str, Any],
 ) -> Steps:
-    """The first field of the recipe; with ``detail`` one after the other, as the model would write them.
+    """Ask the first field of the recipe; with ``detail`` all, in the order in which the model writes them.
     ``model_parts`` is called when the first step is: an engine may start between the call and that step."""
     flag(detail, "detail")
     preparer, _ = model_parts()
@@ -133,7 +133,7 @@ def guard_steps(
 def _labels(
     messages: Sequence[Message], given: Mapping[str, Any], field: GuardField, most: int, own: Mapping[str, Any]
 ) -> Steps:
-    """A field's label; where it may have several, one after the other until the end is the likeliest."""
+    """Ask a field's label; if it may have several, one after the other until the end is the likeliest."""
     [first] = yield [Guard(messages, given=given, **own)]
     labels: tuple[str, ...] = first.labels
     more: list[GuardAnswer] = []
@@ -148,7 +148,7 @@ def _labels(
 
 
 def known_answer(field: str, labels: Sequence[str], label: str) -> GuardAnswer:
-    """A field that needs no pass, since an earlier label determines its answer."""
+    """Answer a field without a pass if an earlier label determines its answer."""
     sure = {one: float(one == label) for one in labels}
     logprobs = {one: 0.0 if one == label else float("-inf") for one in labels}
     return GuardAnswer(field, label, sure, logprobs, float("nan"), labels=(label,))

@@ -1,6 +1,6 @@
 """AsyncEngine, and beside it (``prelude.api.sync``) its twin Engine: text in, results out, over one EngineCore.
 
-The verbs are thin: each makes a task and runs it. ``run`` prepares the task once (on a thread of its own where
+The verbs are thin: each makes a task and runs it. ``run`` prepares the task once (on a thread of its own if
 the text is long), submits its request, and turns the outcome into the caller's result in the caller's thread.
 """
 
@@ -334,7 +334,7 @@ class AsyncEngine(AsyncVerbs):
             await asyncio.to_thread(self.engine.warmup, freeze_gc=freeze_gc)
 
     async def _prepare(self, preparer: Preparer, tasks: Sequence[Any]) -> list[Admitted | Exception]:
-        """On threads."""
+        """Prepare on threads."""
         if self._pool is None:
             with self._start_lock:
                 if self._pool is None:

@@ -176,7 +176,7 @@ def keep(places: list[int], found: list[Any], results: dict[int, Any]) -> list[i
 
 
 def in_order(window: Window[T], results: Mapping[int, Any], ordered: bool) -> Iterator[Mapped[T, Any]]:
-    """In the order of the rows, or in the order in which they ran, those without a task first."""
+    """Yield rows in their order, or in the order in which they ran, those without a task first."""
     every = range(len(window.rows))
     for at in every if ordered else [*(at for at in every if at not in results), *results]:
         yield window.mapped(at, results)

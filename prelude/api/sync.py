@@ -50,7 +50,7 @@ class Engine(Verbs, EngineBase):
         """Loads a model directory or a hub name; ``None`` is the model that ships with the package.
 
         ``model``: a path, or a hub name, which has the form ``org/name``. ``revision``: commit, tag or branch of a
-        hub name; with it ``model`` is a hub name even where a folder of that name exists. ``follow_links``: symbolic
+        hub name; with it ``model`` is a hub name even if a folder of that name exists. ``follow_links``: symbolic
         links in the directory may lead out of it; set it for directories whose links you made yourself.
 
         Raises ``ModelError`` (bad directory, unsupported feature, not enough memory) or ``ConfigError``.
@@ -131,7 +131,7 @@ class Engine(Verbs, EngineBase):
 
         The rows are read ``window`` at a time, and no more than one window is in memory. Within a window, tasks whose
         texts begin alike run one after another, so that a shared beginning is computed once. An error of ``task`` or
-        of a request is that row's ``error``. The map waits where the queue is full. An error of ``rows`` is raised
+        of a request is that row's ``error``. The map waits if the queue is full. An error of ``rows`` is raised
         after the rows before it; ``EngineClosed`` ends the map. ``ordered=False`` yields a window's rows in the order
         in which they ran. ``progress(done, total)`` is called after each window, and ``total`` is ``None`` for rows
         without a length; True shows a tqdm bar. A ``deadline`` counts from the start of the row's window.

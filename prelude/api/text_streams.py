@@ -44,7 +44,7 @@ def timed_finish(admitted: Admitted, timeline: Timeline | None, outcome: Outcome
 
 
 def watching(admitted: Admitted, sink: Sink) -> Sink:
-    """``sink``, with a reader before it where the text has to be followed to know where it ends."""
+    """Return ``sink``, with a reader before it if the text has to be followed to find its end."""
     return WatchSink(admitted.reader(False), sink) if admitted.watched and admitted.reader else sink
 
 
@@ -138,7 +138,7 @@ class StreamSink:
     # ---- the reader's thread
 
     def take(self) -> Chunk | None:
-        """The text since the last call, as one chunk; None where there is no text yet. Raises the request's
+        """The text since the last call, as one chunk; None if there is no text yet. Raises the request's
         error, after the text before it was taken."""
         self._told = False  # before the text is read: text that comes later wakes the reader again
         ended = self._ended

@@ -368,7 +368,7 @@ class Verbs(ModelProperties):
         comes.
 
         All chunks' ``text`` is that of ``complete``; the last chunk, and no other, has ``finish_reason`` and
-        ``stats``. ``hold_words`` ends chunks between words where it can. Leaving the loop early cancels the request.
+        ``stats``. ``hold_words`` ends chunks between words if it can. Leaving the loop early cancels the request.
         """
         own, options = split_options(keywords, Generate)
         params = params or SamplingParams()

@@ -19,12 +19,12 @@ R = TypeVar("R")
 
 WINDOW_ROWS = 1024  # unless told otherwise
 MAX_WINDOW_ROWS = 1 << 16
-WINDOW_CHARS = 1 << 24  # a window ends early where its texts reach this, so that long rows take bounded memory
+WINDOW_CHARS = 1 << 24  # a window ends early if its texts reach this, so that long rows take bounded memory
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped(Generic[T, R]):
-    """One row of ``engine.map``. ``index`` counts the rows from 0. ``error`` is ``None`` where there is a result."""
+    """One row of ``engine.map``. ``index`` counts the rows from 0. ``error`` is ``None`` if there is a result."""
 
     index: int
     row: T

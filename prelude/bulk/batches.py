@@ -72,7 +72,7 @@ class BatchScorer:
         ]
 
     def arrow(self, table: Any) -> Any:
-        """A ``pyarrow.Table`` with the columns of ``table`` and the new ones. ``BulkError`` where a name is taken."""
+        """A ``pyarrow.Table`` with the columns of ``table`` and the new ones. ``BulkError`` if a name is taken."""
         taken = [column.name for column in self.columns if column.name in table.column_names]
         if taken:
             raise BulkError(f"the batch has a column {taken[0]!r} already: prefix= puts a text before the new names")

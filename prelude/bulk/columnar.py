@@ -133,7 +133,7 @@ def is_bytes(kind: Any) -> bool:
 
 
 def is_plain(kind: Any) -> bool:
-    """Whether the values are JSON values already."""
+    """Return whether the values are JSON values already."""
     import pyarrow as pa
 
     types = pa.types
@@ -251,7 +251,7 @@ def common_kind(one: Any, other: Any) -> Any:
 
 
 def too_many_keys(values: Iterable[Any]) -> bool:
-    """Whether objects are used as maps: each key of a struct takes memory in each row."""
+    """Return whether objects are used as maps: each key of a struct takes memory in each row."""
     keys: set[str] = set()
     ahead = [value for value in values if isinstance(value, dict | list)]
     while ahead and len(keys) <= MAX_KEYS:
@@ -264,7 +264,7 @@ def too_many_keys(values: Iterable[Any]) -> bool:
 
 
 def mixes(values: Sequence[Any]) -> bool:
-    """Whether booleans stand where numbers do, which pyarrow would write as 1.0 and 0.0."""
+    """Return whether booleans stand where numbers do, which pyarrow would write as 1.0 and 0.0."""
     kinds = set(map(type, values))
     if {bool, float} <= kinds:
         return True
@@ -275,7 +275,7 @@ def mixes(values: Sequence[Any]) -> bool:
 
 
 def is_stored(kind: Any) -> bool:
-    """Whether Parquet has the type: it has no struct without fields."""
+    """Return whether Parquet has the type: it has no struct without fields."""
     import pyarrow as pa
 
     try:

@@ -139,7 +139,7 @@ def located(path: str) -> tuple[Any, str]:
 
 @contextmanager
 def reading(path: str) -> Iterator[IO[bytes]]:
-    """The file ``path``, open. An error of its content is a ``BulkError`` that names it."""
+    """Open the file ``path``. An error of its content is a ``BulkError`` that names it."""
     with opened(path, "rb") as file:
         try:
             yield file
@@ -192,7 +192,7 @@ def sync_folder(path: str | Path) -> None:
 
 
 def check_target(target: Table, overwrite: bool) -> None:
-    """Before any work: whether ``target`` can be made. ``BulkError`` says why not."""
+    """Check before any work that ``target`` can be made. ``BulkError`` says why not."""
     if target.remote:
         return
     path = Path(target.path).absolute()

@@ -222,5 +222,5 @@ def opened(path: Path, flags: int, mode: str) -> Any:
 
 
 def _whole(line: bytes) -> bool:
-    """Whether the line is a row, as it was written."""
+    """Return whether the line is a row, as it was written."""
     return bool(_ROW.match(line)) and int(line[:8], 16) == zlib.crc32(line[9:-1])

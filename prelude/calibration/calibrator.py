@@ -25,7 +25,7 @@ _Kept = TypeVar("_Kept", "Calibrator", "PriorCorrection")
 METHODS: tuple[str, ...] = get_args(Method)
 VERSION = 1
 LEAST_ROWS = 30
-"""Of a fit: with fewer, chance moves a temperature by more than the rows do."""
+"""The least rows of a fit. With fewer, chance moves a temperature by more than the rows do."""
 FOLDS = 5
 MAX_BYTES = 1 << 24
 _LEAST = 1e-30  # the least probability whose logarithm is taken
@@ -92,7 +92,7 @@ class Calibrator:
         method: Method = "temperature",
         labels: Sequence[str] | None = None,
     ) -> Calibrator:
-        """From at least 30 rows of probabilities and the index of each row's true label. ``labels`` names the
+        """Fit at least 30 rows of probabilities to the index of each row's true label. ``labels`` names the
         columns: "platt" needs it. Five further fits, each without a fifth of the rows, are measured on that fifth: if
         probabilities get worse, a warning says so, and ``facts`` has the numbers. Raises ``CalibrationError``."""
         if method not in METHODS:
@@ -139,7 +139,7 @@ class Calibrator:
     def fit_answers(
         cls, answers: Sequence[Answer], truth: Sequence[str], *, method: Method = "temperature"
     ) -> Calibrator:
-        """From answers to one question and the true label of each. The calibrator knows their question, template and
+        """Fit answers to one question to the true label of each. The calibrator knows their question, template and
         model, and is applied to no others."""
         rows, index = rows_of(answers, truth)
         labels = answers[0].labels

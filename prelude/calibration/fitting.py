@@ -21,7 +21,7 @@ def softmax(logits: F64) -> F64:
 
 
 def mean_nll(table: F64, truth: Sequence[int]) -> float:
-    """Of logits [rows, labels]; -inf where a row has fewer labels."""
+    """Take logits [rows, labels], with -inf behind the labels of a row that has fewer."""
     top = table.max(axis=1)
     total = top + np.log(np.exp(table - top[:, None]).sum(axis=1)) - table[np.arange(len(table)), truth]
     return float(total.mean())
@@ -56,7 +56,7 @@ def fit_temperature(rows: Sequence[F64], truth: Sequence[int]) -> float:
 
 def fit_platt(rows: Sequence[F64], truth: Sequence[int], labels: int) -> tuple[float, list[float]]:
     """Slope a and one offset b a label of softmax(a * row + b), by Newton's method; the last offset is 0. A small
-    quadratic pull towards a = 1, b = 0 keeps it finite where the labels are separable."""
+    quadratic pull towards a = 1, b = 0 keeps it finite if the labels are separable."""
     table = np.stack(rows)
     n = len(table)
     hot = np.zeros((n, labels))

@@ -40,7 +40,7 @@ def common_asked(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def check_asked(of: str, labels: Sequence[str] | None, asked: Mapping[str, Any], answer: Answer) -> None:
-    """``CalibrationError`` where ``answer`` differs from the answers that a calibrator or prior is of."""
+    """Raise ``CalibrationError`` if ``answer`` differs from the answers that a calibrator or prior is of."""
     if labels is not None and sorted(answer.labels) != sorted(labels):
         raise CalibrationError(f"labels {shown(answer.labels)}; this {of} is of {shown(labels)}")
     if not asked:

@@ -50,7 +50,7 @@ def risk_coverage_plot(curves: Curves, path: str | Path, *, title: str = "") -> 
     for at, ((name, (confidence, correct)), colour) in enumerate(zip(curves.items(), _COLOURS)):
         coverage, risk = risk_coverage(confidence, correct)
         kept = np.unique(np.linspace(min(_FEWEST, len(risk)), len(risk), _DOTS).astype(int))
-        x = coverage[kept - 1] + 0.004 * at  # beside each other where both have the same order
+        x = coverage[kept - 1] + 0.004 * at  # beside each other if both have the same order
         low, high = interval(risk[kept - 1], kept)
         axes.vlines(x, low, high, color=colour, linewidth=1, alpha=0.4)
         axes.plot(x, risk[kept - 1], "o", markersize=3.5, color=colour, label=f"{name}: area {risk.mean():.4f}")

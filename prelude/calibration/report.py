@@ -99,7 +99,7 @@ def calibrate(
 
 
 def interval(confidence: F64, correct: F64, resamples: int, seed: int) -> tuple[float, float]:
-    """95 % of the bootstrap's ECEs. A resample has errors of its own: small ECEs are reported too high."""
+    """Return the range of 95 % of the bootstrap's ECEs. A resample's own errors make small ECEs appear too high."""
     draw = np.random.default_rng(seed)
     n = len(confidence)
     found = [

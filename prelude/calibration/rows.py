@@ -106,7 +106,7 @@ def _number(value: Any) -> bool:
 
 
 def answers_of(rows: Sequence[Row], engine: Any) -> list[Answer]:
-    """Those that the rows bring, and those of ``engine`` (an ``Engine``) for the others."""
+    """Return the answers that rows bring, and those of ``engine`` (an ``Engine``) for the other rows."""
     tasks = [row.task for row in rows if row.task is not None]
     asked = iter(engine.run_many(tasks)) if tasks else iter(())
     return [row.answer if row.answer is not None else next(asked)[0] for row in rows]

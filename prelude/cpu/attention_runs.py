@@ -105,7 +105,7 @@ class RunsPlan:
         """[queries, heads * width] of ``q`` [queries, heads, width], by keys and values [tokens, kv_heads, width] of
         the step and [slots, kv_heads, width] of the layer's pool, with the layer's ``relative`` term. The result has
         the memory of ``q``, whose values are gone, unless decode rows read pages.
-        ``section``: the one whose queries ``q`` has; None where there is one alone."""
+        ``section``: the one whose queries ``q`` has; None if there is one alone."""
         queries, heads, width = q.shape
         paged = self._paged[section or 0]
         # In the same memory, since heads lie side by side: a tile of the kernel has read its queries when it writes.
@@ -190,7 +190,7 @@ def _planned(
     sections: Starts | None = None,
 ) -> Attention:
     """``items`` and ``run_starts``: where each item's queries and runs begin. A query sees the first ``visible`` keys
-    of its item, without the first ``hidden`` ones where that is above 0. ``places``: of the queries in their
+    of its item, without the first ``hidden`` ones if that is above 0. ``places``: of the queries in their
     items. ``sections``: where those of the queries begin."""
     return Attention(
         heads.heads,

@@ -86,7 +86,7 @@ class KvTensors:
 
 
 def logits_rows(vocab_size: int) -> int:
-    """Rows that meet the vocabulary at a time where the caller does not say."""
+    """Rows that meet the vocabulary at a time if the caller does not say."""
     return max(16, min(256, _LOGITS_BYTES // (4 * vocab_size)))
 
 
@@ -109,7 +109,7 @@ class CpuExecutor:
         threads: int | None = None,
     ) -> None:
         """``checkpoint``: a file to read, or weights that were read of it, and then ``dtype`` is the choice that they
-        were read with. ``dtype``: see ``precision``. ``attention``: see ``backends``; ``ConfigError`` where it cannot
+        were read with. ``dtype``: see ``precision``. ``attention``: see ``backends``; ``ConfigError`` if it cannot
         serve. ``quantization``: see ``EngineConfig``. ``running_states``: of how many sequences a model with
         recurrent layers keeps the state; ``prefix_states``: of how many cached prefixes. ``step_memory``: the
         memory of a step, as the control plane counts it. ``threads``: see ``EngineConfig``."""
@@ -316,7 +316,7 @@ def _readouts(batch: ForwardBatch) -> list[tuple[Readout, int]]:
 
 
 def _read_rows(readouts: list[tuple[Readout, int]], tokens: int) -> I64 | None:
-    """The tokens that are read, sorted; None where that is all of them."""
+    """The tokens that are read, sorted; None if that is all of them."""
     wanted = np.zeros(tokens, np.bool_)
     for readout, first in readouts:
         wanted.put(readout.rows + first, True)

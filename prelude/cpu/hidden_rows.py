@@ -22,7 +22,7 @@ from prelude.records import dataclass, field
 
 @dataclass(slots=True)
 class HiddenRows:
-    """The last layer's rows, as ``prelude.readouts.base.Rows``. ``tokens`` are their sorted token indices, None where
+    """The last layer's rows, as ``prelude.readouts.base.Rows``. ``tokens`` are their sorted token indices, None if
     row t is token t."""
 
     decoder: Transformer

@@ -33,7 +33,7 @@ class LayerKinds:
         return found
 
     def _grouped(self, windows: Sequence[int]) -> Kinds:
-        """``windows``: those that leave something out."""
+        """Return the ``windows`` that leave out a key."""
         kinds: dict[Attention, int] = {}
         of_layer = []
         for mixer in self._mixers:

@@ -45,7 +45,7 @@ def few_layers(config: ModelConfig, weights: ModelWeights) -> tuple[ModelConfig,
 
 def profile(executor: Executor, longest: int, shapes: StepMemory) -> StepMemory:
     """``executor``: of ``few_layers``, with one KV block; ``longest``: the model's longest prompt; ``shapes``: the
-    same by the model's shapes, which is the result where the system does not count a process's memory."""
+    same by the model's shapes, which is the result if the system does not count a process's memory."""
     limits = executor.limits()
     many = max(2, min(longest, LONG))
     few = max(1, many // 2)

@@ -25,7 +25,7 @@ class StatePool:
         self._states = States.of(spec, lazy_zeros((total, self.bytes_per_state // 4), FLOAT32))
 
     def step(self, batch: ForwardBatch) -> StepStates:
-        """``ValueError`` where a prompt goes on from a context whose state no entry has."""
+        """Raise ``ValueError`` if a prompt goes on from a context whose state no entry has."""
         return StepStates(self._states, _sequences(batch, self.running + self.prefixes, self._kernel))
 
 

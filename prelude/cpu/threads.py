@@ -1,11 +1,11 @@
 """How many threads a step uses: as many as have a processor to themselves.
 
-Threads that share the work of an operation wait for each other at its end. Where other processes keep one of them
+Threads that share the work of an operation wait for each other at its end. If other processes keep one of them
 from running, the others wait for as long as the system's scheduler takes, at every operation: two threads are then
 slower than one, and by far. So while steps run, the time that each of their threads waited for a processor is read
 from Linux (``/proc/self/task/ID/schedstat``, which counts it):
 
-    a thread waited for more than ``_SHARED`` of a window  ->  the next operations run without so many threads; where
+    a thread waited for more than ``_SHARED`` of a window  ->  the next operations run without so many threads; if
                                                                all threads had settled, not before ``_SURE`` windows
     none waited for the first of ``_PAUSE``                ->  as many run as the last attempt with all threads left
     nor is that attempt less than ``pause`` seconds ago    ->  all threads are tried again; each time that a thread
@@ -84,7 +84,7 @@ class Team:
         self.others = ThreadPlaces(())  # all but the thread that made this
 
     def waited(self, size: int) -> list[float]:
-        """Seconds that each of the ``size`` threads has waited for a processor, ever; empty where that is not
+        """Seconds that each of the ``size`` threads has waited for a processor, ever; empty if that is not
         counted."""
         if self.size != size:
             self._open(size)

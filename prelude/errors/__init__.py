@@ -199,7 +199,7 @@ def own_error(raised: BaseException, said: str) -> ExecutionError:
 
 @contextmanager
 def starting_thread() -> Iterator[None]:
-    """Around the start of a thread: ``ExecutionError`` if the system allows no more of them."""
+    """Guard the start of a thread: ``ExecutionError`` if the system allows no more threads."""
     try:
         yield
     except RuntimeError as error:

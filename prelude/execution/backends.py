@@ -6,9 +6,9 @@
     cuda   flashinfer   levels of FlashInfer calls, prefill and decode with kernels of their own
            keys         a kernel of ours that walks explicit key lists: exact, and slow
 
-``auto`` takes the first that serves; ``EngineConfig(attention=...)`` or, where that is
+``auto`` takes the first that serves; ``EngineConfig(attention=...)`` or, if that is
 ``auto``, the environment's ``PRELUDE_ATTENTION`` takes one by name. One that cannot serve is refused when the engine
-is made. ``auto`` does without FlashInfer where it is missing or fails its trial, and says so in the log.
+is made. ``auto`` does without FlashInfer if it is missing or fails its trial, and says so in the log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """``lacks`` names the missing packages, ``refuses`` the reason why it cannot serve; None where it serves."""
+    """``lacks`` names the missing packages, ``refuses`` the reason why it cannot serve; None if it serves."""
 
     name: str
     device: str
@@ -68,7 +68,7 @@ NAMES = ("auto", *(backend.name for backend in BACKENDS))
 
 
 def asked_for(setting: str) -> str:
-    """``setting``, or where it is ``auto`` the value in the environment. ``ConfigError`` for a name that is none."""
+    """``setting``, or if it is ``auto`` the value in the environment. ``ConfigError`` for a name that is none."""
     name, where = setting, "attention"
     if setting == "auto" and os.environ.get(VARIABLE):
         name, where = os.environ[VARIABLE], VARIABLE
@@ -78,8 +78,8 @@ def asked_for(setting: str) -> str:
 
 
 def choose(setting: str, device: str, wanted: Wanted) -> str:
-    """The backend that serves, by name. ``ConfigError`` where the one asked for is made for something else,
-    ``DeviceUnavailable`` where it is not installed."""
+    """The backend that serves, by name. ``ConfigError`` if the one asked for is made for something else,
+    ``DeviceUnavailable`` if it is not installed."""
     name = asked_for(setting)
     of_device = [backend for backend in BACKENDS if backend.device == device]
     if name == "auto":

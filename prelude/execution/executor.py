@@ -20,7 +20,7 @@ class ExecutorLimits:
     vocab_size: int  # rows of the embedding and the LM head
     max_positions: int
     hidden_size: int
-    num_labels: int  # of the classification head; 0 where there is none
+    num_labels: int  # of the classification head; 0 if there is none
     block_size: int
     num_blocks: int
     kv_bytes_per_token: int

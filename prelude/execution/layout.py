@@ -19,7 +19,7 @@ class Forest:
     """The segments of a batch's prompt slices, as trees.
 
     ``base[s]`` tokens of s's own sequence precede it: the context in the pool and its ancestors.
-    ``below[s]``, for segments with children, are the token ranges of all its descendants, joined where they touch.
+    ``below[s]``, for segments with children, are the token ranges of all its descendants, joined if they touch.
     """
 
     slices: PromptSlices
@@ -65,7 +65,7 @@ class Forest:
         return depths
 
     def trees(self) -> I64:
-        """[roots + 1]: where the tokens of each tree begin, and the end. ``ValueError`` where a tree's segments do
+        """[roots + 1]: where the tokens of each tree begin, and the end. ``ValueError`` if a tree's segments do
         not lie side by side, or continue a context, which an encoder cannot."""
         if self.apart:
             return np.asarray(self.starts, np.int64)  # each segment is a tree
@@ -88,7 +88,7 @@ class Forest:
         return causal_pairs(self.base, (self.slices.starts[1:] - self.slices.starts[:-1]).astype(np.int64), window)
 
     def pairs_of_whole_prompts(self, window: int | None = None) -> int:
-        """The same where a token sees its whole tree, of it the tokens at most ``window`` positions away."""
+        """The same for a token that sees its whole tree, of it the tokens at most ``window`` positions away."""
         lengths = np.diff(self.trees())
         reach = lengths - 1 if window is None else np.minimum(lengths - 1, window)
         return int((lengths + 2 * reach * lengths - reach * (reach + 1)).sum())

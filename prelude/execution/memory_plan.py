@@ -2,7 +2,7 @@
 
     available or max_memory ─ weights ─ states ─ a step of full size = KV blocks
 
-Where the largest step does not fit and the caller set no length, the length is lowered.
+If the largest step does not fit and the caller set no length, the length is lowered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HOST_BYTES = 16 << 20
 """Bytes of the control plane beside the tokenizer: prepared prompts, plans, words that were looked up before."""
 
 SURE_EIGHTHS = 7
-"""Of the length that a profile run found, in eighths: another run's peak differs by up to a tenth."""
+"""The share of a length by a profile run, in eighths: another run's peak differs by up to a tenth."""
 
 
 class Step(Protocol):
@@ -31,20 +31,20 @@ class Step(Protocol):
     def measured(self) -> bool: ...
 
     def step_bytes(self, tokens: int) -> int:
-        """Of a step of so many tokens whose rows are all read."""
+        """Return the bytes of a step of so many tokens whose rows are all read."""
         ...
 
     def most_tokens(self, room: int, beside: int = 0) -> int:
-        """Of the largest step that ``room`` bytes hold, with ``beside`` more for each token."""
+        """Return the tokens of the largest step that ``room`` bytes hold, with ``beside`` more for each token."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """``available``: bytes that the machine has left; None where it does not say. ``held``: bytes of the weights and
+    """``available``: bytes that the machine has left; None if it does not say. ``held``: bytes of the weights and
     of the states of recurrent layers. ``host``: bytes of the tokenizer and the control plane, which count in the
     caller's own budget. ``block_bytes``: of a KV block over all layers. ``host_kv``: the config's ``host_kv_bytes``
-    where they are of the same memory, as on a CPU."""
+    if they are of the same memory, as on a CPU."""
 
     config: EngineConfig
     spec: ModelSpec
@@ -56,7 +56,7 @@ class MemoryPlan:
 
     @property
     def budget(self) -> int | None:
-        """Bytes for everything; None where nothing bounds them."""
+        """Bytes for everything; None if nothing bounds them."""
         share = self.config.max_memory
         if share is None:
             return self.available
@@ -83,7 +83,7 @@ class MemoryPlan:
         )
 
     def require_weights(self) -> None:
-        """``InsufficientMemory`` where the weights alone leave no room for a block: said before they are read."""
+        """Raise ``InsufficientMemory``, before weights are read, if they leave no room for a block."""
         blocks = max(1, self._asked())
         needed = self.held + self.host_kv + blocks * self.block_bytes
         if self.budget is not None and needed > self.budget:
@@ -96,7 +96,7 @@ class MemoryPlan:
             )
 
     def fitted(self, step: Step) -> EngineConfig:
-        """The config with a length whose steps fit beside a block. ``InsufficientMemory`` where the caller asked for
+        """The config with a length whose steps fit beside a block. ``InsufficientMemory`` if the caller asked for
         a length that does not fit; it names the longest one that does, or, of a measured step, one that another
         run's measure does not refuse."""
         room, config = self.room, self.config
@@ -149,7 +149,7 @@ class MemoryPlan:
 
     @property
     def token_bytes(self) -> int:
-        """Of the keys and values of one token."""
+        """Bytes of the keys and values of one token."""
         return self.block_bytes // self.config.expert.block_size
 
     @property
@@ -166,7 +166,7 @@ class MemoryPlan:
         return "host_kv_bytes, " if self.host_kv else ""
 
     def _asked(self) -> int:
-        """Blocks that the caller asks for; 0 where the engine chooses."""
+        """Blocks that the caller asks for; 0 if the engine chooses."""
         if self.spec.bidirectional:
             return 0
         if self.config.expert.kv_blocks is not None:

@@ -29,7 +29,7 @@ class PendingTokens:
         self._tokens: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
     def resolve(self, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """``token_ids`` with tokens for those below 0. ``ValueError`` where fewer were drawn."""
+        """``token_ids`` with tokens for those below 0. ``ValueError`` if fewer were drawn."""
         named = token_ids < 0
         if not named.any():
             return token_ids
@@ -41,7 +41,7 @@ class PendingTokens:
         return found
 
     def resolved(self, batch: ForwardBatch) -> ForwardBatch:
-        """``batch`` with tokens for those that its decode rows name. ``ValueError`` where fewer were drawn."""
+        """``batch`` with tokens for those that its decode rows name. ``ValueError`` if fewer were drawn."""
         if isinstance(batch, DecodeBatch):
             return replace(batch, rows=self._known(batch.rows))
         return replace(batch, decode=self._known(batch.decode)) if isinstance(batch, MixedBatch) else batch

@@ -16,7 +16,7 @@ from prelude.records import dataclass
 
 TOKEN_CHUNK = 256
 """Tokens between two attentions at a time. Their activations stay in the second-level cache: longer runs of the
-packaged model's products reach 65 Gflop/s on a core where these reach 97."""
+packaged model's products reach 65 Gflop/s on a core, these reach 97."""
 _UNIT_ROWS = 192  # of the native attention: pairs of a query and a head on one KV head
 _UNITS_A_THREAD = 8
 _PAIR_BYTES = 152  # a tuple of an id and a logprob, and the references to all three
@@ -35,11 +35,11 @@ class StepMemory:
     measured: bool  # by a profile run; False: from shapes
 
     def step_bytes(self, tokens: int) -> int:
-        """Of a step of so many tokens whose rows are all read."""
+        """Return the bytes of a step of so many tokens whose rows are all read."""
         return self.fixed + self.readout + tokens * (self.per_token + self.row_bytes)
 
     def most_tokens(self, room: int, beside: int = 0) -> int:
-        """Of the largest step that ``room`` bytes hold, with ``beside`` more for each token."""
+        """Return the tokens of the largest step that ``room`` bytes hold, with ``beside`` more for each token."""
         return max(0, room - self.fixed - self.readout) // (self.per_token + self.row_bytes + beside)
 
     @classmethod
@@ -70,18 +70,18 @@ def _token_bytes(spec: ModelSpec, itemsize: int) -> int:
 
 
 def _query_bytes(spec: ModelSpec, itemsize: int) -> int:
-    """Queries, gates, and the result of attention where it is apart."""
+    """Queries, gates, and the result of attention if it is apart."""
     return max(heads.in_proj.outputs + heads.query_width for heads in spec.attentions) * itemsize
 
 
 def _row_bytes(top: int) -> int:
-    """Of a row's results: ids and logprobs of the alternatives in the batch's arrays and in the request's, then as
+    """Bytes of a row's results: ids and logprobs of the alternatives in the arrays of batch and request, then as
     objects of Python; logprob and rank."""
     return top * (2 * 12 + _PAIR_BYTES) + _TOKEN_BYTES
 
 
 def from_runs(shapes: StepMemory, short: tuple[int, int], long: tuple[int, int], with_readout: int) -> StepMemory:
-    """Of three runs: (tokens, peak bytes) of two that read one row, and the peak of the first with a chunk of the
+    """Fit three runs: (tokens, peak bytes) of two that read one row, and the peak of the first with a chunk of the
     worst readout. A tenth is added, since another run's heap may lie otherwise; no part becomes less than that of
     ``shapes``."""
     (few, small), (many, large) = short, long

@@ -64,7 +64,7 @@ class _Copy(_Job):
 
 
 class ThreadedHostBlocks:
-    """Copies run among the steps, in order. Each is waited for, and with it the step before it. Where Ctrl-C ends the
+    """Copies run among the steps, in order. Each is waited for, and with it the step before it. If Ctrl-C ends the
     wait, the copy is made all the same, before all later ones."""
 
     def __init__(self, inner: HostBlocks, ask: Callable[[_Job], None]) -> None:
@@ -121,7 +121,7 @@ class ThreadedExecutor:
 
     @property
     def host_blocks(self) -> Callable[[int], ThreadedHostBlocks] | None:
-        """As ``inner`` has it; None where it has none."""
+        """As ``inner`` has it; None if it has none."""
         make = getattr(self.inner, "host_blocks", None)
         return None if make is None else lambda entries: ThreadedHostBlocks(make(entries), self._ask)
 

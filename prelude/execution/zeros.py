@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 def lazy_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Zeros of ``shape``. numpy's own ask for pages of 2 MB, of which the first written value takes one.
-    ``MemoryError`` where the system does not promise so much."""
+    ``MemoryError`` if the system does not promise so much."""
     nbytes = math.prod(shape) * dtype.itemsize
     room = np.frombuffer(_pages(max(1, nbytes)), np.uint8)
     return room[:nbytes].view(dtype).reshape(shape)
