@@ -44,7 +44,7 @@ def chain_of(text: str, salt: str | None = None) -> tuple[int, ...]:
 
 
 def chain_of_task(task: Any) -> tuple[int, ...]:
-    """The chain of the text that a task's prompt begins with; none where the task uses no cache."""
+    """The chain of the text that a task's prompt begins with; none if the task uses no cache."""
     if getattr(task, "cache", "auto") == "never":
         return ()
     return chain_of(leading_text(task), getattr(task, "salt", None))
@@ -75,7 +75,7 @@ class Served:
         self._latest: OrderedDict[int, Kept] = OrderedDict()
 
     def add(self, task: Any) -> None:
-        """Of tasks that begin alike the first is kept, under the longest beginning that an earlier task had too."""
+        """Keep the first of tasks that begin alike, under the longest beginning that an earlier task had too."""
         if getattr(task, "cache", "auto") == "never":
             return
         text = leading_text(task)
@@ -134,7 +134,7 @@ class Affinity(Generic[K]):
         """``replicas`` in groups, the best first: those with the longest beginning of the text, then those with a
         shorter one, each within its bound of ``load`` (requests in flight). For a text that none has: the replica
         that had it first, or else the one with the fewest beginnings. Then all. The groups may repeat a replica.
-        ``total``: the sum of the loads, where it is known."""
+        ``total``: the sum of the loads, if it is known."""
         if not replicas:
             return []
         if total is None:
@@ -162,7 +162,7 @@ class Affinity(Generic[K]):
         return groups
 
     def sent(self, chain: Sequence[int], replica: K, now: float) -> None:
-        """A request was sent, or is about to be."""
+        """Count a request that was sent, or is about to be sent."""
         new = False
         for one in chain:
             holders = self._until.get(one)
@@ -177,7 +177,7 @@ class Affinity(Generic[K]):
             self._until.popitem(last=False)
 
     def reported(self, replica: K, hashes: Collection[int]) -> None:
-        """Sets the content of a replica's cache. Replaces its report before."""
+        """Set the content of a replica's cache, in the place of its last report."""
         found, before = frozenset(hashes), self._reports.get(replica, frozenset())
         if found == before:
             return
@@ -189,7 +189,7 @@ class Affinity(Generic[K]):
             self._until.setdefault(one, {})[replica] = math.inf
 
     def keep(self, replicas: Collection[K]) -> None:
-        """Forgets all other replicas: their caches are gone."""
+        """Forget all other replicas: their caches are gone."""
         gone = {name for holders in self._until.values() for name in holders} - set(replicas)
         for one in list(self._until) if gone else ():
             for replica in gone & self._until[one].keys():

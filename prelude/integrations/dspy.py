@@ -90,7 +90,7 @@ class PreludeDecisions:
 
 
 def _plain(value: Any, path: Any, depth: int = MAX_DEPTH) -> Any:
-    """With the text of DSPy's own types, such as ``dspy.Image``, which come as parts in a string; what is no text is
+    """Add the text of DSPy's own types, such as ``dspy.Image``, which come as parts in a string. Other parts are
     refused. ``path``: a chain as ``messages.written`` takes it."""
     if isinstance(value, str):
         return _TYPED.sub(lambda found: _typed_text(found[1], written(path)), value)
@@ -98,7 +98,7 @@ def _plain(value: Any, path: Any, depth: int = MAX_DEPTH) -> Any:
         return {key: _plain(item, (path, key), depth - 1) for key, item in value.items()}
     if depth and isinstance(value, list | tuple):
         return [_plain(item, (path, at), depth - 1) for at, item in enumerate(value)]
-    return value  # of one that is too deep the engine says so
+    return value  # the engine refuses one that is too deep
 
 
 def _typed_text(parts: str, field: str) -> str:

@@ -10,7 +10,7 @@ from prelude.systemone import SystemOne
 
 
 def system_one(given: Any, **options: Any) -> SystemOne:
-    """``given`` where it is one already, such as a traced one, else one over an engine of either kind."""
+    """Return ``given`` if it is one already, such as a traced one, else one over an engine of either kind."""
     if not isinstance(given, SystemOne):
         return SystemOne(given, **options)
     if options:

@@ -5,7 +5,7 @@
 
 pip install 'prelude-engine[lm-eval]' (lm_eval 0.4.13). Rows that are too long are cut as by lm-eval's own HF
 backend: from the left, and never in the continuation. Continuations of one context share its tokens, and one row of
-the LM head where each of them is one token.
+the LM head if each of them is one token.
 """
 
 from __future__ import annotations

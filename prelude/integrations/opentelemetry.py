@@ -26,7 +26,7 @@ _JSON = "application/json"
 
 
 class TracedSystemOne(SystemOne):
-    """``SystemOne`` with a span around each request. ``tracer_provider``: the global one where it is not given.
+    """``SystemOne`` with a span around each request. ``tracer_provider``: the global one if it is not given.
     ``content``: whether spans hold questions and answers; these may be private, so the default is no."""
 
     def __init__(

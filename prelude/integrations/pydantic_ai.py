@@ -24,7 +24,7 @@ from prelude.systemone.request import MAX_LEVELS, MAX_OPTIONS, MAX_QUESTIONS
 
 
 class PreludeModel(DecisionModel[None]):
-    """Over an engine of either kind; ``name`` and further keywords are those of ``SystemOne``. The setting
+    """Answers by an engine of either kind; ``name`` and further keywords are those of ``SystemOne``. The setting
     ``timeout`` is the deadline of a request. Settings of sampling, and ``max_retries``, say nothing about a
     decision."""
 

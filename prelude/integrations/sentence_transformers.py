@@ -19,7 +19,7 @@ from prelude.tasks import Classify, Embed, Rerank
 
 
 class SentenceEncoder:
-    """Over an engine of either kind. ``pooling`` where the model directory does not name one."""
+    """Encode by an engine of either kind. ``pooling`` is needed if the model directory names none."""
 
     def __init__(self, engine: Any, *, pooling: Any = None, truncate_dim: int | None = None) -> None:
         self._engine = Engines(engine)
@@ -83,7 +83,7 @@ class SentenceEncoder:
 
 
 class PairScorer:
-    """Over an engine of either kind. ``options`` are keywords of ``Rerank``, such as ``recipe``, or of ``Classify``
+    """Scores by an engine of either kind. ``options``: keywords of ``Rerank``, such as ``recipe``, or of ``Classify``
     for a model with several labels. Such a model has ``predict`` alone, and gives its raw logits, as there, unless
     the directory names an activation."""
 
@@ -147,7 +147,7 @@ class PairScorer:
         prompt_name: str | None = None,
         prompt: str | None = None,
     ) -> list[dict[str, Any]]:
-        """``corpus_id`` and ``score`` of each document, and its ``text`` where asked for, the best first."""
+        """``corpus_id`` and ``score`` of each document, and its ``text`` if asked for, the best first."""
         if self.num_labels > 1:
             raise InvalidRequest(f"rank() is for models with one label, and this one has {self.num_labels}")
         scores = self.predict(

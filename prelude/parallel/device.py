@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class DeviceRank:
     """A step has ended by the time ``submit`` returns, so the ranks' steps do not overlap on the host. NCCL gives
     each rank the same bits of the hidden states, and the vocabulary is whole on each. Each GPU searches its own
-    products, so the ranks' LM heads may round differently and draw different tokens where two are nearly equal.
+    products, so the ranks' LM heads may round differently and draw different tokens if two are nearly equal.
     Decode rows therefore get the tokens of rank 0."""
 
     def __init__(self, inner: CudaExecutor, ranks: RankGroup, limit: TimeLimit) -> None:
@@ -37,11 +37,11 @@ class DeviceRank:
 
     def resolved(self, batch: ForwardBatch) -> ForwardBatch:
         """``batch`` with the tokens that its decode rows name and this rank drew in the step before. ``ValueError``
-        where fewer were drawn."""
+        if fewer were drawn."""
         return self._drawn.resolved(batch)
 
     def lose(self, batch: ForwardBatch) -> None:
-        """A step that was not run drew nothing."""
+        """Note that a step was not run: it drew nothing."""
         self._drawn.lose(batch)
 
     def submit(self, batch: ForwardBatch) -> Finished:
@@ -70,7 +70,7 @@ class DeviceRank:
 
 
 class TimeLimit:
-    """A thread that ends the group where work of the GPU takes longer than its limit. A kernel of NCCL waits for the
+    """A thread that ends the group if work of the GPU takes longer than its limit. A kernel of NCCL waits for the
     other ranks without a limit of its own; leaving the group ends it. ``end`` ends the thread."""
 
     def __init__(self, ranks: RankGroup) -> None:
@@ -85,7 +85,7 @@ class TimeLimit:
 
     @contextmanager
     def of(self, doing: str, seconds: float) -> Iterator[None]:
-        """Around the work ``doing``, which is no part of another one."""
+        """Surround the work ``doing``, which is no part of another one."""
         self._doing, self._seconds = doing, seconds  # nothing runs: the thread does not read them
         self._count()
         try:

@@ -36,12 +36,12 @@ class RankExecutor(CpuExecutor):
         return replace(super().limits(), vocab_size=self._shard.vocab)
 
     def resolved(self, batch: ForwardBatch) -> ForwardBatch:
-        """``batch`` with the tokens that its decode rows name and the step before drew. ``ValueError`` where fewer
+        """``batch`` with the tokens that its decode rows name and the step before drew. ``ValueError`` if fewer
         were drawn."""
         return self._pending.resolved(batch)
 
     def lose(self, batch: ForwardBatch) -> None:
-        """A step that was not run drew nothing."""
+        """Note that a step was not run: it drew nothing."""
         self._pending.lose(batch)
 
 

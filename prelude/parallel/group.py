@@ -57,7 +57,7 @@ class RankGroup:
 
     @classmethod
     def join(cls, size: int, *, steady: bool, limit: float, gpus: bool = False) -> RankGroup:
-        """Waits for the other ranks. ``gpus``: each has a GPU, and NCCL adds what lies there. ``ConfigError`` where
+        """Waits for the other ranks. ``gpus``: each has a GPU, and NCCL adds what lies there. ``ConfigError`` if
         this process is not one of ``size`` processes of torch.distributed."""
         limit = min(max(limit, _LIMITS[0]), _LIMITS[1])
         own = not _initialized(size)
@@ -191,7 +191,7 @@ class RankGroup:
             raise self.lose(error, "comparing settings") from error
 
     def agree(self, facts: dict[str, Any]) -> None:
-        """``ConfigError`` on every rank where one of ``facts`` differs between them."""
+        """``ConfigError`` on every rank if one of ``facts`` differs between them."""
         everyone = self.gather_said(facts)
         for name in facts:
             values = [said.get(name) for said in everyone]
@@ -214,14 +214,14 @@ class RankGroup:
     # -------------------------------------------------------------- messages of rank 0
 
     def send(self, message: bytes) -> None:
-        """By rank 0, to all others."""
+        """Send from rank 0 to all others."""
         try:
             self._send(message)
         except Exception as error:
             raise self.lose(error, "sending a batch") from error
 
     def receive(self) -> bytearray:
-        """By the others. Rank 0 sends something at least every ``limit`` seconds."""
+        """Receive in the other ranks. Rank 0 sends a message at least every ``limit`` seconds."""
         try:
             return self._receive()
         except Exception as error:
@@ -264,7 +264,7 @@ def rank_here() -> int:
 
 
 def _meeting(size: int) -> dict[str, Any]:
-    """Where the ranks meet: rank 0 listens at MASTER_ADDR alone, where torch would listen on every interface. With
+    """Return the ranks' meeting place: rank 0 listens at MASTER_ADDR alone, and not on every interface as torch. With
     torchrun its agent listens."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return {}
@@ -281,7 +281,7 @@ def _meeting(size: int) -> dict[str, Any]:
 
 
 def _initialized(size: int) -> bool:
-    """Whether torch.distributed is in use. ``ConfigError`` where this process is none of several."""
+    """Return whether torch.distributed is in use. ``ConfigError`` if this process is none of several."""
     if not dist.is_available() or not dist.is_gloo_available():
         raise ConfigError(f"tensor_parallel={size}: this build of torch has no torch.distributed with gloo")
     if dist.is_initialized():

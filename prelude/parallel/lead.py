@@ -33,14 +33,14 @@ class Rank(Protocol):
     def wait(self, handle: Finished) -> StepResult: ...
 
     def lose(self, batch: ForwardBatch) -> None:
-        """A step that was not run drew nothing."""
+        """Note that a step was not run: it drew nothing."""
         ...
 
     def close(self) -> None: ...
 
 
 class LeadExecutor:
-    """Rank 0's. ``lost``: after it no step runs. Any error after a batch was sent is one: the ranks are then at
+    """Lead from rank 0. No step runs after ``lost``. Any error after a batch was sent is one: the ranks are then at
     different places of the step."""
 
     def __init__(self, inner: Rank, ranks: RankGroup) -> None:
@@ -54,11 +54,11 @@ class LeadExecutor:
 
     @property
     def pulse_seconds(self) -> float:
-        """After so long without a step ``pulse`` is called, so that the other ranks' time limit does not pass."""
+        """Call ``pulse`` after so long without a step, so that the other ranks' time limit does not pass."""
         return min(PULSE_SECONDS, self._ranks.limit / 4)
 
     def pulse(self) -> None:
-        """Says to the other ranks that this one lives, and finds out whether they do."""
+        """Say to the other ranks that this one lives, and find out whether they live."""
         if self.lost is None and not self._closed:
             try:
                 self._ranks.send(PULSE)
@@ -76,7 +76,7 @@ class LeadExecutor:
         try:
             known = self._inner.resolved(batch)
             message = encoded(known)
-        except Exception as error:  # nothing was sent: the ranks are where they were
+        except Exception as error:  # nothing was sent: the ranks are if they were
             self._inner.lose(batch)
             return Finished(None, error)
         try:
@@ -89,14 +89,14 @@ class LeadExecutor:
         return done if self.lost is None else self._refused()
 
     def _refused(self) -> Finished:
-        """Each step has an error of its own: one that is raised again and again would keep all of its frames."""
+        """Make an error for each step: one that is raised again and again would keep all of its frames."""
         return Finished(None, RankLost(str(self.lost)))
 
     def wait(self, handle: Finished) -> StepResult:
         return self._inner.wait(handle)
 
     def close(self) -> None:
-        """The other ranks end; refuses further steps."""
+        """End the other ranks, and refuse further steps."""
         if self._closed:
             return
         self._closed = True
@@ -110,7 +110,7 @@ class LeadExecutor:
 
 
 def serve(inner: Rank, ranks: RankGroup) -> int:
-    """Computes rank 0's batches until it closes; returns how many. ``RankLost`` where it, or another rank, ends in
+    """Compute rank 0's batches until it closes; returns how many. ``RankLost`` if it, or another rank, ends in
     another way."""
     steps = 0
     try:

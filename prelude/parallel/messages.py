@@ -36,7 +36,7 @@ def encoded(batch: ForwardBatch) -> bytes:
 
 
 def decoded(message: bytearray) -> ForwardBatch:
-    """``ValueError`` for bytes that hold no batch. Arrays are views of ``message``."""
+    """Raise ``ValueError`` for bytes that hold no batch. Arrays are views of ``message``."""
     length = int.from_bytes(message[:4], "little")
     said = json.loads(bytes(message[4 : 4 + length]))
     at = 4 + length + (-(4 + length) % 8)

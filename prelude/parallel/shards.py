@@ -2,7 +2,7 @@
 
 query heads, MLP inner width    a rank's share of the outputs of ``qkv`` and ``up``, and the same share of the
                                 inputs of ``out`` and ``down``
-key-value heads                 the same; where there are fewer heads than ranks, each is on several ranks
+key-value heads                 the same; if there are fewer heads than ranks, each is on several ranks
 rows of the vocabulary          a run of the embeddings and of the LM head; on GPUs whole on every rank
 all else                        whole on every rank: norms, classification heads
 """
@@ -55,7 +55,7 @@ class Shard:
 
 
 def check(spec: ModelSpec, size: int, *, int8: bool = False) -> None:
-    """``ConfigError`` or ``UnsupportedModel`` where ``spec`` cannot be divided over ``size`` ranks."""
+    """Raise ``ConfigError`` or ``UnsupportedModel`` if ``spec`` cannot be divided over ``size`` ranks."""
     where = f"tensor_parallel={size}"
     reason = _unsupported(spec)
     if reason is not None:
@@ -154,7 +154,7 @@ def _attention(mixer: Attention, rank: int, size: int, cuts: dict[str, Cut]) -> 
 
 
 def kv_share(kv_heads: int, rank: int, size: int) -> tuple[int, int]:
-    """The key-value heads of a rank's query heads; one, which other ranks have too, where there are fewer than
+    """The key-value heads of a rank's query heads; one, which other ranks have too, if there are fewer than
     ranks."""
     if kv_heads >= size:
         return share(kv_heads, rank, size)

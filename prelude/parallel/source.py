@@ -16,7 +16,7 @@ from prelude.parallel.shards import Cut, Shard
 
 class ShardSource:
     """A checkpoint as ``load_weights`` reads one. A part of rows is a view of the file; only its pages are read. A
-    part of columns is a view too, whose pages have the columns of other ranks beside it where a row is shorter than
+    part of columns is a view too, whose pages have the columns of other ranks beside it if a row is shorter than
     a page."""
 
     def __init__(self, checkpoint: Checkpoint, shard: Shard) -> None:
@@ -30,7 +30,7 @@ class ShardSource:
         return part_of(self._checkpoint.tensor(name), self._shard.cuts.get(name))
 
     def finite(self, name: str) -> Array:
-        """``tensor(name)``; ``CheckpointError`` where this rank's part has a NaN or an infinity."""
+        """``tensor(name)``; ``CheckpointError`` if this rank's part has a NaN or an infinity."""
         return self._checkpoint.finite(name, lambda whole: part_of(whole, self._shard.cuts.get(name)))
 
     def in_blocks(self, name: str) -> bool:
@@ -70,7 +70,7 @@ class ShardSource:
 
 
 def part_of(whole: Array, cut: Cut | None) -> Array:
-    """A view where the part is one run."""
+    """A view if the part is one run."""
     if cut is None:
         return whole
     parts = [whole[first:last] if cut.axis == 0 else whole[:, first:last] for first, last in cut.runs]

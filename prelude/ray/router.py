@@ -26,7 +26,7 @@ class PrefixAffineRouter(RequestRouter):
 
     def initialize_state(self, slack: float = 0.25, least_load: int = 8, trust_s: float = 30.0) -> None:
         """``request_router_kwargs``. A replica takes requests for its cache's sake up to ``1 + slack`` times the mean
-        of requests in flight, or ``least_load`` where that is more. ``trust_s``: seconds after which a request that
+        of requests in flight, or ``least_load`` if that is more. ``trust_s``: seconds after which a request that
         was sent no longer counts as cached unless the replica reports it."""
         self._affinity: Affinity[ReplicaID] = Affinity(slack=slack, least_load=least_load, trust=trust_s)
 

@@ -54,7 +54,7 @@ class Replica:
         self, task: TaskOf[Any], options: RequestOptions | None = None, *, waited: float = 0.0, **keywords: Any
     ) -> Any:
         """The result of ``task``. ``options`` or its fields as keywords. A ``deadline`` counts from the call of the
-        handle: ``waited``, which the router fills in, is taken off. Raises Serve's ``BackPressureError`` where the
+        handle: ``waited``, which the router fills in, is taken off. Raises Serve's ``BackPressureError`` if the
         engine's queue is full, and Prelude's own errors."""
         [result] = await self._run([task], options, waited, keywords)
         if isinstance(result, Exception):
@@ -70,7 +70,7 @@ class Replica:
         waited: float = 0.0,
         **keywords: Any,
     ) -> list[Any]:
-        """Results in the order of ``tasks``, which all run in one replica: the one of the first task's prefix. Where
+        """Results in the order of ``tasks``, which all run in one replica: the one of the first task's prefix. If
         the queue is full all of them are refused, unless ``return_exceptions`` is set."""
         results = await self._run(list(tasks), options, waited, keywords)
         failed = next((one for one in results if isinstance(one, Exception)), None)

@@ -41,7 +41,7 @@ class Logits(Protocol):
         """Logprobs of (row, target) pairs, never above 0."""
 
     def ranks(self, rows: I32, targets: I32) -> I32:
-        """1 + how many tokens of the row are better than the target; a tie is better where its id is smaller."""
+        """1 + how many tokens of the row are better than the target; a tie is better if its id is smaller."""
 
     def best(self, count: int) -> tuple[I32, F64]:
         """Ids and logprobs of the ``count`` best tokens of each row, best first, equal ones by id."""
@@ -69,7 +69,7 @@ class Rows(Protocol):
         """[n]: logits of the options whose vectors [n + 1, hidden] are given, the answer's behind them."""
 
     def logits_of(self, tokens: I32, rows: I32, targets: I32) -> F64:
-        """The logit of each (row, target) pair, where a row is an index into ``tokens``."""
+        """The logit of each (row, target) pair. A row is an index into ``tokens``."""
 
     def chunks(self, tokens: I32) -> Iterator[tuple[int, int, Logits]]:
         """``(first, last, logits)`` over runs of ``tokens``; one run's logits are gone when the next one is made."""
@@ -86,7 +86,7 @@ class Output:
 
     @property
     def sampled_ids(self) -> I32 | None:
-        """Sampled tokens, one a row; ``None`` where the readout samples none."""
+        """Sampled tokens, one a row; ``None`` if the readout samples none."""
         return None
 
 
@@ -117,7 +117,7 @@ class Readout:
         raise NotImplementedError
 
     def answers(self, output: object) -> bool:
-        """Whether ``output`` has the kind and the shapes that this readout asks for."""
+        """Return whether ``output`` has the kind and the shapes that this readout asks for."""
         raise NotImplementedError
 
     def not_finite(self, output: Any) -> I32:
@@ -131,7 +131,7 @@ class Readout:
 
 class Joined(NamedTuple):
     """Readouts of several requests as one. The ends say where each request's rows and (row, target) pairs end in the
-    output; ``row_ends`` is ``None`` where each request has one row, ``pair_ends`` where there are no pairs."""
+    output; ``row_ends`` is ``None`` if each request has one row, ``pair_ends`` if there are no pairs."""
 
     readout: Readout
     row_ends: I32 | None
@@ -148,7 +148,7 @@ class RequestReadout:
 
     @property
     def key(self) -> Key:
-        """Requests share a batch only where this is equal: the kind and its options."""
+        """The kind and its options, the batch key: requests share a batch only if it is equal."""
         raise NotImplementedError
 
     @property
@@ -162,15 +162,15 @@ class RequestReadout:
 
     @property
     def result_size(self) -> int:
-        """About how many numbers the caller's result has, where there may be many."""
+        """About how many numbers the caller's result has, if there may be many."""
         return 0
 
     def describe(self) -> str:
-        """For ``engine.explain``."""
+        """Describe it for ``engine.explain``."""
         raise NotImplementedError
 
     def join(self, readouts: Sequence[Any], rows: I32, row_ends: I32) -> Joined:
-        """``readouts`` of one key, of which this is the first, as one. ``rows``: those of all of them, as tokens of
+        """Join ``readouts`` of one key, this one first. ``rows``: those of all of them, as tokens of
         the batch; ``row_ends``: where each one's end."""
         raise NotImplementedError
 

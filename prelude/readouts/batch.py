@@ -24,7 +24,7 @@ A model with recurrent layers keeps states of running sequences and of prefixes 
 index* is the number of an entry. A decode row reads the state of its sequence's entry and writes the state behind its
 token there. A prompt segment with a parent begins with the state at the parent's end. A root without context begins
 with the model's initial state. A root with context begins with the state of entry ``state_from``. A segment writes
-the state at its end to entry ``state_to``, where it has one. Several segments may begin with the state of one prefix,
+the state at its end to entry ``state_to``, if it has one. Several segments may begin with the state of one prefix,
 and no row overwrites that state in the same step. Models without such layers have no entries: the arrays are
 ``None``.
 
@@ -68,7 +68,7 @@ class PromptSlices:
     segments with a parent. A segment may be empty (its whole text was cached); its children still see its
     context. ``write_slots[t]`` is where K and V of token t go, written in every layer before that layer reads
     the pool; ``None`` when the step writes nothing. ``state_from[s]`` and ``state_to[s]`` are state indices, -1 for
-    none; ``None`` where no segment has one.
+    none; ``None`` if no segment has one.
     """
 
     token_ids: I32  # [T]

@@ -1,6 +1,6 @@
 """One token out of a row of logits, by definitions that can be written down, in this order.
 
-    repetition r    every id of the prompt or the output, once: l / r where l > 0, else l * r (as in transformers'
+    repetition r    every id of the prompt or the output, once: l / r if l > 0, else l * r (as in transformers'
                     RepetitionPenaltyLogitsProcessor)
     frequency f,    l - c * f - (c > 0) * p, where c is how often the id stands in the output (OpenAI's formula)
     presence p
@@ -80,7 +80,7 @@ def uniforms(seeds: U64, steps: npt.NDArray[np.int32]) -> F64:
 
 
 def edited(logits: npt.NDArray[np.float32], edits: LogitEdits, n: int) -> Logits:
-    """Row ``n``'s logits with its penalties, bias and masks: float64 where a number of it is changed, float32 where
+    """Row ``n``'s logits with its penalties, bias and masks: float64 if a number of it is changed, float32 if
     the row is masked alone; ``logits`` stay as they are."""
     seen = edits.seen_ids[edits.seen_indptr[n] : edits.seen_indptr[n + 1]]
     at = slice(edits.bias_indptr[n], edits.bias_indptr[n + 1])

@@ -48,7 +48,7 @@ class LogprobRows(Readout, RequestReadout):
     place name the same token. Pair p asks for the logprob of
     ``targets[p]`` at row ``target_rows[p]`` (an index into ``rows``). ``top`` > 0 also asks for the ``top``
     best tokens of every row, ``ranks`` for each target's rank (1 = the argmax; ties count as better only
-    where the id is smaller).
+    if the id is smaller).
 
     ``raw``: the targets' logits instead, which takes a product with their rows of the LM head alone; neither ``top``
     nor ``ranks`` can be had with it.

@@ -85,7 +85,7 @@ class PooledRows(Readout, RequestReadout):
         return PooledOutput(vectors), bad_rows(np.isfinite(vectors).all(axis=1))
 
     def _pooled(self, mode: str, rows: Rows, lengths: I32) -> F32:
-        """[N, hidden]. Item by item where an item has several rows: the order of a sum must not depend on the
+        """[N, hidden]. Item by item if an item has several rows: the order of a sum must not depend on the
         neighbours."""
         if mode == "last":
             return rows.vectors(self.rows[self.indptr[1:] - 1])

@@ -39,7 +39,7 @@ class SampleOutput(Output):
 
 @dataclass(frozen=True, slots=True)
 class SampleRows(Readout):
-    """One sampled token per row. Greedy where ``temperature`` is 0.
+    """One sampled token per row. Greedy if ``temperature`` is 0.
 
     The uniform number of row n is a pure function of (``seeds[n]``, ``steps[n]``), so the same request draws the
     same tokens beside any other rows. ``logprobs`` asks for the logprob of the sampled token, ``top`` > 0 for the

@@ -71,7 +71,7 @@ class Sampling:
 
 class History:
     """The ids that a request's penalties weigh, each once, with how often it was drawn; and ``allowed``, the ids that
-    its ``choose`` allows for the next token, ``None`` where it was not asked. ``weighs``: there are penalties."""
+    its ``choose`` allows for the next token, ``None`` if it was not asked. ``weighs``: there are penalties."""
 
     __slots__ = ("_counts", "_ids", "_place", "allowed", "choose", "size", "weighs")
 
@@ -87,7 +87,7 @@ class History:
 
     @classmethod
     def of(cls, edits: RowEdits, prompt: I32) -> History:
-        """The repetition penalty alone looks at the prompt."""
+        """Count the prompt's ids if there is a repetition penalty: no other one looks at the prompt."""
         return cls(prompt if edits.repetition != 1.0 else _NO_IDS, edits.weighs, edits.choose)
 
     def add(self, token_id: int) -> None:
@@ -160,7 +160,7 @@ def sampled_rows(
     states: Callable[[], Sequence[SamplingState]],
     steps: Sequence[int] | None = None,
 ) -> SampleRows:
-    """The same by settings. ``states`` is asked only where logits are edited; ``steps``: 0 by default."""
+    """The same by settings. ``states`` is asked only if logits are edited; ``steps``: 0 by default."""
     wanted = [one.logprobs for one in settings if one.logprobs is not None]
     return SampleRows(
         rows,
@@ -177,7 +177,7 @@ def sampled_rows(
 
 
 def logit_edits(states: Sequence[SamplingState]) -> LogitEdits | None:
-    """Tables for every row, None where no row has anything done to it. Called at every step of a text: a table that
+    """Tables for every row, None if no row has anything done to it. Called at every step of a text: a table that
     no row has an entry in is one array for all steps, and ids that one row alone has are not copied."""
     edits: list[RowEdits] = []
     allowed: list[I32] = []
@@ -220,7 +220,7 @@ def logit_edits(states: Sequence[SamplingState]) -> LogitEdits | None:
 
 @lru_cache(maxsize=64)
 def empty_edits(count: int) -> LogitEdits:
-    """Of ``count`` rows to which nothing is done. Many batches share its arrays, which cannot be written."""
+    """Make edits of ``count`` rows that change nothing. Many batches share its arrays, which cannot be written."""
     one, zero = np.ones(count, dtype=np.float32), np.zeros(count, dtype=np.float32)
     starts, numbers = np.zeros(count + 1, dtype=np.int32), np.zeros(0, dtype=np.float32)
     for array in (one, zero, starts, numbers):
@@ -233,7 +233,7 @@ NO_EDITS = RowEdits(1.0, 0.0, 0.0, _NO_IDS, np.zeros(0, dtype=np.float32), _NO_I
 
 
 def _table(parts: Sequence[I32], empty: I32) -> tuple[I32, I32]:
-    """Where each row's entries begin and end, and all rows' entries; ``empty`` is the former where there are none."""
+    """Where each row's entries begin and end, and all rows' entries; ``empty`` is the former if there are none."""
     lengths = list(map(len, parts))
     if not any(lengths):
         return empty, _NO_IDS

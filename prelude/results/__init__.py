@@ -23,7 +23,7 @@ class RequestStats:
 
     ``computed_tokens`` are tokens that went through the layers for this request, ``cached_tokens`` were read from
     the prefix cache; a state shared by N questions is counted once. ``ttft_ms`` and ``total_ms`` count from when the
-    request was handed to the engine, after tokenising. ``timeline`` is there where it was asked for.
+    request was handed to the engine, after tokenising. ``timeline`` is there if it was asked for.
     ``estimated_jct`` is the cost model's expectation when the request was planned: seconds of computing its prompt
     alone; 0 before a step was measured. ``deferred_ticks`` counts steps spent waiting for another to compute
     the prefix.
@@ -94,7 +94,7 @@ class Answer:
 
 
 class Answers(tuple[Answer, ...]):
-    """The answers in the order of the questions, with ``.stats``. Where the questions were a mapping, ``.names`` are
+    """The answers in the order of the questions, with ``.stats``. If the questions were a mapping, ``.names`` are
     its keys, and ``answers["name"]`` and ``.named`` find an answer by them."""
 
     stats: RequestStats
@@ -108,7 +108,7 @@ class Answers(tuple[Answer, ...]):
 
     @property
     def named(self) -> dict[str, Answer]:
-        """The answers by their names; ``WrongUse`` where the questions had none."""
+        """The answers by their names; ``WrongUse`` if the questions had none."""
         if self.names is None:
             raise WrongUse("the questions of these answers had no names: give decide() a mapping of questions")
         return dict(zip(self.names, self))
@@ -211,11 +211,11 @@ class RewardResult:
 @dataclass(frozen=True, slots=True)
 class GuardAnswer:
     """One field of a guard's answer. ``probabilities`` are over the labels and sum to 1, ``logprobs`` are joint
-    logprobs of each label's tokens. ``mass``: the probability that the model gave to all labels together; NaN where
+    logprobs of each label's tokens. ``mass``: the probability that the model gave to all labels together; NaN if
     the field was not asked because an earlier field determines its answer.
 
     ``labels``: all labels of the field, in the order in which the model writes them; ``label`` is the first.
-    ``more``: the answers that were read behind each of them, where the field may have several; the label "" is the
+    ``more``: the answers that were read behind each of them, if the field may have several; the label "" is the
     end of the list."""
 
     field: str

@@ -22,7 +22,7 @@ CoreT = TypeVar("CoreT", bound=EngineCore)
 def make_core(
     kind: type[CoreT], executor: Executor, config: EngineConfig, cost: CostModel | None = None, **more: Any
 ) -> CoreT:
-    """The core owns the executor, which is closed where none is made. ``cost``: the cost model to start from; by
+    """The core owns the executor, which is closed if none is made. ``cost``: the cost model to start from; by
     default that of ``config.cost_model``. ``more``: for ``kind``."""
     try:
         return _core(kind, executor, config, cost, **more)

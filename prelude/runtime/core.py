@@ -126,7 +126,7 @@ class EngineCore(Forkable):
 
     @property
     def hanging(self) -> float:
-        """Seconds that the step under way has taken, where that is past the watchdog's limit; else 0."""
+        """Seconds that the step under way has taken, if that is past the watchdog's limit; else 0."""
         began = self.stepper.began
         seconds = time.monotonic() - began if began else 0.0
         return seconds if self.watchdog is not None and seconds > self.watchdog.limit else 0.0
@@ -150,13 +150,13 @@ class EngineCore(Forkable):
             raise
 
     def submit_many(self, requests: list[Request], places: Reservation | None = None) -> None:
-        """All in one planning step, as far as the budgets go: they arrive together. ``ExecutionError`` if no thread
+        """Submit all for one step, as far as the budgets go: they arrive together. ``ExecutionError`` if no thread
         can be started: nothing is posted then."""
         self.post(requests, places)
         self.loop.wake_if_started()
 
     def post(self, requests: list[Request], places: Reservation | None = None) -> None:
-        """As ``submit_many``, and the engine thread, if it sleeps, is not woken."""
+        """As ``submit_many``, but leave a sleeping engine thread asleep."""
         self._start_watchdog()
         self.loop.start()
         self.lifecycle.post(requests, places)
@@ -200,7 +200,7 @@ class EngineCore(Forkable):
                 self._wake_for_others()  # their work, or the rest after an interrupt, or the executor's own
 
     def warm_up(self) -> None:
-        """The executor's own preparations, where it has any, between two steps."""
+        """Run the executor's own preparations, if it has any, between two steps."""
         prepare = getattr(self.executor, "warm_up", None)
         if prepare is None or self.closed or self.forked:
             return
@@ -224,14 +224,14 @@ class EngineCore(Forkable):
             self.loop.wake()
 
     def check_may_wait(self) -> None:
-        """``ExecutionError`` where this thread is in the middle of a step: it would wait for itself."""
+        """Raise ``ExecutionError`` if this thread is in the middle of a step: it would wait for itself."""
         if self.loop.lock.held:
             raise ExecutionError("an event listener or a sink must not wait for the engine that calls it")
 
     # -------------------------------------------------------------- closing
 
     def _close_when_idle(self) -> bool:
-        """By the engine thread, when nothing is left to do: whether it is to end."""
+        """Tell the engine thread, when nothing is left to do, whether it is to end."""
         if not self.closed or self.live:
             return False
         if self.watchdog is not None:
@@ -295,7 +295,7 @@ class EngineCore(Forkable):
         return {**stats.numbers(), "gc_pauses": self.gc_pauses.numbers()}
 
     def audit(self) -> None:
-        """Every account against every other; raises with the numbers. For tests and debugging, between steps."""
+        """Check every account against every other; raise with the numbers. For tests and debugging, between steps."""
         self.queues.audit()
         in_flight = [row.request for step in self.steps for row in step.plan.oneshot]
         holders = [*self.queues, *in_flight, *self.steps.ended]

@@ -91,7 +91,7 @@ class Entry:
         places: Reservation | None = None,
         expires: float | None = None,
     ) -> Request:
-        """One request, with a place of its own where none is given; raises the error of a bad one. ``expires``: the
+        """Make one request, with a place of its own if none is given; raise the error of a bad one. ``expires``: the
         moment of its deadline, on the monotonic clock."""
         request = Request(prepared, sink, self._classes[prepared.max_new_tokens > 1], options)
         request.ending = self._lifecycle.ended

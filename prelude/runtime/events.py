@@ -21,7 +21,7 @@ class Event:
     """``name`` is one of:
 
     of a request    ``accepted``, ``scheduled``, ``first_token``, ``preempted``, ``replayed``, then exactly one of
-                    ``finished``, ``failed``, ``cancelled``, ``expired``; ``rejected`` where it never got in
+                    ``finished``, ``failed``, ``cancelled``, ``expired``; ``rejected`` if it never got in
     of the engine   ``step``, ``step_failed``, ``unhealthy``, ``hung``, ``closed``
 
     ``time`` is on ``time.monotonic``'s clock; ``data`` describes the event in numbers and short strings.
@@ -63,7 +63,7 @@ class Listeners:
             self._tell(Event(name, time.monotonic(), request_id, data))
 
     def emit_each(self, name: str, requests: Iterable[Request]) -> None:
-        """An event without data of each request."""
+        """Send an event without data for each request."""
         if self._listeners:
             now = time.monotonic()
             for request in requests:
@@ -77,7 +77,7 @@ class Listeners:
                 self._tell(Event("accepted", now, request.options.request_id, tokens))
 
     def emit_step(self, plan: Plan, tokens: int, seconds: float) -> None:
-        """Of a step of so many tokens that the executor took ``seconds`` for."""
+        """Send the event of a step of so many tokens that the executor took ``seconds`` for."""
         prefill, decode = sum([row.count for row in plan.prefill]), len(plan.decode)
         self.emit(
             "step",

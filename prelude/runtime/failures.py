@@ -109,7 +109,7 @@ class Failures:
         self._sinks.flush()
 
     def hung(self, seconds: float) -> None:
-        """The watchdog's: all callers get an error for a step that may never return."""
+        """Give all callers an error for a step that may never return. The watchdog calls it."""
         if not self._hang_told:
             self._stats.hangs += 1
             log.error("a step has run for %.1f s", seconds, extra={"event": "hung", "seconds": seconds})
@@ -121,7 +121,7 @@ class Failures:
         self._sinks.flush()
 
     def close(self, error: BaseException) -> None:
-        """An error of the engine's own: no account can be trusted. The engine takes no request any more, and all
+        """Close the engine for an error of its own: no account can be trusted. It takes no request any more, and all
         callers are told. Raises if memory is missing; ``tell_all`` goes on."""
         self.broken = True
         self._inbox.close()

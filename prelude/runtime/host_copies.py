@@ -63,7 +63,7 @@ class HostCopies:
 
 
 def keep_on_host(pool: KvPool, executor: Executor, config: EngineConfig) -> HostCopies:
-    """Gives ``pool`` the host memory of ``config.host_kv_bytes``. ``ConfigError`` where this executor cannot have it,
+    """Gives ``pool`` the host memory of ``config.host_kv_bytes``. ``ConfigError`` if this executor cannot have it,
     or the bytes do not hold a block."""
     limits = executor.limits()
     make = getattr(executor, "host_blocks", None)

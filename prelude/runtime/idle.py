@@ -24,7 +24,7 @@ class IdleWork:
         return self._idle is not None and not self._closed() and bool(self._executor.wants_idle)  # type: ignore[attr-defined]
 
     def do(self) -> bool:
-        """One piece; the caller holds the step lock. Whether more is left."""
+        """Do one piece; the caller holds the step lock. Return whether more is left."""
         if self._idle is None or self._closed():
             return False
         try:

@@ -30,7 +30,7 @@ class InFlightStep:
     began: float  # perf_counter
     requests: list[Request]
     handle: Any = None  # the executor's
-    request_ids: frozenset[int] = frozenset()  # of OneShot rows, where steps overlap
+    request_ids: frozenset[int] = frozenset()  # of OneShot rows, if steps overlap
     void: frozenset[int] = frozenset()  # ids of requests that go on from a step that failed
 
     def rows(self) -> list[Request]:
@@ -83,11 +83,11 @@ class StepsInFlight(deque[InFlightStep]):
         self.holding: dict[int, Request] = {}  # that have ended and hold a lease, by id
 
     def has(self, request: Request) -> bool:
-        """Whether it is a OneShot row of a step in flight. It ends with that step."""
+        """Return whether it is a OneShot row of a step in flight. It ends with that step."""
         return request.id in self._oneshot
 
     def add(self, step: InFlightStep) -> None:
-        """It was submitted."""
+        """Add a step that was submitted."""
         if self.overlap:
             step.request_ids = frozenset([row.request.id for row in step.plan.oneshot])
             self._oneshot |= step.request_ids
@@ -95,7 +95,7 @@ class StepsInFlight(deque[InFlightStep]):
         self.append(step)
 
     def complete(self, step: InFlightStep, failed: bool) -> None:
-        """It was waited for, and is postprocessed next. Rows that go on from a failed step are void."""
+        """Take a step that was waited for, and is postprocessed next. Rows that go on from a failed step are void."""
         if self[0] is step:
             self.popleft()
         else:
@@ -108,11 +108,11 @@ class StepsInFlight(deque[InFlightStep]):
                 later.void |= frozenset([request.id for request in step.rows()])
 
     def keep_lease(self, request: Request) -> None:
-        """The request ended while a step in flight has a row of it."""
+        """Note a request that ended while a step in flight has a row of it."""
         self.holding[request.id] = request
 
     def give_back_ended(self) -> None:
-        """Leases of ended requests go back once no step in flight writes their blocks."""
+        """Give back leases of ended requests once no step in flight writes their blocks."""
         if not self.holding:
             return
         for request in [request for request in self.holding.values() if not request.in_flight]:
@@ -129,7 +129,7 @@ class StepsInFlight(deque[InFlightStep]):
         return list(self.holding.values())
 
     def audit(self, waiting: Iterable[Request]) -> None:
-        """The requests' counts of steps in flight, against the steps; raises with the numbers."""
+        """Check the requests' counts of steps in flight against the steps; raise with the numbers."""
         steps = self if self.overlap else ()
         rows = Counter(request.id for step in steps for request in step.rows())
         sampled = Counter(request.id for step in steps for request in step.sampled())

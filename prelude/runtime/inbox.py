@@ -1,7 +1,7 @@
 """Inbox: the way in, bounded before anything is made.
 
     reserve ── a place, taken before the text is tokenised ──▶ charge ── its tokens ──▶ post ──▶ take ──▶ engine
-        └─ full: QueueFull at once                       └─ given back where nothing came of it
+        └─ full: QueueFull at once                       └─ given back if nothing came of it
 
 A request counts from its place being taken until it is planned for the first time, or ends. Counts are exact and
 no thread waits for a lock, however many there are: ``_native/include/prelude/handover.hpp`` draws how.
@@ -29,7 +29,7 @@ class Inbox(core.Inbox):
 
     @property
     def rejected(self) -> dict[str, int]:
-        """How many were turned away, by reason."""
+        """The number of rejected requests, by reason."""
         return {reason: tally.count for reason, tally in self._refused.items() if tally.count}
 
     def refused(self, reason: str, count: int = 1) -> None:

@@ -57,7 +57,7 @@ class Lifecycle:
     # -------------------------------------------------------------- in
 
     def post(self, requests: list[Request], places: Reservation | None = None) -> None:
-        """Into the inbox. Any thread."""
+        """Put requests into the inbox. Any thread."""
         for request in requests:
             self.live[request.id] = request
         try:
@@ -73,7 +73,7 @@ class Lifecycle:
             self._events.emit_accepted(requests)
 
     def cancel(self, request: Request) -> bool:
-        """The request ends when the next step begins; False where it has ended. Any thread, and takes no lock."""
+        """End a request when the next step begins; False if it has ended. Any thread, and takes no lock."""
         request.cancelled = True
         if request.id not in self.live:
             return False
@@ -86,7 +86,7 @@ class Lifecycle:
         return bool(self._cancels or self.expiring or self.aborting)
 
     def take_in(self) -> None:
-        """The inbox into the queues; then requests end that were cancelled, have expired, or whose loop is closed."""
+        """Move the inbox into the queues; end requests that were cancelled, expired, or have a closed loop."""
         for request in self._inbox.take():
             self._enter(request)
         if self._sinks.loops:
@@ -96,7 +96,7 @@ class Lifecycle:
             self._end_pending()
 
     def _end_pending(self) -> None:
-        """Those that were cancelled or have expired; all that wait or run, where the engine is being closed."""
+        """Collect the cancelled and expired ones; all that wait or run if the engine is being closed."""
         while self._cancels:
             self.end(self._cancels.popleft(), RequestCancelled("cancelled"))
         now = self.clock() if self.expiring else 0.0
@@ -120,7 +120,7 @@ class Lifecycle:
             heapq.heappush(self.expiring, (request.expires, request.id, request))
 
     def forget_expiring(self) -> None:
-        """Requests that ended long before their deadline leave the heap."""
+        """Remove requests from the heap that ended long before their deadline."""
         if len(self.expiring) > 2 * len(self.live) + 64:
             self.expiring = [entry for entry in self.expiring if entry[2].state is not State.FINISHED]
             heapq.heapify(self.expiring)
@@ -135,14 +135,14 @@ class Lifecycle:
             finish(request, self._queues, self._pool, None, error)
 
     def end_late(self) -> None:
-        """After a step: the ends that waited for it."""
+        """Tell, after a step, the ends that waited for it."""
         if self.late:
             late, self.late = self.late, []
             for request, error in late:
                 self.end(request, error)
 
     def end_waiting(self, error: Exception) -> None:
-        """All that wait or run end with ``error``."""
+        """End all that wait or run with ``error``."""
         for request in list(self._queues):
             self.end(request, error)
 

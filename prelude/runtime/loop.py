@@ -44,7 +44,7 @@ class StepLoop:
                 self._step_until_idle()
 
     def wake_if_started(self) -> None:
-        """Takes no lock: a finaliser may call it."""
+        """Wake the thread. Takes no lock: a finaliser may call it."""
         self._wake.set()
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class StepLoop:
                 time.sleep(_NO_MEMORY_SECONDS)
 
     def _step_until_idle(self) -> bool:
-        """Steps until nothing is left to do, and releases the lock. Whether the engine is closed then."""
+        """Step until nothing is left to do, and release the lock. Return whether the engine is closed then."""
         try:
             stepper = self._stepper
             while (stepper.step() and stepper.has_work) or self._idle_work():
@@ -84,5 +84,5 @@ class StepLoop:
             self.lock.release()
 
     def _idle_work(self) -> bool:
-        """A piece of the executor's own work, where no step is due. Whether to look for both again."""
+        """Do a piece of the executor's own work if no step is due. Return whether to look for both again."""
         return self.idle.wanted and (self._stepper.has_work or self.idle.do() or self._stepper.has_work)

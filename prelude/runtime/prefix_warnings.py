@@ -1,4 +1,4 @@
-"""Says once why prompts do not enter the prefix cache, where the KV pool has no room for them."""
+"""Says once why prompts do not enter the prefix cache if the KV pool has no room for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PrefixWarnings:
         self._said: set[bool] = set()
 
     def look(self, plan: Plan) -> None:
-        """Called with a plan that ``queues.not_kept`` has counted, before its rows run."""
+        """Look at a plan that ``queues.not_kept`` has counted, before its rows run."""
         pool = self._pool
         self.seen = self._queues.not_kept
         room = pool.num_blocks * pool.block_size

@@ -18,7 +18,7 @@ class LoopFlush:
         raise NotImplementedError
 
     def closed(self) -> bool:
-        """Whether the event loop is closed, and no task waits there."""
+        """Return whether the event loop is closed, and no task waits there."""
         return False
 
 
@@ -31,7 +31,7 @@ class Sinks:
         self.to_wake: deque[LoopFlush] = deque()  # event loops that are flushed when the step is over
 
     def wake_later(self, loop: LoopFlush) -> None:
-        """``loop`` has ends to hand over: it is flushed when the step is over. Any thread."""
+        """Note that ``loop`` has ends to hand over: it is flushed when the step is over. Any thread."""
         self.to_wake.append(loop)
 
     def remove_closed(self) -> list[LoopFlush]:
@@ -42,7 +42,7 @@ class Sinks:
         return closed
 
     def flush(self) -> None:
-        """One wake-up of each event loop that has ends."""
+        """Wake each event loop that has ends, once."""
         while self.to_wake:
             try:
                 loop = self.to_wake[0]
@@ -54,6 +54,6 @@ class Sinks:
 
 
 def log_failure(message: str, error: BaseException, request_id: str | None = None) -> None:
-    """The last thing done about an error: a record that finds no memory is dropped."""
+    """Log an error as its last handling: a record that finds no memory is dropped."""
     with contextlib.suppress(MemoryError):
         log.error(message, exc_info=error, extra={"request_id": request_id} if request_id else None)

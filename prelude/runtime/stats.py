@@ -74,7 +74,7 @@ class EngineStats:
     host_kv_failed: int = 0  # copies that failed, each of any number of blocks
 
     def count_step(self, plan: Plan, batch: ForwardBatch, result: StepResult, pacer: Pacer, cost: CostModel) -> int:
-        """The rows of a step are counted, its seconds go to the pacer and the cost model. The tokens of its batch."""
+        """Count a step's rows, give its seconds to the pacer and the cost model. Return the tokens of its batch."""
         tokens, decode = batch.num_tokens, len(plan.decode)
         prefill = sum([row.count for row in plan.prefill])
         self.steps[plan.kind] += 1

@@ -92,7 +92,7 @@ class Stepper:
         return self._inbox.closed
 
     def hung(self, seconds: float) -> None:
-        """The watchdog's: the step under way has run for longer than it may."""
+        """Fail a step that has run for longer than it may. The watchdog calls it."""
         self._failures.hung(seconds)
 
     def step(self) -> bool:
@@ -152,7 +152,7 @@ class Stepper:
         return True
 
     def blocked(self, seconds: float) -> None:
-        """So many seconds of planning were the executor's: copies of blocks, and the step before that they follow."""
+        """Count seconds of planning that were the executor's: copies of blocks, and the step before those copies."""
         self._blocked += seconds
 
     def plan(self) -> Plan:
@@ -168,7 +168,7 @@ class Stepper:
     # -------------------------------------------------------------- submit
 
     def _submit(self, plan: Plan) -> None:
-        """Packs and submits. Where that fails, the steps before it are postprocessed, then its own rows, and nothing
+        """Pack and submit. If that fails, the steps before it are postprocessed, then its own rows, and nothing
         is in flight."""
         began = time.perf_counter()
         for hook in self.plan_hooks:
@@ -199,7 +199,7 @@ class Stepper:
         self._steps.add(InFlightStep(plan, packed, began, requests, handle))
 
     def _planned(self, request: Request, now: float) -> None:
-        """For the first time: it waits no more."""
+        """Note that a request runs for the first time: it waits no more."""
         request.planned = now
         cached = request.stats.cached_tokens
         tokens = request.num_known - cached
@@ -223,7 +223,7 @@ class Stepper:
         return completed
 
     def _complete(self) -> bool:
-        """Waits for the oldest step in flight and postprocesses it. Whether it succeeded."""
+        """Wait for the oldest step in flight and postprocess it. Return whether it succeeded."""
         steps = self._steps
         step, succeeded = steps[0], False
         entered = time.perf_counter() if self._overlap else 0.0

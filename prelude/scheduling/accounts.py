@@ -42,11 +42,11 @@ class Accounts:
         self._free: list[int] = []  # numbers that no account has
 
     def served(self) -> list[int]:
-        """By number."""
+        """Return the tokens served, by number."""
         return [0 if account is None else account.served for account in self._by_number]
 
     def join(self, options: RequestOptions) -> Account:
-        """One more request of this priority and tenant waits; the other methods take its account."""
+        """Count one more waiting request of this priority and tenant; the other methods take its account."""
         name = (options.priority, options.tenant)
         account = self.accounts.get(name) or self._open(name)
         if account.waiting == 0:
@@ -56,7 +56,7 @@ class Accounts:
         return account
 
     def leave(self, account: Account) -> None:
-        """One of its requests waits no more."""
+        """Count one waiting request less."""
         account.waiting -= 1
         if account.waiting == 0:
             self.busy -= 1
@@ -64,7 +64,7 @@ class Accounts:
                 self.now.update(self.latest)
 
     def serve(self, account: Account, tokens: int) -> None:
-        """A request of so many tokens."""
+        """Charge a request of so many tokens."""
         priority = account.priority
         self.now[priority] = max(account.served, self.now.get(priority, 0))
         account.served += tokens
@@ -72,7 +72,7 @@ class Accounts:
         self.leave(account)
 
     def take_back(self, options: RequestOptions, tokens: int) -> Account:
-        """A served request is back in the queue."""
+        """Take back a served request that is in the queue again."""
         account = self.join(options)
         account.served -= tokens
         return account
@@ -89,9 +89,9 @@ class Accounts:
         return account
 
     def _trim(self) -> None:
-        """Forgets accounts that would start where they are anyway: level with ``now``, or behind it.
+        """Forget accounts that would start where they are anyway: level with ``now``, or behind it.
 
-        New names begin at ``now`` and so never move it. Where nearly every request has a name of its own and the line
+        New names begin at ``now`` and so never move it. If nearly every request has a name of its own and the line
         is never empty, ``now`` is moved here, to where half of those that are away have come: else all would be kept.
         """
         self._forget_level()

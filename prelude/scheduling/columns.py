@@ -63,7 +63,7 @@ class Columns:
         self.group[row] = group
 
     def remove(self, request: Request) -> bool:
-        """False where the request has no row."""
+        """Return False if the request has no row."""
         row = self._rows.pop(request.order, None)
         if row is None:
             return False
@@ -79,15 +79,15 @@ class Columns:
         self.work[self._rows[request.order]] = work
 
     def request(self, row: int) -> Request | None:
-        """``None``: it has left."""
+        """``None`` if it has left."""
         return self._requests[row] if row < len(self._requests) else None
 
     def rows(self) -> Rows:
-        """Of all that wait."""
+        """Return the rows of all that wait."""
         return np.flatnonzero(self.alive[: self._used])
 
     def waiting(self, rows: Rows, served: Sequence[int]) -> WaitingColumns:
-        """``served``: by account."""
+        """``served``: tokens by account."""
         columns = self._columns
         account = columns["account"][rows]
         return WaitingColumns(
@@ -102,7 +102,7 @@ class Columns:
         )
 
     def _make_room(self) -> None:
-        """Closes the gaps, or doubles where there are few. Rows change: no caller keeps them across an ``add``."""
+        """Close the gaps, or double if there are few. Rows change: no caller keeps them across an ``add``."""
         kept = self.rows()
         size = len(self.alive) if len(kept) < self._used // 2 else 2 * len(self.alive)
         for name, old in self._columns.items():

@@ -63,7 +63,7 @@ class CostModel:
     # -------------------------------------------------------------- learning
 
     def observe(self, work: Work, seconds: float) -> None:
-        """A measured step. Values that cannot be a time (zero, not a number) are ignored."""
+        """Learn from a measured step. Values that cannot be a time (zero, not a number) are ignored."""
         self.fit.observe(work.tokens, work.keys, work.lm_rows, seconds)
 
     # -------------------------------------------------------------- asking
@@ -90,13 +90,13 @@ class CostModel:
     # -------------------------------------------------------------- keeping
 
     def save(self, path: str | Path) -> None:
-        """As JSON: the coefficients, in seconds, and how many steps they come from."""
+        """Write as JSON the coefficients, in seconds, and how many steps they come from."""
         text = json.dumps({"prelude_cost_model": 1, "steps": self.steps, "seconds": self.coefficients}, indent=1)
         Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path, memory: int = 512) -> CostModel:
-        """``ConfigError`` where the file is not a cost model."""
+        """Read a file. ``ConfigError`` if it is not a cost model."""
         try:
             data = parse(read_plain(path, _MAX_BYTES), str(path), ConfigError)
         except OSError as error:

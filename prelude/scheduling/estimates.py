@@ -4,7 +4,7 @@ A request is matched when it is first ranked, and again only when the trie says 
 node where its match ended is gone, or the block that it lacked is ready. So the cost follows the number of changes,
 not the number of waiting requests.
 
-It also knows the requests that wait for the same block: a prefix is worth keeping where other requests wait for it.
+It also knows the requests that wait for the same block: a prefix is worth keeping if other requests wait for it.
 """
 
 from __future__ import annotations

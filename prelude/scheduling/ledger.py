@@ -20,11 +20,11 @@ class Ledger:
     logits_bytes: int
 
     def fits(self, tokens: int) -> bool:
-        """Whether a row of so many tokens fits."""
+        """Return whether a row of so many tokens fits."""
         return tokens <= self.tokens and self.rows >= 1
 
     def take(self, tokens: int) -> bool:
-        """A row of so many tokens; False, and nothing is changed, if it does not fit."""
+        """Take a row of so many tokens; return False, and change nothing, if it does not fit."""
         if not self.fits(tokens):
             return False
         self.tokens -= tokens
@@ -32,6 +32,6 @@ class Ledger:
         return True
 
     def give_back(self, tokens: int) -> None:
-        """A row of so many tokens is not in the step."""
+        """Give back a row of so many tokens."""
         self.tokens += tokens
         self.rows += 1

@@ -37,7 +37,7 @@ PromptRow: TypeAlias = tuple[Any, Any, Any, Any, int, int, int, Any, int, Any, i
 class Packed:
     """``outputs`` says which output (index into ``StepResult.outputs``) OneShot rows, ``prefill``, ``decode`` read;
     of the latter two one row each, in order. ``row_ends`` and ``pair_ends`` say where the rows (items, for pooled
-    ones) and the target pairs of each OneShot request end in it; None where each has one row."""
+    ones) and the target pairs of each OneShot request end in it; None if each has one row."""
 
     batch: ForwardBatch
     prefill: tuple[Request, ...] = ()
@@ -62,7 +62,7 @@ _NOTHING = LogprobRows(_EMPTY, _EMPTY, _EMPTY)  # for requests that warm the pre
 
 
 def _readouts(rows: Sequence[OneShotRow]) -> list[Any]:
-    """Of one key: they are joined to one."""
+    """Join readouts of one batch key to one."""
     return [_NOTHING if row.request.readout is None else row.request.readout for row in rows]
 
 
@@ -109,7 +109,7 @@ def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
 
 
 def _pack_mixed(plan: Plan, block_size: int, recurrent: bool) -> Packed:
-    """A plan with rows of Decode requests, or without any row."""
+    """Pack a plan with rows of Decode requests, or without any row."""
     if plan.decode and not plan.prefill and not plan.oneshot:
         rows, readout = DecodeRows(*pack_running(plan.decode, block_size)), _decode_readout(plan.decode)
         batch = DecodeBatch(rows, readout, _state_indices(plan.decode)) if recurrent else DecodeBatch(rows, readout)

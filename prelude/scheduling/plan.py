@@ -21,7 +21,7 @@ class OneShotRow:
 
 class Fold(NamedTuple):
     """``members`` (indices of OneShot rows with the same ``skip``) share the next ``tokens`` tokens: these are
-    computed once, from the first member, which also publishes for all. Where members read some of these, all read the
+    computed once, from the first member, which also publishes for all. If members read some of these, all read the
     same place."""
 
     members: tuple[int, ...]

@@ -63,7 +63,7 @@ class Budgets:
         object.__setattr__(self, "limits", limits)
 
     def ledger(self, limit: int | None = None) -> Ledger:
-        """Of a step, of ``limit`` rows at most."""
+        """Make the ledger of a step, of ``limit`` rows at most."""
         rows = self.step_requests if limit is None else min(limit, self.step_requests)
         return Ledger(self.step_tokens, rows, self.logits_bytes)
 
@@ -193,7 +193,7 @@ def _plan_prefill(
 
 def _room_beside_first(request: Request, lease: Lease, queues: Queues, pool: KvPool, count: int) -> bool:
     """Whether the oldest running row can still grow to its end of the prompt when another prompt starts, whose blocks
-    in the pool's cache are locked by now. Where turns put that one first, prompts would else start and be preempted
+    in the pool's cache are locked by now. If turns put that one first, prompts would else start and be preempted
     for each other for ever."""
     if not queues.running:
         return True
@@ -210,8 +210,8 @@ def _taken(request: Request, lease: Lease, pool: KvPool, count: int) -> int:
 
 
 def _bring_back(request: Request, lease: Lease, known: I32, pool: KvPool, ledger: Ledger, left: int) -> bool:
-    """Brings the prompt's blocks back from host memory where it then starts for sure. False, and nothing is copied,
-    where it would find no room: it may be asked again each step."""
+    """Bring the prompt's blocks back from host memory if it then starts for sure. False, and nothing is copied,
+    if it would find no room: it may be asked again each step."""
     count = min(left, request.num_known - (lease.num_shared + lease.on_host) * pool.block_size)
     room = pool.allocator.num_free + pool.allocator.num_cached
     if not ledger.fits(count) or room < _taken(request, lease, pool, count):
@@ -221,7 +221,7 @@ def _bring_back(request: Request, lease: Lease, known: I32, pool: KvPool, ledger
 
 
 def _in_turn(under_way: list[Request], waiting: Iterator[Request]) -> Iterator[Request]:
-    """A prompt that had a chunk comes after all that arrived before it had that."""
+    """Put a prompt that had a chunk behind all that arrived before that chunk."""
     under_way.sort(key=lambda r: r.turn)
     return merge(under_way, waiting, key=lambda r: (r.turn, 1) if r.state is State.PREFILL else (r.order, 0))
 
@@ -343,7 +343,7 @@ def _plan_group(
         queue.serve(row.request)
     folds = _folds(group, rows) if len(rows) > 1 else []
     if pool.caching:
-        # A promise costs time: only where another request may find it before it is kept.
+        # A promise costs time: only if another request may find it before it is kept.
         _keep(group, rows, folds, not retry and (budgets.overlap or bool(queues.decode)), queues)
     return rows, folds
 
@@ -371,7 +371,7 @@ def _admit(
 
 
 def _folds(group: OneShotGroup, rows: list[OneShotRow]) -> list[Fold]:
-    """The member that may publish for all comes first."""
+    """Put the member first that may publish for all."""
     folds = []
     for members, tokens in group.folds():
         members.sort(key=lambda member: rows[member].request.cache == "never")

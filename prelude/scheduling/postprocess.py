@@ -1,4 +1,4 @@
-"""StepResult x Plan -> outcomes. The one place where states advance and leases go back after a step."""
+"""StepResult x Plan -> outcomes. The one place if states advance and leases go back after a step."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _not_finite() -> ExecutionError:
 
 
 def _count_step(request: Request, forward_ms: float, batch_size: int) -> None:
-    """A step that succeeded had a row of the request."""
+    """Note that a step that succeeded had a row of the request."""
     stats = request.stats
     stats.forward_ms += forward_ms
     stats.batch_size_seen = max(stats.batch_size_seen, batch_size)
@@ -95,7 +95,7 @@ def _postprocess_oneshot(
     batch_size: int,
     forward_ms: float,
 ) -> None:
-    """Publishes the prefixes of the rows and gives their leases back; then tells their ends."""
+    """Publish the prefixes of the rows and give their leases back; then tell their ends."""
     output, bad = result.outputs[packed.outputs[0]], bad_rows[packed.outputs[0]]
     ids = output.sampled_ids
     drawn = None if ids is None else ids.tolist()
@@ -153,7 +153,7 @@ def _postprocess_prefill(
         if request.id in void:
             continue
         request.cached_len = row.start + row.count
-        # Also where the request ended meanwhile: other rows of this step may read the blocks that it promised.
+        # Also if the request ended meanwhile: other rows of this step may read the blocks that it promised.
         request.stats.computed_tokens += row.count
         request.stats.chunks += 1
         if request.cache != "never" and request.lease is not None:
@@ -181,7 +181,7 @@ def _postprocess_token(
     pool: KvPool,
     vocab_size: int,
 ) -> None:
-    """One more token for a Decode request: goes on, or ends by a stop token, its budget or the context."""
+    """Add a token to a Decode request, which goes on, or ends by a stop token, its budget or the context."""
     drawn = output.sampled_ids
     if row in bad or drawn is None:
         error = _not_finite() if row in bad else ExecutionError("a Decode row came back without a token")

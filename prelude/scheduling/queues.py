@@ -50,13 +50,13 @@ class Queues:
         self._waiting(request).append(request, self.served)
 
     def look_again(self) -> None:
-        """Requests whose match with the prefix cache has changed take their new place in the queue."""
+        """Move requests whose match with the prefix cache has changed to their new place in the queue."""
         if self.estimates is not None:
             for request, cached in self.estimates.moved():
                 self._waiting(request).look_again(request, cached)
 
     def start(self, request: Request) -> None:
-        """Waiting -> running."""
+        """Move a request from waiting to running."""
         self.decode.serve(request)
         at = len(self.running)
         while at and _rank(self.running[at - 1]) > _rank(request):
@@ -64,13 +64,13 @@ class Queues:
         self.running.insert(at, request)
 
     def requeue(self, request: Request) -> None:
-        """A request that gave its place in a step back waits in front of everything that arrived later."""
+        """Put a request that gave back its place in a step in front of all that arrived later."""
         if request.execution_class is ExecutionClass.DECODE:
             self.running.remove(request)
         self._waiting(request).push_front(request)
 
     def discard(self, request: Request) -> None:
-        """Out of wherever its state says it is; OneShot rows in a step are in no queue."""
+        """Remove a request from the queue that its state names; OneShot rows in a step are in no queue."""
         if request.state is State.WAITING:
             self._waiting(request).remove(request)
         elif request.execution_class is ExecutionClass.DECODE and request.state is not State.FINISHED:
@@ -92,7 +92,7 @@ class Queues:
         return self.num_waiting + len(self.running)
 
     def audit(self) -> None:
-        """Counts against contents; raises with the numbers."""
+        """Check counts against contents; raise with the numbers."""
         waiting = [*self.oneshot, *self.decode]
         if len(waiting) != self.num_waiting or any(r.state is not State.WAITING for r in waiting):
             raise RuntimeError(f"{len(waiting)} requests are queued, {self.num_waiting} are counted as waiting")

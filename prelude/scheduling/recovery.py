@@ -21,12 +21,12 @@ from prelude.scheduling.request import Request, State
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Of the host, or of a device, whose error is torch's."""
+    """Tell errors of the host's memory, and of a device's, whose error is torch's."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> list[Request]:
-    """Handles a failed step; the requests that run again. ``plan`` has no rows of requests that have ended."""
+    """Handle a failed step; return the requests that run again. ``plan`` has no rows of requests that have ended."""
     blameless = out_of_memory(error) or is_interrupt(error)
     again: list[Request] = []
     rows = [*(row.request for row in plan.prefill), *plan.decode]
@@ -47,7 +47,7 @@ def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> l
 
 
 def _withdraw(request: Request, queues: Queues, pool: KvPool) -> None:
-    """A planned OneShot row back into its queue, as if it had not been planned."""
+    """Put a planned OneShot row back into its queue, as if it had not been planned."""
     request.give_back(pool)
     request.move(State.WAITING)
     queues.requeue(request)

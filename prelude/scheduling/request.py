@@ -68,7 +68,7 @@ class Request(Record):
 
     ``staged_len`` counts tokens in flight as well (staged >= cached): planning moves it ahead, postprocessing moves
     ``cached_len`` up to it. Of a Decode request ``in_flight`` steps are not postprocessed, which draw ``ahead``
-    tokens for it; both stay 0 where steps do not overlap.
+    tokens for it; both stay 0 if steps do not overlap.
     """
 
     __slots__ = (
@@ -250,7 +250,7 @@ class Request(Record):
         return SamplingState(row, sampling, len(self.output) + self.ahead, self.history)
 
     def choose_next(self) -> None:
-        """Asks the caller's ``allowed_tokens_fn``, where there is one, for the ids that may come next. Raises its
+        """Asks the caller's ``allowed_tokens_fn``, if there is one, for the ids that may come next. Raises its
         errors, and ``InvalidRequest`` for ids that cannot be sampled from."""
         sampling, history = self.sampling, self.history
         if history is not None and sampling is not None and history.choose is not None:

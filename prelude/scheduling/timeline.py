@@ -7,15 +7,15 @@
 ``accept``      a place in the queue is taken
 ``tokenise``    text to ids, readout, budget
 ``schedule``    in the inbox and the queue, until the first step that has it
-``run``         a forward of a step that has it (the last part of which, where the executor says so, is ``sample``);
+``run``         a forward of a step that has it (the last part of which, if the executor says so, is ``sample``);
                 of one that was submitted behind another, from when that was postprocessed
 ``append``      the step's numbers are postprocessed, the token joins its sequence
 ``detokenise``  ids to text, numbers to the caller's result; the time between it and the last ``append`` is the
-                hand-over to the caller's loop or thread. Where the text is streamed, or stop strings are looked for,
+                hand-over to the caller's loop or thread. If the text is streamed, or stop strings are looked for,
                 one a token, in the engine's own thread
 ``stream``      the result on its way out; of a streamed text, one a chunk, from when its first token was ready until
                 it was in the reader's hands
-``repeat``      everything from the first token's ``append`` to the last one's, where there is more than one
+``repeat``      everything from the first token's ``append`` to the last one's, if there is more than one
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Timeline:
 
     def mark_run(self, began: float, sample_seconds: float) -> None:
         """A forward that began at ``began`` and ends now, and its last ``sample_seconds``, which sampled the token: 0
-        where the executor does not measure them."""
+        if the executor does not measure them."""
         now = time.perf_counter()
         began = max(began, self._last)
         sampled = now - min(sample_seconds, now - began)

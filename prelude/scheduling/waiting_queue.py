@@ -57,7 +57,7 @@ class WaitingQueue:
         self._count(request)
 
     def push_front(self, request: Request) -> None:
-        """Back to where it was taken from: it counts as having waited since it first came."""
+        """Put it back to where it was taken from: it counts as having waited since it first came."""
         request.account = self._accounts.take_back(request.options, max(1, request.num_known))
         self.arrivals[request.order] = request
         self.arrivals.move_to_end(request.order, last=False)
@@ -74,7 +74,7 @@ class WaitingQueue:
         self.unranked.append(request)
 
     def remove(self, request: Request) -> None:
-        """Out of the queue without having been served."""
+        """Remove it from the queue without having been served."""
         self._accounts.leave(_account(request))
         self._leave(request)
 
@@ -120,7 +120,7 @@ class WaitingQueue:
         return min((-request.options.priority, request.order) for request in self.arrivals.values())
 
     def fits(self, tokens: int, rows: int, logits_rows: int) -> bool:
-        """Whether all that wait fit one batch of so much, without counting on the cache."""
+        """Return whether all that wait fit one batch of so much, without counting on the cache."""
         alike = len(self.groups) <= 1 and len(self.arrivals) <= rows
         return alike and self.tokens <= tokens and self.logits_rows <= logits_rows
 
@@ -158,7 +158,7 @@ class WaitingQueue:
             passed += sum(request.order in self.arrivals for request in some)
 
     def look_again(self, request: Request, cached: int) -> None:
-        """The prefix cache has ``cached`` tokens of it now."""
+        """Note that the prefix cache has ``cached`` tokens of it now."""
         if request in self.columns:
             self.columns.set_work(request, request.num_known - cached)
             self._changed = True

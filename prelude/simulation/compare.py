@@ -51,7 +51,7 @@ def run(
     failures: Sequence[Failure] = (),
     done: Callable[[Report], None] | None = None,
 ) -> list[Report]:
-    """A report for each variant (and routing, where there are several), labelled with its name; ``done`` gets each
+    """A report for each variant (and routing, if there are several), labelled with its name; ``done`` gets each
     as soon as it is there."""
     reports = []
     for name, settings in variants.items():
@@ -101,7 +101,7 @@ def most_rate(
 ) -> float:
     """The highest rate with a P99 of at most ``bound`` seconds, to 2 %: doubling or halving from ``start``, then
     bisection, taking it that P99 grows with the rate. At most ``limit * start``: a trace that ends has a P99 at any
-    rate. 0 where even ``start / limit`` is too much."""
+    rate. 0 if even ``start / limit`` is too much."""
     low, high = 0.0, math.inf
     rate = start
     while True:

@@ -139,7 +139,7 @@ class RooflineCost:
 
         layers      max(2 * W * tokens / F,  bytes(W) / B)              W: weights of the layers
         attention   max(4 * L * H * D * pairs / F,  kv * context / B)   L layers, H heads of D; kv: bytes a token
-        LM head     max(2 * hidden * vocab * rows / F,  bytes(head) / B), where any row is read
+        LM head     max(2 * hidden * vocab * rows / F,  bytes(head) / B), if any row is read
         step        launches, host and copies
 
     F = ``flops * flops_share``, B = ``bandwidth * bandwidth_share``. The 2 and 4 are a multiply and an add for each
@@ -192,7 +192,7 @@ class RooflineCost:
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """Where arithmetic takes longer than memory: prompts of more than a few hundred tokens."""
+        """If arithmetic takes longer than memory: prompts of more than a few hundred tokens."""
         shape, flops = self.shape, self.flops * self.flops_share
         return {
             "constant": self.step,

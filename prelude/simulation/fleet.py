@@ -54,7 +54,7 @@ def failures(replicas: int, mean: float, until: float, down: float = 30.0, seed:
 
 @runtime_checkable
 class Source(Protocol):
-    """The source of arrivals. ``due`` is the time of the next one: infinity where it waits for the end of another
+    """The source of arrivals. ``due`` is the time of the next one: infinity if it waits for the end of another
     request, or there is none."""
 
     def due(self) -> float: ...
@@ -183,7 +183,7 @@ class Fleet:
         return replace(report, retried=self.retried)
 
     def _until_done(self) -> Iterator[Arrival]:
-        """Everything in order of time; where several things happen at once, failures first, then arrivals, then
+        """Everything in order of time; if several things happen at once, failures first, then arrivals, then
         cancellations, then steps: a step sees all requests that have come by then."""
         while True:
             arrives = self._source.due()

@@ -29,12 +29,12 @@ class Machine:
     probation: bool = True  # False: all that is computed is kept, and the least recently used gives way to it
 
     def configured(self, **changes: Any) -> Machine:
-        """With fields of ``config`` or of its ``expert`` changed, or ``reestimate``, or ``probation``."""
+        """Return a copy with fields of ``config`` or its ``expert``, ``reestimate`` or ``probation`` changed."""
         own = {name: changes.pop(name) for name in ("reestimate", "probation") if name in changes}
         return replace(self, config=self.config.changed(**changes), **own)
 
     def cost_model(self) -> CostModel:
-        """Fitted before, as if the engine had been given the file of an earlier run."""
+        """Return a cost model fitted before, as if the engine had been given the file of an earlier run."""
         return CostModel(coefficients=self.cost.coefficients)
 
     def limits(self) -> ExecutorLimits:

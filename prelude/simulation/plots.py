@@ -72,7 +72,7 @@ def rates(found: EqualP99, path: str | Path, title: str) -> None:
 
 
 def _logarithmic(axes: Any, which: str) -> None:
-    """A logarithmic axis whose ticks are plain numbers: 0.5, 1, 2, 5, 10, and those between where it is short."""
+    """A logarithmic axis whose ticks are plain numbers: 0.5, 1, 2, 5, 10, and those between if it is short."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     if not np.isfinite(axes.dataLim.get_points()).all():

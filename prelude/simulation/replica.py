@@ -103,14 +103,14 @@ class SimulatedRequest:
 
 
 class _Blind(PoolEstimates):
-    """Gets no events of the cache."""
+    """An estimate that gets no events of the cache."""
 
     def moved(self) -> Iterator[tuple[Request, int]]:
         return iter(())
 
 
 def _bound(policy: Policy) -> Callable[[int], float] | None:
-    """Tokens served after which no later request goes before a request of so many tokens; ``None`` where the order
+    """Tokens served after which no later request goes before a request of so many tokens; ``None`` if the order
     inside the layers states no bound."""
     while isinstance(policy, Priority | FairTenants):
         policy = policy.inner
@@ -151,7 +151,7 @@ class Replica:
 
     @property
     def idle(self) -> bool:
-        """Nothing to do before an arrival or a cancellation."""
+        """Do nothing before an arrival or a cancellation."""
         return not self.core.live
 
     def under_way(self) -> list[SimulatedRequest]:
@@ -160,7 +160,7 @@ class Replica:
         return sorted(found, key=lambda simulated: (simulated.came, simulated.arrival.id or ""))
 
     def submit(self, arrival: Arrival, now: float) -> SimulatedRequest:
-        """Taken, or ended at once where the engine would refuse it: too large, or the queue is full."""
+        """Take it, or end it at once if the engine would refuse it: too large, or the queue is full."""
         ready = max(self.clock.now, now)  # later than now while a step is under way
         self.clock.now = now
         simulated = SimulatedRequest(arrival, self, now)
@@ -186,7 +186,7 @@ class Replica:
             self.core.cancel(simulated.request)
 
     def step(self) -> None:
-        """One turn of the core, from ``clock.now`` on."""
+        """Run one turn of the core, from ``clock.now`` on."""
         self.core.step()
         if self.core.failures.last_error is not None:
             raise RuntimeError(self.core.failures.last_error)  # nothing fails here but our own code

@@ -62,9 +62,9 @@ class Report:
     ``folded_rate``: the share that another row of the same step computed.
 
     ``overtaken``: the most tokens computed between the arrival of a request and that of a later one which started
-    before it; ``starvation``: the same over the bound that the policy states (1 and less is within), NaN where it
+    before it; ``starvation``: the same over the bound that the policy states (1 and less is within), NaN if it
     states none. ``fairness``: Jain's index over users (or tenants) of their mean progress, which is the seconds that
-    a request takes alone on an idle machine with an empty cache over those it took: 1 where all are slowed down
+    a request takes alone on an idle machine with an empty cache over those it took: 1 if all are slowed down
     alike.
     """
 
@@ -105,14 +105,14 @@ def _finite(value: Any) -> Any:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """(sum x) ** 2 / (n * sum x ** 2): 1 for equal shares, 1 / n where one has all (Jain, Chiu, Hawe 1984)."""
+    """(sum x) ** 2 / (n * sum x ** 2): 1 for equal shares, 1 / n if one has all (Jain, Chiu, Hawe 1984)."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else math.nan
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Eight numbers a request; nothing else of it is kept."""
+    """Keeps eight numbers a request, and nothing else of it."""
 
     machine: Machine
     ends: dict[str, int] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class Recorder:
         return seconds
 
     def report(self, replicas: Sequence[Replica], count: int | None = None) -> Report:
-        """``count``: replicas at a time, where ``replicas`` has dead ones too."""
+        """``count``: replicas at a time, if ``replicas`` has dead ones too."""
         count = len(replicas) if count is None else count
         latency, wait, first = np.array(self._latency), np.array(self._wait), np.array(self._first)
         tasks = np.array(self._tasks)

@@ -41,7 +41,7 @@ class Loads:
         self._heap = [(0, number) for number in range(count)]
 
     def add(self, replica: int, tokens: int) -> None:
-        """A request of so many tokens was sent; one has ended where ``tokens`` is negative."""
+        """Count a request of so many tokens that was sent, or one that has ended if ``tokens`` is negative."""
         self.tokens[replica] += tokens
         change = 1 if tokens > 0 else -1
         self.requests[replica] += change
@@ -53,7 +53,7 @@ class Loads:
         return self._alive[replica]
 
     def lose(self, replica: int) -> None:
-        """The replica has died, with all that was sent to it."""
+        """Remove a replica that has died, with all that was sent to it."""
         self.total -= self.tokens[replica]
         self.in_flight -= self.requests[replica]
         self.tokens[replica] = self.requests[replica] = 0

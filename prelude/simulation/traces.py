@@ -3,7 +3,7 @@
 An arrival says its prompt as named parts, not as tokens:
 
     ("user-3", 14211)  ("post-17", 150)        parts of the same name have the same tokens, one the beginning of the
-    ("rubric-0", 1000) (None, 40)              other where lengths differ; a part without a name is unique
+    ("rubric-0", 1000) (None, 40)              other if lengths differ; a part without a name is unique
 
 ``TokenSource`` makes real int32 arrays of them when a request is submitted, so the native trie matches the same
 tokens as in an engine; they are freed with the request. Only parts with a name are kept, the last ones that were
@@ -58,7 +58,7 @@ class Arrival:
     labels: int = 2  # "decide": labels of each question
     max_tokens: int = 0  # "generate": tokens of output
     tenant: str | None = None  # tenants that wait get equal shares
-    user: str | None = None  # a name for the fairness index alone; the tenant where there is none
+    user: str | None = None  # a name for the fairness index alone; the tenant if there is none
     priority: int = 0
     deadline: float | None = None  # seconds after ``at``
     cancel_after: float | None = None  # the caller cancels, seconds after ``at``

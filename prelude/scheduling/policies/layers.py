@@ -7,7 +7,7 @@
                      tenant b  ▢▢▢▢▢     inner order
 
 A layer adds a key in front of its inner policy's keys, so layers compose in any nesting; ``composed`` gives the one
-that RequestOptions promises. Where no request has a priority or a tenant the layers cost one comparison.
+that RequestOptions promises. If no request has a priority or a tenant the layers cost one comparison.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Ageing in tokens served, so that shortest first starves no request:
     score = work / 2 ** (waited / half_life)       waited = tokens served since the request came
 
 Both sides of a comparison wait the same tokens, so the order of two requests never changes while neither is matched
-anew. A request of work W is overtaken by one of w only where that comes within half_life * log2(W / w) tokens served
+anew. A request of work W is overtaken by one of w only if that comes within half_life * log2(W / w) tokens served
 after it, so by none after half_life * log2(W).
 
 PrefillOnly (arXiv 2505.07203) has work - lambda * seconds waited. Long prompts that the cache does not have are then
