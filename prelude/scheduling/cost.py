@@ -35,11 +35,20 @@ _MOST_SECONDS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of a step: tokens through the layers, key positions read, rows that meet the vocabulary."""
+    """The work of a step: tokens through the layers; (token, key) pairs that attention scores, the token's own
+    included; rows that meet the vocabulary. ``context``: keys that lie in the KV pool and are read by at least one
+    token, counted once for each sequence that reads them. A simulated machine's cost weighs them."""
 
     tokens: int
     keys: float = 0.0
     lm_rows: int = 0
+    context: int = 0
+
+    @classmethod
+    def prompt(cls, tokens: int, cached: int = 0) -> Work:
+        """One prompt alone, ``cached`` tokens of it in the pool."""
+        new = tokens - cached
+        return cls(new, new * cached + new * (new + 1) // 2, 1, cached)
 
 
 class CostModel:

@@ -7,7 +7,7 @@ docs/SIMULATOR.md says how to use it.
 """
 
 from prelude.simulation.compare import ABLATIONS, BASELINE, equal_p99, most_rate, run, sweep
-from prelude.simulation.costs import LinearCost, RooflineCost, Shape, StepCost, StepWork, work_of
+from prelude.simulation.costs import LinearCost, RooflineCost, Shape, StepCost, work_of
 from prelude.simulation.fleet import ClosedLoop, Fleet, OpenLoop, simulate
 from prelude.simulation.machines import MACHINES, Machine, machine
 from prelude.simulation.report import Latency, Report
@@ -30,7 +30,6 @@ __all__ = [
     "RooflineCost",
     "Shape",
     "StepCost",
-    "StepWork",
     "equal_p99",
     "machine",
     "most_rate",

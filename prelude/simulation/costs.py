@@ -20,46 +20,29 @@ from prelude.readouts.batch import (
     Readout,
 )
 from prelude.records import dataclass
+from prelude.scheduling.cost import Work
 
 _MEMORY = 8  # steps that a fit remembers; these observe none
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """``pairs``: (token, key) pairs that attention scores, the token's own included. ``context``: keys that lie in
-    the KV pool and are read by at least one token, counted once for each sequence that reads them. ``head_rows``:
-    rows that meet the vocabulary."""
-
-    tokens: int
-    pairs: int
-    context: int = 0
-    head_rows: int = 0
-
-    @classmethod
-    def prompt(cls, tokens: int, cached: int = 0) -> StepWork:
-        """One prompt alone, ``cached`` tokens of it in the pool."""
-        new = tokens - cached
-        return cls(new, new * cached + new * (new + 1) // 2, cached, 1)
-
-
 class StepCost(Protocol):
-    def seconds(self, work: StepWork) -> float: ...
+    def seconds(self, work: Work) -> float: ...
 
     @property
     def coefficients(self) -> dict[str, float]:
         """As a ``CostModel`` has them after an engine has run there for a while."""
 
 
-def work_of(batch: ForwardBatch) -> StepWork:
+def work_of(batch: ForwardBatch) -> Work:
     if isinstance(batch, DecodeBatch):
         pairs = _decode_pairs(batch.rows)
-        return StepWork(batch.num_tokens, pairs, pairs, batch.num_tokens)
+        return Work(batch.num_tokens, pairs, batch.num_tokens, pairs)
     tokens, pairs, context = batch.slices.num_tokens, *_prompt_pairs(batch.slices)
     if isinstance(batch, OneShotBatch):
-        return StepWork(tokens, pairs, context, _head_rows(batch.readout))
+        return Work(tokens, pairs, _head_rows(batch.readout), context)
     decoded = _decode_pairs(batch.decode)
     rows = sum(map(_head_rows, batch.readouts)) + batch.decode.num_rows
-    return StepWork(tokens + batch.decode.num_rows, pairs + decoded, context + decoded, rows)
+    return Work(tokens + batch.decode.num_rows, pairs + decoded, rows, context + decoded)
 
 
 def _prompt_pairs(slices: PromptSlices) -> tuple[int, int]:
@@ -95,9 +78,9 @@ class LinearCost:
     pair: float
     row: float = 0.0
 
-    def seconds(self, work: StepWork) -> float:
+    def seconds(self, work: Work) -> float:
         fit = _fit_from(self.step, self.token, self.pair, self.row)
-        return fit.predict(work.tokens, work.pairs, work.head_rows)
+        return fit.predict(work.tokens, work.keys, work.lm_rows)
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -154,24 +137,24 @@ class RooflineCost:
     bandwidth_share: float
     step: float
 
-    def parts(self, work: StepWork) -> tuple[tuple[float, float], ...]:
+    def parts(self, work: Work) -> tuple[tuple[float, float], ...]:
         """(seconds of arithmetic, seconds of memory traffic) of layers, attention and LM head."""
         shape, flops, bandwidth = self.shape, self.flops * self.flops_share, self.bandwidth * self.bandwidth_share
         layers = (2 * shape.layer_weights * work.tokens / flops, shape.layer_weights * shape.value_bytes / bandwidth)
         attention = (
-            4 * shape.layers * shape.heads * shape.head_dim * work.pairs / flops,
+            4 * shape.layers * shape.heads * shape.head_dim * work.keys / flops,
             shape.kv_bytes_per_token * work.context / bandwidth,
         )
-        if not work.head_rows:
+        if not work.lm_rows:
             return layers, attention
         weights = shape.hidden * shape.vocab
-        head = (2 * weights * work.head_rows / flops, weights * shape.value_bytes / bandwidth)
+        head = (2 * weights * work.lm_rows / flops, weights * shape.value_bytes / bandwidth)
         return layers, attention, head
 
-    def seconds(self, work: StepWork) -> float:
+    def seconds(self, work: Work) -> float:
         return self.step + sum(map(max, self.parts(work)))
 
-    def bound(self, work: StepWork) -> str:
+    def bound(self, work: Work) -> str:
         """``"arithmetic"`` or ``"memory"``: the resource that most of its time waits for."""
         arithmetic = sum(a for a, m in self.parts(work) if a >= m)
         return "arithmetic" if arithmetic >= sum(m for a, m in self.parts(work) if m > a) else "memory"
@@ -183,7 +166,7 @@ class RooflineCost:
 
     def note(self, prompt: int = 512, rows: int = 4, keys: int = 1000) -> str:
         """The resource that bounds each of the two phases, as a sentence."""
-        prefill, decode = StepWork.prompt(prompt), StepWork(rows, rows * (keys + 1), rows * (keys + 1), rows)
+        prefill, decode = Work.prompt(prompt), Work(rows, rows * (keys + 1), rows, rows * (keys + 1))
         return (
             f"a prompt of {prompt} tokens ({self.seconds(prefill) * 1e3:.3g} ms) waits for {self.bound(prefill)}, "
             f"{rows} decode rows behind {keys:,} keys ({self.seconds(decode) * 1e3:.3g} ms) for {self.bound(decode)};"

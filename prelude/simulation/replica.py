@@ -64,7 +64,7 @@ class CostedExecutor:
         self.clock.now += seconds
         outputs = tuple(readout.blank() for readout in _readouts(handle))
         return StepResult(
-            outputs, (_NO_ROWS,) * len(outputs), seconds, lm_head_rows=work.head_rows, attended_tokens=work.pairs
+            outputs, (_NO_ROWS,) * len(outputs), seconds, lm_head_rows=work.lm_rows, attended_tokens=int(work.keys)
         )
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from prelude.errors import DeadlineExceeded, QueueFull, RequestCancelled, RequestTooLarge
 from prelude.records import asdict, dataclass, field
-from prelude.simulation.costs import StepWork
+from prelude.scheduling.cost import Work
 from prelude.simulation.machines import Machine
 from prelude.terminal.tables import text_table
 
@@ -150,10 +150,10 @@ class Recorder:
 
     def _alone(self, prompt: int, output: int) -> float:
         cost = self.machine.cost
-        seconds = cost.seconds(StepWork.prompt(prompt))
+        seconds = cost.seconds(Work.prompt(prompt))
         if output > 1:
             middle = prompt + output // 2
-            seconds += (output - 1) * cost.seconds(StepWork(1, middle, middle, 1))
+            seconds += (output - 1) * cost.seconds(Work(1, middle, 1, middle))
         return seconds
 
     def report(self, replicas: Sequence[Replica], count: int | None = None) -> Report:

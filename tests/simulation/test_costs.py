@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from prelude.scheduling.cost import Work
 from prelude.simulation import Arrival, Fleet, machine
-from prelude.simulation.costs import LinearCost, RooflineCost, Shape, StepWork
+from prelude.simulation.costs import LinearCost, RooflineCost, Shape
 from prelude.simulation.machines import QWEN3_4B
 
 
@@ -18,7 +19,7 @@ def test_the_roofline_is_its_formula_by_hand() -> None:
     weights = 2 * (4 * 4 * 4 + 3 * 4 * 8)
     assert shape.layer_weights == weights
     cost = RooflineCost(shape, 1e3, 1e6, 0.5, 0.5, 1.0)
-    work = StepWork(5, 15, 3, 2)
+    work = Work(5, 15, 2, 3)
     expected = 1.0 + 2 * weights * 5 / 500 + 4 * 2 * 1 * 4 * 15 / 500 + 2 * 4 * 10 * 2 / 500
     assert cost.seconds(work) == pytest.approx(expected)
     slow_memory = RooflineCost(shape, 1e12, 10, 0.5, 0.5, 1.0)
@@ -32,33 +33,33 @@ def test_prompts_wait_for_arithmetic_and_decode_rows_for_memory() -> None:
     cost = machine("h200-qwen3-4b").cost
     assert isinstance(cost, RooflineCost)
 
-    def rows(count: int, keys: int) -> StepWork:
-        return StepWork(count, count * (keys + 1), count * (keys + 1), count)
+    def rows(count: int, keys: int) -> Work:
+        return Work(count, count * (keys + 1), count, count * (keys + 1))
 
-    assert [cost.bound(StepWork.prompt(n)) for n in (16, 512, 8000)] == ["memory", "arithmetic", "arithmetic"]
+    assert [cost.bound(Work.prompt(n)) for n in (16, 512, 8000)] == ["memory", "arithmetic", "arithmetic"]
     assert {cost.bound(rows(n, 1000)) for n in (1, 4, 64)} == {"memory"}
     # Prompts go up with their tokens; another decode row adds its keys and its share of nothing else.
-    assert cost.seconds(StepWork.prompt(4096)) > 3 * cost.seconds(StepWork.prompt(1024))
+    assert cost.seconds(Work.prompt(4096)) > 3 * cost.seconds(Work.prompt(1024))
     assert cost.seconds(rows(8, 100)) < 1.05 * cost.seconds(rows(1, 100))
-    below, above = (cost.parts(StepWork(int(cost.ridge * f), 1))[0] for f in (0.9, 1.1))
+    below, above = (cost.parts(Work(int(cost.ridge * f), 1))[0] for f in (0.9, 1.1))
     assert below[0] < below[1] and above[0] > above[1]
 
 
 def test_more_work_never_costs_less_and_a_longer_hit_never_more() -> None:
     for cost in (machine("h200-qwen3-4b").cost, machine("cpu-default").cost):
-        times = [cost.seconds(StepWork.prompt(n)) for n in (1, 100, 4000, 30_000)]
+        times = [cost.seconds(Work.prompt(n)) for n in (1, 100, 4000, 30_000)]
         assert times == sorted(times)
-        hits = [cost.seconds(StepWork.prompt(8000, cached)) for cached in (0, 1600, 4000, 7984)]
+        hits = [cost.seconds(Work.prompt(8000, cached)) for cached in (0, 1600, 4000, 7984)]
         assert hits == sorted(hits, reverse=True)
 
 
-def counted(*arrivals: Arrival, **config: object) -> list[StepWork]:
+def counted(*arrivals: Arrival, **config: object) -> list[Work]:
     """The work of every step in which the arrivals run on a machine of small blocks."""
     fleet = Fleet(machine("h200-qwen3-4b", **{"kv_blocks": 64, "max_length": 4096, **config}))
-    seen: list[StepWork] = []
+    seen: list[Work] = []
 
     class Watching(LinearCost):
-        def seconds(self, work: StepWork) -> float:
+        def seconds(self, work: Work) -> float:
             seen.append(work)
             return 1.0
 
@@ -68,31 +69,31 @@ def counted(*arrivals: Arrival, **config: object) -> list[StepWork]:
 
 
 def test_a_prompt_alone_is_the_triangle_of_its_pairs() -> None:
-    assert counted(Arrival(0.0, ((None, 100),))) == [StepWork(100, 5050, 0, 1)]
+    assert counted(Arrival(0.0, ((None, 100),))) == [Work(100, 5050, 1)]
 
 
 def test_a_cached_prefix_is_read_and_not_computed() -> None:
     first, second = counted(Arrival(0.0, (("a", 160), (None, 40))), Arrival(5.0, (("a", 160), (None, 40))))
-    assert first == StepWork(200, 200 * 201 // 2, 0, 1)
-    assert second == StepWork(40, 40 * 160 + 40 * 41 // 2, 160, 1)
+    assert first == Work(200, 200 * 201 // 2, 1)
+    assert second == Work(40, 40 * 160 + 40 * 41 // 2, 1, 160)
 
 
 def test_a_folded_prefix_is_counted_once() -> None:
     pair = (Arrival(0.0, (("a", 160), (None, 40))), Arrival(0.0, (("a", 160), (None, 40))))
     tails = 2 * (40 * 160 + 40 * 41 // 2)
-    assert counted(*pair) == [StepWork(240, 160 * 161 // 2 + tails, 0, 2)]
-    assert counted(*pair, fold=False, defer_steps=0) == [StepWork(400, 2 * (200 * 201 // 2), 0, 2)]
+    assert counted(*pair) == [Work(240, 160 * 161 // 2 + tails, 2)]
+    assert counted(*pair, fold=False, defer_steps=0) == [Work(400, 2 * (200 * 201 // 2), 2)]
 
 
 def test_branches_see_their_trunk() -> None:
     work = counted(Arrival(0.0, ((None, 100),), questions=(10, 5)))
-    assert work == [StepWork(115, 5050 + 10 * 100 + 55 + 5 * 100 + 15, 0, 2)]
+    assert work == [Work(115, 5050 + 10 * 100 + 55 + 5 * 100 + 15, 2)]
 
 
 def test_generated_tokens_read_all_that_precede_them() -> None:
     steps = counted(Arrival(0.0, ((None, 32),), task="generate", max_tokens=4))
-    assert steps == [StepWork(32, 528, 0, 1), *(StepWork(1, n, n, 1) for n in (33, 34, 35))]
+    assert steps == [Work(32, 528, 1), *(Work(1, n, 1, n) for n in (33, 34, 35))]
 
 
 def test_a_vector_meets_no_vocabulary() -> None:
-    assert counted(Arrival(0.0, ((None, 16),), task="embed")) == [StepWork(16, 136, 0, 0)]
+    assert counted(Arrival(0.0, ((None, 16),), task="embed")) == [Work(16, 136, 0)]
