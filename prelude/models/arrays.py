@@ -18,7 +18,7 @@ cpu.set_threads(default_threads())
 
 Array: TypeAlias = npt.NDArray[Any]
 Packing: TypeAlias = Literal["float32", "bfloat16", "int8", "widened", "float16"]
-"""In which a projection's weights are packed (``packed.py``)."""
+"""The types that a projection's weights are packed in (``packed.py``)."""
 KEPT: dict[Packing, str] = {"bfloat16": "bfloat16", "widened": "bfloat16", "float16": "float16"}
 """The type of two bytes whose values a packing keeps."""
 
@@ -36,7 +36,7 @@ def name_of(dtype: np.dtype[Any]) -> str:
 
 
 def widen(array: Array) -> F32:
-    """The values in float32; the array itself where it has that dtype."""
+    """The values in float32; the array itself if it has that dtype."""
     if array.dtype != BF16:
         return array.astype(np.float32, copy=False)
     array = np.ascontiguousarray(array)
@@ -46,7 +46,7 @@ def widen(array: Array) -> F32:
 
 
 def narrow(array: Array) -> Array:
-    """The values in bfloat16, ties to even; the array itself where it has that dtype."""
+    """The values in bfloat16, ties to even; the array itself if it has that dtype."""
     if array.dtype == BF16:
         return array
     wide = np.ascontiguousarray(array, np.float32)
@@ -56,7 +56,7 @@ def narrow(array: Array) -> Array:
 
 
 def as_type(array: Array, dtype: np.dtype[Any]) -> Array:
-    """The values in one of ``ROW_TYPES``; the array itself where it has that dtype."""
+    """The values in one of ``ROW_TYPES``; the array itself if it has that dtype."""
     return widen(array) if dtype == FLOAT32 else narrow(array)
 
 
@@ -79,7 +79,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] = FLOAT32) -> Array:
 
 
 def bytes_of(arrays: Iterable[Array]) -> int:
-    """Of all of them, those that are there twice counted once."""
+    """Bytes of all of them, those that are there twice counted once."""
     return sum({address(array): array.nbytes for array in arrays}.values())
 
 

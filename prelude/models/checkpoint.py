@@ -47,10 +47,10 @@ _OLD_ENDINGS = {
     ".in_proj_weight": ".in_proj.weight",
     ".in_proj_bias": ".in_proj.bias",
 }
-"""Of the first BERT checkpoints, which came from TensorFlow."""
+"""Names of the first BERT checkpoints, which came from TensorFlow."""
 _CHUNK = 1 << 22
 Q8_VALUES, Q8_BYTES = TYPES[8][1:]
-"""Of a block of Q8_0, which all blocks are computed in."""
+"""Values and bytes of a block of Q8_0, the form in which all blocks are computed."""
 
 
 WeightFile: TypeAlias = "SafetensorsFile | GgufWeights | PackedWeights"
@@ -155,17 +155,17 @@ class Checkpoint:
         self._latest = place
 
     def in_blocks(self, name: str) -> bool:
-        """Whether a weight is stored in blocks of a few bits."""
+        """Return whether a weight is stored in blocks of a few bits."""
         return self._place(name).blocks
 
     @property
     def converted(self) -> Converted | None:
-        """What packed weights were made for; None where there are none."""
+        """The choice that packed weights were made for; None if there are none."""
         found = self._packed_weights()
         return None if found is None else found.converted
 
     def packed(self, names: Sequence[str]) -> tuple[Array, Kept] | None:
-        """The words of the weight that was packed of ``names``, and their description; None where they are stored as
+        """The words of the weight that was packed of ``names``, and their description; None if they are stored as
         weights."""
         found = self._packed_weights()
         kept = None if found is None else found.find(names)
@@ -181,7 +181,7 @@ class Checkpoint:
         return next((file for file in self._files if isinstance(file, PackedWeights)), None)
 
     def blocks(self, name: str) -> Blocks:
-        """A weight that is ``in_blocks``; ``CheckpointError`` where it holds a NaN or an infinity."""
+        """A weight that is ``in_blocks``; ``CheckpointError`` if it holds a NaN or an infinity."""
         place = self._place(name)
         if not place.blocks or not isinstance(place.file, GgufWeights):
             raise TypeError(f"{name} is not stored in blocks")
@@ -192,7 +192,7 @@ class Checkpoint:
         return found
 
     def finite(self, name: str, part: Callable[[Array], Array] | None = None) -> Array:
-        """``tensor(name)``, or the ``part`` of it that is wanted; ``CheckpointError`` where that holds a NaN or an
+        """``tensor(name)``, or the ``part`` of it that is wanted; ``CheckpointError`` if that holds a NaN or an
         infinity."""
         from prelude.models.arrays import not_finite
 
@@ -204,7 +204,7 @@ class Checkpoint:
         return array
 
     def check_unchanged(self) -> None:
-        """For callers that copy weights out of ``tensor``: raises if a file was written to since it was opened."""
+        """Raise if a file was written to since it was opened; for callers that copy weights out of ``tensor``."""
         for file in self._files:
             if file.changed():
                 raise CheckpointError(f"{file.path}: changed while it was being loaded; load it again")
@@ -237,7 +237,7 @@ def _bytes_in(info: TensorInfo, itemsize: int, keep: bool) -> int:
 
 
 def _open_files(found: WeightFiles) -> dict[str, SafetensorsFile]:
-    """By file name. With an index, each file holds exactly the tensors that the index names."""
+    """Tensors by file name. With an index, each file holds exactly the tensors that the index names."""
     files: dict[str, SafetensorsFile] = {}
     try:
         for name, path in found.paths.items():

@@ -43,7 +43,7 @@ def read_activation(fields: Fields, labels: int) -> str:
 
 
 def named_activation(fields: Fields) -> str | None:
-    """The one that sentence-transformers has written into ``config.json``."""
+    """The activation that sentence-transformers has written into ``config.json``."""
     ours = fields.get("sentence_transformers", None)
     named = ours.get("activation_fn") if isinstance(ours, dict) else None
     if named is not None:
@@ -53,7 +53,7 @@ def named_activation(fields: Fields) -> str | None:
 
 
 def activation_name(fields: Fields, key: str, named: Any) -> str | None:
-    """Of a class of torch, such as ``torch.nn.modules.activation.Sigmoid``; another name as it stands."""
+    """The name of a class of torch, such as ``torch.nn.modules.activation.Sigmoid``; another name as it stands."""
     if named is None:
         return None
     if not isinstance(named, str):

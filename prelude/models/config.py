@@ -64,7 +64,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     pad_token_id: int | None = None
     labels: tuple[str, ...] = ()
-    """Of the classification head, in the order of its rows; empty where there is none."""
+    """Labels of the classification head, in the order of its rows; empty if there is none."""
     activation: str | None = None
     """The activation of the head's logits: "none", "sigmoid", "softmax", or a name in the file that is none of
     them."""
@@ -85,7 +85,7 @@ class ModelConfig:
 
     @classmethod
     def from_dir(cls, where: Where) -> ModelConfig:
-        """Read ``config.json``, and ``generation_config.json`` where there is one."""
+        """Read ``config.json``, and ``generation_config.json`` if there is one."""
         directory = ModelDirectory.of(where)
         head = option_model(directory)
         if head is not None:
@@ -135,7 +135,7 @@ class ModelConfig:
         )
 
     def reaching(self, length: int | None) -> ModelConfig:
-        """The model for contexts of ``length`` tokens where that is another one; None: of the usual length."""
+        """The model for contexts of ``length`` tokens if that is another one; None for the usual length."""
         longer = self.spec.longer
         if longer is None:
             return self
@@ -207,7 +207,7 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
 
 
 def _dtype(fields: Fields) -> str:
-    """The name under either spelling; float32 where the file says nothing."""
+    """The name under either spelling; float32 if the file says nothing."""
     named: set[str] = set()
     for key in ("dtype", "torch_dtype"):
         if fields.get(key, None) is None:

@@ -68,7 +68,7 @@ class Fields:
         return value
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """One id, a list of ids, or nothing at all. The family's own id counts where the vocabulary reaches it."""
+        """One id, a list of ids, or nothing at all. The family's own id counts if the vocabulary reaches it."""
         value = self.get(key, self.defaults.get(key))
         if value is None or (key not in self.values and value >= vocab_size):
             return ()

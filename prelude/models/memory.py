@@ -19,7 +19,7 @@ _UNLIMITED = 1 << 60  # version 1 writes "no limit" as a huge number
 
 
 def available_memory(root: str | Path = "/") -> int | None:
-    """Bytes that can be allocated without reclaiming memory of other processes; None where the system does not state
+    """Bytes that can be allocated without reclaiming memory of other processes; None if the system does not state
     it."""
     base = Path(root)
     found = [value for value in (_machine(base), *_control_groups(base)) if value is not None]
@@ -46,25 +46,25 @@ def give_back_freed() -> None:
 
 
 def default_running_states(available: int, bytes_per_state: int, *, running: int) -> int:
-    """Of how many sequences a CPU keeps the state of recurrent layers: of ``running`` ones, as far as their states
-    take no more than a quarter of the ``available`` bytes that the weights leave; of one at least."""
+    """Return for how many sequences a CPU keeps recurrent states: for ``running`` ones, as far as their states
+    take no more than a quarter of the ``available`` bytes that the weights leave; for one at least."""
     return max(1, min(running, available // 4 // bytes_per_state))
 
 
 def default_prefixes(available: int | None, bytes_per_state: int) -> int:
     """Of how many cached prefixes a CPU keeps the state of recurrent layers: as many as take an eighth of the
-    ``available`` bytes that the weights leave, 256 at most; 16 where the system does not say."""
+    ``available`` bytes that the weights leave, 256 at most; 16 if the system does not say."""
     return 16 if available is None else min(256, available // 8 // bytes_per_state)
 
 
 def default_blocks(
     available: int | None, block_bytes: int, *, block_size: int, longest: int, running: int, fallback: int
 ) -> int:
-    """Blocks of a CPU's KV pool where the caller does not say how many.
+    """Blocks of a CPU's KV pool if the caller does not say how many.
 
-    ``available``: bytes that the weights leave. A quarter of them, and up to a half where one sequence of ``longest``
+    ``available``: bytes that the weights leave. A quarter of them, and up to a half if one sequence of ``longest``
     tokens needs more than the quarter. Not more than ``running`` sequences of ``longest`` tokens fill, or
-    ``fallback`` bytes where that is more. ``available=None`` (the system does not say): ``fallback`` bytes.
+    ``fallback`` bytes if that is more. ``available=None`` (the system does not say): ``fallback`` bytes.
     """
     if available is None:
         return min(MAX_BLOCKS, max(1, fallback // block_bytes))

@@ -1,4 +1,4 @@
-"""A layer on the two sides of its mixer: each side is one native call where the native one knows its operations, else
+"""A layer on the two sides of its mixer: each side is one native call if the native one knows its operations, else
 the same operations one by one, with the same bits.
 
     before   x ─ norm ─ in_proj ─ norm and rotation of heads ─▶ out
@@ -96,7 +96,7 @@ class BeforeMixer:
         positions: Array | None = None,
     ) -> None:
         """From ``x`` [T, hidden] float32 into ``out`` [T, outputs], ``chunk`` rows at a time. ``normed`` [chunk or
-        all rows, hidden] is room, of the type of ``out``. ``table`` [positions, width / 2] complex64 where heads
+        all rows, hidden] is room, of the type of ``out``. ``table`` [positions, width / 2] complex64 if heads
         turn; ``positions`` [T] int64."""
         if self.native is not None:
             self.native(x, out, chunk, normed, table, positions)
@@ -149,7 +149,7 @@ class BehindMixer:
     def __call__(self, x: F32, mixed: Array, chunk: int, normed: Array, up: Array, sums: F32 | None) -> None:
         """Adds to ``x`` [T, hidden] float32 in place, for the mixer's output ``mixed`` [T, width]; ``chunk`` rows at
         a time. ``normed`` and ``up`` [chunk or all rows, hidden; outputs] are room of one type, ``sums`` [the same,
-        hidden] room of float32 where ``makes``."""
+        hidden] room of float32 if ``makes``."""
         if self.native is not None:
             self.native(x, mixed, chunk, normed, up, sums)
             return
@@ -168,7 +168,7 @@ class BehindMixer:
 
 
 def part_of(x: Array, rows: slice) -> Array:
-    """Those rows of ``x``, which is no new view where they are all of them."""
+    """Those rows of ``x``, no new view if they are all of them."""
     return x if rows.start == 0 and rows.stop == len(x) else x[rows]
 
 
@@ -184,7 +184,7 @@ def _read(norm: RowNorm | None, x: F32, normed: Array) -> Array:
 
 
 def _add(x: F32, linear: OutLinear, read: Array, after: RowNorm | None) -> None:
-    """``x += linear(read)``, in place; normed before it is added where there is ``after``."""
+    """``x += linear(read)``, in place; normed before it is added if there is ``after``."""
     if after is None:
         linear.add_to(x, read)
         return
@@ -212,7 +212,7 @@ def _native(norm: RowNorm | None) -> _NativeNorm | None:
 def before_attention(
     layer: LayerWeights, queries: InProj, keys: InProj, dtype: np.dtype[Any]
 ) -> tuple[BeforeMixer, BeforeMixer, BeforeMixer]:
-    """Of a layer with attention: all heads at once, queries and their gates alone, keys and values alone. ``queries``
+    """Split attention: all heads at once, queries and their gates alone, keys and values alone. ``queries``
     and ``keys`` are those parts of its projection."""
     mixer: Attention = layer.spec.attention
     gates = mixer.heads if mixer.gate else 0

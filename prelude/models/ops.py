@@ -23,14 +23,14 @@ ACTIVATIONS: dict[str, Callable[[Array, int, bool], Array]] = {}
 
 
 def activate(x: Array, inner: int, kind: str, gated: bool) -> Array:
-    """The activation of the first ``inner`` columns of ``x`` [T, inner], in its memory; where ``gated``, times the
+    """The activation of the first ``inner`` columns of ``x`` [T, inner], in its memory; if ``gated``, times the
     other half of ``x`` [T, 2 * inner]. A view of those columns is returned."""
     own = ACTIVATIONS.get(kind)
     return native_activate(x, inner, kind, gated) if own is None else own(x, inner, gated)
 
 
 class RowNorm:
-    """A norm over rows of float32. ``gain`` [width] is None where the projection behind has it in its weight."""
+    """A norm over rows of float32. ``gain`` [width] is None if the projection behind has it in its weight."""
 
     __slots__ = ("bias", "eps", "gain", "kind")
 

@@ -10,7 +10,7 @@
     weights             JSON: for each tensor its packing, its inputs, and the weights that are its outputs, in order
 
 The file is untrusted: every number is compared with the size of its tensor, and words are numbers of any value. Its
-pages are used in place where no other user can write them, so that processes share them and nothing is read before it
+pages are used in place if no other user can write them, so that processes share them and nothing is read before it
 is needed; else they are copied. The digest is compared by ``check`` alone: to read all words would cost the start
 that the file is made for.
 """
@@ -43,7 +43,7 @@ PRODUCED: dict[Packing, tuple[Packing, ...]] = {
     "widened": ("widened", "float16", "float32"),
     "float16": ("float16", "float32"),
 }
-"""By the packing that was chosen: the packings that its weights may have."""
+"""The packings that weights may have, by the packing that was chosen."""
 ALIGNMENT = 64
 """Bytes: vectors are loaded whole from one line of the cache."""
 
@@ -107,7 +107,7 @@ class PackedWeights:
         )
 
     def find(self, names: Sequence[str]) -> Kept | None:
-        """The packed weight whose outputs are those of ``names``; None where they are no packed weight."""
+        """The packed weight whose outputs are those of ``names``; None if they are no packed weight."""
         if not any(name in self.tensors for name in names):
             return None
         kept = self._kept.get(names[0])
@@ -116,7 +116,7 @@ class PackedWeights:
         return kept
 
     def words(self, kept: Kept) -> Array:
-        """The words of ``kept``, int32: a view of the file where no other user can write it."""
+        """The words of ``kept``, int32: a view of the file if no other user can write it."""
         found = self.file.tensor(kept.tensor)
         if not self.file.only_ours or found.ctypes.data % ALIGNMENT:
             found = found.copy()
@@ -125,12 +125,12 @@ class PackedWeights:
         return found
 
     def check(self) -> None:
-        """Read all words; ``CheckpointError`` where their digest is not that of the metadata."""
+        """Read all words; ``CheckpointError`` if their digest is not that of the metadata."""
         if digest(self.file.tensor(name) for name in sorted(self.file.tensors)) != self.file.metadata.get("sha256"):
             raise CheckpointError(f"{self.path}: the words are not those that were written; convert the model again")
 
     def release(self, name: str) -> None:
-        """Nothing: the words stay in use."""
+        """Do nothing: the words stay in use."""
 
     def changed(self) -> bool:
         return self.file.changed()
@@ -186,7 +186,7 @@ class PackedWeights:
 
 
 def _kept(name: str, entry: Any) -> Kept | None:
-    """None where the description is none. Sizes are such that the native count of words does not overflow."""
+    """None if the description is none. Sizes are such that the native count of words does not overflow."""
     if not isinstance(entry, dict) or entry.keys() != {"packing", "inputs", "parts"}:
         return None
     packing, inputs, parts = entry["packing"], entry["inputs"], entry["parts"]

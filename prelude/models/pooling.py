@@ -3,13 +3,13 @@
     modules.json                         Transformer, Pooling, Dense, Normalize; other modules change the vector
     1_Pooling/config.json                how the vector is pooled, and whether over the prompt's tokens too
     2_Dense/                             a projection of the pooled vector, with its weights
-    config_sentence_transformers.json    prompts by name, and the one that is taken where none is named
+    config_sentence_transformers.json    prompts by name, and the one that is taken if none is named
     sentence_bert_config.json            the longest text, and whether it is lowered
-    tokenizer_config.json                the longest text where no other file says it, and the side that is cut
+    tokenizer_config.json                the longest text if no other file says it, and the side that is cut
 
 Names and meanings are those of sentence-transformers; a setting that is not followed is named in a warning.
 
-Where no file says how to pool, the caller has to name it, because a guess would be silently wrong. A pooling that is
+If no file says how to pool, the caller has to name it, because a guess would be silently wrong. A pooling that is
 not implemented concerns ``embed`` alone: such a model loads, and ``EmbeddingSettings.unsupported`` states the reason.
 """
 
@@ -173,7 +173,7 @@ def _values(file: SafetensorsFile, name: str, wanted: tuple[int, ...]) -> F32:
 
 
 def _read_settings(directory: ModelDirectory) -> dict[str, Any]:
-    """Of ``config_sentence_transformers.json``, and of ``config.json`` where older files have the activation."""
+    """Read ``config_sentence_transformers.json``, and ``config.json``, in which older files have the activation."""
     name = "config_sentence_transformers.json"
     fields = Fields(directory.object(name, _LIMIT) if directory.has(name) else {}, str(directory.path / name))
     prompts = fields.get("prompts", None) or {}
@@ -235,7 +235,7 @@ def _read_tokenizing(directory: ModelDirectory, side: str) -> dict[str, Any]:
 
 
 def lowers_text(directory: ModelDirectory) -> bool:
-    """Whether text is lowered before it is tokenised."""
+    """Return whether text is lowered before it is tokenised."""
     return transformer_settings(directory).boolean("do_lower_case", False)
 
 

@@ -21,9 +21,9 @@ from prelude.values.config import Quantization
 @dataclass(frozen=True, slots=True)
 class Precision:
     dtype: np.dtype[Any]
-    """Of rows, keys and values."""
+    """Type of rows, keys and values."""
     packing: Packing
-    """Of the weights of the layers and of the LM head."""
+    """Type of the weights of the layers and of the LM head."""
     reason: str
 
     @property
@@ -39,7 +39,7 @@ class Precision:
 
 def choose(dtype: str, source: WeightSource, spec: ModelSpec, quantization: Quantization | None = None) -> Precision:
     """``auto`` keeps weights of bfloat16 and float16 as they are and computes in float32, which loses nothing; other
-    weights become float32. ``ValueError`` for a ``dtype`` that a CPU does not have, ``ModelError`` where ``source``
+    weights become float32. ``ValueError`` for a ``dtype`` that a CPU does not have, ``ModelError`` if ``source``
     was converted for another choice, ``DeviceUnavailable`` for a processor without vectors."""
     require_vectors()
     if source.converted is not None:
@@ -77,7 +77,7 @@ def _of_converted(made: Converted, dtype: str, quantization: Quantization | None
 
 
 def require_vectors() -> None:
-    """``DeviceUnavailable`` where products would take a hundred times as long: ``PRELUDE_CPU_KERNELS=portable`` asks
+    """Raise ``DeviceUnavailable`` if products take a hundred times as long: ``PRELUDE_CPU_KERNELS=portable`` asks
     for that."""
     if cpu.PACKED_KERNELS["float32"] == "portable" and os.environ.get("PRELUDE_CPU_KERNELS") != "portable":
         raise DeviceUnavailable(

@@ -2,9 +2,9 @@
 
 stacked   the weights of one projection one under the other; rows of q and k that are rotated are permuted so that the
           two halves of a head lie interleaved (a rotation is then one complex product; scores do not see the order)
-float32   the gain of a norm before a projection is inside its weight, where the norm has no bias: one pass over the
+float32   the gain of a norm before a projection is inside its weight, if the norm has no bias: one pass over the
           tokens less
-bfloat16  gains stay apart, in float32: rounding their product again would double the weights' noise. Where the
+bfloat16  gains stay apart, in float32: rounding their product again would double the weights' noise. If the
           processor has no products of bfloat16, weights are "widened"
 int8      gains stay apart: without them the values of a row differ more in size, and the small ones lose bits
 widened,  weights that the files have in bfloat16 or float16 keep their two bytes, and everything else is float32.
@@ -100,8 +100,8 @@ class _Reader:
     def projection(
         self, projection: Projection, gain: F32 | None = None, heads: Attention | None = None
     ) -> PackedLinear:
-        """Packed out of the files, without a copy of the whole between; used as it was packed before where it was; in
-        8 bits where a part of it is stored in blocks. Inputs are scaled by ``gain``, outputs are ``arranged`` as
+        """Packed out of the files, without a copy of the whole between; used as it is if it was packed before; in
+        8 bits if a part of it is stored in blocks. Inputs are scaled by ``gain``, outputs are ``arranged`` as
         those of ``heads``."""
         names = tuple(f"{name}.weight" for name in projection.names)
         bias = None
@@ -125,7 +125,7 @@ class _Reader:
         return found
 
     def _packing(self, names: Sequence[str]) -> Packing:
-        """Of a projection: float32 where the one that is asked for would lose what it may not."""
+        """Return the packing of a projection: float32 if the one that is asked for would lose too much."""
         stored = (self.source.tensor(name) for name in names)
         if self.packing in KEPT and self.dtype == FLOAT32:
             types = {name_of(weight.dtype) for weight in stored}
@@ -135,7 +135,7 @@ class _Reader:
         return self.packing
 
     def _parts(self, names: Sequence[str], heads: Attention | None) -> Iterator[Array]:
-        """One after the other; only one is alive at a time."""
+        """Yield one after the other; only one is alive at a time."""
         at = 0
         for name in names:
             part = self.source.finite(name)
@@ -143,7 +143,7 @@ class _Reader:
             at += len(part)
 
     def _blocks(self, names: Sequence[str], heads: Attention | None) -> Array:
-        """The rows of weights in blocks of 8 bits; in such blocks too where one of them is stored as numbers."""
+        """The rows of weights in blocks of 8 bits; in such blocks too if one of them is stored as numbers."""
         parts, at = [], 0
         for name in names:
             if self.source.in_blocks(name):
@@ -191,7 +191,7 @@ class _Reader:
         return self.projection(Projection((name.removesuffix(".weight"),), (outputs,), inputs))
 
     def embeddings(self, spec: Embeddings, count: int, head: PackedLinear | None) -> EmbeddingWeights:
-        """``head``: the LM head's weight where it is this one too."""
+        """``head``: the LM head's weight if it is this one too."""
         name = f"{spec.name}.weight"
         tokens: Array | PackedLinear | None = head
         if tokens is None and self.source.in_blocks(name):

@@ -1,4 +1,4 @@
-"""The recipes that a model directory's own files name, and the files that were looked for where there is none.
+"""The recipes that a model directory's own files name, and the files that were looked for if there is none.
 
     recipe.json                      a recipe in the form of prelude/recipes, for rerank or for guard
     modules.json with LogitScore     a generative cross-encoder of sentence-transformers: the tokens of

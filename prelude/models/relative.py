@@ -13,7 +13,7 @@ from prelude.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RelativeWeights:
-    """Of one layer. ``keys`` and ``queries`` [heads, panels, head_dim, lanes] float32 hold a vector of a row in each
+    """Term of a layer. ``keys`` and ``queries`` [heads, panels, head_dim, lanes] float32 hold a row's vector in each
     lane, those of queries times the scale of scores; ``rows`` [2 * span - 1] int32 is the row of each distance, the
     same in all layers."""
 
@@ -24,7 +24,7 @@ class RelativeWeights:
 
     @property
     def panels(self) -> int:
-        """Of a head."""
+        """Panels of a head."""
         return int(self.keys.shape[1])
 
     def arrays(self) -> list[Array]:

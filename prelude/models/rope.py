@@ -34,7 +34,7 @@ class RopeScaling:
     beta_slow: float = 1.0
     truncate: bool = True
     factors: tuple[float, ...] = ()
-    """Of longrope: the divisor of each plain inverse frequency."""
+    """Longrope: the divisor of each plain inverse frequency."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Ropes:
     theta: float
     width: int
     positions: int
-    """How long a context may be."""
+    """The longest context, in tokens."""
     scaling: RopeScaling | None = None
     longer: Ropes | None = None
-    """For contexts of more than ``positions`` tokens, where those turn every token by other angles."""
+    """The rope of contexts of more than ``positions`` tokens, if they turn every token by other angles."""
 
 
 def parse_rope(
@@ -59,7 +59,7 @@ def parse_rope(
     turning: float = 1.0,
 ) -> Ropes:
     """The one rope out of a config of either spelling. ``partial``: the family's classes read
-    ``partial_rotary_factor``, which is ``turning`` where the file does not say. ``longrope``: other names that mean
+    ``partial_rotary_factor``, which is ``turning`` if the file does not say. ``longrope``: other names that mean
     it."""
     rope = Fields(_merged(fields), f"{fields.where}: rope parameters", fields.defaults)
     theta = rope.number("rope_theta", 1.0, 1e15)
@@ -172,7 +172,7 @@ def _scaling(rope: Fields, kind: str, max_positions: int) -> RopeScaling:
 
 
 def stretched_positions(fields: Fields, scaling: RopeScaling | None, max_positions: int) -> int:
-    """How long a context may be. The recipe of Qwen's model cards adds YaRN's ``rope_scaling`` and leaves
+    """Return the longest context. The recipe of Qwen's model cards adds YaRN's ``rope_scaling`` and leaves
     ``max_position_embeddings`` as it was: the context is then ``factor`` times the original one that it names."""
     if scaling is None or scaling.kind != "yarn" or "original_max_position_embeddings" not in _merged(fields):
         return max_positions
@@ -180,7 +180,7 @@ def stretched_positions(fields: Fields, scaling: RopeScaling | None, max_positio
 
 
 def _yarn_attention(rope: Fields, factor: float) -> float:
-    """The factor of cosine and sine; the paper's rule where the file has none."""
+    """The factor of cosine and sine; the paper's rule if the file has none."""
     if rope.get("attention_factor", None) is not None:
         return rope.number("attention_factor", 0.0, 1e3)
 

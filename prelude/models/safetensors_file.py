@@ -73,7 +73,7 @@ class SafetensorsFile(MappedFile):
         return len(self.tensors)
 
     def tensor(self, name: str) -> Array:
-        """A view of the file; a copy only where the data is not aligned to its element size."""
+        """A view of the file; a copy only if the data is not aligned to its element size."""
         from prelude.models.arrays import BF16
 
         info = self.tensors.get(name)

@@ -36,7 +36,7 @@ _FILE, _CONFIG, _TOKENIZER, _WEIGHTS = 256 << 20, 1 << 20, 32 << 20, 256 << 20
 _ARRAYS = 512 << 20
 """Bytes of all arrays together, as float32."""
 _ENTRIES = 1000
-"""Of an archive."""
+"""Entries of an archive."""
 _BLOCKS, _PAIR_BLOCKS, _VALUES = 6, 4, 4
 _KINDS = {"noul": 0, "choice": 1, "score": 2}
 

@@ -78,7 +78,7 @@ class Transformer:
         self._places = {index: place for place, index in enumerate(recurrent)}
 
     def _sides_before(self, index: int) -> tuple[BeforeMixer, ...]:
-        """Of a layer with attention: see ``before_attention``. Of another one: its projection."""
+        """Return ``before_attention`` of a layer with attention, or the projection of another layer."""
         layer, both = self.weights.layers[index], self._apart[index]
         if both is None:
             return (BeforeMixer(layer, layer.in_proj, self.dtype, None),)
@@ -183,7 +183,7 @@ class Transformer:
         return logits
 
     def _rows(self, rows: F32) -> Array:
-        """As projections read them."""
+        """Rows as projections read them."""
         return as_type(rows, self.dtype)
 
     def scores(self, normed: F32) -> F32:
@@ -270,7 +270,7 @@ class Sizes:
     hidden: int
     up: int  # of the widest MLP
     kept: int  # for a whole layer,
-    kept_cut: int  # and where its queries exist for one run at a time
+    kept_cut: int  # if its queries exist for one run at a time
     queries: int  # with gates
     room: int  # for the arithmetic of a state
     sums: bool  # some layer norms a product before it is added
@@ -292,13 +292,13 @@ class _Workspace:
     """Memory of a forward pass, the same in every layer: fresh memory would cost a fault for each page of it.
 
     ``room``: for the arithmetic of a state. ``kept``: of all tokens: what a layer with a state reads, and keys and
-    values; behind queries where there is one run. ``apart``: queries of one run where there are several. ``sums``: of
+    values; behind queries if there is one run. ``apart``: queries of one run if there are several. ``sums``: of
     products that are normed before they are added."""
 
     __slots__ = ("_heads", "_up", "apart", "kept", "normed", "room", "sums", "up")
 
     def __init__(self, sizes: Sizes, tokens: int, longest: int, run: int, dtype: np.dtype[Any]) -> None:
-        """``longest``: tokens of the longest chunk; ``run``: of the longest run, which are all where there is one."""
+        """``longest``: tokens of the longest chunk; ``run``: of the longest run, which are all if there is one."""
         self.kept = aligned((tokens, sizes.kept_cut if run < tokens else sizes.kept), dtype)
         self.apart = aligned((run, sizes.queries), dtype) if run < tokens else None
         self.normed = aligned((longest, sizes.hidden), dtype)
@@ -309,7 +309,7 @@ class _Workspace:
         self._up = {sizes.up: self.up}
 
     def heads(self, mixer: Attention) -> _Heads:
-        """Of all tokens; the same memory for all layers, and the same views for those with the same heads."""
+        """Rows of all tokens; the same memory for all layers, and the same views for those with the same heads."""
         key = mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.gate
         found = self._heads.get(key)
         if found is None:

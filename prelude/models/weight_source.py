@@ -25,17 +25,17 @@ class WeightSource(Protocol):
     def finite(self, name: str) -> Array: ...
 
     def in_blocks(self, name: str) -> bool:
-        """Whether a weight is stored in blocks of a few bits."""
+        """Return whether a weight is stored in blocks of a few bits."""
 
     def blocks(self, name: str) -> Blocks:
         """A weight that is ``in_blocks``."""
 
     @property
     def converted(self) -> Converted | None:
-        """What packed weights were made for; None where there are none."""
+        """The choice that packed weights were made for; None if there are none."""
 
     def packed(self, names: Sequence[str]) -> tuple[Array, Kept] | None:
-        """The words of the weight that was packed of ``names``, and their description; None where they are stored as
+        """The words of the weight that was packed of ``names``, and their description; None if they are stored as
         weights."""
 
     @property
@@ -50,7 +50,7 @@ class SizedSource(Protocol):
 
 
 def weight_bytes(source: SizedSource, spec: ModelSpec, dtype: np.dtype[Any], packing: Packing) -> int:
-    """About the bytes that ``load_weights`` will hold: a byte for each weight of the layers and of the LM head where
+    """About the bytes that ``load_weights`` will hold: a byte for each weight of the layers and of the LM head if
     they are of int8, beside the others in ``dtype``."""
     if packing != "int8":
         return source.nbytes(dtype.itemsize, keep=packing in KEPT)

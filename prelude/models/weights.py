@@ -45,7 +45,7 @@ class LayerWeights:
     relative: RelativeWeights | None = None
     entry: EntryWeights | None = None
     recurrent: DeltaWeights | ConvWeights | None = None
-    """Of a mixer that keeps a state; None for attention."""
+    """The weights of a mixer that keeps a state; None for attention."""
 
     def linears(self) -> tuple[PackedLinear, ...]:
         return self.in_proj, own(self.out), self.up, own(self.down)
@@ -65,7 +65,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingWeights:
-    tokens: Array | PackedLinear  # [vocab, width]; packed where they are the LM head's weight too
+    tokens: Array | PackedLinear  # [vocab, width]; packed if they are the LM head's weight too
     positions: F32 | None = None  # [types * positions, width] float32: position and type together
     norm: RowNorm | None = None
     projection: PackedLinear | None = None
@@ -113,7 +113,7 @@ class ModelWeights:
     embeddings: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
     final_norm: RowNorm | None
-    lm_head: PackedLinear | None  # shares the embeddings' memory where it is tied
+    lm_head: PackedLinear | None  # shares the embeddings' memory if it is tied
     classifier: ClassifierWeights | None
     dtype: np.dtype[Any]
     """The dtype of the inputs and outputs of projections."""

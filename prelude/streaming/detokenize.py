@@ -23,7 +23,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizes(Protocol):
-    """The methods that any tokenizer needs; further ones of the package's own are used where they exist."""
+    """The methods that any tokenizer needs; further ones of the package's own are used if they exist."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
@@ -281,7 +281,7 @@ class Texts:
 
 
 def make_table(tokenizer: Any) -> ByteTable | PieceTable | None:
-    """None where tokens can only be decoded together."""
+    """Return None if tokens can only be decoded together."""
     if not hasattr(tokenizer, "token_bytes") or not hasattr(tokenizer, "decoder"):
         return None
     shape = _Shape(tokenizer.decoder)

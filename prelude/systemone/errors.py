@@ -27,7 +27,7 @@ _PART = re.compile(r"questions\[(\d+)\](?:\.(question|labels|criteria|levels)(?:
 class SystemOneError(InvalidRequest):
     """A request that cannot be answered as it stands. ``errors`` is a list of ``{"loc": [...], "msg", "type"}``, with
     ``loc`` from "body" down to the value; ``status`` is the HTTP status that a service would give, and ``error_type``
-    is there where the fault is not of the body's shape."""
+    is there if the fault is not of the body's shape."""
 
     def __init__(self, errors: Sequence[dict[str, Any]], *, status: int = 422, error_type: str | None = None) -> None:
         self.errors = list(errors)
@@ -63,7 +63,7 @@ def _part(part: Any) -> str | int:
 
 
 def located(error: InvalidRequest, names: Sequence[str], questions: Sequence[dict[str, Any]]) -> SystemOneError:
-    """An error of the engine's admission with the place in the body that its ``field`` stands for. ``names`` and
+    """Give an error of the engine's admission the place in the body that its ``field`` stands for. ``names`` and
     ``questions``: of the body, in their order."""
     if isinstance(error, SystemOneError):
         return error
@@ -81,7 +81,7 @@ def located(error: InvalidRequest, names: Sequence[str], questions: Sequence[dic
 
 
 def placed(error: InvalidRequest, loc: Loc) -> SystemOneError:
-    """An error of the engine's admission at the place ``loc`` of the body."""
+    """Make an error of the engine's admission at the place ``loc`` of the body."""
     message = str(error).removeprefix(f"{error.field}: ") if loc else str(error)  # a keyword of SystemOne is named
     if isinstance(error, PromptTooLong | RequestTooLarge):
         return SystemOneError([fault(loc, message, "too_long")], status=413, error_type="request_too_large")

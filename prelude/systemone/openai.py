@@ -98,7 +98,7 @@ def _input(check: Checker, value: Any) -> Any:
 
 
 def _read(check: Checker, read: Callable[[Any, str], Any], value: Any, loc: Loc) -> Any:
-    """``read(value, "")``; of one that is refused nothing."""
+    """Return ``read(value, "")``, or "" for a refused value."""
     try:
         return read(value, "")
     except InvalidRequest as error:
@@ -109,7 +109,7 @@ def _read(check: Checker, read: Callable[[Any, str], Any], value: Any, loc: Loc)
 
 
 def _question(check: Checker, question: Any, loc: Loc) -> dict[str, Any]:
-    """The System One question; of one that is wrong something in its place."""
+    """The System One question; of a wrong one a question in its place."""
     kind = question.get("type") if isinstance(question, Mapping) else None
     if not isinstance(kind, str) or kind not in _FIELDS:
         check.wrong((*loc, "type"), f"{shown(kind)} is not predicate, choice or score", "union_tag_invalid")
@@ -239,7 +239,7 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {"choice": {"criteria": "choices"}, 
 
 
 def relocated(error: SystemOneError, questions: Sequence[Mapping[str, Any]]) -> SystemOneError:
-    """With places in the body of this form: ``input`` for the state, questions and choices by their index."""
+    """Give errors their places in this form's body: ``input`` for the state, questions and choices by their index."""
     errors = []
     for one in error.errors:
         _, *loc = one["loc"]

@@ -178,7 +178,7 @@ def state_of(state: Any, loc: Loc) -> Any:
 
 
 def written(value: Any, loc: Loc) -> str:
-    """A value of the body as JSON; ``SystemOneError`` where it is too deep, too large or not finite."""
+    """Return a value of the body as JSON; ``SystemOneError`` if it is too deep, too large or not finite."""
     try:
         return json_of(value, "state")
     except InvalidRequest as error:
@@ -186,7 +186,7 @@ def written(value: Any, loc: Loc) -> str:
 
 
 def is_private(key: Any) -> bool:
-    """Whether a field of a body is the caller's own."""
+    """Return whether a field of a body is the caller's own."""
     return isinstance(key, str) and key.startswith("x_")
 
 

@@ -104,7 +104,7 @@ Orders: TypeAlias = Literal["given", "sorted", "all"] | int | range
 @dataclass(frozen=True, slots=True, repr=False)
 class Noul(Brief):
     """Is it true? ``answer.probability`` is the probability of yes. ``criteria`` may say when the answer is "true"
-    and when it is "false"; ``question`` may be left out where one of them is there."""
+    and when it is "false"; ``question`` may be left out if one of them is there."""
 
     question: Text | None = None
     criteria: Mapping[str, Text | None] | None = None
@@ -156,7 +156,7 @@ NOT_OF_THE_VERB = {"verb": False}
 
 class TaskOf(Brief, Generic[R]):
     """A task whose result is an ``R``. ``prepared_by`` is "module:name" of the function ``prepare(ctx, scope, task)``
-    that makes a request of it (``prelude/admission``); "" where no engine takes such a task by itself."""
+    that makes a request of it (``prelude/admission``); "" if no engine takes such a task by itself."""
 
     __slots__ = ()
     prepared_by: ClassVar[str] = ""
@@ -221,7 +221,7 @@ class Decide(TaskOf[Answers]):
     ``length_norm``: "none" compares joint logprobs, "token" divides by the number of tokens, "unconditional"
     subtracts the logprob of the label without the state.
 
-    ``mass=False``: the labels are compared with each other alone. Where every label of every question is one token
+    ``mass=False``: the labels are compared with each other alone. If every label of every question is one token
     the LM head is then read for the labels only, and not for the whole vocabulary; ``answer.mass`` is NaN, and
     ``answer.logprobs`` are the logarithms of ``answer.probabilities``, which are the same either way.
 
@@ -295,7 +295,7 @@ class ClassifyTokens(TaskOf[TokenClassification]):
 @strict_keywords
 @dataclass(frozen=True, slots=True, repr=False)
 class Embed(TaskOf[Embedding]):
-    """One vector. ``pooling`` must be named where the model directory does not say it; several poolings give their
+    """One vector. ``pooling`` must be named if the model directory does not say it; several poolings give their
     vectors one behind the other. ``dimensions`` cuts the vector before it is normalised, by default to the
     directory's ``truncate_dim``. With ``normalize=None`` the directory's modules alone say whether it is normalised,
     and it is cut behind them, as sentence-transformers does. ``instruction`` is put before the text as it stands, or
@@ -367,7 +367,7 @@ class Rerank(TaskOf[RerankResult]):
 
     A cross-encoder (an encoder with a head of one label) reads the two texts as a pair. A decoder reads the text of
     a recipe: that of the model directory, in sentence-transformers' files or in ``recipe.json``, or else that of
-    ``recipe``, a name such as "qwen3-reranker" or a ``RerankRecipe``. ``RecipeError`` where there is none.
+    ``recipe``, a name such as "qwen3-reranker" or a ``RerankRecipe``. ``RecipeError`` if there is none.
 
     ``instruction`` takes the place of the recipe's own; a cross-encoder reads it directly before the query.
     ``prompt_name`` takes a prompt of the model directory as the instruction; by default that is the directory's
@@ -415,7 +415,7 @@ class Guard(TaskOf[GuardAnswer]):
     """One field of a guard model's answer about a conversation, scored in one forward pass instead of written.
 
     ``prompt`` are the messages; the last one is judged. The recipe is the model directory's own (its
-    ``recipe.json``, or a known policy in its chat template), or the one that ``recipe`` names; ``RecipeError`` where
+    ``recipe.json``, or a known policy in its chat template), or the one that ``recipe`` names; ``RecipeError`` if
     there is none. ``given`` has the answers of the fields before, field by label: ``{}`` asks for the first. For a
     field that may have several labels a list has the labels so far and asks for the next one; "" at its end
     marks the list as complete.

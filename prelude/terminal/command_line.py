@@ -41,7 +41,7 @@ def byte_count(text: str) -> int:
 
 
 def check_target(option: str, given: str | None, *, figure: bool = False) -> None:
-    """Before the work: whether the file can be written afterwards.
+    """Check before the work that the file can be written afterwards.
 
     Raises:
         ConfigError: its folder is not there; or it is a figure, and its name has no format or matplotlib is missing.
@@ -58,7 +58,7 @@ def check_target(option: str, given: str | None, *, figure: bool = False) -> Non
 
 @contextmanager
 def writing(path: str) -> Iterator[None]:
-    """An error of a write, which may name no file by itself, becomes a ``ConfigError`` that names ``path``."""
+    """Turn an error of a write, which may name no file by itself, into a ``ConfigError`` that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -69,7 +69,7 @@ def writing(path: str) -> Iterator[None]:
 
 
 def print_anything() -> None:
-    """From here on stdout shows another character in the place of one that it cannot encode."""
+    """Make stdout show another character in the place of one that it cannot encode."""
     codecs.register_error("prelude.plain", _plain)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="prelude.plain")
@@ -82,5 +82,5 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 
 def close_stdout() -> None:
-    """After a ``BrokenPipeError``: what is still to be written goes nowhere, so that the interpreter ends quietly."""
+    """Discard the rest of the output after a ``BrokenPipeError``, so that the interpreter ends quietly."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

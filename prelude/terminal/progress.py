@@ -33,9 +33,9 @@ class Progress:
         self, told: Any, total: int | None, unit: str = "task", done: int = 0, *, late: str | None = None
     ) -> None:
         """``told``: a function of (done, total); True: a tqdm bar, from ``__enter__`` on; None or False: nothing.
-        ``total``: None where it is not known. ``done``: units that ended before. ``late``: where ``told`` is None and
-        stderr is a terminal, a bar with this text before it appears after ``DELAY`` seconds. ``InvalidRequest`` where
-        ``told`` is something else, or (from ``__enter__``) tqdm is not there for True."""
+        ``total``: None if it is not known. ``done``: units that ended before. ``late``: if ``told`` is None and
+        stderr is a terminal, a bar with this text before it appears after ``DELAY`` seconds. ``InvalidRequest`` if
+        ``told`` is another value, or (from ``__enter__``) tqdm is not there for True."""
         if told is not None and not isinstance(told, bool) and not callable(told):
             raise InvalidRequest(
                 f"{shown(told)} is not a function of (done, total), True, False or None", field="progress"
@@ -51,7 +51,7 @@ class Progress:
         return self._told is not None
 
     def advance(self, count: int) -> None:
-        """``count`` more units have ended."""
+        """Count ``count`` more units that have ended."""
         self.done += count
         if self._told is None or not count:
             return
@@ -79,7 +79,7 @@ class Progress:
 
 class LateBar:
     """A bar of tqdm that appears ``DELAY`` seconds after this was made and leaves no line when it is closed. Shows
-    nothing where tqdm is not installed."""
+    nothing if tqdm is not installed."""
 
     def __init__(self, label: str, unit: str) -> None:
         self._label, self._unit = label, unit
@@ -143,8 +143,8 @@ class Lines:
 
 
 def watched(items: Iterable[T], label: str, unit: str, total: int | None = None) -> Iterator[T]:
-    """The same items. Where stderr is a terminal and tqdm is installed, a bar counts those that the caller is done
-    with, from the first second on. ``total``: how many there are, where that is known."""
+    """The same items. If stderr is a terminal and tqdm is installed, a bar counts those that the caller is done
+    with, from the first second on. ``total``: how many there are, if that is known."""
     if not in_terminal():
         yield from items
         return

@@ -16,7 +16,7 @@ def shown_width(text: str) -> int:
 
 
 def shortened(text: str, width: int) -> str:
-    """``text`` in at most ``width`` places, an ellipsis in the last of them where something is left out."""
+    """``text`` in at most ``width`` places, an ellipsis in the last of them if something is left out."""
     if shown_width(text) <= width:
         return text
     taken, kept = shown_width(_CUT), []
@@ -38,7 +38,7 @@ def text_table(
     width: int = 80,
 ) -> str:
     """``rows`` as lines, every cell on one. ``right``: columns that are aligned there. ``elastic``: the column that
-    is shortened where a line would take more than ``width`` places."""
+    is shortened if a line would take more than ``width`` places."""
     lines = [list(header), *map(list, rows)] if header else [list(row) for row in rows]
     for line in lines:
         line[:] = [" ".join(cell.split()) for cell in line]

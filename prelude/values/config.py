@@ -11,7 +11,7 @@ from prelude.records import dataclass, fields, replace
 from prelude.tasks import CacheMode, strict_keywords
 from prelude.values.policy import Policy
 
-CPU_KV_BYTES = 256 << 20  # the default pool of a CPU where the system does not report its free memory
+CPU_KV_BYTES = 256 << 20  # the default pool of a CPU if the system does not report its free memory
 MAX_BLOCK_SIZE = 4096  # limit of the pool's allocator
 MAX_THREADS = 1024  # limit of the kernels' pool
 Quantization: TypeAlias = Literal["int8"]
@@ -20,7 +20,7 @@ _SECONDS_AND_SHARES = {"oneshot_share": (0.001, 1.0), "hang_seconds": (0.01, 1e9
 
 
 def _check_fields(config: EngineConfig | ExpertConfig) -> None:
-    """Each field alone. A name of a policy or of attention is looked up when it is used."""
+    """Check each field alone. A name of a policy or of attention is looked up when it is used."""
     for field in fields(config):
         name, value = field.name, getattr(config, field.name)
         if name == "expert":
@@ -250,12 +250,12 @@ class EngineConfig:
         return cls(**{**usual, "expert": ExpertConfig(max_step_requests=1024), **limits})
 
     def changed(self, **values: Any) -> EngineConfig:
-        """With other values of fields of its own or of ``expert``."""
+        """Return a copy with other values of fields of its own or of ``expert``."""
         inner = {name: values.pop(name) for name in ExpertConfig.__dataclass_fields__ if name in values}
         expert = replace(self.expert, **inner) if inner else self.expert
         return replace(self, **{"expert": expert, **values})
 
-    # The limits for a model of ``max_positions``. ``ConfigError`` where they contradict each other.
+    # The limits for a model of ``max_positions``. ``ConfigError`` if they contradict each other.
 
     def resolved_length(self, max_positions: int) -> int:
         """The longest sequence, prompt and output together."""
@@ -279,13 +279,13 @@ class EngineConfig:
         return max(8192, longest + self.max_running) if self.max_step_tokens is None else self.max_step_tokens
 
     def host_entries(self, block_bytes: int) -> int:
-        """KV blocks that ``host_kv_bytes`` holds. ``ConfigError`` where it is given and holds none."""
+        """KV blocks that ``host_kv_bytes`` holds. ``ConfigError`` if it is given and holds none."""
         if self.host_kv_bytes and self.host_kv_bytes < block_bytes:
             raise ConfigError(f"host_kv_bytes={self.host_kv_bytes} does not hold a KV block of {block_bytes} bytes")
         return self.host_kv_bytes // block_bytes if self.host_kv_bytes else 0
 
     def check_host_kv(self, *, recurrent: bool, encoder: bool) -> None:
-        """``ConfigError`` where a model of this kind keeps no prefixes in host memory."""
+        """Raise ``ConfigError`` if a model of this kind keeps no prefixes in host memory."""
         if self.host_kv_bytes and (recurrent or encoder):
             why = (
                 "a prefix of a model with recurrent layers needs its state as well, which is not copied"

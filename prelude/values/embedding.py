@@ -41,7 +41,7 @@ class EmbeddingSettings:
     """Names and meanings are those of sentence-transformers."""
 
     pooling: str | None = None
-    """A name of ``POOLINGS``, or several joined by "+"; None where the directory does not say."""
+    """A name of ``POOLINGS``, or several joined by "+"; None if the directory does not say."""
     normalize: bool = False
     """Whether a Normalize module stands behind the others."""
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -60,9 +60,9 @@ class EmbeddingSettings:
     similarity: str = "cosine"
     """A name of ``SIMILARITIES``."""
     activation: str | None = None
-    """Of a cross-encoder's scores, where sentence-transformers' settings name it: "none", "sigmoid", "softmax", or a
+    """Activation of a cross-encoder's scores, if its settings name one: "none", "sigmoid", "softmax", or a
     name in the file that is none of them."""
     dense: tuple[Dense, ...] = ()
-    """One after the other, behind pooling and before the vector is normalised."""
+    """Modules, one after the other, behind pooling and before the vector is normalised."""
     unsupported: str | None = None
-    """Why the vector that the directory describes cannot be computed; None where it can."""
+    """Why the vector that the directory describes cannot be computed; None if it can."""

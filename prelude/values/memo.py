@@ -31,7 +31,7 @@ class Memo(Generic[K, V]):
 
     @property
     def weight(self) -> int:
-        """Of all entries."""
+        """Weight of all entries."""
         return self._held + self._before
 
     def get(self, key: K) -> V | None:

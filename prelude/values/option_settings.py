@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from prelude.records import dataclass, field
 
 KINDS = ("choice", "score", "noul")
-"""By the number of a question's type in the models that have one."""
+"""The kinds by the number of a question's type in the models that have one."""
 COLDEST, HOTTEST = 0.5, 5.0
 Layout: TypeAlias = Literal["json", "indented", "lines"]
 
@@ -30,15 +30,15 @@ class OptionSettings:
     option_length: int = 0
     state_length: int = 0
     mask_text: str = ""
-    """In a caller's text it becomes a space."""
+    """A token that becomes a space in a caller's text."""
     static: bool = False
-    """A token has the same vector in any text."""
+    """Whether a token has the same vector in any text."""
     layout: Layout = "json"
-    """How objects and arrays are written."""
+    """The form in which objects and arrays are written."""
     temperatures: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """By kind."""
+    """The temperature by kind."""
     by_options: Mapping[str, float] = field(default_factory=dict)
-    """By kind and number of options, as ``choice:3-5``: instead of the one of the kind."""
+    """The temperature by kind and number of options, as ``choice:3-5``: instead of the one of the kind."""
 
     def temperature(self, kind: str, options: int) -> float:
         """The divisor of a question's logits, within 0.5 and 5 as in Laya's own program."""

@@ -72,7 +72,7 @@ NO_OPTIONS = RequestOptions()
 
 
 def merge_options(options: Any, keywords: Mapping[str, Any], field: str = "options") -> RequestOptions:
-    """``options``, or ``RequestOptions`` of the keywords. ``InvalidRequest`` where both are given."""
+    """``options``, or ``RequestOptions`` of the keywords. ``InvalidRequest`` if both are given."""
     if keywords:
         if options is not None:
             raise InvalidRequest("give either options= or single keywords, not both", field=field)

@@ -90,7 +90,7 @@ def _check_shape(raw: bytes, max_values: int) -> None:
 
 
 def _outside(raw: bytes) -> bytes:
-    """What stands outside of texts, found in pieces: 100 MB of short texts would be gigabytes of parts."""
+    """Return the characters outside of texts, found in pieces: 100 MB of short texts would be gigabytes of parts."""
     plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
     found, quoted = bytearray(), 0
     for first in range(0, len(plain), _PIECE):

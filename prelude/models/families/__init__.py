@@ -97,9 +97,9 @@ _ALL = (
 )
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
-"""By ``model_type``."""
+"""Families by ``model_type``."""
 
 ARCHITECTURES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in family.architectures}
-"""By a name in ``architectures``."""
+"""Families by a name in ``architectures``."""
 
 __all__ = ["ARCHITECTURES", "FAMILIES", "Family", "Head", "SpecRequest"]

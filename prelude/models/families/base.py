@@ -34,11 +34,11 @@ class SpecRequest:
 @dataclass(frozen=True)
 class Family:
     """One ``model_type``. ``build`` checks the config and returns the network. It raises ``ModelError`` that names a
-    key, or ``UnsupportedModel`` where the config asks for operations that do not exist here."""
+    key, or ``UnsupportedModel`` if the config asks for operations that do not exist here."""
 
     model_type: str
     architectures: Mapping[str, Head]
-    """Class names in ``architectures``, and the head of each. The first one is meant where a config names none."""
+    """Class names in ``architectures``, and the head of each. The first one is meant if a config names none."""
     build: Callable[[Fields, SpecRequest], ModelSpec]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Keys that files of this family are known to leave out, with the value that is then meant."""
@@ -49,7 +49,7 @@ class Family:
 def head_width(
     fields: Fields, hidden: int, heads: int, key: str = "hidden_size", heads_key: str = "num_attention_heads"
 ) -> int:
-    """Values of a head where all heads together are as wide as the model."""
+    """Values of a head if all heads together are as wide as the model."""
     width, rest = divmod(hidden, heads)
     if rest:
         raise fields.wrong(key, f"without head_dim it must be a multiple of {heads_key} = {heads}")
@@ -67,12 +67,12 @@ def one_of(fields: Fields, key: str, supported: Mapping[str, T]) -> T:
 
 
 def refuse_other_values(fields: Fields, neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """``UnsupportedModel`` for a key with another value than those with which it changes nothing."""
+    """Raise ``UnsupportedModel`` for a key with another value than those with which it changes nothing."""
     for key, allowed in neutral.items():
         if not is_one_of(fields.get(key, None), allowed):
             raise UnsupportedModel(f"{fields.where}: unsupported: {key} ({shown(fields.get(key))})")
 
 
 def is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
-    """Whether a raw value of a config is one of ``allowed``; 0 and False are not told apart."""
+    """Return whether a raw value of a config is one of ``allowed``; 0 and False are not told apart."""
     return any(value is item or (item is not None and value == item) for item in allowed)

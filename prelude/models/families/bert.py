@@ -64,7 +64,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Names:
-    """Of weights: ``layer`` holds the index as ``{}``, the others are parts of a layer."""
+    """Names of weights: ``layer`` holds the index as ``{}``, the others are parts of a layer."""
 
     layer: str = "encoder.layer.{}"
     query: str = "attention.self.query"
@@ -79,7 +79,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Keys:
-    """Of the config."""
+    """Keys of the config."""
 
     hidden: str = "hidden_size"
     layers: str = "num_hidden_layers"
@@ -90,7 +90,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class MaskedNames:
-    """Of the masked-language head. ``activation`` and ``eps`` None: those of the layers."""
+    """Names of the masked-language head. ``activation`` and ``eps`` None: those of the layers."""
 
     dense: str = "cls.predictions.transform.dense"
     norm: str = "cls.predictions.transform.LayerNorm"
@@ -107,10 +107,10 @@ class Kind:
 
     prefix: str
     dense: str
-    """The first projection of the classification head,"""
+    """The first projection of the classification head."""
     dense_activation: HeadActivation
     out: str
-    """and the second one."""
+    """The second projection of the classification head."""
     names: Names = Names()
     keys: Keys = Keys()
     after_padding: bool = False
@@ -164,7 +164,7 @@ def _build(kind: Kind, fields: Fields, wanted: SpecRequest) -> ModelSpec:
 
 
 def _masked(kind: Kind, fields: Fields, hidden: int, embeddings: Embeddings, eps: float) -> MaskedHead | None:
-    """None where the vocabulary's weight is not that of the embeddings."""
+    """Return None if the vocabulary's weight is not that of the embeddings."""
     if not fields.boolean("tie_word_embeddings", True):
         return None
     names = kind.masked
@@ -204,7 +204,7 @@ def _layer(
 
 
 def _embeddings(kind: Kind, fields: Fields, hidden: int, eps: float) -> tuple[Embeddings, int]:
-    """And how many positions there are."""
+    """Return also how many positions there are."""
     at = f"{kind.prefix}embeddings"
     rows = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
     first = 0

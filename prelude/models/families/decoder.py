@@ -69,12 +69,12 @@ class Switches:
 
     qk_norm: bool = False
     attention_bias: bool | None = None
-    """Bias on the query, key and value projections: fixed, or None where the config says."""
+    """Bias on the query, key and value projections: fixed, or None if the config says."""
     output_bias: bool | None = None
-    """Bias on the attention's output projection; None where it follows ``attention_bias``."""
+    """Bias on the attention's output projection; None if it follows ``attention_bias``."""
     mlp_bias: bool | None = None
     window_switch: bool = False
-    """``sliding_window`` only counts where ``use_sliding_window`` is true, for the layers from ``max_window_layers``
+    """``sliding_window`` only counts if ``use_sliding_window`` is true, for the layers from ``max_window_layers``
     on or those that ``layer_types`` names."""
     windows: bool = True
     """False for a family that has no windows at all: ``sliding_window`` is not read."""
@@ -237,7 +237,7 @@ def _say_ignored(fields: Fields, switches: Switches, model_type: str) -> None:
 
 
 def _windows(fields: Fields, switches: Switches, layers: int) -> list[int | None]:
-    """The window of each layer, in tokens with its own; None where a layer sees all."""
+    """The window of each layer, in tokens with its own; None if a layer sees all."""
     said = fields.get("sliding_window", fields.defaults.get("sliding_window"))
     window = (
         None if said is None or not switches.windows else fields.integer("sliding_window", 1, MAX_POSITIONS, said)
@@ -263,7 +263,7 @@ def _windows(fields: Fields, switches: Switches, layers: int) -> list[int | None
 
 
 def layer_kinds(fields: Fields, layers: int, known: tuple[str, ...] = (FULL, SLIDING)) -> list[str] | None:
-    """``layer_types``, each of them one of ``known``; None where the config has none."""
+    """``layer_types``, each of them one of ``known``; None if the config has none."""
     kinds = fields.get("layer_types", None)
     if kinds is None:
         return None
@@ -276,12 +276,12 @@ def layer_kinds(fields: Fields, layers: int, known: tuple[str, ...] = (FULL, SLI
 
 
 def shorter(window: int | None, positions: int) -> int | None:
-    """How far a window of ``window`` tokens reaches back; None where that is as far as any context."""
+    """How far a window of ``window`` tokens reaches back; None if that is as far as any context."""
     return None if window is None or window >= positions else window - 1
 
 
 def _rotated_layers(fields: Fields, layers: int) -> list[bool]:
-    """Whether each layer has rotary positions."""
+    """Return whether each layer has rotary positions."""
     every = fields.integer("no_rope_layer_interval", 1, MAX_LAYERS)
     rotated = fields.get("no_rope_layers", None)
     if rotated is None:

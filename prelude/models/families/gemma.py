@@ -47,7 +47,7 @@ class Kind:
     scalar: bool = True
     """Scores are scaled by ``query_pre_attn_scalar``, else by the width of a head."""
     every: int | None = None
-    """Where the config does not say it, every so many-th layer sees all; None: all of them do."""
+    """If the config does not say it, every so many-th layer sees all; None: all of them do."""
     attention_cap: bool = False
     logit_cap: bool = False
     two_ropes: bool = False
@@ -143,7 +143,7 @@ def _kinds(kind: Kind, fields: Fields, layers: int) -> list[str]:
 
 
 def _window(fields: Fields, positions: int, causal: bool) -> int | None:
-    """How far a layer with a window reaches; None where that is as far as any context."""
+    """How far a layer with a window reaches; None if that is as far as any context."""
     if fields.get("sliding_window") is None:
         return None
     window = fields.integer("sliding_window", int(causal), MAX_POSITIONS)

@@ -206,7 +206,7 @@ def _lfm2_kinds(fields: Fields, layers: int) -> list[str]:
 
 
 def _adjusted(fields: Fields, inner: int) -> int:
-    """The inner width of the MLPs: two thirds of the config's value, where the config asks for that."""
+    """The inner width of the MLPs: two thirds of the config's value, if the config asks for that."""
     if not fields.boolean("block_auto_adjust_ff_dim"):
         return inner
     inner = 2 * inner // 3
@@ -268,7 +268,7 @@ LFM2 = Family(
 
 
 def _most_taps() -> int:
-    """Of a kernel of a convolution."""
+    """Taps of a convolution's kernel."""
     from prelude._native.cpu import MOST_TAPS  # a config is read without numpy
 
     return MOST_TAPS

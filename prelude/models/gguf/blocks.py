@@ -35,7 +35,7 @@ class Blocks:
 
     @classmethod
     def of(cls, weight: F32) -> Blocks:
-        """``weight`` [outputs, inputs] float32 in Q8_0; ``UnsupportedModel`` where rows are no whole blocks."""
+        """``weight`` [outputs, inputs] float32 in Q8_0; ``UnsupportedModel`` if rows are no whole blocks."""
         outputs, inputs = weight.shape
         if inputs % cpu.INT8_BLOCK:
             raise UnsupportedModel(f"unsupported: blocks beside a weight with rows of {inputs} values")

@@ -49,12 +49,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Keys whose value is already the default."""
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
-"""By llama.cpp's number; 0 is none, 4 a score."""
+"""Poolings by llama.cpp's number; 0 is none, 4 a score."""
 _LOCAL_BASE = 10000.0
 _LARGEST = 1e30
-"""Of a number of the metadata; float32 holds it."""
+"""The largest number of the metadata; float32 holds it."""
 _MOST_FACTORS = 1 << 16
-"""Of the pairs of a head that turn."""
+"""Factors of the pairs of a head that turn."""
 _ORIGINAL = "rope.scaling.original_context_length"
 _GEMMA2_27B, _GEMMA3_27B = 46, 62
 """Layers of the sizes whose scores are scaled by another number than the width of a head."""
@@ -133,7 +133,7 @@ def architecture_of(file: GgufFile) -> str:
 
 
 def config_of(file: GgufFile, architecture: str) -> dict[str, Any]:
-    """Not checked: ``ModelConfig.from_dict`` checks it as it does any other."""
+    """The unchecked config: ``ModelConfig.from_dict`` checks it as it does any other."""
     keys = _Keys(file, architecture)
     model_type, name = _CLASSES[architecture]
     config: dict[str, Any] = {"model_type": model_type, "architectures": [name], "dtype": "float32"}
@@ -272,7 +272,7 @@ def _rope(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _phi3_factors(keys: _Keys, attention: float | None) -> dict[str, Any]:
-    """Of longrope, as the config of a Phi-3 has them; the factor of attention follows from the two lengths where the
+    """Factors of longrope, as a Phi-3's config has them; the attention's factor follows from the two lengths if the
     file does not say."""
     kind, file = keys.get("rope.scaling.type"), keys.file
     if kind not in (None, "none", "longrope"):

@@ -26,7 +26,7 @@ _NORMED_AFTER = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-"""Gemma 2 and 3."""
+"""Norms of Gemma 2 and 3."""
 _PHI3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 ROPE_FACTORS = "rope_freqs.weight"
 """The divisor of each inverse frequency: rotary scaling of Llama 3.1 and later."""
@@ -71,5 +71,5 @@ def rotated_heads(name: str, architecture: str, heads: int, kv_heads: int) -> in
 
 
 def counts_from_one(name: str, architecture: str) -> bool:
-    """Whether a norm's gain is written with the one that transformers adds to it."""
+    """Return whether a norm's gain is written with the one that transformers adds to it."""
     return architecture in GEMMAS and name.endswith("norm.weight")

@@ -18,7 +18,7 @@ from prelude.records import dataclass
 _MOST_ADDED = 1 << 16
 """Control tokens and tokens of the user; the most that we know of are 6,400."""
 _MORE_MERGES, _MORE_CHARS = 1_000_000, 16_000_000
-"""Beyond four times the tokens and their characters; Gemma's 262,144 tokens make 514,906 merges."""
+"""Merges beyond four times the tokens and their characters; Gemma's 262,144 tokens make 514,906."""
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = 1, 2, 3, 4, 5
 _SPACE = "\u2581"
 _WORD = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
@@ -41,7 +41,7 @@ class _Words:
     whole: bool = False
     """A word that is a token is taken without merging."""
     begins: bool = False
-    """The first token of a text is added where the file does not say."""
+    """The first token of a text is added if the file does not say."""
 
 
 _GPT2 = _Words()

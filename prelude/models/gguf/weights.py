@@ -74,7 +74,7 @@ class GgufWeights:
         self.file.close()
 
     def _order(self, own: str) -> Array | None:
-        """Of the rows, where the halves of heads lie interleaved."""
+        """Return the order of the rows if the halves of heads lie interleaved."""
         import numpy as np
 
         metadata, architecture = self.file.metadata, self._architecture

@@ -29,7 +29,7 @@ class TokenizerOf(Protocol):
 class Network:
     spec: ModelSpec
     config: Fields
-    """Of the encoder or decoder below the head."""
+    """Config of the encoder or decoder below the head."""
     beside: tuple[tuple[str, str], ...] = ()
     """Weight files beside the usual ones, each with the prefix of its tensors' names."""
 
@@ -70,7 +70,7 @@ def _name(said: Any, default: str) -> str:
 
 
 def renamed(part: T, old: str, new: str) -> T:
-    """A specification whose names begin with ``new`` where they began with ``old``."""
+    """Return a specification whose names begin with ``new`` instead of ``old``."""
 
     def change(value: Any) -> Any:
         if isinstance(value, str):

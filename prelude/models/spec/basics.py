@@ -18,7 +18,7 @@ NormKind: TypeAlias = str  # "rms", or a name of NORMS in ops.py
 @dataclass(frozen=True, slots=True)
 class Norm:
     """Over rows of ``width`` values. ``rms``: x / sqrt(mean(x²) + eps). ``layer``: the same of x minus its mean. The
-    result is multiplied by the weight plus ``offset``, and the bias is added where there is one."""
+    result is multiplied by the weight plus ``offset``, and the bias is added if there is one."""
 
     name: str
     kind: NormKind

@@ -13,7 +13,7 @@ HeadPooling = Literal["first", "last", "mean", "markers", "tokens"]
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """``out(norm(activation(dense row)))``, or ``out row`` where there is no ``dense``; with ``norm_first`` the norm
+    """``out(norm(activation(dense row)))``, or ``out row`` if there is no ``dense``; with ``norm_first`` the norm
     stands in front of ``dense``. The row is the hidden state of the first or last token, or the mean of all; with
     ``markers`` there is one row for each option of a question, with ``tokens`` one for each token that is asked
     for."""

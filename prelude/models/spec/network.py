@@ -55,9 +55,9 @@ class Layer:
     mlp_norm: Norm
     norm_first: bool = True
     mixer_after: Norm | None = None
-    """With ``norm_first``: the norm of the mixer's output, before it is added to x,"""
+    """Norm of the mixer's output before it is added to x, with ``norm_first``."""
     mlp_after: Norm | None = None
-    """and of the MLP's output."""
+    """Norm of the MLP's output before it is added to x, with ``norm_first``."""
     entry: LayerInput | None = None
 
     @property
@@ -98,7 +98,7 @@ class PositionEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """``norm(scale * tokens + positions + types)``, then ``projection`` where the layers are wider. Tokens are rows
+    """``norm(scale * tokens + positions + types)``, then ``projection`` if the layers are wider. Tokens are rows
     of ``name`` [vocab, width]; the scale is rounded to the type of the weights. The type of a token counts the
     segments above its own, up to ``num_types - 1``: 0 for a prompt and for the first text of a pair, 1 for the
     second text."""
@@ -127,7 +127,7 @@ class Embeddings:
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """``prefix`` begins the names of the body's weights in a checkpoint of a model with a head; one of the body alone
-    leaves it out. At least one of ``layers`` has attention. It is causal in all of them or in none. Where it is
+    leaves it out. At least one of ``layers`` has attention. It is causal in all of them or in none. If it is
     causal, all have heads of the same number and width; so have all layers that rotate. The convolutions of recurrent
     layers have the same kernel."""
 
@@ -145,7 +145,7 @@ class ModelSpec:
     options: OptionHead | None = None
     masked: MaskedHead | None = None
     longer: ModelSpec | None = None
-    """The same weights for contexts longer than ``max_positions``, where those turn every token by other angles."""
+    """The same weights for contexts longer than ``max_positions``, if those turn every token by other angles."""
 
     @property
     def bidirectional(self) -> bool:
@@ -174,7 +174,7 @@ class ModelSpec:
         return max(self.embeddings.num_types, *entries)
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of keys and values that one token takes over all layers; 0 where none are kept."""
+        """Bytes of keys and values that one token takes over all layers; 0 if none are kept."""
         if self.bidirectional:
             return 0
         return 2 * len(self.attentions) * self.attention.kv_heads * self.attention.head_dim * dtype_bytes
