@@ -199,7 +199,9 @@ class _Fitting:
         self._folds = _folds(truth, seed)
         self._starts: list[F64 | None] = [None] * len(self._folds)
 
-    def _held_out(self, strength: float, folds: int, seen: int | None = None) -> tuple[F64, list[int], float]:
+    def _held_out(
+        self, strength: float, folds: int, seen: int | None = None, least_fall: float = logistic.ROUGH
+    ) -> tuple[F64, list[int], float]:
         """Logits of the rows of the first ``folds`` folds, their labels and the temperature of least loss. Each is
         judged by a fit of the others, of the ``seen`` next ones alone if that is given."""
         parts, count = [], len(self._folds)
@@ -207,7 +209,7 @@ class _Fitting:
             weights = self._weights.copy()
             for hidden in [at] if seen is None else range(at + seen + 1, at + count + 1):
                 weights[self._folds[hidden % count]] = 0.0
-            found = logistic.fit(self._rows, self._all, self._count, weights, strength, self._starts[at])
+            found = logistic.fit(self._rows, self._all, self._count, weights, strength, self._starts[at], least_fall)
             if seen is None:
                 self._starts[at] = found
             parts.append(self._rows.logits(found)[:, fold].T)
@@ -223,15 +225,15 @@ class _Fitting:
             loss = mean_nll(judged[0] / judged[2], judged[1])
             if loss >= least:
                 break
-            strength, least, best = tried, loss, judged
+            strength, least = tried, loss
         if self._named:
             self._weights[len(self._truth) :] = 0.0
             judged = self._held_out(strength, used)
             if mean_nll(judged[0] / judged[2], judged[1]) < least:
-                self._named, best = 0, judged
+                self._named = 0
             else:
                 self._weights[len(self._truth) :] = 1.0
-        table, own, temperature = best if used == every else self._held_out(strength, every)
+        table, own, temperature = self._held_out(strength, every, least_fall=logistic.CLOSE)
         curve = []
         for seen in (1, 2) if every > 3 else ():
             rest, truth, _ = self._held_out(strength, 2 if used == every else 1, seen)

@@ -19,7 +19,7 @@ from prelude.values.arrays import F32, F64, I32
 
 STEPS, PAIRS = 200, 6
 TOLERANCE = 1e-5  # of the largest component of the gradient
-_LEAST_FALL = 1e-4  # of the loss in a step, as a share
+CLOSE, ROUGH = 1e-4, 1e-3  # the least fall of the loss in a step, as a share
 _ARMIJO, _HALVINGS = 1e-4, 20
 
 
@@ -52,7 +52,15 @@ def log_shares(logits: F64) -> F64:
     return found
 
 
-def fit(rows: Rows, labels: I32, count: int, weights: F64, strength: float, start: F64 | None = None) -> F64:
+def fit(
+    rows: Rows,
+    labels: I32,
+    count: int,
+    weights: F64,
+    strength: float,
+    start: F64 | None = None,
+    least_fall: float = CLOSE,
+) -> F64:
     """Parameters [count, d + 1] in float64, the bias last. ``labels`` [n] are numbers below ``count``."""
     total = float(weights.sum())
     pull, at = 1.0 / (strength * total), np.arange(len(labels))
@@ -74,7 +82,7 @@ def fit(rows: Rows, labels: I32, count: int, weights: F64, strength: float, star
         return value + pull / 2 * squares, gradient.reshape(-1)
 
     first = np.zeros((count, len(rows.middle) + 1)) if start is None else start
-    return minimum(loss, first.reshape(-1)).reshape(first.shape)
+    return minimum(loss, first.reshape(-1), least_fall).reshape(first.shape)
 
 
 def uncentred(rows: Rows, parameters: F64) -> tuple[F64, F64]:
@@ -83,7 +91,7 @@ def uncentred(rows: Rows, parameters: F64) -> tuple[F64, F64]:
     return weight, parameters[:, -1] - (weight * rows.middle).sum(axis=1)
 
 
-def minimum(loss: Callable[[F64], tuple[float, F64]], at: F64) -> F64:
+def minimum(loss: Callable[[F64], tuple[float, F64]], at: F64, least_fall: float) -> F64:
     """Of a smooth convex function, by L-BFGS with backtracking. ``loss`` gives the value and the gradient."""
     value, gradient = loss(at)
     pairs: list[tuple[F64, F64, float]] = []
@@ -107,7 +115,7 @@ def minimum(loss: Callable[[F64], tuple[float, F64]], at: F64) -> F64:
         if curved > 1e-12 * _dot(turned, turned):
             pairs = [*pairs[1 - PAIRS :], (moved, turned, curved)]
         fell, at, value, gradient = value - found, there, found, steeper
-        if fell <= _LEAST_FALL * abs(value):
+        if fell <= least_fall * abs(value):
             break
     return at
 
