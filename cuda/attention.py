@@ -4,7 +4,7 @@ The demands of its wrappers, and how they are met here:
 
 - The first plan of a wrapper in graph mode fixes the most rows it will ever have: the caller plans a full bucket
   first.
-- Split-KV costs a merge kernel a layer, and in graph mode it would always be on. It is off but where one block
+- Split-KV costs a merge kernel a layer, and in graph mode it would always be on. It is off unless one block
   a tile would leave the device idle: decode rows with many keys, and few rows behind a long prefix.
 - ``plan`` writes a pinned buffer of the wrapper and copies it asynchronously; a second plan before that copy ran
   would change the first. ``_Call`` waits for the copy.
@@ -14,7 +14,7 @@ The demands of its wrappers, and how they are met here:
   into the pinned buffer are kept for each content of the lengths (``levels.py``), and go in with the packed copy of
   every step: known lengths need no call of FlashInfer's. ``_used`` reads from the plan's own vector how many bytes
   these are.
-- FA3 serves prompts of 256 tokens and more where it is built (compute capability 9): a shorter one leaves most of its
+- FA3 serves prompts of 256 tokens and more if it is built (compute capability 9): a shorter one leaves most of its
   128-row tiles empty.
 - indptrs are given as pinned host arrays (it reads them on the host), pages as device arrays (a host copy would
   wait).
@@ -85,7 +85,7 @@ class Calls(Protocol):
 
 
 def missing() -> str | None:
-    """The parts that FlashInfer lacks here; None if it can be called. Imports nothing."""
+    """Return the parts that FlashInfer lacks here; None if it can be called. Imports nothing."""
     if importlib.util.find_spec("flashinfer") is None:
         return "flashinfer is not installed (pip install 'prelude-engine[cuda]')"
     return None
@@ -150,7 +150,7 @@ class FlashInferCalls:
         return _Call(self, wrapper, buffers is not None, plan)
 
     def decode(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = True) -> LevelCall:
-        """Without ``split`` by tensor cores, for any heads: the other kernel always splits in graph mode."""
+        """Plan without ``split`` by tensor cores, for any heads: the other kernel always splits in graph mode."""
         wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             self.workspace,
             "NHD",
@@ -179,7 +179,7 @@ def _used(plan: Sequence[int]) -> int:
         return int(plan[12] + plan[0])
     if len(plan) == 9:  # FA3: the requests, as many as the tiles that stand first
         return int(plan[7] + plan[1] - plan[0])
-    if len(plan) == 10:  # decode on CUDA cores: the mask where keys are split, else the size of a part
+    if len(plan) == 10:  # decode on CUDA cores: the mask if keys are split, else the size of a part
         return int(plan[6] + plan[0] if plan[9] else plan[7] + 4)
     raise RuntimeError(f"FlashInfer's plan has {len(plan)} numbers; this code was read against {VERSION}")
 

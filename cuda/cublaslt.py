@@ -66,7 +66,7 @@ class Algorithm:
 
 
 def load() -> Any:
-    """The library of this process. ``OSError`` where there is none."""
+    """Return the library of this process. ``OSError`` if there is none."""
     for name in _LIBRARIES[:-1]:
         try:
             return ctypes.CDLL(name)
@@ -90,7 +90,7 @@ class CublasLt:
         return int(self._library.cublasLtGetVersion())
 
     def candidates(self, matmul: Matmul, workspace: int, most: int = 64) -> list[Algorithm]:
-        """The library's own suggestions, its first choice first; empty where it has none."""
+        """The library's own suggestions, its first choice first; empty if it has none."""
         library = self._library
         preference = ctypes.c_void_p()
         self._checked(library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "a preference")
@@ -121,7 +121,7 @@ class CublasLt:
             library.cublasLtMatmulPreferenceDestroy(preference)
 
     def accepts(self, matmul: Matmul, algorithm: Algorithm) -> bool:
-        """Whether this library on this GPU knows an algorithm that was kept."""
+        """Return whether this library on this GPU knows an algorithm that was kept."""
         description, a, b, c = self._plan(matmul)
         chosen, result = _Algorithm.from_buffer_copy(algorithm.data), _Heuristic()
         code = self._library.cublasLtMatmulAlgoCheck(
@@ -132,7 +132,7 @@ class CublasLt:
     def run(
         self, matmul: Matmul, algorithm: Algorithm, x: int, weight: int, out: int, workspace: int, stream: int
     ) -> None:
-        """Enqueues it. The four are device addresses; ``workspace`` has ``algorithm.workspace`` bytes."""
+        """Enqueue it. The four are device addresses; ``workspace`` has ``algorithm.workspace`` bytes."""
         description, a, b, c = self._plan(matmul)
         one, add = ctypes.c_float(1), ctypes.c_float(1 if matmul.add else 0)
         chosen = _Algorithm.from_buffer_copy(algorithm.data)

@@ -139,7 +139,7 @@ class CudaDevice:
         )
 
     def _adds_in_place(self) -> bool:
-        """Whether this torch multiplies bfloat16 straight into a float32 sum. Asked, not assumed."""
+        """Return whether this torch multiplies bfloat16 straight into a float32 sum. Asked, not assumed."""
         import torch
 
         if self.element == torch.float32:
@@ -177,7 +177,7 @@ class CudaDevice:
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
 
     def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Not torch's: its allocator rounds up to a power of two, and keeps what is given back."""
+        """Take memory without torch, whose allocator rounds up to a power of two and keeps freed memory."""
         import torch
 
         nbytes = math.prod(shape) * dtype.itemsize

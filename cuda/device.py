@@ -87,7 +87,7 @@ class Device(Protocol):
         ...
 
     def all_reduce(self, x: Tensor) -> None:
-        """``x`` becomes the sum of the ranks' tensors; nothing happens where the model is not divided."""
+        """``x`` becomes the sum of the ranks' tensors; nothing happens if the model is not divided."""
         ...
 
     def mark(self) -> Mark: ...
@@ -97,17 +97,17 @@ class Device(Protocol):
         ...
 
     def await_word(self, word: int, number: int) -> None:
-        """Until ``publish`` has written ``number``, or a later one, to the address ``word``. Needs no ``scope``.
+        """Wait until ``publish`` has written ``number``, or a later one, to the address ``word``. Needs no ``scope``.
         Raises the device's error."""
         ...
 
     def warm(self, work: Callable[[], object], *, search: bool) -> None:
         """Runs ``work``, which only enqueues, before it is captured. With ``search`` the algorithms of its matmuls
-        are searched first, where they are not known."""
+        are searched first, if they are not known."""
         ...
 
     def capture(self, work: Callable[[], object]) -> Graph:
-        """``work``, on fixed addresses, as a graph."""
+        """Capture ``work``, on fixed addresses, as a graph."""
         ...
 
     def memory(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The calls that reach the CUDA driver, through cuda-python, behind one narrow class.
 
 Nothing here runs at import: a machine without a driver imports all of ``prelude.cuda``. ``missing`` probes once and
-names the missing parts; ``Driver`` is made only where none is missing.
+names the missing parts; ``Driver`` is made only if none is missing.
 
 cuda.bindings returns ``(error, *results)`` and never raises for an error code; ``_checked`` turns codes into
 ``CudaError``. Handles are plain integers.
@@ -25,7 +25,7 @@ _SPIN_NS = 3_000_000
 """How long a thread that waits for a step looks again at once. A longer step is not held up by the sleeps between."""
 
 _IDLE_STREAMS: dict[int, list[int]] = {}
-"""By context: streams of devices that were closed. They are never destroyed: when a pinned tensor is freed, torch's
+"""Streams by context, of devices that were closed. They are never destroyed: when a pinned tensor is freed, torch's
 allocator records events on the streams that it was copied on, and that may be later."""
 
 
@@ -41,7 +41,7 @@ def is_final(error: BaseException) -> bool:
 
 @functools.cache
 def missing() -> tuple[str, ...]:
-    """The parts that this process lacks for a GPU, each with the way out; empty where none is missing. Probed
+    """The parts that this process lacks for a GPU, each with the way out; empty if none is missing. Probed
     once."""
     lacks: list[str] = []
     if importlib.util.find_spec("torch") is None:
@@ -56,7 +56,7 @@ def missing() -> tuple[str, ...]:
         lacks.append("cuda-python is not installed (pip install 'prelude-engine[cuda]')")
         return tuple(lacks)
     try:
-        # cuda-bindings raises where libcuda cannot be loaded: RuntimeError in 13.0, an error of its own in 13.5.
+        # cuda-bindings raises if libcuda cannot be loaded: RuntimeError in 13.0, an error of its own in 13.5.
         code, *_ = driver.cuInit(0)
         found = driver.cuDeviceGetCount() if code == driver.CUresult.CUDA_SUCCESS else (code, 0)
         if found[0] != driver.CUresult.CUDA_SUCCESS:
@@ -119,13 +119,13 @@ class Driver:
         self._events: list[int] = []
 
     def make_current(self) -> None:
-        """For the calling thread. torch does it lazily, in calls of its own; the driver's calls need it done."""
+        """Set the calling thread's context. torch does it lazily, in calls of its own; the driver's calls need it."""
         _checked(self._driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
 
     # ------------------------------------------------------------------ streams and events
 
     def stream(self) -> int:
-        """One that was given back, or a new one."""
+        """A stream that was given back, or a new one."""
         idle = _IDLE_STREAMS.get(int(self._context))
         if idle:
             return idle.pop()
@@ -133,14 +133,14 @@ class Driver:
         return int(_checked(self._driver.cuStreamCreate(int(flags)), "cuStreamCreate"))
 
     def give_back_stream(self, stream: int) -> None:
-        """For another ``stream()``. All that was enqueued on it has run."""
+        """Keep it for another ``stream()``. All that was enqueued on it has run."""
         _IDLE_STREAMS.setdefault(int(self._context), []).append(stream)
 
     def synchronize(self, stream: int) -> None:
         _checked(self._driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
 
     def event(self) -> int:
-        """One that was given back, or a new one."""
+        """An event that was given back, or a new one."""
         return self._events.pop() if self._events else int(_checked(self._driver.cuEventCreate(0), "cuEventCreate"))
 
     def record(self, event: int, stream: int) -> None:
@@ -160,7 +160,7 @@ class Driver:
         return float(_checked(self._driver.cuEventElapsedTime(first, last), "cuEventElapsedTime"))
 
     def give_back(self, event: int) -> None:
-        """For another ``event()``; making one costs microseconds."""
+        """Keep it for another ``event()``; making one costs microseconds."""
         self._events.append(event)
 
     def destroy_events(self) -> None:
@@ -170,7 +170,7 @@ class Driver:
     # ------------------------------------------------------------------ memory
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Host or device either way; the driver tells by the address. Asynchronous for pinned memory."""
+        """Copy between host and device; the driver tells the way by the address. Asynchronous for pinned memory."""
         _checked(self._driver.cuMemcpyAsync(target, source, nbytes, stream), "cuMemcpyAsync")
 
     def pin(self, nbytes: int) -> int:
@@ -254,13 +254,13 @@ class Driver:
         _checked(self._driver.cuGraphLaunch(executable, stream), "cuGraphLaunch")
 
     def replay(self, target: int, source: int, nbytes: int, executable: int, stream: int) -> None:
-        """A copy in, then a graph, from any thread."""
+        """Enqueue a copy in, then a graph, from any thread."""
         code = self.calls.replay(target, source, nbytes, executable, stream)
         if code:
             _checked((self._driver.CUresult(code),), "a step's copy and its graph")
 
     def wait_for(self, word: int, number: int, stream: int) -> None:
-        """Until the word at an address has come to ``number``; from any thread, without the GIL."""
+        """Wait until the word at an address has come to ``number``; from any thread, without the GIL."""
         code = self.calls.wait(word, number, stream, _SPIN_NS)
         if code < 0:
             raise CudaError("the step on the device: its stream ended and its results did not come")

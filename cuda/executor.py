@@ -96,7 +96,7 @@ class CudaExecutor:
         positions = weights.rope_table.shape[0]
         given = {window for window in windows_of(config.spec) if window is not None}
         self.windows = tuple(sorted(window for window in given if window + 1 < positions))
-        """Of layers, those that leave something out of the longest sequence."""
+        """Windows of layers that leave a key out of the longest sequence."""
         self.seen_whole = min((window + 1 for window in self.windows), default=positions)
         """Positions up to which no window leaves anything out."""
         with device.scope():
@@ -126,7 +126,7 @@ class CudaExecutor:
         return self.device.zeros(shape, self.device.element)
 
     def set_blocks(self, num_blocks: int) -> None:
-        """Another, empty pool; before anything was recorded, for graphs know where the pool lies, and before
+        """Take another, empty pool, before anything was recorded, for graphs know where the pool lies, and before
         ``host_blocks``."""
         if len(self.graphs) or self._host is not None:
             raise RuntimeError(
@@ -308,7 +308,7 @@ class CudaExecutor:
         return self.forward.run(program.shape, Inputs.of(program.inputs, area, self.pending_tokens), attention)
 
     def own_attention(self, shape: Shape, fields: Fields, area: Tensor) -> StepAttention:
-        """By a kernel of this project."""
+        """Run by a kernel of this project."""
         if shape.alone:
             return PromptsAttention(self.device, fields, area)
         return KeysAttention(self.device, shape, fields, area, self.config.spec.attention.kv_heads)
@@ -327,7 +327,7 @@ class CudaExecutor:
         return self.recorder.warm_up()
 
     def idle(self, due: Callable[[], bool]) -> bool:
-        """Records one shape that steps wanted, or leaves it where a step is ``due``. The engine calls it when nothing
+        """Records one shape that steps wanted, or leaves it if a step is ``due``. The engine calls it when nothing
         waits. Whether more are wanted."""
         return not self._closed and self.recorder.idle(due)
 
@@ -344,7 +344,7 @@ class CudaExecutor:
     # ------------------------------------------------------------------ areas
 
     def _input_area(self, nbytes: int) -> tuple[Area, Tensor]:
-        """The standing areas, or some for this step alone where they are too small."""
+        """The standing areas, or some for this step alone if they are too small."""
         if nbytes <= _STAGING:
             return self.staging.inputs.take(), self.staging.input_area
         return Area.of(self.device.pinned((nbytes,), torch.uint8)), self.device.empty((nbytes,), torch.uint8)

@@ -33,7 +33,7 @@ _CASES: tuple[tuple[str, Lists, Lists], ...] = (
 
 
 def failure(device: Device, calls: Calls, heads: tuple[int, int, int], trials: Trials) -> str | None:
-    """Why FlashInfer cannot serve ``heads`` (query heads, KV heads, values of each) here; None where it can, which
+    """Why FlashInfer cannot serve ``heads`` (query heads, KV heads, values of each) here; None if it can, which
     the next process knows by ``trials``. An error of the driver is raised: it is final."""
     name = "x".join(map(str, heads))
     if trials.outcomes().get(name):

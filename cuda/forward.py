@@ -3,7 +3,7 @@
     ids ─ embed+norm ─▶ x, n ─┬─ qkv ─ head norm + rope (+ pool) ─▶ attention ─ out ─▶ x +=
                               └ norm ─ gate_up ─ silu, times ─ down ─▶ x +=    ─ norm ─▶ n of the next layer
 
-The residual stream is float32 and GEMMs add into it. In the last layer K and V are computed for all rows; where its
+The residual stream is float32 and GEMMs add into it. In the last layer K and V are computed for all rows; if its
 attention is cut, Q too is computed for the read rows only, and everything behind attention always is.
 """
 
@@ -44,7 +44,7 @@ class Inputs:
 
 
 def windows_of(spec: ModelSpec) -> list[int | None]:
-    """Of each layer."""
+    """Windows of the layers."""
     return [heads.window for heads in spec.attentions]
 
 
@@ -58,7 +58,7 @@ class Forward:
         pool: Tensor,
         windows: tuple[int, ...],
     ) -> None:
-        """``windows``: those that leave something out."""
+        """``windows``: those that leave a key out."""
         self.device = device
         self.weights = weights
         self.work = work

@@ -98,7 +98,7 @@ class Graphs:
         return next((shape for shape in reversed(self._wanted) if self.wants(shape)), None)
 
     def record(self, shape: Shape, make: Callable[[Shape], Program]) -> Program | None:
-        """Makes the program of ``shape``; where that fails, the shape is refused from then on. Of a divided model
+        """Makes the program of ``shape``; if that fails, the shape is refused from then on. Of a divided model
         ``ExecutionError``: recording adds up over the ranks, and the others may have recorded it."""
         seen = self._wanted.pop(shape, 0)
         try:
@@ -132,7 +132,7 @@ class Graphs:
             log.info("a step of %d rows runs eagerly: %s", shape.rows, reason)
 
     def never(self, shape: Shape) -> str | None:
-        """Why no graph will ever serve ``shape``."""
+        """Return why no graph will ever serve ``shape``."""
         if not self.policy.enabled:
             return "graphs are off"
         if shape.rows > self.policy.max_rows:

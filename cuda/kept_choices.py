@@ -18,13 +18,13 @@ def folder() -> Path:
 
 
 def path_of(*names: str) -> Path:
-    """Of a file of entries that are good for all of these: a GPU, a release, a hash of a source."""
+    """Name a file of entries that are good for all of these: a GPU, a release, a hash of a source."""
     return folder() / ("-".join(re.sub(r"[^A-Za-z0-9.]+", "-", name) for name in names) + ".json")
 
 
 def write(path: Path, data: bytes) -> None:
-    """Beside its name first, then renamed, so that processes that start together read no half of it; nothing is left
-    where that fails."""
+    """Write beside its name, then rename, so that processes that start together read no half of it. No file is left
+    if that fails."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent)

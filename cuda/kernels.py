@@ -1,6 +1,6 @@
 """Our kernels: their sources, arguments and extents, and for each kernel a function that launches it.
 
-``kinds`` says for each argument ``int``, ``float``, or the type behind a pointer (``?`` where it may be null).
+``kinds`` says for each argument ``int``, ``float``, or the type behind a pointer (``?`` if it may be null).
 ``extents`` gives, for a grid and arguments, how many values each pointer must have behind it; reads through
 indices are checked where the indices are made.
 """
@@ -99,7 +99,7 @@ POOL_ROWS = _kernel(
     lambda n, exact, indptr, before, mode, width, stride, out: (width, n + 1, n, (n - 1) * stride + width),
 )
 POOLINGS = ("mean", "max", "mean_sqrt_len_tokens", "weightedmean", "cls", "last")
-"""In the order of the kernel's modes."""
+"""Poolings in the order of the kernel's modes."""
 QK_ROPE = _kernel(
     "qk_rope",
     "heads",

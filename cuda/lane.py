@@ -96,7 +96,7 @@ def parts(batch: ForwardBatch) -> tuple[Any, Any, list[tuple[Any, bool]]]:
 
 
 def asked_of(groups: Groups, chunk_rows: int) -> Asked | None:
-    """What a graph holds of each group of readouts; None where it may not hold one of them."""
+    """What a graph holds of each group of readouts; None if it may not hold one of them."""
     found = []
     for group in groups:
         readout: Any = group[0]
@@ -152,7 +152,7 @@ class KnownReadout:
             array[len(own) :] = rest
 
     def read(self, group: tuple[Readout, ...], address: int) -> list[Output] | None:
-        """The outputs of a group; None where a number is not finite."""
+        """The outputs of a group; None if a number is not finite."""
         readout: Any = group[0]
         if self.kind == "labels":
             logits = copied_f64(address + self.values, len(readout.targets))
@@ -189,7 +189,7 @@ class KnownStep:
             first += count
 
     def read(self, groups: Groups, order: tuple[int, ...], area: Area) -> Results | None:
-        """The readouts' outputs; None where a number of them is not finite. ``order``: for each output in the order
+        """The readouts' outputs; None if a number of them is not finite. ``order``: for each output in the order
         of the groups the index of its readout."""
         found: list[Output] = []
         for known, group in zip(self.readouts, groups):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prelude.cuda.workspace import Workspace
 
 _KEPT_PLANS = 1024
-"""Of one recorded shape. A plan has some kilobytes."""
+"""Plans that one recorded shape keeps. A plan has some kilobytes."""
 
 
 class Heads(NamedTuple):
@@ -37,7 +37,7 @@ class Heads(NamedTuple):
 
 class StepAttention(Protocol):
     def plan(self, area: Area) -> None:
-        """Before the step's arrays are sent from ``area`` (recorded), or behind that (eager)."""
+        """Plan before the step's arrays are sent from ``area`` (recorded), or behind that (eager)."""
         ...
 
     def run(self, heads: Heads, out: Tensor, *, last: bool, window: int | None = None) -> None:

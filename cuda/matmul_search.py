@@ -5,7 +5,7 @@ times every algorithm that cuBLASLt suggests for a shape, on the weight itself a
 own way, and keeps the fastest whose numbers are right; the best are timed a second time, more often. It runs when the
 engine is warmed up, never for a request. Its choices are stored in ``$PRELUDE_CACHE/cuda/matmuls-*.json``, named by
 GPU and library, and are checked before they are used. Rows that were not searched take the algorithm of the next
-searched number of rows, where the library accepts it for them.
+searched number of rows, if the library accepts it for them.
 
 A search takes at most ``ROOM`` bytes, and half of the memory that is free: numbers are compared a slice of columns
 at a time. A search that fails leaves its matmul to torch, and says so once.
@@ -53,7 +53,7 @@ _SLICE = 32 << 20
 _MOST_CHOSEN = 8192
 _RUNS, _MORE_RUNS, _BEST = 5, 20, 5
 _TOLERANCE = 2e-2
-"""Of the largest value: bfloat16 rounds at 4e-3, and split sums round more than once."""
+"""Tolerance as a part of the largest value: bfloat16 rounds at 4e-3, and split sums round more than once."""
 
 
 class MatmulSearch:
@@ -90,7 +90,7 @@ class MatmulSearch:
         self._library.close()
 
     def run(self, x: Tensor, weight: Tensor, out: Tensor, add: bool) -> bool:
-        """Enqueues ``out (+)= x @ weight.T`` by the chosen algorithm; False where there is none."""
+        """Enqueues ``out (+)= x @ weight.T`` by the chosen algorithm; False if there is none."""
         matmul = matmul_of(x, weight, out, add)
         if matmul is None:
             return False
@@ -223,7 +223,7 @@ def _bytes_of(rows: Tensor) -> int:
 
 
 def _right(work: Callable[[], None], out: Tensor, x: Tensor, weight: Tensor, add: bool) -> bool:
-    """Whether ``work`` puts ``x @ weight.T`` into ``out``, or adds it to ``out``."""
+    """Return whether ``work`` puts ``x @ weight.T`` into ``out``, or adds it to ``out``."""
     before = 1.0 if add else float("nan")
     out.fill_(before)
     try:

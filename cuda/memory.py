@@ -23,11 +23,11 @@ def reserve(total: int) -> int:
 
 
 def blocks_for(free: int, total: int, block_bytes: int, *, blocks: int | None, nbytes: int | None) -> int:
-    """KV blocks of ``block_bytes`` each where ``free`` bytes are left behind a step of full size. One more is the
+    """KV blocks of ``block_bytes`` each if ``free`` bytes are left behind a step of full size. One more is the
     scratch block, which ``limits()`` does not state: ``nbytes`` includes it, ``blocks`` does not. Never more
     than they ask for.
 
-    Raises :class:`InsufficientMemory` where the requested blocks do not fit, or none does.
+    Raises :class:`InsufficientMemory` if the requested blocks do not fit, or none does.
     """
     available = max(0, free - reserve(total))
     fitting = available // block_bytes - 1
@@ -65,7 +65,7 @@ def room(max_memory: int | float | None, before: int, free: int) -> int:
 @contextmanager
 def fits(memory: Callable[[], tuple[int, int]], use: str, *, behind: int = 0) -> Iterator[None]:
     """Turns an allocator's errors inside into :class:`InsufficientMemory`. The size of ``use`` is not known
-    where it did not end: ``needed`` is the least possible size, all that was free and the ``behind`` bytes which are
+    if it did not end: ``needed`` is the least possible size, all that was free and the ``behind`` bytes which are
     wanted after it."""
     free, total = memory()
     try:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from prelude.cuda.device import Device
 
 ROWS = 256
-"""Of all prompts of a step. Longer ones fill the device by FlashInfer's tiles too."""
+"""Rows of all prompts of a step. Longer prompts fill the device by FlashInfer's tiles too."""
 HEAD_DIMS = (64, 128)
 TILE = 16
 """Rows of a block, at most; all of one prompt."""
 _TOLERANCE = 2e-2
-"""Of the largest value, as in ``matmul_search.py``."""
+"""Tolerance as a part of the largest value, as in ``matmul_search.py``."""
 _KEYS = 32
 _WARPS = 4
 
@@ -80,7 +80,7 @@ def in_float32(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
 
 
 def same(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether the largest difference is at most ``_TOLERANCE`` of the largest value; a NaN is not."""
+    """Return whether the largest difference is at most ``_TOLERANCE`` of the largest value; a NaN is not."""
     difference = (ours.float() - theirs.float()).abs().max()
     return bool(difference <= _TOLERANCE * theirs.float().abs().max())
 

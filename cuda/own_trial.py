@@ -32,7 +32,7 @@ every other prompt and in those rows: the prompts beside it must not see it."""
 
 
 def attends(device: Device, head_dim: int) -> bool:
-    """Whether the attention of heads of ``head_dim`` is that of float32, for several heads that share keys."""
+    """Return whether the attention of heads of ``head_dim`` is that of float32, for several heads that share keys."""
     return all(
         _attends(device, lengths, heads, kv_heads, head_dim, spare, broken)
         for lengths in _PROMPTS
@@ -91,7 +91,7 @@ def note_attention(device: Device, trials: Trials, head_dim: int) -> bool:
 
 
 def one(head_dim: int) -> int:
-    """In a process of its own."""
+    """Try in a process of its own."""
     from prelude.cuda.cuda_device import CudaDevice
 
     device = CudaDevice(torch.bfloat16, head_dim=head_dim)

@@ -89,7 +89,7 @@ class HeadOperation:
         return [("scores", self.rows * self.labels, "f32")]
 
     def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None:
-        # The rest of the last tile, where rows are multiplied in tiles of one size.
+        # The rest of the last tile, if rows are multiplied in tiles of one size.
         device, rows = self.context.device, whole_tiles(self.rows)
         exact = device.zeros((rows, self.context.spec.hidden), torch.float32)
         scores = device.empty((rows, self.labels), torch.float32)

@@ -45,7 +45,7 @@ class Recorder:
         self._warm: Shape | None = None  # was run last, and its capture left
 
     def find(self, shape: Shape) -> Program | None:
-        """The program that serves ``shape``, recorded now where the policy wants that."""
+        """The program that serves ``shape``, recorded now if the policy wants that."""
         graphs = self.executor.graphs
         program = graphs.find(shape)
         if program is None and graphs.policy.at_once and graphs.wants(shape):
@@ -54,7 +54,7 @@ class Recorder:
         return program
 
     def idle(self, due: Callable[[], bool]) -> bool:
-        """Records one wanted shape, or leaves it where a step is ``due``. Whether more are wanted."""
+        """Records one wanted shape, or leaves it if a step is ``due``. Whether more are wanted."""
         graphs = self.executor.graphs
         shape = graphs.next_wanted()
         if shape is None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prelude.models.spec import Attention
 
 LONG_QUERY = 256
-"""Tokens of a prompt from which on attention is FA3's, where there is one."""
+"""Tokens of a prompt from which on attention is FA3's, if there is one."""
 SPLIT_KEYS = 512
 """Keys up to which one block reads all of a row's: joining parts costs a kernel a layer."""
 FLOAT_WORKSPACE = 256 << 20
@@ -38,7 +38,7 @@ QUERY_TILE = 128
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """When attention takes which of its ways. ``long_query``: see ``LONG_QUERY``; a number above every length where
+    """The bounds between attention's ways. ``long_query``: see ``LONG_QUERY``; a number above every length if
     there is no FA3. ``whole_rows``: decode rows that fill the device, so that splitting their keys gains nothing;
     ``whole_tiles``: tiles of prompts that do. ``group``: query heads that share a key; ``alone_rows``: up to which
     prompts that read nothing but themselves attend by this project's kernel."""
@@ -104,7 +104,7 @@ class Shape:
 
     @classmethod
     def of(cls, sizes: StepSizes, readouts: tuple[RecordedReadout, ...] | None = None) -> Shape:
-        """Of what ``StepPacker`` measured."""
+        """Make the shape that ``StepPacker`` measured."""
         prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, keys, *ways = sizes
         more = tuple(PagedShape(*level) for level in levels)
         return cls(
@@ -210,7 +210,7 @@ def write_idle(shape: Shape, fields: Fields, area: np.ndarray, scratch_block: in
 
 
 def _spread(rows: int, requests: int) -> I32:
-    """An indptr of ``requests`` that covers ``rows``: one each, the first has the rest; empty ones where rows
+    """An indptr of ``requests`` that covers ``rows``: one each, the first has the rest; empty ones if rows
     lack."""
     edges = rows - np.arange(requests, -1, -1, dtype=np.int64)
     spread: I32 = np.maximum(edges, 0).astype(np.int32)

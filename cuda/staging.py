@@ -170,11 +170,11 @@ class Staging:
         )
 
     def give_back(self, area: Area) -> None:
-        """The output area that was taken last: its step came to nothing."""
+        """Give back the output area that was taken last: its step failed."""
         if self.outputs.areas[-1] is area:
             self.outputs.areas.rotate(1)
 
     def next_number(self) -> int:
-        """Of a step, a uint32 that wraps around. The first is 1: areas that were not used have 0."""
+        """Number of a step, a uint32 that wraps around. The first is 1: areas that were not used have 0."""
         self.number = (self.number + 1) & 0xFFFF_FFFF
         return self.number

@@ -29,7 +29,7 @@ OPERATIONS: dict[type[Readout], Make] = {
 
 def groups_of(readouts: Sequence[Readout]) -> list[list[int]]:
     """Readouts that one operation serves, by index. Those that draw are one group, so that the tokens of a step stand
-    one behind the other in any room of a recorded shape; they stay apart where one of them edits logits or lists
+    one behind the other in any room of a recorded shape; they stay apart if one of them edits logits or lists
     logprobs."""
     drawing = [i for i, readout in enumerate(readouts) if readout.draws]
     if len(drawing) < 2 or not all(is_plain(readouts[i]) for i in drawing):

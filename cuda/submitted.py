@@ -48,7 +48,7 @@ class StepClock:
         self._device_end = 0  # nanoseconds on the device's clock, at the end of the last step that was waited for
 
     def seconds(self, step: SubmittedStep) -> float:
-        """Of a step whose end has just been seen. Behind another one it began where that one ended, by the device's
+        """Time a step that has just ended. Behind another one it began where that one ended, by the device's
         clock; else when it was launched, and it ended now."""
         now, before = time.perf_counter(), self._device_end
         end = self._device_end = clock_at(step.ended.area.address + 8)

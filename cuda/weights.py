@@ -47,10 +47,10 @@ class DeviceWeights:
     embeddings: Tensor  # [vocab, hidden]
     layers: tuple[DeviceLayer, ...]
     final_gain: Tensor
-    lm_head: Tensor | None  # the embeddings themselves where it is tied
+    lm_head: Tensor | None  # the embeddings themselves if it is tied
     score: Tensor | None  # float32
     rope_table: Tensor
-    """Of the first layer that rotates: as many rows as there are positions."""
+    """Table of the first layer that rotates: as many rows as there are positions."""
 
     def tensors(self) -> Iterator[Tensor]:
         owners: tuple[Any, ...] = (self, *self.layers)
@@ -81,7 +81,7 @@ def rope_table(rope: Rope, positions: int) -> Tensor:
 
 
 def rope_tables(device: Device, loader: Loader, spec: ModelSpec, positions: int) -> dict[Rope | None, Tensor]:
-    """One for each kind of rotation in ``spec``, that of a layer which rotates first."""
+    """Return a table for each kind of rotation in ``spec``, a rotating layer's first."""
     tables: dict[Rope | None, Tensor] = {}
     for rope in sorted(dict.fromkeys(heads.rope for heads in spec.attentions), key=lambda rope: rope is None):
         if rope is None:

@@ -54,7 +54,7 @@ class Workspace:
     def of(
         cls, device: Device, spec: ModelSpec, *, rows: int, block_size: int, chunk_rows: int, vocab: int
     ) -> Workspace:
-        """``rows`` tokens a step; ``vocab`` is 0 without a language-model head. ``InsufficientMemory`` where it does
+        """``rows`` tokens a step; ``vocab`` is 0 without a language-model head. ``InsufficientMemory`` if it does
         not fit into the free memory of the device."""
         sizes = _sizes(spec, device.element, rows, chunk_rows, vocab)
         needed = sum(count * columns * dtype.itemsize for count, columns, dtype in sizes)
@@ -85,7 +85,7 @@ class Workspace:
 
 
 def workspace_bytes(spec: ModelSpec, element: torch.dtype, rows: int, chunk_rows: int, vocab: int) -> int:
-    """Of the workspace of ``Workspace.of``."""
+    """Bytes of the workspace of ``Workspace.of``."""
     return sum(
         count * columns * dtype.itemsize for count, columns, dtype in _sizes(spec, element, rows, chunk_rows, vocab)
     )
