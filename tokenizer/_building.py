@@ -10,7 +10,7 @@ from ._schema import FIELDS, REQUIRED
 from .errors import TokenizerError, TokenizersMutationError
 
 CUSTOM = "Custom"  # in place of a type's name: a component written in Python
-# Names of files -> HF's names of arguments, where they differ.
+# Names of files -> HF's names of arguments, if they differ.
 _ARGUMENTS = {
     ("normalizer", "Strip"): {"strip_left": "left", "strip_right": "right"},
     ("decoder", "Strip"): {"start": "left", "stop": "right"},

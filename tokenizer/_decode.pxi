@@ -1,4 +1,4 @@
-# From ids to str, with nothing made between where the decoder is byte-level; and pairs as lists.
+# From ids to str, with nothing made between if the decoder is byte-level; and pairs as lists.
 
 cdef extern from *:
     """

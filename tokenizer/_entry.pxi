@@ -155,7 +155,7 @@ cdef class FreshEncoding:
         return self._token_list() if out is None else out
 
     cdef list fresh_tokens(self):
-        """None where an id alone does not give its token."""
+        """None if an id alone does not give its token."""
         cdef Py_ssize_t i
         cdef int32_t shown = self.frame.shown
         cdef list out = list(self.frame.tokens_before)
@@ -235,7 +235,7 @@ cdef class EncodeEntry:
     cdef public object _truncation, _padding, _encode_special
 
     def _set_entry(self, core, plain, special, plain_rows, special_rows, bytes control not None):
-        """core: None where texts are not encoded here; a frame is None where encode() does more."""
+        """core: None if texts are not encoded here; a frame is None if encode() does more."""
         self.native, self.plain, self.special, self.control = core, plain, special, control
         self.plain_rows, self.special_rows = plain_rows, special_rows
 
@@ -247,7 +247,7 @@ cdef class EncodeEntry:
         self._encode_special = other._encode_special
 
     cdef QuickFrame frame_for(self, bint special):
-        """The frame around one text; None where truncation or padding, or more than a frame, is asked for."""
+        """The frame around one text; None if truncation or padding, or more than a frame, is asked for."""
         if self._truncation is not None or self._padding is not None:
             return None
         return self.special if special else self.plain
@@ -276,7 +276,7 @@ cdef class EncodeEntry:
         return self.fresh(frame, sequence, self._encode_special is False, False, &use)
 
     cdef list fresh_batch(self, object given, object is_pretokenized, bint special, bint bare):
-        """None where a text is not a plain string, or settings want more than a frame around it."""
+        """None if a text is not a plain string, or settings want more than a frame around it."""
         cdef QuickFrame frame = self.frame_for(special)
         if frame is None or is_pretokenized is not False or type(given) not in (list, tuple):
             return None
@@ -285,7 +285,7 @@ cdef class EncodeEntry:
     def _row_columns(self, list firsts not None, list seconds, bint special, truncation, padding,
                      bint parse_special, tuple columns not None, str kind not None, bint keeps_rest):
         """(columns, the number of each row's sample, the length of the longest row) of texts or lists of words and
-        their seconds; None where the general way has to be gone.
+        their seconds; None if the general way has to be gone.
 
         columns: of 0 ids, 1 type ids, 2 attention mask, 3 special tokens mask, 4 offsets. kind: "int32" or "int64"
         for arrays [rows, length] (offsets [rows, length, 2]), of rows of one length alone; "list" for lists of lists.
@@ -304,7 +304,7 @@ cdef class EncodeEntry:
     def _row_encodings(self, list firsts not None, list seconds, bint special, truncation, padding,
                        bint parse_special, source not None, type not None):
         """An encoding of ``type`` for each sample, cut and padded; their other columns are made by ``source``, which
-        is told what they are padded to. None where the general way has to be gone."""
+        is told what they are padded to. None if the general way has to be gone."""
         cdef RowCall call
         cdef Rows* rows
         cdef FreshEncoding made

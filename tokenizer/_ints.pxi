@@ -1,11 +1,11 @@
 # The int objects of ids, which all tokenizers of a process share; included by _core.pyx.
 #
-#   _ints   [0, 1, 2, ...]   a list that is in use is never changed: where a longer one is needed, it is made of the
+#   _ints   [0, 1, 2, ...]   a list that is in use is never changed: if a longer one is needed, it is made of the
 #                            same objects and more
 #
 #   Ids are many, and so are the pages that as many objects of Python's allocator would touch for the first time. On
 #   the CPythons that are known they are put side by side on huge pages instead, each a copy of an int of one digit
-#   with another digit. References that are never given back keep each of them: they are never freed. Where a count has
+#   with another digit. References that are never given back keep each of them: they are never freed. If a count has
 #   64 bits and does not mark objects as immortal (before CPython 3.12), these references are 2^60, and references
 #   that a list takes are not counted: at a billion drops a second they last for 36 years.
 #   As CPython's own ints lie side by side as well, the address of each is known from its number, and a list of ids is
@@ -58,10 +58,10 @@ cdef extern from *:
     }
     inline bool is_by_address(Py_ssize_t end) { return end <= by_address.end; }
 
-    // Into items[from .. to), where those before are already: whether they could be made.
+    // Into items[from .. to), if those before are already: whether they could be made.
     inline bool put_ints(PyObject** items, Py_ssize_t from, Py_ssize_t to) {
       if (to > most_by_address || to > Py_ssize_t{1} << PyLong_SHIFT || to <= from) return false;
-      // Nor behind others that lie elsewhere, as they do where there was no memory for these before.
+      // Nor behind others that lie elsewhere, as they do if there was no memory for these before.
       if (from != (by_address.end ? by_address.end : cached_ints)) return false;
       PyObject* sample = PyLong_FromSsize_t(cached_ints);
       if (!sample || Py_REFCNT(sample) != 1) {

@@ -89,7 +89,7 @@ cdef int fill_layout(RowLayout& layout, pieces) except -1:
 
 
 cdef int add_text(object text, vector[RowText]& texts, size_t* total) except -1:
-    """False where it is no str."""
+    """False if it is no str."""
     cdef RowText row
     if not isinstance(text, str):
         return False
@@ -106,7 +106,7 @@ cdef int add_text(object text, vector[RowText]& texts, size_t* total) except -1:
 
 
 cdef int64_t add_sequence(object given, vector[RowText]& texts, size_t* total) except -2:
-    """How many texts it has; -1 where it is neither a str nor a list of words."""
+    """How many texts it has; -1 if it is neither a str nor a list of words."""
     cdef int64_t count = 0
     if isinstance(given, str):
         return 1 if add_text(given, texts, total) else -1
@@ -128,7 +128,7 @@ cdef class RowCall:
     @staticmethod
     cdef RowCall made(CoreTokenizer core, RowFrames frames, list firsts, list seconds, truncation, padding,
                       cbool parse_special, cbool offsets, cbool keeps_rest, cbool wide):
-        """None where another way has to be gone."""
+        """None if another way has to be gone."""
         cdef RowCall self = RowCall.__new__(RowCall)
         cdef vector[RowText] texts
         cdef vector[RowSample] samples

@@ -24,7 +24,7 @@ cdef string_view view_of(object text) except *:
     if isinstance(text, bytes):
         PyBytes_AsStringAndSize(text, &data, &size)
         if not (<bytes> text).isascii():
-            (<bytes> text).decode()  # raises UnicodeDecodeError where it is not UTF-8
+            (<bytes> text).decode()  # raises UnicodeDecodeError if it is not UTF-8
         return string_view(data, size)
     raise TypeError(f"expected str or bytes, not {type(text).__name__}")
 

@@ -8,7 +8,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 class AddedToken:
     """A token matched in the text before the model sees it.
 
-    ``normalized``, where it is not given, is True for a token that is not special. A setter of an AddedToken
+    ``normalized``, if it is not given, is True for a token that is not special. A setter of an AddedToken
     of a loaded tokenizer changes that object alone: each call of ``get_added_tokens_decoder`` makes new ones.
     """
 

@@ -8,7 +8,7 @@ of messages, tools, documents or other arguments is not, however the template cu
 with ``Tokenizer.encode_segments``, untrusted text never becomes a control token, nor completes one.
 
 Trusted from outside are only the special tokens given by name (``bos_token``...), and the role of a message
-where it is one of ``ROLES``: some templates build a control token around it.
+if it is one of ``ROLES``: some templates build a control token around it.
 
 jinja2 is imported at the first use. ``Bounds`` bounds one rendering.
 """
@@ -119,7 +119,7 @@ def apply_chat_template(
     bounds: Bounds | None = None,
     **kwargs: Any,
 ) -> str:
-    """The text of a conversation. Raises ``ChatTemplateError`` where it cannot be rendered."""
+    """The text of a conversation. Raises ``ChatTemplateError`` if it cannot be rendered."""
     rendered = _rendered(
         messages,
         chat_template,
@@ -198,7 +198,7 @@ def _rendered(
 
 
 def _checked(prefix: str, run: Callable[..., Any], *args: Any) -> Any:
-    """``run(*args)``, with ``ChatTemplateError`` for its errors but ``MemoryError``: messages are not refused where
+    """``run(*args)``, with ``ChatTemplateError`` for its errors but ``MemoryError``: messages are not refused if
     this process has no memory. The error is made outside of the handler: the traceback of the first would keep the
     template's values alive."""
     failure: str | None = None

@@ -20,7 +20,7 @@ MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model that a tokenizer is read for: its type names the class where the file does not. Tokens are added with
+    """The model that a tokenizer is read for: its type names the class if the file does not. Tokens are added with
     ids below ``rows``. ``lower``: all text is lowered first, as sentence-transformers' ``do_lower_case`` asks."""
 
     type: str
@@ -128,13 +128,13 @@ def _class_of(values: Mapping[str, Any], model_type: str | None) -> str | None:
 
 
 def gives_types(values: Mapping[str, Any], model_type: str) -> bool:
-    """Whether the second text of a pair has a token type of its own, as far as the model has types."""
+    """Return whether the second text of a pair has a token type of its own, as far as the model has types."""
     names = values.get("model_input_names")
     return "token_type_ids" in names if isinstance(names, list) else _class_of(values, model_type) in _TYPED
 
 
 def _of_frame(found: Changes, values: Mapping[str, Any], name: str | None, section: Callable[[str], Any]) -> None:
-    """Of the classes that make their post-processor of two named tokens."""
+    """Find tokens that a class puts around a text and the post-processor does not."""
     frame = json.dumps(section("post_processor"), ensure_ascii=False)
     for role in _FRAMES.get(name or "", ()):
         flags = _flags(values.get(role), {})
@@ -148,7 +148,7 @@ def _of_class(found: Changes, values: Mapping[str, Any], section: Callable[[str]
     for setting in _CLASSES.get(name or "", ()):
         said = values.get(setting.key, MISSING)
         if said is MISSING and model is None:
-            continue  # the class's default counts where a model is read, as AutoTokenizer does
+            continue  # the class's default counts if a model is read, as AutoTokenizer does
         wanted = setting.value(setting.default if said is MISSING else said, values)
         whole = found.sections.get(setting.section, section(setting.section))
         here = _component(whole, setting.kind)
@@ -227,7 +227,7 @@ def _flags(token: Any, known: Mapping[str, dict[str, Any]]) -> dict[str, Any] | 
 
 
 def _parts(component: Any) -> list[Any]:
-    """Of a component, itself or the members of a Sequence."""
+    """Return a component in a list, or the members of a Sequence."""
     if not isinstance(component, dict):
         return []
     listed = component.get("normalizers", component.get("pretokenizers"))

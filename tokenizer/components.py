@@ -287,7 +287,7 @@ def view(owner: Tokenizer, kind: str, member: dict[str, Any]) -> Component:
 
 
 def _has(tokenizer: Tokenizer, token: Any, special: bool) -> bool:
-    """Whether ``token``, as HF's add_tokens takes it, is an added token already."""
+    """Return whether ``token``, as HF's add_tokens takes it, is an added token already."""
     wanted = AddedToken(token, normalized=not special, special=special) if isinstance(token, str) else token
     return any(wanted == known for known in tokenizer.get_added_tokens_decoder().values())
 

@@ -19,7 +19,7 @@ from .backends.files import SETTINGS_LIMIT, TEMPLATE_LIMIT, read_plain
 from .errors import TokenizerConfigWarning
 
 Reader: TypeAlias = Callable[[str, int], "bytes | None"]
-"""``(name, limit)`` to the content of that file of a tokenizer's directory; None where it is not there.
+"""``(name, limit)`` to the content of that file of a tokenizer's directory; None if it is not there.
 Its error for a file that it refuses ends the loading."""
 
 BESIDE = (

@@ -84,7 +84,7 @@ class DecodeStream(StreamEntry):
 
 
 def _digest(tokenizer: Tokenizer) -> bytes:
-    """Of all that decodes; kept by ``tokenizer``. Another thread may make the same meanwhile."""
+    """Digest all that decodes; kept by ``tokenizer``. Another thread may make the same meanwhile."""
     if tokenizer._digest is None:
         whole = tokenizer._whole()
         decodes = {name: whole[name] for name in ("added_tokens", "normalizer", "decoder", "model")}

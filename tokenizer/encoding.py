@@ -1,7 +1,7 @@
 """One encoded input: HF's ``Encoding`` over numpy columns.
 
 Columns that are the same for every token (type ids, the masks) are kept as one number, and lists are made
-when they are asked for. Arrays are int32; ids and type ids are int64 where padding added larger ones, which HF takes
+when they are asked for. Arrays are int32; ids and type ids are int64 if padding added larger ones, which HF takes
 up to 2**32 - 1. An encoding belongs to its caller: ``pad``, ``truncate`` and ``set_sequence_id`` change it in place,
 as in HF; nothing is shared with the tokenizer but its immutable vocabulary.
 
@@ -482,7 +482,7 @@ def _word_column(encoding: Encoding) -> Int32:
 
 
 def _array(column: Column, n: int) -> Int32:
-    """The column as an array: int64 where an id or type id that padding adds is no int32."""
+    """The column as an array: int64 if an id or type id that padding adds is no int32."""
     if not isinstance(column, int):
         return column
     return np.full(n, column, np.int32 if column <= _MOST_INT32 else np.int64)

@@ -4,7 +4,7 @@
 ├── ``TokenizerFileError``     the file is malformed: ``path`` is where in the JSON
 ├── ``BackendUnavailable``     the file needs another backend, and the package behind that backend is not installed
 ├── ``ChatTemplateError``      a chat template that is missing, malformed, refuses, or is past its bounds
-└── ``TokenizersMutationError``  something this library leaves out on purpose (also an ``AttributeError``)
+└── ``TokenizersMutationError``  a call that this library leaves out on purpose (also an ``AttributeError``)
 
 ``UnsupportedFeature``, by which the native core hands a file on to the next backend, is the core's own.
 """

@@ -78,7 +78,7 @@ class TiktokenEncoding:
     def encode(
         self, text: str, *, allowed_special: Special = frozenset(), disallowed_special: Refused = "all"
     ) -> list[int]:
-        """The ids of ``text``; TokenizerError, a ValueError, where it holds a control token of
+        """The ids of ``text``; TokenizerError, a ValueError, if it holds a control token of
         ``disallowed_special``: by default each that is not in ``allowed_special``."""
         ids = self.encode_to_numpy(text, allowed_special=allowed_special, disallowed_special=disallowed_special)
         return ids.tolist()  # type: ignore[no-any-return]
@@ -137,7 +137,7 @@ class TiktokenEncoding:
     # ---- decoding
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of all tokens; KeyError where an id is none."""
+        """The bytes of all tokens; KeyError if an id is none."""
         return b"".join(self._each_bytes(tokens))
 
     def decode(self, tokens: Sequence[int], errors: str = "replace") -> str:

@@ -64,7 +64,7 @@ class Tokenizer(ArrayMethods):
 
     @staticmethod
     def from_file(path: str | os.PathLike[str], *, cache: Cache = True) -> Tokenizer:
-        """Load a tokenizer.json, with the tokenizer_config.json beside it where there is one."""
+        """Load a tokenizer.json, with the tokenizer_config.json beside it if there is one."""
         where = Path(os.fspath(path))
         config = beside(folder_reader(where.parent), str(where.parent))
         return Tokenizer._build(where, config, str(where), cache)
@@ -297,7 +297,7 @@ class Tokenizer(ArrayMethods):
     ) -> Encoding:
         """Encoded, truncated and post-processed, without padding."""
         sequences = self._sequences
-        # Trimming belongs after truncation and over whole sequences; where neither cuts in, the core does it.
+        # Trimming belongs after truncation and over whole sequences; if neither cuts in, the core does it.
         trim = truncation is None and sequences.may_trim and not given.has_words
         first = sequences.encode(given.first, 0, parse_special, trim, fast)
         second = None if given.second is None else sequences.encode(given.second, 1, parse_special, trim, fast)

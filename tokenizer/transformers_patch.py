@@ -31,7 +31,7 @@ def fast_tokenizer(tokenizer: Any) -> Any:
     """A tokenizer that is, and does, what ``tokenizer`` is and does, over ours; ``tokenizer`` stays as it is.
 
     It is of a subclass of its class, can be pickled, and follows changes of itself (added tokens, another
-    post-processor). HF's object is made anew if it is asked for. Raises ``TypeError`` for what is no fast tokenizer.
+    post-processor). HF's object is made anew if it is asked for. Raises ``TypeError`` for any but a fast tokenizer.
     """
     from transformers import PreTrainedTokenizerFast as Fast
 
@@ -149,7 +149,7 @@ def _over_ours(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _short_way(original: Any) -> Callable[..., Any] | None:
-    """For the methods of transformers 5 alone, and not for those that a model's class has of its own."""
+    """Find the shorter call of a method of transformers 5 alone, not of one that a model's class has of its own."""
     from transformers import PreTrainedTokenizerFast as Fast
 
     if getattr(original, "__qualname__", "") == f"{Fast.__name__}._encode_plus" and not hasattr(

@@ -1,7 +1,7 @@
 """The bounds of a tokenizer.json before HF ``tokenizers`` gets it.
 
 HF makes lists as long as the largest id and texts as long as replacements make them (``growth.py``), and takes the
-sizes in a ``precompiled_charsmap`` as they are. Where memory ends it ends the process, so that no error can be
+sizes in a ``precompiled_charsmap`` as they are. If memory ends it ends the process, so that no error can be
 raised. No model was trained with a tokenizer that these bounds refuse.
 """
 

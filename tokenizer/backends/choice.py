@@ -29,7 +29,7 @@ def load(
 ) -> tuple[Core, str]:
     """(core, backend name) for a tokenizer.json, its bytes or its path; a log line when it is not the native backend.
 
-    ``convert`` makes the tokenizer.json where ``data`` is not one but says all that goes into it: kept tables are
+    ``convert`` makes the tokenizer.json if ``data`` is not one but says all that goes into it: kept tables are
     found by ``data``.
     """
     if cache is not None:

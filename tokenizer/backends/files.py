@@ -22,7 +22,7 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0
 
 
 def open_plain(path: str | os.PathLike[str]) -> int:
-    """A descriptor on ``path``, owned by the caller. ``OSError`` where it is no plain file or cannot be opened."""
+    """A descriptor on ``path``, owned by the caller. ``OSError`` if it is no plain file or cannot be opened."""
     _require_plain(os.stat(path), path)
     descriptor = os.open(path, _FLAGS)
     try:
@@ -34,7 +34,7 @@ def open_plain(path: str | os.PathLike[str]) -> int:
 
 
 def read_plain(path: str | os.PathLike[str], limit: int) -> bytes:
-    """The content of the plain file ``path``. ``OSError`` where it has more than ``limit`` bytes, too."""
+    """The content of the plain file ``path``. ``OSError`` if it has more than ``limit`` bytes, too."""
     with open(open_plain(path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:

@@ -1,6 +1,6 @@
 """How much longer the normalizers, pre-tokenizers and decoders of a file may make a text in HF ``tokenizers``.
 
-HF ends the process where memory ends, so the result of a call is bounded before HF is asked. The bounds are those
+HF ends the process if memory ends, so the result of a call is bounded before HF is asked. The bounds are those
 of the native core (``core/text/growth.hpp``), but for ``LITTLE``: how long a step can make a text is only known from
 above here, and honest files of many steps must not be refused for that.
 """
@@ -36,7 +36,7 @@ _KINDS = (
 
 
 class Growth:
-    """Made of a file's JSON before HF gets it. ``TokenizerFileError`` where a bound of the file is passed."""
+    """Reads a file's JSON before HF gets it. ``TokenizerFileError`` if a bound of the file is passed."""
 
     def __init__(self, whole: dict[str, Any]) -> None:
         self._steps, _, decoders = (self._read(whole, *kind) for kind in _KINDS)
@@ -65,7 +65,7 @@ class Growth:
             )
 
     def require(self, text: str, normalizer: Any) -> None:
-        """``TokenizerError`` where ``normalizer``, HF's of the file, may make ``text`` too long."""
+        """Raise ``TokenizerError`` if ``normalizer``, HF's of the file, may make ``text`` too long."""
         if len(text) <= self.free:
             return
         size = _size(text)
@@ -82,7 +82,7 @@ class Growth:
             size = _size(text)
 
     def require_decoded(self, tokens: Sized, texts: Callable[[], Iterable[str | None]]) -> None:
-        """``TokenizerError`` where so many tokens, of these texts, may decode to too much."""
+        """Raise ``TokenizerError`` if so many tokens, of these texts, may decode to too much."""
         if len(tokens) * self._longest * self._decoded <= LITTLE:
             return
         size = sum(_size(text) for text in texts() if text is not None)

@@ -61,7 +61,7 @@ class ReferenceCore:
 
     @staticmethod
     def package(feature: str) -> Any:
-        """HF's package, for ``feature``. ``BackendUnavailable`` where it is not installed."""
+        """HF's package, for ``feature``. ``BackendUnavailable`` if it is not installed."""
         try:
             import tokenizers
         except ImportError:
@@ -165,7 +165,7 @@ class ReferenceCore:
         return ids, spans, _concatenated([r[2] for r in rows]), _starts([len(r[0]) for r in rows])
 
     def component(self, kind: str) -> Any:
-        """HF's component of that kind of the file; None where it has none."""
+        """HF's component of that kind of the file; None if it has none."""
         return self._post_processor if kind == "post_processor" else getattr(self._hf, kind)
 
     def normalize(self, text: str | bytes) -> str:
@@ -275,7 +275,7 @@ def _check_normalized(whole: Any) -> None:
 
 
 def _check_maps(normalizer: Any) -> None:
-    """HF panics where a look-up leads out of a map of characters. The native core, which checks that while loading,
+    """HF panics if a look-up leads out of a map of characters. The native core, which checks that while loading,
     has not seen the map if it left the file to HF for another reason."""
     for step in flat(normalizer, "normalizers"):
         if step["type"] == "Precompiled":

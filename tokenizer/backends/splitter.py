@@ -51,7 +51,7 @@ def matcher(native: Any) -> Callable[[str], Matcher]:
             raise Refused(f"{type(error).__name__}: {error}") from error
 
         def matches(text: str, seconds: float) -> list[tuple[int, int]]:
-            """All successive matches; an empty one does not count right after another. ``TokenizerError`` where
+            """All successive matches; an empty one does not count right after another. ``TokenizerError`` if
             they take longer than so many seconds of the thread's time."""
             found: list[tuple[int, int]] = []
             at, last, deadline = 0, -1, time.thread_time() + seconds
@@ -119,7 +119,7 @@ class Translation:
 
 
 def _least(quantifier: str) -> int:
-    """How often it repeats at least; where that is too large to be read, as often as is refused."""
+    """How often it repeats at least; if that is too large to be read, as often as is refused."""
     found = _LEAST.match(quantifier)
     return 1 if found is None else max(1, int(found[1])) if len(found[1]) < 9 else 2 * _MOST_WRITTEN
 

@@ -60,7 +60,7 @@ class ArrayMethods(EncodeEntry):
         return self._frame().ids(ids) if add_special_tokens else ids
 
     def _array_spelled(self, text: str | bytes, add_special_tokens: bool, used: MatcherUse) -> Int32:
-        """Of a text out of which control tokens came: they are spelled out."""
+        """Return the ids of a text that gave control tokens, which are spelled out."""
         ids = self._literal.encode(text, "char", used)[0]
         return self._frame().ids(ids) if add_special_tokens else ids
 
@@ -99,7 +99,7 @@ class ArrayMethods(EncodeEntry):
         parse_special: bool = True,
         offsets: Offsets | None = None,
     ) -> tuple[Int32, Int32 | None, Int64]:
-        """(ids of all texts, their offsets where asked for, row starts [len(texts) + 1])."""
+        """(ids of all texts, their offsets if asked for, row starts [len(texts) + 1])."""
         if offsets is None and parse_special:
             ids, starts = self._core.encode_batch_array(texts, True)
             if not add_special_tokens or not self.num_special_tokens_to_add(False):

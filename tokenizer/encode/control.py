@@ -101,7 +101,7 @@ def _may_be_control(content: str) -> bool:
 
 
 def mask_of(ids: Iterable[int]) -> npt.NDArray[np.bool_]:
-    """By id, with one more entry that is False for all larger ones."""
+    """Return a mask by id, with one more entry that is False for all larger ones."""
     made = np.zeros(max(ids, default=-1) + 2, np.bool_)
     made[list(ids)] = True
     return made

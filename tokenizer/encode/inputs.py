@@ -70,7 +70,7 @@ def _words(value: Any) -> list[str]:
 
 
 def _list_of_words(value: Any) -> list[str] | None:
-    """None where it is not words."""
+    """Return None if it is not words."""
     if not isinstance(value, (list, tuple, np.ndarray)):
         return None
     if set(map(type, value)) <= {str}:  # without a line of Python for each word

@@ -71,7 +71,7 @@ class LiteralText:
 
     @property
     def mask(self) -> bytes:
-        """By id: 1 for a control token, 0 for other tokens. Ids past the end are of other tokens."""
+        """Return a mask by id: 1 for a control token, 0 for other tokens. Ids past the end are of other tokens."""
         return self._is_control.tobytes()
 
     def _marked(self, ids: Int32) -> npt.NDArray[np.bool_]:

@@ -280,7 +280,7 @@ def without_trimming(processor: Processor | None) -> Processor | None:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The tokens that a processor puts around a single sequence, where it does no more than that."""
+    """The tokens that a processor puts around a single sequence, if it does no more than that."""
 
     before: Encoding
     after: Encoding
@@ -334,7 +334,7 @@ Layout = list[Piece] | None
 
 def layout(processor: Processor | None, add_special_tokens: bool, is_pair: bool) -> Layout:
     """What ``processor`` puts around one sequence, or two, and around the parts that truncation cuts off of them;
-    None where it does more than that."""
+    None if it does more than that."""
     first, second = _probe((-2, -3, -4), 0), _probe((-5, -6, -7), 1) if is_pair else None
     try:
         whole = run(without_trimming(processor), first, second, add_special_tokens)
@@ -367,7 +367,7 @@ def _probe(ids: tuple[int, ...], type_id: int) -> Encoding:
 
 
 def trims_first(processor: Processor | None) -> bool:
-    """Whether offsets are trimmed before anything is put around a sequence."""
+    """Return whether offsets are trimmed before anything is put around a sequence."""
     steps = processor.processors if isinstance(processor, Sequenced) else () if processor is None else (processor,)
     wrapped = False
     for step in steps:

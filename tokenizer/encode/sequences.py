@@ -30,7 +30,7 @@ class _Columns:
 
     def __init__(self, core: Core, text: str, frame: Frame, parse_special: bool, placed: Int32 | None) -> None:
         self._core, self._text, self._frame, self._parse_special = core, text, frame, parse_special
-        self._placed = placed  # the ids, where they say where they lie
+        self._placed = placed  # the ids, if they say where they lie
         self._both: tuple[Int32, Int32] | None = None
 
     def offsets(self) -> Int32:

@@ -1,8 +1,8 @@
 """The tokenizer inside a tokenizer of transformers: ours for the work, HF's for the rest.
 
 ``Backend`` stands in the place of HF's object. It looks up and decodes by ours, and makes HF's when it is first asked
-for anything else: a component, say, or a method that adds tokens. From then on HF's is authoritative, as it is where
-transformers made it: any change of it is noticed at the next call, and loaded anew; ``changes.py`` says how. Where
+for anything else: a component, say, or a method that adds tokens. From then on HF's is authoritative, as it is if
+transformers made it: any change of it is noticed at the next call, and loaded anew; ``changes.py`` says how. If
 HF's cannot be serialised (components written in Python), transformers goes on with it as before.
 """
 
@@ -37,7 +37,7 @@ _OF_A_CALL = frozenset((*_DECODES, *_SETTINGS, "encode", "encode_batch", "encode
 
 
 class _Loaded(NamedTuple):
-    """Ours for an HF tokenizer as it was at ``version``; None where it cannot be had."""
+    """Ours for an HF tokenizer as it was at ``version``; None if it cannot be had."""
 
     theirs: Any
     version: tuple[int, int, bool]
@@ -68,7 +68,7 @@ def end_watching() -> None:
 
 
 class Backend:
-    """Of one tokenizer of transformers: our ``Tokenizer``, or HF's, or both."""
+    """The contents of one tokenizer of transformers: our ``Tokenizer``, or HF's, or both."""
 
     __slots__ = ("__weakref__", "_ours", "_theirs")
 
@@ -179,7 +179,7 @@ def ours_for(owner: Any, theirs: Any) -> Tokenizer | None:
 
 
 def read_back(text: str, theirs: Any) -> Tokenizer:
-    """``theirs`` as its serialised form has it; ValueError where that is another tokenizer than ``theirs`` is.
+    """``theirs`` as its serialised form has it; ValueError if that is another tokenizer than ``theirs`` is.
 
     Loading a file gives ids to the added tokens that the model does not have, and normalizes those that are to be
     found in normalized text. A live tokenizer did both when the tokens were added: the model or the normalizer may

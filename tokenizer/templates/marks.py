@@ -19,7 +19,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class Marked(str):
-    """``marks`` is ``None`` where all characters are untrusted, which most marked strings are: no spans are kept."""
+    """``marks`` is ``None`` if all characters are untrusted, which most marked strings are: no spans are kept."""
 
     marks: Spans | None
     __slots__ = ("marks",)

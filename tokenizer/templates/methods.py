@@ -1,7 +1,7 @@
 """The methods and attributes that chat templates may use, each charged before it runs.
 
 ``METHODS[type][name]`` is a function of the owner and the arguments. A method that is not in the tables does not
-exist for a template, or is refused by name where Python has it (``REFUSED``).
+exist for a template, or is refused by name if Python has it (``REFUSED``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .values import charge_search, checked_key, comparable, join, number, taints
 
 
 class Function:
-    """A function that a template may call; ``owner`` is its first argument where it is a method."""
+    """A function that a template may call; ``owner`` is its first argument if it is a method."""
 
     __slots__ = ("owner", "run")
 

@@ -2,7 +2,7 @@
 
 The source is bounded in characters, tokens, nodes and depth, and the code made of it in characters, since the memory
 and time of compiling follow from these. The rewriting puts at the head of each body a charge for the nodes in it, and
-calls of the environment where jinja2 would use Python's own operators.
+calls of the environment in the place of Python's own operators.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _charge(owner: nodes.Node) -> None:
     body.insert(0, nodes.ExprStmt(_env_call("tick", _constants(units, size), owner.lineno), lineno=owner.lineno))
     if isinstance(owner, nodes.For) and owner.test is not None:
         units, size = _weight([owner.test])
-        size += PIECE  # jinja2 keeps the items that pass where ``loop.length`` is asked for
+        size += PIECE  # jinja2 keeps the items that pass if ``loop.length`` is asked for
         tick = _env_call("tick", _constants(units, size), owner.lineno)
         owner.test = nodes.And(tick, owner.test, lineno=owner.lineno)
 
@@ -206,7 +206,7 @@ class _Rewritten(NodeTransformer):
 
 
 def _is_short(node: nodes.Expr) -> bool:
-    """Whether comparing the node's value with any other takes no time to speak of."""
+    """Return whether comparing the node's value with any other takes no time to speak of."""
     if isinstance(node, nodes.Const):
         return not isinstance(node.value, str) or len(node.value) <= LONG
     if isinstance(node, nodes.Call) and isinstance(node.node, nodes.EnvironmentAttribute):

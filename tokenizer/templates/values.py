@@ -63,7 +63,7 @@ def _check_printable(value: Any) -> None:
 
 
 def taints(value: Any) -> bool:
-    """Whether text made of ``value`` is untrusted."""
+    """Return whether text made of ``value`` is untrusted."""
     kind = type(value)
     if kind is str or kind in _PLAIN:
         return False
@@ -166,7 +166,7 @@ _CONTAINERS = (list, tuple, dict)
 
 
 def comparable(value: Any) -> Any:
-    """``value``, charged for being compared with something."""
+    """``value``, charged for being compared."""
     if isinstance(value, str):
         if len(value) > 256:
             ACTIVE.get().spend(len(value) >> 4)
@@ -324,7 +324,7 @@ def unary(name: str, value: Any) -> Any:
 
 
 def join(value: Any, separator: str) -> str:
-    """``separator.join(value)``, where items are made text first."""
+    """``separator.join(value)``, with items made text first."""
     rendering = ACTIVE.get()
     pieces = []
     size = spans = 0
