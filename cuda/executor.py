@@ -78,7 +78,7 @@ class CudaExecutor:
         self.calls = None if device.deterministic else calls
         self.graphs = Graphs(policy or GraphPolicy(), device.divided)
         self.num_blocks = num_blocks
-        self.step_memory: StepMemory | None = None  # what was measured of a full step
+        self.step_memory: StepMemory | None = None  # the measured memory of a full step
         step_rows = power_bucket(step_rows)  # as sampled rows are rounded up
         self.step_rows = step_rows
         self.num_pending = 0

@@ -260,7 +260,7 @@ def labels(device: Device, normed: Tensor, head: Tensor, rows: Tensor, targets: 
 
 
 def row_stats(device: Device, logits: Tensor, places: Sequence[Tensor | None]) -> None:
-    """Of each row of ``logits`` float32 [rows, vocab] to ``places``: its largest, the logarithm of the sum of
+    """Write for each row of ``logits`` float32 [rows, vocab] to ``places`` its largest, the logarithm of the sum of
     exponentials relative to that (float64), the first id of the largest (may be None), and whether every logit is
     finite."""
     rows, vocab = logits.shape

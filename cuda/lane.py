@@ -1,4 +1,4 @@
-"""A step on the host: what it is, in which program's places its arrays go, and its launch.
+"""A step on the host: its shape, the program that its arrays go to, and its launch.
 
     asked             kinds and sizes of its readouts      ─┐
     measure (native)  the step's shape                     ─┴▶ a program that was recorded ─ or an eager one

@@ -163,7 +163,7 @@ class StepReadouts:
         return self.apart(found)
 
     def apart(self, found: Sequence[tuple[Output, I32]]) -> tuple[tuple[Output, ...], tuple[I32, ...]]:
-        """Of each operation's output and bad rows those of each readout, in the readouts' order."""
+        """Divide each operation's output and bad rows into those of each readout, in the readouts' order."""
         if len(self.groups) == len(self.rows):
             return tuple(output for output, _ in found), tuple(bad for _, bad in found)
         outputs: list[Any] = [None] * len(self.rows)

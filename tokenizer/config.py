@@ -38,7 +38,7 @@ _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_
 class FileConfig:
     """The files beside a tokenizer.json; ``source`` is the path of its config, empty when there was none.
 
-    ``templates`` are all chat templates, of which ``chat_template`` is the one in use. ``named`` are the texts of the
+    ``templates`` are all chat templates, and ``chat_template`` is the one in use. ``named`` are the texts of the
     tokens that a file gives a role or flags as special, ``token_ids`` those that config.json and
     generation_config.json name (``eos_token_id``...)."""
 
@@ -144,7 +144,7 @@ def warn_contradictions(
 
 
 def _template(value: Any) -> str | None:
-    """A template is a string, or a list of named ones of which ``default`` counts."""
+    """A template is a string, or a list of named ones, and ``default`` counts."""
     value = _templates(value).get("default") if isinstance(value, list) else value
     return value if isinstance(value, str) else None
 

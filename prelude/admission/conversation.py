@@ -1,4 +1,4 @@
-"""The one definition of a conversation: what is a message of a state, and its text.
+"""Defines a conversation: the messages of a state, and their text.
 
 A list is a conversation if one of its objects is a message or a call of a tool. Then each of them has to be one, in
 the form of a chat, of OpenAI's responses or of LangChain's tool calls. ``turns_of`` makes the same turns of all:
@@ -81,7 +81,7 @@ def turns_of(items: Sequence[Any], field: str) -> Sequence[Mapping[str, str]]:
 
 
 def _given(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that say something: no ``None``, and no empty text but a content."""
+    """The fields with a value: no ``None``, and no empty text but a content."""
     return {
         key: value
         for key, value in item.items()

@@ -11,7 +11,7 @@ left out:
     undescribed  "\\n- {label}"
 
 The three parts are tokenised apart, so that a state has the same ids for every question, and a label the same
-ids after every question. Only the placeholders above mean something; all other braces are text.
+ids after every question. Only the placeholders above have a meaning; all other braces are text.
 
 With ``chat=True`` state and question stand in one user turn of the model's chat template, and the labels follow its
 generation prompt:

@@ -77,7 +77,7 @@ class Encoder:
         self.tally.add(calls)
 
     def _known_ids(self) -> int:
-        """One more than the largest id that means something, as far as the model has rows."""
+        """One more than the largest id with a token, as far as the model has rows."""
         end = min(self.tokenizer.id_limit, max(self.tokenizer.get_vocab_size(), self.vocab_rows))
         for token_id in range(end - 1, -1, -1):
             if self.tokenizer.id_to_token(token_id) is not None:

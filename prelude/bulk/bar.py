@@ -19,7 +19,7 @@ class FileBar(RowBar):
         self._began = time.monotonic()
 
     def end_window(self, rows: int, results: Mapping[int, Any]) -> None:
-        if not self.rows:  # what an earlier run has done does not count to this one's rate
+        if not self.rows:  # rows of an earlier run do not count to this one's rate
             self.done = self._position.passed
             if self._bar is not None:
                 self._bar.initial = self._bar.n = self._bar.last_print_n = self.done

@@ -87,7 +87,7 @@ def json_rows(batch: Any) -> Iterator[Row]:
 
 
 def json_type(kind: Any) -> Any:
-    """The Arrow type of which Python makes JSON values without loss: dates, times and decimals are texts as Arrow
+    """The Arrow type that becomes JSON values in Python without loss: dates, times and decimals are texts as Arrow
     writes them, a duration is the number of its units, a map is a list of pairs."""
     import pyarrow as pa
 

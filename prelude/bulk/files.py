@@ -207,7 +207,7 @@ def check_target(target: Table, overwrite: bool) -> None:
 
 
 def check_apart(paths: Mapping[str, str]) -> None:
-    """``BulkError`` if two of the files are one, under any name. ``paths``: by what each is."""
+    """``BulkError`` if two of the files are one, under any name. ``paths``: by each file's use."""
     for (one, path), (other, there) in itertools.combinations(paths.items(), 2):
         if is_one_file(path, there):
             raise BulkError(f"{there}: {one} and {other} are one file")

@@ -31,8 +31,8 @@ class ExecutorLimits:
     weights: str = ""  # the type that the weights of layers and LM head are kept in
     quantization: str | None = None  # of the weights of layers and LM head
     lm_head: bool = True  # False: no logits over the vocabulary, only vectors and class logits
-    masked_lm: bool = False  # an encoder whose logits over the vocabulary mean something at a mask
-    running_states: int = 0  # sequences of which it keeps a recurrent state at a time
+    masked_lm: bool = False  # an encoder whose logits over the vocabulary have a meaning at a mask
+    running_states: int = 0  # sequences whose recurrent state it keeps at a time
     prefix_states: int = 0  # of cached prefixes, in entries behind those
     bytes_per_state: int = 0  # of such a state; 0 for a model without recurrent layers
     head_pooling: str = (

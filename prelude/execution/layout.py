@@ -212,7 +212,7 @@ def pool_rows(blocks: npt.NDArray[np.int32], length: int, block_size: int) -> I6
 
 
 def blank_prompts(lengths: Sequence[int]) -> PromptSlices:
-    """Prompts of token 0, of ``lengths`` each, without a context, of which nothing is kept: a step to be measured."""
+    """Prompts of token 0, of ``lengths`` each, without a context, and not kept: a step to be measured."""
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     return PromptSlices(

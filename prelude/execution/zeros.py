@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Zeros of ``shape``. numpy's own ask for pages of 2 MB, of which the first written value takes one.
+    """Zeros of ``shape``. numpy's own ask for pages of 2 MB, and the first written value takes one.
     ``MemoryError`` if the system does not promise so much."""
     nbytes = math.prod(shape) * dtype.itemsize
     room = np.frombuffer(_pages(max(1, nbytes)), np.uint8)

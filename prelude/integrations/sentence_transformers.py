@@ -68,7 +68,7 @@ class SentenceEncoder:
         return found[0] if one else found
 
     def similarity(self, first: F32, second: F32) -> F32:
-        """[n, m]: cosines, or what the model directory names as ``similarity_fn_name``."""
+        """[n, m]: cosines, or the measure that the model directory names as ``similarity_fn_name``."""
         left, right = (np.atleast_2d(np.asarray(side, dtype=np.float32)) for side in (first, second))
         kind = self._engine.sync.model_info.similarity
         if kind in ("euclidean", "manhattan"):

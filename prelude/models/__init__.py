@@ -1,2 +1,2 @@
-"""Checkpoints: what a model directory says, its weights, and its layers as arrays. No request and no tokenizer
+"""Checkpoints: the settings of a model directory, its weights, and its layers as arrays. No request and no tokenizer
 enters."""

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 Head = Literal["own", "tied", "none"]
 _LM_HEAD = f"{LM_HEAD}.weight"
-_POOLER = ".pooler."  # of BERT's checkpoints; what the pooling of a directory does without
+_POOLER = ".pooler."  # of BERT's checkpoints; the pooling of a directory does without it
 _IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias", ".position_ids", ".token_type_ids")
 """Buffers that old versions saved; they are computed."""
 _OLD_ENDINGS = {
@@ -210,7 +210,7 @@ class Checkpoint:
                 raise CheckpointError(f"{file.path}: changed while it was being loaded; load it again")
 
     def scan(self) -> None:
-        """Read every weight; raise if one holds a NaN or an infinity, or is not what was packed."""
+        """Read every weight; raise if one holds a NaN or an infinity, or is not the packed one."""
         for name, place in self._places.items():
             if not isinstance(place.file, PackedWeights):
                 self.finite(name)

@@ -31,7 +31,7 @@ CONFIG_LIMIT = 4 << 20
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 # Keys that change the computation. A file that sets one to anything but these values asks for
-# something we would silently not do.
+# a computation that we would silently not do.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "compression_config": (None,),

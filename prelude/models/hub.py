@@ -33,7 +33,7 @@ def resolve(
 ) -> Path:
     """The model directory, or the GGUF file, meant by ``path_or_name``.
 
-    A path object is always a path. A string is a path if something is there. It is a hub name if it has the form
+    A path object is always a path. A string is a path if it exists. It is a hub name if it has the form
     ``org/name`` and there is no ``org`` here in which ``name`` could be missing; with a ``revision`` it is always a
     hub name. If ``HF_HUB_OFFLINE`` is set, a hub name is looked for in the local cache alone.
     """

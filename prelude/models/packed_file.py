@@ -4,7 +4,7 @@
 
     format, version     "prelude-packed" and the version of this layout and of the values that go into it
     layout              outputs of a group and inputs of a block of int8, as the kernels have them
-    dtype, quantization  of ``Precision``: what ``prelude convert`` was asked for, resolved
+    dtype, quantization  of ``Precision``: the choice of ``prelude convert``, resolved
     packing             the packing that ``auto`` chose
     sha256              of the words, in the order of their names
     weights             JSON: for each tensor its packing, its inputs, and the weights that are its outputs, in order

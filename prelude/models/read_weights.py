@@ -143,7 +143,7 @@ class _Reader:
             at += len(part)
 
     def _blocks(self, names: Sequence[str], heads: Attention | None) -> Array:
-        """The rows of weights in blocks of 8 bits; in such blocks too if one of them is stored as numbers."""
+        """The rows of weights in blocks of 8 bits; so too if one of them is stored as numbers."""
         parts, at = [], 0
         for name in names:
             if self.source.in_blocks(name):

@@ -291,7 +291,7 @@ class Sizes:
 class _Workspace:
     """Memory of a forward pass, the same in every layer: fresh memory would cost a fault for each page of it.
 
-    ``room``: for the arithmetic of a state. ``kept``: of all tokens: what a layer with a state reads, and keys and
+    ``room``: for the arithmetic of a state. ``kept``: of all tokens: rows read by a layer with a state, and keys and
     values; behind queries if there is one run. ``apart``: queries of one run if there are several. ``sums``: of
     products that are normed before they are added."""
 

@@ -33,7 +33,7 @@ class EntryWeights:
 class LayerWeights:
     spec: Layer
     in_proj: PackedLinear
-    """Of the mixer; of attention with gates their rows are the first."""
+    """Projection of the mixer. The rows of gates are the first."""
     out: OutLinear
     up: PackedLinear
     down: OutLinear

@@ -1,6 +1,6 @@
 """Tensor parallelism on torch.distributed: one model on several processes, a part of each layer in each of them.
 
-    every rank    shards.py    a part of the specification, and of which weights it reads which part
+    every rank    shards.py    a part of the specification, and its part of each weight
                   source.py    the files, read part by part
                   executor.py  the CPU executor over those parts; sums over the ranks after ``out`` and ``down``
                   device.py    the CUDA executor over those parts; NCCL's sums at the same places

@@ -1,4 +1,4 @@
-"""The weights of one rank: those of a checkpoint, of which it reads its own part."""
+"""The weights of one rank: its own part of a checkpoint's."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ index* is the number of an entry. A decode row reads the state of its sequence's
 token there. A prompt segment with a parent begins with the state at the parent's end. A root without context begins
 with the model's initial state. A root with context begins with the state of entry ``state_from``. A segment writes
 the state at its end to entry ``state_to``, if it has one. Several segments may begin with the state of one prefix,
-and no row overwrites that state in the same step. Models without such layers have no entries: the arrays are
+and no row overwrites that state in the same step. Models without recurrent layers have no entries: the arrays are
 ``None``.
 
 All integer arrays are C-contiguous int32 unless said otherwise; ``indptr`` arrays have one more entry than

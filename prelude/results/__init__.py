@@ -82,7 +82,7 @@ class Answer:
     probability: float  # of yes for a Noul, of the chosen label otherwise
     expected: float | None = None  # mean level, for Score
     kind: str = "choice"  # "choice", "noul" or "score"
-    asked: AskedQuestion | None = field(default=None, compare=False, repr=False)  # what ``Calibrator.apply`` compares
+    asked: AskedQuestion | None = field(default=None, compare=False, repr=False)  # read by ``Calibrator.apply``
     scope: float | None = None
     in_scope: bool | None = None
 

@@ -219,7 +219,7 @@ class EngineCore(Forkable):
             self.watchdog.start()
 
     def _wake_for_others(self) -> None:
-        """Without a thread there is no other caller who waits for one: each starts it before it posts requests."""
+        """Without a thread no other caller waits for one: each starts it before it posts requests."""
         with suppress(ExecutionError):
             self.loop.wake()
 

@@ -47,7 +47,7 @@ class EngineStats:
     preemptions: int = 0
     deferrals: int = 0
     evictions: int = 0  # cached blocks that gave way to others
-    prefixes_not_kept: int = 0  # OneShot prompts of which no block entered the prefix cache, for want of room
+    prefixes_not_kept: int = 0  # OneShot prompts without a block that entered the prefix cache, for want of room
     host_seconds: float = 0.0
     tokenizer_calls: int = 0
     queued_requests: int = 0  # waiting, being tokenised or on their way: the count that max_queued_requests bounds

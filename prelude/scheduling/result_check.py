@@ -14,7 +14,7 @@ _NO_ROWS: frozenset[int] = frozenset()
 
 
 def check_result(packed: Packed, result: Any) -> list[frozenset[int]]:
-    """Of each output its rows (items, for pooled ones) with a number that is not finite: those that the executor
+    """Return each output's rows (items, for pooled ones) with a number that is not finite: those that the executor
     lists, and those that it missed. ``ExecutionError`` for a result of another batch."""
     if not isinstance(result, StepResult):
         raise ExecutionError(f"the executor returned a {type(result).__name__}, not a StepResult")

@@ -7,7 +7,7 @@
 ``accept``      a place in the queue is taken
 ``tokenise``    text to ids, readout, budget
 ``schedule``    in the inbox and the queue, until the first step that has it
-``run``         a forward of a step that has it (the last part of which, if the executor says so, is ``sample``);
+``run``         a forward of a step that has it (its last part, if the executor says so, is ``sample``);
                 of one that was submitted behind another, from when that was postprocessed
 ``append``      the step's numbers are postprocessed, the token joins its sequence
 ``detokenise``  ids to text, numbers to the caller's result; the time between it and the last ``append`` is the

@@ -105,7 +105,7 @@ class RoundRobin(Forgetful):
 
 
 class PowerOfTwo(Forgetful):
-    """Of two different replicas by chance the one with fewer requests in flight: Ray Serve's
+    """Takes of two random replicas the one with fewer requests in flight: Ray Serve's
     ``PowerOfTwoChoicesRequestRouter``."""
 
     def __init__(self, count: int, seed: int = 0) -> None:

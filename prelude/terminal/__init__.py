@@ -1,1 +1,1 @@
-"""Text in a terminal: bars, tables, arguments of commands. Nothing here computes what is shown."""
+"""Text in a terminal: bars, tables, arguments of commands. Nothing here computes the values shown."""

@@ -16,7 +16,7 @@ def shown_width(text: str) -> int:
 
 
 def shortened(text: str, width: int) -> str:
-    """``text`` in at most ``width`` places, an ellipsis in the last of them if something is left out."""
+    """``text`` in at most ``width`` places, an ellipsis in the last of them if a part is left out."""
     if shown_width(text) <= width:
         return text
     taken, kept = shown_width(_CUT), []

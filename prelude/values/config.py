@@ -157,7 +157,7 @@ class EngineConfig:
                               see docs/MEMORY.md
     ``kv_bytes``              bytes of the KV pool. The default on a CPU is a quarter of the memory that the weights
                               leave, or up to a half if one sequence of ``max_length`` needs it, but no more than
-                              ``max_running`` such sequences fill (256 MiB if the free memory is not known). A page
+                              ``max_running`` of them fill (256 MiB if the free memory is not known). A page
                               takes memory from its first write on. The default on a GPU is the memory that the
                               weights and a step of full size leave
     ``host_kv_bytes``         host memory for KV blocks that the prefix cache evicts, which come back if a later
@@ -170,7 +170,7 @@ class EngineConfig:
     ``default_cache``         the mode that ``cache="auto"`` of a task stands for: "auto", "always" or "never"
     ``overlap``               plan, pack and submit the next step while the executor runs this one; ``None``: on CUDA
                               alone. On a CPU steps then run in a thread of their own
-    ``threads``               of a step on a CPU, 1 to 1,024, of which no more run than the process has processors;
+    ``threads``               of a step on a CPU, 1 to 1,024, no more run than the process has processors;
                               ``None``: OMP_NUM_THREADS, else one for each core that the process may use
     ``attention``             a backend by name: runs on a CPU, flashinfer or keys on CUDA. auto: the
                               environment's PRELUDE_ATTENTION, else the fastest backend that serves the model

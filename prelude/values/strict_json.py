@@ -68,7 +68,7 @@ ANY: Numbers = {}  # as Python writes them: a model's configuration may say Infi
 
 def loads(data: bytes | str, *, numbers: Numbers = FINITE, max_values: int = MAX_VALUES) -> Any:
     """The value in ``data``, UTF-8 with or without a byte order mark. ``ValueError`` says in at most 200 characters
-    what is wrong. The caller bounds the size of ``data``; the time taken grows with it in proportion."""
+    the fault. The caller bounds the size of ``data``; the time taken grows with it in proportion."""
     _check_shape(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data, max_values)
     text = data if isinstance(data, str) else data.decode("utf-8-sig")
     try:

@@ -1,4 +1,4 @@
-"""Which added tokens are control tokens: what the files say, and not what a token looks like.
+"""Which added tokens are control tokens: by the files, and not by a token's looks.
 
 flag       ``special`` in tokenizer.json, or in the ``added_tokens_decoder`` of tokenizer_config.json
 config     a token of a role (``eos_token``, ``image_token``, ``additional_special_tokens``...), or an id of one in

@@ -3,7 +3,7 @@
 The core already leaves special tokens unmatched when asked to. Two ways remain by which untrusted text could
 become a control token: control tokens that are not flagged special (``<tool_call>``, ``<|User|>`` in some
 files), and a model whose merges spell a control token from its characters. Both are found by looking at the
-ids, and each such token is replaced by the tokens of its single characters.
+ids, and each of them is replaced by the tokens of its single characters.
 
 ``_control`` says which tokens these are. All others are ordinary text, as in HF.
 """

@@ -348,7 +348,7 @@ def layout(processor: Processor | None, add_special_tokens: bool, is_pair: bool)
         return None
     pieces = []
     columns = (zip(row.ids, row.type_ids, row.special_tokens_mask, row.attention_mask) for row in rows)
-    for (id, type_id, *masks), *rest in zip(*columns):  # what all rows have at one place
+    for (id, type_id, *masks), *rest in zip(*columns):  # the values that all rows have at one place
         if masks != [int(id >= 0), 1] or any(other != masks for _, _, *other in rest):
             return None
         types = {t for i, t, *_ in rest if i == id}, {t for i, t, *_ in rest if i != id}

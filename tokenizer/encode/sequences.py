@@ -83,7 +83,7 @@ class Sequences:
     def entry(
         self, frames: tuple[Frame | None, Frame | None], processor: Processor | None
     ) -> tuple[Any, Any, Any, Any, Any]:
-        """The values for ``EncodeEntry``: the core, and what is put around a text and around the texts of a row, each
+        """The values for ``EncodeEntry``: the core, and the tokens put around a text and the texts of a row, each
         without and with special tokens."""
         core = self._core
         if isinstance(core, ReferenceCore):

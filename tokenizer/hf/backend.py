@@ -150,7 +150,7 @@ class Call:
 
 
 def ours_of(owner: Any, inside: Any) -> Tokenizer | None:
-    """Our tokenizer for what is inside of ``owner`` now; None when it cannot be had."""
+    """Our tokenizer for the contents of ``owner`` now; None when it cannot be had."""
     if isinstance(inside, Backend):
         return inside.ours()
     return inside if isinstance(inside, Tokenizer) else ours_for(owner, inside)  # given as ``tokenizer_object``

@@ -1,5 +1,5 @@
 """The calls of transformers' fast tokenizers in one call of the core: arguments are read once, and columns are handed
-over as lists, or as arrays of which tensors are made without a copy.
+over as lists, or as arrays that become tensors without a copy.
 
 The functions have the arguments of transformers' methods behind (tokenizer, ours). None: transformers' own method has
 to run, over our tokenizer in the place of HF's; it gives the result, or the error.

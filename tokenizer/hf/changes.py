@@ -78,7 +78,7 @@ def _counting(method: Callable[..., Any], count: Callable[[Any], None]) -> Calla
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
-        finally:  # one that fails may have changed something before
+        finally:  # one that fails may have made a change before
             count(self)
 
     return counted

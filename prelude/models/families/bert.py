@@ -52,7 +52,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 MAX_TYPES = 1 << 10
 
-# Values with which a checkpoint of these classes is something else than an encoder with absolute positions.
+# Keys, with the values that an encoder with absolute positions has.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_decoder": (None, False),
     "is_causal": (None, False),

@@ -1,4 +1,4 @@
-"""Decoders of which most layers keep a state of the sequence: Qwen3.5 (gated delta rule), LFM2 (short convolutions).
+"""Decoders whose layers mostly keep a state of the sequence: Qwen3.5 (gated delta rule), LFM2 (short convolutions).
 
 Qwen3.5's attention has gates, rotates a part of each head, and its norms count from one; the norm inside a delta rule
 does not. Its checkpoints often hold a vision tower and prediction heads as well, with the text model's config in

@@ -1,4 +1,4 @@
-"""Weights as blocks of a few bits, of which a GGUF file is full; each row is a multiple of whole blocks.
+"""Weights of a GGUF file as blocks of a few bits; each row is a multiple of whole blocks.
 
     Q8_0   32 integers of 8 bits and a float16 scale: the packed form that products are computed in
     Q4_K   256 values of 4 bits, eight scales and minima of 6 bits, two float16

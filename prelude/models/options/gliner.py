@@ -1,4 +1,4 @@
-"""GLiNER2's directories, of which the classification is read: a DeBERTa and a scorer of label tokens.
+"""The classification of GLiNER2's directories: a DeBERTa and a scorer of label tokens.
 
 config.json                 model_type extractor
 encoder_config/config.json  the DeBERTa
@@ -28,7 +28,7 @@ from prelude.values.option_settings import OptionSettings
 
 _CONFIG, _ENCODER = "config.json", "encoder_config/config.json"
 _LONGEST = 8192
-"""Positions are distances, the farthest of which share a row, so that a prompt may be longer than
+"""Positions are distances, and the farthest share a row, so that a prompt may be longer than
 ``max_position_embeddings``."""
 _TOKENS = {
     "prompt": "[P]",

@@ -87,7 +87,7 @@ class ChoiceHead:
 @dataclass(frozen=True, slots=True)
 class MaskedHead:
     """Logits over the vocabulary at a mask: the embeddings by ``norm(activation(dense row))``, plus ``bias``
-    [vocab]. A checkpoint without its weights has no such head."""
+    [vocab]. A checkpoint without its weights has no masked-language head."""
 
     dense: Projection
     activation: HeadActivation
