@@ -179,7 +179,7 @@ class Driver:
         return int(_checked(self._driver.cuMemHostAlloc(nbytes, flags), "cuMemHostAlloc"))
 
     def unpin(self, address: int) -> None:
-        """From any thread; its own context stays current."""
+        """Free it from any thread, whose own context stays current."""
         _checked(self._driver.cuCtxPushCurrent(self._context), "cuCtxPushCurrent")
         try:
             _checked(self._driver.cuMemFreeHost(address), "cuMemFreeHost")

@@ -97,7 +97,7 @@ def _is_right(
 
 
 def _wanted(kind: str, lists: Lists, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[slice, Tensor]]:
-    """Each request's rows and their outputs in float32."""
+    """Return each request's rows and their outputs in float32."""
     found = []
     edges = lists.get("qo", [0, 1, 2])
     for r, part in enumerate(map(slice, edges, edges[1:])):

@@ -71,7 +71,7 @@ class MeasuredStep:
     order: tuple[int, ...]
 
     def indices(self, places: Places) -> list[I32]:
-        """For each readout: of its rows the places among the read rows."""
+        """Return for each readout the places of its rows among the read rows."""
         found, first = [_NO_ROWS] * len(self.readouts), 0
         for i in self.order:
             count = len(self.readouts[i].rows)

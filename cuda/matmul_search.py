@@ -252,7 +252,7 @@ def _keys(matmul: Matmul) -> list[str]:
 
 
 def matmul_of(x: Tensor, weight: Tensor, out: Tensor, add: bool) -> Matmul | None:
-    """None for matmuls that are not searched: other types, rows that do not lie in one piece, odd addresses."""
+    """Return None for matmuls without a search: other types, rows that do not lie in one piece, odd addresses."""
     import torch
 
     if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16 or not weight.is_contiguous():

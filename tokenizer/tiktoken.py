@@ -92,7 +92,7 @@ def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -
 
 
 def recipe(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -> bytes:
-    """All that ``tokenizer_json`` makes its result of, this file included; it is no tokenizer.json itself."""
+    """Return all that ``tokenizer_json`` makes its result of, this file included; it is no tokenizer.json itself."""
     made_by = hashlib.blake2b(Path(__file__).read_bytes()).hexdigest()
     return b"ranks" + json.dumps([made_by, pattern, special_tokens]).encode() + b"\n" + ranks
 

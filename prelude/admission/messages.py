@@ -110,7 +110,7 @@ def check_messages(ctx: AdmissionContext, messages: Sequence[Any], field: str) -
 
 
 def check_bounds(ctx: AdmissionContext, messages: Sequence[Any], field: str) -> int:
-    """All are objects whose fields are within the limits. Returns how many characters more they might have."""
+    """Check that all are objects with fields within the limits. Return how many characters more they might have."""
     most = min(ctx.max_length, MAX_VALUES)
     if len(messages) > most:
         raise RequestTooLarge(f"{len(messages)} messages; the limit is {most}", field=field)

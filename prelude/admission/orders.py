@@ -78,7 +78,7 @@ def arranged(plain: PlainQuestion, orders: Orders, template: DecisionTemplate, f
 
 
 def shift_count(plain: PlainQuestion, template: DecisionTemplate) -> int:
-    """In how many orders the question can be shown."""
+    """Return in how many orders the question can be shown."""
     if plain.kind == "score" or not template.shows_labels(plain):
         return 1
     return len(template.labels_of(plain))

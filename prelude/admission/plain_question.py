@@ -84,7 +84,7 @@ def _choice(ctx: AdmissionContext, question: Choice, field: str) -> PlainQuestio
 
 @lru_cache(maxsize=256)
 def warn_of_one_label(question: str, label: str) -> None:
-    """Once for each: a program may narrow its labels down to one, and a list of labels may be written as one."""
+    """Warn once for each: a program may narrow its labels down to one, and a list of labels may be written as one."""
     log.warning(
         "question %s has the one label %s, whose probability is 1 for any state", shown(question), shown(label)
     )

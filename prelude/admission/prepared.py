@@ -69,7 +69,7 @@ class TokenTree:
 
     @classmethod
     def build(cls, segments: Sequence[tuple[int, I32]], joins: Collection[int] = ()) -> TokenTree:
-        """From ``[(parent, token_ids)]``, parents before children. Segments named in ``joins`` stand behind the
+        """Build from ``[(parent, token_ids)]``, parents before children. Segments named in ``joins`` stand behind the
         longest of their elder siblings and see all of them (``prelude/readouts/batch.py``)."""
         return cls.single(segments[0][1]) if len(segments) == 1 else cls(*build_tree(segments, joins))
 

@@ -59,7 +59,7 @@ def encode_prompt(
     before: str = "",
     whole: bool = False,
 ) -> Encoded:
-    """At least one and at most ``room`` ids. An empty prompt is the model's BOS; ``InvalidRequest`` if it has
+    """Return at least one and at most ``room`` ids. An empty prompt is the model's BOS; ``InvalidRequest`` if it has
     none, ``PromptTooLong`` if it does not fit and may not be cut. A prompt that is
     ``continued`` gets no end-of-text token from the tokenizer, and may start from EOS if there is no BOS.
     ``before`` is put before a text, encoded together with it and not cut. ``whole``: it is cut too, and so is the

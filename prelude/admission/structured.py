@@ -58,7 +58,7 @@ def text_of(value: Any, field: str, most: int, *, empty: bool = True, layout: La
 
 
 def json_of(value: Any, field: str, layout: Layout = "json") -> str:
-    """As ``text_of``, of any value that JSON has: a string alone stands in quotation marks."""
+    """Write any value that JSON has as ``text_of`` does: a string alone stands in quotation marks."""
     plain = _Copy().of(value, field, MAX_DEPTH)
     try:
         return _WRITERS[layout](plain)

@@ -119,7 +119,7 @@ class DecisionTemplate:
 
     @classmethod
     def from_file(cls, path: str | Path) -> DecisionTemplate:
-        """From ``decision_template.json``: an object with any of the fields above, and no others."""
+        """Read ``decision_template.json``: an object with any of the fields above, and no others."""
         try:
             data = read_plain(path, MAX_FILE_BYTES)
         except (OSError, ValueError) as error:
@@ -129,7 +129,7 @@ class DecisionTemplate:
 
     @classmethod
     def from_json(cls, data: bytes, path: str) -> DecisionTemplate:
-        """From the content of such a file; ``path`` is named in messages."""
+        """Read the content of that file; ``path`` is named in messages."""
         found = parse(data, path, TemplateError)
         if not isinstance(found, dict):
             raise TemplateError(f"{path}: {type(found).__name__} instead of an object")
@@ -243,7 +243,7 @@ CHAT_TEMPLATE = DecisionTemplate(
 
 @lru_cache(maxsize=64)
 def decision_template(name: str) -> DecisionTemplate:
-    """For ``decide(template=...)``: one of ``decision_names()``. Raises ``RecipeError``."""
+    """Return a template for ``decide(template=...)``: one of ``decision_names()``. Raises ``RecipeError``."""
     if name not in decision_names():
         raise RecipeError(f"{shown(name)} is not a recipe for decide; there are {decision_names()}", field="template")
     return DecisionTemplate.from_json((_decide_recipes() / f"{name}.json").read_bytes(), f"{name}.json")

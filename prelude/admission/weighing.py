@@ -43,7 +43,7 @@ def weigh_shifts(
 
 
 def replaced(labels: tuple[str, ...], places: tuple[int, ...], found: Weighed) -> tuple[tuple[str, ...], Weighed]:
-    """In the caller's order: ``places[i]`` is where the caller's label i is in ``labels``."""
+    """Put numbers in the caller's order: ``places[i]`` is where the caller's label i is in ``labels``."""
     index, shares, probabilities, logprobs, mass = found
     order = tuple([labels[at] for at in places])
     by_label = {label: probabilities[label] for label in order}

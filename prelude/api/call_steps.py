@@ -43,7 +43,7 @@ def finish_all(
 
 
 def result_sizes(admitted: Sequence[Any]) -> list[int]:
-    """For each admitted task, how many pairs of a token and its logprob its result has; 0 for an error."""
+    """Return for each admitted task how many pairs of a token and its logprob its result has; 0 for an error."""
     readouts = [None if isinstance(item, BaseException) else item.prepared.readout for item in admitted]
     return [0 if readout is None else readout.result_size for readout in readouts]
 

@@ -219,7 +219,7 @@ class AsyncEngine(AsyncVerbs):
         progress: bool | ProgressCallback | None = None,
         **keywords: Unpack[RequestKeywords],
     ) -> AsyncIterator[Mapped[T, R]]:
-        """As ``Engine.map``, for ``async for``. ``rows`` may be an asynchronous iterable. Two windows are in memory:
+        """Run ``Engine.map`` for ``async for``. ``rows`` may be an asynchronous iterable. Two windows are in memory:
         one runs while the rows of the window before it are being used."""
         from prelude.api.bar import RowBar, length
         from prelude.api.mapping import checked, map_rows_async
@@ -236,7 +236,7 @@ class AsyncEngine(AsyncVerbs):
         progress: bool | ProgressCallback | None = None,
         **keywords: Unpack[FitKeywords],
     ) -> FittedQuestion:
-        """As ``Engine.fit``; the vectors are computed as rows of ``map``, and the regression on a thread."""
+        """Run ``Engine.fit``: the vectors are computed as rows of ``map``, and the regression on a thread."""
         from prelude.fitting.fit import Fit
 
         if self._engine is None:
@@ -327,7 +327,7 @@ class AsyncEngine(AsyncVerbs):
             raise
 
     async def warmup(self, *, freeze_gc: bool = False) -> None:
-        """As ``Engine.warmup``, on a thread."""
+        """Run ``Engine.warmup`` on a thread."""
         if self._engine is None:
             await self.start()
         with starting_thread():
@@ -352,7 +352,7 @@ class AsyncEngine(AsyncVerbs):
         return [item for items in await asyncio.gather(*jobs) for item in items]
 
     def _ways(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> tuple[CompletionQueue, Turn]:
-        """From a loop to the engine and back."""
+        """Make the ways from a loop to the engine and back."""
         ways = self._loops.get(id(loop))
         if ways is None or ways[0].loop is not loop:
             self._loops = {key: known for key, known in self._loops.items() if not known[0].closed()}
@@ -401,18 +401,18 @@ class AsyncEngine(AsyncVerbs):
         return self.engine._model_parts()
 
     def explain(self, task: Task) -> Explanation:
-        """As ``Engine.explain``."""
+        """Return ``Engine.explain``."""
         return self.engine.explain(task)
 
     def stats(self) -> dict[str, Any]:
-        """As ``Engine.stats``."""
+        """Return ``Engine.stats``."""
         return self.engine.stats()
 
     def health(self) -> Health:
         return self.engine.health()
 
     def on_event(self, listener: Listener) -> Callable[[], None]:
-        """As ``Engine.on_event``."""
+        """Call ``Engine.on_event``."""
         return self.engine.on_event(listener)
 
 

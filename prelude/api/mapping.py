@@ -137,7 +137,7 @@ async def run_window(
 async def windows_async(
     make: Callable[[T], Any], rows: Iterable[T] | AsyncIterable[T], size: int
 ) -> AsyncGenerator[Window[T], None]:
-    """As ``windows``. The event loop gets its turn while the rows of an iterable are read."""
+    """Yield as ``windows`` does. The event loop gets its turn while the rows of an iterable are read."""
     window: Window[T] = Window(0)
     failed: Exception | None = None
     try:

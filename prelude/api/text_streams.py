@@ -260,7 +260,7 @@ class AsyncSink:
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:
-    """In the waiter's loop."""
+    """Wake the waiter in its loop."""
     if waiter is not None and not waiter.done():
         waiter.set_result(None)
 
@@ -338,7 +338,7 @@ class AsyncTextStream:
         return sink
 
     def close(self) -> None:
-        """As ``aclose``, which has nothing to wait for. Idempotent."""
+        """Close as ``aclose`` does, which has nothing to wait for. Idempotent."""
         self._closed = True
         core, sink, request = self._core, self._sink, self._request
         if core and sink and request and not sink.ended and not sink.abandoned:

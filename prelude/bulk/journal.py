@@ -134,7 +134,7 @@ class Journal:
             self._synced = time.monotonic()
 
     def results(self) -> Results:
-        """Those that it holds now."""
+        """Return the results that it holds now."""
         self.flush(sync=True)
         return Results(self._reader, self._file.seek(0, os.SEEK_END))
 

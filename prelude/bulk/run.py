@@ -193,7 +193,7 @@ class Pace:
         return self._rows
 
     def measure(self, rows: int, seconds: float) -> None:
-        """So many ``rows`` took so many ``seconds``."""
+        """Learn that so many ``rows`` took so many ``seconds``."""
         self._rows = min(max(int(rows * WINDOW_SECONDS / max(seconds, 1e-3)), FIRST_ROWS), self._most)
 
 

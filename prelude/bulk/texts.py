@@ -90,7 +90,7 @@ class Records:
         return kept
 
     def records(self) -> Iterator[list[str]]:
-        """Each record that is not an empty line. ``first`` and ``size`` are those of the record that came last."""
+        """Yield each record but an empty line. ``first`` and ``size`` are those of the record that came last."""
         while True:
             self.begin()
             try:
@@ -143,7 +143,7 @@ def is_text(value: str) -> bool:
 
 
 def write_lines(file: IO[bytes], rows: Iterable[tuple[Row, Mapping[str, Any]]]) -> None:
-    """Each row with its new columns. A row of JSON lines is written with the bytes that it was read with."""
+    """Write each row with its new columns. A row of JSON lines is written with the bytes that it was read with."""
     for row, added in rows:
         own = row.line or json_text(row).encode()
         file.write(own[:-1].rstrip() + (b", " if row else b"") + json_text(added).encode()[1:] + b"\n")

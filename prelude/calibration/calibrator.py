@@ -245,7 +245,7 @@ class PriorCorrection:
         return cls.of_answers([engine.decide(state, [question], **keywords)[0] for state in states])
 
     def apply(self, answer: Answer) -> Answer:
-        """As ``Calibrator.apply``."""
+        """Apply it as ``Calibrator.apply`` does."""
         check_asked("prior", self.labels, self.asked, answer)
         places = [self.labels.index(label) for label in answer.labels]
         logs = log_of(np.array(list(answer.probabilities.values()))) - np.log(np.array(self.prior)[places])

@@ -251,7 +251,7 @@ def _blocks(blocks: npt.NDArray[np.int32], block_size: int, length: int) -> Runs
 
 
 def _decode_runs(decode: DecodeRows, rows: I64, block_size: int) -> tuple[I64, Runs]:
-    """As ``_forest_runs`` for some decode rows: whole blocks; the row reads its own tokens of them."""
+    """Make runs of some decode rows, as ``_forest_runs``: whole blocks; the row reads its own tokens of them."""
     indptr = decode.block_indptr.astype(np.int64)
     held = np.diff(indptr)[rows]
     needed = decode.context_lens[rows].astype(np.int64) // block_size + 1

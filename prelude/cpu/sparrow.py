@@ -199,7 +199,7 @@ def _features(value: float) -> list[float]:
 
 
 def _gelu(x: F32) -> F32:
-    """With the error function of Abramowitz and Stegun, 7.1.26, as the model's own program has it: 1.5e-7 off."""
+    """Use the error function of Abramowitz and Stegun, 7.1.26, as the model's own program has it: 1.5e-7 off."""
     a = np.abs(x / math.sqrt(2.0))
     t = 1.0 / (1.0 + 0.3275911 * a)
     series = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t

@@ -137,7 +137,7 @@ class Governor:
         self._own = Own()  # the files of a forked child are its parent's
 
     def of(self, threads: int | None) -> Governor:
-        """For a step of an engine with so many threads; ``None``: with those of the calling thread's kernels."""
+        """Take the threads of an engine's step; ``None``: those of the calling thread's kernels."""
         self._own.most = min(threads or cpu.threads(), self._bound)
         return self
 

@@ -144,7 +144,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """All tokens of a batch in one row: prompt slices first, decode rows behind them."""
+    """Holds all tokens of a batch in one row: prompt slices first, decode rows behind them."""
 
     token_ids: I64
     positions: I64

@@ -121,7 +121,7 @@ class ThreadedExecutor:
 
     @property
     def host_blocks(self) -> Callable[[int], ThreadedHostBlocks] | None:
-        """As ``inner`` has it; None if it has none."""
+        """Return ``inner``'s; None if it has none."""
         make = getattr(self.inner, "host_blocks", None)
         return None if make is None else lambda entries: ThreadedHostBlocks(make(entries), self._ask)
 

@@ -54,7 +54,7 @@ class PreludeDecisions:
         return self.copy()
 
     def dump_state(self) -> None:
-        """None: DSPy loads no class of another library."""
+        """Return None: DSPy loads no class of another library."""
 
     def inspect_history(self, n: int = 1, file: TextIO | None = None) -> None:
         pretty_print_history(self.history, n, file=file)

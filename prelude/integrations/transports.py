@@ -45,7 +45,7 @@ class _Routes:
 
 
 class Transport(_Routes, httpx2.BaseTransport):
-    """For synchronous clients, over an engine of either kind."""
+    """Serves synchronous clients, over an engine of either kind."""
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         route = self.begun(request)
@@ -61,7 +61,7 @@ class Transport(_Routes, httpx2.BaseTransport):
 
 
 class AsyncTransport(_Routes, httpx2.AsyncBaseTransport):
-    """The same for asynchronous clients."""
+    """Serves asynchronous clients the same way."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         route = self.begun(request)

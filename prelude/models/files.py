@@ -124,7 +124,7 @@ Where: TypeAlias = "ModelDirectory | str | os.PathLike[str]"
 
 
 def _transformer_folder(directory: ModelDirectory) -> str:
-    """As modules.json says; "" if the model lies in the directory itself. Other faults of that file are those of
+    """Return modules.json's folder; "" if the model lies in the directory. Other faults of that file are those of
     the readers of its modules."""
     if not directory.has("modules.json"):
         return ""

@@ -52,7 +52,7 @@ def default_running_states(available: int, bytes_per_state: int, *, running: int
 
 
 def default_prefixes(available: int | None, bytes_per_state: int) -> int:
-    """For how many cached prefixes a CPU keeps recurrent states: as many as take an eighth of the
+    """Return for how many cached prefixes a CPU keeps recurrent states: as many as take an eighth of the
     ``available`` bytes that the weights leave, 256 at most; 16 if the system does not say."""
     return 16 if available is None else min(256, available // 8 // bytes_per_state)
 

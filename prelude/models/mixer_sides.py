@@ -95,7 +95,7 @@ class BeforeMixer:
         table: Array | None = None,
         positions: Array | None = None,
     ) -> None:
-        """From ``x`` [T, hidden] float32 into ``out`` [T, outputs], ``chunk`` rows at a time. ``normed`` [chunk or
+        """Map ``x`` [T, hidden] float32 to ``out`` [T, outputs], ``chunk`` rows at a time. ``normed`` [chunk or
         all rows, hidden] is room, of the type of ``out``. ``table`` [positions, width / 2] complex64 if heads
         turn; ``positions`` [T] int64."""
         if self.native is not None:
@@ -168,7 +168,7 @@ class BehindMixer:
 
 
 def part_of(x: Array, rows: slice) -> Array:
-    """Those rows of ``x``, no new view if they are all of them."""
+    """Return those rows of ``x``, no new view if they are all of them."""
     return x if rows.start == 0 and rows.stop == len(x) else x[rows]
 
 

@@ -131,7 +131,7 @@ class PackedLinear:
         self.product(x, residual, True)
 
     def rows(self, start: int, stop: int) -> PackedLinear:
-        """Some of the outputs, in this one's memory; they begin with a group of outputs."""
+        """Take some of the outputs, in this one's memory; they begin with a group of outputs."""
         if start % cpu.PACKED_GROUP:
             raise ValueError(f"output {start} begins within a group of {cpu.PACKED_GROUP} outputs")
         made = object.__new__(PackedLinear)

@@ -186,7 +186,7 @@ class PackedWeights:
 
 
 def _kept(name: str, entry: Any) -> Kept | None:
-    """None if the description is none. Sizes are such that the native count of words does not overflow."""
+    """Return None if the description is none. Sizes are such that the native count of words does not overflow."""
     if not isinstance(entry, dict) or entry.keys() != {"packing", "inputs", "parts"}:
         return None
     packing, inputs, parts = entry["packing"], entry["inputs"], entry["parts"]

@@ -65,7 +65,7 @@ def read_recurrent(
 
 
 def shape_of(mixer: GatedDelta) -> tuple[int, int, int, int]:
-    """As ``DeltaShape`` of the kernels."""
+    """Return the ``DeltaShape`` of the kernels."""
     return mixer.key_heads, mixer.value_heads, mixer.key_dim, mixer.value_dim
 
 

@@ -174,7 +174,7 @@ def _mlp(mlp: Mlp, rank: int, size: int, cuts: dict[str, Cut]) -> Mlp:
 
 
 def _outputs(projection: Projection, runs: Iterable[tuple[int, int]], cuts: dict[str, Cut]) -> Projection:
-    """Some of the outputs, counted over all weights of the projection; the cut of each weight into ``cuts``."""
+    """Take some of the outputs, counted over all weights of the projection; the cut of each weight into ``cuts``."""
     wanted, rows, at = list(runs), [], 0
     for name, count in zip(projection.names, projection.rows):
         own = _within(wanted, at, at + count)
@@ -192,7 +192,7 @@ def _within(runs: Sequence[tuple[int, int]], begin: int, end: int) -> Runs:
 
 
 def _inputs(projection: Projection, run: tuple[int, int], rank: int, cuts: dict[str, Cut]) -> Projection:
-    """Some of the inputs. The sum over the ranks has the bias once: rank 0 adds it."""
+    """Take some of the inputs. The sum over the ranks has the bias once: rank 0 adds it."""
     for name in projection.names:
         cuts[f"{name}.weight"] = Cut(1, (run,))
     return replace(projection, columns=run[1] - run[0], bias=projection.bias and rank == 0)

@@ -125,7 +125,7 @@ class LogprobRows(Readout, RequestReadout):
         return LogprobOutput(logprobs, ranks, top_ids, top_logprobs), bad_rows(finite)
 
     def _run_distinct(self, rows: Rows) -> tuple[LogprobOutput, I32]:
-        """Each row once, however many requests read it."""
+        """Run each row once, however many requests read it."""
         distinct, places = np.unique(self.rows, return_inverse=True)
         once = replace(self, rows=distinct, target_rows=places[self.target_rows].astype(np.int32))
         found, bad = once.run(rows)

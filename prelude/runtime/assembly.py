@@ -83,7 +83,7 @@ def _core(kind: type[CoreT], executor: Executor, config: EngineConfig, cost: Cos
 
 
 def _policy(chosen: str | Policy, cost: CostModel, limits: ExecutorLimits) -> Policy:
-    """By name, a policy that weighs work counts keys as the given cost model does. The model goes on learning, the
+    """Give a policy of work, by name, the key costs of the given cost model. The model goes on learning, the
     policy does not: plans are a function of the waiting requests, not of measured time."""
     policy = policy_named(chosen)
     if isinstance(chosen, str) and isinstance(policy, ShortestPrefillFirst | ResponseRatio):

@@ -219,7 +219,7 @@ class EngineCore(Forkable):
             self.watchdog.start()
 
     def _wake_for_others(self) -> None:
-        """Without a thread no other caller waits for one: each starts it before it posts requests."""
+        """Wake the thread. Without one no other caller waits: each starts it before it posts requests."""
         with suppress(ExecutionError):
             self.loop.wake()
 

@@ -66,7 +66,7 @@ class BlockingSink(EndSink):
 
 
 class CompletionQueue(LoopFlush):
-    """From the engine to one event loop: ends of requests are collected during a step and handed over by one
+    """Leads from the engine to one event loop: ends of requests are collected during a step and handed over by one
     wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:

@@ -80,7 +80,7 @@ class Entry:
         return found
 
     def force_class(self, kind: ExecutionClass) -> None:
-        """For tests: every request has this class, and the same numbers."""
+        """Give every request this class, with the same numbers. For tests."""
         self._classes = (kind, kind)
 
     def request(

@@ -147,7 +147,7 @@ class Lifecycle:
             self.end(request, error)
 
     def tell_all(self, error: BaseException) -> None:
-        """Every request that was posted ends with ``error``. Its resources are not given back: no account can be
+        """End every request that was posted with ``error``. Its resources are not given back: no account can be
         trusted. One whose caller cannot be told for want of memory stays in ``live``."""
         for request in list(self.live.values()):
             try:
@@ -159,7 +159,7 @@ class Lifecycle:
                 log_failure("a caller could not be told of its request's end", raised, request.options.request_id)
 
     def tell_hung(self, error: BaseException) -> None:
-        """All callers are told that the engine hangs. Called by the watchdog beside the step: the requests give back
+        """Tell all callers that the engine hangs. Called by the watchdog beside the step: the requests give back
         their resources in the thread that steps, if the step ever returns."""
         for request in list(self.live.values()):
             request.cancelled = True

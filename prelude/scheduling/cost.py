@@ -52,7 +52,7 @@ class Work:
 
 
 class CostModel:
-    """Not thread-safe: the engine's stepping thread observes; others may predict, from one moment's coefficients."""
+    """Has no lock: the engine's stepping thread observes; others may predict, by a moment's coefficients."""
 
     def __init__(self, memory: int = 512, coefficients: Mapping[str, float] | None = None) -> None:
         """``coefficients``: seconds by term (``constant``, ``token``, ``key``, ``lm_row``), of an earlier fit; it

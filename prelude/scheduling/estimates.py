@@ -35,7 +35,7 @@ _Place: TypeAlias = "tuple[int, int, bytes]"  # salt, tokens cached, the tokens 
 
 
 class PoolEstimates:
-    """From the trie of a pool. At most one object of a pool at a time: events are read once."""
+    """Take events of a pool's trie. At most one object of a pool at a time: events are read once."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool

@@ -54,7 +54,7 @@ def _withdraw(request: Request, queues: Queues, pool: KvPool) -> None:
 
 
 def _roll_back(request: Request, pool: KvPool) -> None:
-    """Back to the last postprocessed token; one whose chunk was promised, or followed a promise, to the prefix that
+    """Return to the last postprocessed token; one whose chunk was promised, or followed a promise, to the prefix that
     the trie has; one with a recurrent state, whose last token is unknown, to the state that it went on from, or to
     its first token, in the blocks and the state entry that it has."""
     lease = request.lease

@@ -47,7 +47,7 @@ def with_states(
 
 
 def _cut(slices: PromptSlices, cuts: list[tuple[int, int]]) -> PromptSlices:
-    """With the state behind token ``cuts[i][0] - 1`` in entry ``cuts[i][1]``. If a segment ends there and has
+    """Keep the state behind token ``cuts[i][0] - 1`` in entry ``cuts[i][1]``. If a segment ends there and has
     an entry for its own state, an empty segment behind it takes that entry."""
     begins, ends = slices.state_from, slices.state_to
     if begins is None or ends is None or not cuts:

@@ -103,7 +103,7 @@ class WaitingQueue:
     # -------------------------------------------------------------- looking
 
     def __iter__(self) -> Iterator[Request]:
-        """In order of arrival; one that was taken back comes before later ones."""
+        """Yield in order of arrival; one that was taken back comes before later ones."""
         return iter(self.arrivals.values())
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class WaitingQueue:
         return alike and self.tokens <= tokens and self.logits_rows <= logits_rows
 
     def in_order(self, now: int, *, one_group: bool = False) -> Iterator[Request]:
-        """As the policy has it at ``now`` tokens served. ``one_group``: those alone that may share a batch with the
+        """Yield by the policy at ``now`` tokens served. ``one_group``: those alone that may share a batch with the
         first one. Requests may be served while this is iterated; nothing may be added."""
         if self._by_arrival and self._accounts.busy <= 1 and (len(self.groups) <= 1 or not one_group):
             yield from self._in_order_of_arrival()

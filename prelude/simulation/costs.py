@@ -30,7 +30,7 @@ class StepCost(Protocol):
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """As a ``CostModel`` has them after an engine has run there for a while."""
+        """Return them as a ``CostModel`` has them after an engine has run there for a while."""
 
 
 def work_of(batch: ForwardBatch) -> Work:
@@ -175,7 +175,7 @@ class RooflineCost:
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """If arithmetic takes longer than memory: prompts of more than a few hundred tokens."""
+        """Coefficients for prompts of some hundred tokens or more: arithmetic takes longer than memory."""
         shape, flops = self.shape, self.flops * self.flops_share
         return {
             "constant": self.step,

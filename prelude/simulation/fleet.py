@@ -173,7 +173,7 @@ class Fleet:
         heapq.heappush(heap, (at, self._count, *event))
 
     def run(self, source: Source | Iterable[Arrival]) -> Report:
-        """To the end of the trace. A fleet runs once."""
+        """Run to the end of the trace. A fleet runs once."""
         self._source = source if isinstance(source, Source) else OpenLoop(source)
         for arrival in self._until_done():
             self._arrive(arrival)

@@ -89,7 +89,7 @@ MACHINES = {"h200-qwen3-4b": h200_qwen3_4b, "cpu-default": cpu_default}
 
 
 def machine(name: str, **changes: Any) -> Machine:
-    """By name, with fields of its ``EngineConfig`` changed."""
+    """Return a machine by its name, with fields of its ``EngineConfig`` changed."""
     if name not in MACHINES:
         raise ConfigError(f"machine={name!r} is not one of {', '.join(MACHINES)}")
     made = MACHINES[name]()

@@ -162,7 +162,7 @@ class LeastLoaded(Forgetful):
 
 
 class PrefixAffine(Forgetful):
-    """By the name of the prompt's first part; a prompt without one goes to the least loaded replica."""
+    """Routes by the name of the prompt's first part; a prompt without one goes to the least loaded replica."""
 
     def __init__(self, count: int, seed: int = 0, *, slack: float = 0.25) -> None:
         self._count = count

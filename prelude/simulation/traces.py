@@ -67,7 +67,7 @@ class Arrival:
 
     @property
     def prompt_tokens(self) -> int:
-        """With its questions."""
+        """Tokens of the prompt with its questions."""
         return sum(length for _, length in self.parts) + sum(self.questions)
 
     def options(self) -> RequestOptions:

@@ -64,7 +64,7 @@ class Stops:
         return self._next[node].get(char, 0)
 
     def feed(self, node: int, text: str) -> tuple[int, int, int]:
-        """From state ``node`` through ``text``: ``(state, -1, characters to hold)``, or, if a stop is complete,
+        """Go from state ``node`` through ``text``: ``(state, -1, characters to hold)``, or, if a stop is complete,
         ``(state, characters of text up to its end, its length)``."""
         if not node and self._first.isdisjoint(text):
             return 0, -1, 0
@@ -123,7 +123,7 @@ class TextState:
         return self._whole_words(text) if self._words else text
 
     def finish(self) -> str:
-        """All that was held, if no stop string cut it off."""
+        """Return all that was held, if no stop string cut it off."""
         text = ""
         if not self.stopped:
             text = self._searched(self._decoder.finish())

@@ -82,7 +82,7 @@ class SystemOne:
         return self._run(self._systemone(request), keywords)
 
     async def aanswer(self, request: Any, **keywords: Unpack[RequestKeywords]) -> dict[str, Any]:
-        """As ``answer``, in an event loop."""
+        """Run ``answer`` in an event loop."""
         return await self._arun(self._systemone(request), keywords)
 
     def answer_many(self, requests: Sequence[Any], **keywords: Unpack[RequestKeywords]) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ class SystemOne:
     async def aanswer_many(
         self, requests: Sequence[Any], **keywords: Unpack[RequestKeywords]
     ) -> list[dict[str, Any]]:
-        """As ``answer_many``, in an event loop."""
+        """Run ``answer_many`` in an event loop."""
         return await self._arun_all([self._systemone(request) for request in requests], keywords)
 
     def decisions(self, request: Any, **keywords: Unpack[RequestKeywords]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class SystemOne:
         return self._run(self._openai(request), keywords)
 
     async def adecisions(self, request: Any, **keywords: Unpack[RequestKeywords]) -> dict[str, Any]:
-        """As ``decisions``, in an event loop."""
+        """Run ``decisions`` in an event loop."""
         return await self._arun(self._openai(request), keywords)
 
     def models(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def read_body(data: bytes, encoding: str | None = None, *, max_bytes: int = MAX_
 async def aread_body(
     chunks: AsyncIterable[bytes], encoding: str | None = None, *, max_bytes: int = MAX_BODY, seconds: float = 10.0
 ) -> Any:
-    """As ``read_body``, of a body that comes in parts: refused as soon as it is longer than ``max_bytes``, or takes
+    """Run ``read_body`` for a body in parts: refused as soon as it is longer than ``max_bytes``, or takes
     longer than ``seconds`` (408). A large or compressed one is parsed in a thread, so that the event loop goes on."""
     data = bytearray()
 

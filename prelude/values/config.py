@@ -240,12 +240,12 @@ class EngineConfig:
 
     @classmethod
     def chat(cls, **limits: Any) -> EngineConfig:
-        """For interactive text: small batches and small chunks, so that the next token of each text comes soon."""
+        """Serve interactive text: small batches and small chunks, so that the next token of each text comes soon."""
         return cls(**{"max_running": 32, "chunk_tokens": 128, "oneshot_share": 0.1, **limits})
 
     @classmethod
     def bulk(cls, **limits: Any) -> EngineConfig:
-        """For offline work: large batches, prompts in few chunks, most of the time for decisions."""
+        """Serve offline work: large batches, prompts in few chunks, most of the time for decisions."""
         usual = {"max_running": 256, "chunk_tokens": 4096, "oneshot_share": 0.9}
         return cls(**{**usual, "expert": ExpertConfig(max_step_requests=1024), **limits})
 

@@ -16,7 +16,7 @@ V = TypeVar("V")
 
 
 class Memo(Generic[K, V]):
-    """At most ``capacity`` stays alive, half of it in each generation, in units of the entries' weights. An entry
+    """Keeps at most ``capacity`` alive, half of it in each generation, in units of the entries' weights. An entry
     that is heavier than half of it is not kept. Only single dict operations are used: threads that race lose an
     entry at worst and compute it again.
 

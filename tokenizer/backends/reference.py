@@ -116,7 +116,7 @@ class ReferenceCore:
         return self.encode_full(text, parse_special)[:2]
 
     def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
-        """As ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there."""
+        """Encode as ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there."""
         return _columns(asked(self._engine(parse_special).encode, self.taken(text), add_special_tokens=False))
 
     def encode_batch_found(

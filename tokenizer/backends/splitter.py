@@ -51,7 +51,7 @@ def matcher(native: Any) -> Callable[[str], Matcher]:
             raise Refused(f"{type(error).__name__}: {error}") from error
 
         def matches(text: str, seconds: float) -> list[tuple[int, int]]:
-            """All successive matches; an empty one does not count right after another. ``TokenizerError`` if
+            """Yield all successive matches; an empty one does not count right after another. ``TokenizerError`` if
             they take longer than so many seconds of the thread's time."""
             found: list[tuple[int, int]] = []
             at, last, deadline = 0, -1, time.thread_time() + seconds

@@ -64,7 +64,7 @@ class ControlIds:
             self._is_undecided = mask_of(self.undecided)
 
     def marks(self, runs: Iterable[str]) -> frozenset[int]:
-        """Those of ``undecided`` that are turn marks in text of a template, cut at its values and statements."""
+        """Find those of ``undecided`` that are turn marks in text of a template, cut at its values and statements."""
         found: set[int] = set()
         for run in runs if self.undecided else ():
             if len(run) < 2:

@@ -34,7 +34,7 @@ class Processor(Protocol):
     def added(self, is_pair: bool) -> int: ...
     @property
     def ids(self) -> tuple[int, ...]:
-        """All ids that it may put into an encoding."""
+        """Return all ids that it may put into an encoding."""
 
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]: ...
     @property

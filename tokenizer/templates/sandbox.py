@@ -68,7 +68,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     # ---- called from compiled templates
 
     def tick(self, units: int, size: int) -> bool:
-        """At the head of a body: charge for its nodes and for the literals in it."""
+        """Charge, at the head of a body, for its nodes and for the literals in it."""
         rendering = ACTIVE.get()
         rendering.work -= units
         rendering.memory -= size

@@ -172,7 +172,7 @@ def _classifier(fields: Fields, labels: int, hidden: int) -> Classifier:
 
 
 def _masked(fields: Fields, hidden: int, eps: float, activation: Activation) -> MaskedHead | None:
-    """None if the vocabulary's weight is not that of the embeddings. The newer head has other names, so that it is
+    """Return None if the vocabulary's weight is not the embeddings'. The newer head has other names, so that it is
     not read."""
     if not fields.boolean("tie_word_embeddings", True):
         return None

@@ -110,7 +110,7 @@ def _classifier(fields: Fields, labels: int, hidden: int, norm: Norm) -> Classif
 
 
 def _masked(fields: Fields, hidden: int, norm: Norm) -> MaskedHead | None:
-    """None if it has other weights than those of the embeddings and a bias."""
+    """Return None if it has other weights than those of the embeddings and a bias."""
     if not fields.boolean("tie_word_embeddings", True) or not fields.boolean("decoder_bias", True):
         return None
     return MaskedHead(

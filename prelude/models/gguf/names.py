@@ -39,7 +39,7 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "phi3", *GEMMAS)
 
 
 def model_names(names: Iterable[str], architecture: str, where: str) -> dict[str, str]:
-    """For each tensor the name that transformers gives it. Those that are no weights are left out."""
+    """Return the name that transformers gives each tensor. Tensors that are no weights are left out."""
     layer = {**_LAYER, **(_NORMED_AFTER if architecture in ("gemma2", "gemma3") else {})}
     others = {ROPE_FACTORS}
     if architecture == "phi3":

@@ -38,7 +38,7 @@ class GgufWeights:
         return name in self.tensors
 
     def tensor(self, name: str) -> Array:
-        """As it is stored, rows and gains as transformers has them; blocks as float32."""
+        """Return it as it is stored, rows and gains as transformers has them; blocks as float32."""
         if self.tensors[name].dtype in BLOCK_TYPES:
             return self.blocks(name).dense()
         own = self._names[name]

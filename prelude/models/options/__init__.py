@@ -33,7 +33,7 @@ _REFUSED = {
 
 
 def option_model(directory: ModelDirectory) -> OptionModel | None:
-    """None for a directory without such a head; ``UnsupportedModel`` for a format that is known and not computed."""
+    """Return None for a directory without a head; ``UnsupportedModel`` for a known format that is not computed."""
     for name, model in _BY_FILE.items():
         if directory.has(name):
             return model

@@ -68,7 +68,7 @@ class Layer:
         return self.mixer
 
     def norms(self) -> Iterator[Norm]:
-        """All that there are, those of single heads among them."""
+        """Return all norms, those of single heads among them."""
         yield from self._own_norms()
         yield from self.mixer.norms
 
@@ -184,7 +184,7 @@ class ModelSpec:
         return dict(self._tensors())
 
     def masked_tensors(self) -> dict[str, tuple[int, ...]]:
-        """Those of the masked-language head, which a checkpoint may lack."""
+        """Tensors of the masked-language head, which a checkpoint may lack."""
         return {} if self.masked is None else dict(self.masked.tensors(self.embeddings.vocab))
 
     def num_parameters(self) -> int:
