@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -25,7 +26,9 @@ from prelude import (
     errors,
     results,
 )
+from prelude.affinity import Affinity
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, UnknownParameter
+from prelude.simulation import Fleet, compare, routing, simulate
 from tests.engine.test_encoders import write
 
 
@@ -55,6 +58,24 @@ def test_an_engine_that_loads_later_has_the_same_settings(name: str, tmp_path: P
         now(tmp_path, **wrong)
     with pytest.raises(errors.PreludeError, match=re.escape(str(refused.value))):
         asyncio.run(later(tmp_path, **wrong).start())
+
+
+def defaults(call: Callable[..., Any]) -> dict[str, Any]:
+    given = inspect.signature(call).parameters.values()
+    found = {one.name: one.default for one in given if one.default is not one.empty}
+    return {name: value[0] if isinstance(value, tuple) and value else value for name, value in found.items()}
+
+
+def test_calls_of_one_kind_have_the_same_defaults() -> None:
+    names = [name for name in dir(Engine) if name[0] != "_" and hasattr(AsyncEngine, name)]
+    calls = [(getattr(Engine, name), getattr(AsyncEngine, name)) for name in names if callable(getattr(Engine, name))]
+    calls += [(Engine.close, AsyncEngine.aclose), (Affinity, routing.PrefixAffine)]
+    calls += itertools.pairwise([Fleet, simulate, compare.run, routing.router])
+    calls += [(routing.router, one) for one in routing.ROUTERS.values()]
+    for one, twin in calls:
+        ours, theirs = defaults(one), defaults(twin)
+        common = ours.keys() & theirs.keys()
+        assert {name: ours[name] for name in common} == {name: theirs[name] for name in common}, (one, twin)
 
 
 def test_errors_and_results_are_public() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,29 @@ def test_predict_and_rank_are_those_of_the_library(tmp_path: Path) -> None:
             assert [item["corpus_id"] for item in mine] == [item["corpus_id"] for item in other]
             assert [item.get("text") for item in mine] == [item.get("text") for item in other]
             assert [item["score"] for item in mine] == pytest.approx([item["score"] for item in other], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "name"),
+    [
+        (SentenceEncoder, "SentenceTransformer", "encode"),
+        (PairScorer, "CrossEncoder", "predict"),
+        (PairScorer, "CrossEncoder", "rank"),
+    ],
+)
+def test_keywords_have_the_defaults_of_the_library(ours: type[Any], theirs: str, name: str) -> None:
+    import sentence_transformers as library
+
+    own, other = (
+        {
+            one.name: one.default
+            for one in inspect.signature(getattr(kind, name)).parameters.values()
+            if one.default is not one.empty
+        }
+        for kind in (ours, getattr(library, theirs))
+    )
+    own.pop("normalize_embeddings", None)  # None: as the model directory says, which the library's False adds to
+    assert own == {key: other[key] for key in own}
 
 
 def test_several_labels_are_raw_logits(tmp_path: Path) -> None:

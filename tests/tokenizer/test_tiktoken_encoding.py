@@ -128,7 +128,8 @@ def test_every_public_name_and_argument_of_tiktoken_is_here(pair: Any) -> None:
         mine, other = getattr(ours, name), getattr(theirs, name)
         if callable(other) and name != "encode_with_unstable":  # left out: it takes anything, and says so
             arguments = [
-                [(p.name, p.kind) for p in inspect.signature(call).parameters.values()] for call in (mine, other)
+                [(p.name, p.kind, p.default) for p in inspect.signature(call).parameters.values()]
+                for call in (mine, other)
             ]
             assert arguments[0] == arguments[1], name
 
