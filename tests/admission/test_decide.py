@@ -276,10 +276,11 @@ def test_only_the_state_is_cut(mode: Any, ids: bool) -> None:
     assert prepared.truncated_tokens == len(body) - keep
     with pytest.raises(PromptTooLong, match=r"state: .* of the longest question and label"):
         preparer.prepare(Decide(state, questions))
-    with pytest.raises(PromptTooLong, match=r"leaves no room"):
-        toys.make(max_length=deepest + len(tail), max_prompt_chars=1000).prepare(
-            Decide(state, questions, truncation=mode)
-        )
+    for few in (1, len(tail)):
+        with pytest.raises(PromptTooLong, match=r"leaves no room"):
+            toys.make(max_length=deepest + few, max_prompt_chars=1000).prepare(
+                Decide(state, questions, truncation=mode)
+            )
 
 
 @pytest.mark.fault(4)

@@ -25,6 +25,8 @@ def test_a_window_takes_a_few_seconds() -> None:
     for rows, seconds, want in ((16, 1.0, 80), (80, 5.0, 80), (80, 100.0, 16), (16, 0.0, 1024), (16, 10.0, 16)):
         pace.measure(rows, seconds)
         assert pace.rows() == want
+    pace.measure(16, 1.5)
+    assert pace.rows() == 53 and isinstance(pace.rows(), int)
     small = Pace(4)
     assert small.rows() == 4
     small.measure(4, 100.0)

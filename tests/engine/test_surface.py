@@ -26,8 +26,8 @@ from prelude import (
     errors,
     results,
 )
-from prelude.affinity import Affinity
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, UnknownParameter
+from prelude.integrations.affinity import Affinity
 from prelude.simulation import Fleet, compare, routing, simulate
 from tests.engine.test_encoders import write
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from prelude.errors import ModelError
+from prelude.models.files import ModelDirectory
 from prelude.models.pooling import read_embedding
 from prelude.values.embedding import EmbeddingSettings
 
@@ -27,6 +28,12 @@ def directory(path: Path, pooling: dict[str, Any] | None, modules: Any = None, f
 def listing(*names: str, folder: str = "1_Pooling") -> list[dict[str, Any]]:
     places = {"Pooling": folder}
     return [{"idx": i, "type": KIND + name, "path": places.get(name, "")} for i, name in enumerate(names)]
+
+
+def test_a_module_is_named_with_its_package_or_without(tmp_path: Path) -> None:
+    (directory(tmp_path, None, [{"type": "Transformer", "path": "0_Transformer"}]) / "0_Transformer").mkdir()
+    (tmp_path / "0_Transformer" / "config.json").write_text("{}", encoding="utf-8")
+    assert ModelDirectory.of(tmp_path).inner == "0_Transformer"
 
 
 def test_no_files_say_nothing(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_layers_compose_in_the_order_they_are_nested() -> None:
         queue.append(waiting_request(tokens, order, priority, tenant), 0)
     assert [r.order for r in queue.in_order(0)] == [4, 5, 3, 2, 1]
     fair = WaitingQueue(FairTenants(FirstComeFirstServed()))
-    for order, (tokens, tenant) in enumerate([(30, "a"), (30, "a"), (10, "b"), (10, "b"), (10, "b")], start=1):
+    for order, (tokens, tenant) in enumerate([(30, "a"), (5, "a"), (10, "b"), (10, "b"), (10, "b")], start=1):
         fair.append(waiting_request(tokens, order, 0, tenant), 0)
     assert [r.order for r in fair.in_order(0)] == [1, 3, 4, 5, 2]
 

@@ -18,7 +18,7 @@ SMALL = ["--set", "kv_blocks=1024", "--option", "requests=150", "rubrics=32", "s
 
 
 def ran(tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    target = tmp_path / "found.json"
+    target = tmp_path / "new" / "folders" / "found.json"
     assert main(["simulate", "rubrics", *SMALL, "--json", str(target), *arguments]) == 0
     found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
     return found
