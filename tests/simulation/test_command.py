@@ -58,7 +58,7 @@ def test_the_report_names_the_bound_of_each_phase(tmp_path: Path, capsys: pytest
     ran(tmp_path, "--rate", "300")
     said = capsys.readouterr().out
     assert "ms) waits for arithmetic" in said and "ms) for memory" in said
-    assert json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["roofline"] in said
+    assert json.loads((tmp_path / "new" / "folders" / "found.json").read_text(encoding="utf-8"))["roofline"] in said
 
 
 def test_every_mechanism_is_switched_off_in_turn_and_drawn(tmp_path: Path) -> None:
