@@ -2,7 +2,7 @@
 
     python -m tests.dump_tokenizer_corpus DIR [--count 10000] [--families qwen3,gpt2] [--random-files 200] [--seed 1]
 
-docs/TOKENIZER.md has the commands that build the driver and run it. HF panics on some random files, to stderr.
+tokenizer/core/NOTES.md has the commands that build the driver and run it. HF panics on some random files, to stderr.
 
 Each tokenizer is two files: NAME.json, and NAME.corpus with records (little endian, lengths and numbers of 32 bits):
 whether special tokens are read, the text, the ids, the offsets in characters (two an id), the decoded text.
