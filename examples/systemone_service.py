@@ -1,12 +1,15 @@
 """System One decisions over HTTP. The library opens no port; this file does.
 
     pip install "prelude-engine[examples]"
-    python examples/systemone_service.py --port 8791 [--key KEY] [--model DIR_OR_HUB_NAME]
+    python examples/systemone_service.py --port 8791 [--key KEY] [--model DIR_OR_HUB_NAME] [--head team.head]
 
     curl localhost:8791/v1/systemone -H 'content-type: application/json' -d '{"model": "jev-latest",
         "state": "I was charged twice.", "questions": {
             "refund": {"type": "noul", "instructions": "Is the customer asking for money back?"},
             "team": {"type": "choice", "criteria": {"Billing": "Invoices, refunds", "Sales": null}}}}'
+
+``--head team.head`` is the file of a fitted question (``prelude fit``): a question ``{"type": "choice", "x_fitted":
+"team"}`` is answered by it.
 
 Routes: POST /v1/systemone, POST /v1/decisions (OpenAI's form), GET /v1/models, GET /health. Statuses: 401 without
 the key, 408 for a body that comes too slowly, 413 for one that is too large, 415 for an unknown encoding, 422 for a
@@ -35,7 +38,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from prelude import AsyncEngine, EngineConfig
+from prelude import AsyncEngine, EngineConfig, FittedQuestion
 from prelude.systemone import SystemOne, aread_body, problem, write_body
 
 MAX_BODY = 1 << 18  # bytes, after decompressing: a body holds the event loop for a few milliseconds at most
@@ -167,13 +170,17 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8791)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--key", help="clients send it as Authorization: Bearer KEY; without it none is needed")
-    parser.add_argument("--model", help="a directory or a hub name; the packaged model by default")
+    parser.add_argument(
+        "--model", help="a directory, or a hub name or one of a package; the packaged model by default"
+    )
+    parser.add_argument("--head", action="append", default=[], help="the file of a fitted question, by its name")
     parser.add_argument("--deterministic", action="store_true", help="bits that do not depend on other requests")
     parser.add_argument("--max-queue", type=int, default=1024, help="requests that wait at most; 429 beyond")
     parser.add_argument("--max-body", type=int, default=MAX_BODY, help="bytes of a body at most; 413 beyond")
     chosen = parser.parse_args()
     config = EngineConfig(deterministic=chosen.deterministic, max_queued_requests=chosen.max_queue)
-    app = create_app(chosen.model, chosen.key, config, chosen.max_body)
+    heads = [FittedQuestion.load(path) for path in chosen.head]
+    app = create_app(chosen.model, chosen.key, config, chosen.max_body, fitted=heads)
     uvicorn.run(app, host=chosen.host, port=chosen.port, log_level="warning", limit_concurrency=CONNECTIONS)
 
 

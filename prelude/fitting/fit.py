@@ -34,7 +34,7 @@ from prelude.values.memo import Memo
 from prelude.values.validation import integer, number
 
 FOLDS = 5
-STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)
+STRENGTHS = (4.0, 16.0, 64.0, 256.0)
 KNOTS = 1001
 MANY = 2000  # rows, from which on two folds are enough to choose the strength
 NAMED = 20  # rows a label, from which on its name adds nothing
@@ -223,9 +223,10 @@ class _Fitting:
         for tried in STRENGTHS:
             judged = self._held_out(tried, used)
             loss = mean_nll(judged[0] / judged[2], judged[1])
-            if loss >= least:
+            if loss < least:
+                strength, least = tried, loss
+            elif tried != STRENGTHS[1]:  # the fits are rough, and the first two are close
                 break
-            strength, least = tried, loss
         if self._named:
             self._weights[len(self._truth) :] = 0.0
             judged = self._held_out(strength, used)

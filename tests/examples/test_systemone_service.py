@@ -12,8 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from prelude import Engine, FittedQuestion
 from tests.examples.conftest import load, service
 from tests.patience import PATIENCE
 
@@ -55,6 +57,19 @@ def test_jevcompat_passes_all_that_can_be_seen_in_one_run(key: str | None, shoul
     passed = [level for (level, _), status in results.items() if status == "pass"]
     assert (passed.count("MUST") + len(sdk), passed.count("SHOULD")) == (32, should), done.stdout
     assert done.returncode == (3 if sdk else 0), done.stdout
+
+
+@pytest.mark.skipif(find_spec("uvicorn") is None, reason="uvicorn is not installed")
+def test_the_file_of_a_fitted_question_answers_the_question_that_names_it(tmp_path: Path) -> None:
+    with Engine.from_pretrained() as engine:
+        size = len(engine.embed("x", pooling="mean"))
+    weight = np.random.default_rng(0).standard_normal((2, size))
+    head = FittedQuestion.from_arrays(weight, [0, 0], ["a", "b"], name="team", pooling="mean")
+    head.save(tmp_path / "some.head")
+    body = {"state": "x", "questions": {"q": {"type": "choice", "x_fitted": "team"}}}
+    with service("systemone_service", "--head", str(tmp_path / "some.head")) as url:
+        answer = httpx.post(f"{url}/v1/systemone", json=body, timeout=PATIENCE).json()["answers"]["q"]
+    assert answer["choice"] in ("a", "b") and set(answer["probabilities"]) == {"a", "b"}
 
 
 # ------------------------------------------------------------------ without a socket
