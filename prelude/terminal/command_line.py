@@ -23,9 +23,7 @@ _BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(?:([KMGT]?)(I?)B)?", re.IGNORECASE
 def add_model(parser: argparse.ArgumentParser, *, named: bool = True, quantization: bool = False) -> None:
     """The options of a model; ``named``: ``--model`` among them."""
     if named:
-        parser.add_argument(
-            "--model", help="a directory, or a hub name or one of a package; the packaged model by default"
-        )
+        parser.add_argument("--model", help="a directory, or a name; the packaged model by default")
     parser.add_argument("--revision", help="commit, tag or branch of a hub name")
     types = ("auto", "float32", "bfloat16")
     parser.add_argument("--dtype", default="auto", choices=types, help="in which the model computes (docs/CPU.md)")
