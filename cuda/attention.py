@@ -92,7 +92,7 @@ def missing() -> str | None:
 
 
 def trials(gpu: str) -> kept_choices.Trials:
-    """The trials of this release on ``gpu``, under this torch."""
+    """Return the trials of this release on ``gpu``, under this torch."""
     return kept_choices.Trials(
         kept_choices.path_of("flashinfer", metadata.version("flashinfer-python"), torch.__version__, gpu)
     )

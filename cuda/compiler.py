@@ -32,7 +32,7 @@ class CompileError(RuntimeError):
 
 @cache
 def source(name: str) -> str:
-    """The whole text of a kernel file, the shared part in front."""
+    """Return the whole text of a kernel file, the shared part in front."""
     return (FOLDER / _COMMON).read_text(encoding="utf-8") + (FOLDER / f"{name}.cu").read_text(encoding="utf-8")
 
 
@@ -73,7 +73,7 @@ def cubin(
     folder: Path | None = None,
     compile_: Compile = nvrtc,
 ) -> bytes:
-    """The cubin of ``kernels/name.cu``, compiled once per content, flags and compiler ``version``."""
+    """Return the cubin of ``kernels/name.cu``, compiled once per content, flags and compiler ``version``."""
     text = source(name)
     path = (folder or kept_choices.folder()) / _file(name, text, flags, version)
     for place in (BUILT / _file(name, text, flags, version.split(".")[0]), path):
@@ -89,7 +89,7 @@ def _file(name: str, text: str, flags: tuple[str, ...], version: str) -> str:
 
 
 def build(arch: str, head_dims: Iterable[int], version: str, compile_: Compile = nvrtc) -> list[Path]:
-    """The cubins of every kernel that serves bfloat16 and these heads, in the package."""
+    """Return the cubins of every kernel that serves bfloat16 and these heads, in the package."""
     made = []
     for head_dim in head_dims:
         flags = options(arch, float32=False, head_dim=head_dim)

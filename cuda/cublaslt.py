@@ -90,7 +90,7 @@ class CublasLt:
         return int(self._library.cublasLtGetVersion())
 
     def candidates(self, matmul: Matmul, workspace: int, most: int = 64) -> list[Algorithm]:
-        """The library's own suggestions, its first choice first; empty if it has none."""
+        """Return the library's own suggestions, its first choice first; empty if it has none."""
         library = self._library
         preference = ctypes.c_void_p()
         self._checked(library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "a preference")

@@ -41,7 +41,7 @@ def is_final(error: BaseException) -> bool:
 
 @functools.cache
 def missing() -> tuple[str, ...]:
-    """The parts that this process lacks for a GPU, each with the way out; empty if none is missing. Probed
+    """Return the parts that this process lacks for a GPU, each with the way out; empty if none is missing. Probed
     once."""
     lacks: list[str] = []
     if importlib.util.find_spec("torch") is None:
@@ -125,7 +125,7 @@ class Driver:
     # ------------------------------------------------------------------ streams and events
 
     def stream(self) -> int:
-        """A stream that was given back, or a new one."""
+        """Return a stream that was given back, or a new one."""
         idle = _IDLE_STREAMS.get(int(self._context))
         if idle:
             return idle.pop()
@@ -140,7 +140,7 @@ class Driver:
         _checked(self._driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
 
     def event(self) -> int:
-        """An event that was given back, or a new one."""
+        """Return an event that was given back, or a new one."""
         return self._events.pop() if self._events else int(_checked(self._driver.cuEventCreate(0), "cuEventCreate"))
 
     def record(self, event: int, stream: int) -> None:
@@ -174,7 +174,7 @@ class Driver:
         _checked(self._driver.cuMemcpyAsync(target, source, nbytes, stream), "cuMemcpyAsync")
 
     def pin(self, nbytes: int) -> int:
-        """The address of new pinned memory, which the caller frees by ``unpin``."""
+        """Return the address of new pinned memory, which the caller frees by ``unpin``."""
         flags = self._driver.CU_MEMHOSTALLOC_PORTABLE
         return int(_checked(self._driver.cuMemHostAlloc(nbytes, flags), "cuMemHostAlloc"))
 
@@ -244,7 +244,7 @@ class Driver:
     # ------------------------------------------------------------------ graphs
 
     def instantiate(self, graph: int) -> int:
-        """An executable of a captured graph, which must outlive it."""
+        """Return an executable of a captured graph, which must outlive it."""
         return int(_checked(self._driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate"))
 
     def upload(self, executable: int, stream: int) -> None:
@@ -268,7 +268,7 @@ class Driver:
             _checked((self._driver.CUresult(code),), "the step on the device")
 
     def mapped(self, host: int) -> int:
-        """The device's address of pinned memory."""
+        """Return the device's address of pinned memory."""
         return int(_checked(self._driver.cuMemHostGetDevicePointer(host, 0), "cuMemHostGetDevicePointer"))
 
     def destroy_graph(self, executable: int) -> None:

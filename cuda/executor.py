@@ -191,7 +191,7 @@ class CudaExecutor:
             raise self._failure(error)  # noqa: B904
 
     def _failure(self, error: Exception) -> Exception:
-        """The error of a step: ``DeviceLost`` if the driver failed, and no step runs any more."""
+        """Return the error of a step: ``DeviceLost`` if the driver failed, and no step runs any more."""
         if self.lost is None and is_final(error):
             self.lost = DeviceLost(
                 f"the GPU failed ({error}), through no request's fault: no step runs any more in this process, which "
@@ -294,7 +294,7 @@ class CudaExecutor:
     def readouts_of(
         self, recorded: tuple[RecordedReadout, ...] | None, readouts: Sequence[Readout] | None = None
     ) -> StepReadouts:
-        """The operations of recorded readouts: of ``readouts``, or of blank ones."""
+        """Return the operations of recorded readouts: of ``readouts``, or of blank ones."""
         if readouts is None:
             readouts = [blank_readout(one) for one in recorded or ()]
         return StepReadouts.of(readouts, self._context, recorded, self.step_rows)
@@ -344,13 +344,13 @@ class CudaExecutor:
     # ------------------------------------------------------------------ areas
 
     def _input_area(self, nbytes: int) -> tuple[Area, Tensor]:
-        """The standing areas, or some for this step alone if they are too small."""
+        """Return the standing areas, or some for this step alone if they are too small."""
         if nbytes <= _STAGING:
             return self.staging.inputs.take(), self.staging.input_area
         return Area.of(self.device.pinned((nbytes,), torch.uint8)), self.device.empty((nbytes,), torch.uint8)
 
     def next_output(self, nbytes: int) -> tuple[Ticket, Tensor]:
-        """The next step's ticket with the host area of its results, and their device area."""
+        """Return the next step's ticket with the host area of its results, and their device area."""
         staging = self.staging
         number = staging.next_number()
         if nbytes > _STAGING:

@@ -73,7 +73,7 @@ class Graphs:
         self._uses = 0
 
     def find(self, shape: Shape) -> Program | None:
-        """The program that serves a bucketed ``shape``; without one the shape is wanted."""
+        """Return the program that serves a bucketed ``shape``; without one the shape is wanted."""
         if self.never(shape) is not None:
             return None
         program = self._programs.get(shape)
@@ -94,7 +94,7 @@ class Graphs:
         return self._wanted.get(shape, 0) >= self.policy.after and self.never(shape) is None
 
     def next_wanted(self) -> Shape | None:
-        """The shape that was wanted last among those that are due."""
+        """Return the shape that was wanted last among those that are due."""
         return next((shape for shape in reversed(self._wanted) if self.wants(shape)), None)
 
     def record(self, shape: Shape, make: Callable[[Shape], Program]) -> Program | None:

@@ -43,7 +43,7 @@ def add(path: Path, sound: Callable[[Any], bool], entries: dict[str, dict[str, A
 
 
 def read(path: Path, sound: Callable[[Any], bool]) -> dict[str, dict[str, Any]]:
-    """The sound entries of a file."""
+    """Return the sound entries of a file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -152,7 +152,7 @@ class KnownReadout:
             array[len(own) :] = rest
 
     def read(self, group: tuple[Readout, ...], address: int) -> list[Output] | None:
-        """The outputs of a group; None if a number is not finite."""
+        """Return the outputs of a group; None if a number is not finite."""
         readout: Any = group[0]
         if self.kind == "labels":
             logits = copied_f64(address + self.values, len(readout.targets))

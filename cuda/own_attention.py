@@ -70,7 +70,7 @@ def tiles(rows: int, prompts: int) -> int:
 
 
 def in_float32(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """The attention of ``q`` [n, heads, D] to ``k``, ``v`` [m, KV heads, D], by torch."""
+    """Return the attention of ``q`` [n, heads, D] to ``k``, ``v`` [m, KV heads, D], by torch."""
     k, v = (x.float().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = torch.einsum("nhd,mhd->hnm", q.float(), k) * q.shape[2] ** -0.5
     if causal:
@@ -86,6 +86,6 @@ def same(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def trials(gpu: str) -> kept_choices.Trials:
-    """The trials of widths of heads on ``gpu``, of this source by this compiler."""
+    """Return the trials of widths of heads on ``gpu``, of this source by this compiler."""
     text = compiler.source(ATTEND_PROMPTS.file) + compiler.nvrtc_version()
     return kept_choices.Trials(kept_choices.path_of("attention", gpu, hashlib.sha256(text.encode()).hexdigest()[:12]))

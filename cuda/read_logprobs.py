@@ -45,7 +45,7 @@ class Pairs:
         return first, self.pairs if stop == self.rows else end
 
     def as_asked(self, values: np.ndarray) -> np.ndarray:
-        """A value a pair, without padding, in the readout's order."""
+        """Return a value a pair, without padding, in the readout's order."""
         found = np.empty(len(self.readout.targets), values.dtype)
         found[self.order] = values[: len(found)]
         return found

@@ -92,7 +92,7 @@ class ReadoutOperation(Protocol):
     def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None: ...
 
     def result(self, read: Take) -> tuple[Output, I32]:
-        """The output and its bad rows, out of host arrays that will be overwritten later."""
+        """Return the output and its bad rows, out of host arrays that will be overwritten later."""
         ...
 
 

@@ -45,7 +45,7 @@ class Recorder:
         self._warm: Shape | None = None  # was run last, and its capture left
 
     def find(self, shape: Shape) -> Program | None:
-        """The program that serves ``shape``, recorded now if the policy wants that."""
+        """Return the program that serves ``shape``, recorded now if the policy wants that."""
         graphs = self.executor.graphs
         program = graphs.find(shape)
         if program is None and graphs.policy.at_once and graphs.wants(shape):

@@ -128,7 +128,7 @@ class Shape:
         return Places(offsets, sizes, key_range(fields, [name for name, _ in self.lengths()]), levels)
 
     def sizes(self) -> list[tuple[str, int, str]]:
-        """The arrays that go to the device, in the order of the packed copy."""
+        """Return the arrays that go to the device, in the order of the packed copy."""
         found = [
             ("ticket", 2, "i32"),  # the step's number and the index of its output area
             ("ids", self.rows, "i32"),
@@ -171,7 +171,7 @@ class Shape:
 
 
 def key_range(fields: Fields, names: Sequence[str]) -> tuple[int, int]:
-    """The bytes of arrays that stand side by side."""
+    """Return the bytes of arrays that stand side by side."""
     return (fields.places[names[0]].offset, fields.places[names[-1]].end) if names else (0, 0)
 
 
@@ -210,7 +210,7 @@ def write_idle(shape: Shape, fields: Fields, area: np.ndarray, scratch_block: in
 
 
 def _spread(rows: int, requests: int) -> I32:
-    """An indptr of ``requests`` that covers ``rows``: one each, the first has the rest; empty ones if rows
+    """Return an indptr of ``requests`` that covers ``rows``: one each, the first has the rest; empty ones if rows
     lack."""
     edges = rows - np.arange(requests, -1, -1, dtype=np.int64)
     spread: I32 = np.maximum(edges, 0).astype(np.int32)

@@ -72,14 +72,14 @@ class Fields:
         return name in self.places
 
     def on(self, area: Tensor, name: str) -> Tensor:
-        """The array ``name`` in an area of bytes."""
+        """Return the array ``name`` in an area of bytes."""
         place = self.places[name]
         if place.end > area.shape[0]:
             raise IndexError(f"{name} ends at byte {place.end}, the area has {area.shape[0]}")
         return area[place.offset : place.end].view(_TORCH[place.kind])
 
     def array(self, area: Tensor, name: str) -> npt.NDArray[Any]:
-        """The same, as numpy, of a host area."""
+        """Return the same, as numpy, of a host area."""
         place = self.places[name]
         found: npt.NDArray[Any] = area.numpy()[place.offset : place.end].view(_NUMPY[place.kind])
         return found

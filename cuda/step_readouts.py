@@ -38,7 +38,7 @@ def groups_of(readouts: Sequence[Readout]) -> list[list[int]]:
 
 
 def is_plain(readout: Readout) -> bool:
-    """A draw from the logits as they are, and nothing else."""
+    """Return whether it draws from the logits as they are, and no more."""
     return type(readout) is SampleRows and readout.edits is None and not readout.top and not readout.logprobs
 
 
@@ -56,7 +56,7 @@ def joined(readouts: Sequence[Readout]) -> Readout:
 
 
 def blank_readout(recorded: RecordedReadout) -> Readout:
-    """A readout of the kind and sizes of a recorded one."""
+    """Return a readout of the kind and sizes of a recorded one."""
     rows, pairs = np.zeros(recorded.rows, np.int32), np.zeros(recorded.pairs, np.int32)
     if recorded.kind in ("greedy", "sample"):
         ones = np.ones(recorded.rows, np.float32)
@@ -76,7 +76,7 @@ def operation_of(
 
 
 def shares(output: Any, bad: I32, rows: Sequence[int]) -> list[tuple[Output, I32]]:
-    """The tokens of joined draws, ``rows`` for each."""
+    """Return the tokens of joined draws, ``rows`` for each."""
     found: list[tuple[Output, I32]] = []
     start = 0
     for count in rows:

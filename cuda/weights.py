@@ -68,7 +68,7 @@ class DeviceWeights:
 
 
 def torch_of(array: Array) -> Tensor:
-    """A tensor in the memory of ``array``, which stays alive with it."""
+    """Return a tensor in the memory of ``array``, which stays alive with it."""
     if array.dtype == BF16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -124,7 +124,7 @@ class Loader:
         return place
 
     def stacked(self, projection: Projection) -> tuple[Tensor, Tensor | None]:
-        """The projection's weights one under the other, and their biases if it has some."""
+        """Return the projection's weights one under the other, and their biases if it has some."""
         weight = self._stack([f"{name}.weight" for name in projection.names])
         return weight, self._stack([f"{name}.bias" for name in projection.names]) if projection.bias else None
 

@@ -79,7 +79,7 @@ class Workspace:
         return self.lse[:rows], self.part[:rows].view(rows, *heads), self.part_lse[:rows]
 
     def pages(self, pool: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """A layer's pool [slots, kv_heads, D] as [blocks, block_size, kv_heads, D]."""
+        """Return a layer's pool [slots, kv_heads, D] as [blocks, block_size, kv_heads, D]."""
         k, v = (half.view(-1, self.block_size, *half.shape[1:]) for half in pool)
         return k, v
 

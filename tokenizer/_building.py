@@ -40,7 +40,7 @@ def attribute_names(kind: str, name: str) -> dict[str, str]:
 
 
 def member_of(kind: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The member that ``name(*args, **kwargs)`` describes."""
+    """Return the member that ``name(*args, **kwargs)`` describes."""
     if name not in FIELDS.get(kind, {}):
         raise TokenizersMutationError(
             f"{name} is not built here: build it with `tokenizers`, save the tokenizer, and load the file"
@@ -61,7 +61,7 @@ def member_of(kind: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def file_value(field: str, value: Any, default: Any) -> Any:
-    """A value from Python as a file has it. Raises ``TypeError`` and ``ValueError`` as HF does."""
+    """Return a value from Python as a file has it. Raises ``TypeError`` and ``ValueError`` as HF does."""
     if field == "pattern":
         return _pattern(value)
     if field in ("sep", "cls"):
@@ -87,7 +87,7 @@ def _checked_text(field: str, value: str) -> str:
 
 
 def python_value(field: str, value: Any) -> Any:
-    """A value from a file as HF's attributes give it."""
+    """Return a value from a file as HF's attributes give it."""
     if field == "behavior":
         return "".join("_" + c.lower() if c.isupper() else c for c in value).lstrip("_")
     return tuple(value) if field in ("sep", "cls") else value
@@ -168,7 +168,7 @@ def _piece(text: str) -> dict[str, Any]:
 
 
 def _special(given: Any) -> dict[str, Any]:
-    """A special token of a template: ``("[CLS]", 1)``, ``(1, "[CLS]")``, or a dict of id, ids and tokens."""
+    """Return a special token of a template: ``("[CLS]", 1)``, ``(1, "[CLS]")``, or a dict of id, ids and tokens."""
     if isinstance(given, dict):
         for name in ("id", "ids", "tokens"):
             if name not in given:

@@ -21,12 +21,12 @@ _PAIRS = ("sep", "cls")
 
 
 def member_text(member: dict[str, Any], limits: Limits) -> str:
-    """A component's member of a tokenizer.json."""
+    """Return a component's member of a tokenizer.json."""
     return _struct(str(member["type"]), {k: v for k, v in member.items() if k != "type"}, limits)
 
 
 def tokenizer_text(whole: dict[str, Any], limits: Limits) -> str:
-    """A tokenizer.json."""
+    """Return a tokenizer.json."""
     named = dict(whole)
     for name, struct in (("truncation", "TruncationParams"), ("padding", "PaddingParams")):
         if whole[name] is not None:
@@ -108,5 +108,5 @@ def _cut(text: str, limits: Limits) -> str:
 
 
 def _number(value: float) -> str:
-    """The shortest decimal number that is ``value``, without an exponent."""
+    """Return the shortest decimal number that is ``value``, without an exponent."""
     return re.sub(r"\.0$", "", f"{Decimal(repr(value)):f}")

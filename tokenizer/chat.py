@@ -119,7 +119,7 @@ def apply_chat_template(
     bounds: Bounds | None = None,
     **kwargs: Any,
 ) -> str:
-    """The text of a conversation. Raises ``ChatTemplateError`` if it cannot be rendered."""
+    """Return the text of a conversation. Raises ``ChatTemplateError`` if it cannot be rendered."""
     rendered = _rendered(
         messages,
         chat_template,
@@ -145,7 +145,7 @@ def render_segments(
     bounds: Bounds | None = None,
     **kwargs: Any,
 ) -> list[tuple[str, bool]]:
-    """The text of a conversation in (text, trusted) pieces; adjacent ones differ in trust, none is empty."""
+    """Return the text of a conversation in (text, trusted) pieces; adjacent ones differ in trust, none is empty."""
     return segments(
         _rendered(
             messages,

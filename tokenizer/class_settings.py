@@ -118,7 +118,7 @@ def changes(
 
 
 def _class_of(values: Mapping[str, Any], model_type: str | None) -> str | None:
-    """The stem of a class's name: that of the file, else that of the model's type."""
+    """Return the stem of a class's name: that of the file, else that of the model's type."""
     named = values.get("tokenizer_class")
     if model_type in _NO_CLASS:
         return None
@@ -207,7 +207,7 @@ def _of_tokens(
 
 
 def _special(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The named tokens in the order of the file, then those of the model alone, then the others."""
+    """Return the named tokens in the order of the file, then those of the model alone, then the others."""
     extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
     names = [key for key in values if key in _ROLES]
     names += [key for key in values if key.endswith("_token") and key not in _ROLES and isinstance(values[key], str)]
@@ -216,7 +216,7 @@ def _special(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _flags(token: Any, known: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """The members of an added token; those of a text are a special token's."""
+    """Return the members of an added token; those of a text are a special token's."""
     if isinstance(token, str):
         token = known.get(token, {"content": token, "special": True, "normalized": False})
     if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not token["content"]:

@@ -79,12 +79,12 @@ class Component:
         raise NotImplementedError
 
     def _alone(self) -> str:
-        """A tokenizer.json of this component and nothing else."""
+        """Return a tokenizer.json of this component and nothing else."""
         model = {"type": "BPE", "vocab": {}, "merges": []}
         return json.dumps({"version": "1.0", "added_tokens": [], "model": model, self._kind: self._member})
 
     def _field(self, name: str) -> str | None:
-        """The member's name for an attribute of HF's."""
+        """Return the member's name for an attribute of HF's."""
         known = type(self).__name__ in FIELDS[self._kind]
         return attribute_names(self._kind, type(self).__name__).get(name) if known else None
 
@@ -109,7 +109,7 @@ class Component:
         self._member[field] = self._checked(field, value)
 
     def _checked(self, field: str, value: Any) -> Any:
-        """The value of an attribute as a file has it. Raises ``TypeError`` and ``ValueError``."""
+        """Return the value of an attribute as a file has it. Raises ``TypeError`` and ``ValueError``."""
         default = dict(FIELDS[self._kind][type(self).__name__])[field]
         return None if value is None and default is None else file_value(field, value, default)
 
@@ -134,7 +134,7 @@ class Component:
         return len(self._parts())
 
     def __getitem__(self, index: int) -> Component:
-        """A part of a Sequence, as a component by itself."""
+        """Return a part of a Sequence, as a component by itself."""
         return component(self._kind, self._parts()[index], self._frozen)
 
     def __setitem__(self, index: int, part: Component) -> None:
@@ -198,7 +198,7 @@ class Normalizer(Component):
 
     @staticmethod
     def custom(normalizer: Any) -> Normalizer:
-        """A normalizer written in Python: an object with ``normalize(normalized)``."""
+        """Return a normalizer written in Python: an object with ``normalize(normalized)``."""
         return _custom(Normalizer, normalizer, ("normalize", "normalize_str"))
 
     def normalize(self, normalized: Any) -> None:
@@ -214,7 +214,7 @@ class PreTokenizer(Component):
 
     @staticmethod
     def custom(pretok: Any) -> PreTokenizer:
-        """A pre-tokenizer written in Python: an object with ``pre_tokenize(pretok)``."""
+        """Return a pre-tokenizer written in Python: an object with ``pre_tokenize(pretok)``."""
         return _custom(PreTokenizer, pretok, ("pre_tokenize", "pre_tokenize_str"))
 
     def pre_tokenize(self, pretok: Any) -> None:
@@ -230,7 +230,7 @@ class Decoder(Component):
 
     @staticmethod
     def custom(decoder: Any) -> Decoder:
-        """A decoder written in Python: an object with ``decode_chain(tokens)``."""
+        """Return a decoder written in Python: an object with ``decode_chain(tokens)``."""
         return _custom(Decoder, decoder, ("decode",))
 
     def decode(self, tokens: list[str]) -> str:
@@ -266,7 +266,7 @@ def register(cls: type[AnyComponent]) -> type[AnyComponent]:
 
 
 def component_type(kind: str, name: str) -> Any:
-    """The class of the components of one type; always the same one."""
+    """Return the class of the components of one type; always the same one."""
     base = _KINDS[kind]
     named: dict[str, Any] = {"__module__": base.__module__}
     if (kind, name) == ("pre_tokenizer", "ByteLevel"):

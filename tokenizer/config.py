@@ -70,7 +70,7 @@ def folder_reader(folder: Path) -> Reader:
 
 
 def beside(read: Reader, folder: str) -> FileConfig:
-    """The configuration files that ``read`` gives, which are those in ``folder``."""
+    """Return the configuration files that ``read`` gives, which are those in ``folder``."""
     *settings, jinja = BESIDE
     tokens, config, *models = [_object(read(name, SETTINGS_LIMIT)) for name in settings]
     values = {**tokens, **{k: v for k, v in config.items() if v is not None or k not in tokens}}
@@ -91,7 +91,7 @@ def beside(read: Reader, folder: str) -> FileConfig:
 
 
 def content_of(value: Any) -> str | None:
-    """The text of a token, which a configuration has as it is, or in an object."""
+    """Return the text of a token, which a configuration has as it is, or in an object."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
@@ -150,13 +150,13 @@ def _template(value: Any) -> str | None:
 
 
 def _templates(value: Any) -> dict[str, str]:
-    """The named templates of a list."""
+    """Return the named templates of a list."""
     listed = [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
     return {str(v.get("name")): v["template"] for v in listed if isinstance(v.get("template"), str)}
 
 
 def _named(values: dict[str, Any]) -> Iterator[str]:
-    """The texts of the tokens that tokenizer_config.json or special_tokens_map.json gives a role."""
+    """Yield the texts of the tokens that tokenizer_config.json or special_tokens_map.json gives a role."""
     found = [value for key, value in values.items() if key.endswith("_token")]
     for key in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
         several = values.get(key)

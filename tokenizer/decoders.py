@@ -55,7 +55,7 @@ class DecodeStream(StreamEntry):
         return many
 
     def finish(self) -> str:
-        """The held text, each unfinished character as U+FFFD; HF's streams drop it."""
+        """Return the held text, each unfinished character as U+FFFD; HF's streams drop it."""
         return "" if self._stream is None else str(self._stream.finish())
 
     def _over(self, tokenizer: Tokenizer) -> Any:

@@ -359,7 +359,7 @@ def _too_many_parts() -> TokenizerError:
 
 
 def _joined(left: Encoding, right: Encoding, shift: int) -> Encoding:
-    """The columns one after the other; ranges and overflowing are the caller's business."""
+    """Return the columns one after the other; ranges and overflowing are the caller's business."""
     n, m = len(left), len(right)
     if not n and not shift:
         return _columns_of(right)
@@ -482,7 +482,7 @@ def _word_column(encoding: Encoding) -> Int32:
 
 
 def _array(column: Column, n: int) -> Int32:
-    """The column as an array: int64 if an id or type id that padding adds is no int32."""
+    """Return the column as an array: int64 if an id or type id that padding adds is no int32."""
     if not isinstance(column, int):
         return column
     return np.full(n, column, np.int32 if column <= _MOST_INT32 else np.int64)
@@ -493,7 +493,7 @@ def _listed(column: Column, n: int) -> list[int]:
 
 
 def unsigned_32(name: str, value: SupportsIndex) -> int:
-    """An id as HF takes it. Raises ``OverflowError`` and ``TypeError``."""
+    """Return an id as HF takes it. Raises ``OverflowError`` and ``TypeError``."""
     number = _unsigned(value)
     if number >> 32:
         raise OverflowError(f"{name}={number} is out of range; it takes 0 to {(1 << 32) - 1}")

@@ -88,7 +88,7 @@ class BaseTokenizer:
         return normalized
 
     def save_model(self, directory: str, prefix: str | None = None) -> list[str]:
-        """The paths of the model's files, written into ``directory``."""
+        """Return the paths of the model's files, written into ``directory``."""
         paths: list[str] = self._tokenizer.model.save(directory, prefix)  # type: ignore[attr-defined]
         return paths
 
@@ -246,7 +246,7 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
 
 
 def _given(arguments: dict[str, Any], *without: str) -> dict[str, Any]:
-    """The arguments of a constructor that HF keeps as the tokenizer's parameters."""
+    """Return the arguments of a constructor that HF keeps as the tokenizer's parameters."""
     return {name: value for name, value in arguments.items() if name not in ("self", "__class__", *without)}
 
 
@@ -257,7 +257,7 @@ def _both_or_none(
 
 
 def _tokenizer_of(model: models.Model, special: list[str | AddedToken], **parts: Component | None) -> Tokenizer:
-    """The tokenizer of these components; those of ``special`` that the model has are special tokens."""
+    """Return the tokenizer of these components; those of ``special`` that the model has are special tokens."""
     vocab = model._member["vocab"]
     known = {vocab[name]: name for name in map(str, special) if name in vocab}
     added = [{"id": id, **AddedToken(name, special=True).to_dict()} for id, name in sorted(known.items())]
@@ -274,7 +274,7 @@ def _token_and_id(model: models.Model, argument: str, token: str | AddedToken) -
 
 
 def _one_or_many(unicode: str | None, bert: Component | None, lowercase: bool) -> Component | None:
-    """The normalizers that are asked for, as one."""
+    """Return the normalizers that are asked for, as one."""
     steps: list[Any] = [normalizers.unicode_normalizer_from_str(unicode)] if unicode else []
     steps += [bert] if bert is not None else []
     steps += [normalizers.Lowercase()] if lowercase else []

@@ -60,7 +60,7 @@ class Model(Component):
         return name if name in self._types and name in self._member else None
 
     def _whole(self) -> dict[str, Any]:
-        """The member with its vocabulary."""
+        """Return the member with its vocabulary."""
         if self._view_of is None:
             return self._member
         whole: dict[str, Any] = json.loads(self._view_of._core.model_json())
@@ -79,7 +79,7 @@ class Model(Component):
         return self._tokenizer.id_to_token(id)
 
     def tokenize(self, sequence: str) -> list[Token]:
-        """The tokens of one word: of text that is neither normalized nor split."""
+        """Return the tokens of one word: of text that is neither normalized nor split."""
         tokenizer = self._tokenizer
         tokens = tokenizer.encode(sequence).tokens
         ids, spans = tokenizer.encode_with_offsets(sequence, offsets="byte")
@@ -151,7 +151,7 @@ class BPE(Model):
 
     @staticmethod
     def read_file(vocab: Path, merges: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
-        """The content of a vocab.json and a merges.txt. Raises ``OSError`` and ``TokenizerFileError``."""
+        """Return the content of a vocab.json and a merges.txt. Raises ``OSError`` and ``TokenizerFileError``."""
         return _read_vocab(vocab), _read_merges(merges)
 
     @classmethod
@@ -192,7 +192,7 @@ class WordPiece(Model):
 
     @staticmethod
     def read_file(vocab: Path) -> dict[str, int]:
-        """The content of a vocab.txt, a token a line. Raises ``OSError`` and ``TokenizerFileError``."""
+        """Return the content of a vocab.txt, a token a line. Raises ``OSError`` and ``TokenizerFileError``."""
         lines = _read_text(vocab).split("\n")
         if lines[-1] == "":
             lines.pop()
@@ -218,7 +218,7 @@ class WordLevel(Model):
 
     @staticmethod
     def read_file(vocab: Path) -> dict[str, int]:
-        """The content of a vocab.json. Raises ``OSError`` and ``TokenizerFileError``."""
+        """Return the content of a vocab.json. Raises ``OSError`` and ``TokenizerFileError``."""
         return _read_vocab(vocab)
 
     @classmethod

@@ -203,7 +203,7 @@ def _direction(value: str) -> Direction:
 
 
 def _whole(name: str, value: Any) -> int:
-    """A member of a file that is a number of 64 bits without a sign."""
+    """Return a member of a file that is a number of 64 bits without a sign."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _WRAP:
         raise TokenizerError(f"{name}={value!r:.60} is not a whole number from 0 on")
     return value

@@ -27,7 +27,7 @@ _COUNTED_POSSESSIVE = re.compile(rf"({_ATOM})(\{{\d*,?\d*\}})\+")
 
 
 def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -> bytes:
-    """The tokenizer.json for a rank file, its split pattern and its special tokens."""
+    """Return the tokenizer.json for a rank file, its split pattern and its special tokens."""
     by_bytes = parse_ranks(ranks)
     taken = set(by_bytes.values())
     for token, id in special_tokens.items():
@@ -98,7 +98,7 @@ def recipe(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -> bytes:
 
 
 def parse_ranks(data: bytes) -> dict[bytes, int]:
-    """The ranks of a file of lines "base64 rank"."""
+    """Return the ranks of a file of lines "base64 rank"."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():

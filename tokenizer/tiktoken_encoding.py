@@ -72,13 +72,13 @@ class TiktokenEncoding:
     # ---- encoding
 
     def encode_ordinary(self, text: str) -> list[int]:
-        """The ids of ``text``, in which control tokens are ordinary text."""
+        """Return the ids of ``text``, in which control tokens are ordinary text."""
         return self.encode_to_numpy(text, disallowed_special=()).tolist()  # type: ignore[no-any-return]
 
     def encode(
         self, text: str, *, allowed_special: Special = frozenset(), disallowed_special: Refused = "all"
     ) -> list[int]:
-        """The ids of ``text``; TokenizerError, a ValueError, if it holds a control token of
+        """Return the ids of ``text``; TokenizerError, a ValueError, if it holds a control token of
         ``disallowed_special``: by default each that is not in ``allowed_special``."""
         ids = self.encode_to_numpy(text, allowed_special=allowed_special, disallowed_special=disallowed_special)
         return ids.tolist()  # type: ignore[no-any-return]
@@ -125,7 +125,7 @@ class TiktokenEncoding:
         return self.encode_batch(text, num_threads=num_threads, disallowed_special=())
 
     def encode_single_token(self, text_or_bytes: str | bytes) -> int:
-        """The id of one whole token; KeyError if it is none."""
+        """Return the id of one whole token; KeyError if it is none."""
         raw = text_or_bytes.encode() if isinstance(text_or_bytes, str) else text_or_bytes
         if not isinstance(raw, bytes):
             raise TypeError(f"a token is str or bytes, not {type(raw).__name__}")
@@ -137,7 +137,7 @@ class TiktokenEncoding:
     # ---- decoding
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of all tokens; KeyError if an id is none."""
+        """Return the bytes of all tokens; KeyError if an id is none."""
         return b"".join(self._each_bytes(tokens))
 
     def decode(self, tokens: Sequence[int], errors: str = "replace") -> str:
@@ -150,7 +150,7 @@ class TiktokenEncoding:
         return list(self._each_bytes(tokens))
 
     def decode_with_offsets(self, tokens: Sequence[int]) -> tuple[str, list[int]]:
-        """The text, and for each token the index of the character in which its first byte lies."""
+        """Return the text, and for each token the index of the character in which its first byte lies."""
         offsets, length = [], 0
         parts = self.decode_tokens_bytes(tokens)
         for part in parts:
@@ -184,7 +184,7 @@ class TiktokenEncoding:
         return token in self._names
 
     def token_byte_values(self) -> list[bytes]:
-        """The bytes of all tokens that are no control tokens, sorted."""
+        """Return the bytes of all tokens that are no control tokens, sorted."""
         return sorted(self._mergeable_ranks)
 
     # ---- inside; code that extends an encoding reads the first, as it does tiktoken's
@@ -203,7 +203,7 @@ class TiktokenEncoding:
         return {raw: id for id, raw in self._bytes.items()}
 
     def _each_bytes(self, tokens: Sequence[int]) -> Iterator[bytes]:
-        """The bytes of each token, as they are asked for. A float is no id."""
+        """Yield the bytes of each token, as they are asked for. A float is no id."""
         return map(self._bytes.__getitem__, map(operator.index, tokens))
 
     @staticmethod

@@ -149,7 +149,7 @@ class Tokenizer(ArrayMethods):
         return class_changes(self._config.values, self._section, added, size, self._core.token_to_id, model)
 
     def _with(self, found: Changes, cache: TableCache | None) -> Tokenizer:
-        """The same tokenizer with other sections and further added tokens."""
+        """Return the same tokenizer with other sections and further added tokens."""
         whole = {**self._whole(), **found.sections}
         added = {token["id"]: token for token in whole["added_tokens"]}
         added |= {id: {"id": id, **token} for id, token in found.added.items()}
@@ -179,7 +179,7 @@ class Tokenizer(ArrayMethods):
         Path(os.fspath(path)).write_text(self.to_str(pretty), encoding="utf-8")
 
     def to_str(self, pretty: bool = False) -> str:
-        """The tokenizer as a tokenizer.json, with the truncation and padding that are set now."""
+        """Return the tokenizer as a tokenizer.json, with the truncation and padding that are set now."""
         whole = self._whole()
         if pretty:
             return json.dumps(whole, ensure_ascii=False, indent=2)
@@ -204,7 +204,7 @@ class Tokenizer(ArrayMethods):
         return _restored, (self.to_str().encode(), self._config, self._encode_special)
 
     def __copy__(self) -> Tokenizer:
-        """A tokenizer with settings of its own over the same immutable tables."""
+        """Return a tokenizer with settings of its own over the same immutable tables."""
         made = Tokenizer.__new__(Tokenizer)
         made.__dict__.update(self.__dict__)
         made._copy_entry(self)

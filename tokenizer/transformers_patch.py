@@ -28,7 +28,7 @@ _patches = 0
 
 
 def fast_tokenizer(tokenizer: Any) -> Any:
-    """A tokenizer that is, and does, what ``tokenizer`` is and does, over ours; ``tokenizer`` stays as it is.
+    """Return a tokenizer that is, and does, what ``tokenizer`` is and does, over ours; ``tokenizer`` stays as it is.
 
     It is of a subclass of its class, can be pickled, and follows changes of itself (added tokens, another
     post-processor). HF's object is made anew if it is asked for. Raises ``TypeError`` for any but a fast tokenizer.

@@ -52,7 +52,7 @@ def make_frame(chat: ChatRenderer | None) -> Frame:
 
 
 def chat_renderer(tokenizer: Any, **options: Any) -> ChatRenderer | None:
-    """The chat template beside a ``prelude.tokenizer.Tokenizer``; ``None`` if there is none.
+    """Return the chat template beside a ``prelude.tokenizer.Tokenizer``; ``None`` if there is none.
 
     ``options`` are variables for the template. Decisions use ``enable_thinking=False``: templates that know
     it close the block of thoughts before the answer, others do not see it.

@@ -81,7 +81,7 @@ class AdmissionContext:
         return "json" if self.options is None else self.options.layout
 
     def frame(self) -> Frame:
-        """The chat template around one user turn, rendered once."""
+        """Return the chat template around one user turn, rendered once."""
         if not self.frames:
             self.frames.append(make_frame(self.decision_chat))
         return self.frames[0]
@@ -141,7 +141,7 @@ def require_lm_head(ctx: AdmissionContext, task: Task) -> None:
 
 
 def served(ctx: AdmissionContext) -> str:
-    """The verbs of this model, for the advice of an error."""
+    """Return the verbs of this model, for the advice of an error."""
     limits, found = ctx.limits, []
     if ctx.options is not None or limits.lm_head or limits.masked_lm:
         found.append("decide(state, [...])")
@@ -173,7 +173,7 @@ def salt_of(task: Task) -> int:
 
 
 def salt_number(salt: str) -> int:
-    """A 63-bit number that separates this tenant's prefixes from all others; never 0, which is no salt."""
+    """Return a 63-bit number that separates this tenant's prefixes from all others; never 0, which is no salt."""
     return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little") >> 1 or 1
 
 

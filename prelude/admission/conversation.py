@@ -65,7 +65,7 @@ def _is_item(item: Any) -> bool:
 
 
 def turns_of(items: Sequence[Any], field: str) -> Sequence[Mapping[str, str]]:
-    """The turns of a conversation; ``items`` itself if it has no more than roles and texts. ``InvalidRequest``
+    """Return the turns of a conversation; ``items`` itself if it has no more than roles and texts. ``InvalidRequest``
     names the place in ``field``."""
     if all(map(_is_turn, items)):
         return items
@@ -81,7 +81,7 @@ def turns_of(items: Sequence[Any], field: str) -> Sequence[Mapping[str, str]]:
 
 
 def _given(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with a value: no ``None``, and no empty text but a content."""
+    """Return the fields with a value: no ``None``, and no empty text but a content."""
     return {
         key: value
         for key, value in item.items()

@@ -51,7 +51,7 @@ def prepare_decide(ctx: AdmissionContext, scope: TokenizationScope, task: Decide
 
 
 def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
-    """The questions as a list, and the names of a mapping's. The names reach neither the model nor a cache."""
+    """Return the questions as a list, and the names of a mapping's. The names reach neither the model nor a cache."""
     if type(questions) is list or type(questions) is tuple or not isinstance(questions, Mapping):
         return questions, None
     asked, names = tuple(questions.values()), tuple(questions)  # the caller's own class: its errors are its own
@@ -110,7 +110,7 @@ def _weighed(
     by_length: bool,
     relative: bool,
 ) -> tuple[tuple[str, ...], Weighed]:
-    """The labels in the caller's order and their numbers."""
+    """Return the labels in the caller's order and their numbers."""
     if plan.copies == 1 and not (plan.lettered and plan.starts[0]):
         weighed: Weighed = plan.trie.paths.weigh(plan.labels, logprobs, first, alone, by_length, relative)
     else:
@@ -145,7 +145,7 @@ def cut_questions(
 def fit_state(
     ctx: AdmissionContext, scope: TokenizationScope, state: I32, content: Any, decision: Decision, truncation: str
 ) -> tuple[I32, int]:
-    """The state's ids (those of ``content``), cut to the decision's room. Labels are never cut."""
+    """Return the state's ids (those of ``content``), cut to the decision's room. Labels are never cut."""
     room, tokens = decision.room(ctx), max(len(state), decision.least)
     if truncation == "error" or room < decision.least:
         raise state_too_long(ctx, tokens, decision)

@@ -160,7 +160,7 @@ def assembled(
     places: Sequence[LabelOrder] = (),
     dropped: int = 0,
 ) -> Decision:
-    """The tree behind an empty state, from whose end places count."""
+    """Return the tree behind an empty state, from whose end places count."""
     none: I32 = np.zeros(0, dtype=np.int32)
     unconditional = norm == "unconditional"
     several = len(plans) > 1

@@ -102,7 +102,7 @@ def _refuse(ctx: AdmissionContext, task: Decide, template: DecisionTemplate) -> 
 def _labels(
     scope: TokenizationScope, template: DecisionTemplate, plain: PlainQuestion, labels: tuple[str, ...], field: str
 ) -> tuple[str, list[int]]:
-    """The text after a label, and the token of each."""
+    """Return the text after a label, and the token of each."""
     found: list[int] = []
     after = ""
     for at, (label, answer) in enumerate(zip(labels, template.answers_of(plain, labels))):

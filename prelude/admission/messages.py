@@ -48,7 +48,7 @@ def copy_messages(messages: Sequence[Any]) -> list[Any]:
 
 
 def copy_value(value: Any) -> Any:
-    """A copy of an object or an array, in which ``TooLarge`` replaces values past the bounds."""
+    """Return a copy of an object or an array, in which ``TooLarge`` replaces values past the bounds."""
     return _Copies().of(value, MAX_DEPTH)
 
 
@@ -190,7 +190,7 @@ class _Account:
         self.chars = ctx.max_chars  # the rest of them
 
     def message(self, message: Mapping[Any, Any], here: str) -> None:
-        """The names "role" and "content", and short roles, are no more than the template's own text."""
+        """Count a message. The names "role" and "content", and short roles, are no more than the template's text."""
         if isinstance(message, TooLarge):
             raise RequestTooLarge(message.reason, field=here)
         role = message.get("role")

@@ -93,7 +93,7 @@ def spread(count: int) -> tuple[int, ...]:
 
 
 def shifted(plain: PlainQuestion, labels: tuple[str, ...], start: int) -> tuple[PlainQuestion, tuple[str, ...]]:
-    """The question and its labels with the label at ``start`` first."""
+    """Return the question and its labels with the label at ``start`` first."""
     if not start:
         return plain, labels
     order = [*range(start, len(labels)), *range(start)]
@@ -101,7 +101,7 @@ def shifted(plain: PlainQuestion, labels: tuple[str, ...], start: int) -> tuple[
 
 
 def split(rows: Sequence[I32]) -> tuple[I32, tuple[I32, ...]]:
-    """The common beginning of all rows, and the rest of each, at least one token; a lone row has no rest."""
+    """Return the common beginning of all rows, and the rest of each, at least one token; a lone row has no rest."""
     if len(rows) == 1:
         return rows[0], ()
     least = min(map(len, rows)) - 1

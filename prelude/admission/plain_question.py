@@ -42,14 +42,14 @@ class PlainQuestion:
         return len(self.text) + sum(map(len, self.labels)) + sum(map(len, self.notes))
 
     def arranged(self, order: Sequence[int]) -> PlainQuestion:
-        """The same with its labels, and their descriptions, in another order."""
+        """Return the same with its labels, and their descriptions, in another order."""
         notes = tuple([self.notes[at] for at in order]) if self.notes else ()
         labels = tuple([self.labels[at] for at in order]) if self.labels else ()
         return replace(self, labels=labels, notes=notes)
 
 
 def plain_question(ctx: AdmissionContext, question: Any, field: str) -> PlainQuestion:
-    """The question checked: its types, and the number and length of its texts."""
+    """Return the question checked: its types, and the number and length of its texts."""
     kind = type(question)
     if kind is Choice or isinstance(question, Choice):
         return _choice(ctx, question, field)
@@ -115,7 +115,7 @@ def _score(ctx: AdmissionContext, question: Score, field: str) -> PlainQuestion:
 
 
 def _text(value: Any, field: str, layout: Layout, *, needed: bool) -> str:
-    """The question's own text; longer than a prompt may be, since truncation may yet cut it."""
+    """Return the question's own text; longer than a prompt may be, since truncation may yet cut it."""
     here = f"{field}.question"
     if value is None and not needed:
         return ""

@@ -170,7 +170,7 @@ def _places(ctx: AdmissionContext, scope: TokenizationScope, at: object, ids: I3
 
 
 def head_activation(ctx: AdmissionContext, asked: str) -> str:
-    """The activation of the classification head's logits."""
+    """Return the activation of the classification head's logits."""
     activation = validation.one_of(asked, "activation", ACTIVATIONS)
     if activation != "default":
         return activation
@@ -219,7 +219,7 @@ def head_logits(outcome: Outcome) -> F32:
 
 
 def head_readout(ctx: AdmissionContext, ids: I32, *, skip_pad: bool) -> HeadRows:
-    """The tokens that the head was trained to read."""
+    """Return the tokens that the head was trained to read."""
     match ctx.limits.head_pooling:
         case "mean":
             return HeadRows(np.arange(len(ids), dtype=np.int32), np.array([0, len(ids)], dtype=np.int32))
@@ -236,7 +236,7 @@ def head_readout(ctx: AdmissionContext, ids: I32, *, skip_pad: bool) -> HeadRows
 
 
 def _tree(ctx: AdmissionContext, scope: TokenizationScope, task: Classify) -> tuple[TokenTree, int]:
-    """The tokens of a prompt or a pair, and how many were cut off."""
+    """Return the tokens of a prompt or a pair, and how many were cut off."""
     pair = as_pair(task.prompt)
     before = prompt_before(ctx, task, text=pair is not None or isinstance(task.prompt, str))
     if pair is not None:
@@ -253,7 +253,7 @@ def _encode(
     before: str = "",
     field: str = "prompt",
 ) -> Encoded:
-    """The prompt of a task, as far as the directory's settings leave it room."""
+    """Return the prompt of a task, as far as the directory's settings leave it room."""
     cut = validation.one_of(task.truncation, "truncation", TRUNCATIONS)
     whole, room = ctx.cuts_the_whole(cut), ctx.text_room
     return encode_prompt(ctx, scope, task.prompt, field=field, truncation=cut, room=room, before=before, whole=whole)

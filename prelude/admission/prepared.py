@@ -151,7 +151,7 @@ class Reader(Protocol):
         """Text that has become certain, the token's logprobs if asked for, and whether the text ends here."""
 
     def finish(self, stats: RequestStats) -> str:
-        """The rest of the text, once; a stop string that only the end completes is written into ``stats``."""
+        """Return the rest of the text, once; a stop string that only the end completes is written into ``stats``."""
 
     def close(self) -> None:
         """End the text of a request that failed, instead of ``finish``."""

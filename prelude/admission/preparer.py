@@ -39,7 +39,7 @@ Prepare: TypeAlias = Callable[[AdmissionContext, TokenizationScope, Any], Admitt
 
 @lru_cache(maxsize=64)
 def prepare_function(kind: type) -> Prepare | None:
-    """The function that a task of this type names in ``prepared_by``; None for a type that names none."""
+    """Return the function that a task of this type names in ``prepared_by``; None for a type that names none."""
     module, _, name = (kind.prepared_by if issubclass(kind, TaskOf) else "").partition(":")
     found: Prepare | None = getattr(import_module(module), name) if module else None
     return found

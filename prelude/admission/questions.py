@@ -178,7 +178,7 @@ def template_bytes(ctx: AdmissionContext, template: DecisionTemplate) -> int:
 def labels_of(
     ctx: AdmissionContext, scope: TokenizationScope, labels: tuple[str, ...], template: DecisionTemplate, field: str
 ) -> tuple[tuple[tuple[int, ...], ...], LabelTrie]:
-    """The ids of the labels and their trie; kept, since many questions may have the same labels."""
+    """Return the ids of the labels and their trie; kept, since many questions may have the same labels."""
     key = ("labels", template, labels)
     found: Any = None if scope.alone else ctx.kept.get_for(key, scope.salt)
     if found is None:

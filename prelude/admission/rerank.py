@@ -203,7 +203,7 @@ def _parts(recipe: RerankRecipe, values: dict[str, str]) -> list[list[Piece]]:
 
 
 def _messages(ctx: AdmissionContext, recipe: RerankRecipe, values: dict[str, str]) -> list[Piece]:
-    """The chat template over the two roles, as sentence-transformers calls it."""
+    """Return the chat template over the two roles, as sentence-transformers calls it."""
     messages: list[Any] = [{"role": name, "content": values[name]} for name in ("query", "document")]
     if "instruction" in values:
         messages.insert(0, {"role": "system", "content": values["instruction"]})

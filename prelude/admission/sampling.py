@@ -232,7 +232,7 @@ def _checked_ids(value: Any, field: str, rows: int, most: int) -> I32:
 
 
 def _plain(value: Any) -> Any:
-    """A collection of ids as ``ids_once`` reads it."""
+    """Return a collection of ids as ``ids_once`` reads it."""
     if not isinstance(value, np.ndarray):
         return value if isinstance(value, (list, tuple)) else list(value)
     fits = not len(value) or (value.min() >= 0 and value.max() <= _MOST_ID)

@@ -43,7 +43,7 @@ def snapshot(task: T) -> T:
 
 
 def prompt_fields(task: Any) -> tuple[str, ...]:
-    """The fields of a task that may hold a prompt."""
+    """Return the fields of a task that may hold a prompt."""
     kind = type(task)
     found = _FIELDS_OF.get(kind)
     if found is None:

@@ -147,11 +147,11 @@ class DecisionTemplate:
         return sum(len(getattr(self, name) or "") for name in _TEXTS)
 
     def labels_of(self, plain: PlainQuestion) -> tuple[str, ...]:
-        """The question's labels; yes and no of a ``Noul``."""
+        """Return the question's labels; yes and no of a ``Noul``."""
         return (self.yes, self.no) if plain.kind == "noul" else plain.labels
 
     def answers_of(self, plain: PlainQuestion, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """The texts that the model answers with: the labels, or the letters of their places."""
+        """Return the texts that the model answers with: the labels, or the letters of their places."""
         if not self.letters or plain.kind != "choice":
             return labels
         if len(labels) > len(LETTERS):
@@ -180,7 +180,7 @@ class DecisionTemplate:
         return _fill(parts, {"question": text, "labels": self.listing(plain, labels)})
 
     def listing(self, plain: PlainQuestion, labels: tuple[str, ...]) -> str:
-        """The text that ``{labels}`` stands for."""
+        """Return the text that ``{labels}`` stands for."""
         if not self._in_lines(plain):
             return self.separator.join(labels)
         lines: list[Any] = []
@@ -250,7 +250,7 @@ def decision_template(name: str) -> DecisionTemplate:
 
 
 def decision_names() -> list[str]:
-    """The templates for plain chat models, in ``prelude/recipes/decide``."""
+    """Return the templates for plain chat models, in ``prelude/recipes/decide``."""
     return sorted(one.name.removesuffix(".json") for one in _decide_recipes().iterdir() if one.name.endswith(".json"))
 
 

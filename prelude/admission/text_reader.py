@@ -59,7 +59,7 @@ class TextReader:
 
 
 def sampled_logprob(token_id: int, output: SampleOutput, row: int, top: int | None) -> SampledLogprob | None:
-    """A row's numbers; rows of one batch carry as many alternatives as the greediest of them asked for."""
+    """Return a row's numbers; rows of one batch carry as many alternatives as the greediest of them asked for."""
     if top is None or output.logprobs is None:
         return None
     best: tuple[tuple[int, float], ...] = ()

@@ -90,7 +90,7 @@ class Encoder:
         return found
 
     def fixed(self, scope: TokenizationScope, text: str) -> I32:
-        """The ids of a run that is template text throughout, and so the same for every request."""
+        """Return the ids of a run that is template text throughout, and so the same for every request."""
         found: I32 = self._shared(scope, "fixed", text, lambda: scope.encode(text))
         return found
 
@@ -237,7 +237,7 @@ class TokenizationScope:
         return np.concatenate(ids), np.concatenate(masks)
 
     def specials(self) -> tuple[I32, I32]:
-        """The ids that the tokenizer puts before and after a text (BOS, EOS); either may be empty."""
+        """Return the ids that the tokenizer puts before and after a text (BOS, EOS); either may be empty."""
         bare = self.encode("a").tolist()
         full = self.encode("a", special=True)
         for start in range(len(full) - len(bare) + 1):

@@ -161,7 +161,7 @@ class EngineBase(ModelProperties):
         return f"<{type(self).__name__} {self._said()}{', closed' if self._core.closed else ''}>"
 
     def explain(self, task: Task) -> Explanation:
-        """The final text, ids, rows and labels of ``task``. Runs nothing."""
+        """Return the final text, ids, rows and labels of ``task``. Runs nothing."""
         return self._preparer.explain(task)
 
     def would_hit(self, task: Task) -> int:

@@ -28,7 +28,7 @@ TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 16  # the cost of preparing on
 def finish_all(
     admitted: Sequence[Any], calls: Sequence[Call], requests: list[Request | Exception], ends: Completions
 ) -> list[Any]:
-    """The caller's results, in order; errors are values. Runs in the caller's thread, or in its loop."""
+    """Return the caller's results, in order; errors are values. Runs in the caller's thread, or in its loop."""
     results: list[Any] = []
     for item, call, request in zip(admitted, calls, requests):
         if not isinstance(request, Request):

@@ -363,7 +363,7 @@ class AsyncEngine(AsyncVerbs):
     # -------------------------------------------------------------- verbs
 
     async def _answer(self, ask: Ask[R]) -> R:
-        """The result of a verb."""
+        """Return the result of a verb."""
         if isinstance(ask.work, TaskOf):
             return await self.run(ask.work, ask.options)
         if self._engine is None:

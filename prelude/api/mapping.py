@@ -36,7 +36,7 @@ RUNNING = 2  # windows of one asynchronous map
 
 
 def checked(make: Any, rows: Any, window: int, keywords: Mapping[str, Any]) -> tuple[int, RequestOptions]:
-    """The window's size and the options of every request; ``InvalidRequest`` names the argument."""
+    """Return the window's size and the options of every request; ``InvalidRequest`` names the argument."""
     if not callable(make):
         raise InvalidRequest(f"{shown(make)} is not a function from a row to its task", field="task")
     if not hasattr(rows, "__iter__") and not hasattr(rows, "__aiter__"):
@@ -61,7 +61,7 @@ def map_rows(
 
 
 def run_places(run_many: RunMany, window: Window[Any], places: list[int], options: RequestOptions) -> dict[int, Any]:
-    """The results of the tasks at these ``places`` of the window."""
+    """Return the results of the tasks at these ``places`` of the window."""
     results: dict[int, Any] = {}
     wait = FIRST_WAIT
     while places:

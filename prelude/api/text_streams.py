@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def timed_finish(admitted: Admitted, timeline: Timeline | None, outcome: Outcome) -> Any:
-    """The caller's result, with its timeline. Runs in the caller's thread."""
+    """Return the caller's result, with its timeline. Runs in the caller's thread."""
     if timeline is None:
         return admitted.finish(outcome)
     began = time.perf_counter()
@@ -138,7 +138,7 @@ class StreamSink:
     # ---- the reader's thread
 
     def take(self) -> Chunk | None:
-        """The text since the last call, as one chunk; None if there is no text yet. Raises the request's
+        """Return the text since the last call, as one chunk; None if there is no text yet. Raises the request's
         error, after the text before it was taken."""
         self._told = False  # before the text is read: text that comes later wakes the reader again
         ended = self._ended

@@ -215,7 +215,7 @@ def _result(declared: str) -> str:
 
 
 def blocking(declared: Callable[Concatenate[Any, P], Ask[R]]) -> Callable[Concatenate[Any, P], R]:
-    """The verb of ``Engine``."""
+    """Return the verb of ``Engine``."""
 
     def verb(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
         result: R = engine._answer(declared(engine, *args, **keywords))
@@ -225,7 +225,7 @@ def blocking(declared: Callable[Concatenate[Any, P], Ask[R]]) -> Callable[Concat
 
 
 def awaited(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """The verb of ``AsyncEngine``, from that of ``Engine``."""
+    """Return the verb of ``AsyncEngine``, from that of ``Engine``."""
     declared: Callable[..., Ask[R]] = verb.__wrapped__  # type: ignore[attr-defined]
 
     async def twin(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
@@ -236,7 +236,7 @@ def awaited(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any,
 
 
 def streaming(declared: Callable[Concatenate[Any, P], AskStream]) -> Callable[Concatenate[Any, P], TextStream]:
-    """The verb of ``Engine`` whose result comes in chunks."""
+    """Return the verb of ``Engine`` whose result comes in chunks."""
 
     def verb(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> TextStream:
         stream: TextStream = engine._stream(declared(engine, *args, **keywords))
@@ -248,7 +248,7 @@ def streaming(declared: Callable[Concatenate[Any, P], AskStream]) -> Callable[Co
 def streaming_twin(
     verb: Callable[Concatenate[Any, P], TextStream],
 ) -> Callable[Concatenate[Any, P], AsyncTextStream]:
-    """The verb of ``AsyncEngine``, from that of ``Engine``."""
+    """Return the verb of ``AsyncEngine``, from that of ``Engine``."""
     declared: Callable[..., AskStream] = verb.__wrapped__  # type: ignore[attr-defined]
 
     def twin(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> AsyncTextStream:
@@ -290,7 +290,7 @@ class Verbs(ModelProperties):
     @blocking
     @with_signature(Embed)
     def embed(self, prompt: Prompt, **keywords: Unpack[EmbedKeywords]) -> Ask[Embedding]:
-        """A vector of ``prompt``, float32 ``[dimensions]``."""
+        """Return a vector of ``prompt``, float32 ``[dimensions]``."""
         own, options = split_options(keywords, Embed)
         return Ask(Embed(prompt, **own), options)
 
@@ -322,7 +322,7 @@ class Verbs(ModelProperties):
     @blocking
     @with_signature(Reward)
     def reward(self, messages: Sequence[Message], **keywords: Unpack[RewardKeywords]) -> Ask[RewardResult]:
-        """A reward model's score of a conversation."""
+        """Return a reward model's score of a conversation."""
         own, options = split_options(keywords, Reward)
         return Ask(Reward(messages, **own), options)
 
@@ -350,7 +350,7 @@ class Verbs(ModelProperties):
     def complete(
         self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Unpack[VerbKeywords]
     ) -> Ask[Completion]:
-        """The text after ``prompt``, when it is whole."""
+        """Return the text after ``prompt``, when it is whole."""
         own, options = split_options(keywords, Generate)
         return Ask(Generate(prompt, params or SamplingParams(), **own), options)
 

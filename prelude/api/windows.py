@@ -32,7 +32,7 @@ class Mapped(Generic[T, R]):
     error: Exception | None = None
 
     def get(self) -> R:
-        """The result; raises the row's error."""
+        """Return the result; raises the row's error."""
         if self.error is not None:
             raise self.error
         return self.result  # type: ignore[return-value]
@@ -110,7 +110,7 @@ def windows(make: Callable[[T], Any], rows: Iterable[T], size: Callable[[], int]
 
 
 def leading_text(task: Any) -> str:
-    """The text that a task's prompt begins with, for comparison alone."""
+    """Return the text that a task's prompt begins with, for comparison alone."""
     fields = _FIELDS.get(type(task))
     if fields is None:
         fields = _FIELDS[type(task)] = tuple([name for name in PROMPT_FIELDS if hasattr(task, name)])

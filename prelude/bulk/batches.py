@@ -63,7 +63,7 @@ class BatchScorer:
             raise BulkError(f"no row could be served: {error}") from error
 
     def values(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The new columns of each row, in the order of ``rows``. A row that failed has ``error`` alone."""
+        """Return the new columns of each row, in the order of ``rows``. A row that failed has ``error`` alone."""
         bar = RowBar(None, len(rows))
         mapped = map_rows(self.engine.run_many, self.form.task, rows, self._window, True, bar, RequestOptions())
         return [
@@ -100,7 +100,7 @@ def read_form(form: Mapping[str, Any] | str) -> Mapping[str, Any]:
 def load_engine(
     model: str | None, threads: int | None, config: EngineConfig | None, load: Mapping[str, Any]
 ) -> Engine:
-    """An engine for the only worker of this process."""
+    """Return an engine for the only worker of this process."""
     from prelude import Engine
 
     config = config or EngineConfig(deterministic=True)

@@ -26,7 +26,7 @@ def parquet() -> ModuleType:
 
 
 def opened(file: IO[bytes]) -> Any:
-    """The ``ParquetFile``."""
+    """Return the ``ParquetFile``."""
     module = parquet()
     try:
         return module.ParquetFile(file)
@@ -70,7 +70,7 @@ def check_types(schema: Any, read: Sequence[str], handed_through: bool) -> None:
 
 
 def json_rows(batch: Any) -> Iterator[Row]:
-    """The rows of a ``RecordBatch`` or a ``Table`` as JSON values."""
+    """Yield the rows of a ``RecordBatch`` or a ``Table`` as JSON values."""
     import pyarrow as pa
 
     schema = pa.schema([field.with_type(json_type(field.type)) for field in batch.schema])
@@ -144,7 +144,7 @@ def is_plain(kind: Any) -> bool:
 
 
 def arrow_type(column: Column) -> Any:
-    """The Arrow type of a result's column."""
+    """Return the Arrow type of a result's column."""
     import pyarrow as pa
 
     if column.kind == NUMBERS:
@@ -187,7 +187,7 @@ def write(file: IO[bytes], batches: Iterable[Any], schema: Any, columns: Sequenc
 
 
 def batch_of(rows: Sequence[Row], schema: Any) -> Any:
-    """The rows as a ``RecordBatch`` of a schema that ``common_schema`` has made of them."""
+    """Return the rows as a ``RecordBatch`` of a schema that ``common_schema`` has made of them."""
     import pyarrow as pa
 
     arrays = [array_of([row.get(field.name) for row in rows], field.type) for field in schema]

@@ -60,7 +60,7 @@ class Table:
             raise BulkError(f"{self.path}: {problem}")
 
     def schema(self) -> Any:
-        """The Arrow schema of a Parquet file."""
+        """Return the Arrow schema of a Parquet file."""
         with reading(self.path) as file:
             return columnar.opened(file).schema_arrow
 
@@ -79,7 +79,7 @@ class Table:
             columnar.check_types(columnar.opened(file).schema_arrow, read, handed_through)
 
     def position(self) -> Position:
-        """The beginning of the file."""
+        """Return the beginning of the file."""
         with reading(self.path) as file:
             if self.format == "parquet":
                 return Position("row", int(columnar.opened(file).metadata.num_rows))
@@ -102,7 +102,7 @@ class Table:
             yield from read(unpacked(file, self.zipped))
 
     def batches(self) -> Iterator[Any]:
-        """The ``RecordBatch`` es of a Parquet file, as they are stored."""
+        """Yield the ``RecordBatch`` es of a Parquet file, as they are stored."""
         with reading(self.path) as file:
             yield from columnar.batches(columnar.opened(file), None)
 
@@ -125,7 +125,7 @@ def opened(path: str, mode: str) -> Iterator[IO[bytes]]:
 
 
 def located(path: str) -> tuple[Any, str]:
-    """The file system of a name with ``://``, and the name there."""
+    """Return the file system of a name with ``://``, and the name there."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:

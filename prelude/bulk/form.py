@@ -78,14 +78,14 @@ class Form:
         return list(dict.fromkeys(name for text in self._fields.values() for name in text.names))
 
     def task(self, row: Mapping[str, Any]) -> Any:
-        """The task of a row; ``InvalidRequest`` names the column that is missing or null."""
+        """Return the task of a row; ``InvalidRequest`` names the column that is missing or null."""
         values = {name: text.filled(row) for name, text in self._fields.items()}
         if self.verb == "decide":
             return Decide(values["state"], self._questions, **self._options)
         return _TASKS[self.verb](**values, **self._options)
 
     def columns(self, labels: Sequence[str]) -> list[Column]:
-        """The columns of every row. ``labels``: those of the model's own classification head."""
+        """Return the columns of every row. ``labels``: those of the model's own classification head."""
         found: list[Column] = []
         for name, question in self._questions.items():
             found.append(Column(name, TEXT))
@@ -108,7 +108,7 @@ class Form:
         return found + [Column(name, kind) for name, kind in COMMON]
 
     def values(self, mapped: Mapped[Any, Any]) -> dict[str, Any]:
-        """The columns of one row; those of a row that failed have ``error`` alone."""
+        """Return the columns of one row; those of a row that failed have ``error`` alone."""
         if mapped.error is not None:
             return {"error": f"{type(mapped.error).__name__}: {mapped.error}"}
         result = mapped.get()
@@ -190,7 +190,7 @@ def read_questions(given: Any) -> dict[str, Any]:
 
 
 def shown_labels(question: Any) -> tuple[str, ...]:
-    """The labels as ``Answer.probabilities`` has them."""
+    """Return the labels as ``Answer.probabilities`` has them."""
     if isinstance(question, Choice | FittedQuestion):
         return tuple(question.labels)
     levels = question.levels

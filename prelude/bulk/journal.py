@@ -171,7 +171,7 @@ class Results:
         return self._look_up(key) if columns is None else columns
 
     def _take(self, place: int, key: str) -> dict[str, Any] | None:
-        """The row at ``place`` if it has this key; the row behind it is then the next."""
+        """Return the row at ``place`` if it has this key; the row behind it is then the next."""
         self._file.seek(place)
         line = self._file.readline(min(MAX_LINE, self._end - place)) if place < self._end else b""
         if line[9:41] != key.encode() or not _whole(line):
@@ -208,7 +208,7 @@ class Results:
 
 
 def opened(path: Path, flags: int, mode: str) -> Any:
-    """The file without a buffer, if it is a regular one of one name."""
+    """Return the file without a buffer, if it is a regular one of one name."""
     try:
         number = os.open(path, flags | _FLAGS, 0o666)
     except OSError as error:

@@ -88,7 +88,7 @@ def groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def key_names(rows: Iterable[Row]) -> list[str]:
-    """The names of the columns of JSON rows, in the order in which they come."""
+    """Return the names of the columns of JSON rows, in the order in which they come."""
     names: dict[str, None] = {}
     for row in rows:
         names.update(dict.fromkeys(row))

@@ -59,7 +59,7 @@ class BulkRun:
         self.check()
 
     def check(self) -> None:
-        """The checks before the first row. ``BulkError`` if every row would fail, or a new column has a name of the
+        """Check before the first row. ``BulkError`` if every row would fail, or a new column has a name of the
         input's; of JSON lines the first window is looked at."""
         names = self._source.column_names()
         if names is not None:
@@ -152,7 +152,7 @@ class BulkRun:
             ) from error
 
     def _values(self, journal: Journal, report: Report) -> Callable[[Row], dict[str, Any]]:
-        """A function from a row to its new columns, each of them."""
+        """Return a function from a row to its new columns, each of them."""
         results, path = journal.results(), self._source.path
         names = [(column.name, column.name.removeprefix(self._prefix)) for column in self._columns]
 
@@ -198,7 +198,7 @@ class Pace:
 
 
 def task_of(pending: tuple[str, Any]) -> Any:
-    """The task of a row that is to be computed; raises the error of making it."""
+    """Return the task of a row that is to be computed; raises the error of making it."""
     if isinstance(pending[1], Exception):
         raise pending[1]
     return pending[1]

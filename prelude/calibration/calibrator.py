@@ -150,7 +150,7 @@ class Calibrator:
     # -------------------------------------------------------------- applying
 
     def probabilities(self, given: Sequence[float], labels: Sequence[str] | None = None) -> F64:
-        """The calibrated probabilities of one row, float64 [labels], which sum to 1."""
+        """Return the calibrated probabilities of one row, float64 [labels], which sum to 1."""
         logs = log_of(np.asarray(given, dtype=np.float64))
         if self.method == "temperature":
             return softmax(logs / self.parameters["temperature"])
@@ -230,7 +230,7 @@ class PriorCorrection:
 
     @classmethod
     def of_answers(cls, answers: Sequence[Answer], target: Mapping[str, float] | None = None) -> PriorCorrection:
-        """The mean probabilities of answers to one question."""
+        """Return the mean probabilities of answers to one question."""
         labels = _common(answers)
         mean = np.mean([list(answer.probabilities.values()) for answer in answers], axis=0)
         aim = None if target is None else tuple(float(target.get(label, 0.0)) for label in labels)

@@ -31,7 +31,7 @@ def asked_of(answer: Answer) -> dict[str, Any]:
 
 
 def common_asked(answers: Sequence[Answer]) -> dict[str, Any]:
-    """The values that are the same for all answers."""
+    """Return the values that are the same for all answers."""
     first = asked_of(answers[0])
     for asked in {id(answer.asked): answer for answer in answers}.values():
         other = asked_of(asked)

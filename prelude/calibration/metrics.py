@@ -76,13 +76,13 @@ def reliability(confidence: F64, correct: F64, bins: int = BINS) -> list[Bin]:
 
 
 def ece(confidence: F64, correct: F64, bins: int = BINS) -> float:
-    """The mean over the answers of their bin's distance between accuracy and confidence."""
+    """Return the mean over the answers of their bin's distance between accuracy and confidence."""
     found = reliability(confidence, correct, bins)
     return float(sum(one.count * abs(one.accuracy - one.confidence) for one in found) / max(1, len(confidence)))
 
 
 def brier(rows: Rows, truth: Sequence[int]) -> float:
-    """The mean over the rows of the sum over the labels of (probability - truth) squared."""
+    """Return the mean over the rows of the sum over the labels of (probability - truth) squared."""
     total = 0.0
     for row, label in zip(rows, truth):
         hot = np.zeros(len(row))
@@ -99,7 +99,7 @@ def risk_coverage(confidence: F64, correct: F64) -> tuple[F64, F64]:
 
 
 def worsened(before: Summary, after: Summary) -> str:
-    """The figures that rose, in words; "" for none."""
+    """Return the figures that rose, in words; "" for none."""
     pairs = [(name.upper(), getattr(before, name), getattr(after, name)) for name in ("ece", "brier", "nll")]
     return ", ".join([f"{name} {was:.4f} to {now:.4f}" for name, was, now in pairs if now > was])
 

@@ -240,7 +240,7 @@ def _forest_runs(forest: Forest, block_size: int) -> tuple[I64, Runs]:
 
 
 def _blocks(blocks: npt.NDArray[np.int32], block_size: int, length: int) -> Runs:
-    """The first ``length`` tokens of a block table as runs."""
+    """Return the first ``length`` tokens of a block table as runs."""
     used = -(-length // block_size)
     if used > len(blocks):
         raise ValueError(f"{length} tokens do not lie in {len(blocks)} blocks of {block_size}")

@@ -302,7 +302,7 @@ class CpuExecutor:
 
 
 def _readouts(batch: ForwardBatch) -> list[tuple[Readout, int]]:
-    """The batch's readouts, each with the token its rows count from."""
+    """Return the batch's readouts, each with the token its rows count from."""
     if isinstance(batch, OneShotBatch):
         return [(batch.readout, 0)]
     if isinstance(batch, DecodeBatch):
@@ -316,7 +316,7 @@ def _readouts(batch: ForwardBatch) -> list[tuple[Readout, int]]:
 
 
 def _read_rows(readouts: list[tuple[Readout, int]], tokens: int) -> I64 | None:
-    """The tokens that are read, sorted; None if that is all of them."""
+    """Return the tokens that are read, sorted; None if that is all of them."""
     wanted = np.zeros(tokens, np.bool_)
     for readout, first in readouts:
         wanted.put(readout.rows + first, True)

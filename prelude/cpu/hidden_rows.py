@@ -146,7 +146,7 @@ def logprobs_of(logits: F32, largest: F32, rest: F64, rows: I32, targets: I32) -
 
 
 def best(logits: F32, count: int) -> tuple[I64, F32]:
-    """The ``count`` largest of each row, best first, equal ones by id: ``(ids, logits)``."""
+    """Return the ``count`` largest of each row, best first, equal ones by id: ``(ids, logits)``."""
     count = min(count, logits.shape[1])
     ids = np.argpartition(logits, logits.shape[1] - count, axis=1)[:, logits.shape[1] - count :]
     values = np.take_along_axis(logits, ids, 1)

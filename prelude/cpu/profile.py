@@ -67,7 +67,7 @@ def profile(executor: Executor, longest: int, shapes: StepMemory) -> StepMemory:
 
 
 def _kind(layer: Layer) -> tuple[object, ...]:
-    """The key that a layer's intermediates depend on."""
+    """Return the key that a layer's intermediates depend on."""
     mixer, window = layer.mixer, layer.mixer.window if isinstance(layer.mixer, Attention) else None
     return type(mixer), mixer.in_proj.outputs, window, layer.mlp.up.outputs, layer.mlp.gated, layer.entry is None
 

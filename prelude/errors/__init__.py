@@ -52,7 +52,7 @@ def short(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """The repr of ``value`` for a message, cut to 80 characters so that input cannot fill a log."""
+    """Return the repr of ``value`` for a message, cut to 80 characters so that input cannot fill a log."""
     try:
         text = repr(value[:_SHOWN]) if isinstance(value, (str, bytes, list, tuple)) else repr(value)
     except Exception:  # a repr may be the caller's code
@@ -61,7 +61,7 @@ def shown(value: Any) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The reason of an error in words, without the path that the message around it names; never empty."""
+    """Return the reason of an error in words, without the path that the message around it names; never empty."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file or directory"
     return str(getattr(error, "strerror", None) or error) or type(error).__name__

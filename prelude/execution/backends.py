@@ -78,7 +78,7 @@ def asked_for(setting: str) -> str:
 
 
 def choose(setting: str, device: str, wanted: Wanted) -> str:
-    """The backend that serves, by name. ``ConfigError`` if the one asked for is made for something else,
+    """Return the backend that serves, by name. ``ConfigError`` if the one asked for is made for something else,
     ``DeviceUnavailable`` if it is not installed."""
     name = asked_for(setting)
     of_device = [backend for backend in BACKENDS if backend.device == device]

@@ -57,7 +57,7 @@ class PendingTokens:
             self._tokens = np.concatenate(tokens, dtype=np.int64)
 
     def lose(self, batch: ForwardBatch) -> None:
-        """The step failed."""
+        """Note that the step failed."""
         count = num_sampled(batch)
         if count:
             self._tokens = np.zeros(count, dtype=np.int64)

@@ -44,7 +44,7 @@ def chain_of(text: str, salt: str | None = None) -> tuple[int, ...]:
 
 
 def chain_of_task(task: Any) -> tuple[int, ...]:
-    """The chain of the text that a task's prompt begins with; none if the task uses no cache."""
+    """Return the chain of the text that a task's prompt begins with; none if the task uses no cache."""
     if getattr(task, "cache", "auto") == "never":
         return ()
     return chain_of(leading_text(task), getattr(task, "salt", None))

@@ -34,7 +34,7 @@ def scorer(
 
 
 def kept(form: Mapping[str, Any], model: str | None, keywords: Mapping[str, Any]) -> BatchScorer:
-    """The scorer of this process; another form or model closes the one before."""
+    """Return the scorer of this process; another form or model closes the one before."""
     key = json.dumps([form, model, keywords], default=repr)  # labels in another order are another form
     if key not in _KEPT:
         for other in _KEPT.values():

@@ -33,7 +33,7 @@ class _Routes:
         return name if request.method == wanted else ""
 
     def begun(self, request: httpx2.Request) -> httpx2.Response | str:
-        """The answer of a request without a body, or the route of one that has a body."""
+        """Return the answer of a request without a body, or the route of one that has a body."""
         route = self.route(request)
         if not route:
             return self.unknown(request)

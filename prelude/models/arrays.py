@@ -36,7 +36,7 @@ def name_of(dtype: np.dtype[Any]) -> str:
 
 
 def widen(array: Array) -> F32:
-    """The values in float32; the array itself if it has that dtype."""
+    """Return the values in float32; the array itself if it has that dtype."""
     if array.dtype != BF16:
         return array.astype(np.float32, copy=False)
     array = np.ascontiguousarray(array)
@@ -46,7 +46,7 @@ def widen(array: Array) -> F32:
 
 
 def narrow(array: Array) -> Array:
-    """The values in bfloat16, ties to even; the array itself if it has that dtype."""
+    """Return the values in bfloat16, ties to even; the array itself if it has that dtype."""
     if array.dtype == BF16:
         return array
     wide = np.ascontiguousarray(array, np.float32)
@@ -56,7 +56,7 @@ def narrow(array: Array) -> Array:
 
 
 def as_type(array: Array, dtype: np.dtype[Any]) -> Array:
-    """The values in one of ``ROW_TYPES``; the array itself if it has that dtype."""
+    """Return the values in one of ``ROW_TYPES``; the array itself if it has that dtype."""
     return widen(array) if dtype == FLOAT32 else narrow(array)
 
 
@@ -71,7 +71,7 @@ def address(array: Array) -> int:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] = FLOAT32) -> Array:
-    """A new array that begins at a multiple of ``ALIGNMENT``, not filled."""
+    """Return a new array that begins at a multiple of ``ALIGNMENT``, not filled."""
     nbytes = math.prod(shape) * dtype.itemsize
     room = np.empty(nbytes + ALIGNMENT, np.uint8)
     at = -address(room) % ALIGNMENT

@@ -128,7 +128,7 @@ class Checkpoint:
         return len(self._places)
 
     def names(self) -> list[str]:
-        """The weights in the order of the config's ``ModelSpec``, named as there."""
+        """Return the weights in the order of the config's ``ModelSpec``, named as there."""
         return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ class Checkpoint:
         return sum(_bytes_in(place.info, itemsize, keep) for place in self._places.values())
 
     def tensor(self, name: str) -> Array:
-        """The weight as it is stored: a view of the file, valid while the file is not truncated.
+        """Return the weight as it is stored: a view of the file, valid while the file is not truncated.
 
         The memory of the weight that was asked for before is given back, so that loading takes its copies and one
         weight of the files, and not the files beside their copies.
@@ -181,7 +181,7 @@ class Checkpoint:
         return next((file for file in self._files if isinstance(file, PackedWeights)), None)
 
     def blocks(self, name: str) -> Blocks:
-        """A weight that is ``in_blocks``; ``CheckpointError`` if it holds a NaN or an infinity."""
+        """Return a weight that is ``in_blocks``; ``CheckpointError`` if it holds a NaN or an infinity."""
         place = self._place(name)
         if not place.blocks or not isinstance(place.file, GgufWeights):
             raise TypeError(f"{name} is not stored in blocks")

@@ -43,7 +43,7 @@ def read_activation(fields: Fields, labels: int) -> str:
 
 
 def named_activation(fields: Fields) -> str | None:
-    """The activation that sentence-transformers has written into ``config.json``."""
+    """Return the activation that sentence-transformers has written into ``config.json``."""
     ours = fields.get("sentence_transformers", None)
     named = ours.get("activation_fn") if isinstance(ours, dict) else None
     if named is not None:

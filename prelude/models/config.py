@@ -135,7 +135,7 @@ class ModelConfig:
         )
 
     def reaching(self, length: int | None) -> ModelConfig:
-        """The model for contexts of ``length`` tokens if that is another one; None for the usual length."""
+        """Return the model for contexts of ``length`` tokens if that is another one; None for the usual length."""
         longer = self.spec.longer
         if longer is None:
             return self
@@ -185,7 +185,7 @@ def _family(raw: Mapping[str, Any], where: str) -> tuple[Family, str]:
 
 
 def _text_config(raw: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-    """The text model's config out of a larger model's, with the larger one's settings of both."""
+    """Return the text model's config out of a larger model's, with the larger one's settings of both."""
     text = raw.get(key)
     if not isinstance(text, dict):
         raise ModelError(f"{where}: {key} is {shown(text)}, an object is needed: the config of the text model")
@@ -207,7 +207,7 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
 
 
 def _dtype(fields: Fields) -> str:
-    """The name under either spelling; float32 if the file says nothing."""
+    """Return the name under either spelling; float32 if the file says nothing."""
     named: set[str] = set()
     for key in ("dtype", "torch_dtype"):
         if fields.get(key, None) is None:

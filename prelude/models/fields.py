@@ -27,7 +27,7 @@ class Fields:
         return ModelError(f"{self.where}: {key} is {shown(self.values.get(key))}, {wanted}")
 
     def get(self, key: str, default: Any = _MISSING) -> Any:
-        """The raw value; a key that is absent takes ``default``, then the family's, else it is an error."""
+        """Return the raw value; a key that is absent takes ``default``, then the family's, else it is an error."""
         if key in self.values:
             return self.values[key]
         if default is not _MISSING:
@@ -45,7 +45,7 @@ class Fields:
         return value
 
     def number(self, key: str, low: float, high: float, default: Any = _MISSING) -> float:
-        """A finite number with ``low < value <= high``."""
+        """Return a finite number with ``low < value <= high``."""
         value = self.get(key, default)
         if type(value) not in (int, float):
             raise self.wrong(key, f"a number above {low:g} and at most {high:g} is needed")

@@ -97,7 +97,7 @@ class ModelDirectory:
         return target
 
     def read(self, name: str, limit: int, error: type[ModelError] = ModelError) -> bytes:
-        """The content of the file ``name``, of at most ``limit`` bytes."""
+        """Return the content of the file ``name``, of at most ``limit`` bytes."""
         from prelude.tokenizer.backends.files import read_plain
 
         try:
@@ -109,11 +109,11 @@ class ModelDirectory:
         return data
 
     def value(self, name: str, limit: int, error: type[ModelError] = ModelError) -> Any:
-        """The JSON value in the file ``name``."""
+        """Return the JSON value in the file ``name``."""
         return parse(self.read(name, limit, error), str(self.path / name), error)
 
     def object(self, name: str, limit: int, error: type[ModelError] = ModelError) -> dict[str, Any]:
-        """The JSON object in the file ``name``."""
+        """Return the JSON object in the file ``name``."""
         value = self.value(name, limit, error)
         if not isinstance(value, dict):
             raise error(f"{self.path / name}: holds a {type(value).__name__}, an object is needed")
@@ -139,7 +139,7 @@ def _transformer_folder(directory: ModelDirectory) -> str:
 
 
 def open_regular(path: Path, error: type[ModelError]) -> int:
-    """A descriptor on ``path``, which is a regular file; never waits on a pipe or a device."""
+    """Return a descriptor on ``path``, which is a regular file; never waits on a pipe or a device."""
     from prelude.tokenizer.backends.files import open_plain
 
     try:

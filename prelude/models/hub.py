@@ -31,7 +31,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 def resolve(
     path_or_name: str | os.PathLike[str], *, revision: str | None = None, cache_dir: str | Path | None = None
 ) -> Path:
-    """The model directory, or the GGUF file, meant by ``path_or_name``.
+    """Return the model directory, or the GGUF file, meant by ``path_or_name``.
 
     A path object is always a path. A string is a path if it exists. It is a hub name if it has the form
     ``org/name`` and there is no ``org`` here in which ``name`` could be missing; with a ``revision`` it is always a

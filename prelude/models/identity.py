@@ -34,7 +34,7 @@ def model_hash(model: Path) -> str:
 
 @lru_cache(maxsize=64)
 def known_hash(path: str) -> str:
-    """The hash of a model's files; "" if they are not there any more, as in another process of other files."""
+    """Return the hash of a model's files; "" if they are not there any more, as in another process of other files."""
     try:
         return model_hash(Path(path)) if path else ""
     except OSError:

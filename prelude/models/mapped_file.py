@@ -95,7 +95,7 @@ class MappedFile:
                 mapping.close()
 
     def read(self, count: int) -> bytes:
-        """The next ``count`` bytes."""
+        """Return the next ``count`` bytes."""
         parts: list[bytes] = []
         while count:
             part = self._file.read(count)

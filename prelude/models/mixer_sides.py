@@ -33,7 +33,7 @@ class SomeOutputs:
     __slots__ = ("_first", "_of")
 
     def __init__(self, of: PackedLinear, first: int) -> None:
-        """The outputs from ``first`` on, as many as the memory that they go to has."""
+        """Take the outputs from ``first`` on, as many as the memory that they go to has."""
         self._of = of
         self._first = first
 

@@ -76,7 +76,7 @@ class PackedLinear:
 
     @classmethod
     def of_blocks(cls, rows: Array, bias: F32 | None = None) -> PackedLinear:
-        """A weight of int8 out of the rows of Q8_0 [outputs, bytes of a row], value for value."""
+        """Return a weight of int8 out of the rows of Q8_0 [outputs, bytes of a row], value for value."""
         outputs, width = rows.shape
         if rows.dtype != np.uint8 or not rows.flags.c_contiguous or width % cpu.Q8_BYTES:
             raise ValueError(f"rows of Q8_0 are whole blocks of {cpu.Q8_BYTES} bytes, not {width} of {rows.dtype}")

@@ -107,7 +107,7 @@ class PackedWeights:
         )
 
     def find(self, names: Sequence[str]) -> Kept | None:
-        """The packed weight whose outputs are those of ``names``; None if they are no packed weight."""
+        """Return the packed weight whose outputs are those of ``names``; None if they are no packed weight."""
         if not any(name in self.tensors for name in names):
             return None
         kept = self._kept.get(names[0])
@@ -116,7 +116,7 @@ class PackedWeights:
         return kept
 
     def words(self, kept: Kept) -> Array:
-        """The words of ``kept``, int32: a view of the file if no other user can write it."""
+        """Return the words of ``kept``, int32: a view of the file if no other user can write it."""
         found = self.file.tensor(kept.tensor)
         if not self.file.only_ours or found.ctypes.data % ALIGNMENT:
             found = found.copy()

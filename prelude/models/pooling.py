@@ -157,7 +157,7 @@ def _read_dense(directory: ModelDirectory, folder: Any, before: tuple[Dense, ...
 
 
 def _values(file: SafetensorsFile, name: str, wanted: tuple[int, ...]) -> F32:
-    """A copy in float32."""
+    """Return a copy in float32."""
     if name not in file:
         raise CheckpointError(f"{file.path}: tensor {name} is missing")
     info = file.tensors[name]
@@ -240,7 +240,7 @@ def lowers_text(directory: ModelDirectory) -> bool:
 
 
 def transformer_settings(directory: ModelDirectory) -> Fields:
-    """The settings of sentence-transformers' Transformer module, from the first of its files that is there."""
+    """Return the settings of sentence-transformers' Transformer module, from the first of its files that is there."""
     names = [f"sentence_{kind}_config.json" for kind in _KINDS]
     name = next((name for name in names if directory.has(name)), names[0])
     return Fields(directory.object(name, _LIMIT) if directory.has(name) else {}, str(directory.path / name))

@@ -95,7 +95,7 @@ def resolved(dtype: str) -> np.dtype[Any]:
 
 
 def _matrices(source: WeightSource, spec: ModelSpec) -> Iterator[str]:
-    """The names of the layers' matrices."""
+    """Yield the names of the layers' matrices."""
     there = frozenset(source.names())
     for layer in spec.layers:
         yield from (name for name, shape in layer.tensors() if len(shape) == 2 and name in there)

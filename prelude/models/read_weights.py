@@ -92,7 +92,7 @@ class _Reader:
         return RowNorm(norm.kind, norm.eps, self.gain(norm), bias)
 
     def folded(self, norm: Norm) -> tuple[RowNorm, F32 | None]:
-        """The norm before a projection, and the gain that goes into the projection's weight."""
+        """Return the norm before a projection, and the gain that goes into the projection's weight."""
         if self.packing != "float32" or self.dtype != FLOAT32 or norm.bias or self.stored_in_blocks:
             return self.norm(norm), None
         return RowNorm(norm.kind, norm.eps, None), self.gain(norm)
@@ -143,7 +143,7 @@ class _Reader:
             at += len(part)
 
     def _blocks(self, names: Sequence[str], heads: Attention | None) -> Array:
-        """The rows of weights in blocks of 8 bits; so too if one of them is stored as numbers."""
+        """Return the rows of weights in blocks of 8 bits; so too if one of them is stored as numbers."""
         parts, at = [], 0
         for name in names:
             if self.source.in_blocks(name):
@@ -183,7 +183,7 @@ class _Reader:
         )
 
     def head(self, name: str) -> PackedLinear:
-        """The weight of an LM head."""
+        """Return the weight of an LM head."""
         kept = self.source.packed((name,))
         if kept is not None:
             return PackedLinear.of_words(*kept, None)
@@ -300,7 +300,7 @@ def arranged(rows: Array, first: int, mixer: Attention) -> Array:
 
 
 def interleave(rows: Array, head_dim: int, width: int) -> Array:
-    """The first ``width`` rows of each head from ``[a0 a1 … b0 b1 …]`` to ``[a0 b0 a1 b1 …]``."""
+    """Return the first ``width`` rows of each head from ``[a0 a1 … b0 b1 …]`` to ``[a0 b0 a1 b1 …]``."""
     heads = rows.reshape(-1, head_dim, *rows.shape[1:])
     turning = heads[:, :width]
     pairs = turning.reshape(len(heads), 2, width // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(turning.shape)

@@ -58,7 +58,7 @@ def parse_rope(
     longrope: tuple[str, ...] = (),
     turning: float = 1.0,
 ) -> Ropes:
-    """The one rope out of a config of either spelling. ``partial``: the family's classes read
+    """Return the one rope out of a config of either spelling. ``partial``: the family's classes read
     ``partial_rotary_factor``, which is ``turning`` if the file does not say. ``longrope``: other names that mean
     it."""
     rope = Fields(_merged(fields), f"{fields.where}: rope parameters", fields.defaults)
@@ -115,7 +115,7 @@ def _longrope(fields: Fields, rope: Fields, theta: float, width: int, max_positi
 
 
 def _merged(fields: Fields) -> dict[str, Any]:
-    """The one rope object that the two spellings describe together."""
+    """Return the one rope object that the two spellings describe together."""
     merged: dict[str, Any] = {}
     sources: list[dict[str, Any]] = []
     for key in ("rope_parameters", "rope_scaling"):
@@ -180,7 +180,7 @@ def stretched_positions(fields: Fields, scaling: RopeScaling | None, max_positio
 
 
 def _yarn_attention(rope: Fields, factor: float) -> float:
-    """The factor of cosine and sine; the paper's rule if the file has none."""
+    """Return the factor of cosine and sine; the paper's rule if the file has none."""
     if rope.get("attention_factor", None) is not None:
         return rope.number("attention_factor", 0.0, 1e3)
 

@@ -73,7 +73,7 @@ class SafetensorsFile(MappedFile):
         return len(self.tensors)
 
     def tensor(self, name: str) -> Array:
-        """A view of the file; a copy only if the data is not aligned to its element size."""
+        """Return a view of the file; a copy only if the data is not aligned to its element size."""
         from prelude.models.arrays import BF16
 
         info = self.tensors.get(name)
@@ -171,7 +171,7 @@ def _tensor_info(name: str, entry: Any, data_bytes: int, path: Path) -> TensorIn
 
 
 def _check_coverage(tensors: dict[str, TensorInfo], data_bytes: int, path: Path) -> None:
-    """The tensors lie end to end and fill the file. Tensors of no bytes may share an offset."""
+    """Check that tensors lie end to end and fill the file. Tensors of no bytes may share an offset."""
     reached = 0
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if info.begin != reached:

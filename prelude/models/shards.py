@@ -34,7 +34,7 @@ class WeightFiles:
 
 
 def find_weight_files(directory: ModelDirectory) -> WeightFiles:
-    """The one file, or the shards of the index, of ``directory``."""
+    """Return the one file, or the shards of the index, of ``directory``."""
     if directory.has(SINGLE):
         if directory.has(INDEX):
             log.warning("%s: both %s and an index are there; the index is not used", directory, SINGLE)

@@ -74,7 +74,7 @@ class SparrowModel:
         )
 
     def tokenizer_json(self) -> str:
-        """The tokenizer in the form of the tokenizers library. No text of a caller is a control token."""
+        """Return the tokenizer in the form of the tokenizers library. No text of a caller is a control token."""
         parts = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": True}
         model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
         return json.dumps(
@@ -152,7 +152,7 @@ def _heat(heat: Fields, kind: str) -> float:
 
 
 def _opened(data: bytes, where: str) -> zipfile.ZipFile:
-    """The archive in ``data``, whose directory is read into memory: its entries are counted before."""
+    """Return the archive in ``data``, whose directory is read into memory: its entries are counted before."""
     if data.count(b"PK\1\2") > _ENTRIES:
         raise ModelError(f"{where}: an archive of more than {_ENTRIES:,} entries")
     try:

@@ -48,5 +48,5 @@ OutLinear: TypeAlias = PackedLinear | SummedLinear
 
 
 def own(linear: OutLinear) -> PackedLinear:
-    """The weights that this process has."""
+    """Return the weights that this process has."""
     return linear.inner if isinstance(linear, SummedLinear) else linear

@@ -12,7 +12,7 @@ from prelude.models.spec import Classifier, ModelSpec, Projection
 
 
 def token_spec(family: Family, fields: Fields, labels: int, head: str) -> ModelSpec:
-    """The family's network with a classifier of ``labels`` rows for every token."""
+    """Return the family's network with a classifier of ``labels`` rows for every token."""
     if family is MODERNBERT:  # the head's dense part and norm stand before the classifier in all of its classes
         spec = family.build(fields, SpecRequest(family.model_type, "classifier", labels))
         return spec if spec.classifier is None else _with(spec, replace(spec.classifier, pooling="tokens"))

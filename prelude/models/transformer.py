@@ -243,7 +243,7 @@ class Transformer:
         states: StepStates | None,
         workspace: _Workspace,
     ) -> Array:
-        """The output of a layer with a state for all tokens, in the workspace's memory."""
+        """Return the output of a layer with a state for all tokens, in the workspace's memory."""
         if states is None or layer.recurrent is None:
             raise ValueError("a model with recurrent layers runs on the states of its sequences")
         projected = workspace.kept[:, : layer.spec.mixer.in_proj.outputs]
@@ -367,7 +367,7 @@ def _apart(layer: LayerWeights) -> tuple[InProj, InProj] | None:
 
 
 def _enter(layer: LayerWeights, x: F32, types: Array | None) -> None:
-    """The operation before the layer, in place."""
+    """Run the operation before the layer, in place."""
     entry = layer.entry
     if entry is not None:
         entry.norm(x, x)

@@ -28,7 +28,7 @@ class WeightSource(Protocol):
         """Return whether a weight is stored in blocks of a few bits."""
 
     def blocks(self, name: str) -> Blocks:
-        """A weight that is ``in_blocks``."""
+        """Return a weight that is ``in_blocks``."""
 
     @property
     def converted(self) -> Converted | None:

@@ -127,7 +127,7 @@ class RankGroup:
         return self.lost
 
     def _open(self) -> Any:
-        """The group. Without one torch.distributed would take its default group."""
+        """Return the group. Without one torch.distributed would take its default group."""
         if self._group is None:
             raise RuntimeError("this process has left the group")
         return self._group
@@ -176,7 +176,7 @@ class RankGroup:
     # -------------------------------------------------------------- agreement
 
     def gather_said(self, said: Any) -> list[Any]:
-        """The message of each rank, as JSON."""
+        """Return the message of each rank, as JSON."""
         text = np.frombuffer(json.dumps(said).encode(), np.uint8)
         lengths = self.gather(np.array([len(text)], np.int64))[:, 0]
         if not 0 <= lengths.min() <= lengths.max() <= _MAX_SAID:
@@ -204,7 +204,7 @@ class RankGroup:
                 )
 
     def least(self, value: int) -> int:
-        """The smallest of the ranks' values."""
+        """Return the smallest of the ranks' values."""
         return int(self.gather(np.array([value], np.int64)).min())
 
     def on_this_host(self) -> int:

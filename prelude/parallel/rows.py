@@ -120,7 +120,7 @@ class ShardLogits:
         return ids.astype(np.int32), relative
 
     def _values(self, rows: I32, targets: I32) -> F64:
-        """The logits of (row, target) pairs: one rank has each, the others add 0."""
+        """Return the logits of (row, target) pairs: one rank has each, the others add 0."""
         mine = (targets >= self._first) & (targets < self._shard.last)
         found = np.zeros(len(targets), np.float64)
         found[mine] = self._logits[rows[mine], targets[mine] - self._first]

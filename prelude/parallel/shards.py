@@ -116,7 +116,7 @@ def _unsupported(spec: ModelSpec) -> str | None:
 
 
 def _misfit(layer: Layer, size: int) -> str | None:
-    """The count of a layer that ``size`` ranks cannot share."""
+    """Return the count of a layer that ``size`` ranks cannot share."""
     heads, kv_heads, inner = layer.attention.heads, layer.attention.kv_heads, layer.mlp.inner
     if heads % size:
         return f"{heads} query heads (num_attention_heads), which {size} ranks cannot share evenly"
@@ -154,7 +154,7 @@ def _attention(mixer: Attention, rank: int, size: int, cuts: dict[str, Cut]) -> 
 
 
 def kv_share(kv_heads: int, rank: int, size: int) -> tuple[int, int]:
-    """The key-value heads of a rank's query heads; one, which other ranks have too, if there are fewer than
+    """Return the key-value heads of a rank's query heads; one, which other ranks have too, if there are fewer than
     ranks."""
     if kv_heads >= size:
         return share(kv_heads, rank, size)
@@ -186,7 +186,7 @@ def _outputs(projection: Projection, runs: Iterable[tuple[int, int]], cuts: dict
 
 
 def _within(runs: Sequence[tuple[int, int]], begin: int, end: int) -> Runs:
-    """The parts of ``runs`` that lie in [begin, end), counted from ``begin``."""
+    """Return the parts of ``runs`` that lie in [begin, end), counted from ``begin``."""
     cut = ((max(first, begin) - begin, min(last, end) - begin) for first, last in runs)
     return tuple((first, last) for first, last in cut if first < last)
 

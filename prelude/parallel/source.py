@@ -70,7 +70,7 @@ class ShardSource:
 
 
 def part_of(whole: Array, cut: Cut | None) -> Array:
-    """A view if the part is one run."""
+    """Return a view if the part is one run."""
     if cut is None:
         return whole
     parts = [whole[first:last] if cut.axis == 0 else whole[:, first:last] for first, last in cut.runs]

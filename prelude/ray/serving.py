@@ -138,7 +138,7 @@ def deployment(
     load: Mapping[str, Any] | None = None,
     **serve_options: Any,
 ) -> serve.Application:
-    """An application for ``serve.run``: ``replicas`` engines of ``model``.
+    """Return an application for ``serve.run``: ``replicas`` engines of ``model``.
 
     ``threads``          of each replica on the CPU, which are also the CPUs that Ray reserves for it
     ``config``           of each engine. ``max_queued_requests`` bounds its queue: beyond it a request is refused with

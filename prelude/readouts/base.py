@@ -69,7 +69,7 @@ class Rows(Protocol):
         """[n]: logits of the options whose vectors [n + 1, hidden] are given, the answer's behind them."""
 
     def logits_of(self, tokens: I32, rows: I32, targets: I32) -> F64:
-        """The logit of each (row, target) pair. A row is an index into ``tokens``."""
+        """Return the logit of each (row, target) pair. A row is an index into ``tokens``."""
 
     def chunks(self, tokens: I32) -> Iterator[tuple[int, int, Logits]]:
         """``(first, last, logits)`` over runs of ``tokens``; one run's logits are gone when the next one is made."""
@@ -113,7 +113,7 @@ class Readout:
         return 0
 
     def run(self, rows: Rows) -> tuple[Output, I32]:
-        """The output, and the rows (items) that have a number which is not finite."""
+        """Return the output, and the rows (items) that have a number which is not finite."""
         raise NotImplementedError
 
     def answers(self, output: object) -> bool:
@@ -125,7 +125,7 @@ class Readout:
         raise NotImplementedError
 
     def blank(self) -> Output:
-        """An output of the right shape, for an executor that computes nothing."""
+        """Return an output of the right shape, for an executor that computes nothing."""
         raise NotImplementedError
 
 

@@ -107,7 +107,7 @@ def edited(logits: npt.NDArray[np.float32], edits: LogitEdits, n: int) -> Logits
 
 
 def best(logits: npt.NDArray[np.float32], edits: LogitEdits, n: int) -> int:
-    """The smallest id among the largest of row ``n``'s edited logits."""
+    """Return the smallest id among the largest of row ``n``'s edited logits."""
     seen, bias, allow, ban = edits.seen_indptr, edits.bias_indptr, edits.allowed_indptr, edits.banned_indptr
     first, last = allow[n], allow[n + 1]
     if first == last or seen[n] < seen[n + 1] or bias[n] < bias[n + 1] or ban[n] < ban[n + 1]:
@@ -158,7 +158,7 @@ def _keep_top_p(weights: F64, logits: Logits, p: float) -> F64:
 
 
 def draw(probabilities: F64, u: float) -> int:
-    """The smallest id whose cumulative probability exceeds ``u``."""
+    """Return the smallest id whose cumulative probability exceeds ``u``."""
     cumulative = np.cumsum(probabilities)
     token = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
     if token >= len(probabilities) or probabilities[token] == 0.0:

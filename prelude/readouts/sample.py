@@ -103,7 +103,7 @@ class SampleRows(Readout):
 
 
 def sample_token(logits: npt.NDArray[np.float32], readout: SampleRows, n: int, u: float) -> int:
-    """The token of row ``n`` of ``readout``; ``logits`` are finite."""
+    """Return the token of row ``n`` of ``readout``; ``logits`` are finite."""
     edits, temperature = readout.edits, float(readout.temperature[n])
     if temperature <= 0.0:
         return int(logits.argmax()) if edits is None else best(logits, edits, n)

@@ -149,7 +149,7 @@ _KEY: Key = ("sample",)  # rows that ask for fewer numbers read their part of th
 
 
 def sample_rows(states: Sequence[SamplingState], rows: Sequence[int] | None = None) -> SampleRows:
-    """The arrays of one step. ``rows``: where the states stand in the batch, if not at their own ``row``."""
+    """Return the arrays of one step. ``rows``: where the states stand in the batch, if not at their own ``row``."""
     at = np.array([state.row for state in states] if rows is None else rows, dtype=np.int32)
     return sampled_rows([s.sampling for s in states], at, lambda: states, [s.step for s in states])
 
@@ -160,7 +160,7 @@ def sampled_rows(
     states: Callable[[], Sequence[SamplingState]],
     steps: Sequence[int] | None = None,
 ) -> SampleRows:
-    """The same by settings. ``states`` is asked only if logits are edited; ``steps``: 0 by default."""
+    """Return the same by settings. ``states`` is asked only if logits are edited; ``steps``: 0 by default."""
     wanted = [one.logprobs for one in settings if one.logprobs is not None]
     return SampleRows(
         rows,

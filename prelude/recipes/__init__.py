@@ -160,13 +160,13 @@ class GuardRecipe:
                 )
 
     def after(self, field: GuardField, response: bool) -> str:
-        """The text after the field's last label."""
+        """Return the text after the field's last label."""
         asked = self.asked(response)
         at = asked.index(field) + 1
         return asked[at].before if at < len(asked) else self.end
 
     def asked(self, response: bool) -> tuple[GuardField, ...]:
-        """The fields that are written about a prompt, or about a response."""
+        """Return the fields that are written about a prompt, or about a response."""
         return tuple(field for field in self.fields if response or not field.response_only)
 
 
@@ -202,7 +202,7 @@ def read_recipe(data: bytes | str, where: str) -> Recipe:
 
 @lru_cache(maxsize=1)
 def shipped() -> Mapping[str, Recipe]:
-    """The recipes of this package by name."""
+    """Return the recipes of this package by name."""
     found = {}
     for file in sorted(Path(__file__).parent.iterdir(), key=lambda one: one.name):
         if file.name.endswith(".json"):
@@ -212,12 +212,12 @@ def shipped() -> Mapping[str, Recipe]:
 
 
 def names(kind: type[Any] = object) -> list[str]:
-    """The names that ``recipe=`` takes, of one kind or of all."""
+    """Return the names that ``recipe=`` takes, of one kind or of all."""
     return [name for name, recipe in shipped().items() if isinstance(recipe, kind)]
 
 
 def recipe_of(given: Any, kind: type[Any]) -> Any:
-    """A recipe by its name, or as it is; ``RecipeError`` for anything else."""
+    """Return a recipe by its name, or as it is; ``RecipeError`` for anything else."""
     if isinstance(given, kind):
         return given
     known = names(kind)

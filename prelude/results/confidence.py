@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 
 def of(kind: str, probabilities: Sequence[float]) -> float | None:
-    """The confidence of an answer of this kind; ``None`` for a "noul", whose probability says it all."""
+    """Return the confidence of an answer of this kind; ``None`` for a "noul", whose probability says it all."""
     if kind == "noul":
         return None
     return of_score(probabilities) if kind == "score" else of_choice(probabilities)

@@ -162,7 +162,7 @@ class EngineCore(Forkable):
         self.lifecycle.post(requests, places)
 
     def cancel(self, request: Request) -> None:
-        """The request ends when the next step begins. In any state, any number of times; one that has ended is left
+        """End a request when the next step begins. In any state, any number of times; one that has ended is left
         alone. Takes no lock: a finaliser may call it."""
         if not self.forked and self.lifecycle.cancel(request):
             self.loop.wake_if_started()  # a request without an engine thread is stepped by its own caller
@@ -268,7 +268,7 @@ class EngineCore(Forkable):
     # -------------------------------------------------------------- seen from outside
 
     def snapshot(self) -> dict[str, Any]:
-        """The counters, and the values at the moment of the call."""
+        """Return the counters, and the values at the moment of the call."""
         stats = self.stats
         live = list(self.live.values())
         leases = [lease for lease in (request.lease for request in live) if lease is not None]

@@ -33,7 +33,7 @@ class HostCopies:
         self._said = False
 
     def report_to(self, core: EngineCore) -> None:
-        """The seconds of the copies are those of the core's executor."""
+        """Count the seconds of the copies as those of the core's executor."""
         self.blocked = core.stepper.blocked
 
     def copy_out(self, blocks: I32, entries: I32) -> bool:

@@ -38,7 +38,7 @@ class InFlightStep:
         return [*(row.request for row in self.plan.prefill), *self.plan.decode]
 
     def sampled(self) -> tuple[Request, ...]:
-        """The requests that it samples a token for, in the order of their places."""
+        """Return the requests that it samples a token for, in the order of their places."""
         return (*self.packed.prefill, *self.packed.decode)
 
     def submitted(self) -> None:
@@ -120,7 +120,7 @@ class StepsInFlight(deque[InFlightStep]):
             request.give_back(self._pool)
 
     def valid(self, step: InFlightStep) -> Plan:
-        """The rows of a completed step whose requests have not ended and are not void."""
+        """Return the rows of a completed step whose requests have not ended and are not void."""
         return step.plan.without(step.void) if self.holding or step.void else step.plan
 
     @property

@@ -70,7 +70,7 @@ class Turn:
         self._under_way = False
 
     def posted(self) -> None:
-        """A call of this turn has posted its requests."""
+        """Note that a call of this turn has posted its requests."""
         if not self._under_way:
             self._under_way = True
             self._loop.call_soon(self._over)

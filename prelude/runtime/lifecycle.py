@@ -209,7 +209,7 @@ def _expired(request: Request) -> DeadlineExceeded:
 
 
 def _end_of(error: BaseException | None) -> str:
-    """The name of an end, in the counters and as an event."""
+    """Return the name of an end, in the counters and as an event."""
     if error is None:
         return "finished"
     if isinstance(error, DeadlineExceeded):

@@ -82,7 +82,7 @@ class CostModel:
         return self.fit.predict(work.tokens, work.keys, work.lm_rows)
 
     def seconds(self) -> tuple[float, ...]:
-        """The coefficients, by term."""
+        """Return the coefficients, by term."""
         return self.fit.seconds()
 
     @property

@@ -37,7 +37,7 @@ class Pacer:
         return max(1, int(min(self._credit / self._token, _MOST_TOKENS))) if self._token > 0 else None
 
     def measured(self, rows: int, oneshot_tokens: int, prefill_tokens: int, seconds: float) -> None:
-        """The rows of a step: running rows, tokens of OneShot rows, tokens of Decode prompts."""
+        """Record the rows of a step: running rows, tokens of OneShot rows, tokens of Decode prompts."""
         tokens = oneshot_tokens + prefill_tokens
         if rows <= 0:
             if tokens:
@@ -61,7 +61,7 @@ class Pacer:
 
 
 def _blend(old: float, new: float, weight: float) -> float:
-    """A moving average that one outlier (a busy machine) cannot carry away."""
+    """Return a moving average that one outlier (a busy machine) cannot carry away."""
     return new if old == 0.0 else old + weight * (min(new, 3 * old) - old)
 
 

@@ -84,7 +84,7 @@ class Plan:
         return requests
 
     def without(self, void: Collection[int]) -> Plan:
-        """The rows that are still valid: not those of Decode requests that have ended, or whose id is in
+        """Return the rows that are still valid: not those of Decode requests that have ended, or whose id is in
         ``void``."""
         return replace(
             self,

@@ -291,7 +291,7 @@ def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list
 
 
 def _one_group(queues: Queues, retry: bool) -> Iterable[Request]:
-    """The requests that may share a batch, the first one first."""
+    """Yield the requests that may share a batch, the first one first."""
     queue = queues.oneshot
     if retry:
         suspects = [request for request in queue if request.failures]

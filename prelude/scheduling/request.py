@@ -180,7 +180,7 @@ class Request(Record):
         return self._lease
 
     def move(self, state: State) -> None:
-        """The only writer of a request's state:
+        """Write a request's state, and no other function does:
 
         waiting -> prefill -> decode -> finished      waiting and prefill may end, prefill and decode may wait again
         """
@@ -189,13 +189,13 @@ class Request(Record):
         self._state = state
 
     def hold(self, lease: Lease) -> None:
-        """The request holds ``lease`` until ``give_back``."""
+        """Hold ``lease`` until ``give_back``."""
         if self._lease is not None:
             raise RuntimeError(f"request {self.id} holds a lease and is given another")
         self._lease = lease
 
     def give_back(self, pool: KvPool) -> None:
-        """The only place where a request's lease goes back to its pool."""
+        """Give the lease back to its pool; no other function does."""
         lease, self._lease = self._lease, None
         if lease is not None:
             pool.release(lease)

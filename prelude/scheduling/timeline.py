@@ -84,7 +84,7 @@ class Timeline:
         self.mark("sample", sampled, now)
 
     def add(self, name: str, start: float, end: float) -> None:
-        """A span that the next one does not follow. From any thread."""
+        """Add a span that the next one does not follow. From any thread."""
         if len(self.spans) < MAX_SPANS:
             self.spans.append(Span(name, start, end))
 

@@ -146,7 +146,7 @@ def equal_p99(
     ours: tuple[str, Settings] = ("all mechanisms", {}),
     seeds: Sequence[int] = (0,),
 ) -> EqualP99:
-    """The P99 of ``base`` at ``base_rate``, and the rate that ``ours`` carries at that P99."""
+    """Return the P99 of ``base`` at ``base_rate``, and the rate that ``ours`` carries at that P99."""
     bound = p99(machine.configured(**base[1]), trace, base_rate, seeds)
     found = most_rate(machine.configured(**ours[1]), trace, bound, base_rate, seeds)
     return EqualP99(bound, base[0], base_rate, ours[0], found)

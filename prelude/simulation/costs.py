@@ -165,7 +165,7 @@ class RooflineCost:
         return self.shape.value_bytes * self.flops * self.flops_share / (2 * self.bandwidth * self.bandwidth_share)
 
     def note(self, prompt: int = 512, rows: int = 4, keys: int = 1000) -> str:
-        """The resource that bounds each of the two phases, as a sentence."""
+        """Return the resource that bounds each of the two phases, as a sentence."""
         prefill, decode = Work.prompt(prompt), Work(rows, rows * (keys + 1), rows, rows * (keys + 1))
         return (
             f"a prompt of {prompt} tokens ({self.seconds(prefill) * 1e3:.3g} ms) waits for {self.bound(prefill)}, "

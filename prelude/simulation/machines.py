@@ -77,7 +77,7 @@ def h200_qwen3_4b() -> Machine:
 
 
 def cpu_default() -> Machine:
-    """The packaged model in float32 on the CPU executor: 4 layers, 2 KV heads of 32. Its cost was
+    """Return the packaged model in float32 on the CPU executor: 4 layers, 2 KV heads of 32. Its cost was
     measured by ``python -m bench simulator --fit`` on two cores; fit your own with it."""
     fitted = CostModel.load(Path(__file__).with_name("cpu-default.json")).coefficients
     cost = LinearCost(fitted["constant"], fitted["token"], fitted["key"], fitted["lm_row"])

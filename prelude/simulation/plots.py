@@ -59,7 +59,7 @@ def curves(sweeps: Sequence[Sweep], path: str | Path, title: str) -> None:
 
 
 def rates(found: EqualP99, path: str | Path, title: str) -> None:
-    """The rate that each of two engines carries at one P99."""
+    """Plot the rate that each of two engines carries at one P99."""
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(8, 2.2), layout="constrained")
     drawn = axes.barh([found.base, found.ours], [found.base_rate, found.our_rate], 0.5, color=_COLOURS[0])
@@ -72,7 +72,7 @@ def rates(found: EqualP99, path: str | Path, title: str) -> None:
 
 
 def _logarithmic(axes: Any, which: str) -> None:
-    """A logarithmic axis whose ticks are plain numbers: 0.5, 1, 2, 5, 10, and those between if it is short."""
+    """Make a logarithmic axis whose ticks are plain numbers: 0.5, 1, 2, 5, 10, and those between if it is short."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     if not np.isfinite(axes.dataLim.get_points()).all():

@@ -142,7 +142,7 @@ class Reported:
 
 
 def _chain(arrival: Arrival) -> tuple[int, ...]:
-    """A hash of the parts up to each named one, as ``prelude.integrations.affinity`` has of a text."""
+    """Return a hash of the parts up to each named one, as ``prelude.integrations.affinity`` has of a text."""
     found: list[int] = []
     known = ""
     for name, _ in arrival.parts:

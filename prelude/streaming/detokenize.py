@@ -34,10 +34,10 @@ class Detokenizes(Protocol):
 
 class Decoder(Protocol):
     def feed(self, token_id: int) -> str:
-        """The characters that this token makes certain."""
+        """Return the characters that this token makes certain."""
 
     def finish(self) -> str:
-        """The held text."""
+        """Return the held text."""
 
 
 class ByteDecoder:

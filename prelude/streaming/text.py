@@ -75,7 +75,7 @@ class Stops:
         return node, -1, self._depth[node]
 
     def cut(self, text: str, include: bool) -> tuple[str, bool]:
-        """A whole text up to its first stop, and whether there is one."""
+        """Return a whole text up to its first stop, and whether there is one."""
         _, end, length = self.feed(0, text)
         if end < 0:
             return text, False
@@ -158,7 +158,7 @@ class TextState:
 
 
 def _last_boundary(text: str) -> int:
-    """The end of the last white space, or of the last character that is a word by itself."""
+    """Return the end of the last white space, or of the last character that is a word by itself."""
     if len(text) > WORD_CHARS:
         return len(text)
     for at in range(len(text), 0, -1):

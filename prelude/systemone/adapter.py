@@ -104,7 +104,7 @@ class SystemOne:
         return await self._arun(self._openai(request), keywords)
 
     def models(self) -> dict[str, Any]:
-        """The body of ``GET /v1/models``. The date is that of the model's ``config.json``, or of the file that
+        """Return the body of ``GET /v1/models``. The date is that of the model's ``config.json``, or of the file that
         the model is, unless it was given."""
         date = self._release_date
         if date is None:
@@ -214,7 +214,7 @@ class SystemOne:
 
 
 def _after_questions(task: Decide) -> tuple[Any, ...]:
-    """The fields of a task behind state and questions."""
+    """Return the fields of a task behind state and questions."""
     return tuple([getattr(task, field.name) for field in fields(Decide)][2:])
 
 

@@ -20,7 +20,7 @@ def usage_of(parts: Sequence[Answers]) -> tuple[dict[str, int], int]:
 def answer_bodies(
     names: Sequence[str], questions: Sequence[Mapping[str, Any]], answers: Iterable[Answer]
 ) -> dict[str, Any]:
-    """The answers by the names of their questions, which are as they were sent."""
+    """Return the answers by the names of their questions, which are as they were sent."""
     return {name: _body(question, answer) for name, question, answer in zip(names, questions, answers)}
 
 

@@ -19,7 +19,7 @@ _CHUNK = 1 << 16
 
 
 def read_body(data: bytes, encoding: str | None = None, *, max_bytes: int = MAX_BODY) -> Any:
-    """The JSON value of a body. ``encoding``: its ``Content-Encoding``, "zstd" or none. ``max_bytes``: after
+    """Return the JSON value of a body. ``encoding``: its ``Content-Encoding``, "zstd" or none. ``max_bytes``: after
     decompressing, which ends there. ``SystemOneError`` has the status: 413, 415 or 422."""
     name = (encoding or "identity").strip().lower()
     if name == "zstd":
@@ -58,7 +58,7 @@ async def aread_body(
 
 
 def write_body(body: Any) -> bytes:
-    """The JSON of an answer. Half a character in a name of the request stays the escape that it came as."""
+    """Return the JSON of an answer. Half a character in a name of the request stays the escape that it came as."""
     return json.dumps(body, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
 
 

@@ -129,7 +129,7 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 def problem(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The HTTP status and body of an error. Of an error that is not Prelude's own the body says nothing."""
+    """Return the HTTP status and body of an error. Of an error that is not Prelude's own the body says nothing."""
     if isinstance(error, SystemOneError):
         return error.status, error.body
     for kind, status, name in _STATUS:

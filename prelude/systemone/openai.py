@@ -109,7 +109,7 @@ def _read(check: Checker, read: Callable[[Any, str], Any], value: Any, loc: Loc)
 
 
 def _question(check: Checker, question: Any, loc: Loc) -> dict[str, Any]:
-    """The System One question; of a wrong one a question in its place."""
+    """Return the System One question; of a wrong one a question in its place."""
     kind = question.get("type") if isinstance(question, Mapping) else None
     if not isinstance(kind, str) or kind not in _FIELDS:
         check.wrong((*loc, "type"), f"{shown(kind)} is not predicate, choice or score", "union_tag_invalid")

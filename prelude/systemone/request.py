@@ -191,7 +191,7 @@ def is_private(key: Any) -> bool:
 
 
 def question_of(question: Mapping[str, Any]) -> Question:
-    """The task's question of one that was checked. An empty text is none."""
+    """Return the task's question of one that was checked. An empty text is none."""
     instructions = question.get("instructions") or None
     criteria: Any = question.get("criteria")
     if question["type"] == "noul":

@@ -21,7 +21,7 @@ _BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(?:([KMGT]?)(I?)B)?", re.IGNORECASE
 
 
 def add_model(parser: argparse.ArgumentParser, *, named: bool = True, quantization: bool = False) -> None:
-    """The options of a model; ``named``: ``--model`` among them."""
+    """Add the options of a model; ``named``: ``--model`` among them."""
     if named:
         parser.add_argument("--model", help="a directory, or a name; the packaged model by default")
     parser.add_argument("--revision", help="commit, tag or branch of a hub name")
@@ -32,7 +32,7 @@ def add_model(parser: argparse.ArgumentParser, *, named: bool = True, quantizati
 
 
 def byte_count(text: str) -> int:
-    """The bytes that ``1500000000``, ``1.5GB`` (powers of 1000) or ``2GiB`` (powers of 1024) says."""
+    """Return the bytes that ``1500000000``, ``1.5GB`` (powers of 1000) or ``2GiB`` (powers of 1024) says."""
     found = _BYTES.fullmatch(text.strip())
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 1500000000, 1.5GB or 2GiB")

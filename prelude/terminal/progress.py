@@ -113,7 +113,7 @@ class LateBar:
 
 
 def mover(bar: Any) -> Callable[[int, Any], object]:
-    """A function that moves a bar of tqdm to a count."""
+    """Return a function that moves a bar of tqdm to a count."""
     return lambda done, total: bar.update(done - bar.n)
 
 

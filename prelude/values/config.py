@@ -258,7 +258,7 @@ class EngineConfig:
     # The limits for a model of ``max_positions``. ``ConfigError`` if they contradict each other.
 
     def resolved_length(self, max_positions: int) -> int:
-        """The longest sequence, prompt and output together."""
+        """Return the longest sequence, prompt and output together."""
         if self.max_length is not None and self.max_length > max_positions:
             raise ConfigError(
                 f"max_length={self.max_length} is above the model's {max_positions} positions; lower it"
@@ -295,5 +295,5 @@ class EngineConfig:
             raise ConfigError(f"host_kv_bytes={self.host_kv_bytes}: {why}; set it to 0")
 
     def oneshot_tokens(self, max_positions: int) -> int:
-        """The most tokens of a OneShot request: a step less a full set of running rows."""
+        """Return the most tokens of a OneShot request: a step less a full set of running rows."""
         return self.resolved_step(max_positions) - self.max_running

@@ -46,7 +46,7 @@ class Memo(Generic[K, V]):
         return None if entry is None or self._find((reader, entry[2])) is None else entry[0]
 
     def put_for(self, key: K, reader: str | None, value: V, weight: int) -> V:
-        """The value that is kept: that of another reader, or this one."""
+        """Return the value that is kept: that of another reader, or this one."""
         entry = self._find(key)
         if entry is None:
             self._serial += 1

@@ -41,7 +41,7 @@ class OptionSettings:
     """The temperature by kind and number of options, as ``choice:3-5``: instead of the one of the kind."""
 
     def temperature(self, kind: str, options: int) -> float:
-        """The divisor of a question's logits, within 0.5 and 5 as in Laya's own program."""
+        """Return the divisor of a question's logits, within 0.5 and 5 as in Laya's own program."""
         found = self.by_options.get(f"{kind}:{_bucket(options)}", self.temperatures[KINDS.index(kind)])
         return min(max(found, COLDEST), HOTTEST)
 

@@ -49,11 +49,11 @@ class RequestOptions:
         object.__setattr__(self, "trace", flag(self.trace, "trace"))
 
     def expires(self) -> float:
-        """The moment on the monotonic clock, counted from now; infinity without a deadline."""
+        """Return the moment on the monotonic clock, counted from now; infinity without a deadline."""
         return math.inf if self.deadline is None else time.monotonic() + self.deadline
 
     def after(self, seconds: float) -> RequestOptions:
-        """The same options as of a call ``seconds`` later: the deadline is that much nearer."""
+        """Return the same options as of a call ``seconds`` later: the deadline is that much nearer."""
         return self if self.deadline is None else replace(self, deadline=max(0.0, self.deadline - seconds))
 
 

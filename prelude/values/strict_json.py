@@ -112,7 +112,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse(data: bytes | str, where: str, error: type[PreludeError], *, numbers: Numbers = ANY) -> Any:
-    """The value in a model's file ``data``, or ``error`` naming ``where``."""
+    """Return the value in a model's file ``data``, or ``error`` naming ``where``."""
     try:
         return loads(data, numbers=numbers, max_values=MAX_FILE_VALUES)
     except ValueError as failure:  # syntax, encoding, a duplicate, an integer of thousands of digits

@@ -13,7 +13,7 @@ MAX_SALT = 256
 
 
 def integer(value: Any, field: str, least: int, most: int, hint: str = "") -> int:
-    """A Python or numpy integer within ``[least, most]``; a bool is not an integer."""
+    """Return a Python or numpy integer within ``[least, most]``; a bool is not an integer."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise _outside(value, "not an integer", f"{least} to {most}", field, hint)
     if not least <= value <= most:
@@ -22,7 +22,7 @@ def integer(value: Any, field: str, least: int, most: int, hint: str = "") -> in
 
 
 def number(value: Any, field: str, low: float, high: float, hint: str = "") -> float:
-    """A finite Python or numpy number within ``[low, high]``."""
+    """Return a finite Python or numpy number within ``[low, high]``."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
         raise _outside(value, "not a number", f"{low:g} to {high:g}", field, hint)
     if isinstance(value, float | np.floating) and not math.isfinite(value):
@@ -45,7 +45,7 @@ def one_of(value: Any, field: str, options: tuple[str, ...]) -> str:
 
 
 def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
-    """A string of at most ``most`` characters that can be written as UTF-8.
+    """Return a string of at most ``most`` characters that can be written as UTF-8.
 
     Lone surrogates are refused here, for every string that reaches a tokenizer: they are half a character, and
     tokenizers treat them differently.
@@ -73,7 +73,7 @@ def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
 
 
 def salt(value: Any) -> str | None:
-    """A tenant's name, 1 to 256 characters, or ``None``."""
+    """Return a tenant's name, 1 to 256 characters, or ``None``."""
     if value is None:
         return None
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_SALT:

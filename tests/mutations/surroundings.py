@@ -284,7 +284,7 @@ EDITS = (
         "49",
         (
             "prelude/models/files.py",
-            '    """A descriptor on ``path``, which is a regular file; never waits on a pipe or a device."""\n',
+            '    """Return a descriptor on ``path``, which is a regular file; never waits on a pipe or a device."""\n',
             '    __import__("socket").socket().bind(("127.0.0.1", 0))\n',
         ),
     ),

@@ -34,7 +34,7 @@ _OPEN |= getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place has no reader 
 
 
 def at(cache: bool | str | os.PathLike[str]) -> TableCache | None:
-    """The cache for the argument ``cache`` of the loaders: a folder, True for the user's, False for none.
+    """Return the cache for the argument ``cache`` of the loaders: a folder, True for the user's, False for none.
 
     ``PRELUDE_TOKENIZER_CACHE`` names another folder, or is ``off``.
     """
@@ -68,7 +68,7 @@ class TableCache:
         self._key: bytes | None = None
 
     def of_file(self, path: Path) -> CoreTokenizer | None:
-        """The tables of the tokenizer.json at ``path``, if they are here; its bytes are only digested."""
+        """Return the tables of the tokenizer.json at ``path``, if they are here; its bytes are only digested."""
         from .. import _core
 
         try:
@@ -154,7 +154,7 @@ class TableCache:
                 os.unlink(entry.path)
 
     def _secret(self) -> bytes:
-        """The key of the digests: this user's, of this build. Made at the first use."""
+        """Return the key of the digests: this user's, of this build. Made at the first use."""
         if self._key is None:
             from .. import _core
 
@@ -190,7 +190,7 @@ def _secret_of(path: Path) -> bytes | None:
 
 
 def _own(status: os.stat_result, folder: bool = False, secret: bool = False) -> int:
-    """The size of a file that this user alone may write; ValueError for any other, or for no plain file."""
+    """Return the size of a file that this user alone may write; ValueError for any other, or for no plain file."""
     if not (stat.S_ISDIR(status.st_mode) if folder else stat.S_ISREG(status.st_mode)):
         raise ValueError("neither a plain file nor a folder where one is expected")
     if hasattr(os, "geteuid"):

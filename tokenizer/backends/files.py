@@ -34,7 +34,7 @@ def open_plain(path: str | os.PathLike[str]) -> int:
 
 
 def read_plain(path: str | os.PathLike[str], limit: int) -> bytes:
-    """The content of the plain file ``path``. ``OSError`` if it has more than ``limit`` bytes, too."""
+    """Return the content of the plain file ``path``. ``OSError`` if it has more than ``limit`` bytes, too."""
     with open(open_plain(path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:

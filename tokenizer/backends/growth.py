@@ -111,7 +111,7 @@ class _Step:
             self._times = _charsmap(step.get("precompiled_charsmap"))
 
     def after(self, text: str, size: int) -> int:
-        """The most bytes that ``text``, which has ``size``, becomes."""
+        """Return the most bytes that ``text``, which has ``size``, becomes."""
         if self._replaced:
             return size + text.count(self._replaced) * (self._content - _size(self._replaced))
         return size * self._times + self._added

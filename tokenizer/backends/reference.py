@@ -241,7 +241,7 @@ class ReferenceCore:
         return str(asked(decoder.decode, list(tokens)))
 
     def _decodable(self, ids: Sequence[int] | Int32) -> list[int]:
-        """The ids, whose text fits into the memory that a call may take."""
+        """Return the ids, whose text fits into the memory that a call may take."""
         row = _plain(ids)
         self._growth.require_decoded(row, lambda: map(self._hf.id_to_token, row))
         return row

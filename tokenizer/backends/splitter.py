@@ -211,7 +211,7 @@ def _written_out(ranges: list[tuple[int, int]]) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _code_points(native: Any, written: str) -> list[tuple[int, int]]:
-    """The ranges of code points that a class matches, as the native core reads it."""
+    """Return the ranges of code points that a class matches, as the native core reads it."""
     whole: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],

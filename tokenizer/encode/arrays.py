@@ -65,7 +65,7 @@ class ArrayMethods(EncodeEntry):
         return self._frame().ids(ids) if add_special_tokens else ids
 
     def encode_segments(self, segments: Sequence[tuple[str, bool]], add_special_tokens: bool = False) -> Int32:
-        """The ids of (text, trusted) pieces, one after the other: as of the whole string, but that control
+        """Return the ids of (text, trusted) pieces, one after the other: as of the whole string, but that control
         tokens come out of trusted text alone. See ``chat.render_segments``."""
         ids = self._control.encode(segments)
         return self._frame().ids(ids) if add_special_tokens else ids
@@ -114,7 +114,7 @@ class ArrayMethods(EncodeEntry):
         return _rows([p[0] for p in pairs], [p[1] for p in pairs])
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes that a token stands for. For byte-level vocabularies the bytes of all tokens, one after
+        """Return the bytes that a token stands for. For byte-level vocabularies the bytes of all tokens, one after
         the other, are the bytes of the decoded text. An id without a token is no bytes."""
         return self._core.token_bytes(id) or b""
 

@@ -122,7 +122,7 @@ def _runs(template: str) -> Iterator[str]:
 
 
 def _literals(template: str) -> Iterator[str]:
-    """The same, with ``_ROLE`` where a role is."""
+    """Yield the same, with ``_ROLE`` where a role is."""
     run, at = "", 0
     while opened := _OPENED.search(template, at):
         run += template[at : opened.start()]

@@ -40,7 +40,7 @@ class LiteralText:
         self._kinds = _kinds(json.loads(decoder) if decoder else None)
 
     def ids(self, text: str | bytes, used: MatcherUse | None = None) -> Int32:
-        """The ids of ``text``, without a control token. ``used``: of the call that the text is part of."""
+        """Return the ids of ``text``, without a control token. ``used``: of the call that the text is part of."""
         used = self._core.matcher_use() if used is None else used
         ids = self._core.encode_array(text, False, used)
         return self.encode(text, "char", used)[0] if self._marked(ids).any() else ids

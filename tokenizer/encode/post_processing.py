@@ -296,7 +296,7 @@ class Frame:
         return inner if self.is_empty else np.concatenate([self.before._ids, inner, self.after._ids])
 
     def types(self, n: int) -> int | Int32:
-        """The type ids for ``n`` tokens in between."""
+        """Return the type ids for ``n`` tokens in between."""
         if self.uniform:
             return self.type_id
         inner = [self.type_id] * n
@@ -320,7 +320,7 @@ class Frame:
             made._tokens = lambda: [*self.before.tokens, *tokens(), *self.after.tokens]
 
     def rows(self, inner: Int32, fill: int) -> Int32:
-        """A column for ``ids``: ``inner`` between rows of ``fill``."""
+        """Return a column for ``ids``: ``inner`` between rows of ``fill``."""
         if self.is_empty:
             return inner
         whole = np.full((len(self.before) + len(inner) + len(self.after), *inner.shape[1:]), fill, np.int32)
@@ -360,7 +360,7 @@ def layout(processor: Processor | None, add_special_tokens: bool, is_pair: bool)
 
 
 def _probe(ids: tuple[int, ...], type_id: int) -> Encoding:
-    """A token, and parts of one token that were cut off."""
+    """Return a token, and parts of one token that were cut off."""
     first, *rest = (Encoding._make(np.array([id], np.int32), None, None, [""], type_id) for id in ids)
     first._overflowing = rest
     return first

@@ -22,7 +22,7 @@ _MOST_SPECIAL = 1 << 10  # ids of one piece of a template
 
 
 def parse(member: Any, path: str = "post_processor") -> Processor | None:
-    """The processor that the file's ``post_processor`` describes."""
+    """Return the processor that the file's ``post_processor`` describes."""
     if member is None:
         return None
     kind = _get(member, "type", path)

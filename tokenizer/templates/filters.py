@@ -40,7 +40,7 @@ _WORD = re.compile(r"\w+")
 
 
 def check_name(value: Any) -> None:
-    """A name in an argument: of a filter, a test or an attribute."""
+    """Check a name in an argument: of a filter, a test or an attribute."""
     if isinstance(value, str) and len(value) > MAX_NAME:
         raise ChatTemplateError(f"a name of {len(value)} characters in a chat template; the limit is {MAX_NAME}")
 
@@ -59,7 +59,7 @@ def _replace(s: Any, old: Any, new: Any, count: int | None = None) -> str:
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """A filter that is the string's method of that name."""
+    """Return a filter that is the string's method of that name."""
     run = METHODS[str][name]
     return lambda s: run(text(s))
 
@@ -249,7 +249,7 @@ def _items(value: Any) -> Iterator[Any]:
 
 
 def _compared(value: Any) -> list[Any]:
-    """The items of ``value`` in a new list, charged for being sorted."""
+    """Return the items of ``value`` in a new list, charged for being sorted."""
     items = listed(value)
     rendering = ACTIVE.get()
     size = measure(items)

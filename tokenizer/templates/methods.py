@@ -160,7 +160,7 @@ def _expandtabs(owner: str, tabsize: int = 8) -> str:
 
 
 def _asked(name: str) -> Callable[..., Any]:
-    """A method that reads the string and gives a number or a boolean."""
+    """Return a method that reads the string and gives a number or a boolean."""
     function = getattr(str, name)
     reverse = name in ("rfind", "rindex")
 

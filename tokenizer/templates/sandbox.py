@@ -91,7 +91,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     contains = staticmethod(values.contains)
 
     def table(self, *parts: Any) -> dict[Any, Any]:
-        """A dict from keys and values in turn."""
+        """Return a dict from keys and values in turn."""
         return {values.checked_key(key): value for key, value in zip(parts[::2], parts[1::2])}
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -164,7 +164,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return self._nothing(obj, name)
 
     def _nothing(self, obj: Any, name: Any) -> Undefined:
-        """An undefined name. Errors write the name, so a long one is cut."""
+        """Return an undefined name. Errors write the name, so a long one is cut."""
         check_name(name)
         if isinstance(name, str) and name.startswith("__"):
             return self.unsafe_undefined(obj, name)
@@ -173,7 +173,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _check_called(name: Any) -> None:
-    """The name of a filter or test that ``map``, ``select`` and the like are about to look up."""
+    """Check the name of a filter or test that ``map``, ``select`` and the like are about to look up."""
     if not isinstance(name, str):
         raise ChatTemplateError(f"the name of a filter or test is a string, not {type(name).__name__}")
     check_name(name)
@@ -181,7 +181,7 @@ def _check_called(name: Any) -> None:
 
 
 def _stepped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test, charged for being called."""
+    """Return a filter or test, charged for being called."""
 
     @functools.wraps(function)
     def stepped(*args: Any, **kwargs: Any) -> Any:

@@ -57,7 +57,7 @@ class Generation(jinja2.ext.Extension):
 
 
 def bounded(tokens: Iterator[Token]) -> Iterator[Token]:
-    """The tokens of a template. Every node comes from at least one, and few nodes from more than five."""
+    """Yield the tokens of a template. Every node comes from at least one, and few nodes from more than five."""
     limit = ACTIVE.get().bounds.max_nodes * 5
     for count, token in enumerate(tokens):
         if count > limit:
@@ -75,7 +75,7 @@ def check_code(code: str) -> None:
 
 
 def prepared(tree: nodes.Template, environment: Any) -> nodes.Template:
-    """The tree with its charges, or ``TemplateAssertionError`` for syntax that chat templates leave out."""
+    """Return the tree with its charges, or ``TemplateAssertionError`` for syntax that chat templates leave out."""
     _check(tree)
     tree.set_environment(environment)
     for node in [*tree.find_all(_BODIES), tree]:
@@ -132,7 +132,7 @@ def _constants(*values: int) -> list[nodes.Expr]:
 
 
 def _weight(body: list[nodes.Node]) -> tuple[int, int]:
-    """The nodes of a body without the bodies in it, and the bytes of the values that its literals make."""
+    """Return the nodes of a body without the bodies in it, and the bytes of the values that its literals make."""
     units, size, left = 2, 0, list(body)
     while left:
         node = left.pop()

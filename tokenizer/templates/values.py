@@ -24,7 +24,7 @@ MAX_KEY = (1 << 60) - 1  # greater ints can be chosen so that their hashes are a
 
 
 def text(value: Any) -> str:
-    """The text of ``value`` in the output. A container's text is as untrusted as its items."""
+    """Return the text of ``value`` in the output. A container's text is as untrusted as its items."""
     kind = type(value)
     if kind is str or kind is Marked:
         return value  # type: ignore[no-any-return]
@@ -71,7 +71,7 @@ def taints(value: Any) -> bool:
 
 
 def with_taint(result: Any, tainted: bool) -> Any:
-    """A string or number that an operation made: marked if an operand was."""
+    """Return a string or number that an operation made: marked if an operand was."""
     if not tainted:
         return result
     kind = type(result)
@@ -96,7 +96,7 @@ def number(value: Any, name: str, limit: int) -> int:
 
 
 def checked_key(key: Any) -> Any:
-    """A key of a dict: only types whose hash takes constant time and cannot be chosen."""
+    """Return a key of a dict: only types whose hash takes constant time and cannot be chosen."""
     if isinstance(key, str):
         return key
     if isinstance(key, int):
@@ -110,7 +110,7 @@ def checked_key(key: Any) -> Any:
 
 
 def listed(value: Any) -> list[Any]:
-    """The items of ``value`` in a new list."""
+    """Return the items of ``value`` in a new list."""
     rendering = ACTIVE.get()
     if isinstance(value, str):
         rendering.take_items(len(value), PIECE)
@@ -125,7 +125,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def counted(values: Iterable[Any]) -> Iterator[Any]:
-    """The items of ``values``, each charged for."""
+    """Yield the items of ``values``, each charged for."""
     iterator = iter(values)
     return _counted(iterator, PIECE if isinstance(values, str) else OBJECT)
 
@@ -269,7 +269,7 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _calculated(name: str, left: Any, right: Any) -> Any:
-    """An operation on two numbers."""
+    """Compute an operation on two numbers."""
     if not isinstance(left, (int, float, Undefined)) or not isinstance(right, (int, float, Undefined)):
         raise TypeError(f"unsupported operand types for {name}: {type(left).__name__} and {type(right).__name__}")
     ACTIVE.get().take(32)

@@ -110,11 +110,11 @@ def described(plain: PlainQuestion) -> list[str]:
 
 
 def levels(plain: PlainQuestion) -> tuple[str, ...]:
-    """The texts of a score, lowest first."""
+    """Return the texts of a score, lowest first."""
     return plain.notes or plain.labels
 
 
 def sides(plain: PlainQuestion) -> tuple[str, str]:
-    """The descriptions of false and true, "" if there is none."""
+    """Return the descriptions of false and true, "" if there is none."""
     true, false = plain.notes or ("", "")
     return false, true

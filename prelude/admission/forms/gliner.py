@@ -60,7 +60,7 @@ class Gliner(Form):
 def classification(
     scope: TokenizationScope, settings: OptionSettings, plain: PlainQuestion
 ) -> tuple[list[int], list[int]]:
-    """The tokens of the question, and the places of its labels' tokens."""
+    """Return the tokens of the question, and the places of its labels' tokens."""
     tokens = settings.tokens
 
     def text(content: str) -> list[int]:

@@ -57,7 +57,7 @@ def head_width(
 
 
 def one_of(fields: Fields, key: str, supported: Mapping[str, T]) -> T:
-    """The value of ``supported`` under the text of ``key``; ``UnsupportedModel`` for another text."""
+    """Return the value of ``supported`` under the text of ``key``; ``UnsupportedModel`` for another text."""
     name = fields.text(key)
     if name not in supported:
         raise UnsupportedModel(

@@ -122,7 +122,7 @@ class Kind:
 
 
 def encoder(model_type: str, begins: str, kind: Kind, defaults: Mapping[str, Any]) -> Family:
-    """The family of transformers' classes whose names begin with ``begins``."""
+    """Return the family of transformers' classes whose names begin with ``begins``."""
     architectures: dict[str, Head] = {
         f"{begins}Model": "none",
         f"{begins}ForMaskedLM": "masked",

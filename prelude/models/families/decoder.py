@@ -237,7 +237,7 @@ def _say_ignored(fields: Fields, switches: Switches, model_type: str) -> None:
 
 
 def _windows(fields: Fields, switches: Switches, layers: int) -> list[int | None]:
-    """The window of each layer, in tokens with its own; None if a layer sees all."""
+    """Return the window of each layer, in tokens with its own; None if a layer sees all."""
     said = fields.get("sliding_window", fields.defaults.get("sliding_window"))
     window = (
         None if said is None or not switches.windows else fields.integer("sliding_window", 1, MAX_POSITIONS, said)

@@ -152,7 +152,7 @@ def _window(fields: Fields, positions: int, causal: bool) -> int | None:
 
 
 def _rope(kind: Kind, fields: Fields, name: str, head_dim: int, positions: int) -> Ropes:
-    """The rotation of layers of a kind, in the spelling of transformers 5 or 4."""
+    """Return the rotation of layers of a kind, in the spelling of transformers 5 or 4."""
     if not kind.two_ropes:
         return parse_rope(fields, head_dim, positions)
     default = {"rope_theta": fields.get("rope_theta") if name == FULL else fields.get(_LOCAL_BASE)}

@@ -122,7 +122,7 @@ def _masked(fields: Fields, hidden: int, norm: Norm) -> MaskedHead | None:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    """The kind of each layer."""
+    """Return the kind of each layer."""
     count = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     every = fields.integer("global_attn_every_n_layers", 1, MAX_LAYERS)
     kinds = fields.get("layer_types", None)
@@ -134,7 +134,7 @@ def _kinds(fields: Fields) -> list[str]:
 
 
 def _theta(fields: Fields, kind: str) -> float:
-    """The rotary base of a kind of layer, in the spelling of transformers 5 or 4."""
+    """Return the rotary base of a kind of layer, in the spelling of transformers 5 or 4."""
     old = _OLD_THETA[kind]
     ropes = fields.get("rope_parameters", None)
     if ropes is None:

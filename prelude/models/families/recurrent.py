@@ -206,7 +206,7 @@ def _lfm2_kinds(fields: Fields, layers: int) -> list[str]:
 
 
 def _adjusted(fields: Fields, inner: int) -> int:
-    """The inner width of the MLPs: two thirds of the config's value, if the config asks for that."""
+    """Return the inner width of the MLPs: two thirds of the config's value, if the config asks for that."""
     if not fields.boolean("block_auto_adjust_ff_dim"):
         return inner
     inner = 2 * inner // 3

@@ -45,7 +45,7 @@ class Blocks:
         return cls("Q8_0", (outputs, inputs), made)
 
     def rows(self, order: Array) -> Blocks:
-        """The rows of ``order`` [n], in that order."""
+        """Return the rows of ``order`` [n], in that order."""
         return Blocks(self.kind, (len(order), self.shape[1]), self.data[order])
 
     def dense(self, first: int = 0, last: int | None = None) -> F32:
@@ -56,7 +56,7 @@ class Blocks:
         return found
 
     def eight_bits(self) -> Array:
-        """The rows in Q8_0, [outputs, bytes of a row] uint8; of Q8_0 a view."""
+        """Return the rows in Q8_0, [outputs, bytes of a row] uint8; of Q8_0 a view."""
         if self.kind == "Q8_0":
             return self.data
         outputs, inputs = self.shape

@@ -61,7 +61,7 @@ _GEMMA2_27B, _GEMMA3_27B = 46, 62
 
 
 def plain(value: float) -> float:
-    """The shortest decimal number that is ``value`` in float32: files say 1e-6 as 9.999999974752427e-07."""
+    """Return the shortest decimal number that is ``value`` in float32: files say 1e-6 as 9.999999974752427e-07."""
     found = (float(f"{value:.{digits}g}") for digits in range(1, 10))
     return next((one for one in found if struct.pack("<f", one) == struct.pack("<f", value)), float(value))
 
@@ -133,7 +133,7 @@ def architecture_of(file: GgufFile) -> str:
 
 
 def config_of(file: GgufFile, architecture: str) -> dict[str, Any]:
-    """The unchecked config: ``ModelConfig.from_dict`` checks it as it does any other."""
+    """Return the unchecked config: ``ModelConfig.from_dict`` checks it as it does any other."""
     keys = _Keys(file, architecture)
     model_type, name = _CLASSES[architecture]
     config: dict[str, Any] = {"model_type": model_type, "architectures": [name], "dtype": "float32"}

@@ -64,7 +64,7 @@ class GgufDirectory(ModelDirectory):
 
 
 def open_directory(path: Path, links: bool = False) -> ModelDirectory:
-    """The model at ``path``: a directory, a GGUF file, or a directory whose only weights are one GGUF file."""
+    """Return the model at ``path``: a directory, a GGUF file, or a directory whose only weights are one GGUF file."""
     if path.is_file() and path.suffix == GGUF:
         return GgufDirectory.opened(path.parent, links, path)
     directory = ModelDirectory.of(path, links)

@@ -90,7 +90,7 @@ class GgufFile(MappedFile):
         return iter(self.tensors)
 
     def tensor(self, name: str) -> Array:
-        """A view of the file: of F32, F16 and BF16 the values, of other types the rows of blocks, uint8."""
+        """Return a view of the file: of F32, F16 and BF16 the values, of other types the rows of blocks, uint8."""
         from prelude.models.arrays import BF16
 
         info = self.tensors[name]

@@ -53,7 +53,7 @@ class GgufWeights:
         return widen(found) - 1
 
     def blocks(self, name: str) -> Blocks:
-        """A weight that is stored in blocks."""
+        """Return a weight that is stored in blocks."""
         from prelude.models.gguf.blocks import Blocks
 
         info = self.tensors[name]

@@ -57,7 +57,7 @@ def token_ids(tokenizer: TokenizerOf, names: Mapping[str, str], where: str) -> d
 
 
 def special_names(directory: ModelDirectory, folder: str, defaults: Mapping[str, str]) -> dict[str, str]:
-    """The texts of special tokens in ``tokenizer_config.json``, of those that ``defaults`` has."""
+    """Return the texts of special tokens in ``tokenizer_config.json``, of those that ``defaults`` has."""
     file = f"{folder}tokenizer_config.json"
     said: dict[str, Any] = directory.object(file, CONFIG_LIMIT) if directory.has(file) else {}
     return {key: _name(said.get(key), default) for key, default in defaults.items()}

@@ -12,7 +12,7 @@ from prelude.models.spec import ModelSpec
 
 
 def body_of(directory: ModelDirectory, *, bidirectional: bool, file: str = "config.json") -> tuple[ModelSpec, Fields]:
-    """The family's network without its own head; ``UnsupportedModel`` if that sees its text the other way."""
+    """Return the family's network without its own head; ``UnsupportedModel`` if that sees its text the other way."""
     raw = directory.object(file, CONFIG_LIMIT)
     where = str(directory.path / file)
     named, kind = raw.get("architectures"), raw.get("model_type")

@@ -29,7 +29,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 def policy_named(value: Any, field: str = "policy") -> Policy:
-    """A policy from its name, or the object itself."""
+    """Return a policy from its name, or the object itself."""
     if isinstance(value, str) and value in POLICIES:
         return POLICIES[value]()
     if isinstance(value, Policy) and not isinstance(value, type):
