@@ -221,10 +221,6 @@ const PackedKernels* without_pairs(Packing packing, const PackedKernels& f32, co
   return found[static_cast<int>(packing)];
 }
 
-}  // namespace
-
-namespace {
-
 // Outputs [first, last) of a packed weight; `weight` is the first one's row.
 template <class Value>
 void pack_outputs(const Value* weight, int64_t stride, int64_t first, int64_t last, int64_t inputs, Packing packing,

@@ -17,7 +17,9 @@ inline Vec halves(const uint32_t* words) {
 }
 inline Vec of_pairs(const uint32_t* words, int part) {
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
-  return _mm256_castsi256_ps(part == 0 ? _mm256_slli_epi32(pairs, 16)
+  // A shuffle does not take a unit that multiplies, as a shift does.
+  const __m256i up = _mm256_broadcastsi128_si256(_mm_set_epi64x(0x0D0C'8080'0908'8080, 0x0504'8080'0100'8080));
+  return _mm256_castsi256_ps(part == 0 ? _mm256_shuffle_epi8(pairs, up)
                                        : _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
 }
 // Twelve vectors of sums, two of weights and an input.
