@@ -57,7 +57,7 @@ def check(kernel: Kernel, grid: tuple[int, ...], args: Sequence[Argument], eleme
 
 
 def room(tensor: Tensor) -> int:
-    """Values from the first of ``tensor`` to the end of its memory."""
+    """Return values from the first of ``tensor`` to the end of its memory."""
     return int(tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset())
 
 

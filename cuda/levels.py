@@ -167,7 +167,7 @@ class LevelsAttention:
             call.plan(given)
 
     def planned(self, area: Area) -> Iterator[tuple[LevelCall, dict[str, Tensor]]]:
-        """Every call with the arrays that its plan is made of."""
+        """Yield every call with the arrays that its plan is made of."""
         host = area.bytes
 
         def arrays(qo: str | None, level: str, *names: str) -> dict[str, Tensor]:
@@ -291,5 +291,5 @@ class RecordedLevels(LevelsAttention):
 
 
 def plan_room(sizes: list[int]) -> int:
-    """Bytes of plans that stand one behind the other, each aligned to 16."""
+    """Return bytes of plans that stand one behind the other, each aligned to 16."""
     return sum(-(-size // 16) * 16 for size in sizes)

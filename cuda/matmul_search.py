@@ -243,7 +243,7 @@ def _right(work: Callable[[], None], out: Tensor, x: Tensor, weight: Tensor, add
 
 
 def _keys(matmul: Matmul) -> list[str]:
-    """Keys of the choices that may serve: its own, then those of the rows that are searched in its place."""
+    """Return keys of the choices that may serve: its own, then those of the rows that are searched in its place."""
     rows = matmul.rows
     near = [token_bucket(rows), power_bucket(rows)]
     if rows > token_bucket(LARGE_ROWS[0] // 2):

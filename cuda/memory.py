@@ -18,7 +18,7 @@ _RESERVE_SHARE = 64
 
 
 def reserve(total: int) -> int:
-    """Bytes left alone: recorded graphs and their attention workspaces come later, and libraries take some."""
+    """Return bytes left alone: recorded graphs and their attention workspaces come later, and libraries take some."""
     return max(_LEAST_RESERVE, total // _RESERVE_SHARE)
 
 

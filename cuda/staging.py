@@ -175,6 +175,6 @@ class Staging:
             self.outputs.areas.rotate(1)
 
     def next_number(self) -> int:
-        """Number of a step, a uint32 that wraps around. The first is 1: areas that were not used have 0."""
+        """Return number of a step, a uint32 that wraps around. The first is 1: areas that were not used have 0."""
         self.number = (self.number + 1) & 0xFFFF_FFFF
         return self.number

@@ -85,7 +85,7 @@ class Workspace:
 
 
 def workspace_bytes(spec: ModelSpec, element: torch.dtype, rows: int, chunk_rows: int, vocab: int) -> int:
-    """Bytes of the workspace of ``Workspace.of``."""
+    """Return bytes of the workspace of ``Workspace.of``."""
     return sum(
         count * columns * dtype.itemsize for count, columns, dtype in _sizes(spec, element, rows, chunk_rows, vocab)
     )

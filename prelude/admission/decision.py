@@ -119,7 +119,7 @@ class Decision:
     asked: list[AskedQuestion] = field(default_factory=list)  # the question of each answer, once it was made
 
     def room(self, ctx: AdmissionContext) -> int:
-        """Tokens that a state may have."""
+        """Return tokens that a state may have."""
         return min(ctx.max_length - self.deepest, ctx.step_tokens - self.question_tokens)
 
     def tree(self, state: I32) -> TokenTree:

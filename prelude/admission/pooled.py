@@ -75,7 +75,7 @@ def _sizes(ctx: AdmissionContext, pooling: str) -> tuple[tuple[Dense, ...], int,
 
 
 def vector_size(ctx: AdmissionContext, pooling: str | None) -> int:
-    """Values of the vector that ``embed`` gives, 0 if its pooling has to be named."""
+    """Return values of the vector that ``embed`` gives, 0 if its pooling has to be named."""
     found = ctx.embedding.pooling if pooling is None else pooling
     return 0 if found is None else _sizes(ctx, found)[2]
 

@@ -148,7 +148,7 @@ class Reader(Protocol):
     """One request's text as it grows. Called by the thread that postprocesses steps."""
 
     def token(self, token_id: int, output: SampleOutput, row: int) -> tuple[str, SampledLogprob | None, bool]:
-        """Text that has become certain, the token's logprobs if asked for, and whether the text ends here."""
+        """Return text that has become certain, the token's logprobs if asked for, and whether the text ends here."""
 
     def finish(self, stats: RequestStats) -> str:
         """Return the rest of the text, once; a stop string that only the end completes is written into ``stats``."""

@@ -209,7 +209,7 @@ _UNASKED = {"choice": "choose", "noul": "judge", "score": "rate"}
 
 
 def _split(name: str, text: str) -> tuple[str, ...]:
-    """Literals and placeholder names in turn, literals first and last."""
+    """Return literals and placeholder names in turn, literals first and last."""
     required, optional = _PARTS[name]
     parts = tuple(_PLACEHOLDER.split(text))
     found = parts[1::2]

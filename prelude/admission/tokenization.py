@@ -273,7 +273,7 @@ def len_of(value: Any) -> int:
 
 
 def token_ids(value: Any, field: str, encoder: Encoder, most: int) -> I32:
-    """Ids given by the caller, as a copy ``int32[n]``.
+    """Return ids given by the caller, as a copy ``int32[n]``.
 
     ==================================================  =============================================
     Python ints, numpy integer arrays and scalars       taken

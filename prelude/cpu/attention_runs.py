@@ -224,7 +224,7 @@ def _queries(forest: Forest, wanted: I64) -> tuple[I64, I64]:
 
 
 def _forest_runs(forest: Forest, block_size: int) -> tuple[I64, Runs]:
-    """Number of runs of each segment, and the runs one after the other."""
+    """Return number of runs of each segment, and the runs one after the other."""
     count = len(forest.parents)
     starts = np.asarray(forest.starts, np.int64)
     own = np.stack([starts[:-1], np.diff(starts), np.zeros(count, np.int64)], axis=1)

@@ -86,7 +86,7 @@ class KvTensors:
 
 
 def logits_rows(vocab_size: int) -> int:
-    """Rows that meet the vocabulary at a time if the caller does not say."""
+    """Return rows that meet the vocabulary at a time if the caller does not say."""
     return max(16, min(256, _LOGITS_BYTES // (4 * vocab_size)))
 
 
@@ -285,7 +285,7 @@ class CpuExecutor:
         return round(pairs / len(self.config.spec.layers))
 
     def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:
-        """Bytes that lived at once, from the shapes."""
+        """Return bytes that lived at once, from the shapes."""
         spec, size, tokens = self.config.spec, self.dtype.itemsize, step.num_tokens
         chunk, run = min(tokens, TOKEN_CHUNK), min(tokens, self._query_run)
         cut = tokens > run

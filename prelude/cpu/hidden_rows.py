@@ -38,7 +38,7 @@ class HiddenRows:
         self.vocab_size, self.hidden_size = self.decoder.spec.embeddings.vocab, self.decoder.spec.hidden
 
     def normed(self, tokens: I32) -> F32:
-        """Rows after the final norm, float32."""
+        """Return rows after the final norm, float32."""
         at = tokens.astype(np.int64) + self.first
         if self.tokens is not None:
             at = np.searchsorted(self.tokens, at)
@@ -139,7 +139,7 @@ def log_normalisers(logits: F32) -> tuple[F32, F64]:
 
 
 def logprobs_of(logits: F32, largest: F32, rest: F64, rows: I32, targets: I32) -> F64:
-    """Logprobs of (row, target) pairs, never above 0."""
+    """Return logprobs of (row, target) pairs, never above 0."""
     relative = logits[rows, targets].astype(np.float64) - largest[rows]
     logprobs: F64 = np.minimum(relative - rest[rows], 0.0)
     return logprobs

@@ -13,12 +13,12 @@ _PEAK = "5"  # sets VmHWM back to the present size (proc_pid_clear_refs(5))
 
 
 def resident_bytes() -> int | None:
-    """Bytes that this process has in memory now; None if the system does not say."""
+    """Return bytes that this process has in memory now; None if the system does not say."""
     return _status("VmRSS")
 
 
 def peak_bytes(run: Callable[[], object]) -> int | None:
-    """Bytes that the process grew by at most while ``run`` ran; None if the system does not count.
+    """Return bytes that the process grew by at most while ``run`` ran; None if the system does not count.
 
     Memory that was freed before goes back to the system first, so that ``run`` has to ask for all that it uses. Other
     threads that allocate meanwhile are counted as well.

@@ -84,7 +84,7 @@ class Team:
         self.others = ThreadPlaces(())  # all but the thread that made this
 
     def waited(self, size: int) -> list[float]:
-        """Seconds that each of the ``size`` threads has waited for a processor, ever; empty if that is not
+        """Return seconds that each of the ``size`` threads has waited for a processor, ever; empty if that is not
         counted."""
         if self.size != size:
             self._open(size)

@@ -166,7 +166,7 @@ class MemoryPlan:
         return "host_kv_bytes, " if self.host_kv else ""
 
     def _asked(self) -> int:
-        """Blocks that the caller asks for; 0 if the engine chooses."""
+        """Return blocks that the caller asks for; 0 if the engine chooses."""
         if self.spec.bidirectional:
             return 0
         if self.config.expert.kv_blocks is not None:

@@ -16,7 +16,7 @@ from prelude.readouts.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedB
 
 
 def num_sampled(batch: ForwardBatch) -> int:
-    """How many tokens a step draws."""
+    """Return how many tokens a step draws."""
     if isinstance(batch, MixedBatch):
         return sum(readout.draws for readout in (*batch.readouts, batch.decode_readout) if readout is not None)
     return batch.readout.draws

@@ -30,7 +30,7 @@ KEPT_CHARS = 1 << 17  # a task with a longer text is not kept
 
 
 def chain_of(text: str, salt: str | None = None) -> tuple[int, ...]:
-    """Hashes (63 bits) of the beginnings of ``text``; none of a text that is shorter than the first length."""
+    """Return hashes (63 bits) of the beginnings of ``text``; none of a text that is shorter than the first length."""
     found: list[int] = []
     state = blake2b(repr(salt).encode(), digest_size=8)
     at = 0

@@ -111,7 +111,7 @@ def _typed_text(parts: str, field: str) -> str:
 
 
 def _answers(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Probabilities and confidence: labels, cuts and thresholds are DSPy's."""
+    """Return probabilities and confidence: labels, cuts and thresholds are DSPy's."""
     found = {}
     for name, answer in body["answers"].items():
         kept = {key: value for key, value in answer.items() if key not in _PRIVATE and not key.startswith("x_")}

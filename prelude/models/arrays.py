@@ -61,7 +61,7 @@ def as_type(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def not_finite(array: Array) -> int:
-    """How many values are NaN or infinite."""
+    """Return how many values are NaN or infinite."""
     array = np.ascontiguousarray(array)
     return cpu.not_finite(address(array), array.size, array.itemsize, _EXPONENTS[name_of(array.dtype)])
 
@@ -79,7 +79,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] = FLOAT32) -> Array:
 
 
 def bytes_of(arrays: Iterable[Array]) -> int:
-    """Bytes of all of them, those that are there twice counted once."""
+    """Return bytes of all of them, those that are there twice counted once."""
     return sum({address(array): array.nbytes for array in arrays}.values())
 
 

@@ -237,7 +237,7 @@ def _bytes_in(info: TensorInfo, itemsize: int, keep: bool) -> int:
 
 
 def _open_files(found: WeightFiles) -> dict[str, SafetensorsFile]:
-    """Tensors by file name. With an index, each file holds exactly the tensors that the index names."""
+    """Return tensors by file name. With an index, each file holds exactly the tensors that the index names."""
     files: dict[str, SafetensorsFile] = {}
     try:
         for name, path in found.paths.items():
@@ -266,7 +266,7 @@ def _check_assignment(assigned: dict[str, str], files: dict[str, SafetensorsFile
 
 
 def _places(directory: Path, spec: ModelSpec, files: Mapping[str, WeightFile]) -> dict[str, _Place]:
-    """Every tensor of the files under its normal name."""
+    """Return every tensor of the files under its normal name."""
     places: dict[str, _Place] = {}
     every = (*spec.tensors(), *spec.masked_tensors())
     heads = {_LM_HEAD, *(name for name in every if not name.startswith(spec.prefix))}

@@ -106,7 +106,7 @@ class MappedFile:
         return b"".join(parts)
 
     def between(self, first: int, last: int) -> Array:
-        """Bytes [first, last) of the file, a view: uint8."""
+        """Return bytes [first, last) of the file, a view: uint8."""
         if self._bytes is None:
             import numpy as np  # here: reading a directory's files needs none
 

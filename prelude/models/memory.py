@@ -60,7 +60,7 @@ def default_prefixes(available: int | None, bytes_per_state: int) -> int:
 def default_blocks(
     available: int | None, block_bytes: int, *, block_size: int, longest: int, running: int, fallback: int
 ) -> int:
-    """Blocks of a CPU's KV pool if the caller does not say how many.
+    """Return blocks of a CPU's KV pool if the caller does not say how many.
 
     ``available``: bytes that the weights leave. A quarter of them, and up to a half if one sequence of ``longest``
     tokens needs more than the quarter. Not more than ``running`` sequences of ``longest`` tokens fill, or

@@ -30,7 +30,7 @@ class PointerWeights:
     key: PackedLinear
 
     def __call__(self, rows: F32, kind: int) -> F32:
-        """Logits [n] of the rows [n + 1, hidden] of n options and of the answer."""
+        """Return logits [n] of the rows [n + 1, hidden] of n options and of the answer."""
         return _logits(self.key(rows[:-1]), self.query(rows[-1:]))
 
     def arrays(self) -> list[Array]:
@@ -74,7 +74,7 @@ class ChoiceWeights:
     choice: PackedLinear
 
     def __call__(self, rows: F32, kind: int) -> F32:
-        """Logits [n] of the rows [n + 1, hidden] of n options and of the answer."""
+        """Return logits [n] of the rows [n + 1, hidden] of n options and of the answer."""
         x = self.norm(np.concatenate([self.types[kind : kind + 1], rows]))
         for layer in self.layers:
             x = layer(x)

@@ -76,7 +76,7 @@ def state_values(mixer: Recurrent) -> int:
 
 
 def state_bytes(spec: ModelSpec) -> int:
-    """Bytes of one sequence's state in all layers; 0 for a model without recurrent layers."""
+    """Return bytes of one sequence's state in all layers; 0 for a model without recurrent layers."""
     return _F32 * sum(map(state_values, spec.recurrent))
 
 

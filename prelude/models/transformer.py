@@ -183,11 +183,11 @@ class Transformer:
         return logits
 
     def _rows(self, rows: F32) -> Array:
-        """Rows as projections read them."""
+        """Return rows as projections read them."""
         return as_type(rows, self.dtype)
 
     def scores(self, normed: F32) -> F32:
-        """Logits of the classification head, in float32 with weights of any type."""
+        """Return logits of the classification head, in float32 with weights of any type."""
         head = self.weights.classifier
         if head is None:
             raise ValueError("this model has no classification head")
@@ -230,7 +230,7 @@ class Transformer:
         return x
 
     def _chunk(self, tokens: int) -> int:
-        """Tokens at a time between two attentions: at most ``token_chunk``, in chunks of about one length."""
+        """Return tokens at a time between two attentions: at most ``token_chunk``, in chunks of about one length."""
         chunks = -(-tokens // self.token_chunk)
         return -(-tokens // chunks) if chunks > 1 else max(1, tokens)
 
@@ -342,7 +342,7 @@ class _Workspace:
 
 
 def kept_width(spec: ModelSpec, cut: bool) -> int:
-    """Values that exist of each token for a whole layer. ``cut``: its queries exist for one run at a time."""
+    """Return values that exist of each token for a whole layer. ``cut``: its queries exist for one run at a time."""
     return max(
         layer.mixer.in_proj.outputs - (_query_width(layer.mixer) if cut and isinstance(layer.mixer, Attention) else 0)
         for layer in spec.layers

@@ -208,7 +208,7 @@ class RankGroup:
         return int(self.gather(np.array([value], np.int64)).min())
 
     def on_this_host(self) -> int:
-        """How many ranks this machine has."""
+        """Return how many ranks this machine has."""
         return self.gather_said(socket.gethostname()).count(socket.gethostname())
 
     # -------------------------------------------------------------- messages of rank 0

@@ -99,7 +99,7 @@ def share(count: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def _unsupported(spec: ModelSpec) -> str | None:
-    """Why a network cannot be divided here."""
+    """Return why a network cannot be divided here."""
     if spec.recurrent:
         return f"layers with a state of each sequence ({type(spec.recurrent[0]).__name__})"
     if spec.bidirectional:

@@ -38,13 +38,13 @@ class Logits(Protocol):
         """[vocab]; not to be written."""
 
     def logprobs(self, rows: I32, targets: I32) -> F64:
-        """Logprobs of (row, target) pairs, never above 0."""
+        """Return logprobs of (row, target) pairs, never above 0."""
 
     def ranks(self, rows: I32, targets: I32) -> I32:
         """1 + how many tokens of the row are better than the target; a tie is better if its id is smaller."""
 
     def best(self, count: int) -> tuple[I32, F64]:
-        """Ids and logprobs of the ``count`` best tokens of each row, best first, equal ones by id."""
+        """Return ids and logprobs of the ``count`` best tokens of each row, best first, equal ones by id."""
 
 
 class Rows(Protocol):
@@ -121,7 +121,7 @@ class Readout:
         raise NotImplementedError
 
     def not_finite(self, output: Any) -> I32:
-        """Rows (items) of an output of any executor that have a number which is not finite."""
+        """Return rows (items) of an output of any executor that have a number which is not finite."""
         raise NotImplementedError
 
     def blank(self) -> Output:

@@ -71,7 +71,7 @@ def _mix(z: U64) -> U64:
 
 
 def uniforms(seeds: U64, steps: npt.NDArray[np.int32]) -> F64:
-    """Numbers in [0, 1), one per (seed, step)."""
+    """Return numbers in [0, 1), one per (seed, step)."""
     with np.errstate(over="ignore"):
         z = _mix(np.asarray(seeds, np.uint64))
         z = _mix(z + (np.asarray(steps).astype(np.uint64) + np.uint64(1)) * _GOLDEN)
@@ -117,7 +117,7 @@ def best(logits: npt.NDArray[np.float32], edits: LogitEdits, n: int) -> int:
 
 
 def distribution(logits: Logits, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> F64:
-    """Probabilities over all ids, float64; the ids that were cut have 0. ``temperature`` is positive."""
+    """Return probabilities over all ids, float64; the ids that were cut have 0. ``temperature`` is positive."""
     scaled = (logits.astype(np.float64) - float(logits.max())) / temperature
     weights = np.exp(scaled)
     if 0 < top_k < len(weights):

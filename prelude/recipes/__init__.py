@@ -233,7 +233,7 @@ def placeholders(text: str) -> list[str]:
 
 @lru_cache(maxsize=16)
 def split_part(text: str) -> tuple[str, ...]:
-    """Literals and placeholder names in turn, literals first and last."""
+    """Return literals and placeholder names in turn, literals first and last."""
     return tuple(_PLACEHOLDER.split(text))
 
 

@@ -78,7 +78,7 @@ class CostModel:
     # -------------------------------------------------------------- asking
 
     def predict(self, work: Work) -> float:
-        """Seconds of a step with this work; 0 before anything was measured."""
+        """Return seconds of a step with this work; 0 before anything was measured."""
         return self.fit.predict(work.tokens, work.keys, work.lm_rows)
 
     def seconds(self) -> tuple[float, ...]:

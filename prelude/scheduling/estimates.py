@@ -20,7 +20,7 @@ class Estimates(Protocol):
     """The prefix cache's share of each waiting request. Requests are known from ``watch`` to ``forget``."""
 
     def watch(self, request: Request) -> int:
-        """Tokens of its prompt that need not be computed now."""
+        """Return tokens of its prompt that need not be computed now."""
 
     def forget(self, request: Request) -> None: ...
 

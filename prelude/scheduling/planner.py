@@ -300,7 +300,7 @@ def _one_group(queues: Queues, retry: bool) -> Iterable[Request]:
 
 
 def _common(request: Request, skip: int, estimates: Estimates | None) -> int:
-    """How many tokens a peer that waits has in common with the request; 0 without one."""
+    """Return how many tokens a peer that waits has in common with the request; 0 without one."""
     peer = estimates.peer(request, skip) if estimates is not None else None
     if peer is None:
         return 0

@@ -183,7 +183,7 @@ class Fleet:
         return replace(report, retried=self.retried)
 
     def _until_done(self) -> Iterator[Arrival]:
-        """Everything in order of time; if several things happen at once, failures first, then arrivals, then
+        """Yield everything in order of time; if several things happen at once, failures first, then arrivals, then
         cancellations, then steps: a step sees all requests that have come by then."""
         while True:
             arrives = self._source.due()

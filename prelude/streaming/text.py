@@ -113,7 +113,7 @@ class TextState:
         texts.live += 1
 
     def feed(self, token_id: int) -> str:
-        """Text that is certain now. ``stopped`` says whether a stop string is complete: feed no more then."""
+        """Return text that is certain now. ``stopped`` says whether a stop string is complete: feed no more then."""
         text = self._decoder.feed(token_id)
         if self._stops is not None:
             if self._pass > 0:

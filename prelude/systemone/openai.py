@@ -86,7 +86,7 @@ def _cache_keywords(check: Checker, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _input(check: Checker, value: Any) -> Any:
-    """Text or a conversation, which the engine reads."""
+    """Return text or a conversation, which the engine reads."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list | tuple) or not value:

@@ -11,7 +11,7 @@ _CUT = "…"
 
 
 def shown_width(text: str) -> int:
-    """Places that ``text`` takes in a terminal."""
+    """Return places that ``text`` takes in a terminal."""
     return sum(map(_places, text))
 
 

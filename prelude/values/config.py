@@ -274,7 +274,7 @@ class EngineConfig:
         return min(longest, self.max_step_tokens - self.max_running)
 
     def resolved_step(self, max_positions: int) -> int:
-        """Tokens of one step: the longest prompt fits beside a full set of running rows."""
+        """Return tokens of one step: the longest prompt fits beside a full set of running rows."""
         longest = self.resolved_length(max_positions)
         return max(8192, longest + self.max_running) if self.max_step_tokens is None else self.max_step_tokens
 

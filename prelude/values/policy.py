@@ -69,7 +69,7 @@ class Policy(Protocol):
 
 
 def ranked(policy: Policy, waiting: WaitingColumns, now: float, least: int | None = None) -> npt.NDArray[np.intp]:
-    """Indices into ``waiting`` in the policy's order. With ``least``: its first part, so many or more."""
+    """Return indices into ``waiting`` in the policy's order. With ``least``: its first part, so many or more."""
     keys = [key for key in policy.keys(waiting, now) if len(key) and (key != key[0]).any()]
     if len(keys) == 1 and least is not None and least < len(waiting) // 2:
         [key] = keys

@@ -141,7 +141,7 @@ def _product(steps: Sequence[_Step]) -> int:
 
 
 def _content(content: Any, where: str) -> int:
-    """Bytes that a step inserts."""
+    """Return bytes that a step inserts."""
     size = _size(content) if isinstance(content, str) else 0  # HF names the error of another type
     if size > MOST_CONTENT:
         raise TokenizerFileError(where, f"{size} bytes; at most {MOST_CONTENT} are taken")
@@ -175,7 +175,7 @@ def flat(component: Any, inner: str) -> Iterator[dict[str, Any]]:
 
 
 def _parts(normalizer: Any) -> list[Any]:
-    """HF's steps; a sequence in a sequence is part of it."""
+    """Return HF's steps; a sequence in a sequence is part of it."""
     if normalizer is None:
         return []
     return [normalizer[i] for i in range(len(normalizer))] if hasattr(normalizer, "__getitem__") else [normalizer]

@@ -61,7 +61,7 @@ class ReferenceCore:
 
     @staticmethod
     def package(feature: str) -> Any:
-        """HF's package, for ``feature``. ``BackendUnavailable`` if it is not installed."""
+        """Return HF's package, for ``feature``. ``BackendUnavailable`` if it is not installed."""
         try:
             import tokenizers
         except ImportError:
@@ -146,7 +146,7 @@ class ReferenceCore:
         return [e.ids for e in self.encode_batch(texts, parse_special, True)]
 
     def encode_batch(self, texts: Sequence[str | bytes], parse_special: bool, fast: bool) -> list[Any]:
-        """HF's encodings, without special tokens; ``fast``: without offsets and the like."""
+        """Return HF's encodings, without special tokens; ``fast``: without offsets and the like."""
         engine, texts = self._engine(parse_special), [self.taken(t) for t in texts]
         if fast:
             found: list[Any] = asked(engine.encode_batch_fast, texts, add_special_tokens=False)
@@ -165,7 +165,7 @@ class ReferenceCore:
         return ids, spans, _concatenated([r[2] for r in rows]), _starts([len(r[0]) for r in rows])
 
     def component(self, kind: str) -> Any:
-        """HF's component of that kind of the file; None if it has none."""
+        """Return HF's component of that kind of the file; None if it has none."""
         return self._post_processor if kind == "post_processor" else getattr(self._hf, kind)
 
     def normalize(self, text: str | bytes) -> str:
@@ -310,7 +310,7 @@ def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def checked_text(text: str | bytes) -> str:
-    """Text as the native core takes it: no lone surrogates, valid UTF-8, each with its own ``ValueError``."""
+    """Return text as the native core takes it: no lone surrogates, valid UTF-8, each with its own ``ValueError``."""
     if isinstance(text, bytes):
         return text.decode()
     if not isinstance(text, str):

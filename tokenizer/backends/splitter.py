@@ -119,7 +119,7 @@ class Translation:
 
 
 def _least(quantifier: str) -> int:
-    """How often it repeats at least; if that is too large to be read, as often as is refused."""
+    """Return how often it repeats at least; if that is too large to be read, as often as is refused."""
     found = _LEAST.match(quantifier)
     return 1 if found is None else max(1, int(found[1])) if len(found[1]) < 9 else 2 * _MOST_WRITTEN
 

@@ -138,7 +138,7 @@ def pad(
     return_tensors: Any = None,
     verbose: bool = True,
 ) -> Any:
-    """Rows of lists as arrays or tensors, each column filled at once."""
+    """Return rows of lists as arrays or tensors, each column filled at once."""
     kind, names = getattr(return_tensors, "value", return_tensors), self.model_input_names
     side = padding_side or self.padding_side
     fills = {"input_ids": self.pad_token_id, "token_type_ids": self.pad_token_type_id} | _FILLS

@@ -21,7 +21,7 @@ _CONTROL = re.compile(r"<\|(\w+)\|>")
 
 
 def _plain(text: str) -> str:
-    """Names of control tokens as the model was trained to see them in a text."""
+    """Return names of control tokens as the model was trained to see them in a text."""
     return _CONTROL.sub(r"<¦\1¦>", text)
 
 

@@ -49,7 +49,7 @@ class Family:
 def head_width(
     fields: Fields, hidden: int, heads: int, key: str = "hidden_size", heads_key: str = "num_attention_heads"
 ) -> int:
-    """Values of a head if all heads together are as wide as the model."""
+    """Return values of a head if all heads together are as wide as the model."""
     width, rest = divmod(hidden, heads)
     if rest:
         raise fields.wrong(key, f"without head_dim it must be a multiple of {heads_key} = {heads}")

@@ -276,7 +276,7 @@ def layer_kinds(fields: Fields, layers: int, known: tuple[str, ...] = (FULL, SLI
 
 
 def shorter(window: int | None, positions: int) -> int | None:
-    """How far a window of ``window`` tokens reaches back; None if that is as far as any context."""
+    """Return how far a window of ``window`` tokens reaches back; None if that is as far as any context."""
     return None if window is None or window >= positions else window - 1
 
 

@@ -143,7 +143,7 @@ def _kinds(kind: Kind, fields: Fields, layers: int) -> list[str]:
 
 
 def _window(fields: Fields, positions: int, causal: bool) -> int | None:
-    """How far a layer with a window reaches; None if that is as far as any context."""
+    """Return how far a layer with a window reaches; None if that is as far as any context."""
     if fields.get("sliding_window") is None:
         return None
     window = fields.integer("sliding_window", int(causal), MAX_POSITIONS)

@@ -49,7 +49,7 @@ class Blocks:
         return Blocks(self.kind, (len(order), self.shape[1]), self.data[order])
 
     def dense(self, first: int = 0, last: int | None = None) -> F32:
-        """Rows [first, last) as float32: the values that llama.cpp gives them."""
+        """Return rows [first, last) as float32: the values that llama.cpp gives them."""
         part = self.data[first:last]
         found = np.empty((len(part), self.shape[1]), np.float32)
         cpu.dequantize_rows(cpu.BLOCK_KINDS[self.kind], address(part), len(part), self.shape[1], address(found))
@@ -70,7 +70,7 @@ class Blocks:
         return made
 
     def count_bad(self) -> int:
-        """Blocks with a scale that is a NaN or an infinity; the values of the others are finite."""
+        """Return blocks with a scale that is a NaN or an infinity; the values of the others are finite."""
         first, size, count = _SCALES[self.kind]
         scales = np.ascontiguousarray(self.data.reshape(-1, size)[:, first : first + 2 * count]).view(np.float16)
         return int((~np.isfinite(scales)).any(axis=1).sum())

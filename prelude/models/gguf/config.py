@@ -171,7 +171,7 @@ def config_of(file: GgufFile, architecture: str) -> dict[str, Any]:
 
 
 def pooling_of(metadata: dict[str, Any]) -> str | None:
-    """How the file's vectors are pooled, as sentence-transformers names it."""
+    """Return how the file's vectors are pooled, as sentence-transformers names it."""
     return _POOLINGS.get(metadata.get(f"{metadata['general.architecture']}.pooling_type", 0))
 
 

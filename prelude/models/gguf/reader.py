@@ -107,7 +107,7 @@ class GgufFile(MappedFile):
 
 
 def row_bytes(info: TensorInfo) -> int:
-    """Bytes of the innermost dimension."""
+    """Return bytes of the innermost dimension."""
     block, size = next((block, size) for name, block, size in TYPES.values() if name == info.dtype)
     return info.shape[-1] // block * size
 

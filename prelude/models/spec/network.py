@@ -174,7 +174,7 @@ class ModelSpec:
         return max(self.embeddings.num_types, *entries)
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of keys and values that one token takes over all layers; 0 if none are kept."""
+        """Return bytes of keys and values that one token takes over all layers; 0 if none are kept."""
         if self.bidirectional:
             return 0
         return 2 * len(self.attentions) * self.attention.kv_heads * self.attention.head_dim * dtype_bytes
@@ -184,7 +184,7 @@ class ModelSpec:
         return dict(self._tensors())
 
     def masked_tensors(self) -> dict[str, tuple[int, ...]]:
-        """Tensors of the masked-language head, which a checkpoint may lack."""
+        """Return tensors of the masked-language head, which a checkpoint may lack."""
         return {} if self.masked is None else dict(self.masked.tensors(self.embeddings.vocab))
 
     def num_parameters(self) -> int:

@@ -139,7 +139,7 @@ class StaticBatches(_Usual):
 
 
 def effort(waiting: WaitingColumns, curvature: float) -> F64:
-    """Tokens left, and the keys that they read as so many tokens more. At least 1."""
+    """Return tokens left, and the keys that they read as so many tokens more. At least 1."""
     work = waiting.work
     if curvature:
         cached = waiting.tokens - work
