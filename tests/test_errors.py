@@ -11,7 +11,7 @@ import pytest
 from prelude.tokenizer import BackendUnavailable, ChatTemplateError, TokenizerError, TokenizerFileError
 
 from prelude import WrongUse
-from prelude.errors import PreludeError
+from prelude.errors import PreludeError, reason
 from prelude.results import Answers
 from tests.conftest import ROOT
 
@@ -68,3 +68,10 @@ def test_errors_of_the_tokenizer_are_prelude_errors(error: TokenizerError) -> No
     assert isinstance(error, PreludeError) and isinstance(error, ValueError)
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error) and str(again) == str(error)
+
+
+def test_a_reason_is_text_and_never_empty() -> None:
+    assert (
+        reason(OSError()) == "OSError" and reason(FileNotFoundError(2, "x")) == "there is no such file or directory"
+    )
+    assert reason(OSError(13, "denied", "/a")) == "denied" and reason(ValueError("bad")) == "bad"

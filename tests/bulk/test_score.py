@@ -176,6 +176,18 @@ def test_labels_of_a_flag_may_have_spaces_around_them(tmp_path: Path) -> None:
     assert set(read_rows(target)[0]["topic_probabilities"]) == {"late delivery", "other"}
 
 
+def test_a_rows_bits_do_not_depend_on_where_a_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, configs = Engine.from_pretrained, []
+
+    def recorded(*args: Any, config: EngineConfig, **given: Any) -> Engine:
+        configs.append(config)
+        return load(*args, config=config, **given)
+
+    monkeypatch.setattr(Engine, "from_pretrained", recorded)
+    assert score(write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl") == 0
+    assert [config.deterministic for config in configs] == [True]
+
+
 class TestForm:
     def test_a_task_file(self, tmp_path: Path) -> None:
         spec = {

@@ -218,6 +218,18 @@ def test_opendecider_is_its_head_on_transformers_states(tmp_path: Path) -> None:
     assert texts[2] == "[CLS]question: The writer is angry.[SEP][MASK] yes: Yes[MASK] no: No[SEP]input: st[SEP]"
 
 
+@pytest.mark.parametrize("named", [None, ["Unknown", "BertModel"]])
+def test_the_network_below_a_head_is_found_by_its_model_type(named: Any, tmp_path: Path) -> None:
+    path = write_opendecider(tmp_path)
+    [config] = [one for one in path.rglob("config.json") if "architectures" in one.read_text(encoding="utf-8")]
+    changed = {**json.loads(config.read_text(encoding="utf-8")), "architectures": named}
+    with Engine.from_pretrained(path, config=EXACT) as engine:
+        wanted = engine.decide(STATE, QUESTIONS)
+    config.write_text(json.dumps(changed), encoding="utf-8")
+    with Engine.from_pretrained(path, config=EXACT) as engine:
+        assert [one.logprobs for one in engine.decide(STATE, QUESTIONS)] == [one.logprobs for one in wanted]
+
+
 def test_a_conversation_is_the_array_of_its_turns(tmp_path: Path) -> None:
     """In the form that such a model was trained on; the messages are those of any other model."""
     call = {"id": "1", "function": {"name": "look", "arguments": "{}"}}

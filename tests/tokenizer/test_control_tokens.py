@@ -15,6 +15,7 @@ from prelude.tokenizer import Tokenizer
 from prelude.tokenizer.chat import render_segments
 
 from tests.tokenizer.conftest import SHARED, real_json
+from tests.tokenizer.small_files import WORD, file
 from tests.tokenizer.test_real_files import FAMILIES
 
 TURN = "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
@@ -338,3 +339,11 @@ def spelled(control: dict[int, str], rng: random.Random) -> str:
     forms = [token, token * 2, token[:at] + token + token[at:], wide, token[:at] + "\u200b" + token[at:]]
     forms += [token.upper(), token.lower(), f" {token} ", f"\n{token}\n", token[:at], token[at:] + other]
     return rng.choice([*forms, unicodedata.normalize("NFD", token), token.replace("<", "\uff1c")])
+
+
+def test_the_longest_of_the_control_tokens_at_a_place_is_found() -> None:
+    control = {**WORD, "special": True, "normalized": False}
+    text = file(added_tokens=[{**control, "content": one, "id": id} for id, one in ((3, "<x"), (4, "<x>"), (5, "<"))])
+    ours, theirs = Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
+    for word in ("a<x>b", "<x<x>", "<<x", "<x><"):
+        assert ours.encode_segments([(word, True)]).tolist() == theirs.encode(word).ids

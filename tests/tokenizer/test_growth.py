@@ -12,7 +12,7 @@ from prelude.tokenizer import Tokenizer, TokenizerError, TokenizerFileError
 from tests.patience import shown
 from tests.tokenizer.small_files import WORD, file, left_to_reference
 
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 
 DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 MARKED = [{**WORD, "content": "<x>", "id": 3, "normalized": False}]
@@ -157,3 +157,10 @@ def test_long_tokens_of_a_byte_level_file_decode() -> None:
     assert ours.decode([0, 1]) == "ab" and len(ours.decode([2])) == 700_000
     with pytest.raises(TokenizerError, match="decode fewer at a time"):
         ours.decode([2] * 1000)
+
+
+def test_a_replacement_of_no_text_stands_between_all_characters() -> None:
+    text = file(normalizer={"type": "Replace", "pattern": {"String": ""}, "content": "b"})
+    ours, theirs = Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
+    for word in ("", "a", "ab", "ba" * 40):
+        assert ours.encode(word).ids == theirs.encode(word).ids

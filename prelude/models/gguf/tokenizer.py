@@ -180,7 +180,7 @@ class GgufTokenizer:
                     "characters: too many of its tokens are put together of others"
                 )
         first, second, whole = (np.array(one) for one in (lefts, rights, made))
-        by = (second, first, whole, -lengths[second], -lengths[first], -np.array(scores)[whole])
+        by = (whole, -lengths[second], -lengths[first], -np.array(scores)[whole])
         order = np.lexsort(by)
         halves = zip(first[order].tolist(), second[order].tolist())
         return [[self.tokens[left], self.tokens[right]] for left, right in halves]
