@@ -109,7 +109,7 @@ EDITS = (
         "greedy_takes_the_last_of_equal",
         "H3",
         (
-            SAMPLING,
+            "prelude/readouts/sample.py",
             "        return int(logits.argmax()) if edits",
             "        return int(len(logits) - 1 - logits[::-1].argmax()) if edits",
         ),

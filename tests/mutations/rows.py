@@ -58,7 +58,7 @@ EDITS = (
     edit(
         "rows_may_be_more_than_a_steps_requests",
         "A28 F24",
-        (CONFIG, "        if self.max_running > self.max_step_requests:\n", "        if False:\n"),
+        (CONFIG, "        if self.max_running > self.expert.max_step_requests:\n", "        if False:\n"),
     ),
     edit(
         "a_chunk_writes_a_token_less",

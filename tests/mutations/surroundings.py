@@ -275,8 +275,8 @@ EDITS = (
         "N3",
         (
             CORE,
-            "        return snapshot(self)\n",
-            '        __import__("socket").socket().bind(("127.0.0.1", 0))\n        return snapshot(self)\n',
+            "        stats = self.stats\n",
+            '        __import__("socket").socket().bind(("127.0.0.1", 0))\n        stats = self.stats\n',
         ),
     ),
     edit(
