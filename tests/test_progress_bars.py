@@ -38,7 +38,7 @@ from prelude import AsyncEngine, Engine, EngineConfig, Loglikelihood
 async def awaited(engine, tasks, **options):
     await AsyncEngine(engine).run_many(tasks, **options)
 
-with Engine.from_pretrained(config=EngineConfig(max_step_requests=8, max_running=4)) as engine:
+with Engine.from_pretrained(config=EngineConfig(max_running=4).changed(max_step_requests=8)) as engine:
     tasks = [Loglikelihood([5, 6, 7 + at], [3]) for at in range(40)]
     {call}
 print("loaded")

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, rounds, three, use_threads
-from prelude.models.arrays import F32, Packing, narrow
-from prelude.models.packed import HALVES, PackedLinear
+from prelude.models.arrays import F32, KEPT, Packing, narrow
+from prelude.models.packed import PackedLinear
 
 SHAPES = {
     "MiniLM up": (1536, 384),
@@ -67,7 +67,7 @@ def variants(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
     packings: tuple[Packing, ...] = ("float32", "widened", "bfloat16", "int8")
     for packing in packings:
         if packing in cpu.PACKED_KERNELS:
-            kept = narrow(weight.numpy()) if packing in HALVES else weight.numpy()
+            kept = narrow(weight.numpy()) if KEPT.get(packing) == "bfloat16" else weight.numpy()
             found[f"packed {packing}"] = partial(_tensor, PackedLinear(kept, None, packing), x.numpy())
     return found
 

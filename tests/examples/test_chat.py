@@ -49,7 +49,7 @@ def test_an_answer_comes_in_parts_and_the_conversation_is_kept() -> None:
     assert [turn["role"] for turn in conversation.turns] == ["user", "assistant", "user", "assistant"]
     assert [turn["content"] for turn in conversation.turns[::2]] == ["Hello", "And you?"]
     assert "".join(written) == "".join(turn["content"] + "\n" for turn in conversation.turns[1::2])
-    assert len(written) > 6 and stats["finished"] == 2
+    assert len(written) >= 4 and stats["finished"] == 2  # a reader that falls behind gets fewer, longer parts
     assert stats["prefix_hit_tokens"] >= 0
 
 

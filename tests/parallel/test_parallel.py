@@ -180,7 +180,7 @@ def test_a_program_under_torchrun(folder: Path, model: Path) -> None:
     program.write_text(
         "import os, sys\n"
         "from prelude import Engine, EngineConfig, Generate, SamplingParams, serve_rank\n"
-        "load = {'config': EngineConfig(tensor_parallel=2, kv_blocks=64)}\n"
+        "load = {'config': EngineConfig(tensor_parallel=2).changed(kv_blocks=64)}\n"
         "if int(os.environ['RANK']):\n"
         "    print('served', serve_rank(sys.argv[1], **load))\n"
         "else:\n"
