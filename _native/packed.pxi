@@ -118,8 +118,8 @@ cdef PackedWeight packed_weight(uintptr_t words, int64_t outputs, int64_t inputs
 
 def pack_rows(uintptr_t weight, int64_t stride, bint half, int64_t outputs, int64_t inputs, int packing,
               uintptr_t words, int64_t first=0):
-    """Packs a weight [outputs, inputs] of float32, or of two bytes where ``half``, into ``packed_words`` words: those of
-    a weight that has these outputs from ``first`` on. The parts of a weight are packed in their order. Two bytes are
+    """Packs a weight [outputs, inputs] of float32, or of two bytes if ``half``, into ``packed_words`` words: those of a
+    weight that has these outputs from ``first`` on. The parts of a weight are packed in their order. Two bytes are
     float16 for that packing, which takes no others, and else bfloat16."""
     cdef Packing kind = checked_packing(packing)
     if kind == Packing.f16 and not half:
