@@ -59,6 +59,7 @@ JOINED = {
         "tokenizer/core/bridge.cpp",
         "tokenizer/core/loading/tables_file.cpp",
         "tokenizer/core/regex/regex.cpp",
+        "tokenizer/core/cuts.cpp",
         "tokenizer/core/rows.cpp",
         "tokenizer/core/split/steps.cpp",
         "tokenizer/core/text/transcode.cpp",

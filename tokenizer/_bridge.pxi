@@ -94,6 +94,8 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         size_t table_bytes()
         size_t cache_bytes()
         cbool encode_ids(string_view, cbool, CallIds&, cbool) except +raise_core nogil
+        void last_cut(string_view, size_t&, size_t&) except +raise_core nogil
+        void count(string_view, size_t, CallIds&, size_t*) except +raise_core nogil
         cbool char_spans(const int32_t*, size_t, size_t, Align*)
         void encode_ids_batch(const vector[string_view]&, cbool, CallIds&, vector[int64_t]&) except +raise_core nogil
         void encode(string_view, cbool, cbool, cbool, Encoded&) except +raise_core nogil

@@ -90,6 +90,15 @@ class CoreTokenizer:
     def encode_ids(self, text: Text, parse_special: bool = True) -> list[int]: ...
     def matcher_use(self) -> MatcherUse: ...
     def encode_array(self, text: Text, parse_special: bool = True, used: MatcherUse | None = None) -> Int32: ...
+    def last_cut(self, text: str) -> tuple[int, int]:
+        """Return (end, next) in characters: whatever is written behind the text, the ids of its first ``end`` are the
+        first of the whole, and the others those of what begins at ``next``. (0, 0): such a place is not known."""
+
+    def count(self, text: Text, most: int = ...) -> tuple[int, int, int, int, int]:
+        """Return (ids, before, begin, fits, end), the last three in characters. ids: their number, if it is at most
+        ``most``; else a number past it, which the first ``end`` characters have. The first ``fits`` have at most
+        ``most``; and more than those, ``before`` more ids than the characters from ``begin`` on alone."""
+
     def encode_full(
         self,
         text: Text,

@@ -5,7 +5,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AsStringAndSize, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport SIZE_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
@@ -238,6 +238,31 @@ cdef class CoreTokenizer:
         if used is not None:
             used.use = ids.use
         return int32_array(ids.data(), ids.size())
+
+    def last_cut(self, text):
+        cdef string_view view = view_of(text)
+        cdef size_t end = 0, after = 0
+        if view.size() < RELEASE_AT:
+            self.core.last_cut(view, end, after)
+        else:
+            with nogil:
+                self.core.last_cut(view, end, after)
+        cdef size_t characters = characters_of(string_view(view.data(), end))
+        return characters, characters + after - end
+
+    def count(self, text, size_t most=SIZE_MAX):
+        cdef string_view view = view_of(text)
+        cdef CallIds ids
+        cdef size_t[5] found
+        cdef int i
+        if view.size() < RELEASE_AT:
+            self.core.count(view, most, ids, found)
+        else:
+            with nogil:
+                self.core.count(view, most, ids, found)
+        for i in range(2, 5):
+            found[i] = characters_of(string_view(view.data(), found[i]))
+        return found[0], found[1], found[2], found[3], found[4]
 
     cdef int full_into(self, object text, cbool special, object offsets, cbool trim, Encoded& out) except -1:
         if offsets not in ("char", "byte"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -91,6 +92,13 @@ class ReferenceCore:
 
     def encode_array(self, text: str | bytes, parse_special: bool = True, used: Any = None) -> Int32:
         return np.array(self.encode_ids(text, parse_special), np.int32)
+
+    def last_cut(self, text: str) -> tuple[int, int]:
+        return 0, 0
+
+    def count(self, text: str | bytes, most: int = sys.maxsize) -> tuple[int, int, int, int, int]:
+        """Return the count of the whole text: no part can be counted alone."""
+        return len(self.encode_ids(text)), 0, 0, 0, len(text)
 
     def encode_full(
         self,

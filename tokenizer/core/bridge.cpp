@@ -114,6 +114,17 @@ bool Core::encode_ids(std::string_view text, bool parse_special, CallIds& call, 
   ScratchFor s(*tokenizer_, text.size(), &call.use);
   return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, ascii);
 }
+void Core::last_cut(std::string_view text, size_t& end, size_t& next) const {
+  ScratchFor s(*tokenizer_);
+  const Tokenizer::Cut cut = tokenizer_->last_cut(text, s.get());
+  end = cut.end;
+  next = cut.next;
+}
+void Core::count(std::string_view text, size_t most, CallIds& call, size_t (&found)[5]) const {
+  ScratchFor s(*tokenizer_, text.size(), &call.use);
+  const Tokenizer::Counted all = tokenizer_->count(text, most, s.get(), call.ids);
+  for (size_t i = 0; size_t value : {all.ids, all.before, all.from, all.fits, all.end}) found[i++] = value;
+}
 bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
   return tokenizer_->char_spans(ids, n, characters, out);
 }

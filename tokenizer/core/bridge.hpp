@@ -76,6 +76,9 @@ class Core {
 
   // Whether the ids say where they lie: char_spans() may be asked. ascii: it is known that the text is no more.
   bool encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii = false) const;
+  // Tokenizer::Cut and Counted, in bytes.
+  void last_cut(std::string_view text, size_t& end, size_t& next) const;
+  void count(std::string_view text, size_t most, CallIds& call, size_t (&found)[5]) const;
   bool char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const;
   bool whole_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const;  // not trimmed
   void encode_ids_batch(const std::vector<std::string_view>& texts, bool parse_special, CallIds& call,

@@ -8,6 +8,7 @@
 //   words        every piece and every added token has the next number, also if it gives no token
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -86,6 +87,19 @@ class Tokenizer {
     encode_ids(text, parse_special, s, s.ids);
     out.insert(out.end(), s.ids.data(), s.ids.data() + s.ids.size());
   }
+
+  // The last place of a text at which it is cut in two, so that the ids before stay whatever is written behind it
+  // (cuts.cpp): they are those of [0, end), and the others those of [next, ...). end: 0 where there is none.
+  struct Cut {
+    size_t end = 0, next = 0;
+  };
+  Cut last_cut(std::string_view text, Scratch& s) const;
+  // The number of ids, if it is at most `most`; else a number past it, known by [0, end) of the text. At most `most`
+  // are those of [0, fits); a prefix that ends behind `fits` has those of [from, ...) and `before` more.
+  struct Counted {
+    size_t ids = 0, before = 0, from = 0, fits = 0, end = 0;
+  };
+  Counted count(std::string_view text, size_t most, Scratch& s, IdBuffer& ids) const;
 
   void encode(std::string_view text, bool parse_special, Scratch& s, Encoded& out) const {
     check(text);
@@ -486,6 +500,7 @@ class Tokenizer {
   static void tables(Self& self, Io& io);
   void plan();
   void plan_blanks();
+  void plan_cuts();
   std::optional<SpaceMarks> read_marks() const;
   void read_post(const Json& json);
   // Bytes of all added tokens, as the file has them and as they are normalized: their automaton takes a hundred times
@@ -521,6 +536,8 @@ class Tokenizer {
   bool plain_ascii_ = false;         // whether ASCII is cut as it is
   std::optional<Blanks> blanks_;     // where a text is cut at them
   bool puts_mark_ = false;           // whether a stretch without white space becomes one piece, a mark before it
+  enum class Cuts : uint8_t { none, words, marks, letters } cuts_ = Cuts::none;
+  std::array<bool, 256> strips_behind_{};  // the last bytes of added tokens that take the white space behind them
   WordCaches caches_;
   CharSpans spans_;
 };

@@ -17,6 +17,7 @@ from .._core import EncodeEntry, MatcherUse
 from ..config import FileConfig
 from ..errors import TokenizerError
 from .literal import LiteralText
+from .session import Session, truncated
 from .trusted import ControlTokens
 
 if TYPE_CHECKING:
@@ -112,6 +113,42 @@ class ArrayMethods(EncodeEntry):
             return _rows([self._array_general(t, add_special_tokens, parse_special, used=used) for t in texts], None)
         pairs = [self._offsets_general(t, add_special_tokens, parse_special, offsets, used=used) for t in texts]
         return _rows([p[0] for p in pairs], [p[1] for p in pairs])
+
+    # ---- counting and growing; no truncation and padding here either
+
+    def session(self, add_special_tokens: bool = True) -> Session:
+        """Return an empty text to append to, whose ids are those of ``encode_array`` of all that was appended."""
+        return Session(self._core, *self._around_ids(add_special_tokens))
+
+    def count(self, text: str | bytes, add_special_tokens: bool = True) -> int:
+        """Return ``len(encode_array(text, add_special_tokens))`` without making the array."""
+        return self._core.count(text)[0] + self._around(add_special_tokens)
+
+    def fits(self, text: str | bytes, n: int, add_special_tokens: bool = True) -> bool:
+        """Return whether ``count(text, add_special_tokens)`` is at most ``n``. Of a long text about 4 KB more are
+        encoded than have ``n`` ids; the whole text if the file has no cuts (docs/TOKENIZER.md)."""
+        room = n - self._around(add_special_tokens)
+        return room >= 0 and self._core.count(text, room)[0] <= room
+
+    def truncate(self, text: str, n: int, add_special_tokens: bool = True) -> str:
+        """Return ``text`` if ``fits(text, n, add_special_tokens)``, else a prefix that does. None of the prefixes
+        that are longer by up to 64 characters fits. It is the longest of all that fit if the file has cuts and the
+        text has one at least every 60 characters. (More characters may have fewer ids: part of a word may have more
+        than the word.) It may end within a grapheme. ``TokenizerError`` if ``n`` is less than the special tokens
+        around a text."""
+        room = n - self._around(add_special_tokens)
+        if room < 0:
+            raise TokenizerError(f"n is {n}, fewer than the {n - room} special tokens around each text")
+        return truncated(self._core, text, room)
+
+    def _around(self, add_special_tokens: bool) -> int:
+        return sum(map(len, self._around_ids(add_special_tokens)))
+
+    def _around_ids(self, add_special_tokens: bool) -> tuple[list[int], list[int]]:
+        if not add_special_tokens:
+            return [], []
+        frame = self._frame()
+        return frame.before.ids, frame.after.ids
 
     def token_bytes(self, id: int) -> bytes:
         """Return the bytes that a token stands for. For byte-level vocabularies the bytes of all tokens, one after

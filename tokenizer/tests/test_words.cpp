@@ -210,6 +210,38 @@ void near_misses_are_not_recognized() {
   }
 }
 
+// What stands behind a prefix of a text leaves the ids before the prefix's last cut as they are.
+void cuts_part_texts_for_good() {
+  uint32_t seed = 70;
+  for (const char* pattern : {gpt2, qwen, llama, marks, nemo, o200k, deepseek}) {
+    Tokenizer t(file(pattern, seed));
+    std::mt19937 random(seed++);
+    Scratch s;
+    IdBuffer counted;
+    int parted = 0, equal = 0;
+    for (int round = 0; round < rounds(3000); ++round) {
+      const std::string whole = text(random, 2 + random() % 120);
+      size_t size = random() % whole.size();
+      while (size < whole.size() && utf8_continues(static_cast<unsigned char>(whole[size]))) ++size;
+      const Tokenizer::Cut cut = t.last_cut(std::string_view(whole).substr(0, size), s);
+      if (!cut.end) continue;
+      std::vector<int32_t> ids, parts;
+      t.encode_ids(whole, true, s, ids);
+      t.encode_ids(whole.substr(0, cut.end), true, s, parts);
+      t.encode_ids(whole.substr(cut.next), true, s, parts);
+      equal += parts == ids;
+      ++parted;
+    }
+    CHECK(equal == parted && parted > rounds(3000) / 4);
+    const std::string whole = text(random, 50000);
+    std::vector<int32_t> ids;
+    t.encode_ids(whole, true, s, ids);
+    CHECK(t.count(whole, SIZE_MAX, s, counted).ids == ids.size());
+    const Tokenizer::Counted few = t.count(whole, 100, s, counted);  // no more than is needed was looked at
+    CHECK(few.ids > 100 && few.end < 5000 && few.fits == 0);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -220,5 +252,6 @@ int main() {
   letters_of_both_cases();
   what_follows_a_stretch_is_not_its();
   near_misses_are_not_recognized();
+  cuts_part_texts_for_good();
   return finish("words");
 }

@@ -88,6 +88,7 @@ void Tokenizer::load(const Json& root) {
 void Tokenizer::finish_loading() {
   index_added();
   plan();
+  plan_cuts();
   if (tables_known_) return;
   index_ids();
   if (model_.kind == ModelKind::bpe && model_.bpe.plain_bytes()) index_spans();

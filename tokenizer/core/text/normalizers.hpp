@@ -51,6 +51,11 @@ class Normalizer {
       return text && !text->empty() && has_no_blank(*text, mark);
     });
   }
+  // Whether the steps of works_between_blanks() have no match but one of blanks.
+  bool replaces_only_blanks() const {
+    return std::all_of(steps_.begin(), steps_.end(),
+                       [](const Step& step) { return step.kind != Kind::replace || step.pattern.regex(); });
+  }
   bool has_charsmap() const {
     return std::any_of(steps_.begin(), steps_.end(), [](const Step& step) { return step.kind == Kind::charsmap; });
   }
