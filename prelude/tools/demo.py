@@ -33,7 +33,8 @@ def main(chosen: argparse.Namespace) -> int:
     from prelude.default_model import path as default_path
 
     rows = json.loads((default_path() / "demo_rows.json").read_text(encoding="utf-8"))
-    there = [name for name in (EMBEDS, DECIDES) if chosen.model is None and is_there(name)]
+    named = chosen.model is not None or chosen.revision is not None
+    there = [name for name in (EMBEDS, DECIDES) if not named and is_there(name)]
     deciding = DECIDES if DECIDES in there else chosen.model
     with ExitStack() as stack:
 
