@@ -10,7 +10,7 @@ from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 from prelude.cuda.host_blocks import CudaHostBlocks
 
-from prelude import EngineConfig, ExpertConfig
+from prelude import EngineConfig
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.readouts.batch import LogprobRows
 from prelude.readouts.sampling import Sampling, SamplingState
@@ -42,9 +42,8 @@ def load(seed: int) -> list[Prepared]:
 
 def answers(executor: CudaExecutor, prepared: list[Prepared], host_kv_bytes: int, overlap: bool) -> tuple[Any, Any]:
     """(core, numbers of each request); a new request comes after every step."""
-    config = EngineConfig(
-        overlap=overlap, host_kv_bytes=host_kv_bytes, **LIMITS, expert=ExpertConfig(host_kv_tokens=BLOCK)
-    )
+    limits = {**LIMITS, "host_kv_bytes": host_kv_bytes, "host_kv_tokens": BLOCK}
+    config = EngineConfig(overlap=overlap).changed(**limits)
     core = make_core(EngineCore, executor, config)
     sink, asked = Told(), []
     for item in prepared:
