@@ -25,16 +25,16 @@ def asks_fitted(questions: Any) -> bool:
     if isinstance(questions, Mapping):
         questions = tuple(questions.values())
     listed = type(questions) is list or type(questions) is tuple
-    return listed and any([type(question) is FittedQuestion for question in questions])
+    return listed and any(map(is_fitted, questions))
 
 
 def mixes_fitted(questions: Any) -> bool:
-    """Whether some of a decision's questions are fitted ones, and some are not."""
-    return asks_fitted(questions) and not all([is_fitted(question) for question in named(questions)[0]])
+    """Return whether some of a decision's questions are fitted ones, and some are not."""
+    return asks_fitted(questions) and not all(map(is_fitted, named(questions)[0]))
 
 
 def answers_questions(ctx: AdmissionContext) -> bool:
-    """Whether the model answers questions that are not fitted."""
+    """Return whether the model answers questions that are not fitted."""
     return bool(ctx.limits.lm_head or ctx.limits.masked_lm or ctx.options is not None)
 
 
@@ -94,7 +94,7 @@ def _checked(ctx: AdmissionContext, task: Decide, questions: Sequence[Any]) -> S
     first: FittedQuestion | None = None
     for at, question in enumerate(questions):
         field = f"questions[{at}]"
-        if type(question) is not FittedQuestion:
+        if not is_fitted(question):
             head = "" if answers_questions(ctx) else ", and this model has no head that answers it"
             raise InvalidRequest(
                 f"{shown(question)} stands beside fitted questions, which read the vector of the state and not its "

@@ -92,7 +92,7 @@ def decide_steps(model_parts: Callable[[], tuple[Preparer, Path]], task: Decide)
         return (yield [task])[0]  # an error that names the question
     questions, names = named(task.questions)
     fitted = [at for at, question in enumerate(questions) if is_fitted(question)]
-    others = [at for at in range(len(questions)) if at not in fitted]
+    others = [at for at, question in enumerate(questions) if not is_fitted(question)]
     parts = [vector_decision(task, [questions[at] for at in fitted])]
     parts.append(replace(task, questions=[questions[at] for at in others]))
     first, second = yield parts

@@ -57,7 +57,7 @@ def load(
     """Raises ``ModelError`` or ``ConfigError``; allocates nothing large before everything has been checked."""
     began = time.perf_counter()
     check_arguments(device, dtype, config)
-    model = model if revision is not None else path_or_name(model)
+    model = path_or_name(model, revision)
     if is_sparrow(model):
         return Parts(*load_sparrow(model, device, dtype, config))
     directory, model_config = _checked_model(model, device, config, revision, follow_links)
@@ -96,7 +96,7 @@ def serve_rank(
     Raises ``RankLost`` where another process ends in another way or hangs, and as ``Engine.from_pretrained`` does.
     """
     check_arguments(device, dtype, config)
-    model = model if revision is not None else path_or_name(model)
+    model = path_or_name(model, revision)
     if config.tensor_parallel == 1 or is_sparrow(model):
         raise ConfigError("serve_rank is for a model directory and a config with tensor_parallel of 2 or more")
     directory, model_config = _checked_model(model, device, config, revision, follow_links)
@@ -185,7 +185,7 @@ def model_path(model: str | Path | None, revision: str | None = None) -> Path:
         return default_model.path()
     from prelude.models.hub import resolve
 
-    return resolve(model if revision is not None else path_or_name(model), revision=revision)
+    return resolve(path_or_name(model, revision), revision=revision)
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from prelude.records import dataclass
+from prelude.values.arrays import F64, I64
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 Key: TypeAlias = npt.NDArray[Any]
 Keys: TypeAlias = tuple[Key, ...]
 

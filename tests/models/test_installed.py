@@ -143,7 +143,7 @@ def test_an_unknown_name_is_refused_with_those_that_packages_provide(install: In
 def test_the_packages_of_the_index_are_those_of_the_table(name: str) -> None:
     if not installed.is_there(name):
         pytest.skip(f"the package {PACKAGES[name].package} with the trained model is not installed")
-    path: Any = installed.path_or_name(name)
+    path: Any = installed.path_or_name(name, None)
     with Engine.from_pretrained(name) as engine:
         assert engine.model_info.path == path
         assert len(engine.embed("Good morning", pooling="mean")) in (128, 384)

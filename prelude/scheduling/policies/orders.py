@@ -24,7 +24,8 @@ import numpy as np
 from prelude._native.core import prompt_keys
 from prelude.errors import ConfigError
 from prelude.records import dataclass
-from prelude.values.policy import F64, Keys, Policy, WaitingColumns
+from prelude.values.arrays import F64
+from prelude.values.policy import Keys, Policy, WaitingColumns
 
 
 class _Usual:
