@@ -14,7 +14,7 @@ from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.prompts import TRUNCATIONS
 from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import InvalidRequest, shown
-from prelude.fitting.question import FittedQuestion
+from prelude.fitting.question import FittedQuestion, answers
 from prelude.results import Answers
 from prelude.tasks import Decide, Embed
 from prelude.values import validation
@@ -71,7 +71,7 @@ def prepare_fitted(ctx: AdmissionContext, scope: TokenizationScope, task: Decide
 
     def finish(outcome: Outcome) -> Answers:
         vector = ready.finish(outcome)
-        return Answers([question.answer(vector, ctx.model) for question in questions], outcome.stats, names)
+        return Answers(answers(questions, vector, ctx.model), outcome.stats, names)
 
     return Admitted(replace(ready.prepared, truncated_tokens=truncated), finish)
 

@@ -24,7 +24,7 @@ from prelude.errors import InvalidRequest, PreludeError, UnknownParameter, shown
 from prelude.fitting import logistic
 from prelude.fitting.question import FittedQuestion, Kind, check_facts
 from prelude.fitting.report import MOST_PAIRS, FitReport
-from prelude.fitting.rows import LabelledTexts
+from prelude.fitting.rows import LabelledTexts, rows_said
 from prelude.fitting.scope import Scope
 from prelude.models.identity import known_hash
 from prelude.models.packed import PackedLinear
@@ -130,12 +130,15 @@ class Fit:
         cut = sum([self._found[one][1] for one in self._rows.texts])
         if cut:
             log.warning("%d of %d rows are longer than the model reads and were cut", cut, len(vectors))
-        model = known_hash(self._model)
-        rows = self._rows
+        rows, model = self._rows, known_hash(self._model)
+        other = rows.other_script()
+        if other:
+            said = rows_said(other)
+            log.warning("%d of %d rows are in another script than most: %s", len(other), len(vectors), said)
         weight, bias, scope, facts = fit_vectors(
             vectors, rows.truth, rows.labels, self._weights, names, seed=self._seed, keep=self._keep
         )
-        report = FitReport(**facts, cut=cut, embed_seconds=seconds)
+        report = FitReport(**facts, cut=cut, other_script=len(other), embed_seconds=seconds)
         return FittedQuestion.from_arrays(
             weight, bias, rows.labels, scope=scope, report=report, model=model, **self._facts
         )
@@ -192,12 +195,19 @@ class _Fitting:
         self._began = time.perf_counter()
         self._vectors, self._truth, self._labels, self._count = vectors, truth, labels, len(labels)
         self._named = 0 if names is None else self._count
-        behind = np.arange(self._named, dtype=np.int32)
-        self._rows = logistic.Rows.of(vectors if names is None else np.concatenate([vectors, names]))
-        self._all = np.concatenate([truth, behind])
+        self._every = vectors if names is None else np.concatenate([vectors, names])
+        self._middle = self._every.mean(axis=0, dtype=np.float64)
+        self._all = np.concatenate([truth, np.arange(self._named, dtype=np.int32)])
         self._weights = np.concatenate([weights, np.ones(self._named)])
         self._folds = _folds(truth, seed)
-        self._starts: list[F64 | None] = [None] * len(self._folds)
+        self._starts: list[F32 | None] = [None] * len(self._folds)
+
+    def _fit(self, folds: Sequence[int], strength: float, start: F32 | None, least_fall: float) -> F32:
+        """Of the rows of these folds, and of the names."""
+        behind = np.arange(len(self._truth), len(self._truth) + self._named, dtype=np.int32)
+        some = np.concatenate([*[self._folds[at] for at in folds], behind])
+        rows = logistic.Rows.of(self._every[some], self._middle)
+        return logistic.fit(rows, self._all[some], self._count, self._weights[some], strength, start, least_fall)
 
     def _held_out(
         self, strength: float, folds: int, seen: int | None = None, least_fall: float = logistic.ROUGH
@@ -206,14 +216,13 @@ class _Fitting:
         judged by a fit of the others, of the ``seen`` next ones alone if that is given."""
         parts, count = [], len(self._folds)
         for at, fold in enumerate(self._folds[:folds]):
-            weights = self._weights.copy()
-            for hidden in [at] if seen is None else range(at + seen + 1, at + count + 1):
-                weights[self._folds[hidden % count]] = 0.0
-            found = logistic.fit(self._rows, self._all, self._count, weights, strength, self._starts[at], least_fall)
+            others = [(at + step) % count for step in range(1, count if seen is None else seen + 1)]
+            found = self._fit(others, strength, self._starts[at], least_fall)
             if seen is None:
                 self._starts[at] = found
-            parts.append(self._rows.logits(found)[:, fold].T)
-        table = np.concatenate(parts).astype(np.float64)
+            weight, bias = logistic.uncentred(found, self._middle)
+            parts.append(PackedLinear(weight.astype(np.float32), None, "float32")(self._vectors[fold]) + bias)
+        table = np.concatenate(parts)
         own = self._truth[np.concatenate(self._folds[:folds])].tolist()
         return table, own, fit_temperature(list(table), own)
 
@@ -224,25 +233,23 @@ class _Fitting:
             judged = self._held_out(tried, used)
             loss = mean_nll(judged[0] / judged[2], judged[1])
             if loss < least:
-                strength, least = tried, loss
+                strength, least, starts = tried, loss, [*self._starts]
             elif tried != STRENGTHS[1]:  # the fits are rough, and the first two are close
                 break
-        if self._named:
-            self._weights[len(self._truth) :] = 0.0
+        self._starts = [*starts]
+        if named := self._named:
+            self._named = 0
             judged = self._held_out(strength, used)
-            if mean_nll(judged[0] / judged[2], judged[1]) < least:
-                self._named = 0
-            else:
-                self._weights[len(self._truth) :] = 1.0
+            if mean_nll(judged[0] / judged[2], judged[1]) >= least:
+                self._named, self._starts = named, starts
         table, own, temperature = self._held_out(strength, every, least_fall=logistic.CLOSE)
         curve = []
         for seen in (1, 2) if every > 3 else ():
             rest, truth, _ = self._held_out(strength, 2 if used == every else 1, seen)
             curve.append((seen * len(self._truth) // every, float((rest.argmax(axis=1) == np.array(truth)).mean())))
-        rows = self._rows
-        whole = logistic.fit(rows, self._all, self._count, self._weights, strength, self._starts[0])
-        weight, bias = logistic.uncentred(rows, whole)
-        scope = _scope(rows, self._vectors, self._truth, self._count, self._folds, keep)
+        whole = self._fit(range(every), strength, self._starts[0], logistic.CLOSE)
+        weight, bias = logistic.uncentred(whole, self._middle)
+        scope = _scope(self._vectors, self._truth, self._count, self._folds, keep)
         facts = {
             "rows": len(self._truth),
             "labels": self._count,
@@ -284,20 +291,20 @@ def _figures(shares: F64, truth: npt.NDArray[np.int64], labels: Sequence[str]) -
     }
 
 
-def _scope(rows: logistic.Rows, vectors: F32, truth: I32, count: int, folds: Sequence[I32], keep: float) -> Scope:
+def _scope(vectors: F32, truth: I32, count: int, folds: Sequence[I32], keep: float) -> Scope:
     """The middle of each label's rows as a direction. The knots are of rows that their own middle is without."""
-    hot = np.zeros((count, rows.backward.inputs), np.float32)
+    sums = PackedLinear(np.ascontiguousarray(vectors.T), None, "float32")
+    hot = np.zeros((count, len(vectors)), np.float32)
     hot[truth, np.arange(len(truth))] = 1.0
     scores = np.empty(len(truth))
     for fold in folds:
         seen = hot.copy()
         seen[:, fold] = 0.0
-        scores[fold] = PackedLinear(_middles(rows, seen), None, "float32")(vectors[fold]).max(axis=1)
+        scores[fold] = PackedLinear(_directions(sums(seen)), None, "float32")(vectors[fold]).max(axis=1)
     knots = np.quantile(scores, np.linspace(0, 1, min(KNOTS, len(truth))))
-    return Scope(_middles(rows, hot), tuple(np.maximum.accumulate(knots).tolist()), keep)
+    return Scope(_directions(sums(hot)), tuple(np.maximum.accumulate(knots).tolist()), keep)
 
 
-def _middles(rows: logistic.Rows, hot: F32) -> F32:
-    sums = rows.backward(hot) + hot.sum(axis=1, keepdims=True) * rows.middle
-    found: F32 = (sums / np.maximum(np.sqrt((sums**2).sum(axis=1, keepdims=True)), 1e-12)).astype(np.float32)
+def _directions(sums: F32) -> F32:
+    found: F32 = sums / np.maximum(np.sqrt((sums**2).sum(axis=1, keepdims=True)), np.float32(1e-12))
     return found

@@ -3,8 +3,7 @@
     loss = Σ weight_i · -log softmax(W x_i + b)[label_i] / Σ weight  +  |W|² / (2 · strength · Σ weight)
 
 ``strength`` is scikit-learn's ``C``. The products are those of ``PackedLinear`` in float32, so that a fit has the
-same bits with any number of threads; parameters and sums are float64. A row of weight 0 has no part in a fit, and
-its logits are there all the same: so one packing of the rows serves all folds.
+same bits with any number of threads. Parameters are float32; the loss and sums over rows are float64.
 """
 
 from __future__ import annotations
@@ -27,21 +26,19 @@ _ARMIJO, _HALVINGS = 1e-4, 20
 class Rows:
     """Vectors [n, d], packed for both products of a step. They are centred, which L-BFGS needs to be quick."""
 
-    middle: F64  # [d]
     forward: PackedLinear  # [n outputs, d inputs]
     backward: PackedLinear  # [d outputs, n inputs]
 
     @classmethod
-    def of(cls, vectors: F32) -> Rows:
-        middle = vectors.mean(axis=0, dtype=np.float64)
+    def of(cls, vectors: F32, middle: F64) -> Rows:
         centred = (vectors - middle).astype(np.float32)
         turned = np.ascontiguousarray(centred.T)
-        return cls(middle, PackedLinear(centred, None, "float32"), PackedLinear(turned, None, "float32"))
+        return cls(PackedLinear(centred, None, "float32"), PackedLinear(turned, None, "float32"))
 
-    def logits(self, parameters: F64) -> F32:
+    def logits(self, parameters: F32) -> F32:
         """[K, n] of parameters [K, d + 1], the bias last."""
-        found = self.forward(np.ascontiguousarray(parameters[:, :-1], dtype=np.float32))
-        found += parameters[:, -1:].astype(np.float32)
+        found = self.forward(np.ascontiguousarray(parameters[:, :-1]))
+        found += parameters[:, -1:]
         return found
 
 
@@ -58,14 +55,14 @@ def fit(
     count: int,
     weights: F64,
     strength: float,
-    start: F64 | None = None,
+    start: F32 | None = None,
     least_fall: float = CLOSE,
-) -> F64:
-    """Parameters [count, d + 1] in float64, the bias last. ``labels`` [n] are numbers below ``count``."""
+) -> F32:
+    """Parameters [count, d + 1], the bias last. ``labels`` [n] are numbers below ``count``."""
     total = float(weights.sum())
     pull, at = 1.0 / (strength * total), np.arange(len(labels))
 
-    def loss(flat: F64) -> tuple[float, F64]:
+    def loss(flat: F32) -> tuple[float, F32]:
         parameters = flat.reshape(count, -1)
         shares = rows.logits(parameters)
         shares -= shares.max(axis=0)
@@ -76,25 +73,25 @@ def fit(
         shares *= (weights / total / sums).astype(np.float32)
         shares[labels, at] -= (weights / total).astype(np.float32)
         gradient = np.empty_like(parameters)
-        gradient[:, :-1] = rows.backward(shares) + pull * parameters[:, :-1]
+        gradient[:, :-1] = rows.backward(shares) + np.float32(pull) * parameters[:, :-1]
         gradient[:, -1] = shares.sum(axis=1, dtype=np.float64)
-        squares = float((parameters[:, :-1] ** 2).sum())
+        squares = float((parameters[:, :-1] ** 2).sum(dtype=np.float64))
         return value + pull / 2 * squares, gradient.reshape(-1)
 
-    first = np.zeros((count, len(rows.middle) + 1)) if start is None else start
+    first = np.zeros((count, rows.forward.inputs + 1), np.float32) if start is None else start
     return minimum(loss, first.reshape(-1), least_fall).reshape(first.shape)
 
 
-def uncentred(rows: Rows, parameters: F64) -> tuple[F64, F64]:
+def uncentred(parameters: F32, middle: F64) -> tuple[F64, F64]:
     """Weight [K, d] and bias [K] for vectors as they are."""
-    weight = parameters[:, :-1]
-    return weight, parameters[:, -1] - (weight * rows.middle).sum(axis=1)
+    weight = parameters[:, :-1].astype(np.float64)
+    return weight, parameters[:, -1] - (weight * middle).sum(axis=1)
 
 
-def minimum(loss: Callable[[F64], tuple[float, F64]], at: F64, least_fall: float) -> F64:
+def minimum(loss: Callable[[F32], tuple[float, F32]], at: F32, least_fall: float) -> F32:
     """Of a smooth convex function, by L-BFGS with backtracking. ``loss`` gives the value and the gradient."""
     value, gradient = loss(at)
-    pairs: list[tuple[F64, F64, float]] = []
+    pairs: list[tuple[F32, F32, float]] = []
     spare = np.empty_like(at)
     for _ in range(STEPS):
         if np.abs(gradient).max() <= TOLERANCE:
@@ -103,7 +100,7 @@ def minimum(loss: Callable[[F64], tuple[float, F64]], at: F64, least_fall: float
         slope = _dot(direction, gradient)
         size = 1.0 if pairs else 1.0 / max(1e-12, np.sqrt(_dot(gradient, gradient)))
         for _ in range(_HALVINGS):
-            there = at + size * direction
+            there = at + np.float32(size) * direction
             found, steeper = loss(there)
             if found <= value + _ARMIJO * size * slope:
                 break
@@ -120,22 +117,22 @@ def minimum(loss: Callable[[F64], tuple[float, F64]], at: F64, least_fall: float
     return at
 
 
-def _direction(gradient: F64, pairs: list[tuple[F64, F64, float]], spare: F64) -> F64:
+def _direction(gradient: F32, pairs: list[tuple[F32, F32, float]], spare: F32) -> F32:
     """The two loops of L-BFGS."""
     found = -gradient
     shares = []
     for moved, turned, curved in reversed(pairs):
         share = _dot(moved, found) / curved
         shares.append(share)
-        found -= np.multiply(turned, share, out=spare)
+        found -= np.multiply(turned, np.float32(share), out=spare)
     if pairs:
         _, turned, curved = pairs[-1]
-        found *= curved / _dot(turned, turned)
+        found *= np.float32(curved / _dot(turned, turned))
     for (moved, turned, curved), share in zip(pairs, reversed(shares)):
-        found += np.multiply(moved, share - _dot(turned, found) / curved, out=spare)
+        found += np.multiply(moved, np.float32(share - _dot(turned, found) / curved), out=spare)
     return found
 
 
-def _dot(x: F64, y: F64) -> float:
+def _dot(x: F32, y: F32) -> float:
     """By numpy's own sum, which no number of threads changes."""
     return float(np.einsum("i,i->", x, y))

@@ -141,33 +141,25 @@ class FittedQuestion:
         """Whether it was fitted on the vectors of the model at ``path``, as far as it knows its model."""
         return not self.model or self.model == known_hash(path)
 
-    # -------------------------------------------------------------- its answer
-
     def answer(self, vector: npt.NDArray[np.float32], model: str = "") -> Answer:
         """The answer for a vector [inputs] of ``embed``. ``mass`` is NaN. ``scope`` is the share of rows like those
         of the fit that lie as far off as this text, or farther; ``in_scope``: whether it is at least ``1 - keep``."""
-        before = cpu.give_threads(1)  # no other thread is worth waking for a head
-        try:
-            made = self._head(np.ascontiguousarray(vector, dtype=np.float32).view(np.ndarray)[None])[0]
-        finally:
-            cpu.give_threads(before)
-        labels, count = self.labels, len(self.labels)
-        relative = made[:count].astype(np.float64)
-        relative -= relative.max()
-        relative -= math.log(np.exp(relative).sum())
-        shares = np.exp(relative).tolist()
-        index, expected, scope, inside = int(made[:count].argmax()), None, None, None
+        return answers([self], vector, model)[0]
+
+    def _answer(self, logits: F32, logprobs: list[float], shares: list[float], near: float, model: str) -> Answer:
+        labels = self.labels
+        index, expected, scope, inside = int(logits.argmax()), None, None, None
         if self.kind == "score":
             expected = math.fsum([level * share for level, share in enumerate(shares, start=int(labels[0]))])
         if self.scope is not None:
-            scope = self.scope.share(made[count:].max())
+            scope = self.scope.share(near)
             inside = scope >= 1.0 - self.scope.keep
         return Answer(
             labels[index],
             index,
             labels,
             dict(zip(labels, shares)),
-            dict(zip(labels, relative.tolist())),
+            dict(zip(labels, logprobs)),
             math.nan,
             shares[0 if self.kind == "noul" else index],
             expected,
@@ -194,6 +186,35 @@ class FittedQuestion:
             return cls.from_arrays(**read(Path(path)))
         except InvalidRequest as error:
             raise CheckpointError(f"{path}: {error}") from error
+
+
+def answers(questions: Sequence[FittedQuestion], vector: npt.NDArray[np.float32], model: str = "") -> list[Answer]:
+    """The answer of each question for a vector [inputs] of ``embed``, with the bits that it has alone."""
+    row = np.ascontiguousarray(vector, dtype=np.float32).view(np.ndarray)[None]
+    bounds, at = [], 0  # the labels of a head, and then the rows of its scope
+    for question in questions:
+        bounds += [at, at + len(question.labels)]
+        at += question._head.outputs
+    made = np.empty((1, at), np.float32)
+    before = cpu.give_threads(1)  # no other thread is worth waking for a head
+    try:
+        for question, start in zip(questions, bounds[::2]):
+            question._head.into(row, made[:, start : start + question._head.outputs])
+    finally:
+        cpu.give_threads(before)
+    logits = made[0]
+    # "reduceat" takes no empty part: one without a scope ends with its labels
+    starts = [start for start, stop in zip(bounds, [*bounds[1:], at]) if start < stop]
+    sizes = np.diff([*starts, at])
+    relative = logits.astype(np.float64)
+    tops = np.maximum.reduceat(relative, starts)
+    relative -= np.repeat(tops, sizes)
+    relative -= np.repeat(np.log(np.add.reduceat(np.exp(relative), starts)), sizes)
+    shares, logprobs, near = np.exp(relative).tolist(), relative.tolist(), dict(zip(starts, tops.tolist()))
+    return [
+        question._answer(logits[start:stop], logprobs[start:stop], shares[start:stop], near.get(stop, 0.0), model)
+        for question, start, stop in zip(questions, bounds[::2], bounds[1::2])
+    ]
 
 
 def _again(weight: F32, bias: F32, facts: dict[str, Any]) -> FittedQuestion:

@@ -9,6 +9,7 @@ from prelude.errors import CheckpointError, shown
 from prelude.records import dataclass
 
 MOST_PAIRS = 20
+_BAR = 30  # characters of a whole bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,9 @@ class FitReport:
     """Each row was judged by the fit of the folds that it is not in. ``log_loss`` is the mean of -log of the true
     label's probability, ``calibration_error`` the expected calibration error; both are of calibrated probabilities.
     ``confusions``: (true label, answer, rows), the most frequent first. ``strength`` is scikit-learn's ``C``, and
-    ``temperature`` what the logits were divided by. ``cut``: rows longer than the model reads. Times are seconds."""
+    ``temperature`` what the logits were divided by. ``cut``: rows longer than the model reads. ``other_script``:
+    rows whose letters are mostly of another script than those of most rows. ``curve``: (rows, accuracy) of fits of
+    fewer rows. Times are seconds. ``str()`` of a report is for a terminal."""
 
     rows: int
     labels: int
@@ -31,6 +34,7 @@ class FitReport:
     confusions: tuple[tuple[str, str, int], ...]
     curve: tuple[tuple[int, float], ...]
     cut: int
+    other_script: int
     embed_seconds: float
     fit_seconds: float
 
@@ -42,15 +46,26 @@ class FitReport:
             f"strength {self.strength:g}, temperature {self.temperature:.3f}; embedding {self.embed_seconds:.1f} s, "
             f"fit {self.fit_seconds:.1f} s",
         ]
-        if self.curve:
-            fewer = ", ".join([f"{accuracy:.4f} with {rows} rows" for rows, accuracy in self.curve])
-            lines.append(f"accuracy of fits of fewer rows: {fewer}")
         if self.named:
             lines.append("the names of the labels are rows of the fit too")
         if self.cut:
             lines.append(f"{self.cut} rows are longer than the model reads and were cut")
-        lines += [f"{count:>6} x {true} answered as {said}" for true, said, count in self.confusions]
+        if self.other_script:
+            lines.append(f"{self.other_script} rows are in another script than most")
+        if self.curve:
+            lines.append("accuracy by rows of a fit:")
+            points = [*self.curve, (self.rows * (self.folds - 1) // self.folds, self.accuracy)]
+            lines += [f"{rows:>7} {_bar(accuracy)} {accuracy:.4f}" for rows, accuracy in points]
+        if self.confusions:
+            lines.append("most frequent errors:")
+            most = self.confusions[0][2]
+            for true, said, count in self.confusions:
+                lines.append(f"{count:>7} {_bar(count / most)} {true} answered as {said}")
         return "\n".join(lines)
+
+
+def _bar(share: float) -> str:
+    return ("#" * max(1, round(_BAR * share))).ljust(_BAR)
 
 
 def report_of(found: dict[str, Any], where: str) -> FitReport:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from prelude.values.arrays import I32
 
 MOST_ROWS = 1 << 20
 _NAMED = 5  # rows in a message
+_SEEN = 200  # characters of a text that say its script
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,12 @@ class LabelledTexts:
     texts: tuple[str, ...]
     labels: tuple[str, ...]
     truth: I32
+
+    def other_script(self) -> list[int]:
+        """Return the rows whose letters are mostly of another script than those of most rows."""
+        found = [_script_of(text) for text in self.texts]
+        most = Counter(filter(None, found)).most_common(1)
+        return [at for at, script in enumerate(found) if script and script != most[0][0]]
 
     @classmethod
     def of(cls, kind: str, texts: Any, labels: Any) -> LabelledTexts:
@@ -37,7 +46,7 @@ class LabelledTexts:
                 raise InvalidRequest(f"{shown(one)} is not a string; write objects as JSON", field=f"texts[{at}]")
         empty = [at for at, one in enumerate(texts) if not one.strip()]
         if empty:
-            raise InvalidRequest(f"{_said(empty)} without text; leave out such rows", field="texts")
+            raise InvalidRequest(f"{rows_said(empty)} without text; leave out such rows", field="texts")
         names = [label_of(kind, label, f"labels[{at}]") for at, label in enumerate(labels)]
         known = sorted(set(names))
         _check_spelling(names, known)
@@ -47,7 +56,7 @@ class LabelledTexts:
         order = check_labels(kind, known)
         single = [label for label, count in Counter(names).items() if count == 1]
         if single:
-            where = _said([names.index(label) for label in single])
+            where = rows_said([names.index(label) for label in single])
             raise InvalidRequest(
                 f"{where}: the only one of its label ({shown(single[0])}); a label needs 2 rows: "
                 "add one, or leave it out",
@@ -59,7 +68,19 @@ class LabelledTexts:
         return cls(tuple(map(str.__str__, texts)), found, np.array([number[name] for name in names], np.int32))
 
 
-def _said(rows: Sequence[int]) -> str:
+def _script_of(text: str) -> str:
+    found = Counter(filter(None, map(_script, text[:_SEEN])))
+    return found.most_common(1)[0][0] if found else ""
+
+
+@lru_cache(4096)
+def _script(character: str) -> str:
+    """By the first word of a letter's name in Unicode: Japanese is written in three scripts, which count as one."""
+    word = unicodedata.name(character, "").split(" ")[0] if character.isalpha() else ""
+    return "CJK" if word in ("HIRAGANA", "KATAKANA") else word
+
+
+def rows_said(rows: Sequence[int]) -> str:
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
     return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:_NAMED]))}{more}"
 
@@ -69,7 +90,7 @@ def _check_spelling(names: Sequence[str], known: Sequence[str]) -> None:
     for label in known:
         other = spelt.setdefault(" ".join(label.casefold().split()), label)
         if other != label:
-            rows = f"{_said([names.index(other)])} and {_said([names.index(label)])}"
+            rows = f"{rows_said([names.index(other)])} and {rows_said([names.index(label)])}"
             raise InvalidRequest(
                 f"labels {shown(other)} and {shown(label)} ({rows}) differ in case or spaces alone; spell them alike",
                 field="labels",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from bisect import bisect_right
 
 from prelude.records import dataclass
 from prelude.values.arrays import F32
@@ -19,4 +19,8 @@ class Scope:
 
     def share(self, score: float) -> float:
         """Of rows like those of the fit: how many have this score or less."""
-        return float(np.interp(score, self.knots, np.arange(len(self.knots)) / (len(self.knots) - 1)))
+        knots, most = self.knots, len(self.knots) - 1
+        at = bisect_right(knots, score) - 1
+        if not 0 <= at < most:
+            return 0.0 if at < 0 else 1.0
+        return (at + (score - knots[at]) / (knots[at + 1] - knots[at])) / most

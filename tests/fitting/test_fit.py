@@ -234,7 +234,7 @@ def test_the_regression_is_that_of_scikit_learn(strength: float) -> None:
     truth = np.arange(200, dtype=np.int32) % 4
     vectors = (middles[truth] + 1.5 * random.standard_normal((200, 20))).astype(np.float32)
     weights = 0.5 + random.random(200)
-    rows = logistic.Rows.of(vectors)
+    rows = logistic.Rows.of(vectors, vectors.mean(axis=0, dtype=np.float64))
     found = np.exp(logistic.log_shares(rows.logits(logistic.fit(rows, truth, 4, weights, strength)))).T
     oracle = LogisticRegression(C=strength, max_iter=5000, tol=1e-8).fit(vectors.astype(np.float64), truth, weights)
     assert np.abs(found - oracle.predict_proba(vectors)).max() < 0.02
@@ -408,7 +408,22 @@ def test_the_report_has_the_accuracy_of_fits_of_fewer_rows(team: FittedQuestion)
     assert team.report is not None
     rows, accuracies = zip(*team.report.curve)
     assert rows == (18, 36) and all(0 <= one <= 1 for one in accuracies)
-    assert "accuracy of fits of fewer rows: " in str(team.report)
+    lines = str(team.report).splitlines()
+    points = [*team.report.curve, (72, team.report.accuracy)]
+    drawn = [line.split() for line in lines[lines.index("accuracy by rows of a fit:") + 1 :]][:3]
+    assert [(int(rows), float(accuracy)) for rows, *_, accuracy in drawn] == [(n, round(a, 4)) for n, a in points]
+    assert [len(bar) for _, *bars, _ in drawn for bar in bars] == [max(1, round(30 * a)) for _, a in points]
+
+
+def test_rows_of_another_script_are_counted_and_said(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    texts, labels = labelled(20)
+    texts[3], texts[7], texts[11] = "где моя карта w1", "カードはどこですか", "1, 2, 3"
+    found = engine.fit(texts, labels, name="x")
+    assert found.report is not None and found.report.other_script == 2
+    assert "2 rows are in another script than most" in str(found.report)
+    assert "2 of 20 rows are in another script than most: rows 3, 7" in caplog.text
+    japanese = ["カードはどこ", "銀行はどこですか", "ひらがな"] * 4
+    assert engine.fit(japanese, [["a", "b", "c"][at % 3] for at in range(12)], name="x").report.other_script == 0
 
 
 def test_explain_says_which_rows_are_read(engine: Engine, team: FittedQuestion) -> None:
