@@ -123,8 +123,8 @@ def main() -> None:
     asked = parser.parse_args()
     report = Report("Decisions that were fitted on labelled texts", facts=machine_facts())
     heads: dict[str, list[FittedQuestion]] = {}
-    for dtype in ("float32", "int8"):
-        with Engine.from_pretrained(asked.model, dtype=dtype) as engine:
+    for kept in (None, "int8"):
+        with Engine.from_pretrained(asked.model, dtype="float32", config=EngineConfig(quantization=kept)) as engine:
             found = {
                 (name, part): rows_of(engine, asked.data / f"{name}_{part}.csv")
                 for name in SETS
@@ -138,7 +138,7 @@ def main() -> None:
                 for figure in runs[0]:
                     values = [run[figure] for run in runs]
                     reach = REACH.get(figure, {}).get(name, {}).get(count, "")
-                    load = f"{name}, {count or 'all'} a class, {dtype}"
+                    load = f"{name}, {count or 'all'} a class, {kept or 'float32'}"
                     unit = "s" if figure == "processor time" else ""
                     report.add(load, figure, (float(np.mean(values)), min(values), max(values)), unit, reach)
             heads.setdefault(name, [fits.question(seed, 5)[0] for seed in range(16)])

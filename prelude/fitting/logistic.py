@@ -35,10 +35,10 @@ class Rows:
         turned = np.ascontiguousarray(centred.T)
         return cls(PackedLinear(centred, None, "float32"), PackedLinear(turned, None, "float32"))
 
-    def logits(self, parameters: F32) -> F32:
-        """[K, n] of parameters [K, d + 1], the bias last."""
-        found = self.forward(np.ascontiguousarray(parameters[:, :-1]))
-        found += parameters[:, -1:]
+    def logits(self, weight: F32, bias: F32) -> F32:
+        """[K, n] of ``weight`` [K, d] and ``bias`` [K]."""
+        found = self.forward(weight)
+        found += bias[:, None]
         return found
 
 
@@ -58,34 +58,40 @@ def fit(
     start: F32 | None = None,
     least_fall: float = CLOSE,
 ) -> F32:
-    """Parameters [count, d + 1], the bias last. ``labels`` [n] are numbers below ``count``."""
-    total = float(weights.sum())
-    pull, at = 1.0 / (strength * total), np.arange(len(labels))
+    """Parameters [count * (d + 1)], the biases last. ``labels`` [n] are numbers below ``count``."""
+    total, inputs = float(weights.sum()), rows.forward.inputs
+    pull, at, shared = 1.0 / (strength * total), np.arange(len(labels)), (weights / total).astype(np.float32)
 
-    def loss(flat: F32) -> tuple[float, F32]:
-        parameters = flat.reshape(count, -1)
-        shares = rows.logits(parameters)
+    def loss(parameters: F32) -> tuple[float, F32]:
+        weight, bias = parted(parameters, inputs)
+        shares = rows.logits(weight, bias)
         shares -= shares.max(axis=0)
         chosen = shares[labels, at].astype(np.float64)
         np.exp(shares, out=shares)
-        sums = shares.sum(axis=0, dtype=np.float64)
-        value = float((weights * (np.log(sums) - chosen)).sum()) / total
-        shares *= (weights / total / sums).astype(np.float32)
-        shares[labels, at] -= (weights / total).astype(np.float32)
-        gradient = np.empty_like(parameters)
-        gradient[:, :-1] = rows.backward(shares) + np.float32(pull) * parameters[:, :-1]
-        gradient[:, -1] = shares.sum(axis=1, dtype=np.float64)
-        squares = float((parameters[:, :-1] ** 2).sum(dtype=np.float64))
-        return value + pull / 2 * squares, gradient.reshape(-1)
+        sums = shares.sum(axis=0)
+        value = float((weights * (np.log(sums.astype(np.float64)) - chosen)).sum()) / total
+        shares *= shared / sums
+        shares[labels, at] -= shared
+        gradient = np.float32(pull) * parameters
+        up, down = parted(gradient, inputs)
+        rows.backward.add_to(up, shares)
+        np.sum(shares, axis=1, out=down)
+        return value + pull / 2 * _dot(weight.reshape(-1), weight.reshape(-1)), gradient
 
-    first = np.zeros((count, rows.forward.inputs + 1), np.float32) if start is None else start
-    return minimum(loss, first.reshape(-1), least_fall).reshape(first.shape)
+    return minimum(loss, np.zeros(count * (inputs + 1), np.float32) if start is None else start, least_fall)
+
+
+def parted(parameters: F32, inputs: int) -> tuple[F32, F32]:
+    """Weight [K, inputs] and bias [K], in the memory of ``parameters``."""
+    count = len(parameters) // (inputs + 1)
+    return parameters[:-count].reshape(count, inputs), parameters[-count:]
 
 
 def uncentred(parameters: F32, middle: F64) -> tuple[F64, F64]:
     """Weight [K, d] and bias [K] for vectors as they are."""
-    weight = parameters[:, :-1].astype(np.float64)
-    return weight, parameters[:, -1] - (weight * middle).sum(axis=1)
+    weight, bias = parted(parameters, len(middle))
+    wide = weight.astype(np.float64)
+    return wide, bias - (wide * middle).sum(axis=1)
 
 
 def minimum(loss: Callable[[F32], tuple[float, F32]], at: F32, least_fall: float) -> F32:

@@ -235,7 +235,8 @@ def test_the_regression_is_that_of_scikit_learn(strength: float) -> None:
     vectors = (middles[truth] + 1.5 * random.standard_normal((200, 20))).astype(np.float32)
     weights = 0.5 + random.random(200)
     rows = logistic.Rows.of(vectors, vectors.mean(axis=0, dtype=np.float64))
-    found = np.exp(logistic.log_shares(rows.logits(logistic.fit(rows, truth, 4, weights, strength)))).T
+    parameters = logistic.fit(rows, truth, 4, weights, strength)
+    found = np.exp(logistic.log_shares(rows.logits(*logistic.parted(parameters, 20)))).T
     oracle = LogisticRegression(C=strength, max_iter=5000, tol=1e-8).fit(vectors.astype(np.float64), truth, weights)
     assert np.abs(found - oracle.predict_proba(vectors)).max() < 0.02
 
