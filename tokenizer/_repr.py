@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 
@@ -109,4 +108,6 @@ def _cut(text: str, limits: Limits) -> str:
 
 def _number(value: float) -> str:
     """Return the shortest decimal number that is ``value``, without an exponent."""
+    from decimal import Decimal
+
     return re.sub(r"\.0$", "", f"{Decimal(repr(value)):f}")

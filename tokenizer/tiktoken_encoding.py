@@ -16,7 +16,6 @@ import operator
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -118,6 +117,8 @@ class TiktokenEncoding:
         disallowed_special: Refused = "all",
     ) -> list[list[int]]:
         call = partial(self.encode, allowed_special=allowed_special, disallowed_special=disallowed_special)
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(num_threads) as pool:
             return list(pool.map(call, text))
 

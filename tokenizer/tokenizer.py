@@ -6,7 +6,6 @@ number of threads without a lock: a call reads the settings once, and a setter r
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import operator
@@ -14,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +44,13 @@ if TYPE_CHECKING:
     from .backends.choice import Core
 
 Cache = bool | str | os.PathLike[str]
+R = TypeVar("R")
+
+
+async def _in_thread(call: Callable[..., R], *args: Any) -> R:
+    from asyncio import to_thread  # a tenth of an engine's import, which is for this alone
+
+    return await to_thread(call, *args)
 
 
 class Tokenizer(ArrayMethods):
@@ -245,17 +251,17 @@ class Tokenizer(ArrayMethods):
         is_pretokenized: bool = False,
         add_special_tokens: bool = True,
     ) -> Encoding:
-        return await asyncio.to_thread(self.encode, sequence, pair, is_pretokenized, add_special_tokens)
+        return await _in_thread(self.encode, sequence, pair, is_pretokenized, add_special_tokens)
 
     async def async_encode_batch(
         self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
     ) -> list[Encoding]:
-        return await asyncio.to_thread(self.encode_batch, input, is_pretokenized, add_special_tokens)
+        return await _in_thread(self.encode_batch, input, is_pretokenized, add_special_tokens)
 
     async def async_encode_batch_fast(
         self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
     ) -> list[Encoding]:
-        return await asyncio.to_thread(self.encode_batch_fast, input, is_pretokenized, add_special_tokens)
+        return await _in_thread(self.encode_batch_fast, input, is_pretokenized, add_special_tokens)
 
     def post_process(
         self, encoding: Encoding, pair: Encoding | None = None, add_special_tokens: bool = True
@@ -346,7 +352,7 @@ class Tokenizer(ArrayMethods):
     async def async_decode_batch(
         self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True
     ) -> list[str]:
-        return await asyncio.to_thread(self.decode_batch, sequences, skip_special_tokens)
+        return await _in_thread(self.decode_batch, sequences, skip_special_tokens)
 
     # ---- vocabulary
 

@@ -7,7 +7,6 @@ that waits for it, or by letting go of it: each of these cancels the request.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -26,6 +25,8 @@ from prelude.scheduling.request import Request, Sink
 from prelude.scheduling.timeline import Timeline
 
 if TYPE_CHECKING:
+    import asyncio
+
     from typing_extensions import Self
 
     from prelude.runtime.call import Call
@@ -296,14 +297,16 @@ class AsyncTextStream:
             raise WrongUse("another task is waiting for this stream's next chunk")
         if self._closed:
             raise StopAsyncIteration
-        loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
             raise WrongUse("this stream began in another event loop, which gets its chunks; read it there")
         self._reading = True
         try:
-            chunk = await self._next()
+            chunk = await self._next(loop)
         except BaseException:  # cancellation too: a stream that is not read any more holds nothing
             self.close()
             raise
@@ -312,14 +315,14 @@ class AsyncTextStream:
         self._closed = self._closed or chunk.finish_reason is not None
         return chunk
 
-    async def _next(self) -> Chunk:
+    async def _next(self, loop: asyncio.AbstractEventLoop) -> Chunk:
         if self._sink is None:
             self._sink = await self._submit()
         while True:
             chunk = self._sink.take()
             if chunk is not None:
                 return chunk
-            self._wakes.waiter = waiter = asyncio.get_running_loop().create_future()
+            self._wakes.waiter = waiter = loop.create_future()
             await waiter
             if self._closed:
                 raise StopAsyncIteration
@@ -347,6 +350,8 @@ class AsyncTextStream:
         waiter, loop = self._wakes.waiter, self._loop
         if waiter is None or loop is None or waiter.done():
             return
+        import asyncio
+
         if loop is asyncio._get_running_loop():
             _wake(waiter)
         else:

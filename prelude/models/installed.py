@@ -64,7 +64,7 @@ PACKAGES = {
 
 def path_or_name(model: Any, revision: str | None) -> Any:
     """The path of the model that an installed package provides under the name ``model``; any other ``model`` as it
-    is, and so one with a ``revision``, which is the hub's. Raises ``ModelError`` if the package is missing or damaged."""
+    is, and so one with a ``revision``, which is the hub's. ``ModelError`` if the package is missing or damaged."""
     if revision is not None or not isinstance(model, str) or not model:
         return model
     if not {"/", os.sep, "\0"}.isdisjoint(model) or os.path.lexists(model):

@@ -1,14 +1,14 @@
 """``dataclass`` as in ``dataclasses``, with methods that cost no start.
 
 The standard library compiles six functions for each frozen dataclass, which takes most of the time of an import of
-this package. Here the text, comparison and hash of all classes are the same few functions; what they give is what
-the compiled ones give.
+this package. Here one is compiled, ``__init__``; the others are the same few functions for all classes. They give
+what the compiled ones give.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import MISSING, asdict, field, fields, replace
+from dataclasses import MISSING, FrozenInstanceError, asdict, field, fields, replace
 from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,11 @@ else:
         if cls is None:
             return lambda cls: dataclass(cls, repr=repr, eq=eq, frozen=frozen, **options)
         own = dict(vars(cls))
-        made = dataclasses.dataclass(cls, repr=False, eq=False, frozen=frozen, **options)
+        closed = frozen and not any("__dataclass_fields__" in vars(base) for base in cls.__mro__[1:])
+        given = {"init": False} if closed else {"frozen": frozen}
+        made = dataclasses.dataclass(cls, repr=False, eq=False, **given, **options)
+        if closed:
+            _close(made)
         if repr and "__repr__" not in own:
             made.__repr__ = _text
         if eq:
@@ -33,6 +37,54 @@ else:
             if own.get("__hash__") is None:
                 made.__hash__ = hashed if frozen else None
         return made
+
+
+class _Factory:
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+def _close(made: Any) -> None:
+    """Make a class of no other dataclass a frozen one, with an ``__init__`` of its fields."""
+    positional, named, body = ["self"], ["*"], ["pass"]
+    names: dict[str, Any] = {"_set": object.__setattr__, "_missing": _Factory()}
+    given = [one for one in fields(made) if one.init]
+    for at, one in enumerate(given):
+        parameter = value = one.name
+        if one.default_factory is not MISSING:
+            names[f"_{at}"] = one.default_factory
+            parameter, value = f"{parameter}=_missing", f"_{at}() if {value} is _missing else {value}"
+        elif one.default is not MISSING:
+            names[f"_{at}"] = one.default
+            parameter += f"=_{at}"
+        (named if one.kw_only else positional).append(parameter)
+        body.append(f"_set(self, {one.name!r}, {value})")
+    if hasattr(made, "__post_init__"):
+        body.append("self.__post_init__()")
+    parameters = positional + (named if len(named) > 1 else [])
+    exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(body), names)
+    made.__init__ = names["__init__"]
+    made.__init__.__qualname__ = f"{made.__qualname__}.__init__"
+    made.__init__.__annotations__ = {**{one.name: one.type for one in given}, "return": None}
+    made.__dataclass_params__.frozen = True
+    made.__setattr__, made.__delattr__ = _refuse, _refuse
+    if "__slots__" in vars(made) and "__getstate__" not in vars(made):
+        made.__getstate__, made.__setstate__ = _state, _restore
+
+
+def _refuse(self: Any, name: str, *value: Any) -> None:
+    if "__dataclass_fields__" in vars(type(self)) or name in type(self).__dataclass_fields__:
+        raise FrozenInstanceError(f"cannot {'assign to' if value else 'delete'} field {name!r}")
+    (object.__setattr__ if value else object.__delattr__)(self, name, *value)  # of a class of this class
+
+
+def _state(self: Any) -> list[Any]:
+    return [getattr(self, one.name) for one in fields(self)]
+
+
+def _restore(self: Any, state: list[Any]) -> None:
+    for one, value in zip(fields(self), state):
+        object.__setattr__(self, one.name, value)
 
 
 @recursive_repr()

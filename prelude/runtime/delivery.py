@@ -5,12 +5,11 @@ Ends may come from the engine thread, from a caller that runs steps itself, or f
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prelude.admission.prepared import Outcome
 from prelude.readouts.batch import SampleOutput
@@ -18,6 +17,9 @@ from prelude.runtime.core import EngineCore
 from prelude.runtime.sinks import LoopFlush
 from prelude.scheduling.request import Request
 from prelude.terminal.progress import Progress
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger("prelude.engine")
 

@@ -9,7 +9,6 @@ no thread waits for a lock, however many there are: ``_native/include/prelude/ha
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,8 @@ from prelude._native.core import Tally
 from prelude.errors import EngineClosed, QueueFull
 
 if TYPE_CHECKING:
+    import asyncio
+
     from typing_extensions import Self
 
 

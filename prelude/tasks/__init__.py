@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -74,7 +73,9 @@ def unknown_keyword(owner: type[Any] | str, name: str, known: Sequence[str]) -> 
     if group is not None and name in group.__dataclass_fields__:
         told = f"give {parameter}={group.__name__}({name}=...)"
         return f"{owner} has no parameter {name!r}: it is a field of {group.__name__}; {told}"
-    near = difflib.get_close_matches(name, known, n=1)
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"{owner} has no parameter {name[:60]!r}{hint} It takes: {', '.join(known)}"
 

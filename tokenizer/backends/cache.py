@@ -17,7 +17,6 @@ import logging
 import os
 import stat
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,6 +127,8 @@ class TableCache:
 
     def _write(self, name: str, content: bytes, keep: bool = False) -> None:
         """``keep``: a file that exists is kept."""
+        import tempfile
+
         file, temporary = tempfile.mkstemp(dir=self._folder, prefix=".")
         try:
             with os.fdopen(file, "wb", buffering=0) as out:
