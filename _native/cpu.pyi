@@ -25,6 +25,7 @@ class ThreadPlaces:
 
 PACKINGS: dict[str, int]
 PACKED_KERNELS: dict[str, str]
+QUICK_PAIRS: bool
 PACKED_GROUP: int
 BLOCK_KINDS: dict[str, int]
 INT8_BLOCK: int

@@ -32,6 +32,7 @@ cdef extern from "prelude/cpu/packed_matmul.hpp" namespace "prelude::cpu" nogil:
 
     int64_t packed_words_of "prelude::cpu::packed_words"(int64_t outputs, int64_t inputs, Packing)
     const PackedKernels* best_packed_kernels(Packing)
+    cbool pairs_are_quick()
     void pack_weight(const float*, int64_t stride, int64_t outputs, int64_t inputs, Packing, uint32_t*, int64_t first,
                      int threads)
     void pack_weight(const uint16_t*, int64_t stride, int64_t outputs, int64_t inputs, Packing, uint32_t*,
@@ -91,6 +92,7 @@ BLOCK_KINDS = {
 PACKED_KERNELS = {
     name: for_packed[at].name.decode() for name, at in PACKINGS.items() if for_packed[at] != NULL
 }
+QUICK_PAIRS = pairs_are_quick()
 PACKED_GROUP = kGroup
 INT8_BLOCK = kBlock
 Q8_BYTES = kQ8Bytes

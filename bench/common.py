@@ -251,11 +251,10 @@ def figure_path(value: str) -> Path:
 def use_threads(count: int) -> None:
     """Threads of this process's engines that are given none, and of torch."""
     import torch
-
-    from prelude.models import kernels
+    from prelude._native import cpu
 
     torch.set_num_threads(count)
-    kernels.cpu.set_threads(count)
+    cpu.set_threads(count)
 
 
 class Part(Protocol):

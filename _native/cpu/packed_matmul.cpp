@@ -25,6 +25,11 @@
 #define PRELUDE_X86_TARGETS 1
 #include <cpuid.h>
 #include <immintrin.h>
+#if defined(__linux__) && defined(__x86_64__)
+#define PRELUDE_AMX 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__GNUC__)
 #define PRELUDE_NEON 1
 #include <arm_neon.h>
@@ -88,12 +93,18 @@ namespace packed_avx512 {
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/dots_avx512.hpp"
 #include "prelude/cpu/body_packed.hpp"
+#ifdef PRELUDE_AMX
+#include "prelude/cpu/dots_amx.hpp"
+#endif
 // clang-format on
 const PackedKernels kInt8 = packed_table<Int8Dot>("avx512");
 const PackedKernels kWidened = packed_table<WidenedDot>("avx512");
 const PackedKernels kF16 = packed_table<F16Dot>("avx512");
 const PackedKernels kBf16 = packed_table<Bf16Dot>("avx512");
 const PackedKernels kF32 = packed_table<F32Dot>("avx512");
+#ifdef PRELUDE_AMX
+const PackedKernels kPairTiles = pair_tiles(std::make_integer_sequence<int, kMostPackedRows>{});
+#endif
 }  // namespace packed_avx512
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -184,6 +195,17 @@ bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
+#ifdef PRELUDE_AMX
+// Linux gives the tiles to a process that asks.
+bool has_tiles() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kBits = 1u << 22 | 1u << 24;  // of bfloat16, tiles
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBits) != kBits) return false;
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  static const bool given = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  return given;
+}
+#endif
 #elif defined(PRELUDE_NEON)
 bool has_dot() {
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -200,6 +222,9 @@ bool supported(const char* name, Packing packing) {
 #ifdef PRELUDE_X86_TARGETS
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   if (std::strcmp(name, "avx2") == 0) return avx2;
+#ifdef PRELUDE_AMX
+  if (std::strcmp(name, "amx") == 0) return packing == Packing::bf16 && supported("avx512", packing) && has_tiles();
+#endif
   if (std::strcmp(name, "avx512") == 0) {
     if (!avx2 || !__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512vl"))
@@ -363,6 +388,9 @@ float int8_pair(const PackedWeight& weight, const float* x, int64_t output, uint
 
 const PackedKernels* packed_kernels_named(const char* name, Packing packing) {
   if (!supported(name, packing)) return nullptr;
+#ifdef PRELUDE_AMX
+  if (std::strcmp(name, "amx") == 0) return &packed_avx512::kPairTiles;
+#endif
 #ifdef PRELUDE_X86_TARGETS
   if (std::strcmp(name, "avx512") == 0) {
     const PackedKernels* found[] = {&packed_avx512::kF32, &packed_avx512::kBf16, &packed_avx512::kInt8,
@@ -383,9 +411,19 @@ const PackedKernels* packed_kernels_named(const char* name, Packing packing) {
 const PackedKernels* best_packed_kernels(Packing packing) {
   if (const char* chosen = std::getenv("PRELUDE_CPU_KERNELS"))
     if (kernels_named(chosen) != nullptr) return packed_kernels_named(chosen, packing);
-  for (const char* name : {"avx512", "avx2", "neon_dot", "neon", "portable"})
+  for (const char* name : {"amx", "avx512", "avx2", "neon_dot", "neon", "portable"})
     if (const PackedKernels* found = packed_kernels_named(name, packing)) return found;
   return nullptr;
+}
+
+bool pairs_are_quick() {
+  const PackedKernels* kernels = best_packed_kernels(Packing::bf16);
+  if (kernels == nullptr) return false;
+#ifdef PRELUDE_X86_TARGETS
+  return std::strcmp(kernels->name, "avx512") != 0 || __builtin_cpu_is("amd");
+#else
+  return true;
+#endif
 }
 
 bool packed_worth_releasing_gil(const PackedArgs& a) {
@@ -402,7 +440,7 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int thread
   // Several blocks that are more than the cache holds are cut, so that a piece reads the weights once for all of
   // them.
   const bool large = a.rows * words * 4 > kPieceInputs || most * words * 4 > kBlockInputs;
-  const bool cut = kernels.packing != Packing::int8 && blocks > 1 && large;
+  const bool cut = kernels.by_parts && blocks > 1 && large;
   const PackedRows rows{room.get(), a.rows / blocks, a.rows % blocks,
                         cut ? (words + kPartWords - 1) / kPartWords : 1};
 

@@ -8,7 +8,7 @@
 #include "check.hpp"
 
 // Of every instruction set; a machine has some of them.
-constexpr const char* kKernelNames[] = {"portable", "avx2", "avx512", "neon", "neon_dot"};
+constexpr const char* kKernelNames[] = {"portable", "avx2", "avx512", "amx", "neon", "neon_dot"};
 
 inline float uniform(Random& random) { return static_cast<float>(random.below(1 << 20)) / (1 << 19) - 1.0f; }
 

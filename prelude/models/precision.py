@@ -49,7 +49,7 @@ def choose(dtype: str, source: WeightSource, spec: ModelSpec, quantization: Quan
         return Precision(chosen, quantization, f"quantization={quantization!r}")
     if dtype != "auto":
         chosen = resolved(dtype)
-        half: Packing = "bfloat16" if "bfloat16" in cpu.PACKED_KERNELS else "widened"
+        half: Packing = "bfloat16" if cpu.QUICK_PAIRS else "widened"
         return Precision(chosen, half if chosen == BF16 else "float32", f"dtype={name_of(chosen)!r}")
     numbers = [name for name in _matrices(source, spec) if not source.in_blocks(name)]
     stored = sorted({name_of(source.tensor(name).dtype) for name in numbers}) or ["blocks of a few bits"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from prelude import Engine, EngineConfig, ExpertConfig
+from prelude._native import cpu
 from prelude.models.arrays import FLOAT32
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.precision import choose
@@ -97,6 +98,16 @@ def test_the_forms_that_auto_chooses(tmp_path: Path) -> None:
             assert (chosen.dtype, chosen.packing) == (dtype, packing) and told in chosen.reason
             assert choose("float32", checkpoint, model.config.spec).packing == "float32"
             assert choose("auto", checkpoint, model.config.spec, "int8").packing == "int8"
+
+
+@pytest.mark.parametrize("quick, packing", [(True, "bfloat16"), (False, "widened")])
+def test_weights_of_bfloat16_are_widened_where_its_products_are_slow(
+    quick: bool, packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "QUICK_PAIRS", quick)
+    model = Model(save_model(tmp_path, dtype="bfloat16"))
+    with Checkpoint.open(model.path, model.config) as checkpoint:
+        assert choose("bfloat16", checkpoint, model.config.spec).packing == packing
 
 
 def test_the_choice_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -357,9 +357,8 @@ inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_
 
 template <class Dot, int... R>
 constexpr PackedKernels packed_table(const char* name, std::integer_sequence<int, R...>) {
-  return {name,        Dot::kPacking, Dot::kRows,
-          kLanes,      pack<float>,   pack<uint16_t>,
-          pack_halves, prepare,       {multiply<Dot, R + 1>...}};
+  return {name,        Dot::kPacking,  Dot::kRows,  kLanes,  Dot::kPacking != Packing::int8,
+          pack<float>, pack<uint16_t>, pack_halves, prepare, {multiply<Dot, R + 1>...}};
 }
 template <class Dot>
 constexpr PackedKernels packed_table(const char* name) {

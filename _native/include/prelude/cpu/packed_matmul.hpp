@@ -6,7 +6,8 @@
 //
 //   f32    one input a word. A product and the sum are rounded once together, from the first input to the last. So
 //          the bits are the same on every machine.
-//   bf16   two inputs a word. The same order, by the processor's instruction for pairs of bfloat16.
+//   bf16   two inputs a word. The same order, by the processor's instruction for pairs of bfloat16; by amx 32 inputs
+//          are summed and added at a time.
 //   widened   the words of bf16. A row of x stays float32 and a weight is widened in a register; sums as in f32.
 //   f16    float16, 16 bits an input: the outputs of an input lie side by side. Widened and summed as `widened` is.
 //   int8   four inputs a word, in blocks of 32 inputs, that is eight words of each output and behind them the block's
@@ -30,7 +31,7 @@ enum class Packing : int32_t { f32 = 0, bf16 = 1, int8 = 2, widened = 3, f16 = 4
 
 inline constexpr int kGroup = 32;           // outputs that lie side by side
 inline constexpr int kHalf = 16;            // outputs of a kernel's sums
-inline constexpr int kMostPackedRows = 12;  // of x that any kernel takes at a time
+inline constexpr int kMostPackedRows = 16;  // of x that any kernel takes at a time
 inline constexpr int kBlock = 32;           // inputs of int8 with a scale of their own
 inline constexpr int kBlockWords = kBlock / 4;
 inline constexpr int kBlockGroupWords = kBlockWords * kGroup + kGroup / 2;  // of a block of a group, with the scales
@@ -81,8 +82,8 @@ struct PackedArgs {
 };
 
 // Rows of x as the kernels read them, in blocks: the first `longer` blocks have a row more than the others. In int8
-// words[row][word], else words[block][word][row of the block]. In int8 a sum over a block of inputs starts at -128
-// times the sum of the row's integers, since a byte of a weight is 128 too large.
+// and by amx words[row][word], else words[block][word][row of the block]. In int8 a sum over a block of inputs starts
+// at -128 times the sum of the row's integers, since a byte of a weight is 128 too large.
 struct PackedRows {
   uint32_t* words;
   int64_t least;  // rows of a block
@@ -97,6 +98,7 @@ struct PackedKernels {
   Packing packing;
   int most_rows;  // that are taken at a time
   int lanes;      // outputs that are packed at a time; `to` is the first word of the first of them
+  bool by_parts;  // of the words of rows that are more than the cache holds
   void (*pack_floats)(const float* weight, int64_t stride, int64_t inputs, uint32_t* to);  // one a word
   void (*pack_pairs)(const uint16_t* weight, int64_t stride, int64_t inputs, uint32_t* to);
   void (*pack_halves)(const uint16_t* weight, int64_t stride, int64_t inputs, uint16_t* to);  // of f16
@@ -108,12 +110,16 @@ struct PackedKernels {
                                     int64_t first, int64_t last, float* room);
 };
 
-// The kernels of that name (avx512, avx2, neon, neon_dot, portable), or null where this machine cannot run them or
-// there are none. neon_dot has int8 alone.
+// The kernels of that name (amx, avx512, avx2, neon, neon_dot, portable), or null where this machine cannot run them
+// or there are none. neon_dot has int8 alone, amx bf16.
 const PackedKernels* packed_kernels_named(const char* name, Packing packing);
 
 // The fastest that this machine has, or those that PRELUDE_CPU_KERNELS names; null where there are none.
 const PackedKernels* best_packed_kernels(Packing packing);
+
+// Whether products of bf16 take less time than those of `widened`: tiles do, and vdpbf16ps on AMD's processors. On
+// Intel's it is slower than the fused products of float32.
+bool pairs_are_quick();
 
 // Weights [outputs, inputs], `stride` values apart, to packed words. The scale of a block of int8 is its largest
 // absolute value over 127 in float16. They are the outputs of a larger weight from `first` on; its parts are packed
