@@ -103,6 +103,12 @@ def build_of(package: str) -> str:
     return ", ".join(name for name in INSTRUCTIONS if name in found) or "none of " + ", ".join(INSTRUCTIONS)
 
 
+def _kernels() -> dict[str, str]:
+    """Of our products on this processor, by the type of the weights, if the run has any."""
+    found = sys.modules.get("prelude._native.cpu")
+    return {} if found is None else dict(found.PACKED_KERNELS)
+
+
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -133,6 +139,7 @@ def facts() -> dict[str, Any]:
         "load": [LOAD_AT_START, _load()],
         "versions": _versions(PACKAGES) | (peers := _versions(NATIVE_PEERS)),
         "builds": {name: build_of(name) for name in peers},
+        "kernels": _kernels(),
         "files": {path.name: _digest(path) for path in _read_files(sys.argv[1:])},
     }
 

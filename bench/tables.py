@@ -9,7 +9,7 @@ Each command fails on a result file that no table reads.
 A table stands behind a comment that names its file, and may choose loads and measures by a regular expression:
 
     <!-- figures engine-cpu.json -->
-    <!-- figures cpu-models.json; loads MiniLM; measures p50|p90 -->
+    <!-- figures fidelity.json; loads int8$; measures flipped|right -->
 
 or lists rows of several files, each as its text, the other side, the file, the load and the measures in it:
 

@@ -193,7 +193,10 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="*", metavar="MINOR", help="these minor versions of Python alone")
     parser.add_argument("--arch", nargs="*", choices=ARCHITECTURES, default=list(ARCHITECTURES))
     parser.add_argument("--emulate", type=Path, nargs="*", default=[], metavar="FOLDER", help="aarch64 systems")
+    parser.add_argument("--release", action="store_true", help="refuse if a table of README or docs is stale")
     chosen = parser.parse_args()
+    if chosen.release:
+        run(sys.executable, "-m", "bench", "tables", "--release")
     tool = tools(ROOT / "build" / "wheel-tools")
     chosen.out.mkdir(exist_ok=True)
     found = {minor: path for minor, path in interpreters().items() if not chosen.only or minor in chosen.only}

@@ -1,11 +1,23 @@
-// The rate of each vector instruction that the products with packed weights are made of, from registers alone: the
-// floor of their time. Prints a name and 1e9 operations a second of one thread, a line each; an instruction that this
-// processor lacks has no line.
+// The rate of each vector instruction that the products with packed weights are made of, from registers alone, and
+// that of reading memory: the floors of their time. Prints a name and 1e9 operations a second of one thread, a line
+// each; an instruction that this processor lacks has no line. The last line is `memory` and 1e9 bytes a second that
+// as many threads read together as the argument says.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
+#include <thread>
+#include <vector>
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -44,6 +56,54 @@ KERNEL(fma_512, "vfmadd231ps", "zmm")
 KERNEL(pairs_512, "vdpbf16ps", "zmm")
 KERNEL(fours_512, "vpdpbusd", "zmm")
 
+// Four sums of 16 rows by 16 outputs, each instruction with 32 inputs; a sixteenth of the turns.
+void tiles() {
+  struct alignas(64) {
+    uint8_t palette = 1, unused[15] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16};
+  } shapes;
+  asm volatile("ldtilecfg %0" ::"m"(shapes));
+  for (int64_t turn = 0; turn < kTurns / 16; ++turn)
+    asm volatile(
+        "tdpbf16ps %%tmm5, %%tmm4, %%tmm0\ntdpbf16ps %%tmm5, %%tmm4, %%tmm1\n"
+        "tdpbf16ps %%tmm5, %%tmm4, %%tmm2\ntdpbf16ps %%tmm5, %%tmm4, %%tmm3" ::);
+  asm volatile("tilerelease");
+}
+
+bool has_tiles() {
+#ifdef __linux__
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kBits = 1u << 22 | 1u << 24;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kBits) == kBits &&
+         syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM
+#else
+  return false;
+#endif
+}
+
+// 1e9 bytes a second of so many threads together: each sums 128 MiB of its own.
+double memory(int threads) {
+  constexpr size_t kWords = size_t{1} << 24;
+  std::vector<std::vector<uint64_t>> words(static_cast<size_t>(threads), std::vector<uint64_t>(kWords, 1));
+  std::atomic<uint64_t> sum{0};
+  double best = 1e9;
+  for (int i = 0; i < 5; ++i) {
+    const auto began = std::chrono::steady_clock::now();
+    std::vector<std::thread> all;
+    for (const auto& own : words)
+      all.emplace_back([&own, &sum] {
+        uint64_t sums[4] = {};
+        for (size_t at = 0; at < kWords; at += 4)
+          for (size_t k = 0; k < 4; ++k) sums[k] += own[at + k];
+        sum += sums[0] + sums[1] + sums[2] + sums[3];
+      });
+    for (std::thread& one : all) one.join();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+  }
+  return sum > 0 ? 8e-9 * static_cast<double>(kWords) * threads / best : 0;
+}
+
 void print(const char* name, bool supported, void (*kernel)(), double operations) {
   if (!supported) return;
   double best = 1e9;
@@ -58,11 +118,13 @@ void print(const char* name, bool supported, void (*kernel)(), double operations
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
   print("vfmadd231ps-256", __builtin_cpu_supports("fma"), fma_256, 2 * 8);
   print("vfmadd231ps", __builtin_cpu_supports("avx512f"), fma_512, 2 * 16);
   print("vdpbf16ps", __builtin_cpu_supports("avx512bf16"), pairs_512, 2 * 32);
   print("vpdpbusd", __builtin_cpu_supports("avx512vnni"), fours_512, 2 * 64);
+  print("tdpbf16ps", has_tiles(), tiles, 2.0 * 16 * 16 * 32 * 4 / 16 / kSums);
+  std::printf("memory %.1f\n", memory(count > 1 ? std::atoi(arguments[1]) : 1));
   return 0;
 }
 

@@ -135,10 +135,9 @@ namespace {
 
 constexpr int64_t kPieceWork = 1 << 20;      // products of a piece, at least: some ten microseconds
 constexpr int64_t kPieceInputs = 416 << 10;  // bytes of x that a piece reads for each group, at most
-constexpr int64_t kPartWords = 384;          // of a row that meet the weights at a time, at most, where rows are many
+constexpr int64_t kPartWords = 192;          // of a row that meet the weights at a time, at most, where rows are many
 constexpr int64_t kPieceValues = 1 << 18;    // of a weight that a piece packs
 constexpr int64_t kPieceSums = 256 << 10;    // floats that wait for the next part of a row, at most
-constexpr int64_t kBlockInputs = 64 << 10;   // bytes of a block of rows that meet the weights at a time, at most
 
 // One block of one output: `words` and `scale` are its first ones.
 void write_block(const int8_t* integers, uint16_t scale, uint32_t* words, uint16_t* to_scale) {
@@ -437,10 +436,8 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int thread
   const int64_t most = (a.rows + blocks - 1) / blocks, words = row_words(a.weight.inputs, kernels.packing);
   const std::unique_ptr<uint32_t[]> room(new (std::nothrow) uint32_t[static_cast<size_t>(a.rows * words)]);
   if (room == nullptr) return false;
-  // Several blocks that are more than the cache holds are cut, so that a piece reads the weights once for all of
-  // them.
-  const bool large = a.rows * words * 4 > kPieceInputs || most * words * 4 > kBlockInputs;
-  const bool cut = kernels.by_parts && blocks > 1 && large;
+  // Long rows are cut, so that the weights that several blocks meet stay in the nearest cache.
+  const bool cut = kernels.by_parts && blocks > 1 && words > kPartWords;
   const PackedRows rows{room.get(), a.rows / blocks, a.rows % blocks,
                         cut ? (words + kPartWords - 1) / kPartWords : 1};
 

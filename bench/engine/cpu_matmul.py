@@ -8,12 +8,9 @@ where there is a C++ compiler; a row's note says how much of it the product reac
 from __future__ import annotations
 
 import os
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from prelude._native import cpu
@@ -21,6 +18,7 @@ from torch import Tensor
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, rounds, three, use_threads
+from bench.engine.shapes import RATES, peaks
 from prelude.models.arrays import F32, KEPT, Packing, narrow
 from prelude.models.packed import PackedLinear
 
@@ -36,26 +34,6 @@ SHAPES = {
 ROWS = (1, 16, 81, 256, 512)
 LEAST_WORK = 2e8
 """Operations of one measurement."""
-PEAKS = Path(__file__).parents[2] / "_native" / "bench" / "peaks.cpp"
-FLOORS = {"float32": "vfmadd231ps", "widened": "vfmadd231ps", "bfloat16": "vdpbf16ps", "int8": "vpdpbusd"}
-"""The instruction of each packing on a processor with AVX-512."""
-
-
-def peaks(report: Report) -> dict[str, float]:
-    """1e9 operations a second of each instruction; empty without a compiler."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = str(Path(folder) / "peaks")
-        try:
-            compiler = os.environ.get("CXX", "c++").split()
-            subprocess.run([*compiler, "-O2", "-o", made, str(PEAKS)], check=True, capture_output=True)
-            lines = subprocess.run([made], check=True, capture_output=True, text=True).stdout.splitlines()
-        except (OSError, subprocess.CalledProcessError):
-            report.facts["left out"] = "the rates of instructions: no C++ compiler"
-            return {}
-    found = {name: float(rate) for name, rate in map(str.split, lines)}
-    for name, rate in found.items():
-        report.add("from registers alone", name, (rate, rate, rate), "Gop/s")
-    return found
 
 
 def variants(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
@@ -105,7 +83,8 @@ def measure(
             seconds[name].append((time.process_time() - began) / times)
     for name, taken in seconds.items():
         median, low, high = three([work / one * 1e-9 for one in taken])
-        floor = floors.get(FLOORS.get(name.removeprefix("packed "), ""))
+        kind = name.removeprefix("packed ").replace("widened", "float32")
+        floor = next((floors[one] for one in RATES.get(kind, ()) if one in floors), None)
         note = "" if floor is None else f"{median / floor:.2f} of the instruction's rate"
         report.add(f"{load}, {rows} rows", name, (median, low, high), "Gop/s", note=note)
 
@@ -122,7 +101,9 @@ def main() -> None:
     load = f"{os.getloadavg()[0]:.1f}"  # an idle machine is near 0
     facts = machine_facts([("threads", 1), ("kernels", kernels), ("load average", load)])
     report = Report("Products of the CPU executor", facts=facts)
-    floors = peaks(report)
+    floors = peaks()
+    for name, rate in floors.items():
+        report.add("of this processor", name, (rate,) * 3, "GB/s" if name == "memory" else "Gop/s")
     with torch.inference_mode():
         for load, shape in SHAPES.items():
             if args.shapes and load not in args.shapes:

@@ -30,9 +30,8 @@ from prelude.tokenizer import Tokenizer
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, three
 from bench.engine import llama_cpp
-from bench.engine.cpu_sides import onnx_int8_side
 from bench.engine.decisions import Baseline
-from bench.engine.encoders import installed, onnx_side, our_side, transformers_side
+from bench.engine.peers import installed, onnx_graphs, onnx_int8, onnx_way, our_encoder, transformers_encoders
 from bench.train.evaluate import held_out
 from prelude import Choice, Decide, Engine, EngineConfig, default_model
 
@@ -87,19 +86,22 @@ def compare(report: Report, load: str, sides: dict[str, Side], right: np.ndarray
 
 
 def encoder_sides(
-    path: Path, texts: Sequence[str], names: Sequence[str], left_out: Callable[[str], None]
+    folder: Path, path: Path, texts: Sequence[str], names: Sequence[str], left_out: Callable[[str], None]
 ) -> dict[str, Side]:
-    """Scores are the cosines to the names, which each side embeds one by one."""
+    """Scores are the cosines to the names, which each side embeds one by one. ``folder`` gets the files of peers."""
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.no_padding()
     ids = [tokenizer.encode(text).ids for text in texts]
     labels = [tokenizer.encode(name.replace("_", " ")).ids for name in names]
-    vectors = {REFERENCE: transformers_side(path)}
+    vectors = {REFERENCE: transformers_encoders(path)["eager attention"]}
     for name, (dtype, config) in OURS.items():
-        vectors[name] = our_side(Engine.from_pretrained(path, dtype=dtype, config=config))
-    if installed("onnxruntime") and installed("onnx"):
-        vectors["ONNX Runtime float32"] = onnx_side(path, 2)
-        vectors["ONNX Runtime dynamic int8"] = onnx_int8_side(path, 2)
+        vectors[name] = our_encoder(Engine.from_pretrained(path, dtype=dtype, config=config))
+    if installed("onnxruntime", "onnx"):
+        graphs = onnx_graphs(Path(shutil.copytree(path, folder / path.name)))
+        vectors["ONNX Runtime float32"] = onnx_way(graphs["exported graph"], 2)
+        for name, file in onnx_int8(graphs).items():
+            if name.startswith("exported"):
+                vectors[f"ONNX Runtime dynamic int8, {name.partition(', ')[2]}"] = onnx_way(file, 2)
     else:
         left_out("ONNX Runtime")
 
@@ -153,7 +155,7 @@ def decoder_sides(
             engines[f"prelude GGUF {kind}"] = Engine.from_pretrained(file, config=EngineConfig(default_cache="never"))
             if installed("xllamacpp"):
                 sides[f"llama.cpp {kind}"] = llama_side(file, prompts, ids)
-    if not (installed("gguf") and installed("xllamacpp")):
+    if not installed("gguf", "xllamacpp"):
         left_out("llama.cpp")
 
     def asked(engine: Engine) -> Callable[[Sequence[int]], Scores]:
@@ -212,8 +214,10 @@ def main() -> None:
         names = sorted({row["category"] for row in given})
         some = given[:: max(1, len(given) // chosen.rows)][: chosen.rows]
         right = np.array([names.index(row["category"]) for row in some])
-        sides = encoder_sides(chosen.encoder, [row["text"] for row in some], names, left.append)
-        compare(report, f"{chosen.encoder.name}, {len(some)} texts, {len(names)} categories", sides, right)
+        with tempfile.TemporaryDirectory() as folder:
+            texts = [row["text"] for row in some]
+            sides = encoder_sides(Path(folder), chosen.encoder, texts, names, left.append)
+            compare(report, f"{chosen.encoder.name}, {len(some)} texts, {len(names)} categories", sides, right)
     report.facts["left out"] = sorted(set(left))
     report.finish(chosen)
 

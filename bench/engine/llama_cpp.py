@@ -8,36 +8,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Protocol
-
-
-class Said(Protocol):
-    """A decoder that says ``tokens`` tokens after each prompt, the best candidates."""
-
-    def __call__(self, prompts: list[list[int]], tokens: int = 1) -> list[float]:
-        """The logprob of each first token."""
-
 
 CONTEXT = 1024  # tokens of a sequence
-TYPES = ("BF16", "Q8_0")
+TYPES = ("BF16", "Q8_0", "Q4_K_M")
 
 
 def write_gguf(source: Path, path: Path, kind: str) -> Path:
-    """The model of ``source`` with the packaged tokenizer and matrices of ``kind``; norms stay float32."""
+    """The model of ``source`` with the packaged tokenizer and matrices of ``kind``; norms stay float32. Blocks of
+    Q4_K and Q6_K are random."""
     from tests.engine.test_gguf import add_tokenizer
     from tests.gguf_files import write_model
 
     vocab = json.loads((source / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     part = path.with_suffix(".part")
-    write_model(source, part, kind, lambda writer: add_tokenizer(writer, vocab))
+    write_model(source, part, _mixed if kind == "Q4_K_M" else kind, lambda writer: add_tokenizer(writer, vocab))
     return part.rename(path)
 
 
-class LlamaCpp:
-    """A model of llama.cpp. ``sequences``: prompts that it computes at once. ``exact``: keys and values of float32
-    and attention by plain products; else its defaults, float16 and its flash attention."""
+def _mixed(name: str) -> str:
+    """llama.cpp's choice for Q4_K_M, of every layer what it has of half of them."""
+    return "Q6_K" if any(part in name for part in ("attn_v", "ffn_down", "token_embd")) else "Q4_K"
 
-    def __init__(self, path: Path, threads: int, sequences: int = 1, exact: bool = False) -> None:
+
+class LlamaCpp:
+    """A model of llama.cpp. ``sequences``: prompts that it computes at once. ``exact``: keys and values of float32,
+    else its default of float16. ``flash``: its own attention, else plain products."""
+
+    def __init__(self, path: Path, threads: int, sequences: int = 1, exact: bool = False, flash: bool = True) -> None:
         import xllamacpp
 
         wanted = xllamacpp.CommonParams()
@@ -47,8 +44,10 @@ class LlamaCpp:
         wanted.n_batch = wanted.n_ubatch = 512 if sequences == 1 else 2048
         wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = threads
         wanted.warmup = False
+        kinds = xllamacpp.llama_flash_attn_type
+        on, off = kinds.LLAMA_FLASH_ATTN_TYPE_ENABLED, kinds.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        wanted.flash_attn_type = on if flash and not exact else off
         if exact:
-            wanted.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
             wanted.cache_type_k = wanted.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         wanted.verbosity = 0
         self._server = xllamacpp.Server(wanted)
@@ -65,8 +64,5 @@ class LlamaCpp:
         }
         found = self._server.handle_completions(body)
         by_prompt = sorted(found["choices"], key=lambda choice: int(choice["index"]))
-        tokens = [choice["logprobs"]["content"][0]["top_logprobs"] for choice in by_prompt]
-        return [[(int(one["id"]), float(one["logprob"])) for one in best] for best in tokens]
-
-    def say(self, prompts: list[list[int]], tokens: int = 1) -> list[float]:
-        return [best[0][1] for best in self.top(prompts, 1, tokens)]
+        first = [choice["logprobs"]["content"][0]["top_logprobs"] for choice in by_prompt]
+        return [[(int(one["id"]), float(one["logprob"])) for one in best] for best in first]

@@ -14,6 +14,7 @@ from bench.command_line import options_parser
 from bench.common import machine_facts
 from prelude import Choice, Decide, Embed, Engine, EngineConfig, ExpertConfig, PromptLogprobs
 from prelude.scheduling.cost import CostModel, Work
+from prelude.terminal.progress import watched
 
 _WORDS = ["the", "harbour", "was", "quiet", "that", "morning", "two", "boats", "lay", "at", "quay", "storm", "and"]
 
@@ -33,7 +34,7 @@ def fit(path: str, rounds: int) -> None:
         held_out = False
         postprocess = core.stepper._postprocess
 
-        def watched(step, result, bad_rows):  # type: ignore[no-untyped-def]
+        def observed_too(step, result, bad_rows):  # type: ignore[no-untyped-def]
             work = Work(step.packed.batch.num_tokens, result.attended_tokens, result.lm_head_rows)
             if held_out:
                 observed.append((model.predict(work), result.seconds))
@@ -41,7 +42,7 @@ def fit(path: str, rounds: int) -> None:
                 model.observe(work, result.seconds)
             postprocess(step, result, bad_rows)
 
-        core.stepper._postprocess = watched  # type: ignore[method-assign]
+        core.stepper._postprocess = observed_too  # type: ignore[method-assign]
         for number in watched(range(rounds), "measuring", "rounds", rounds):
             held_out = number >= rounds * 2 // 3
             rubric = text(rng, rng.choice([20, 150, 500]))

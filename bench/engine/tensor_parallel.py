@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, rounds, three, use_threads
-from bench.engine.cpu_models import random_decoder
+from bench.engine.shapes import DECODER, random_model
 from prelude import Engine, EngineConfig, Generate, SamplingParams, serve_rank
 
 WITHIN = 1e-5
@@ -202,7 +202,7 @@ def main() -> None:
     report = Report("One model on several processes against one process with as many threads", facts=facts)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = options.model or random_decoder(folder)
+        model = options.model or random_model(folder, DECODER)
         sides = {
             "one process": Side(model, 1, options.ranks, folder / "one"),
             "ranks": Side(model, options.ranks, 1, folder / "ranks"),

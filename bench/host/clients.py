@@ -82,7 +82,7 @@ class Bench:
         mark = "the text itself"
         self.loop.run_until_complete(_wrapped(make(noted)(mark)))
         pattern = json.dumps(_asked(noted.request))
-        parsed = parse(_asked(noted.request))
+        parsed = parse(_asked(noted.request), {})
         questions = dict(zip(parsed.names, parsed.questions))
 
         def direct(text: str) -> Awaitable[Any]:

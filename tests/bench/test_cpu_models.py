@@ -1,62 +1,110 @@
-"""A run over real shapes that is cut and gone on with: the rows of the file, and what they are made into."""
+"""The ways in which peers are fed, the choice of the fastest one, and what a run over real shapes compares."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
-from bench.common import Report, Row
-from bench.engine.cpu_models import MODELS, Session, loads_of, table
+from bench.common import Report
+from bench.engine.cpu_models import AIMS, DECODER_LOADS, ENCODER_LOADS, PAIRS, Run, fastest
+from bench.engine.peers import fed
+from bench.engine.shapes import QWEN3, floors
 
-LOADS = ["MiniLM-L6, one text of 16 tokens", "MiniLM-L6, one text of 81 tokens"]
-
-
-def session(rows: Path, average: str = "0.1") -> Session:
-    options = argparse.Namespace(rows=rows, loads=None, seconds=None, tokens=None, only=["MiniLM-L6"])
-    return Session(options, Report("title", "command", facts={"threads": 2, "load average": average}))
+TEXTS = [[3] * count for count in (5, 1, 9, 2, 7)]
 
 
-def test_a_cut_run_goes_on_where_it_was_cut(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    first = session(file)
-    for load in LOADS:
-        with first.rows_of(load) as report:
-            report.add(load, "prelude float32", (1.0, 1.0, 1.0), "ms")
-    file.write_text(
-        file.read_text(encoding="utf-8")[:-20], encoding="utf-8"
-    )  # killed while the second load was written
-    again = session(file)
-    again.read()
-    assert list(again.made) == LOADS[:1] and again.made[LOADS[0]] == first.made[LOADS[0]]
-    assert [load for load in LOADS if again.wanted(load)] == LOADS[1:]
+def run(options: dict[str, object] | None = None) -> Run:
+    made = object.__new__(Run)
+    made.report = Report("title", "command")
+    made.options = argparse.Namespace(threads=2, rounds=2, loads=None, sides=None, **(options or {}))
+    made.rates = {"vfmadd231ps": 100.0, "vpdpbusd": 400.0, "memory": 10.0}
+    return made
 
 
-def test_facts_of_several_runs_are_named_once_where_they_agree(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    for load, threads in zip(LOADS, (1, 2)):
-        one = session(file)
-        one.report.facts["threads"] = threads
-        with one.rows_of(load):
-            pass
-    averages = [json.loads(line)["facts"]["load average"] for line in file.read_text(encoding="utf-8").splitlines()]
-    both = session(file)
-    both.read()
-    facts = both.common_facts()
-    assert facts["threads"] == [1, 2] and "date" in facts and not isinstance(facts["date"], list)
-    assert facts["load average"] == f"{min(map(float, averages))} to {max(map(float, averages))}"
+def test_every_way_of_feeding_gives_a_row_a_text_in_their_order() -> None:
+    batches: list[list[int]] = []
+
+    def lengths(texts: list[list[int]]) -> np.ndarray:
+        batches.append([len(ids) for ids in texts])
+        return np.array([[len(ids)] for ids in texts])
+
+    ways = fed({"graph": lengths}, len(TEXTS))
+    assert list(ways) == ["graph, one by one", "graph, sorted fours", "graph, all at once"]
+    for way in ways.values():
+        assert way(TEXTS).tolist() == [[5], [1], [9], [2], [7]]
+    assert batches == [[9], [7], [5], [2], [1], [9, 7, 5, 2], [1], [9, 7, 5, 2, 1]]
+    assert list(fed({"graph": lengths}, 1)) == ["graph, alone"]
 
 
-def test_the_table_has_the_rows_with_an_aim() -> None:
-    rows = [Row("load", "a / b", 1.5, 1.0, 2.0, "x", ">= 1.2"), Row("load", "a", 1.0, 1.0, 1.0, "ms")]
-    assert table(rows).splitlines()[2:] == ["| load | a / b | 1.50 (1.00 to 2.00) | >= 1.2 |"]
+def test_the_fastest_way_meets_ours_and_the_row_names_it(tmp_path: Path) -> None:
+    ways = {"slow": lambda: time.sleep(0.05), "quick": lambda: None}
+    assert fastest(ways) == "quick"
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}), encoding="utf-8")
+    from safetensors.numpy import save_file
+
+    save_file({"layer.0.weight": np.ones((8, 4), np.float32)}, tmp_path / "model.safetensors")
+
+    def vectors(texts: list[list[int]]) -> np.ndarray:
+        return np.ones((len(texts), 1))
+
+    def late(texts: list[list[int]]) -> np.ndarray:
+        time.sleep(0.05)
+        return vectors(texts)
+
+    measured = run()
+    ours = {"prelude float32": vectors}
+    peers = {"transformers": {"eager attention": late, "sdpa attention": vectors}}
+    measured.measure("MiniLM-L6", "one text of 16 tokens", tmp_path, [16], 1, ours, peers)
+    [found] = [row for row in measured.report.rows if row.measure == "transformers / prelude float32"]
+    assert found.note == "sdpa attention, alone"
+    floor = {row.measure: row.value for row in measured.report.rows if "prelude float32: floor" in row.measure}
+    assert floor["prelude float32: floor by arithmetic"] == pytest.approx(1e-6 * 2 * 32 * 16 / 200)
+    assert floor["prelude float32: floor by memory"] == pytest.approx(1e-6 * 32 * 4 / 10)
 
 
-def test_every_model_has_loads() -> None:
-    options = argparse.Namespace(tokens=None)
-    loads = [load for model in MODELS for load in loads_of(model, options)]
-    assert len(loads) == len(set(loads)) > 20
+def test_no_time_is_reported_beside_other_answers(tmp_path: Path) -> None:
+    def wrong(texts: list[list[int]]) -> np.ndarray:
+        return np.zeros((len(texts), 1))
+
+    ours = {"prelude float32": lambda texts: np.ones((len(texts), 1))}
+    with pytest.raises(SystemExit, match=r"ONNX Runtime differs from prelude float32 by 1\.0; no time is reported"):
+        run().measure("MiniLM-L6", "load", tmp_path, [4], 1, ours, {"ONNX Runtime": {"graph": wrong}})
+
+
+def test_a_peer_that_does_not_take_a_network_is_named() -> None:
+    def refuses() -> None:
+        raise ValueError("no such operation")
+
+    measured = run()
+    assert measured.variants("BERT-base", [("ONNX Runtime", refuses)]) == {}
+    assert measured.report.facts["left out of BERT-base"] == {"ONNX Runtime": "ValueError: no such operation"}
+
+
+def test_the_floor_of_a_decoder_has_the_head_once_a_token_that_is_said(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    config = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 10, "hidden_size": 4}
+    assert set(config) - {"architectures"} <= set(QWEN3)
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(
+        {
+            "model.layers.0.weight": np.ones((8, 4), np.float32),
+            "model.embed_tokens.weight": np.ones((10, 4), np.float32),
+        },
+        tmp_path / "model.safetensors",
+    )
+    found = floors(tmp_path, "int8", [16], 3, 1, {"vpdpbusd": 1.0, "memory": 1.0})
+    assert found["arithmetic"] == pytest.approx(1e-6 * 2 * (32 * 16 + 40 + 2 * (32 + 40)))
+    assert found["memory"] == pytest.approx(1e-6 * 3 * (32 + 40) * 34 / 32)
+
+
+def test_each_aim_is_of_a_load_and_of_a_peer_that_meets_ours() -> None:
+    for load, peer in AIMS:
+        assert load in ENCODER_LOADS | DECODER_LOADS and peer in PAIRS

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from prelude._native import cpu
 
 from prelude import Engine, EngineConfig, ExpertConfig
-from prelude._native import cpu
 from prelude.models.arrays import FLOAT32
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.precision import choose

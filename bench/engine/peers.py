@@ -1,0 +1,307 @@
+"""Prelude's peers, each in every way that its users run it; a load takes the fastest of them.
+
+A peer has variants: a graph, an attention, a cache. Each takes token ids of texts, computes them at once and gives a
+row a text. Several texts are fed one by one, in fours sorted by length, and all at once.
+
+llama.cpp is the package ``xllamacpp``. Its wheel is built for AVX2; for the processor at hand build its source
+package, which has llama.cpp in it (cmake, a C++ compiler and a quarter of an hour):
+
+    CMAKE_ARGS="-DLLAMA_LLGUIDANCE=OFF -DLLAMA_BUILD_BORINGSSL=OFF" pip install --no-binary xllamacpp xllamacpp
+
+GGML_NATIVE is on in such a build; the result file names the instruction sets that are found in the library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.engine import llama_cpp
+from prelude import Embed, Engine, EngineConfig, Generate, SamplingParams
+
+Way = Callable[[list[list[int]]], np.ndarray]
+"""Token ids of texts to a row a text: of an encoder the mean of the last hidden states at length 1, of a decoder the
+logprob of the likeliest next token."""
+Said = Callable[[list[list[int]], int], np.ndarray]
+"""The same of a decoder that says so many tokens."""
+OURS = {
+    "prelude auto": ("auto", None),
+    "prelude float32": ("float32", None),
+    "prelude bfloat16": ("bfloat16", None),
+    "prelude int8": ("auto", "int8"),
+}
+"""``dtype`` and ``quantization`` of our sides."""
+
+
+def installed(*names: str) -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in names)
+
+
+# ------------------------------------------------------------------ how several texts are fed
+
+
+def in_batches(run: Way, size: int) -> Way:
+    """By length, in batches, as sentence-transformers does it."""
+
+    def way(texts: list[list[int]]) -> np.ndarray:
+        order = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
+        parts = [order[at : at + size] for at in range(0, len(order), size)]
+        made = np.concatenate([run([texts[at] for at in part]) for part in parts])
+        found = np.empty_like(made)
+        found[order] = made
+        return found
+
+    return way
+
+
+def fed(variants: dict[str, Way], count: int) -> dict[str, Way]:
+    """Each variant in each way of feeding it so many texts."""
+    sizes = {"one by one": 1, "sorted fours": 4, "all at once": count} if count > 1 else {"alone": 1}
+    return {f"{name}, {how}": in_batches(run, size) for name, run in variants.items() for how, size in sizes.items()}
+
+
+def padded(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and mask, int64."""
+    longest = max(map(len, ids))
+    table, mask = (np.zeros((len(ids), longest), np.int64) for _ in range(2))
+    for row, one in enumerate(ids):
+        table[row, : len(one)], mask[row, : len(one)] = one, 1
+    return table, mask
+
+
+# ------------------------------------------------------------------ encoders
+
+
+def pooled(states: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    means = (states * mask[..., None]).sum(axis=1) / mask.sum(axis=1, keepdims=True)
+    vectors: np.ndarray = means / np.linalg.norm(means, axis=1, keepdims=True)
+    return vectors
+
+
+def our_encoder(engine: Engine) -> Way:
+    def run(texts: list[list[int]]) -> np.ndarray:
+        return np.stack(engine.run_many([Embed(ids, pooling="mean", normalize=True) for ids in texts]))
+
+    return run
+
+
+def transformers_encoders(path: Path) -> dict[str, Way]:
+    import torch
+    from transformers import AutoModel
+
+    def of(attention: str) -> Way:
+        model = AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation=attention).eval()
+
+        def run(texts: list[list[int]]) -> np.ndarray:
+            ids, mask = padded(texts)
+            with torch.inference_mode():
+                given = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+                return pooled(model(**given).last_hidden_state.numpy(), mask)
+
+        return run
+
+    found = {"eager attention": of("eager")}
+    try:
+        return {"sdpa attention": of("sdpa"), **found}
+    except ValueError:  # a family without it
+        return found
+
+
+def exported(path: Path) -> Path:
+    """The network as ONNX; here and below a file that is there is taken."""
+    file = path / "model.onnx"
+    if file.exists():
+        return file
+    import torch
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+    ids, axes = torch.ones(2, 17, dtype=torch.long), {0: "texts", 1: "tokens"}
+    names = ["input_ids", "attention_mask"]
+    torch.onnx.export(
+        Plain(),
+        (ids, torch.ones_like(ids)),
+        str(file),
+        input_names=names,
+        output_names=["states"],
+        dynamic_axes=dict.fromkeys([*names, "states"], axes),
+        opset_version=17,
+        dynamo=False,
+    )
+    return file
+
+
+def fused(file: Path) -> Path:
+    """The graph of ONNX Runtime's optimizer for transformers: attention, normalisation and GELU are one operation."""
+    made = file.with_name("fused.onnx")
+    if made.exists():
+        return made
+    from onnxruntime.transformers.optimizer import optimize_model
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(file.parent)
+    graph = optimize_model(str(file), "bert", config.num_attention_heads, config.hidden_size)
+    graph.save_model_to_file(str(made))
+    return made
+
+
+def onnx_graphs(path: Path) -> dict[str, Path]:
+    """The exported graph and the fused one."""
+    plain = exported(path)
+    return {"exported graph": plain, "fused graph": fused(plain)}
+
+
+def onnx_int8(graphs: dict[str, Path]) -> dict[str, Path]:
+    """Dynamic int8 of each graph behind ONNX Runtime's pre-processing, a scale a channel and a scale a weight."""
+    from onnx import TensorProto
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    types = {"DefaultTensorType": TensorProto.FLOAT}  # of what a fused operation gives
+    found = {}
+    for name, file in graphs.items():
+        prepared = file.with_name(f"{file.stem}-prepared.onnx")
+        for scales in ("channel", "weight"):
+            made = found[f"{name}, a scale a {scales}"] = file.with_name(f"{file.stem}-{scales}.onnx")
+            if made.exists():
+                continue
+            # Symbolic shapes do not go through these graphs.
+            quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
+            kind, each = QuantType.QInt8, scales == "channel"
+            quantize_dynamic(str(prepared), str(made), per_channel=each, weight_type=kind, extra_options=types)
+    return found
+
+
+def onnx_way(file: Path, threads: int) -> Way:
+    """ONNX Runtime's defaults but for the threads: they go on spinning after a run."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+    def run(texts: list[list[int]]) -> np.ndarray:
+        ids, mask = padded(texts)
+        return pooled(session.run(None, {"input_ids": ids, "attention_mask": mask})[0], mask)
+
+    return run
+
+
+def encoder_peers(path: Path, threads: int) -> Iterator[tuple[str, Callable[[], dict[str, Way]]]]:
+    """Peers and what makes their variants, which raises for a network that a peer does not take."""
+    yield "transformers", lambda: transformers_encoders(path)
+    graphs: dict[str, Path] = {}
+
+    def float32() -> dict[str, Way]:
+        graphs.update(onnx_graphs(path))
+        return {name: onnx_way(file, threads) for name, file in graphs.items()}
+
+    yield "ONNX Runtime", float32
+    yield "ONNX Runtime int8", lambda: {name: onnx_way(file, threads) for name, file in onnx_int8(graphs).items()}
+
+
+# ------------------------------------------------------------------ decoders
+
+
+def our_decoder(engine: Engine) -> Said:
+    def say(prompts: list[list[int]], tokens: int) -> np.ndarray:
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=1, ignore_eos=True)
+        found = engine.run_many([Generate(ids, params) for ids in prompts])
+        assert all(len(one.token_ids) == tokens for one in found)
+        return np.array([one.logprobs[0].logprob for one in found])
+
+    return say
+
+
+def transformers_decoders(path: Path) -> dict[str, Said]:
+    """bfloat16 with sdpa attention. A text is said with a cache that grows, and with one of a fixed size."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+
+    def said(cache: str) -> Said:
+        def say(prompts: list[list[int]], tokens: int) -> np.ndarray:
+            ids, mask = map(torch.from_numpy, padded(prompts))
+            with torch.inference_mode():
+                if tokens > 1:  # of one prompt, which has no padding
+                    made = model.generate(
+                        ids,
+                        attention_mask=mask,
+                        max_new_tokens=tokens,
+                        min_new_tokens=tokens,
+                        do_sample=False,
+                        cache_implementation=cache,
+                        output_logits=True,
+                        return_dict_in_generate=True,
+                    )
+                    logits = made.logits[0].float()
+                else:
+                    states = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+                    logits = model.lm_head(states[torch.arange(len(ids)), mask.sum(dim=1) - 1]).float()
+            best: np.ndarray = logits.log_softmax(dim=1).amax(dim=1).numpy()
+            return best
+
+        return say
+
+    return {"growing cache": said("dynamic"), "cache of a fixed size": said("static")}
+
+
+def llama_decoders(file: Path, threads: int) -> dict[str, Said]:
+    """With and without its flash attention. A server for lone prompts and one for sixteen are made when used."""
+
+    def said(flash: bool) -> Said:
+        servers: dict[int, llama_cpp.LlamaCpp] = {}
+
+        def say(prompts: list[list[int]], tokens: int) -> np.ndarray:
+            at_once = 1 if len(prompts) == 1 else 16
+            if at_once not in servers:
+                servers[at_once] = llama_cpp.LlamaCpp(file, threads, sequences=at_once, flash=flash)
+            return np.array([best[0][1] for best in servers[at_once].top(prompts, 1, tokens)])
+
+        return say
+
+    return {"flash attention": said(True), "plain attention": said(False)}
+
+
+def gguf_files(path: Path, made: Path) -> dict[str, Path]:
+    """The decoder in each type of GGUF."""
+    files = {kind: made / f"{kind}.gguf" for kind in llama_cpp.TYPES}
+    return {kind: file if file.exists() else llama_cpp.write_gguf(path, file, kind) for kind, file in files.items()}
+
+
+def decoder_peers(
+    path: Path, threads: int, files: dict[str, Path]
+) -> Iterator[tuple[str, Callable[[], dict[str, Said]]]]:
+    yield "transformers bfloat16", lambda: transformers_decoders(path)
+    for kind, file in files.items():
+        yield f"llama.cpp {kind}", lambda file=file: llama_decoders(file, threads)  # type: ignore[misc]
+
+
+def our_engines(
+    path: Path, files: dict[str, Path], decodes: bool, chosen: Callable[[str], bool]
+) -> dict[str, Engine]:
+    """Our sides, those of GGUF files of a few bits too."""
+    sizes: dict[str, Any] = {"kv_bytes": 512 << 20} if decodes else {}
+    sides = {side: (path, *options) for side, options in OURS.items() if decodes or side != "prelude auto"}
+    sides |= {f"prelude {kind}": (file, "auto", None) for kind, file in files.items() if kind == "Q4_K_M"}
+    return {
+        side: Engine.from_pretrained(
+            where, dtype=dtype, config=EngineConfig(default_cache="never", quantization=quantization, **sizes)
+        )
+        for side, (where, dtype, quantization) in sides.items()
+        if chosen(side)
+    }
