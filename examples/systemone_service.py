@@ -38,7 +38,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from prelude import AsyncEngine, EngineConfig, FittedQuestion
+from prelude import AsyncEngine, Decide, EngineConfig, FittedQuestion
 from prelude.systemone import SystemOne, aread_body, problem, write_body
 
 MAX_BODY = 1 << 18  # bytes, after decompressing: a body holds the event loop for a few milliseconds at most
@@ -98,6 +98,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with AsyncEngine.from_pretrained(model, config=config) as engine:  # drained on the way out
+            for head in options.get("fitted", ()):
+                engine.explain(Decide("a text", [head]))  # refuses a head of another model before the first request
             await engine.warmup(freeze_gc=True)  # a collection while a body is parsed looks at the body alone
             app.state.engine, app.state.one = engine, SystemOne(engine, **options)
             yield

@@ -95,12 +95,11 @@ def _checked(ctx: AdmissionContext, task: Decide, questions: Sequence[Any]) -> S
     for at, question in enumerate(questions):
         field = f"questions[{at}]"
         if not is_fitted(question):
-            head = "" if answers_questions(ctx) else ", and this model has no head that answers it"
-            raise InvalidRequest(
-                f"{shown(question)} stands beside fitted questions, which read the vector of the state and not its "
-                f"text{head}; ask it in a task of its own",
-                field=field,
-            )
+            apart = "ask it in a task of its own"
+            if not answers_questions(ctx):
+                apart = "this model has no head that answers it: fit it on labelled rows, or load one that has"
+            said = f"{shown(question)} stands beside fitted questions, which read the vector of the state and no text"
+            raise InvalidRequest(f"{said}; {apart}", field=field)
         first = first or question
         if (question.prompt_name, question.pooling) != (first.prompt_name, first.pooling):
             raise InvalidRequest(

@@ -83,8 +83,8 @@ class BulkRun:
         if not self._names.isdisjoint(names):
             taken = next(name for name in names if name in self._names)
             raise BulkError(
-                f"{where} has a column {shown(taken)} already: --prefix puts a text before the new names, and no "
-                "row is computed again"
+                f"{where} has a column {shown(taken)} already: --prefix puts a text before the new names; rows "
+                "that are computed stay so"
             )
 
     def compute(self, journal: Journal, progress: Any = None) -> Report:

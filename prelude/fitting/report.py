@@ -40,14 +40,14 @@ class FitReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.rows} rows, {self.labels} labels; each row judged by a fit of the other {self.folds} folds' rows",
+            f"{self.rows} rows, {self.labels} labels; each row judged by a fit of the other {self.folds - 1} folds",
             f"accuracy {self.accuracy:.4f}, macro F1 {self.macro_f1:.4f}, log loss {self.log_loss:.4f}, "
             f"calibration error {self.calibration_error:.4f}",
-            f"strength {self.strength:g}, temperature {self.temperature:.3f}; embedding {self.embed_seconds:.1f} s, "
-            f"fit {self.fit_seconds:.1f} s",
+            f"strength of the regression {self.strength:g}, logits divided by {self.temperature:.3f}",
+            f"embedding {self.embed_seconds:.1f} s, fit {self.fit_seconds:.1f} s",
         ]
         if self.named:
-            lines.append("the names of the labels are rows of the fit too")
+            lines.append("the names of the labels are rows of the fit too, since that answers held-out rows better")
         if self.cut:
             lines.append(f"{self.cut} rows are longer than the model reads and were cut")
         if self.other_script:

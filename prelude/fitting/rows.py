@@ -92,7 +92,7 @@ def _check_spelling(names: Sequence[str], known: Sequence[str]) -> None:
         if other != label:
             rows = f"{rows_said([names.index(other)])} and {rows_said([names.index(label)])}"
             raise InvalidRequest(
-                f"labels {shown(other)} and {shown(label)} ({rows}) differ in case or spaces alone; spell them alike",
+                f"{shown(other)} and {shown(label)} ({rows}) differ in case or spaces alone; spell them alike",
                 field="labels",
             )
 

@@ -117,9 +117,9 @@ def _check_question(check: Checker, name: Any, question: Any, fitted: Mapping[st
             check.wrong((*loc, key), message, "extra_forbidden")
     check.text(question.get("instructions"), (*loc, "instructions"))
     if fitted and FITTED in question:
-        asked, known = question[FITTED], [one for one in fitted if fitted[one].kind == kind]
-        if asked not in known:
-            message = f"{shown(asked)} is no fitted {kind} of this service; there is {shown(known)}"
+        asked, known = question[FITTED], {name: one.kind for name, one in fitted.items()}
+        if not isinstance(asked, str) or known.get(asked) != kind:
+            message = f"{shown(asked)} is no fitted {kind} of this service, which has {shown(known)}"
             check.wrong((*loc, FITTED), message, "value_error")
         return None
     checked(check, question, (*loc, "criteria"))

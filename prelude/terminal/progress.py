@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -115,6 +116,11 @@ class LateBar:
 def mover(bar: Any) -> Callable[[int, Any], object]:
     """Return a function that moves a bar of tqdm to a count."""
     return lambda done, total: bar.update(done - bar.n)
+
+
+def bar_if_installed() -> bool | None:
+    """Return ``progress=`` of a command that was not told: a bar, or none without tqdm."""
+    return True if find_spec("tqdm") else None
 
 
 def make_bar(total: int | None, unit: str, done: int) -> Any:

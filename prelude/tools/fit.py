@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from prelude.errors import BulkError, InvalidRequest, shown
 from prelude.terminal.command_line import add_model, check_target, writing
+from prelude.terminal.progress import bar_if_installed
 
 _EXAMPLE = """\
 example:
@@ -56,13 +57,13 @@ def main(chosen: argparse.Namespace) -> int:
                 class_weights="balanced" if chosen.balanced else None,
                 keep=chosen.keep,
                 seed=chosen.seed,
-                progress=None if chosen.no_progress else True,
+                progress=None if chosen.no_progress else bar_if_installed(),
             )
         except InvalidRequest as error:
             raise BulkError(f"{chosen.file}: {error} (rows count from 0, behind the names of columns)") from error
     with writing(output):
         found.save(output)
-    print(f"{found.report}\nwritten to {output}; prelude score ... --head {output} labels other rows")
+    print(f"{found.report}\nwritten to {output}; label other rows with: prelude score --head {output}")
     return 0
 
 
@@ -78,7 +79,7 @@ def _columns(path: str, text: str, label: str) -> tuple[list[Any], list[Any]]:
             raise BulkError(f"{path}: row {at}: {row.problem}")
         for name in (text, label):
             if row.get(name) is None:
-                said = "is null" if name in row else f"is missing; the row has {shown([*row])}"
+                said = "is null" if name in row else f"is missing; the row has {shown([*row])} (--text, --label)"
                 raise BulkError(f"{path}: row {at}: the column {shown(name)} {said}")
         texts.append(row[text])
         labels.append(row[label])

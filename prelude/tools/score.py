@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prelude.api.windows import WINDOW_ROWS
 from prelude.errors import BulkError
 from prelude.terminal.command_line import add_model
+from prelude.terminal.progress import bar_if_installed
 
 if TYPE_CHECKING:
     from prelude.bulk.files import Table
@@ -88,7 +89,7 @@ def run(chosen: argparse.Namespace, form: Form, source: Table, target: Table, jo
             if journal.rows:
                 print(f"{journal_path}: goes on after {journal.rows:,} rows", file=sys.stderr)
             try:
-                report = bulk.compute(journal, None if chosen.no_progress else True)
+                report = bulk.compute(journal, None if chosen.no_progress else bar_if_installed())
                 seconds = time.perf_counter() - began
                 bulk.finish(journal, report)
             except BaseException as error:

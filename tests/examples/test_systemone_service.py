@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from prelude import Engine, FittedQuestion
+from prelude.errors import InvalidRequest
 from tests.examples.conftest import load, service
 from tests.patience import PATIENCE
 
@@ -89,6 +90,17 @@ async def client(**options: Any) -> AsyncIterator[tuple[Any, Any]]:
 
 def run(test: Any) -> None:
     asyncio.run(asyncio.wait_for(test(), 2 * PATIENCE))
+
+
+def test_a_head_of_another_model_ends_the_start() -> None:
+    head = FittedQuestion.from_arrays([[1.0], [2.0]], [0, 0], ["a", "b"], name="team", model="0" * 32)
+
+    async def start() -> None:
+        async with client(fitted=[head]):
+            pass
+
+    with pytest.raises(InvalidRequest, match="was fitted on the vectors of another model"):
+        run(start)
 
 
 def test_keys_encodings_limits_and_routes() -> None:

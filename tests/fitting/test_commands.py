@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,12 @@ def test_calibrate_takes_rows_with_a_head(
     assert main(["calibrate", str(tmp_path / "rows.jsonl"), "--model", model, "--save", str(saved)]) == 0
     assert "40 held-out answers" in capsys.readouterr().out
     assert json.loads(saved.read_text(encoding="utf-8"))["asked"]["question"] == "Which team?"
+
+
+def test_without_tqdm_a_file_is_fitted_without_a_bar(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    rows = table(tmp_path / "rows.csv", [*zip(*labelled(30))])
+    assert main(["fit", rows, "-o", str(tmp_path / "team.head"), "--model", model]) == 0
+    assert FittedQuestion.load(tmp_path / "team.head").labels == ("cards", "loans", "travel")

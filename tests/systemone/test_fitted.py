@@ -62,7 +62,9 @@ def test_a_name_of_no_fitted_choice_is_refused_at_its_place(
     engine: Engine, heads: dict[str, FittedQuestion], asked: Any
 ) -> None:
     one = SystemOne(engine, fitted=heads.values())
-    with pytest.raises(SystemOneError, match=r"is no fitted choice of this service; there is \['team'\]") as raised:
+    with pytest.raises(
+        SystemOneError, match=r"is no fitted choice of this service, which has \{'team': 'choice', 'urgent': 'noul'"
+    ) as raised:
         one.answer({"state": STATE, "questions": {"which": {"type": "choice", "x_fitted": asked}}})
     assert raised.value.errors[0]["loc"] == ["body", "questions", "which", "choice", "x_fitted"]
 
