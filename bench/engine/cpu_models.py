@@ -236,7 +236,7 @@ class Run:
         loads = self.wanted(DECODER, DECODER_LOADS)
         if not loads:
             return
-        files = gguf_files(path, made) if installed("gguf") else {}
+        files = gguf_files(path, made, self.chosen) if installed("gguf") else {}
         engines = our_engines(path, files, True, self.chosen)
         said = {side: our_decoder(engine) for side, engine in engines.items()}
         peers = self.variants(DECODER, decoder_peers(path, self.options.threads, files))

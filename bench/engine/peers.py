@@ -277,9 +277,10 @@ def llama_decoders(file: Path, threads: int) -> dict[str, Said]:
     return {"flash attention": said(True), "plain attention": said(False)}
 
 
-def gguf_files(path: Path, made: Path) -> dict[str, Path]:
-    """The decoder in each type of GGUF."""
-    files = {kind: made / f"{kind}.gguf" for kind in llama_cpp.TYPES}
+def gguf_files(path: Path, made: Path, chosen: Callable[[str], bool]) -> dict[str, Path]:
+    """The decoder in each type of GGUF that a chosen side reads."""
+    kinds = [kind for kind in llama_cpp.TYPES if chosen(f"llama.cpp {kind}") or chosen(f"prelude {kind}")]
+    files = {kind: made / f"{kind}.gguf" for kind in kinds}
     return {kind: file if file.exists() else llama_cpp.write_gguf(path, file, kind) for kind, file in files.items()}
 
 
