@@ -151,7 +151,7 @@ class TestTheDisk:
     ) -> None:
         source, target = write_rows(tmp_path / "in.csv"), tmp_path / "out.csv"
         events: list[str] = []
-        sync, replace, unlink = os.fsync, os.replace, os.unlink
+        sync, replace, unlink = os.fsync, os.replace, Path.unlink
 
         def synced(number: int) -> None:
             events.append(f"sync {os.readlink(f'/proc/self/fd/{number}')}")
@@ -161,14 +161,14 @@ class TestTheDisk:
             events.append(f"move {one} to {other}")
             replace(one, other)
 
-        def unlinked(path: Any, *more: Any, **options: Any) -> None:
-            if os.path.exists(path):
+        def unlinked(path: Path, missing_ok: bool = False) -> None:
+            if path.exists():
                 events.append(f"remove {path}")
-            unlink(path, *more, **options)
+            unlink(path, missing_ok)
 
         monkeypatch.setattr(os, "fsync", synced)
         monkeypatch.setattr(os, "replace", replaced)
-        monkeypatch.setattr(os, "unlink", unlinked)
+        monkeypatch.setattr(Path, "unlink", unlinked)
         assert score(source, target) == 0
         events = [event for event in events if str(tmp_path) in event]
         assert f"sync {target}.journal" in events[:2] and f"sync {tmp_path}" in events[:2]  # its name is there too
