@@ -8,7 +8,9 @@ package, which has llama.cpp in it (cmake, a C++ compiler and a quarter of an ho
 
     CMAKE_ARGS="-DLLAMA_LLGUIDANCE=OFF -DLLAMA_BUILD_BORINGSSL=OFF" pip install --no-binary xllamacpp xllamacpp
 
-GGML_NATIVE is on in such a build; the result file names the instruction sets that are found in the library.
+GGML_NATIVE is on in such a build; the result file names the instruction sets that are found in the library. GCC 12
+drops the shapes of ggml's AMX tiles, and the first product ends in an illegal instruction: take another compiler, or
+put ``asm volatile("" : : "r"(&tc) : "memory");`` before ``_tile_loadconfig(&tc)`` in ``ggml-cpu/amx/mmq.cpp``.
 """
 
 from __future__ import annotations
