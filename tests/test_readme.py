@@ -58,4 +58,4 @@ def test_an_example_runs_as_it_stands(name: str, tmp_path: Path) -> None:
 
 
 def test_the_examples_are_found() -> None:
-    assert {"README.md-0", "README.md-1", "SERVICES.md-0", "VERBS.md-0"} <= EXAMPLES.keys()
+    assert {"README.md-0", "README.md-1", "SERVICES.md-0"} <= EXAMPLES.keys()
