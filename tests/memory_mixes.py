@@ -18,7 +18,7 @@ from typing import Any
 
 import prelude
 from prelude import Engine, EngineConfig, ExpertConfig, SamplingParams
-from prelude.cpu.peak import peak_bytes
+from prelude.cpu.profile import peak_bytes
 
 MB = 1 << 20
 

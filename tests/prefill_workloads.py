@@ -55,7 +55,7 @@ from typing import Any
 import numpy as np
 
 from prelude import AsyncEngine, Engine, EngineConfig, ExpertConfig, YesNo
-from prelude.cpu.peak import peak_bytes, resident_bytes
+from prelude.cpu.profile import peak_bytes, resident_bytes
 from prelude.models.memory import give_back_freed
 from prelude.readouts.batch import I32
 from prelude.scheduling.request import Request

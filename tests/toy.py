@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude.execution.executor import ExecutorLimits
-from prelude.execution.pending import PendingTokens
+from prelude.execution.executor import ExecutorLimits, PendingTokens
 from prelude.readouts.batch import (
     DecodeBatch,
     DecodeRows,

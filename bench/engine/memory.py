@@ -30,7 +30,7 @@ import numpy as np
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
 from prelude import Embed, Engine, EngineConfig, default_model
-from prelude.cpu.peak import peak_bytes
+from prelude.cpu.profile import peak_bytes
 from prelude.execution.step_memory import TOKEN_CHUNK
 
 LAYERS = 3

@@ -23,8 +23,7 @@ import numpy as np
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three, use_threads
 from prelude import Engine, EngineConfig, ExpertConfig, Generate, Loglikelihood, SamplingParams
-from prelude.execution.executor import ExecutorLimits
-from prelude.execution.pending import num_sampled
+from prelude.execution.executor import ExecutorLimits, num_sampled
 from prelude.loading.open import load
 from prelude.readouts.batch import ForwardBatch, SampleOutput, StepResult
 from prelude.runtime.assembly import make_core

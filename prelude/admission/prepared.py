@@ -6,6 +6,7 @@ the batch.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -169,3 +170,16 @@ class Admitted:
     finish: Callable[[Outcome], Any]
     reader: MakeReader | None = None  # for text of more than one token
     watched: bool = False  # the reader is needed even without a stream: it finds stops, keeps logprobs
+
+
+class ExecutionClass(enum.Enum):
+    """A contract about resources, not a label: see the table in docs/ARCHITECTURE.md."""
+
+    ONESHOT = "oneshot"  # one step, nothing that grows
+    DECODE = "decode"  # a row and blocks until it stops
+
+
+def classify(prepared: Prepared) -> ExecutionClass:
+    """Return OneShot if at most one token can come out: everything with a fixed-size answer, and generation of 0 or 1
+    tokens, also if the context leaves no room for more."""
+    return ExecutionClass.DECODE if prepared.max_new_tokens > 1 else ExecutionClass.ONESHOT

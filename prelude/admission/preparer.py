@@ -8,14 +8,13 @@ from importlib import import_module
 from typing import Any, TypeAlias, TypeVar
 
 from prelude.admission.chat import ChatRenderer
-from prelude.admission.classes import classify
 from prelude.admission.context import AdmissionContext, make_context
 from prelude.admission.decide import named, prepare_decide
 from prelude.admission.decision import decision_of
 from prelude.admission.fitted import asks_fitted, prepare_fitted
 from prelude.admission.marked import prepare_marked
 from prelude.admission.masked import prepare_masked
-from prelude.admission.prepared import Admitted, Notes
+from prelude.admission.prepared import Admitted, Notes, classify
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizationScope, TokenizerLike

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from prelude.admission.context import AdmissionContext, admitted, served
-from prelude.admission.pairs import encode_pair
-from prelude.admission.pooled import activate, head_activation, head_logits, head_readout
+from prelude.admission.pooled import activate, encode_pair, head_activation, head_logits, head_readout
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept, prompt_before, render, shorten
 from prelude.admission.tokenization import Piece, TokenizationScope

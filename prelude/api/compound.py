@@ -16,6 +16,7 @@ from prelude.admission.decide import named
 from prelude.admission.fitted import answers_questions, is_fitted, vector_decision
 from prelude.admission.guard import about_response, guard_recipe
 from prelude.admission.preparer import Preparer
+from prelude.api.without_loop import at_once, finished
 from prelude.errors import InvalidRequest, shown
 from prelude.recipes import GuardField
 from prelude.results import Answers, GuardAnswer, GuardResult, RankedDocument, Ranking
@@ -28,13 +29,7 @@ Steps: TypeAlias = Generator[Sequence[Any], list[Any], Any]
 
 def drive(steps: Steps, options: RequestOptions | None, run_many: Callable[..., list[Any]]) -> Any:
     """Return the result of ``steps``; ``run_many(tasks, options)`` runs the tasks that it yields."""
-    remaining = _Remaining(options)
-    try:
-        tasks = next(steps)
-        while True:
-            tasks = steps.send(run_many(tasks, remaining.now()))
-    except StopIteration as end:
-        return end.value
+    return finished(adrive(steps, options, at_once(run_many)))
 
 
 async def adrive(steps: Steps, options: RequestOptions | None, run_many: Callable[..., Awaitable[list[Any]]]) -> Any:

@@ -222,10 +222,10 @@ class AsyncEngine(AsyncVerbs):
         """Run ``Engine.map`` for ``async for``. ``rows`` may be an asynchronous iterable. Two windows are in memory:
         one runs while the rows of the window before it are being used."""
         from prelude.api.bar import RowBar, length
-        from prelude.api.mapping import checked, map_rows_async
+        from prelude.api.mapping import checked, map_rows
 
-        size, options = checked(task, rows, window, keywords)
-        return map_rows_async(self.run_many, task, rows, size, ordered, RowBar(progress, length(rows)), options)
+        size, options = checked(task, rows, window, keywords, ("__iter__", "__aiter__"))
+        return map_rows(self.run_many, task, rows, size, ordered, RowBar(progress, length(rows)), options)
 
     async def fit(
         self,

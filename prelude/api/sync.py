@@ -137,10 +137,10 @@ class Engine(Verbs, EngineBase):
         without a length; True shows a tqdm bar. A ``deadline`` counts from the start of the row's window.
         """
         from prelude.api.bar import RowBar, length
-        from prelude.api.mapping import checked, map_rows
+        from prelude.api.mapping import checked, map_rows_now
 
-        size, options = checked(task, rows, window, keywords)
-        return map_rows(self.run_many, task, rows, size, ordered, RowBar(progress, length(rows)), options)
+        size, options = checked(task, rows, window, keywords, ("__iter__",))
+        return map_rows_now(self.run_many, task, rows, size, ordered, RowBar(progress, length(rows)), options)
 
     def fit(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ R = TypeVar("R")
 
 WINDOW_ROWS = 1024  # unless told otherwise
 MAX_WINDOW_ROWS = 1 << 16
+PULLED = 64  # rows that are read from an iterable before the event loop gets its turn
 WINDOW_CHARS = 1 << 24  # a window ends early if its texts reach this, so that long rows take bounded memory
 
 
@@ -88,25 +90,32 @@ def window_size(given: Any) -> int:
     return integer(given, "window", 1, MAX_WINDOW_ROWS)
 
 
-def windows(make: Callable[[T], Any], rows: Iterable[T], size: Callable[[], int]) -> Iterator[Window[T]]:
-    """Windows of at most ``size()`` rows. An exception of ``rows`` is raised after the window of the rows before."""
+async def windows(
+    make: Callable[[T], Any], rows: Iterable[T] | AsyncIterable[T], size: Callable[[], int]
+) -> AsyncGenerator[Window[T], None]:
+    """Yield windows of at most ``size()`` rows. An exception of ``rows`` is raised after the window of the rows
+    before."""
     window: Window[T] = Window(0)
     failed: Exception | None = None
-    source = iter(rows)
-    while failed is None:
-        try:
-            window.add(next(source), make)
-        except StopIteration:
-            break
-        except Exception as error:
-            failed = error
-        if window.full(size()):
-            yield window
-            window = Window(window.first + len(window.rows))
+    try:
+        async for row in rows if isinstance(rows, AsyncIterable) else with_turns(rows):
+            window.add(row, make)
+            if window.full(size()):
+                yield window
+                window = Window(window.first + len(window.rows))
+    except Exception as error:
+        failed = error
     if window.rows:
         yield window
     if failed is not None:
         raise failed
+
+
+async def with_turns(rows: Iterable[T]) -> AsyncIterator[T]:
+    for number, row in enumerate(rows, start=1):
+        yield row
+        if number % PULLED == 0:
+            await asyncio.sleep(0)
 
 
 def leading_text(task: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prelude.api.bar import RowBar
-from prelude.api.mapping import map_rows
+from prelude.api.mapping import map_rows_now
 from prelude.api.windows import WINDOW_ROWS, window_size
 from prelude.bulk import columnar
 from prelude.bulk.form import Column, Form, read_task
@@ -65,7 +65,7 @@ class BatchScorer:
     def values(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the new columns of each row, in the order of ``rows``. A row that failed has ``error`` alone."""
         bar = RowBar(None, len(rows))
-        mapped = map_rows(self.engine.run_many, self.form.task, rows, self._window, True, bar, RequestOptions())
+        mapped = map_rows_now(self.engine.run_many, self.form.task, rows, self._window, True, bar, RequestOptions())
         return [
             {self._prefix + name: value for name, value in self.form.values(one).items()}  # in the order of the rows
             for one in mapped

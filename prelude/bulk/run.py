@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
 import prelude
-from prelude.api.mapping import in_order, run_places
+from prelude.api.bar import ProgressCallback, RowBar
+from prelude.api.mapping import in_order, run_window
 from prelude.api.windows import window_size, windows
+from prelude.api.without_loop import at_once, each, finished
 from prelude.bulk import columnar, files, texts
-from prelude.bulk.bar import FileBar
 from prelude.bulk.files import Table
 from prelude.bulk.form import Column, Form
 from prelude.bulk.journal import Journal, Results, row_key
@@ -25,6 +26,30 @@ from prelude.values.options import NO_OPTIONS
 
 if TYPE_CHECKING:
     from prelude.api.sync import Engine
+
+
+class FileBar(RowBar):
+    """How much of the file is done, and the new rows in words."""
+
+    def __init__(self, told: bool | ProgressCallback | None, position: Position) -> None:
+        super().__init__(told, position.total, position.unit)
+        self._position = position
+        self._began = time.monotonic()
+
+    def end_window(self, rows: int, results: Mapping[int, Any]) -> None:
+        if not self.rows:  # rows of an earlier run do not count to this one's rate
+            self.done = self._position.passed
+            if self._bar is not None:
+                self._bar.initial = self._bar.n = self._bar.last_print_n = self.done
+        super().end_window(rows, results)
+
+    def words(self) -> str:
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        return f"{self.rows:,} rows, {self.rows / seconds:,.0f} rows/s, {super().words()}"
+
+    def ended(self, rows: int) -> int:
+        return self._position.read - self.done
+
 
 FIRST_ROWS, WINDOW_SECONDS = 16, 5.0
 
@@ -94,11 +119,12 @@ class BulkRun:
         position = self._source.position()
         rows = self._missing(journal.results(), position)
         pace = Pace(self._window)
+        run_many, pause = at_once(self._engine.run_many), at_once(time.sleep)
         try:
             with FileBar(progress, position) as bar:
-                for number, window in enumerate(windows(task_of, rows, pace.rows)):
+                for number, window in enumerate(each(windows(task_of, rows, pace.rows))):
                     began = time.monotonic()
-                    results = run_places(self._engine.run_many, window, window.grouped(number % 2 == 1), NO_OPTIONS)
+                    _, results = finished(run_window(run_many, window, number % 2 == 1, NO_OPTIONS, pause))
                     for mapped in in_order(window, results, True):
                         journal.append(mapped.row[0], self._form.values(mapped))
                     journal.flush()

@@ -16,13 +16,50 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from prelude._native.cpu import Attention
-from prelude.cpu.paged_attention import DecodePart
+from prelude._native.cpu import Attention, PagedRows, write_pool
+from prelude.cpu.threads import GOVERNOR
 from prelude.execution.layout import I64, Forest, StepTokens
 from prelude.models.arrays import Array, aligned
 from prelude.models.relative import RelativeWeights, panels_of
 from prelude.models.spec import Attention as Heads
+from prelude.models.transformer import Run
+from prelude.models.weights import LayerWeights
 from prelude.readouts.batch import DecodeRows
+from prelude.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePart:
+    """Decode rows, each over its own block table, where it lies: their own tokens have just been written. A row's
+    bits do not depend on the other rows."""
+
+    queries: slice
+    table: PagedRows
+    heads: Heads
+
+    @classmethod
+    def of(cls, decode: DecodeRows, first: int, block_size: int, heads: Heads, rows: I64 | None) -> DecodePart | None:
+        """``first`` is the token of the first decode row."""
+        begins, ends, lengths = decode.block_indptr[:-1], decode.block_indptr[1:], decode.context_lens + 1
+        before = first
+        if rows is not None:
+            before = int(np.searchsorted(rows, first))
+            wanted = rows[before:] - first
+            begins, ends, lengths = begins[wanted], ends[wanted], lengths[wanted]
+        if not len(lengths):
+            return None
+        offsets = None
+        if heads.window is not None:
+            hidden = np.maximum(lengths - 1 - heads.window, 0)
+            begins, lengths, offsets = begins + hidden // block_size, lengths - hidden, hidden % block_size
+        table = PagedRows(decode.block_ids, begins, ends, lengths, block_size, offsets)
+        return cls(slice(before, before + len(lengths)), table, heads)
+
+    def run(self, q: Array, pool_k: Array, pool_v: Array, out: Array) -> None:
+        """Queries and outputs [Q, heads, D]."""
+        rows, heads = self.queries, self.heads
+        self.table.attend(q[rows], pool_k, pool_v, out[rows], scale=heads.score_scale, cap=heads.cap)
+
 
 Runs = npt.NDArray[np.int64]
 """[runs, 3]: first key, number of keys, whether they lie in the pool."""
@@ -275,3 +312,33 @@ def _joined(blocks: npt.NDArray[np.int32], begins: I64, block_size: int) -> tupl
     counts = np.diff(np.append(first, len(blocks)))
     starts = blocks[first].astype(np.int64) * block_size
     return np.stack([starts, counts * block_size, np.ones(len(first), np.int64)], axis=1), first
+
+
+class PlannedAttention:
+    """See ``StepAttention``. ``plans``: of each layer with attention, whose place among them ``places`` [layers] has.
+    A plan has a section for each run, or there is one run. ``pool``: K and V of such a layer by its place."""
+
+    def __init__(
+        self,
+        plans: Sequence[RunsPlan],
+        places: Sequence[int],
+        layers: Sequence[LayerWeights],
+        pool: Sequence[tuple[Array, Array]],
+        step: StepTokens,
+        runs: list[Run],
+        last_runs: list[Run],
+    ) -> None:
+        self.runs, self.last_runs = runs, last_runs
+        self._plans, self._places, self._layers, self._pool = plans, places, layers, pool
+        self._slots, self._written = step.slots, step.written
+
+    def keep(self, layer: int, k: Array, v: Array) -> None:
+        GOVERNOR.look()
+        if len(self._slots):
+            write_pool(k, v, *self._pool[self._places[layer]], self._slots, self._written)
+
+    def run(self, layer: int, number: int, q: Array, k: Array, v: Array) -> Array:
+        place = self._places[layer]
+        runs = self.last_runs if layer == len(self._layers) - 1 else self.runs
+        section = None if len(runs) == 1 else number
+        return self._plans[place].run(q, k, v, *self._pool[place], self._layers[layer].relative, section)

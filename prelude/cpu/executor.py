@@ -17,20 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from prelude.cpu.attention_runs import RunsPlan
+from prelude.cpu.attention_runs import PlannedAttention, RunsPlan
 from prelude.cpu.hidden_rows import HiddenRows
 from prelude.cpu.layer_kinds import LayerKinds
 from prelude.cpu.states import StatePool
-from prelude.cpu.step_attention import PlannedAttention
 from prelude.cpu.threads import GOVERNOR
 from prelude.errors import EngineClosed
 from prelude.execution.backends import Wanted, choose
-from prelude.execution.executor import ExecutorLimits
-from prelude.execution.host_blocks import CpuHostBlocks
+from prelude.execution.executor import ExecutorLimits, PendingTokens
+from prelude.execution.host_blocks import CpuHostBlocks, lazy_zeros
 from prelude.execution.layout import I64, StepTokens
-from prelude.execution.pending import PendingTokens
 from prelude.execution.step_memory import TOKEN_CHUNK, StepMemory, query_run
-from prelude.execution.zeros import lazy_zeros
 from prelude.models.arrays import F32, Array
 from prelude.models.config import ModelConfig
 from prelude.models.precision import Precision

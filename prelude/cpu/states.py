@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from prelude._native.cpu import Sequences
-from prelude.execution.zeros import lazy_zeros
+from prelude.execution.host_blocks import lazy_zeros
 from prelude.models.arrays import FLOAT32
 from prelude.models.recurrent import States, StepStates, state_bytes
 from prelude.models.spec import ModelSpec

@@ -35,7 +35,7 @@ from contextlib import contextmanager
 
 from prelude._native import cpu
 from prelude._native.cpu import ThreadPlaces
-from prelude.models.processors import processors
+from prelude.models.memory import processors
 
 _WINDOW = 0.02  # seconds over which waiting is summed up
 _SHARED = 0.25  # of a window; a thread that wakes for a moment, as a caller's own does, takes far less

@@ -18,7 +18,7 @@ from prelude.models.sparrow import is_sparrow
 from prelude.records import dataclass, replace
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.ledger import LOGITS_BYTES
+from prelude.scheduling.plan import LOGITS_BYTES
 from prelude.scheduling.policies import policy_named
 from prelude.values.config import EngineConfig
 
@@ -378,7 +378,7 @@ def _mask_id(directory: ModelDirectory, tokenizer: Tokenizer) -> int | None:
 
 def _weighed_tokenizer(directory: ModelDirectory, model: ModelConfig) -> tuple[tuple[Tokenizer, str], int]:
     """The tokenizer with its side, and how many bytes of memory it took."""
-    from prelude.cpu.peak import resident_bytes
+    from prelude.cpu.profile import resident_bytes
 
     before = resident_bytes()
     found = _tokenizer(directory, model)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prelude._native import cpu
-from prelude.models.processors import default_threads
+from prelude.models.memory import default_threads
 from prelude.values.arrays import F32
 
 cpu.set_threads(default_threads())

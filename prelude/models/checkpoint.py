@@ -25,8 +25,7 @@ from prelude.models.gguf.reader import BLOCK_TYPES, TYPES
 from prelude.models.gguf.weights import GgufWeights
 from prelude.models.mapped_file import TensorInfo, UsedFile
 from prelude.models.packed_file import PACKED, PACKED_FILE, Converted, Kept, PackedWeights
-from prelude.models.safetensors_file import FLOATS, SafetensorsFile
-from prelude.models.shards import WeightFiles, find_weight_files
+from prelude.models.safetensors_file import FLOATS, SafetensorsFile, WeightFiles, find_weight_files
 from prelude.models.spec import LM_HEAD, ModelSpec
 from prelude.records import dataclass
 

@@ -1,10 +1,15 @@
-"""The settings of a classification head in ``config.json``: its labels, and the activation of its logits."""
+"""Classification heads: labels and activation in ``config.json``, and classifiers of single tokens
+(``…ForTokenClassification``, and ``…ForProcessRewardModel``, which reads the token behind each step)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from prelude.models.families import Family, SpecRequest
+from prelude.models.families.modernbert import MODERNBERT
 from prelude.models.fields import Fields
+from prelude.models.spec import Classifier, ModelSpec, Projection
 
 MAX_LABELS = 1 << 16
 _PROBLEMS = {"regression": "none", "multi_label_classification": "sigmoid", "single_label_classification": "softmax"}
@@ -60,3 +65,24 @@ def activation_name(fields: Fields, key: str, named: Any) -> str | None:
         raise fields.wrong(key, "with the name of a class as its activation_fn")
     package, _, name = named.rpartition(".")
     return _TORCH.get(name, named) if package.startswith("torch.nn") else named
+
+
+def token_spec(family: Family, fields: Fields, labels: int, head: str) -> ModelSpec:
+    """Return the family's network with a classifier of ``labels`` rows for every token."""
+    if family is MODERNBERT:  # the head's dense part and norm stand before the classifier in all of its classes
+        spec = family.build(fields, SpecRequest(family.model_type, "classifier", labels))
+        return spec if spec.classifier is None else _with(spec, replace(spec.classifier, pooling="tokens"))
+    spec = family.build(fields, SpecRequest(family.model_type, "none"))
+    width = spec.hidden
+    if head == "steps":
+        dense, out = (
+            Projection((f"score.{at}",), (rows,), width, bias=True) for at, rows in ((0, width), (2, labels))
+        )
+        return _with(spec, Classifier(out, "tokens", dense, "relu"))
+    name = "classifier" if spec.bidirectional else "score"
+    return _with(spec, Classifier(Projection((name,), (labels,), width, bias=True), "tokens"))
+
+
+def _with(spec: ModelSpec, classifier: Classifier) -> ModelSpec:
+    longer = None if spec.longer is None else replace(spec.longer, classifier=classifier)
+    return replace(spec, classifier=classifier, longer=longer)

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
-from prelude.models.classifier import read_activation, read_labels
+from prelude.models.classifier import read_activation, read_labels, token_spec
 from prelude.models.families import ARCHITECTURES, FAMILIES, Family, SpecRequest
 from prelude.models.families.base import is_one_of
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory, Where
 from prelude.models.options import OptionModel, option_model
 from prelude.models.spec import ModelSpec
-from prelude.models.token_heads import token_spec
 from prelude.records import dataclass, replace
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,5 @@
-"""How much memory this process may still take, asked before weights are copied; and the KV pool made of it.
+"""How many processors this process may use, how much memory it may still take before weights are copied, and the KV
+pool made of that.
 
 The system kills a process that takes too much memory, without an error. So the need is compared with the free memory
 of the machine and of every control group above this process, and the refusal states both numbers.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,3 +132,31 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
+
+
+def processors(root: str | Path = "/") -> int:
+    """Processors that this process may use: its affinity, and the quotas of its control groups, rounded up."""
+    count = len(_allowed())
+    for group, second in control_groups(Path(root), "cpu"):
+        if second:
+            quota, _, period = text_of(group / "cpu.max").strip().partition(" ")
+        else:
+            quota, period = (str(number_in(group / f"cpu.cfs_{name}_us") or "") for name in ("quota", "period"))
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            count = min(count, math.ceil(int(quota) / int(period)))
+    return max(1, count)
+
+
+def default_threads(root: str | Path = "/") -> int:
+    """``OMP_NUM_THREADS``, whose first number counts, else the cores of the processors that this process may use: two
+    threads on one core compute no faster than one."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if said.isdigit() and int(said) > 0:
+        return int(said)
+    folder = Path(root) / "sys/devices/system/cpu"
+    cores = {text_of(folder / f"cpu{n}" / "topology" / "thread_siblings_list") or str(n) for n in _allowed()}
+    return min(processors(root), len(cores))
+
+
+def _allowed() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

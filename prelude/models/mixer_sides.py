@@ -18,9 +18,8 @@ from prelude._native import cpu
 from prelude._native.cpu import layer_norm, rotate
 from prelude.models.arrays import F32, FLOAT32, Array, aligned, as_type
 from prelude.models.ops import ACTIVATIONS, NORMS, RowNorm, activate
-from prelude.models.packed import PackedLinear
+from prelude.models.packed import OutLinear, PackedLinear
 from prelude.models.spec import Attention
-from prelude.models.summed import OutLinear
 from prelude.models.weights import LayerWeights
 from prelude.records import dataclass
 

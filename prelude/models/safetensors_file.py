@@ -1,4 +1,5 @@
-"""A ``.safetensors`` file: its header checked to the letter, its tensors as arrays over a mapping.
+"""The weight files of a directory, and one ``.safetensors`` file: its header checked to the letter, its tensors as
+arrays over a mapping.
 
     8 bytes   N, little endian
     N bytes   {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, …}
@@ -9,21 +10,28 @@ The file is untrusted. No number of the header is used before it was compared wi
 parsers could read differently (a key given twice) is refused. The parser is ours because the
 ``safetensors`` package opens the path anew, copies tensors for numpy without saying where they lie,
 takes a key that is given twice, and names neither tensor nor value in most of its errors.
+
+An index is untrusted too: a name in it never leads out of the directory, and symbolic links out of it are refused
+(see ``files.ModelDirectory``).
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prelude.errors import CheckpointError, shown
-from prelude.models.files import LFS_ADVICE, LFS_POINTER
+from prelude.errors import CheckpointError, ModelError, shown
+from prelude.models.files import LFS_ADVICE, LFS_POINTER, ModelDirectory
 from prelude.models.mapped_file import MappedFile, TensorInfo
+from prelude.records import dataclass
 from prelude.values.strict_json import NATURAL, parse
 
 if TYPE_CHECKING:
     from prelude.models.arrays import Array
+
 
 MAX_HEADER_BYTES = 32 << 20
 """The reference implementation allows 100 MB; real headers have less than 2, and 100,000 tensors take 15."""
@@ -191,3 +199,84 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+log = logging.getLogger(__name__)
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+MAX_SHARDS = 10_000
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """Paths by file name; ``assigned`` says for each tensor which file an index put it in, if any."""
+
+    paths: dict[str, Path]
+    assigned: dict[str, str] | None
+
+
+def find_weight_files(directory: ModelDirectory) -> WeightFiles:
+    """Return the one file, or the shards of the index, of ``directory``."""
+    if directory.has(SINGLE):
+        if directory.has(INDEX):
+            log.warning("%s: both %s and an index are there; the index is not used", directory, SINGLE)
+        return WeightFiles({SINGLE: directory.file(SINGLE, CheckpointError)}, None)
+    if directory.has(INDEX):
+        assigned = _weight_map(directory)
+        names = sorted(set(assigned.values()))
+        if len(names) > MAX_SHARDS:
+            raise CheckpointError(
+                f"{directory.path / INDEX}: names {len(names):,} files, the limit is {MAX_SHARDS:,}"
+            )
+        return WeightFiles({name: directory.file(name, CheckpointError) for name in names}, assigned)
+    raise _nothing_usable(directory.path)
+
+
+def _weight_map(directory: ModelDirectory) -> dict[str, str]:
+    index = directory.path / INDEX
+    raw = directory.object(INDEX, MAX_INDEX_BYTES, CheckpointError)
+    weight_map = raw.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map is {shown(weight_map)}, an object of file names is needed")
+    if len(weight_map) > MAX_TENSORS:
+        raise CheckpointError(f"{index}: weight_map has {len(weight_map):,} entries, the limit is {MAX_TENSORS:,}")
+    for tensor, name in weight_map.items():
+        if not _plain_file_name(name):
+            raise CheckpointError(
+                f"{index}: tensor {shown(tensor)} is said to lie in {shown(name)}; "
+                "only the plain name of a .safetensors file beside the index is accepted"
+            )
+    return weight_map
+
+
+def _plain_file_name(name: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and name.endswith(".safetensors")
+        and len(name) <= 255
+        and name.isprintable()
+        and not any(character in name for character in "/\\:")
+        and not name.startswith(".")
+    )
+
+
+def _nothing_usable(directory: Path) -> ModelError:
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as failure:
+        return ModelError(f"{directory}: cannot be read: {failure.strerror}")
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    others = [name for name in names if name.endswith(".safetensors")]
+    if others:
+        return CheckpointError(
+            f"{directory}: has {shown(others)} but neither {SINGLE} nor {INDEX}, which names the file of each tensor"
+        )
+    if pickles:
+        return ModelError(
+            f"{directory}: only pickled weights ({pickles[0]}), which can run code when read; convert them where you "
+            "trust them: AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir) with transformers"
+        )
+    return ModelError(f"{directory}: no weights: {SINGLE} or {INDEX} is needed")

@@ -12,11 +12,10 @@ from prelude.models.arrays import F32, Array, bytes_of, widen
 from prelude.models.mapped_file import UsedFile
 from prelude.models.ops import RowNorm, activate
 from prelude.models.option_heads import OptionWeights
-from prelude.models.packed import PackedLinear
+from prelude.models.packed import OutLinear, PackedLinear, own
 from prelude.models.recurrent import ConvWeights, DeltaWeights
 from prelude.models.relative import RelativeWeights
 from prelude.models.spec import HeadActivation, Layer
-from prelude.models.summed import OutLinear, own
 from prelude.records import dataclass
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from prelude.cpu.executor import Finished
 from prelude.errors import RankLost, starting_thread
-from prelude.execution.executor import ExecutorLimits
-from prelude.execution.pending import PendingTokens
+from prelude.execution.executor import ExecutorLimits, PendingTokens
 from prelude.parallel.group import RankGroup
 from prelude.readouts.batch import ForwardBatch, StepResult
 

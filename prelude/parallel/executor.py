@@ -11,7 +11,7 @@ from prelude.cpu.executor import CpuExecutor
 from prelude.execution.executor import ExecutorLimits
 from prelude.models.arrays import F32, Array
 from prelude.models.config import ModelConfig
-from prelude.models.summed import SummedLinear, own
+from prelude.models.packed import SummedLinear, own
 from prelude.models.weights import EmbeddingWeights, ModelWeights
 from prelude.parallel.group import RankGroup
 from prelude.parallel.rows import ShardRows

@@ -24,7 +24,7 @@ from prelude.errors import ExecutionError, ExecutorLost
 from prelude.execution.executor import Executor
 from prelude.runtime.entry import Entry
 from prelude.runtime.events import Listeners
-from prelude.runtime.failures import Failures
+from prelude.runtime.failures import Failures, Watchdog
 from prelude.runtime.forks import Forkable, alive
 from prelude.runtime.in_flight import StepsInFlight
 from prelude.runtime.inbox import Inbox, Reservation
@@ -33,7 +33,6 @@ from prelude.runtime.loop import StepLoop
 from prelude.runtime.sinks import LoopFlush, Sinks
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.stepper import Stepper
-from prelude.runtime.watchdog import Watchdog
 from prelude.scheduling.cost import CostModel
 from prelude.scheduling.estimates import PoolEstimates
 from prelude.scheduling.lease import KvPool

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from prelude.admission.classes import ExecutionClass
-from prelude.admission.prepared import Admitted, Prepared
+from prelude.admission.prepared import Admitted, ExecutionClass, Prepared
 from prelude.errors import DeadlineExceeded, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
 from prelude.runtime.call import Call

@@ -11,8 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from prelude.admission.classes import ExecutionClass
-from prelude.admission.prepared import Outcome
+from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
 from prelude.runtime.events import Listeners
 from prelude.runtime.in_flight import StepsInFlight

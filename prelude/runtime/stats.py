@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from prelude.admission.classes import ExecutionClass
+from prelude.admission.prepared import ExecutionClass
 from prelude.readouts.batch import ForwardBatch, StepResult
 from prelude.records import asdict, dataclass, field
 from prelude.scheduling.cost import CostModel, Work

@@ -5,6 +5,7 @@ take in -> plan -> pack -> submit -> wait -> postprocess
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -13,24 +14,56 @@ from prelude.errors import is_interrupt
 from prelude.execution.executor import Executor
 from prelude.readouts.batch import StepResult
 from prelude.runtime.events import Listeners
-from prelude.runtime.failures import Failures
+from prelude.runtime.failures import Failures, Watchdog
 from prelude.runtime.in_flight import InFlightStep, StepsInFlight
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.lifecycle import Lifecycle
-from prelude.runtime.prefix_warnings import PrefixWarnings
 from prelude.runtime.sinks import Sinks
 from prelude.runtime.stats import EngineStats
-from prelude.runtime.watchdog import Watchdog
 from prelude.scheduling.cost import CostModel, Work
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.pack import pack
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.planner import Budgets, plan_step
-from prelude.scheduling.postprocess import postprocess
+from prelude.scheduling.postprocess import check_result, postprocess
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request
-from prelude.scheduling.result_check import check_result
+
+log = logging.getLogger("prelude.engine")
+
+
+class PrefixWarnings:
+    """Looks at plans; ``queues.not_kept`` counts. An engine warns twice at most: once for a prompt that is longer
+    than the pool, once for a pool whose blocks are all in use or hold prefixes that were hit before."""
+
+    def __init__(self, pool: KvPool, queues: Queues) -> None:
+        self._pool, self._queues = pool, queues
+        self.seen = 0  # of ``queues.not_kept``
+        self._said: set[bool] = set()
+
+    def look(self, plan: Plan) -> None:
+        """Look at a plan that ``queues.not_kept`` has counted, before its rows run."""
+        pool = self._pool
+        self.seen = self._queues.not_kept
+        room = pool.num_blocks * pool.block_size
+        folded = {member for fold in plan.folds for member in fold.members[1:]}  # their leader keeps for them
+        for at, row in enumerate(plan.oneshot):
+            if at in folded or row.publish or row.request.cache == "never" or len(self._said) == 2:
+                continue
+            tokens = row.request.trunk
+            longer = tokens // pool.block_size > pool.num_blocks
+            if tokens // pool.block_size == row.skip // pool.block_size or longer in self._said:
+                continue
+            self._said.add(longer)
+            why = "the prompt is longer" if longer else "its blocks are in use or hold prefixes that were hit before"
+            log.warning(
+                "a prompt of %d tokens is not kept in the prefix cache: the KV pool holds %d tokens, and %s; raise "
+                "EngineConfig.kv_bytes or kv_blocks (said once; stats()['prefixes_not_kept'] goes on counting)",
+                tokens,
+                room,
+                why,
+            )
 
 
 class Stepper:

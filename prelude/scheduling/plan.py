@@ -99,3 +99,33 @@ class Plan:
         folds = ", ".join(f"{len(fold.members)} rows share {fold.tokens}t" for fold in self.folds)
         chunks = ", ".join(f"[{row.start}, {row.start + row.count})" for row in self.prefill)
         return f"{self.kind}: oneshot [{shots}] folds [{folds}] prefill [{chunks}] decode {len(self.decode)}"
+
+
+LOGITS_BYTES = 8  # float32 logits and their log-softmax, per vocabulary entry of a read row
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The budgets that a step still has: ``tokens`` to compute, cached ones not counted; ``rows``; bytes of
+    logits."""
+
+    tokens: int
+    rows: int
+    logits_bytes: int
+
+    def fits(self, tokens: int) -> bool:
+        """Return whether a row of so many tokens fits."""
+        return tokens <= self.tokens and self.rows >= 1
+
+    def take(self, tokens: int) -> bool:
+        """Take a row of so many tokens; return False, and change nothing, if it does not fit."""
+        if not self.fits(tokens):
+            return False
+        self.tokens -= tokens
+        self.rows -= 1
+        return True
+
+    def give_back(self, tokens: int) -> None:
+        """Give back a row of so many tokens."""
+        self.tokens += tokens
+        self.rows += 1

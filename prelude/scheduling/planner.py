@@ -23,9 +23,8 @@ from prelude.readouts.batch import I32
 from prelude.records import dataclass, field
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.lease import KvPool, Lease
-from prelude.scheduling.ledger import LOGITS_BYTES, Ledger
 from prelude.scheduling.pacing import Pacer
-from prelude.scheduling.plan import Deferral, Fold, OneShotRow, Plan, PrefillRow
+from prelude.scheduling.plan import LOGITS_BYTES, Deferral, Fold, Ledger, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 

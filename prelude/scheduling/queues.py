@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prelude.admission.classes import ExecutionClass
+from prelude.admission.prepared import ExecutionClass
 from prelude.records import dataclass, field
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst

@@ -11,7 +11,7 @@ time. After ``ExecutorLost`` no row runs again: the executor takes no step any m
 
 from __future__ import annotations
 
-from prelude.admission.classes import ExecutionClass
+from prelude.admission.prepared import ExecutionClass
 from prelude.errors import ExecutionError, ExecutorLost, is_interrupt
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.plan import Plan

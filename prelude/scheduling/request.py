@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from prelude._native.core import Record
-from prelude.admission.classes import ExecutionClass, classify
-from prelude.admission.prepared import Outcome, Prepared
+from prelude.admission.prepared import ExecutionClass, Outcome, Prepared, classify
 from prelude.readouts.batch import I32, SampleOutput
 from prelude.readouts.sampling import History, SamplingState
 from prelude.results import RequestStats

@@ -7,9 +7,8 @@ docs/SIMULATOR.md says how to use it.
 """
 
 from prelude.simulation.compare import ABLATIONS, BASELINE, equal_p99, most_rate, run, sweep
-from prelude.simulation.costs import LinearCost, RooflineCost, Shape, StepCost, work_of
+from prelude.simulation.costs import MACHINES, LinearCost, Machine, RooflineCost, Shape, StepCost, machine, work_of
 from prelude.simulation.fleet import ClosedLoop, Fleet, OpenLoop, simulate
-from prelude.simulation.machines import MACHINES, Machine, machine
 from prelude.simulation.report import Latency, Report
 from prelude.simulation.traces import Arrival, read_trace, write_trace
 from prelude.simulation.workloads import WORKLOADS

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from prelude.errors import TraceError
 from prelude.records import dataclass, replace
+from prelude.simulation.costs import Machine
 from prelude.simulation.fleet import Failure, Fleet, Source
-from prelude.simulation.machines import Machine
 from prelude.simulation.report import Report
 from prelude.simulation.traces import Arrival
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from prelude.errors import ConfigError, TraceError
 from prelude.records import dataclass, replace
-from prelude.simulation.machines import Machine
+from prelude.simulation.costs import Machine
 from prelude.simulation.replica import Replica, SimulatedRequest
 from prelude.simulation.report import Recorder, Report
 from prelude.simulation.routing import Loads, router

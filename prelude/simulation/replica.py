@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from prelude._native.core import prompt_keys
-from prelude.admission.classes import ExecutionClass
-from prelude.admission.prepared import Outcome
+from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import DeadlineExceeded, QueueFull, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
 from prelude.readouts.batch import (
@@ -32,8 +31,7 @@ from prelude.scheduling.estimates import PoolEstimates
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.policies import FairTenants, Policy, Priority, ShortestPrefillFirst
 from prelude.scheduling.request import Request
-from prelude.simulation.costs import StepCost, work_of
-from prelude.simulation.machines import Machine
+from prelude.simulation.costs import Machine, StepCost, work_of
 from prelude.simulation.traces import Arrival, TokenSource
 
 _NO_ROWS = np.zeros(0, dtype=np.int32)

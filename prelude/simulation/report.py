@@ -13,7 +13,7 @@ import numpy.typing as npt
 from prelude.errors import DeadlineExceeded, QueueFull, RequestCancelled, RequestTooLarge
 from prelude.records import asdict, dataclass, field
 from prelude.scheduling.cost import Work
-from prelude.simulation.machines import Machine
+from prelude.simulation.costs import Machine
 from prelude.terminal.tables import text_table
 
 if TYPE_CHECKING:

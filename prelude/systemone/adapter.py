@@ -21,10 +21,9 @@ from prelude.api.verbs import DecideKeywords, RequestKeywords, split_options
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, shown
 from prelude.fitting.question import FittedQuestion
 from prelude.results import Answers
-from prelude.systemone.answers import answer_bodies, usage_of
 from prelude.systemone.errors import SystemOneError, fault, located
 from prelude.systemone.openai import openai_body, parse_openai, relocated
-from prelude.systemone.request import Parsed, parse
+from prelude.systemone.request import Parsed, answer_bodies, parse, usage_of
 from prelude.tasks import Decide
 from prelude.values.options import RequestOptions
 

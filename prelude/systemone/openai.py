@@ -13,7 +13,6 @@ from typing import Any
 from prelude.admission.conversation import content_of, is_conversation, turns_of
 from prelude.errors import InvalidRequest, RequestTooLarge, short, shown
 from prelude.results import Answer, Answers
-from prelude.systemone.answers import usage_of
 from prelude.systemone.errors import Loc, SystemOneError, fault, place_in, placed
 from prelude.systemone.request import (
     MAX_LEVELS,
@@ -24,6 +23,7 @@ from prelude.systemone.request import (
     Parsed,
     is_private,
     question_of,
+    usage_of,
 )
 
 _KNOWN = frozenset(["model", "input", "questions", "prompt_cache_key", "prompt_cache_options"])

@@ -17,9 +17,8 @@ from typing import Any
 from prelude.errors import ConfigError
 from prelude.simulation import compare, plots
 from prelude.simulation.compare import ABLATIONS, BASELINE, AtRate, Settings
-from prelude.simulation.costs import RooflineCost
+from prelude.simulation.costs import MACHINES, Machine, RooflineCost, machine
 from prelude.simulation.fleet import ClosedLoop, Failure, Source, failures
-from prelude.simulation.machines import MACHINES, Machine, machine
 from prelude.simulation.report import Report, seconds_text, table
 from prelude.simulation.routing import ROUTERS
 from prelude.simulation.traces import Arrival, read_trace, write_trace

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from prelude.tokenizer import Tokenizer
 from tokenizers import models, pre_tokenizers
 
-from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.labels import build_trie
+from prelude.admission.prepared import ExecutionClass, classify
 from prelude.admission.preparer import Preparer
 from prelude.admission.template import DecisionTemplate
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError, UnknownParameter

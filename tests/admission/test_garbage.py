@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.admission.classes import ExecutionClass, classify
+from prelude.admission.prepared import ExecutionClass, classify
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import DecisionTemplate

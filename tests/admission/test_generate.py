@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.admission.classes import ExecutionClass, classify
+from prelude.admission.prepared import ExecutionClass, classify
 from prelude.admission.preparer import Preparer
 from prelude.errors import InvalidRequest, RequestTooLarge, UnknownParameter
 from prelude.readouts.batch import LogprobRows

@@ -10,6 +10,7 @@ import pytest
 from prelude import Choice, Decide, InvalidRequest
 from prelude.api.bar import RowBar, length
 from prelude.api.windows import Window, leading_text, window_size, windows
+from prelude.api.without_loop import each
 from prelude.bulk.batches import BatchScorer
 from prelude.bulk.columnar import kind_of, mixes, too_many_keys
 from prelude.bulk.run import Pace
@@ -36,7 +37,8 @@ def test_a_window_takes_a_few_seconds() -> None:
 def test_windows_end_at_their_rows_and_characters() -> None:
     def sizes(texts: list[str], rows: int) -> list[tuple[int, int]]:
         return [
-            (one.first, len(one.rows)) for one in windows(lambda text: Decide(text, QUESTION), texts, lambda: rows)
+            (one.first, len(one.rows))
+            for one in each(windows(lambda text: Decide(text, QUESTION), texts, lambda: rows))
         ]
 
     assert sizes([], 2) == [] and sizes(["a"] * 4, 2) == [(0, 2), (2, 2)] and sizes(["a"] * 3, 2) == [(0, 2), (2, 1)]

@@ -46,7 +46,7 @@ def test_same_bits_through_either_class_and_either_path(make_engine: Make) -> No
     import asyncio
 
     from prelude import AsyncEngine
-    from prelude.admission.classes import ExecutionClass
+    from prelude.admission.prepared import ExecutionClass
 
     engine = make_engine(deterministic=True)
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from prelude import Embed, Engine, EngineConfig, Loglikelihood
-from prelude.cpu.peak import peak_bytes, resident_bytes
+from prelude.cpu.profile import peak_bytes, resident_bytes
 from prelude.errors import ConfigError, InsufficientMemory
 from prelude.execution import memory_plan
 from prelude.execution.memory_plan import MemoryPlan

@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from prelude.cpu.peak import resident_bytes
+from prelude.cpu.profile import resident_bytes
 from tests.prefill_workloads import MB, arguments, credit, posts, tokens_of
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prelude.errors import EngineClosed
-from prelude.execution.pending import PendingTokens, num_sampled
+from prelude.execution.executor import PendingTokens, num_sampled
 from prelude.execution.threaded import ThreadedExecutor
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch, SampleOutput
 from tests.execution.helpers import Model, all_logprobs, decode_rows, ends, prompts, random_ids, run, sampling, slices

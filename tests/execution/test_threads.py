@@ -21,7 +21,7 @@ from prelude._native.cpu import ThreadPlaces, rms_norm, thread_ids
 from prelude import Engine, EngineConfig
 from prelude.cpu.threads import Governor, Team
 from prelude.errors import ConfigError
-from prelude.models.processors import default_threads, processors
+from prelude.models.memory import default_threads, processors
 from tests.patience import open_files, shown
 
 

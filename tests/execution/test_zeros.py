@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.cpu.peak import resident_bytes
-from prelude.execution.zeros import lazy_zeros
+from prelude.cpu.profile import resident_bytes
+from prelude.execution.host_blocks import lazy_zeros
 from prelude.models.arrays import BF16, FLOAT32, address
 from tests.patience import shown
 

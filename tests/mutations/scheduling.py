@@ -7,7 +7,7 @@ from tests.mutations.audited import CORE, LIFECYCLE, PLANNER, STEPPER
 from tests.mutations.edit import edit
 
 POSTPROCESS_PY = "prelude/scheduling/postprocess.py"
-LEDGER = "prelude/scheduling/ledger.py"
+LEDGER = "prelude/scheduling/plan.py"
 PACING = "prelude/scheduling/pacing.py"
 ORDERS = "prelude/scheduling/policies/orders.py"
 LAYERS = "prelude/scheduling/policies/layers.py"
@@ -15,7 +15,7 @@ QUEUES = "prelude/scheduling/queues.py"
 ACCOUNTS = "prelude/scheduling/accounts.py"
 GROUP = "_native/core/oneshot_group.cpp"
 RECOVERY = "prelude/scheduling/recovery.py"
-CLASSES = "prelude/admission/classes.py"
+CLASSES = "prelude/admission/prepared.py"
 ENTRY = "prelude/runtime/entry.py"
 FAILURES = "prelude/runtime/failures.py"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prelude import Engine
-from prelude.admission.question_keys import question_key
+from prelude.admission.decision import question_key
 from prelude.admission.snapshot import snapshot
 from prelude.api.call_steps import text_size
 from prelude.runtime.delivery import BlockingSink

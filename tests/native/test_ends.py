@@ -27,8 +27,8 @@ from prelude.results import RequestStats
 from prelude.runtime.call import Call
 from prelude.runtime.delivery import Completions
 from prelude.scheduling.pack import Packed
+from prelude.scheduling.postprocess import check_result
 from prelude.scheduling.request import Request
-from prelude.scheduling.result_check import check_result
 from prelude.values.options import RequestOptions
 from tests.engine.test_lifecycle import ById
 from tests.scheduling.cores import last_logprob, prompt

@@ -143,7 +143,7 @@ def test_one_process_pays_nothing_for_the_ranks() -> None:
     from prelude import Engine
     from prelude.cpu.executor import CpuExecutor
     from prelude.cpu.hidden_rows import HiddenRows
-    from prelude.models.summed import SummedLinear
+    from prelude.models.packed import SummedLinear
     from prelude.models.weights import EmbeddingWeights
 
     with Engine.from_pretrained() as engine:

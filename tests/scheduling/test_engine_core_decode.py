@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from prelude.admission.classes import ExecutionClass
+from prelude.admission.prepared import ExecutionClass
 from prelude.errors import EngineClosed, ExecutionError
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.scheduling.request import State

@@ -15,10 +15,9 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import pack
 from prelude.scheduling.planner import Budgets, plan_step
 from prelude.scheduling.policies import policy_named
-from prelude.scheduling.postprocess import postprocess
+from prelude.scheduling.postprocess import check_result, postprocess
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
-from prelude.scheduling.result_check import check_result
 from tests import toy
 from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, prompt
 

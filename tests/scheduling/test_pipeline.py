@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.admission.classes import ExecutionClass
+from prelude.admission.prepared import ExecutionClass
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.scheduling.request import State
 from tests import toy

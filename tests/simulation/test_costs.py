@@ -4,8 +4,7 @@ import pytest
 
 from prelude.scheduling.cost import Work
 from prelude.simulation import Arrival, Fleet, machine
-from prelude.simulation.costs import LinearCost, RooflineCost, Shape
-from prelude.simulation.machines import QWEN3_4B
+from prelude.simulation.costs import QWEN3_4B, LinearCost, RooflineCost, Shape
 
 
 def test_qwen3_4b_has_its_published_sizes() -> None:

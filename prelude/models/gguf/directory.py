@@ -17,7 +17,7 @@ from prelude.models.files import GGUF, ModelDirectory
 from prelude.models.gguf.config import architecture_of, config_of, pooling_of
 from prelude.models.gguf.reader import GgufFile
 from prelude.models.gguf.tokenizer import GgufTokenizer
-from prelude.models.shards import INDEX, SINGLE
+from prelude.models.safetensors_file import INDEX, SINGLE
 from prelude.records import dataclass, field
 
 log = logging.getLogger("prelude.models.gguf")

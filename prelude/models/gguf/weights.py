@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prelude.errors import CheckpointError, UnsupportedModel
-from prelude.models.gguf.config import architecture_of
-from prelude.models.gguf.names import counts_from_one, model_names, rotated_heads
+from prelude.models.gguf.config import architecture_of, counts_from_one, model_names, rotated_heads
 from prelude.models.gguf.reader import BLOCK_TYPES, GgufFile
 from prelude.models.mapped_file import TensorInfo
 

@@ -19,9 +19,9 @@ from prelude.models.options.base import (
     Network,
     OptionModel,
     TokenizerOf,
+    body_of,
     renamed,
 )
-from prelude.models.options.body import body_of
 from prelude.models.spec import ChoiceHead, ChoiceLayer, Norm, Projection
 from prelude.values.option_settings import KINDS, OptionSettings
 

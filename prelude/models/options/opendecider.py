@@ -18,10 +18,10 @@ from prelude.models.options.base import (
     Network,
     OptionModel,
     TokenizerOf,
+    body_of,
     special_names,
     token_ids,
 )
-from prelude.models.options.body import body_of
 from prelude.models.spec import Classifier, Norm, Projection
 from prelude.values.option_settings import OptionSettings
 

@@ -19,9 +19,9 @@ from prelude.models.options.base import (
     Network,
     OptionModel,
     TokenizerOf,
+    body_of,
     token_ids,
 )
-from prelude.models.options.body import body_of
 from prelude.models.spec import PointerHead, Projection
 from prelude.values.option_settings import OptionSettings
 

@@ -13,27 +13,36 @@ A weight is named as in the checkpoint of a model with its head, without ``.weig
 
 from __future__ import annotations
 
-from prelude.models.spec.basics import Norm, NormKind, Projection, Rope, Shapes
-from prelude.models.spec.heads import (
-    ChoiceHead,
-    ChoiceLayer,
-    Classifier,
-    HeadActivation,
-    HeadPooling,
-    MaskedHead,
-    OptionHead,
-    PointerHead,
+from prelude.models.spec.mixers import (
+    Attention,
+    GatedDelta,
+    Mixer,
+    Norm,
+    NormKind,
+    Projection,
+    Recurrent,
+    Relative,
+    Rope,
+    Shapes,
+    ShortConv,
 )
-from prelude.models.spec.mixers import Attention, GatedDelta, Mixer, Recurrent, Relative, ShortConv
 from prelude.models.spec.network import (
     LM_HEAD,
     Activation,
+    ChoiceHead,
+    ChoiceLayer,
+    Classifier,
     Embeddings,
+    HeadActivation,
+    HeadPooling,
     Layer,
     LayerInput,
     LmHead,
+    MaskedHead,
     Mlp,
     ModelSpec,
+    OptionHead,
+    PointerHead,
     PositionEmbeddings,
 )
 

@@ -2,8 +2,8 @@
 docs/PLANNING.md."""
 
 from prelude.scheduling.policies.layers import FairTenants, Priority, by_arrival, composed
-from prelude.scheduling.policies.named import POLICIES, policy_named
 from prelude.scheduling.policies.orders import (
+    POLICIES,
     EarliestDeadline,
     FirstComeFirstServed,
     PrefillFirst,
@@ -11,6 +11,7 @@ from prelude.scheduling.policies.orders import (
     RoundRobin,
     ShortestPrefillFirst,
     StaticBatches,
+    policy_named,
 )
 from prelude.values.policy import Keys, Policy, WaitingColumns, ranked
 

@@ -17,7 +17,8 @@ that is too small for all users still has hits.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -151,3 +152,23 @@ def effort(waiting: WaitingColumns, curvature: float) -> F64:
 def _share(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ConfigError(f"{name}={value!r} is not a finite number of at least 0")
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "first_come_first_served": FirstComeFirstServed,
+    "shortest_prefill_first": ShortestPrefillFirst,
+    "response_ratio": ResponseRatio,
+    "earliest_deadline": EarliestDeadline,
+    "prefill_first": PrefillFirst,
+    "round_robin": RoundRobin,
+    "static_batches": StaticBatches,
+}
+
+
+def policy_named(value: Any, field: str = "policy") -> Policy:
+    """Return a policy from its name, or the object itself."""
+    if isinstance(value, str) and value in POLICIES:
+        return POLICIES[value]()
+    if isinstance(value, Policy) and not isinstance(value, type):
+        return value
+    raise ConfigError(f"{field}={value!r} is neither a Policy nor one of {', '.join(POLICIES)}")
