@@ -94,7 +94,7 @@ def read_journal(path: Path) -> None:
 
 
 def read_messages(path: Path) -> None:
-    from prelude.parallel.messages import decoded
+    from prelude.execution.dump import decoded
 
     decoded(bytearray(path.read_bytes()))
 
@@ -163,7 +163,7 @@ def read_recipe_file(path: Path) -> None:
 def write_message(path: Path) -> None:
     import numpy as np
 
-    from prelude.parallel.messages import encoded
+    from prelude.execution.dump import encoded
     from prelude.readouts.batch import OneShotBatch
     from tests.execution.helpers import all_logprobs, prompts, random_ids
 

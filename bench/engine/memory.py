@@ -31,7 +31,7 @@ from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
 from prelude import Embed, Engine, EngineConfig, default_model
 from prelude.cpu.profile import peak_bytes
-from prelude.execution.step_memory import TOKEN_CHUNK
+from prelude.execution.memory_plan import TOKEN_CHUNK
 
 LAYERS = 3
 SHORT, LONG = 1024, 2048

@@ -26,9 +26,9 @@ from prelude.api.text_streams import watching
 from prelude.execution.executor import ExecutorLimits
 from prelude.loading.open import load
 from prelude.readouts.batch import ForwardBatch, LogprobRows, OneShotBatch, Readout, StepResult
-from prelude.runtime.call import PLAIN
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import BlockingSink
+from prelude.runtime.entry import PLAIN
 from prelude.scheduling.lease import KvPool
 
 BLOCK = 16

@@ -10,8 +10,8 @@ from prelude.admission.messages import rough_size
 from prelude.admission.snapshot import prompt_fields
 from prelude.api.text_streams import timed_finish
 from prelude.errors import InvalidRequest, PreludeError, shown
-from prelude.runtime.call import Call, Options, make_calls
 from prelude.runtime.delivery import Completions
+from prelude.runtime.entry import Call, Options, make_calls
 from prelude.scheduling.request import Request
 from prelude.tasks import Task
 from prelude.values.options import merge_options

@@ -40,9 +40,9 @@ from prelude.api.verbs import Ask, AskStream, AsyncVerbs, RequestKeywords
 from prelude.api.windows import WINDOW_ROWS
 from prelude.errors import EngineClosed, ExecutionError, shown, starting_thread
 from prelude.results import Explanation
-from prelude.runtime.call import Call, Options, make_calls, mark_all
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import CompletionQueue, Completions, LoopSink
+from prelude.runtime.entry import Call, Options, make_calls, mark_all
 from prelude.runtime.events import Listener
 from prelude.runtime.inbox import Turn
 from prelude.scheduling.request import Request

@@ -12,8 +12,8 @@ from prelude.api.compound import drive
 from prelude.api.text_streams import TextStream, watching
 from prelude.api.verbs import Ask, AskStream, RequestKeywords, Verbs
 from prelude.api.windows import WINDOW_ROWS
-from prelude.runtime.call import Options, make_calls, mark_all
 from prelude.runtime.delivery import BlockingSink
+from prelude.runtime.entry import Options, make_calls, mark_all
 from prelude.scheduling.request import Request
 from prelude.tasks import R, TaskOf
 from prelude.terminal.progress import Advance, Progress, in_terminal

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from prelude.runtime.call import Call
+    from prelude.runtime.entry import Call
 
 
 def timed_finish(admitted: Admitted, timeline: Timeline | None, outcome: Outcome) -> Any:

@@ -27,17 +27,16 @@ from prelude.execution.backends import Wanted, choose
 from prelude.execution.executor import ExecutorLimits, PendingTokens
 from prelude.execution.host_blocks import CpuHostBlocks, lazy_zeros
 from prelude.execution.layout import I64, StepTokens
-from prelude.execution.step_memory import TOKEN_CHUNK, StepMemory, query_run
+from prelude.execution.memory_plan import TOKEN_CHUNK, StepMemory, query_run
 from prelude.models.arrays import F32, Array
 from prelude.models.config import ModelConfig
 from prelude.models.precision import Precision
 from prelude.models.precision import choose as choose_precision
-from prelude.models.read_weights import load_weights
+from prelude.models.read_weights import WeightSource, load_weights
 from prelude.models.recurrent import StepStates
 from prelude.models.spec import Attention as Heads
 from prelude.models.spec import ModelSpec
 from prelude.models.transformer import Run, Transformer
-from prelude.models.weight_source import WeightSource
 from prelude.models.weights import ModelWeights
 from prelude.readouts.batch import (
     I32,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from prelude._native import cpu
 from prelude.execution.layout import I64
-from prelude.execution.step_memory import TOKEN_CHUNK
+from prelude.execution.memory_plan import TOKEN_CHUNK
 from prelude.models.transformer import Transformer
 from prelude.readouts.base import Logits
 from prelude.readouts.batch import F32, F64, I32

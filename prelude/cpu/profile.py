@@ -15,7 +15,7 @@ import numpy as np
 
 from prelude.execution.executor import Executor
 from prelude.execution.layout import blank_prompts
-from prelude.execution.step_memory import StepMemory, from_runs
+from prelude.execution.memory_plan import StepMemory, from_runs
 from prelude.models.config import ModelConfig
 from prelude.models.memory import give_back_freed
 from prelude.models.spec import Attention, Layer

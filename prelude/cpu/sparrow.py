@@ -19,7 +19,7 @@ from prelude.execution.executor import ExecutorLimits
 from prelude.models.sparrow import SparrowModel
 from prelude.readouts.base import Logits
 from prelude.readouts.batch import ForwardBatch, OneShotBatch, OptionRows, PromptSlices, StepResult
-from prelude.readouts.options import OptionOutput
+from prelude.readouts.head import OptionOutput
 from prelude.records import dataclass
 from prelude.values.arrays import F32, F64, I32
 

@@ -18,7 +18,7 @@ from prelude.records import dataclass
 
 if TYPE_CHECKING:
     from prelude.execution.host_blocks import HostBlocks
-    from prelude.execution.step_memory import StepMemory
+    from prelude.execution.memory_plan import StepMemory
 
 
 @dataclass(frozen=True, slots=True)

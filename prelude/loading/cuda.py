@@ -16,8 +16,7 @@ import numpy as np
 from prelude.errors import ConfigError, DeviceUnavailable, UnsupportedModel
 from prelude.execution.backends import Wanted, asked_for, choose
 from prelude.execution.layout import blank_prompts
-from prelude.execution.memory_plan import MemoryPlan
-from prelude.execution.step_memory import StepMemory
+from prelude.execution.memory_plan import MemoryPlan, StepMemory
 from prelude.models.config import ModelConfig
 from prelude.models.spec import Attention, ModelSpec
 from prelude.readouts.batch import LogprobRows, OneShotBatch, PooledRows, Readout

@@ -221,8 +221,7 @@ def _cpu_executor(
     ``ranks``: of a tensor-parallel model, of which this rank's part is loaded."""
     from prelude.cpu.executor import CpuExecutor, logits_rows
     from prelude.cpu.profile import few_layers, profile
-    from prelude.execution.memory_plan import HOST_BYTES, MemoryPlan
-    from prelude.execution.step_memory import StepMemory
+    from prelude.execution.memory_plan import HOST_BYTES, MemoryPlan, StepMemory
     from prelude.execution.threaded import ThreadedExecutor
     from prelude.models.checkpoint import Checkpoint
     from prelude.models.memory import (
@@ -233,9 +232,8 @@ def _cpu_executor(
         require_memory,
     )
     from prelude.models.precision import choose
-    from prelude.models.read_weights import load_weights
+    from prelude.models.read_weights import load_weights, weight_bytes
     from prelude.models.recurrent import state_bytes
-    from prelude.models.weight_source import weight_bytes
 
     rows = _logits_rows(model.vocab_size, config.expert.logits_bytes)
     chunk_rows = logits_rows(model.vocab_size) if rows is None else rows

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.config import ModelConfig
-from prelude.models.files import ModelDirectory, Where
+from prelude.models.files import ModelDirectory, WeightFiles, Where, find_weight_files
 from prelude.models.gguf.directory import GgufDirectory
 from prelude.models.gguf.reader import BLOCK_TYPES, TYPES
 from prelude.models.gguf.weights import GgufWeights
-from prelude.models.mapped_file import TensorInfo, UsedFile
 from prelude.models.packed_file import PACKED, PACKED_FILE, Converted, Kept, PackedWeights
-from prelude.models.safetensors_file import FLOATS, SafetensorsFile, WeightFiles, find_weight_files
+from prelude.models.safetensors_file import FLOATS, SafetensorsFile, TensorInfo, UsedFile
 from prelude.models.spec import LM_HEAD, ModelSpec
 from prelude.records import dataclass
 

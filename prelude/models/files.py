@@ -5,22 +5,33 @@ that leads out of the directory is refused, with two exceptions. A snapshot in t
 links to ``models--*/blobs`` beside it (and from there, if models share files, to the ``blobs`` of the whole
 cache): these are followed. And ``follow_links=True`` of ``from_pretrained`` says that the caller trusts the
 directory's links.
+
+An index of weight files is untrusted too: a name in it never leads out of the directory.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from prelude.errors import ModelError, reason, shown
+from prelude.errors import CheckpointError, ModelError, reason, shown
 from prelude.records import dataclass
 from prelude.values.strict_json import parse
+
+log = logging.getLogger(__name__)
 
 GGUF = ".gguf"
 """The suffix of a file that is a whole model."""
 LFS_POINTER = b"version https://git-lfs"
 LFS_ADVICE = "a git-LFS pointer, not the file itself; run `git lfs pull` in the directory"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+MAX_SHARDS = 10_000
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+MAX_TENSORS = 100_000
 
 
 def check_directory(path: str | os.PathLike[str]) -> Path:
@@ -154,3 +165,75 @@ def _hub_stores(root: Path) -> list[Path]:
     if root.parent.name != "snapshots" or not repository.name.startswith("models--"):
         return []
     return [repository / "blobs", repository.parent / "blobs"]
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """Paths by file name; ``assigned`` says for each tensor which file an index put it in, if any."""
+
+    paths: dict[str, Path]
+    assigned: dict[str, str] | None
+
+
+def find_weight_files(directory: ModelDirectory) -> WeightFiles:
+    """Return the one file, or the shards of the index, of ``directory``."""
+    if directory.has(SINGLE):
+        if directory.has(INDEX):
+            log.warning("%s: both %s and an index are there; the index is not used", directory, SINGLE)
+        return WeightFiles({SINGLE: directory.file(SINGLE, CheckpointError)}, None)
+    if directory.has(INDEX):
+        assigned = _weight_map(directory)
+        names = sorted(set(assigned.values()))
+        if len(names) > MAX_SHARDS:
+            raise CheckpointError(
+                f"{directory.path / INDEX}: names {len(names):,} files, the limit is {MAX_SHARDS:,}"
+            )
+        return WeightFiles({name: directory.file(name, CheckpointError) for name in names}, assigned)
+    raise _nothing_usable(directory.path)
+
+
+def _weight_map(directory: ModelDirectory) -> dict[str, str]:
+    index = directory.path / INDEX
+    raw = directory.object(INDEX, MAX_INDEX_BYTES, CheckpointError)
+    weight_map = raw.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map is {shown(weight_map)}, an object of file names is needed")
+    if len(weight_map) > MAX_TENSORS:
+        raise CheckpointError(f"{index}: weight_map has {len(weight_map):,} entries, the limit is {MAX_TENSORS:,}")
+    for tensor, name in weight_map.items():
+        if not _plain_file_name(name):
+            raise CheckpointError(
+                f"{index}: tensor {shown(tensor)} is said to lie in {shown(name)}; "
+                "only the plain name of a .safetensors file beside the index is accepted"
+            )
+    return weight_map
+
+
+def _plain_file_name(name: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and name.endswith(".safetensors")
+        and len(name) <= 255
+        and name.isprintable()
+        and not any(character in name for character in "/\\:")
+        and not name.startswith(".")
+    )
+
+
+def _nothing_usable(directory: Path) -> ModelError:
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as failure:
+        return ModelError(f"{directory}: cannot be read: {failure.strerror}")
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    others = [name for name in names if name.endswith(".safetensors")]
+    if others:
+        return CheckpointError(
+            f"{directory}: has {shown(others)} but neither {SINGLE} nor {INDEX}, which names the file of each tensor"
+        )
+    if pickles:
+        return ModelError(
+            f"{directory}: only pickled weights ({pickles[0]}), which can run code when read; convert them where you "
+            "trust them: AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir) with transformers"
+        )
+    return ModelError(f"{directory}: no weights: {SINGLE} or {INDEX} is needed")

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
-from prelude.models.mapped_file import TensorInfo, UsedFile
-from prelude.models.safetensors_file import DTYPES, SafetensorsFile
+from prelude.models.safetensors_file import DTYPES, SafetensorsFile, TensorInfo, UsedFile
 from prelude.records import dataclass
 from prelude.values.strict_json import NATURAL, parse
 

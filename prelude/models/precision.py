@@ -12,8 +12,8 @@ from prelude._native import cpu
 from prelude.errors import DeviceUnavailable, ModelError
 from prelude.models.arrays import BF16, FLOAT32, ROW_TYPES, Packing, name_of
 from prelude.models.packed_file import PRODUCED, Converted
+from prelude.models.read_weights import WeightSource
 from prelude.models.spec import ModelSpec
-from prelude.models.weight_source import WeightSource
 from prelude.records import dataclass
 from prelude.values.config import Quantization
 

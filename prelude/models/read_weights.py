@@ -15,9 +15,10 @@ Tied embeddings are rows of the packed LM head.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,8 +27,10 @@ from prelude.models.gguf.blocks import Blocks
 from prelude.models.ops import RowNorm
 from prelude.models.option_heads import ChoiceLayerWeights, ChoiceWeights, OptionWeights, PointerWeights
 from prelude.models.packed import PackedLinear
+from prelude.models.packed_file import Converted, Kept
 from prelude.models.recurrent import read_recurrent
 from prelude.models.relative import RelativeWeights, relative_weights, rows_of_distances
+from prelude.models.safetensors_file import UsedFile
 from prelude.models.spec import (
     LM_HEAD,
     Attention,
@@ -43,7 +46,6 @@ from prelude.models.spec import (
     PointerHead,
     Projection,
 )
-from prelude.models.weight_source import WeightSource
 from prelude.models.weights import (
     ClassifierWeights,
     EmbeddingWeights,
@@ -53,6 +55,53 @@ from prelude.models.weights import (
     ModelWeights,
 )
 from prelude.terminal.progress import watched
+
+
+class WeightSource(Protocol):
+    """The used methods of a checkpoint."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def tensor(self, name: str) -> Array: ...
+
+    def finite(self, name: str) -> Array: ...
+
+    def in_blocks(self, name: str) -> bool:
+        """Return whether a weight is stored in blocks of a few bits."""
+
+    def blocks(self, name: str) -> Blocks:
+        """Return a weight that is ``in_blocks``."""
+
+    @property
+    def converted(self) -> Converted | None:
+        """The choice that packed weights were made for; None if there are none."""
+
+    def packed(self, names: Sequence[str]) -> tuple[Array, Kept] | None:
+        """The words of the weight that was packed of ``names``, and their description; None if they are stored as
+        weights."""
+
+    @property
+    def used(self) -> UsedFile | None:
+        """The file whose words stay in use where they lie, once one was read."""
+
+
+class SizedSource(Protocol):
+    """The used methods of a checkpoint for the number of bytes of its weights."""
+
+    def nbytes(self, itemsize: int, keep: bool = False) -> int: ...
+
+
+def weight_bytes(source: SizedSource, spec: ModelSpec, dtype: np.dtype[Any], packing: Packing) -> int:
+    """About the bytes that ``load_weights`` will hold: a byte for each weight of the layers and of the LM head if
+    they are of int8, beside the others in ``dtype``."""
+    if packing != "int8":
+        return source.nbytes(dtype.itemsize, keep=packing in KEPT)
+    matrices = [shape for layer in spec.layers for _, shape in layer.tensors() if len(shape) == 2]
+    if spec.lm_head is not None:
+        matrices.append((spec.embeddings.vocab, spec.hidden))
+    quantized = sum(math.prod(shape) for shape in matrices)
+    return quantized + max(0, spec.num_parameters() - quantized) * dtype.itemsize
+
 
 PIECE_ROWS = 4096
 """Rows of a weight that are widened at a time while it is packed."""

@@ -1,5 +1,4 @@
-"""The weight files of a directory, and one ``.safetensors`` file: its header checked to the letter, its tensors as
-arrays over a mapping.
+"""A ``.safetensors`` file: its header checked to the letter, its tensors as arrays over a mapping.
 
     8 bytes   N, little endian
     N bytes   {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, …}
@@ -10,22 +9,23 @@ The file is untrusted. No number of the header is used before it was compared wi
 parsers could read differently (a key given twice) is refused. The parser is ours because the
 ``safetensors`` package opens the path anew, copies tensors for numpy without saying where they lie,
 takes a key that is given twice, and names neither tensor nor value in most of its errors.
-
-An index is untrusted too: a name in it never leads out of the directory, and symbolic links out of it are refused
-(see ``files.ModelDirectory``).
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import mmap
 import os
+import sys
+import weakref
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prelude.errors import CheckpointError, ModelError, shown
-from prelude.models.files import LFS_ADVICE, LFS_POINTER, ModelDirectory
-from prelude.models.mapped_file import MappedFile, TensorInfo
+from prelude.models.files import LFS_ADVICE, LFS_POINTER, MAX_TENSORS, open_regular
 from prelude.records import dataclass
 from prelude.values.strict_json import NATURAL, parse
 
@@ -33,9 +33,144 @@ if TYPE_CHECKING:
     from prelude.models.arrays import Array
 
 
+Self = TypeVar("Self", bound="MappedFile")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where one tensor lies. ``begin`` and ``end`` are bytes from the start of a safetensors file's data, or from the
+    start of a GGUF file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    """The innermost dimension last."""
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
+
+
+class MappedFile:
+    """One open file. Subclasses read the header in ``_parse``, which may raise ``CheckpointError``."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file: FileIO = os.fdopen(open_regular(self.path, CheckpointError), "rb", buffering=0)
+        self._mapping: mmap.mmap | None = None
+        self._bytes: Array | None = None
+        try:
+            status = os.fstat(self._file.fileno())
+            self._written = _written(status)
+            self.only_ours = _only_ours(status)
+            self._parse(status.st_size)
+            self._mapping = _map(self._file.fileno(), status.st_size)
+        except (OSError, ValueError) as failure:
+            self._file.close()
+            if isinstance(failure, ModelError):
+                raise
+            raise CheckpointError(f"{self.path}: cannot be read: {failure}") from failure
+
+    def _parse(self, size: int) -> None:
+        """Read the header of ``size`` bytes of file."""
+        raise NotImplementedError
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def changed(self) -> bool:
+        """Return whether the file was written to since it was opened. Deleted or replaced, it stays readable."""
+        return self._file.closed or _written(os.fstat(self._file.fileno())) != self._written
+
+    def used(self) -> UsedFile:
+        """Return the file for views that stay in use after ``close``."""
+        return UsedFile(self.path, self._file.fileno(), self._written)
+
+    def close(self) -> None:
+        """Let go of the mapping; arrays that are still in use keep it alive."""
+        self._bytes = None
+        self._file.close()
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            with contextlib.suppress(BufferError):
+                mapping.close()
+
+    def read(self, count: int) -> bytes:
+        """Return the next ``count`` bytes."""
+        parts: list[bytes] = []
+        while count:
+            part = self._file.read(count)
+            if not part:
+                raise CheckpointError(f"{self.path}: became shorter while it was read")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def between(self, first: int, last: int) -> Array:
+        """Return bytes [first, last) of the file, a view: uint8."""
+        if self._bytes is None:
+            import numpy as np  # here: reading a directory's files needs none
+
+            if self._mapping is None:
+                raise CheckpointError(f"{self.path}: already closed")
+            self._bytes = np.frombuffer(self._mapping, np.uint8)
+        return self._bytes[first:last]
+
+    def release_between(self, first: int, last: int) -> None:
+        """Take the pages of bytes [first, last) out of this process's memory. Views of them stay valid: a page that
+        is looked at again is read from the file again."""
+        advise = getattr(self._mapping, "madvise", None)
+        if advise is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        first -= first % mmap.PAGESIZE
+        advise(mmap.MADV_DONTNEED, first, last - first)
+
+
+class UsedFile:
+    """A file that is used where it lies after it was loaded. It is written into if its size or its time is another;
+    replaced by renaming another file over it, it stays as it is."""
+
+    def __init__(self, path: Path, descriptor: int, written: tuple[int, int]) -> None:
+        self._path, self._descriptor, self._written = path, os.dup(descriptor), written
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def check(self) -> None:
+        """Raise ``CheckpointError`` if it was written into."""
+        if _written(os.fstat(self._descriptor)) != self._written:
+            raise CheckpointError(
+                f"{self._path}: was written into while it is in use, so that answers would be wrong; make the engine "
+                "again, and replace such a file by renaming another one over it"
+            )
+
+
+def _only_ours(status: os.stat_result) -> bool:
+    """Whether this user or root alone may write the file, which then no other user changes while it is mapped."""
+    if not hasattr(os, "geteuid"):
+        return False
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+
+
+def _written(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def _map(descriptor: int, size: int) -> mmap.mmap:
+    """Map copy on write, so that arrays of it are writable, as torch needs them for a GPU. Nothing writes to it."""
+    if sys.platform == "win32":
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+    # Nothing is written, so nothing need be reserved: a file larger than memory can be mapped.
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
 MAX_HEADER_BYTES = 32 << 20
 """The reference implementation allows 100 MB; real headers have less than 2, and 100,000 tensors take 15."""
-MAX_TENSORS = 100_000
 MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 1 << 60
 
@@ -199,84 +334,3 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-log = logging.getLogger(__name__)
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-MAX_INDEX_BYTES = 64 << 20
-MAX_SHARDS = 10_000
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-
-@dataclass(frozen=True)
-class WeightFiles:
-    """Paths by file name; ``assigned`` says for each tensor which file an index put it in, if any."""
-
-    paths: dict[str, Path]
-    assigned: dict[str, str] | None
-
-
-def find_weight_files(directory: ModelDirectory) -> WeightFiles:
-    """Return the one file, or the shards of the index, of ``directory``."""
-    if directory.has(SINGLE):
-        if directory.has(INDEX):
-            log.warning("%s: both %s and an index are there; the index is not used", directory, SINGLE)
-        return WeightFiles({SINGLE: directory.file(SINGLE, CheckpointError)}, None)
-    if directory.has(INDEX):
-        assigned = _weight_map(directory)
-        names = sorted(set(assigned.values()))
-        if len(names) > MAX_SHARDS:
-            raise CheckpointError(
-                f"{directory.path / INDEX}: names {len(names):,} files, the limit is {MAX_SHARDS:,}"
-            )
-        return WeightFiles({name: directory.file(name, CheckpointError) for name in names}, assigned)
-    raise _nothing_usable(directory.path)
-
-
-def _weight_map(directory: ModelDirectory) -> dict[str, str]:
-    index = directory.path / INDEX
-    raw = directory.object(INDEX, MAX_INDEX_BYTES, CheckpointError)
-    weight_map = raw.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: weight_map is {shown(weight_map)}, an object of file names is needed")
-    if len(weight_map) > MAX_TENSORS:
-        raise CheckpointError(f"{index}: weight_map has {len(weight_map):,} entries, the limit is {MAX_TENSORS:,}")
-    for tensor, name in weight_map.items():
-        if not _plain_file_name(name):
-            raise CheckpointError(
-                f"{index}: tensor {shown(tensor)} is said to lie in {shown(name)}; "
-                "only the plain name of a .safetensors file beside the index is accepted"
-            )
-    return weight_map
-
-
-def _plain_file_name(name: Any) -> bool:
-    return (
-        isinstance(name, str)
-        and name.endswith(".safetensors")
-        and len(name) <= 255
-        and name.isprintable()
-        and not any(character in name for character in "/\\:")
-        and not name.startswith(".")
-    )
-
-
-def _nothing_usable(directory: Path) -> ModelError:
-    try:
-        names = sorted(os.listdir(directory))
-    except OSError as failure:
-        return ModelError(f"{directory}: cannot be read: {failure.strerror}")
-    pickles = [name for name in names if name.endswith(_PICKLES)]
-    others = [name for name in names if name.endswith(".safetensors")]
-    if others:
-        return CheckpointError(
-            f"{directory}: has {shown(others)} but neither {SINGLE} nor {INDEX}, which names the file of each tensor"
-        )
-    if pickles:
-        return ModelError(
-            f"{directory}: only pickled weights ({pickles[0]}), which can run code when read; convert them where you "
-            "trust them: AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir) with transformers"
-        )
-    return ModelError(f"{directory}: no weights: {SINGLE} or {INDEX} is needed")

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from prelude.models.arrays import F32, Array, bytes_of, widen
-from prelude.models.mapped_file import UsedFile
 from prelude.models.ops import RowNorm, activate
 from prelude.models.option_heads import OptionWeights
 from prelude.models.packed import OutLinear, PackedLinear, own
 from prelude.models.recurrent import ConvWeights, DeltaWeights
 from prelude.models.relative import RelativeWeights
+from prelude.models.safetensors_file import UsedFile
 from prelude.models.spec import HeadActivation, Layer
 from prelude.records import dataclass
 

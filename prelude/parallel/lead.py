@@ -7,13 +7,16 @@ from typing import Protocol
 
 from prelude.cpu.executor import Finished
 from prelude.errors import EngineClosed, RankLost
+from prelude.execution.dump import decoded, encoded
 from prelude.execution.executor import ExecutorLimits
 from prelude.parallel.group import RankGroup
-from prelude.parallel.messages import CLOSE, PULSE, decoded, encoded
 from prelude.readouts.batch import ForwardBatch, StepResult
 
 log = logging.getLogger("prelude.engine")
 
+PULSE = b""
+"""Says that rank 0 lives."""
+CLOSE = b"close"
 PULSE_SECONDS = 2.0
 
 

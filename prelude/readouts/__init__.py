@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from prelude.readouts.base import Output, Readout, RequestReadout, Rows
 from prelude.readouts.draw import LogitEdits
-from prelude.readouts.head import HeadRows
+from prelude.readouts.head import HeadRows, OptionRows
 from prelude.readouts.logprobs import LogprobRows
-from prelude.readouts.options import OptionRows
 from prelude.readouts.pooled import PooledRows
 from prelude.readouts.sample import SampleRows
 

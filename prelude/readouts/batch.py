@@ -42,10 +42,10 @@ from prelude.readouts.base import Readout as Readout
 from prelude.readouts.draw import LogitEdits as LogitEdits
 from prelude.readouts.head import HeadOutput as HeadOutput
 from prelude.readouts.head import HeadRows as HeadRows
+from prelude.readouts.head import OptionOutput as OptionOutput
+from prelude.readouts.head import OptionRows as OptionRows
 from prelude.readouts.logprobs import LogprobOutput as LogprobOutput
 from prelude.readouts.logprobs import LogprobRows as LogprobRows
-from prelude.readouts.options import OptionOutput as OptionOutput
-from prelude.readouts.options import OptionRows as OptionRows
 from prelude.readouts.pooled import PooledOutput as PooledOutput
 from prelude.readouts.pooled import PooledRows as PooledRows
 from prelude.readouts.sample import SampleOutput as SampleOutput

@@ -33,8 +33,7 @@ from prelude.runtime.loop import StepLoop
 from prelude.runtime.sinks import LoopFlush, Sinks
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.stepper import Stepper
-from prelude.scheduling.cost import CostModel
-from prelude.scheduling.estimates import PoolEstimates
+from prelude.scheduling.cost import CostModel, PoolEstimates
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.planner import Budgets

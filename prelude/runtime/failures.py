@@ -23,8 +23,8 @@ from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.plan import Plan
+from prelude.scheduling.postprocess import failure_of, out_of_memory, recover
 from prelude.scheduling.queues import Queues
-from prelude.scheduling.recovery import failure_of, out_of_memory, recover
 
 log = logging.getLogger("prelude.engine")
 

@@ -19,9 +19,8 @@ from prelude.runtime.inbox import Inbox, Reservation
 from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.lease import KvPool
-from prelude.scheduling.postprocess import finish
+from prelude.scheduling.postprocess import failure_of, finish
 from prelude.scheduling.queues import Queues
-from prelude.scheduling.recovery import failure_of
 from prelude.scheduling.request import Request, State
 
 

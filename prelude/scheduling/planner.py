@@ -21,7 +21,7 @@ import numpy as np
 from prelude._native.core import OneShotGroup, StepLimits
 from prelude.readouts.batch import I32
 from prelude.records import dataclass, field
-from prelude.scheduling.estimates import Estimates
+from prelude.scheduling.cost import Estimates
 from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.plan import LOGITS_BYTES, Deferral, Fold, Ledger, OneShotRow, Plan, PrefillRow

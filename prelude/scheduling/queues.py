@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prelude.admission.prepared import ExecutionClass
 from prelude.records import dataclass, field
-from prelude.scheduling.estimates import Estimates
+from prelude.scheduling.cost import Estimates
 from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst
 from prelude.scheduling.request import Request, State
 from prelude.scheduling.waiting_queue import WaitingQueue

@@ -27,7 +27,7 @@ from prelude.readouts.batch import (
 from prelude.records import dataclass, replace
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.estimates import PoolEstimates
+from prelude.scheduling.cost import PoolEstimates
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.policies import FairTenants, Policy, Priority, ShortestPrefillFirst
 from prelude.scheduling.request import Request

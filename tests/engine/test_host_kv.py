@@ -9,8 +9,7 @@ import pytest
 
 from prelude import Embed, Engine, EngineConfig, ExpertConfig, Generate, Loglikelihood, SamplingParams
 from prelude.errors import ConfigError, InsufficientMemory
-from prelude.execution.memory_plan import MemoryPlan
-from prelude.execution.step_memory import StepMemory
+from prelude.execution.memory_plan import MemoryPlan, StepMemory
 from prelude.integrations.metrics import PrometheusMetrics
 from prelude.models import read_weights
 from prelude.runtime.assembly import make_core

@@ -17,8 +17,7 @@ from prelude import Embed, Engine, EngineConfig, Loglikelihood
 from prelude.cpu.profile import peak_bytes, resident_bytes
 from prelude.errors import ConfigError, InsufficientMemory
 from prelude.execution import memory_plan
-from prelude.execution.memory_plan import MemoryPlan
-from prelude.execution.step_memory import StepMemory
+from prelude.execution.memory_plan import MemoryPlan, StepMemory
 from prelude.models import memory
 from prelude.tools.cli import main
 from tests.checkpoints import make_checkpoint

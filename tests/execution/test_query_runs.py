@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prelude.cpu.executor import CpuExecutor
-from prelude.execution.step_memory import query_run
+from prelude.execution.memory_plan import query_run
 from tests.checkpoints import save_model
 from tests.cuda.plans import BLOCKS, random_batch
 from tests.cuda.test_parity import same

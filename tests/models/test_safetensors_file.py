@@ -22,7 +22,8 @@ from safetensors.torch import save
 from prelude.errors import CheckpointError
 from prelude.models import safetensors_file
 from prelude.models.arrays import BF16, Array
-from prelude.models.safetensors_file import MAX_HEADER_BYTES, MAX_TENSORS, SafetensorsFile
+from prelude.models.files import MAX_TENSORS
+from prelude.models.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile
 from tests.patience import open_files
 from tests.tensors import torch_of
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from prelude.errors import ModelError
-from prelude.models.safetensors_file import MAX_TENSORS
+from prelude.models.files import MAX_TENSORS
 from tests.patience import open_files
 
 from .conftest import FILE, INDEX, Copy, edit_weights, loaded, open_checkpoint, reference_weights, refused

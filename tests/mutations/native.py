@@ -163,7 +163,7 @@ EDITS = (
         "failed_copies_count_as_made",
         "G10",
         (
-            "prelude/runtime/host_copies.py",
+            "prelude/runtime/assembly.py",
             "            return False\n        finally:",
             "            return True\n        finally:",
         ),

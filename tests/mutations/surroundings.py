@@ -7,7 +7,7 @@ from tests.mutations.edit import edit
 
 TRANSFORMER = "prelude/models/transformer.py"
 MEMORY = "prelude/execution/memory_plan.py"
-STEP_MEMORY = "prelude/execution/step_memory.py"
+STEP_MEMORY = "prelude/execution/memory_plan.py"
 JOURNAL = "prelude/bulk/journal.py"
 MAPPING = "prelude/api/mapping.py"
 BULK_FILES = "prelude/bulk/files.py"

@@ -24,8 +24,8 @@ from prelude.readouts.batch import (
     StepResult,
 )
 from prelude.results import RequestStats
-from prelude.runtime.call import Call
 from prelude.runtime.delivery import Completions
+from prelude.runtime.entry import Call
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.postprocess import check_result
 from prelude.scheduling.request import Request

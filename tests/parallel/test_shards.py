@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from prelude import ConfigError
+from prelude.execution.dump import decoded, encoded
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
-from prelude.parallel.messages import decoded, encoded
 from prelude.parallel.shards import Cut, check, kv_share, shard, share
 from prelude.parallel.source import ShardSource, part_of
 from prelude.readouts.batch import (

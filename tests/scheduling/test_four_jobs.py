@@ -61,6 +61,6 @@ def test_policy_is_python_and_the_path_of_a_token_is_compiled() -> None:
         assert Path(compiled.__file__).suffix in (".so", ".pyd")
     [folder] = prelude.scheduling.__path__
     assert not [path for path in Path(folder).rglob("*") if path.suffix in (".so", ".pyd", ".pyx")]
-    assert type(policy_named("round_robin")).__module__ == "prelude.scheduling.policies.orders"
+    assert type(policy_named("round_robin")).__module__ == "prelude.scheduling.policies"
     for hot in (KvPool, Request.__bases__[0]):
         assert hot.__module__.startswith("prelude._native")

@@ -12,8 +12,8 @@ import pytest
 
 from prelude.errors import RequestCancelled
 from prelude.execution.host_blocks import runs
+from prelude.runtime.assembly import HostCopies
 from prelude.runtime.core import EngineCore
-from prelude.runtime.host_copies import HostCopies
 from prelude.scheduling.policies import RoundRobin
 from prelude.scheduling.queues import Policies
 from tests import toy

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prelude.readouts.batch import DecodeBatch, MixedBatch
 from prelude.scheduling.lease import KvPool, Lease
-from prelude.scheduling.recovery import recover
+from prelude.scheduling.postprocess import recover
 from prelude.scheduling.request import Request, State
 from prelude.scheduling.waiting_queue import WaitingQueue
 from tests import toy

@@ -10,8 +10,7 @@ from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
 from prelude.readouts import RequestReadout
-from prelude.readouts.head import HeadRows
-from prelude.readouts.options import OptionRows
+from prelude.readouts.head import HeadRows, OptionRows
 from prelude.records import dataclass
 from prelude.values.arrays import I32
 from prelude.values.option_settings import OptionSettings

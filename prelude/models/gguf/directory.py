@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from prelude.errors import ModelError, shown
-from prelude.models.files import GGUF, ModelDirectory
+from prelude.models.files import GGUF, INDEX, SINGLE, ModelDirectory
 from prelude.models.gguf.config import architecture_of, config_of, pooling_of
 from prelude.models.gguf.reader import GgufFile
 from prelude.models.gguf.tokenizer import GgufTokenizer
-from prelude.models.safetensors_file import INDEX, SINGLE
 from prelude.records import dataclass, field
 
 log = logging.getLogger("prelude.models.gguf")

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.files import LFS_ADVICE, LFS_POINTER
-from prelude.models.mapped_file import MappedFile, TensorInfo
-from prelude.models.safetensors_file import DTYPES
+from prelude.models.safetensors_file import DTYPES, MappedFile, TensorInfo
 
 if TYPE_CHECKING:
     from prelude.models.arrays import Array

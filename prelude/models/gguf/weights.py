@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prelude.errors import CheckpointError, UnsupportedModel
 from prelude.models.gguf.config import architecture_of, counts_from_one, model_names, rotated_heads
 from prelude.models.gguf.reader import BLOCK_TYPES, GgufFile
-from prelude.models.mapped_file import TensorInfo
+from prelude.models.safetensors_file import TensorInfo
 
 if TYPE_CHECKING:
     from prelude.models.arrays import Array
