@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prelude._native.core import KvPool
 
 from prelude import AsyncEngine, Engine
 from prelude.admission.prepared import Admitted, Outcome, Prepared
 from prelude.readouts.batch import ForwardBatch, LogprobOutput, SampleOutput, StepResult
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request
 from tests import toy

@@ -239,7 +239,7 @@ def waiting(report: Report, repeats: int, count: int = 10_000) -> None:
     from prelude.admission.prepared import Prepared, TokenTree
     from prelude.readouts.batch import LogprobRows
     from prelude.scheduling.cost import PoolEstimates
-    from prelude.scheduling.lease import KvPool
+    from prelude._native.core import KvPool
     from prelude.scheduling.planner import Budgets, plan_step
     from prelude.scheduling.postprocess import finish
     from prelude.scheduling.queues import Queues

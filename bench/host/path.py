@@ -29,7 +29,7 @@ from prelude.readouts.batch import ForwardBatch, LogprobRows, OneShotBatch, Read
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import BlockingSink
 from prelude.runtime.entry import PLAIN
-from prelude.scheduling.lease import KvPool
+from prelude._native.core import KvPool
 
 BLOCK = 16
 LONGEST = 2048  # tokens of the longest prompt

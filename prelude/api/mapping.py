@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
+    AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
@@ -22,7 +23,7 @@ from collections.abc import (
 from typing import Any, TypeAlias, TypeVar
 
 from prelude.api.bar import RowBar
-from prelude.api.windows import Mapped, Window, window_size, windows
+from prelude.api.windows import Mapped, Window, window_size
 from prelude.api.without_loop import at_once, each
 from prelude.errors import EngineClosed, InvalidRequest, QueueFull, shown
 from prelude.values.options import RequestOptions, merge_options
@@ -31,6 +32,7 @@ T = TypeVar("T")
 RunMany: TypeAlias = Callable[..., Awaitable[list[Any]]]  # of an engine
 
 FIRST_WAIT, LONGEST_WAIT = 0.01, 1.0  # seconds; for places in a queue that other callers have filled
+PULLED = 64  # rows that are read from an iterable before the event loop gets its turn
 RUNNING = 2  # windows of one asynchronous map
 
 
@@ -128,6 +130,34 @@ async def run_window(
             await pause(wait)
             wait = min(2 * wait, LONGEST_WAIT)
     return window, results
+
+
+async def windows(
+    make: Callable[[T], Any], rows: Iterable[T] | AsyncIterable[T], size: Callable[[], int]
+) -> AsyncGenerator[Window[T], None]:
+    """Yield windows of at most ``size()`` rows. An exception of ``rows`` is raised after the window of the rows
+    before."""
+    window: Window[T] = Window(0)
+    failed: Exception | None = None
+    try:
+        async for row in rows if isinstance(rows, AsyncIterable) else with_turns(rows):
+            window.add(row, make)
+            if window.full(size()):
+                yield window
+                window = Window(window.first + len(window.rows))
+    except Exception as error:
+        failed = error
+    if window.rows:
+        yield window
+    if failed is not None:
+        raise failed
+
+
+async def with_turns(rows: Iterable[T]) -> AsyncIterator[T]:
+    for number, row in enumerate(rows, start=1):
+        yield row
+        if number % PULLED == 0:
+            await asyncio.sleep(0)
 
 
 def keep(places: list[int], found: list[Any], results: dict[int, Any]) -> list[int]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,7 +19,6 @@ R = TypeVar("R")
 
 WINDOW_ROWS = 1024  # unless told otherwise
 MAX_WINDOW_ROWS = 1 << 16
-PULLED = 64  # rows that are read from an iterable before the event loop gets its turn
 WINDOW_CHARS = 1 << 24  # a window ends early if its texts reach this, so that long rows take bounded memory
 
 
@@ -88,34 +86,6 @@ class Window(Generic[T]):
 
 def window_size(given: Any) -> int:
     return integer(given, "window", 1, MAX_WINDOW_ROWS)
-
-
-async def windows(
-    make: Callable[[T], Any], rows: Iterable[T] | AsyncIterable[T], size: Callable[[], int]
-) -> AsyncGenerator[Window[T], None]:
-    """Yield windows of at most ``size()`` rows. An exception of ``rows`` is raised after the window of the rows
-    before."""
-    window: Window[T] = Window(0)
-    failed: Exception | None = None
-    try:
-        async for row in rows if isinstance(rows, AsyncIterable) else with_turns(rows):
-            window.add(row, make)
-            if window.full(size()):
-                yield window
-                window = Window(window.first + len(window.rows))
-    except Exception as error:
-        failed = error
-    if window.rows:
-        yield window
-    if failed is not None:
-        raise failed
-
-
-async def with_turns(rows: Iterable[T]) -> AsyncIterator[T]:
-    for number, row in enumerate(rows, start=1):
-        yield row
-        if number % PULLED == 0:
-            await asyncio.sleep(0)
 
 
 def leading_text(task: Any) -> str:

@@ -11,8 +11,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import prelude
 from prelude.api.bar import ProgressCallback, RowBar
-from prelude.api.mapping import in_order, run_window
-from prelude.api.windows import window_size, windows
+from prelude.api.mapping import in_order, run_window, windows
+from prelude.api.windows import window_size
 from prelude.api.without_loop import at_once, each, finished
 from prelude.bulk import columnar, files, texts
 from prelude.bulk.files import Table

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from prelude._native.core import KvPool
 from prelude.errors import ConfigError, InsufficientMemory
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.cost import CostModel
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.policies import Policy, ResponseRatio, ShortestPrefillFirst, policy_named
 from prelude.scheduling.queues import Policies

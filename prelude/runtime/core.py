@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from prelude._native.core import StepLock
+from prelude._native.core import KvPool, StepLock
 from prelude.admission.prepared import Outcome
 from prelude.errors import ExecutionError, ExecutorLost
 from prelude.execution.executor import Executor
@@ -34,7 +34,6 @@ from prelude.runtime.sinks import LoopFlush, Sinks
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.stepper import Stepper
 from prelude.scheduling.cost import CostModel, PoolEstimates
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.queues import Policies, Queues

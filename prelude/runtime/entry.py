@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from prelude._native.core import KvPool
 from prelude.admission.prepared import Admitted, ExecutionClass, Prepared
 from prelude.errors import DeadlineExceeded, InvalidRequest, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
@@ -15,7 +16,6 @@ from prelude.runtime.forks import Forkable
 from prelude.runtime.inbox import Inbox, Reservation
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.sinks import LoopFlush
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request, Sink
 from prelude.scheduling.timeline import Timeline

@@ -14,14 +14,13 @@ import time
 import weakref
 from typing import Protocol
 
-from prelude._native.core import WakeEvent
+from prelude._native.core import KvPool, WakeEvent
 from prelude.errors import ExecutionError, ExecutorLost, is_interrupt, starting_thread
 from prelude.runtime.events import Listeners
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.postprocess import failure_of, out_of_memory, recover
 from prelude.scheduling.queues import Queues

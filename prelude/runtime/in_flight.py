@@ -16,8 +16,8 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
+from prelude._native.core import KvPool
 from prelude.records import dataclass
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.request import Request

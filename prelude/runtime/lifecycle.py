@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from prelude._native.core import KvPool
 from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
 from prelude.runtime.events import Listeners
@@ -18,7 +19,6 @@ from prelude.runtime.in_flight import StepsInFlight
 from prelude.runtime.inbox import Inbox, Reservation
 from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.postprocess import failure_of, finish
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from prelude._native.core import prompt_keys
+from prelude._native.core import KvPool, prompt_keys
 from prelude.errors import is_interrupt
 from prelude.execution.executor import Executor
 from prelude.readouts.batch import StepResult
@@ -21,7 +21,6 @@ from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.sinks import Sinks
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.cost import CostModel, Work
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.pack import pack
 from prelude.scheduling.plan import Plan

@@ -22,10 +22,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from prelude._native.core import CostFit
+from prelude._native.core import CostFit, KvPool
 from prelude.errors import ConfigError, reason, shown
 from prelude.records import dataclass
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.request import Request
 from prelude.tokenizer.backends.files import read_plain
 from prelude.values.strict_json import parse

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from prelude._native.core import pack_running, pack_step
+from prelude._native.core import Lease, pack_running, pack_step
 from prelude.readouts.batch import (
     I32,
     DecodeBatch,
@@ -31,7 +31,6 @@ from prelude.readouts.batch import (
 )
 from prelude.readouts.sampling import sample_rows, sampled_rows
 from prelude.records import dataclass, field
-from prelude.scheduling.lease import Lease
 from prelude.scheduling.plan import OneShotRow, Plan, PrefillRow
 from prelude.scheduling.request import Request
 

@@ -18,11 +18,10 @@ from itertools import chain
 
 import numpy as np
 
-from prelude._native.core import OneShotGroup, StepLimits
+from prelude._native.core import KvPool, Lease, OneShotGroup, StepLimits
 from prelude.readouts.batch import I32
 from prelude.records import dataclass, field
 from prelude.scheduling.cost import Estimates
-from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.plan import LOGITS_BYTES, Deferral, Fold, Ledger, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues

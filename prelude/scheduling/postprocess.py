@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from prelude._native.core import KvPool
 from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import ExecutionError, ExecutorLost, is_interrupt, own_error
 from prelude.readouts.batch import MixedBatch, Readout, StepResult
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.plan import Plan, lives
 from prelude.scheduling.queues import Queues

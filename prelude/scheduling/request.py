@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from prelude._native.core import Record
+from prelude._native.core import KvPool, Lease, Record
 from prelude.admission.prepared import ExecutionClass, Outcome, Prepared, classify
 from prelude.readouts.batch import I32, SampleOutput
 from prelude.readouts.sampling import History, SamplingState
 from prelude.results import RequestStats
-from prelude.scheduling.lease import KvPool, Lease
 from prelude.values.options import NO_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:

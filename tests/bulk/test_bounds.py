@@ -9,7 +9,8 @@ import pytest
 
 from prelude import Choice, Decide, InvalidRequest
 from prelude.api.bar import RowBar, length
-from prelude.api.windows import Window, leading_text, window_size, windows
+from prelude.api.mapping import windows
+from prelude.api.windows import Window, leading_text, window_size
 from prelude.api.without_loop import each
 from prelude.bulk.batches import BatchScorer
 from prelude.bulk.columnar import kind_of, mixes, too_many_keys

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude import AsyncEngine, Choice, Decide, Embed, Engine, EngineConfig, Generate, SamplingParams, YesNo
+from prelude import AsyncEngine, Choice, Decide, Embed, Engine, EngineConfig, SamplingParams, YesNo
 from prelude.errors import EngineClosed, InvalidRequest, ModelError
-from tests.patience import PATIENCE, Paced, comes
+from tests.patience import PATIENCE
 
 SMALL = EngineConfig(kv_bytes=1 << 22)
 STATE = "The harbour was quiet that morning; two boats lay at the quay."
@@ -46,30 +46,6 @@ def test_every_verb_in_a_service(checkpoint: Path) -> None:
     asyncio.run(main())
 
 
-def test_concurrent_tasks_share_steps_and_one_wake_up(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with open_engine(checkpoint) as engine:
-            alone = [np.asarray(await engine.embed(f"{i} {STATE}", pooling="last")) for i in range(20)]
-            loop = asyncio.get_running_loop()
-            wakes = 0
-            real = loop.call_soon_threadsafe
-
-            def counted(*args, **kwargs):  # type: ignore[no-untyped-def]
-                nonlocal wakes
-                wakes += 1
-                return real(*args, **kwargs)
-
-            loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
-            before = sum(engine.stats()["steps"].values())
-            together = await engine.run_many([Embed(f"{i} {STATE}", pooling="last") for i in range(20)])
-            steps = sum(engine.stats()["steps"].values()) - before
-            assert steps == 1 and wakes == 1
-            for one, other in zip(alone, together):
-                assert np.asarray(other) == pytest.approx(one, abs=1e-5)
-
-    asyncio.run(main())
-
-
 @pytest.mark.fault(15)
 def test_a_bad_row_fails_alone(checkpoint: Path) -> None:
     async def main() -> None:
@@ -83,55 +59,6 @@ def test_a_bad_row_fails_alone(checkpoint: Path) -> None:
             assert engine.health().ok
 
     asyncio.run(main())
-
-
-def test_cancelling_the_awaiting_task_gives_everything_back(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with open_engine(checkpoint) as engine:
-            params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
-            tasks = [asyncio.create_task(engine.complete(f"{i} {STATE}", params)) for i in range(6)]
-            core = engine.engine._core
-            steps = Paced.of(core, 50)
-            await comes(lambda: steps.held and len(core.queues.running) == 6)
-            for task in tasks[:5]:
-                task.cancel()
-            steps.open()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-            assert sum(isinstance(end, asyncio.CancelledError) for end in ends) == 5
-            assert len(ends[5].token_ids) == 300
-            await engine.embed("after", pooling="last")
-            assert core.stats.cancelled == 5 and core.pool.live_leases == 0 and core.queues.empty
-
-    asyncio.run(main())
-
-
-def test_two_loops_and_a_plain_thread_share_an_engine(checkpoint: Path) -> None:
-    engine = open_engine(checkpoint)
-    asyncio.run(engine.start())
-    want = np.asarray(engine.engine.embed(STATE, pooling="last"))
-    wrong: list[object] = []
-
-    def in_a_loop() -> None:
-        async def main() -> None:
-            vectors = await asyncio.gather(*(engine.embed(STATE, pooling="last") for _ in range(20)))
-            wrong.extend(v for v in vectors if np.abs(np.asarray(v) - want).max() > 1e-5)
-
-        asyncio.run(main())
-
-    def plain() -> None:
-        for _ in range(20):
-            vector = engine.engine.embed(STATE, pooling="last")
-            if np.abs(np.asarray(vector) - want).max() > 1e-5:
-                wrong.append(vector)
-
-    threads = [threading.Thread(target=work) for work in (in_a_loop, in_a_loop, plain)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not wrong and not any(thread.is_alive() for thread in threads)
-    asyncio.run(engine.aclose())
-    asyncio.run(engine.aclose())
 
 
 @pytest.mark.fault(5)
@@ -189,25 +116,6 @@ def test_a_path_that_is_no_model_directory_is_refused_by_name(tmp_path: Path) ->
     for bad in (tmp_path / "file", tmp_path / "missing" / "dir", tmp_path):
         with pytest.raises(ModelError, match=str(tmp_path)):
             Engine.from_pretrained(bad)
-
-
-def test_submit_after_close_and_close_with_work_under_way(checkpoint: Path) -> None:
-    async def main() -> None:
-        engine = await open_engine(checkpoint).start()
-        params = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
-        steps = Paced.of(engine.engine._core, 20)
-        work = asyncio.create_task(engine.complete(STATE, params))
-        await comes(lambda: steps.held)
-        closing = asyncio.create_task(engine.aclose(drain=False))
-        await comes(lambda: engine.engine._core.lifecycle.aborting)
-        steps.open()
-        await closing
-        with pytest.raises(EngineClosed):
-            await work
-        with pytest.raises(EngineClosed):
-            await engine.run(Generate(STATE, params))
-
-    asyncio.run(main())
 
 
 def test_closed_while_it_loads_it_does_not_come_alive(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

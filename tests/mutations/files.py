@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.mutations.edit import edit
 
 SAFETENSORS = "prelude/models/safetensors_file.py"
-SHARDS = "prelude/models/safetensors_file.py"
+SHARDS = "prelude/models/files.py"
 
 EDITS = (
     edit(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from prelude import AsyncEngine, Classify, Engine, EngineConfig, ExpertConfig, Rerank
+from prelude import Classify, Engine, EngineConfig, ExpertConfig, Rerank
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, RecipeError
 from prelude.recipes import MAX_PARTS, MAX_TEXT, GuardField, GuardRecipe, RerankRecipe, names, read_recipe, shipped
 from tests.checkpoints import make_checkpoint
@@ -116,16 +115,6 @@ def test_top_k_and_top_n_are_one_limit(engine: Engine) -> None:
     for documents in ("one text", {"text": "a"}, [3], [{"title": "a"}]):
         with pytest.raises(InvalidRequest, match="documents"):
             engine.rerank(QUERY, documents, **options)
-
-
-def test_the_asynchronous_verb_is_the_same(engine: Engine) -> None:
-    async def ranked() -> Any:
-        return await AsyncEngine(engine).rerank(QUERY, DOCUMENTS, top_k=3, recipe="qwen3-reranker", priority=2)
-
-    expected = engine.rerank(QUERY, DOCUMENTS, top_k=3, recipe="qwen3-reranker")
-    found = asyncio.run(ranked())
-    assert [item.index for item in found] == [item.index for item in expected]
-    assert [item.score for item in found] == pytest.approx([item.score for item in expected], abs=1e-5)
 
 
 def test_user_text_cannot_close_the_turn(engine: Engine, qwen_tokenizer: Any) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
-from prelude import AsyncEngine, Engine, EngineConfig, Reward
+from prelude import Engine, EngineConfig, Reward
 from prelude.errors import InvalidRequest, RecipeError
 from tests.engine.test_encoders import write
 from tests.recipes.conftest import write_qwen
@@ -66,15 +64,6 @@ def test_control_text_of_a_message_is_no_control_token(engine: Engine) -> None:
     ids = engine.explain(Reward(OTHER)).token_ids.tolist()
     assert 151643 not in ids
     assert engine.reward(OTHER, skip_pad=False).score == pytest.approx(engine.reward(OTHER).score, abs=1e-5)
-
-
-def test_the_asynchronous_verb_is_the_same(engine: Engine) -> None:
-    async def rewarded() -> Any:
-        return await AsyncEngine(engine).reward(GOOD, request_id="r1")
-
-    found = asyncio.run(rewarded())
-    assert found.score == pytest.approx(engine.reward(GOOD).score, abs=1e-5)
-    assert found.stats.request_id == "r1"
 
 
 def test_other_models_and_prompts_are_refused(engine: Engine, qwen: Path, tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from prelude._native.core import KvPool
 
 from prelude.admission.prepared import Outcome, Prepared, TokenTree
 from prelude.readouts.batch import LogprobRows
 from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request
 from tests import toy

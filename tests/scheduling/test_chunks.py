@@ -217,8 +217,9 @@ def test_requests_share_a_batch_by_head_and_options_alone(left: str, right: str,
 
 @pytest.mark.feature("A27")
 def test_the_memory_of_readouts_alone_can_end_a_group() -> None:
+    from prelude._native.core import KvPool
+
     from prelude.runtime.core import EngineCore
-    from prelude.scheduling.lease import KvPool
     from prelude.scheduling.planner import Budgets
 
     executor = toy.ToyExecutor(num_blocks=64)

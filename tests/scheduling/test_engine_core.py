@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prelude.admission.prepared import Prepared, TokenTree
-from prelude.errors import QueueFull, RequestTooLarge
+from prelude.errors import RequestTooLarge
 from prelude.readouts.batch import HeadRows, LogprobRows, OneShotBatch, PooledRows, Readout
 from tests import toy
 from tests.scheduling.cores import (
@@ -261,15 +261,3 @@ def test_a_request_that_can_never_fit_the_pool_is_refused() -> None:
         core.request(chat(prompt(10, 1), 8), Collect())
     [outcome] = run(core, [chat(prompt(10, 1), 7)])  # the last token is read, not written
     assert list(outcome.token_ids) == toy.generate(prompt(10, 1).tolist(), 7)
-
-
-def test_queue_limits_refuse_at_once() -> None:
-    core = make_core(queued=2)
-    sink = Collect()
-    core.lifecycle.post([core.request(last_logprob(prompt(4, i)), sink) for i in range(2)])
-    with pytest.raises(QueueFull, match="max_queued_requests"):
-        core.request(last_logprob(prompt(4, 9)), sink)
-    assert core.snapshot()["rejected"] == {"queued_requests": 1}
-    while core.step():
-        pass
-    core.request(last_logprob(prompt(4, 9)), sink)

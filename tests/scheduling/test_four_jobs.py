@@ -8,10 +8,10 @@ from pathlib import Path
 import prelude._native.core
 import prelude._native.cpu
 import pytest
+from prelude._native.core import KvPool
 
 import prelude.scheduling
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import pack
 from prelude.scheduling.planner import Budgets, plan_step
 from prelude.scheduling.policies import policy_named

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from prelude._native.core import KvPool
 
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.readouts.batch import (
@@ -17,7 +18,6 @@ from prelude.readouts.batch import (
 )
 from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request, State
 from tests import toy
@@ -337,3 +337,19 @@ def test_a_hundred_thousand_texts_leave_nothing() -> None:
     core.audit()
     assert ended == 100_000 and pool.live_leases == 0 and core.queues.empty
     assert pool.allocator.num_free == 1024 and pool.allocator.num_used == 0
+
+
+@pytest.mark.feature("C13")
+def test_a_requests_state_and_lease_cannot_be_assigned() -> None:
+    core = make_core()
+    request = core.request(text([5] * 9, 2), Collect())
+    for name, value in (("state", State.FINISHED), ("lease", None)):
+        with pytest.raises(AttributeError):
+            setattr(request, name, value)
+    first, second = (core.pool.attach(request.known, 0, 8, growable=True) for _ in range(2))
+    request.hold(first)
+    with pytest.raises(RuntimeError, match=f"request {request.id} holds a lease and is given another"):
+        request.hold(second)
+    request.give_back(core.pool)
+    assert first.released and request.lease is None
+    request.give_back(core.pool)  # it holds none: nothing happens

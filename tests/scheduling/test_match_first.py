@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prelude._native.core import KvPool, Lease
 
 from prelude.readouts.batch import DecodeBatch, MixedBatch
-from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.postprocess import recover
 from prelude.scheduling.request import Request, State
 from prelude.scheduling.waiting_queue import WaitingQueue

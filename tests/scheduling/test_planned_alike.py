@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prelude._native.core import KvPool
 
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.readouts.batch import LogprobRows
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst
 from prelude.scheduling.queues import Policies

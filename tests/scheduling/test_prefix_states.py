@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prelude._native.core import KvPool
 
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.lease import KvPool
 from tests import recurrent
 from tests.engine.test_faults import ById, submit
 from tests.recurrent import FaultyRecurrent, RecurrentToy

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prelude._native.core import KvPool
 
 from prelude import EngineConfig
 from prelude.errors import EngineClosed, RequestTooLarge
@@ -15,7 +16,6 @@ from prelude.execution.executor import ExecutorLimits
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import preempt
 from prelude.scheduling.request import Request, State
 from tests import recurrent, toy

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -10,47 +9,7 @@ from prelude._native.core import BlockAllocator, PrefixTrie
 
 from prelude.errors import TraceError
 from prelude.simulation.traces import Arrival, TokenSource, read_trace, write_trace
-from prelude.simulation.workloads import WORKLOADS, bursts, cancelled, chat, credit_verification, post_recommendation
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a_seed_gives_the_same_arrivals_in_order_of_time_and_another_seed_gives_others(name: str) -> None:
-    made = [list(itertools.islice(WORKLOADS[name](5.0, seed), 300)) for seed in (1, 1, 2)]
-    assert made[0] == made[1] != made[2]
-    times = [arrival.at for arrival in made[0]]
-    assert times == sorted(times) and times[0] >= 0
-
-
-def test_the_two_workloads_of_prefill_only_have_its_sizes() -> None:
-    posts = list(post_recommendation(10.0))
-    profiles = {arrival.parts[0] for arrival in posts}
-    assert len(posts) == 1000 and len(profiles) == 20
-    assert all(11_000 <= tokens <= 17_000 for _, tokens in profiles)
-    assert all(arrival.parts[1] == (None, 150) for arrival in posts)
-    files = list(credit_verification(1.0))
-    assert len(files) == 60 and all(40_000 <= file.prompt_tokens <= 60_000 for file in files)
-
-
-def test_posts_that_come_together_are_of_one_user_and_the_rate_stays() -> None:
-    feeds = list(post_recommendation(10.0, users=40, together=25))
-    for _, group in itertools.groupby(feeds, key=lambda arrival: arrival.at):
-        assert len({arrival.parts[0][0] for arrival in group}) == 1
-    assert feeds[-1].at == pytest.approx(200, rel=0.4)  # 2,000 posts at 10 a second
-
-
-def test_bursts_keep_the_mean_rate_and_come_in_bursts() -> None:
-    times = np.array([arrival.at for arrival in bursts(100.0, requests=20_000)])
-    assert len(times) / times[-1] == pytest.approx(100, rel=0.2)
-    counts = np.histogram(times, bins=int(times[-1] * 4))[0]
-    assert counts.var() > 4 * counts.mean()  # 1 for Poisson
-
-
-def test_a_conversation_grows_by_its_turns() -> None:
-    talks: dict[str | None, list[int]] = {}
-    for arrival in chat(5.0, requests=100):
-        talks.setdefault(arrival.parts[1][0], []).append(arrival.parts[1][1])
-    assert max(map(len, talks.values())) > 1
-    assert all(a < b for turns in talks.values() for a, b in itertools.pairwise(turns))
+from prelude.simulation.workloads import WORKLOADS, cancelled
 
 
 def test_tokens_of_named_parts_are_shared_as_prefixes_and_nothing_else_is() -> None:
