@@ -38,8 +38,7 @@ from prelude.cuda.workspace import Workspace
 from torch import Tensor
 
 from prelude.errors import DeviceLost, EngineClosed
-from prelude.execution.executor import ExecutorLimits
-from prelude.execution.executor import num_sampled
+from prelude.execution.executor import ExecutorLimits, num_sampled
 from prelude.execution.memory_plan import StepMemory
 from prelude.models.config import ModelConfig
 from prelude.readouts.batch import I32, ForwardBatch, Output, Readout, StepResult

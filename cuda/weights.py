@@ -17,8 +17,8 @@ from prelude.cuda.staging import Area, Ring
 from torch import Tensor
 
 from prelude.models.arrays import BF16, Array
-from prelude.models.spec import LM_HEAD, Layer, ModelSpec, Norm, Projection, Rope
 from prelude.models.read_weights import WeightSource
+from prelude.models.spec import LM_HEAD, Layer, ModelSpec, Norm, Projection, Rope
 from prelude.terminal.progress import watched
 
 _CHUNK = 64 << 20

@@ -236,10 +236,11 @@ def cost(report: Report, steps: int) -> None:
 
 def waiting(report: Report, repeats: int, count: int = 10_000) -> None:
     """No model: the planning itself, over a line of ``count`` with 50 shared prefixes. CPU time of this thread."""
+    from prelude._native.core import KvPool
+
     from prelude.admission.prepared import Prepared, TokenTree
     from prelude.readouts.batch import LogprobRows
     from prelude.scheduling.cost import PoolEstimates
-    from prelude._native.core import KvPool
     from prelude.scheduling.planner import Budgets, plan_step
     from prelude.scheduling.postprocess import finish
     from prelude.scheduling.queues import Queues

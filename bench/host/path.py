@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from prelude._native.core import KvPool
 
 from bench.common import Report, machine_facts, part_of_planning
 from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, Generate, SamplingParams
@@ -29,7 +30,6 @@ from prelude.readouts.batch import ForwardBatch, LogprobRows, OneShotBatch, Read
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import BlockingSink
 from prelude.runtime.entry import PLAIN
-from prelude._native.core import KvPool
 
 BLOCK = 16
 LONGEST = 2048  # tokens of the longest prompt
