@@ -106,10 +106,7 @@ def task_list(tasks: Any) -> Sequence[Any]:
 
 def text_size(task: Any) -> int:
     """Return about the number of characters (or ids) that preparing reads. Unknown shapes fail there."""
-    size = TASK_CHARS
-    for name in prompt_fields(task):
-        value = getattr(task, name, None)
-        size += len(value) if type(value) is str else _size(value)
+    size = TASK_CHARS + sum([_size(getattr(task, name, None)) for name in prompt_fields(task)])
     questions = getattr(task, "questions", None)
     if questions is None:
         return size

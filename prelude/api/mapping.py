@@ -47,18 +47,9 @@ def checked(
     return window_size(window), merge_options(None, keywords)
 
 
-def map_rows_now(
-    run_many: Callable[..., list[Any]],
-    make: Callable[[T], Any],
-    rows: Iterable[T],
-    size: int,
-    ordered: bool,
-    bar: RowBar,
-    options: RequestOptions,
-) -> Iterator[Mapped[T, Any]]:
-    """Run ``map_rows`` without an event loop, a window at a time."""
-    pause: Any = at_once(time.sleep)
-    return each(map_rows(at_once(run_many), make, rows, size, ordered, bar, options, pause, lambda one: one, 1))
+def map_rows_now(run_many: Callable[..., list[Any]], *given: Any) -> Iterator[Mapped[Any, Any]]:
+    """Run ``map_rows`` of the same arguments without an event loop, a window at a time."""
+    return each(map_rows(at_once(run_many), *given, pause=at_once(time.sleep), start=lambda one: one, most=1))
 
 
 async def map_rows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -11,27 +10,25 @@ import transformers
 from prelude.models.config import ModelConfig
 from prelude.models.families import ARCHITECTURES, FAMILIES
 from tests.encoders import DEBERTA
-from tests.models.configs import refusal, refusals
+from tests.models.configs import HOSTILE, refusal, refusals
 
 SMALL: dict[str, dict[str, Any]] = {"deberta-v2": DEBERTA}
 """Settings without which transformers' default config of a family is not supported here."""
-VALUES: list[Any] = [
-    None,
-    True,
-    0,
-    -7,
-    2**63,
-    10**400,
-    0.5,
-    math.nan,
-    math.inf,
-    "x",
-    "x" * 100_000,
-    [],
-    [[]],
-    {},
-    {"x": 1},
-]
+MORE = (
+    *("layer_types", "sliding_window", "sliding_window_pattern", "use_sliding_window", "rope_parameters"),
+    *("rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "query_pre_attn_scalar"),
+    *("original_max_position_embeddings", "attn_logit_softcapping", "final_logit_softcapping", "hidden_activation"),
+    *("hidden_act", "use_bidirectional_attention", "no_rope_layers", "no_rope_layer_interval", "attention_bias"),
+    *("quantization_config", "auto_map", "num_experts", "full_attention_interval", "tie_embedding", "conv_L_cache"),
+    *("block_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of", "attn_output_gate", "activation"),
+    *("position_embedding_type", "id2label", "local_attention", "norm_eps", "norm_bias", "global_rope_theta"),
+    "is_decoder",
+)
+"""Keys that transformers' default config of a family does not have."""
+ROPES = (
+    {"rope_theta": 1e6, "rope_type": "yarn"},
+    {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+)
 COUNTS = {
     "layers": ("num_hidden_layers", "n_layers"),
     "heads": ("num_attention_heads", "n_heads"),
@@ -75,9 +72,12 @@ def test_sizes_that_no_network_has_are_refused(architecture: str) -> None:
 @pytest.mark.fault(43)
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_any_value_under_any_key_is_read_or_refused(family: str) -> None:
-    """Nothing but a ModelError, of bounded length."""
+    """Nothing but a ModelError, of bounded length, wherever a value stands; and a config that is read can be used."""
     base = base_of(next(iter(FAMILIES[family].architectures)))
-    assert refusals(changed(base, key, value) for key in settings(base) for value in VALUES) > 60
+    keys = {*settings(base), *MORE}
+    assert refusals(changed(base, key, value) for key in keys for value in HOSTILE) > 200
+    ropes = ({**rope, key: value} for rope in ROPES for key in keys for value in HOSTILE)
+    refusals(changed(base, "rope_parameters", rope) for rope in ropes)
 
 
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
