@@ -83,27 +83,6 @@ def test_a_thousand_oneshot_requests_make_no_state_of_texts() -> None:
     assert is_empty(core)
 
 
-@pytest.mark.feature("F2")
-def test_four_places_stay_taken_while_requests_wait() -> None:
-    """The textbook's lengths, a tenth: a place that is left at the end of a step has the next in line in the step
-    after it."""
-    core = service_core(toy.ToyExecutor(num_blocks=512), running=4, chunk=64, step_tokens=512)
-    sink = ById()
-    requests = [post(core, chat(prompt(4, i), n), sink) for i, n in enumerate([100, 10, 12, 10, 9, 8, 7, 6, 5, 4])]
-    taken: list[int] = []
-    while core.step():
-        batch = core.executor.batches[-1]
-        rows = batch.decode_tokens + batch.slices.num_segments if isinstance(batch, MixedBatch) else batch.num_tokens
-        taken.append(rows)
-        if all(r.state is not State.WAITING for r in requests) and any(
-            r.state is State.FINISHED for r in requests[-4:]
-        ):
-            break
-    assert set(taken) == {4}
-    run_steps(core)
-    assert core.stats.decode_tokens == sum(len(sink.ends[r.id][0].token_ids) - 1 for r in requests)
-
-
 ORDERS = [*sorted(POLICIES), "priority and tenants"]
 
 

@@ -107,23 +107,6 @@ def _rows(batch: Any) -> int:
     return batch.num_tokens
 
 
-@pytest.mark.feature("A28")
-@pytest.mark.feature("A26")
-@pytest.mark.parametrize("step_tokens", [20, 33, 70])
-def test_no_step_is_larger_than_its_budgets(step_tokens: int) -> None:
-    core = service_core(toy.ToyExecutor(num_blocks=128), running=4, chunk=9, step_tokens=step_tokens, step_requests=6)
-    rng = np.random.default_rng(step_tokens)
-    sink = ById()
-    for i in range(60):
-        if rng.random() < 0.5:
-            post(core, chat(prompt(int(rng.integers(1, 40)), i), int(rng.integers(2, 9))), sink)
-        else:
-            post(core, last_logprob(prompt(int(rng.integers(1, step_tokens - 4)), i)), sink)
-    run_steps(core)
-    assert all(batch.num_tokens <= step_tokens for batch in core.executor.batches)
-    assert len(sink.ends) == 60 and all(error is None for _, error in sink.ends.values())
-
-
 # ------------------------------------------------------------------ continuous batching
 
 

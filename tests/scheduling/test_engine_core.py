@@ -116,18 +116,6 @@ def test_oneshot_leaves_nothing_but_the_cache() -> None:
     assert core.pool.live_leases == 0 and core.queues.empty
 
 
-@pytest.mark.feature("G10")
-def test_publishing_never_evicts_blocks_that_were_hit() -> None:
-    core = make_core(toy.ToyExecutor(num_blocks=8))
-    shared = prompt(16, 1)
-    run(core, [last_logprob(np.concatenate([shared, prompt(2, i)])) for i in range(1)])
-    run(core, [last_logprob(np.concatenate([shared, prompt(2, 9)]))])  # the shared blocks are hit: promoted
-    for i in range(20):
-        run(core, [last_logprob(prompt(30, 100 + i))])  # unique prompts larger than the rest of the pool
-    [again] = run(core, [last_logprob(np.concatenate([shared, prompt(2, 7)]))])
-    assert again.stats.cached_tokens == 16
-
-
 # ------------------------------------------------------------------ trees and folds
 
 
