@@ -31,7 +31,8 @@ _HOST_BYTES = 96  # for each token: ids, positions, slots and segments in the ar
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Bytes of a step on a CPU; see the module's docstring."""
+    """Bytes of a step on a CPU. Its largest intermediates exist for one layer and one run of tokens at a time:
+    they are fixed + tokens * per_token + readout + rows * row_bytes."""
 
     fixed: int
     per_token: int

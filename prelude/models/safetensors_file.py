@@ -53,7 +53,14 @@ class TensorInfo:
 
 
 class MappedFile:
-    """One open file. Subclasses read the header in ``_parse``, which may raise ``CheckpointError``."""
+    """One open, untrusted file of weights: its tensors are arrays over a mapping, which they keep alive. Subclasses
+    read the header in ``_parse``, which may raise ``CheckpointError``.
+
+    A file that is *truncated* while views of it are in use ends the process with a bus error. So weights are copied
+    out when a model is loaded, and ``changed`` tells whether it changed until then. The packed weights of a converted
+    directory are used where they lie (``prelude/models/packed_file.py``). Such a file is replaced by renaming another
+    one over it, and never overwritten: ``UsedFile`` tells, before each step.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

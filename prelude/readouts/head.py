@@ -1,4 +1,5 @@
-"""Raw logits of the model's classification head."""
+"""Raw logits of the model's classification head, and of options, by a head that reads the rows of one question
+together."""
 
 from __future__ import annotations
 

@@ -18,8 +18,9 @@ from prelude.runtime.stepper import Stepper
 
 
 class IdleWork:
-    """An executor may have ``wants_idle``, and ``idle(due)``, which does one piece, or leaves it as soon as ``due()``
-    says that a step is, and says whether more is left. Nothing is done once the engine is closed."""
+    """Work of an executor between steps, such as recording graphs. An executor may have ``wants_idle``, and
+    ``idle(due)``, which does one piece, or leaves it as soon as ``due()`` says that a step is, and says whether more
+    is left. Nothing is done once the engine is closed."""
 
     def __init__(self, executor: Executor, due: Callable[[], bool], closed: Callable[[], bool]) -> None:
         self._executor = executor

@@ -142,7 +142,13 @@ class CostModel:
 
 
 class Estimates(Protocol):
-    """The prefix cache's share of each waiting request. Requests are known from ``watch`` to ``forget``."""
+    """The prefix cache's share of each waiting request. Requests are known from ``watch`` to ``forget``.
+
+    A request is matched when it is first ranked, and again only when the trie says that its answer may have changed:
+    the node where its match ended is gone, or the block that it lacked is ready. So the cost follows the number of
+    changes, not the number of waiting requests. Requests that wait for the same block are known too: a prefix is
+    worth keeping if other requests wait for it.
+    """
 
     def watch(self, request: Request) -> int:
         """Return tokens of its prompt that need not be computed now."""

@@ -106,8 +106,8 @@ LOGITS_BYTES = 8  # float32 logits and their log-softmax, per vocabulary entry o
 
 @dataclass(slots=True)
 class Ledger:
-    """The budgets that a step still has: ``tokens`` to compute, cached ones not counted; ``rows``; bytes of
-    logits."""
+    """The budgets that a step still has: ``tokens`` to compute, cached ones not counted; ``rows``; bytes of logits.
+    Blocks and state entries are not among them: the pool is their only account, and it refuses atomically."""
 
     tokens: int
     rows: int

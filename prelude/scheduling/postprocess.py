@@ -1,4 +1,5 @@
-"""StepResult x Plan -> outcomes. The one place if states advance and leases go back after a step."""
+"""StepResult x Plan -> outcomes. States advance and leases go back after a step here alone; ``recover`` does so after
+a failed one."""
 
 from __future__ import annotations
 
@@ -256,7 +257,16 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> list[Request]:
-    """Handle a failed step; return the requests that run again. ``plan`` has no rows of requests that have ended."""
+    """Handle a failed step; return the requests that run again. ``plan`` has no rows of requests that have ended.
+
+    Decode rows    run again from the last token of a complete step: nothing of the failed step was postprocessed, and
+                   the KV slots that it wrote are written again
+    OneShot rows   fail with the cause, and nothing of them is published. Out of memory, they run again; so do those
+                   of a step that Ctrl-C ended, for it is no fault of theirs
+
+    A row runs again once: it fails with the cause if its next step fails too. Out of memory, half as many rows run at
+    a time. After ``ExecutorLost`` no row runs again: the executor takes no step any more.
+    """
     blameless = out_of_memory(error) or is_interrupt(error)
     again: list[Request] = []
     rows = [*(row.request for row in plan.prefill), *plan.decode]
