@@ -60,6 +60,7 @@ async def map_rows(
     ordered: bool,
     bar: RowBar,
     options: RequestOptions,
+    *,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     start: Callable[[Any], Any] = asyncio.create_task,
     most: int = RUNNING,
