@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 CONTEXT = 1024  # tokens of a sequence
-TYPES = ("BF16", "Q8_0", "Q4_K_M")
+TYPES = ("BF16", "Q8_0")
 
 
 def write_gguf(source: Path, path: Path, kind: str) -> Path:

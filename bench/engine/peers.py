@@ -281,7 +281,8 @@ def llama_decoders(file: Path, threads: int) -> dict[str, Said]:
 
 def gguf_files(path: Path, made: Path, chosen: Callable[[str], bool]) -> dict[str, Path]:
     """The decoder in each type of GGUF that a chosen side reads."""
-    kinds = [kind for kind in llama_cpp.TYPES if chosen(f"llama.cpp {kind}") or chosen(f"prelude {kind}")]
+    types = (*llama_cpp.TYPES, "Q4_K_M")
+    kinds = [kind for kind in types if chosen(f"llama.cpp {kind}") or chosen(f"prelude {kind}")]
     files = {kind: made / f"{kind}.gguf" for kind in kinds}
     return {kind: file if file.exists() else llama_cpp.write_gguf(path, file, kind) for kind, file in files.items()}
 
