@@ -97,7 +97,7 @@ def _checked(result: tuple[Any, ...], call: str) -> Any:
 class Driver:
     """The primary context of one GPU, which torch shares."""
 
-    def __init__(self, ordinal: int = 0) -> None:
+    def __init__(self, ordinal: int) -> None:
         require()
         import torch
 

@@ -59,7 +59,7 @@ class Graphs:
     """The table. ``replays`` and ``eager`` count steps, ``captures`` recordings, ``failures`` shapes that could not
     be recorded, ``reasons`` the eager steps by their reason. ``divided``: the steps add up over ranks."""
 
-    def __init__(self, policy: GraphPolicy, divided: bool = False) -> None:
+    def __init__(self, policy: GraphPolicy, divided: bool) -> None:
         self.policy = policy
         self._divided = divided
         self.replays = 0

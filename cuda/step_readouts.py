@@ -66,7 +66,7 @@ def blank_readout(recorded: RecordedReadout) -> Readout:
 
 
 def operation_of(
-    readout: Readout, context: ReadoutContext, recorded: RecordedReadout | None, tokens_at: int = 0
+    readout: Readout, context: ReadoutContext, recorded: RecordedReadout | None, tokens_at: int
 ) -> ReadoutOperation:
     """``tokens_at``: the index of a sample readout's first token among the sampled tokens of the step."""
     make = OPERATIONS.get(type(readout))

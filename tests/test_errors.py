@@ -11,7 +11,7 @@ import pytest
 from prelude.tokenizer import BackendUnavailable, ChatTemplateError, TokenizerError, TokenizerFileError
 
 from prelude import WrongUse
-from prelude.errors import PreludeError, reason
+from prelude.errors import PreludeError, reason, short, shown, starting_thread
 from prelude.results import Answers
 from tests.conftest import ROOT
 
@@ -75,3 +75,17 @@ def test_a_reason_is_text_and_never_empty() -> None:
         reason(OSError()) == "OSError" and reason(FileNotFoundError(2, "x")) == "there is no such file or directory"
     )
     assert reason(OSError(13, "denied", "/a")) == "denied" and reason(ValueError("bad")) == "bad"
+
+
+def test_a_value_is_shown_in_80_characters_at_most() -> None:
+    assert short("a" * 80) == "a" * 80 and short("a" * 81) == "a" * 79 + "…"
+    for value in ("a", b"a", ["a"], ("a",)):
+        assert shown(value) == repr(value) and len(shown(value * 10**6)) == 80
+    assert shown({"a": 1}) == "{'a': 1}" and shown(type("Bad", (), {"__repr__": None})()) == "<Bad>"
+
+
+def test_a_thread_that_cannot_start_is_an_error_of_its_own() -> None:
+    with pytest.raises(RuntimeError, match=r"^other$"), starting_thread():
+        raise RuntimeError("other")
+    with pytest.raises(PreludeError, match="no thread can be started"), starting_thread():
+        raise RuntimeError("can't start new thread")

@@ -156,8 +156,8 @@ def assembled(
     frame: StateFrame,
     norm: str,
     mass: bool,
-    places: Sequence[LabelOrder] = (),
-    dropped: int = 0,
+    places: Sequence[LabelOrder],
+    dropped: int,
 ) -> Decision:
     """Return the tree behind an empty state, from whose end places count."""
     none: I32 = np.zeros(0, dtype=np.int32)

@@ -149,7 +149,7 @@ def prompt_before(ctx: AdmissionContext, task: Embed | Classify | Rerank, *, tex
     return before
 
 
-def beginning(ctx: AdmissionContext, field: str, *, eos: bool = False) -> I32:
+def beginning(ctx: AdmissionContext, field: str, *, eos: bool) -> I32:
     """Return the ids of an empty prompt: BOS, or the smallest EOS if ``eos`` allows it."""
     start = ctx.bos_id
     if start is None and eos and ctx.eos_ids:

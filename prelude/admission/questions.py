@@ -60,7 +60,7 @@ def plan_questions(
     template: DecisionTemplate,
     frame: Frame,
     truncation: str,
-    orders: Orders = "given",
+    orders: Orders,
 ) -> tuple[list[QuestionPlan], list[LabelOrder], int]:
     """One plan per question, the places of its labels in the plan, and how many characters were cut of their texts.
     ``InvalidRequest`` names the question that is wrong, ``questions[i]``."""

@@ -78,9 +78,9 @@ class RunsPlan:
         step: StepTokens,
         block_size: int,
         heads: Heads,
-        rows: I64 | None = None,
-        paged: bool = False,
-        sections: Sequence[int] | None = None,
+        rows: I64 | None,
+        paged: bool,
+        sections: Sequence[int] | None,
     ) -> None:
         self.num_queries = step.num_tokens if rows is None else len(rows)
         self._paged: list[DecodePart | None] = [None] * (1 if sections is None else len(sections) - 1)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -24,12 +25,6 @@ from prelude.records import dataclass
 from prelude.values.arrays import F32, F64, I32
 
 _BLOCK_SIZE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    result: StepResult | None
-    error: Exception | None
 
 
 class SparrowExecutor:
@@ -57,20 +52,15 @@ class SparrowExecutor:
             bidirectional=True,
         )
 
-    def submit(self, batch: ForwardBatch) -> _Step:
+    def submit(self, batch: ForwardBatch) -> Callable[[], StepResult]:
         if self._closed:
             raise EngineClosed("the executor is closed")
         if not isinstance(batch, OneShotBatch):
             raise TypeError(f"this model computes OneShotBatch, not {type(batch).__name__}")
-        try:
-            return _Step(self._run(batch), None)
-        except Exception as error:  # ``wait`` raises the failure of the step
-            return _Step(None, error)
+        return partial(self._run, batch)
 
-    def wait(self, handle: _Step) -> StepResult:
-        if handle.result is None:
-            raise handle.error or TypeError("this handle did not come from submit")
-        return handle.result
+    def wait(self, handle: Callable[[], StepResult]) -> StepResult:
+        return handle()
 
     def close(self) -> None:
         self._closed = True

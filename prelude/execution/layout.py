@@ -87,7 +87,7 @@ class Forest:
         """(query, key) pairs of one head; see ``causal_pairs``."""
         return causal_pairs(self.base, (self.slices.starts[1:] - self.slices.starts[:-1]).astype(np.int64), window)
 
-    def pairs_of_whole_prompts(self, window: int | None = None) -> int:
+    def pairs_of_whole_prompts(self, window: int | None) -> int:
         """The same for a token that sees its whole tree, of it the tokens at most ``window`` positions away."""
         lengths = np.diff(self.trees())
         reach = lengths - 1 if window is None else np.minimum(lengths - 1, window)
@@ -190,7 +190,7 @@ class StepTokens:
             all_slots[written],
         )
 
-    def attended(self, window: int | None = None, causal: bool = True) -> int:
+    def attended(self, window: int | None, causal: bool) -> int:
         """Key positions read by all tokens, each counted for every token that reads it. For ``window`` and ``causal``
         see ``prelude.models.spec.Attention``."""
         if self.forest is not None and not causal:

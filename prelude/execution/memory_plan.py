@@ -44,7 +44,7 @@ class StepMemory:
         """Return the bytes of a step of so many tokens whose rows are all read."""
         return self.fixed + self.readout + tokens * (self.per_token + self.row_bytes)
 
-    def most_tokens(self, room: int, beside: int = 0) -> int:
+    def most_tokens(self, room: int, beside: int) -> int:
         """Return the tokens of the largest step that ``room`` bytes hold, with ``beside`` more for each token."""
         return max(0, room - self.fixed - self.readout) // (self.per_token + self.row_bytes + beside)
 
@@ -120,7 +120,7 @@ class Step(Protocol):
         """Return the bytes of a step of so many tokens whose rows are all read."""
         ...
 
-    def most_tokens(self, room: int, beside: int = 0) -> int:
+    def most_tokens(self, room: int, beside: int) -> int:
         """Return the tokens of the largest step that ``room`` bytes hold, with ``beside`` more for each token."""
         ...
 

@@ -201,7 +201,7 @@ class DeviceStep:
     def step_bytes(self, tokens: int) -> int:
         return self.fixed + self.workspace(tokens)
 
-    def most_tokens(self, room: int, beside: int = 0) -> int:
+    def most_tokens(self, room: int, beside: int) -> int:
         """No more than ``longest``."""
         within = bisect_right(range(self.longest + 1), room, key=lambda n: self.step_bytes(n) + n * beside)
         return max(0, within - 1)

@@ -69,7 +69,7 @@ class SampleRows(Readout):
         count = len(self.rows)
         token_ids, finite = np.zeros(count, np.int32), np.ones(count, np.bool_)
         top = min(self.top, rows.vocab_size)
-        logprobs = np.zeros(count, np.float32) if self.logprobs or top else None
+        logprobs = np.zeros(count, np.float32) if self.logprobs else None
         top_ids = np.zeros((count, top), np.int32) if top else None
         top_logprobs = np.zeros((count, top), np.float32) if top else None
         worked, drawn = worked_rows(self.temperature, () if self.edits is None else self.edits.tables())

@@ -64,7 +64,7 @@ class InFlightStep:
         if any(not row.samples for row in self.plan.prefill):
             return True
         for request in self.sampled():
-            edits = request.sampling.edits if request.sampling is not None else None
+            edits = request.sampling.edits
             if edits is not None and edits.follows:
                 return True
         return False

@@ -84,11 +84,8 @@ def _prefill_row(row: PrefillRow) -> PromptRow:
 
 
 def _decode_readout(requests: Sequence[Request]) -> SampleRows:
-    settings = [request.sampling for request in requests if request.sampling is not None]
-    if len(settings) < len(requests):
-        raise RuntimeError("a Decode request has no sampling settings")
     return sampled_rows(
-        settings,
+        [request.sampling for request in requests],
         np.arange(len(requests), dtype=np.int32),
         lambda: [request.sampling_state(row) for row, request in enumerate(requests)],
         [len(request.output) + request.ahead for request in requests],

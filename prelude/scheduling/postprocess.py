@@ -82,7 +82,7 @@ def end_with(request: Request, token: int) -> tuple[bool, str | None]:
     of this rule: a stop id ends the text, and is part of it with ``include_stop`` only; so does the token that fills
     its budget. Stop strings are found in the text (``prelude/streaming/text.py``), and end it like a stop id."""
     sampling = request.sampling
-    if sampling is not None and token in sampling.stop_ids:
+    if token in sampling.stop_ids:
         return sampling.include_stop, "stop"
     return True, "length" if len(request.output) + 1 >= request.max_new_tokens else None
 

@@ -14,7 +14,7 @@ import numpy as np
 from prelude._native.core import KvPool, Lease, Record
 from prelude.admission.prepared import ExecutionClass, Outcome, Prepared, classify
 from prelude.readouts.batch import I32, SampleOutput
-from prelude.readouts.sampling import History, SamplingState
+from prelude.readouts.sampling import History, Sampling, SamplingState
 from prelude.results import RequestStats
 from prelude.values.options import NO_OPTIONS, RequestOptions
 
@@ -118,7 +118,8 @@ class Request(Record):
         self.ending: Ending = sink.deliver
         self._state = State.WAITING
         self._lease: Lease | None = None
-        self.sampling, self.max_new_tokens = prepared.sampling, prepared.max_new_tokens
+        self.sampling: Sampling = prepared.sampling  # type: ignore[assignment]  # only rows that decode have and read it
+        self.max_new_tokens = prepared.max_new_tokens
         tokens = prepared.tree.token_ids
         self.num_known = len(tokens)
         self.known: I32 = tokens
@@ -237,22 +238,19 @@ class Request(Record):
 
     def sampling_state(self, row: int) -> SamplingState:
         """This request as a row that is about to be sampled."""
-        sampling = self.sampling
-        if sampling is None:
-            raise RuntimeError("a Decode request has no sampling settings")
-        edits = sampling.edits
+        edits = self.sampling.edits
         if self.history is None and edits is not None and edits.follows:
             self.history = History.of(edits, self.prepared.tree.token_ids)
             for token_id in self.output if edits.weighs else ():
                 self.history.add(token_id)
-        return SamplingState(row, sampling, len(self.output) + self.ahead, self.history)
+        return SamplingState(row, self.sampling, len(self.output) + self.ahead, self.history)
 
     def choose_next(self) -> None:
         """Asks the caller's ``allowed_tokens_fn``, if there is one, for the ids that may come next. Raises its
         errors, and ``InvalidRequest`` for ids that cannot be sampled from."""
-        sampling, history = self.sampling, self.history
-        if history is not None and sampling is not None and history.choose is not None:
-            history.allowed = history.choose(self.output, len(self.output) < sampling.min_tokens)
+        history = self.history
+        if history is not None and history.choose is not None:
+            history.allowed = history.choose(self.output, len(self.output) < self.sampling.min_tokens)
 
     @property
     def ends_ahead(self) -> bool:

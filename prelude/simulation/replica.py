@@ -121,7 +121,7 @@ def _bound(policy: Policy) -> Callable[[int], float] | None:
 class Replica:
     """``on_end(simulated)`` is called once for every request that was taken; ``on_plan(plan)`` before each step."""
 
-    def __init__(self, machine: Machine, tokens: TokenSource, *, number: int = 0) -> None:
+    def __init__(self, machine: Machine, tokens: TokenSource, *, number: int) -> None:
         config = machine.config
         self.number = number
         self.clock = Clock()

@@ -212,7 +212,7 @@ ROUTERS: dict[str, Callable[[int, int], Router]] = {
 }
 
 
-def router(name: str, count: int, seed: int = 0) -> Router:
+def router(name: str, count: int, seed: int) -> Router:
     if name not in ROUTERS:
         raise ConfigError(f"router={name!r} is not one of {', '.join(ROUTERS)}")
     return ROUTERS[name](count, seed)

@@ -152,7 +152,7 @@ class TextState:
 
     def _whole_words(self, text: str) -> str:
         text = self._word + text
-        at = len(text) if self.stopped else _last_boundary(text)
+        at = _last_boundary(text)
         self._word = text[at:]
         return text[:at]
 

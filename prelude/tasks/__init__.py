@@ -51,7 +51,7 @@ C = TypeVar("C", bound=type)
 def strict_keywords(cls: C) -> C:
     """A misspelt keyword of ``cls(...)`` raises ``UnknownParameter`` naming the nearest valid one."""
     original: Callable[..., None] = vars(cls)["__init__"]
-    known = [field.name for field in fields(cls) if field.init]
+    known = [field.name for field in fields(cls)]
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:
@@ -60,7 +60,6 @@ def strict_keywords(cls: C) -> C:
         original(self, *args, **kwargs)
 
     __init__.__wrapped__ = original  # type: ignore[attr-defined]
-    __init__.__doc__ = original.__doc__
     cls.__init__ = __init__  # type: ignore[misc]
     return cls
 

@@ -55,6 +55,25 @@ def test_a_service_under_this_loop(new_loop: Any) -> None:
         loop.close()
 
 
+def test_a_caller_takes_the_steps_of_its_own_request_and_leaves_the_rest_to_the_engine() -> None:
+    engine = toy_service().engine
+    long = threading.Thread(target=engine.run, args=(chat(prompt(6, 1), 40),))
+    ended: dict[int, str] = {}
+
+    def listener(event: Any) -> None:
+        if event.name == "scheduled" and long.ident is None:
+            long.start()
+            until(lambda: engine.stats()["queued_requests"])
+        if event.name == "finished":
+            ended[len(ended)] = threading.current_thread().name
+
+    engine.on_event(listener)
+    engine.run(chat(prompt(6, 0), 3))
+    long.join()
+    assert ended == {0: threading.current_thread().name, 1: "prelude-engine"}
+    engine.close()
+
+
 @pytest.mark.fault(60)
 def test_two_loops_and_threads_at_once_and_asyncio_run_twice() -> None:
     engine = toy_service()

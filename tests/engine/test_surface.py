@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import inspect
 import itertools
@@ -87,11 +88,16 @@ def test_errors_and_results_are_public() -> None:
     assert {name for name, value in own.items() if getattr(prelude, name, None) is not value} == set()
     assert len(prelude.__all__) <= 45, "the others are found in prelude.errors and prelude.results"
     assert all(hasattr(prelude, name) for name in prelude.__all__)
+    tree = ast.parse(Path(prelude.__file__).read_text(encoding="utf-8"))
+    imports = [
+        one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and f"{one.module}".startswith("prelude")
+    ]
+    checked = {alias.name for one in imports for alias in one.names}  # by type checkers
+    assert checked - {"*"} == set(prelude.__all__) - {"__version__"}
     assert {"__name__", "errors", *prelude.__all__} <= set(dir(prelude))
 
 
 def test_the_decision_template_is_public(make_engine: Callable[..., Engine]) -> None:
-    assert "DecisionTemplate" in prelude.__all__
     template = DecisionTemplate(question="Q: {question} [{labels}] A:")
     shown = make_engine().explain(prelude.Decide("A text", [YesNo("Is it?")], template=template))
     assert "Q: Is it? [yes, no] A:" in shown.text

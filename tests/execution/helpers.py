@@ -133,6 +133,7 @@ def all_logprobs(rows: np.ndarray, vocab: int = VOCAB, **options: Any) -> Logpro
 
 def sampling(rows: Any, temperature: float = 0.0, seeds: Any = 0, steps: Any = 0, **options: Any) -> SampleRows:
     n = len(rows)
+    options.setdefault("logprobs", options.get("top", 0) > 0)
 
     def full(value: Any, dtype: Any) -> np.ndarray:
         return np.ascontiguousarray(np.broadcast_to(np.asarray(value, dtype), n))

@@ -100,7 +100,7 @@ def test_a_closed_loop_has_as_many_under_way_as_it_has_clients() -> None:
         (lambda: ClosedLoop([], 0), "at least 1 client"),
         *((lambda think=think: ClosedLoop([], 1, think), "time to think") for think in (-1.0, math.inf, math.nan)),
         (lambda: machine("abacus"), "machine='abacus' is not one of h"),
-        (lambda: router("magic", 2), "router='magic' is not one of random, "),
+        (lambda: router("magic", 2, 0), "router='magic' is not one of random, "),
         *((lambda rate=rate: next(rubrics(rate)), "not a positive number") for rate in (0.0, -1.0, math.inf)),
     ],
 )
@@ -304,7 +304,7 @@ def test_the_shorter_queue_of_two_is_taken() -> None:
 
 @pytest.mark.parametrize("routing", ROUTERS)
 def test_a_request_without_a_prefix_goes_to_a_replica_that_lives(routing: str) -> None:
-    way, loads = router(routing, 3), Loads(3)
+    way, loads = router(routing, 3, 0), Loads(3)
     nothing = Arrival(0.0, ((None, 10),))
     loads.add(0, 10)
     assert {way.route(nothing, loads) for _ in range(60)} <= {0, 1, 2}

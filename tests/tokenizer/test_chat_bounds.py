@@ -178,6 +178,7 @@ def test_a_bomb_leaves_other_renderings_alone() -> None:
         ("{{ 0x" + "f" * 600 + " }}", None, "a number of 2400 bits; the limit in chat templates is 2048"),
         ("{{ ('z' * 500)|int(0, 36) }}", None, "a number of 2585 bits"),
         ("{{ messages|tojson(indent=10 ** 300) }}", None, "the indent of tojson"),
+        ("{{ '%" + "9" * 5000 + "d' % 1 }}", None, "a field width or precision of 9{20}; the limit"),
         (CHATML, [{"role": "user", "content": "x", "n": 10**700}], "a number of 2326 bits"),
         (CHATML, [{"role": "user", "content": "x", 10**400: 1}], "not of 1329 bits"),
     ],
@@ -200,6 +201,8 @@ def test_tests_of_numbers_take_no_text(test: str) -> None:
 def test_bounds_are_the_callers_choice() -> None:
     template = "{% for i in range(50) %}a{% endfor %}"
     assert render(template, bounds=Bounds(max_work=1000)) == "a" * 50
+    unused = "{% for i in range(50) %}{% for j in [] %}" + "{{ i }}" * 100 + "{% endfor %}{% endfor %}"
+    assert render(unused, bounds=Bounds(max_work=2000)) == "", "a body is charged each time it runs"
     for bounds, says in (
         (Bounds(max_work=100), "more than 100 units"),
         (Bounds(max_memory=1000), "more than 1000 bytes"),

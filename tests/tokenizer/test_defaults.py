@@ -8,6 +8,10 @@ import inspect
 from typing import Any
 
 import pytest
+from prelude.tokenizer import TiktokenEncoding, Tokenizer
+from prelude.tokenizer._core import CoreTokenizer
+from prelude.tokenizer.backends.reference import ReferenceCore
+from prelude.tokenizer.hf import calls
 
 from tests.tokenizer.templates import render
 
@@ -43,6 +47,29 @@ def test_keywords_have_the_defaults_of_tokenizers(module: str) -> None:
             compared += len(shown)
             assert shown == {key: expected[key] for key in shown}, (name, call)
     assert compared > 1
+
+
+def test_one_keyword_has_one_default_in_all_calls() -> None:
+    found: dict[str, set[Any]] = {}
+    calls = [getattr(Tokenizer, name) for name in dir(Tokenizer) if name[0] != "_" and name != "encode_segments"]
+    for call in [*filter(callable, calls), TiktokenEncoding, TiktokenEncoding.like]:
+        for name, value in defaults(call).items():
+            found.setdefault(name, set()).add(repr(value))
+    on, off = ("cache", "add_special_tokens", "skip_special_tokens", "parse_special"), ("is_pretokenized", "overflow")
+    assert all(found[name] == {"True"} for name in on) and all(found[name] == {"False"} for name in off)
+    assert defaults(Tokenizer.encode_segments) == {"add_special_tokens": False}
+
+
+def test_calls_of_one_name_have_one_default() -> None:
+    fast = pytest.importorskip("transformers").PreTrainedTokenizerFast
+    pairs = [(calls.encode_plus, fast._encode_plus), (calls.decode, fast._decode), (calls.pad, fast.pad)]
+    for own, other in (ReferenceCore, CoreTokenizer), (TiktokenEncoding, pytest.importorskip("tiktoken").Encoding):
+        names = [name for name in dir(other) if name[0] != "_" and callable(getattr(own, name, None))]
+        pairs += [(getattr(own, name), getattr(other, name)) for name in names]
+    for call, twin in pairs:
+        expected = {name: value for name, value in defaults(twin).items() if type(value) in (bool, int, str)}
+        given = {name: defaults(call).get(name, value) for name, value in expected.items() if name != "most"}
+        assert given == {name: expected[name] for name in given}, call
 
 
 EXPRESSIONS = [
@@ -84,6 +111,8 @@ EXPRESSIONS = [
     *("[] is iterable", "none is none", "1 is sameas 1", "'A' is upper", "'a' is lower", "true is boolean", "true is true"),
     *("1 is integer", "1.0 is float", "1 is in [1]", "1 is eq 1", "1 is ne 1", "1 is lt 1", "1 is le 1", "1 is gt 1", "1 is ge 1"),
     *("nothing is defined", "nothing is undefined", "'upper' is filter", "'odd' is test", "range is callable", "0 is false"),
+    *("'a'.__len__ is defined", "{}.__len__ is defined", "[].__class__ is defined"),
+    *("{'a': 1}.items()", "{'a': 1}.keys()", "{'a': 1}.values()", "1 not in [2]", "'a' not in 'ab'", "'c' not in 'ab'"),
 ]  # fmt: skip
 
 

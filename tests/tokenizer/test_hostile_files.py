@@ -142,8 +142,12 @@ def test_overflowing_parts_that_a_template_multiplies_are_bounded() -> None:
             "more than 1024 ids or tokens",
         ),
         ({"type": "Sequence", "processors": [post_processors(1)[0]] * 65}, "65 processors"),
+        (template(special_tokens={"X": {"id": "X", "ids": [1], "tokens": [1]}}), r"tokens\[0\]: 1 is not a string"),
+        (template(special_tokens={"X": {"id": "X", "ids": [-1], "tokens": ["X"]}}), r"ids\[0\]: -1 is not an id"),
+        (template(special_tokens=[]), "no object"),
+        (template(single=[{"SpecialToken": {"id": 1, "type_id": 0}}]), "no string"),
+        (template(single=[{"Sequence": {"id": "C", "type_id": 0}}]), "'C' is neither 'A' nor 'B'"),
     ],
-    ids=["pieces", "pieces of a pair", "special ids", "processors"],
 )
 def test_the_pieces_of_a_post_processor_are_bounded(processor: dict[str, Any], says: str) -> None:
     with pytest.raises(TokenizerFileError, match=says):
@@ -317,7 +321,7 @@ PREFIX = '"continuing_subword_prefix":'
 
 @pytest.mark.fault(30)
 @pytest.mark.parametrize("highest", [2, 1_000_000])
-@pytest.mark.parametrize("merge", [["a", "\u2581"], "a \u2581"])
+@pytest.mark.parametrize("merge", [["a", "\u2581"], "a \u2581", ["\u2581"]])
 @pytest.mark.parametrize("prefixes", [f'{PREFIX}"##"', f'{PREFIX}"##",{PREFIX}null'])
 def test_a_prefix_that_ends_inside_a_character_is_no_end_of_the_process(
     highest: int, merge: list[str] | str, prefixes: str

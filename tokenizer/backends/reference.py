@@ -120,7 +120,7 @@ class ReferenceCore:
     def char_spans(self, ids: Int32, text: str | bytes) -> Int32 | None:
         return None
 
-    def encode_spans(self, text: str | bytes, parse_special: bool = True, used: Any = None) -> tuple[Int32, Int32]:
+    def encode_spans(self, text: str | bytes, parse_special: bool, used: Any) -> tuple[Int32, Int32]:
         return self.encode_full(text, parse_special)[:2]
 
     def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
@@ -150,7 +150,7 @@ class ReferenceCore:
         rows = self.encode_batch_ids(texts, parse_special)
         return _concatenated([np.array(r, np.int32) for r in rows]), _starts([len(r) for r in rows])
 
-    def encode_batch_ids(self, texts: Sequence[str | bytes], parse_special: bool = True) -> list[list[int]]:
+    def encode_batch_ids(self, texts: Sequence[str | bytes], parse_special: bool) -> list[list[int]]:
         return [e.ids for e in self.encode_batch(texts, parse_special, True)]
 
     def encode_batch(self, texts: Sequence[str | bytes], parse_special: bool, fast: bool) -> list[Any]:

@@ -239,9 +239,8 @@ def trimmed(tokens: Sequence[str], offsets: Any, add_prefix_space: bool) -> Any:
         trailing = len(token) - len(token.rstrip(_BLANKS))
         if leading == 1 and add_prefix_space and (i == 0 or start == 0):
             leading = 0  # the space that add_prefix_space put there has no place in the text
-        if leading:
-            start = min(start + leading, stop)
-        if trailing and stop >= trailing:
+        start = min(start + leading, stop)
+        if stop >= trailing:
             stop = max(stop - trailing, start)
         found[i] = start, stop
     return found

@@ -202,7 +202,7 @@ class _Rewritten(NodeTransformer):
 
     def _contains(self, node: nodes.Compare) -> nodes.Node:
         found = _env_call("contains", [node.ops[0].expr, node.expr], node.lineno)
-        return found if node.ops[0].op == "in" else nodes.Not(found, lineno=node.lineno)
+        return found if node.ops[0].op == "in" else nodes.Not(found)
 
 
 def _is_short(node: nodes.Expr) -> bool:
@@ -219,7 +219,7 @@ def _is_short_list(node: nodes.Expr) -> bool:
 
 
 def _env_call(name: str, args: list[Any], lineno: int) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(name, lineno=lineno), args, [], None, None, lineno=lineno)
+    return nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None, lineno=lineno)
 
 
 # ---- the code
