@@ -187,8 +187,9 @@ def fresh(code: str) -> str:
 
 def test_importing_the_package_and_the_tokenizer_imports_no_torch() -> None:
     code = (
-        "import sys, json, prelude, prelude.tokenizer; prelude.EngineConfig; prelude.SamplingParams;"
-        "heavy = ('torch', 'transformers', 'tokenizers', 'jinja2');"
+        "import sys, json, prelude; hasattr(prelude, 'nothing'); early = 'prelude.results' in sys.modules;"
+        "import prelude.tokenizer; prelude.EngineConfig; prelude.SamplingParams;"
+        "heavy = ('torch', 'transformers', 'tokenizers', 'jinja2', *['prelude.results'] * early);"
         "print(json.dumps([m for m in heavy if m in sys.modules]))"
     )
     assert json.loads(fresh(code)) == []

@@ -34,20 +34,12 @@ def text_table(
     header: Sequence[str] = (),
     right: Sequence[int] = (),
     title: str = "",
-    elastic: int | None = None,
-    width: int = 80,
 ) -> str:
-    """``rows`` as lines, every cell on one. ``right``: columns that are aligned there. ``elastic``: the column that
-    is shortened if a line would take more than ``width`` places."""
+    """``rows`` as lines, every cell on one. ``right``: columns that are aligned there."""
     lines = [list(header), *map(list, rows)] if header else [list(row) for row in rows]
     for line in lines:
         line[:] = [" ".join(cell.split()) for cell in line]
     widths = [max(map(shown_width, column)) for column in zip(*lines)]
-    if elastic is not None:
-        others = sum(widths) - widths[elastic] + len(_GAP) * (len(widths) - 1)
-        widths[elastic] = max(min(widths[elastic], width - others), 1)
-        for line in lines:
-            line[elastic] = shortened(line[elastic], widths[elastic])
     if header:
         lines.insert(1, ["─" * places for places in widths])
     table = [

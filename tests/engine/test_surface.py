@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import dataclasses
 import inspect
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import prelude
@@ -95,6 +97,28 @@ def test_errors_and_results_are_public() -> None:
     checked = {alias.name for one in imports for alias in one.names}  # by type checkers
     assert checked - {"*"} == set(prelude.__all__) - {"__version__"}
     assert {"__name__", "errors", *prelude.__all__} <= set(dir(prelude))
+
+
+def arrays_in(value: Any) -> list[Any]:
+    """The numbers of numpy inside a result: their repr and their JSON are others than those of Python's own."""
+    parts: list[Any] = []
+    if dataclasses.is_dataclass(value):
+        parts += [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, Mapping):
+        parts += [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple):
+        parts += [*value, getattr(value, "stats", None)]
+    own = [value] if isinstance(value, np.generic | np.ndarray) else []
+    return own + [found for part in parts for found in arrays_in(part)]
+
+
+def test_results_hold_numbers_of_python(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    params = SamplingParams(max_tokens=3, logprobs=2, ignore_eos=True)
+    questions = [YesNo("Is it?"), prelude.Choice("Which?", ["a", "b"]), prelude.Score("How?", ["low", "high"])]
+    texts = [engine.prompt_logprobs("a b c", top=2), engine.complete("a b", params), *engine.generate("a b", params)]
+    found = [engine.decide("A text", questions), engine.loglikelihood("a", " b c"), engine.stats()]
+    assert arrays_in([*texts, *found]) == []
 
 
 def test_the_decision_template_is_public(make_engine: Callable[..., Engine]) -> None:

@@ -325,10 +325,17 @@ def test_a_model_without_a_policy_is_refused_and_a_recipe_can_be_named(qwen: Pat
             engine.guard(PROMPT)
         for part in ("recipe.json", "qwen3guard-gen in the chat template", "recipe='qwen3guard-gen'"):
             assert part in str(raised.value)
-        own = GuardRecipe("ours", (GuardField("verdict", "Verdict:", ("fine", "not fine")),), ("fine",))
+        fields = [GuardField("verdict", "Verdict:", ("fine", "not fine"))]
+        for name, of, label in (("x", "fine", "c"), ("y", "not fine", "d")):
+            fields.append(GuardField(name, f"{name}:", ("c", "d"), unless=("verdict", of, label)))
+        own = GuardRecipe("ours", tuple(fields), ("fine",))
         found = engine.guard(PROMPT, recipe=own, detail=True)
         assert found.label in ("fine", "not fine") and found.flagged == (found.label != "fine")
         assert engine.explain(Guard(PROMPT, recipe=own)).recipe == "ours"
+        known, label = (found.fields["x"], "c") if found.label == "fine" else (found.fields["y"], "d")
+        assert known.label == label and known.probabilities == {one: float(one == label) for one in "cd"}
+        assert known.logprobs == {one: 0.0 if one == label else -math.inf for one in "cd"}
+        assert math.isfinite(min(found.fields["y" if label == "c" else "x"].logprobs.values()))
 
 
 @pytest.mark.parametrize(
