@@ -167,6 +167,8 @@ def test_limits_that_make_no_sense_are_refused_when_they_are_made(wrong: dict[st
 
 def test_a_field_of_expert_is_refused_at_the_top_by_a_sentence_that_names_it() -> None:
     told = r"EngineConfig has no parameter 'kv_blocks': it is a field of ExpertConfig; give expert=ExpertConfig\(kv"
+    with pytest.raises(UnknownParameter, match="'max_runing'; did you mean 'max_running'"):
+        EngineConfig(max_runing=2)  # type: ignore[call-arg]
     with pytest.raises(UnknownParameter, match=told):
         EngineConfig(kv_blocks=8)  # type: ignore[call-arg]
     assert len(dataclasses.fields(EngineConfig)) <= 20
