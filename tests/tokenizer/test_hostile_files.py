@@ -145,6 +145,7 @@ def test_overflowing_parts_that_a_template_multiplies_are_bounded() -> None:
         (template(special_tokens={"X": {"id": "X", "ids": [1], "tokens": [1]}}), r"tokens\[0\]: 1 is not a string"),
         (template(special_tokens={"X": {"id": "X", "ids": [-1], "tokens": ["X"]}}), r"ids\[0\]: -1 is not an id"),
         (template(special_tokens=[]), "no object"),
+        ({"type": "Nonsense"}, "'Nonsense' is not one of"),
         (template(single=[{"SpecialToken": {"id": 1, "type_id": 0}}]), "no string"),
         (template(single=[{"Sequence": {"id": "C", "type_id": 0}}]), "'C' is neither 'A' nor 'B'"),
     ],
