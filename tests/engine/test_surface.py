@@ -99,8 +99,8 @@ def test_errors_and_results_are_public() -> None:
     assert {"__name__", "errors", *prelude.__all__} <= set(dir(prelude))
 
 
-def arrays_in(value: Any) -> list[Any]:
-    """The numbers of numpy inside a result: their repr and their JSON are others than those of Python's own."""
+def scalars_of_numpy(value: Any) -> list[Any]:
+    """The single numbers of numpy inside a result, which repr and JSON write otherwise than those of Python."""
     parts: list[Any] = []
     if dataclasses.is_dataclass(value):
         parts += [getattr(value, field.name) for field in dataclasses.fields(value)]
@@ -108,8 +108,8 @@ def arrays_in(value: Any) -> list[Any]:
         parts += [*value.keys(), *value.values()]
     elif isinstance(value, list | tuple):
         parts += [*value, getattr(value, "stats", None)]
-    own = [value] if isinstance(value, np.generic | np.ndarray) else []
-    return own + [found for part in parts for found in arrays_in(part)]
+    own = [value] if isinstance(value, np.generic) else []
+    return own + [found for part in parts for found in scalars_of_numpy(part)]
 
 
 def test_results_hold_numbers_of_python(make_engine: Callable[..., Engine]) -> None:
@@ -118,7 +118,7 @@ def test_results_hold_numbers_of_python(make_engine: Callable[..., Engine]) -> N
     questions = [YesNo("Is it?"), prelude.Choice("Which?", ["a", "b"]), prelude.Score("How?", ["low", "high"])]
     texts = [engine.prompt_logprobs("a b c", top=2), engine.complete("a b", params), *engine.generate("a b", params)]
     found = [engine.decide("A text", questions), engine.loglikelihood("a", " b c"), engine.stats()]
-    assert arrays_in([*texts, *found]) == []
+    assert scalars_of_numpy([*texts, *found]) == []
 
 
 def test_the_decision_template_is_public(make_engine: Callable[..., Engine]) -> None:
