@@ -227,7 +227,7 @@ EDITS = (
     edit(
         "words_are_cut",
         "I4",
-        (TEXT, "        at = len(text) if self.stopped else _last_boundary(text)\n", "        at = len(text)\n"),
+        (TEXT, "        at = _last_boundary(text)\n", "        at = len(text)\n"),
     ),
     edit("decode_states_stay", "I1", (TEXT, "        self._texts.live -= 1\n", "        pass\n")),
 )

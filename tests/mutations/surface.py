@@ -37,7 +37,7 @@ EDITS = (
     edit(
         "typos_name_no_neighbour",
         "19",
-        ("prelude/tasks/__init__.py", "    near = difflib.get_close_matches(name, known, n=1)\n", "    near = []\n"),
+        ("prelude/tasks/__init__.py", "    near = get_close_matches(name, known, n=1)\n", "    near = []\n"),
     ),
     edit(
         "reserved_names_pass",

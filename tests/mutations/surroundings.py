@@ -266,8 +266,8 @@ EDITS = (
         "A21 A3",
         (
             "prelude/scheduling/request.py",
-            "SamplingState(row, sampling, len(self.output) + self.ahead, self.history)",
-            "SamplingState(row, sampling, len(self.output) + self.ahead + 1, self.history)",
+            "SamplingState(row, self.sampling, len(self.output) + self.ahead, self.history)",
+            "SamplingState(row, self.sampling, len(self.output) + self.ahead + 1, self.history)",
         ),
     ),
     edit(
