@@ -32,8 +32,11 @@ class Extensions {
   // The node, with leads_on or not.
   uint32_t find(uint32_t node, uint32_t c) const {
     if (c > 0xFFFF) return none;
-    uint64_t key = uint64_t{node} << 16 | c, hash = hash_of(node, c);
-    if (!may_be(hash)) return none;
+    return may_be(hash_of(node, c)) ? find_unfiltered(node, c) : none;
+  }
+  // The same where the filter was asked; c < 0x10000.
+  uint32_t find_unfiltered(uint32_t node, uint32_t c) const {
+    const uint64_t key = uint64_t{node} << 16 | c, hash = hash_of(node, c);
     for (size_t i = place_of(hash);; i = (i + 1) & (entries_.size() - 1)) {
       uint64_t entry = entries_[i];
       if (entry == 0) return none;

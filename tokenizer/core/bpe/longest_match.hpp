@@ -288,7 +288,8 @@ class LongestMatch {
       size_t reached = at;
       for (size_t j = i, second = i; j < n; ++j) {
         if (j == second && !all[j].extends) break;
-        uint32_t entry = extensions.find(node, all[j].code);
+        const uint32_t entry = j == second && all[j].code < 0x10000 ? extensions.find_unfiltered(node, all[j].code)
+                                                                    : extensions.find(node, all[j].code);
         if (entry == none) break;
         node = entry & (leads_on - 1);
         reached += all[j].length;

@@ -48,6 +48,29 @@ static inline uint64_t joined_ascii(const char* p, const AsciiJoins& t) {
   return static_cast<uint64_t>(_mm512_test_epi8_mask(left, right)) << 1;
 }
 
+// The classes of characters whose last bytes are at p on: entries of a row of 64, by the lowest six bits.
+using Classes = __m512i;
+static inline Classes no_classes() { return _mm512_setzero_si512(); }
+static inline void add_row(Classes& all, const char* p, const uint8_t* row, uint64_t where) {
+  all = _mm512_mask_permutexvar_epi8(all, where, _mm512_loadu_si512(p), _mm512_loadu_si512(row));
+}
+// The bytes whose lowest six bits say a bit of the row that is set.
+static inline uint64_t in_row(const char* p, uint64_t row) {
+  const __m512i bytes = _mm512_loadu_si512(p), seven = _mm512_set1_epi8(7);
+  const __m512i eight = _mm512_shuffle_epi8(_mm512_set1_epi64(static_cast<int64_t>(row)),
+                                            _mm512_and_si512(_mm512_srli_epi16(bytes, 3), seven));
+  const __m512i one = _mm512_shuffle_epi8(_mm512_set1_epi64(static_cast<int64_t>(0x8040201008040201u)),
+                                          _mm512_and_si512(bytes, seven));
+  return _mm512_test_epi8_mask(eight, one);
+}
+static inline uint64_t between(const char* p, uint8_t from, uint8_t to) {
+  const __m512i above = _mm512_sub_epi8(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(from)));
+  return _mm512_cmple_epu8_mask(above, _mm512_set1_epi8(static_cast<char>(to - from)));
+}
+static inline uint64_t in_class(const Classes& all, uint8_t bit) {
+  return _mm512_test_epi8_mask(all, _mm512_set1_epi8(static_cast<char>(bit)));
+}
+
 static inline uint64_t mask_of(const char* p, char c) {
   return _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(p), _mm512_set1_epi8(c));
 }
@@ -261,6 +284,70 @@ static inline Leads leads_of(const char* p, const ClassTable& t) {
   return out;
 }
 
+struct Classes {
+  __m256i half[2];
+};
+static inline Classes no_classes() { return {{_mm256_setzero_si256(), _mm256_setzero_si256()}}; }
+// Each bit of a mask as a byte of all ones.
+static inline __m256i bytes_of(uint32_t mask) {
+  const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
+  const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(mask)),
+                                             _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2,
+                                                              2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+  return _mm256_cmpeq_epi8(_mm256_and_si256(spread, own), own);
+}
+static inline void add_row(Classes& all, const char* p, const uint8_t* row, uint64_t where) {
+  for (int part = 0; part < 2; ++part) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32));
+    const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi8(15)),
+                  high = _mm256_and_si256(bytes, _mm256_set1_epi8(0x30));
+    __m256i found = _mm256_setzero_si256();
+    for (int i = 0; i < 4; ++i) {
+      const __m256i sixteen =
+          _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 16 * i)));
+      found = _mm256_or_si256(found,
+                              _mm256_and_si256(_mm256_shuffle_epi8(sixteen, low),
+                                               _mm256_cmpeq_epi8(high, _mm256_set1_epi8(static_cast<char>(16 * i)))));
+    }
+    all.half[part] = _mm256_or_si256(all.half[part],
+                                     _mm256_and_si256(found, bytes_of(static_cast<uint32_t>(where >> (part * 32)))));
+  }
+}
+static inline uint64_t in_row(const char* p, uint64_t row) {
+  const __m256i seven = _mm256_set1_epi8(7);
+  uint64_t out = 0;
+  for (int part = 0; part < 2; ++part) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32));
+    const __m256i eight = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(row)),
+                                              _mm256_and_si256(_mm256_srli_epi16(bytes, 3), seven));
+    const __m256i one = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u)),
+                                            _mm256_and_si256(bytes, seven));
+    const __m256i in = _mm256_cmpeq_epi8(_mm256_and_si256(eight, one), one);
+    out |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(in))} << (part * 32);
+  }
+  return out;
+}
+static inline uint64_t between(const char* p, uint8_t from, uint8_t to) {
+  uint64_t out = 0;
+  for (int part = 0; part < 2; ++part) {
+    const __m256i above = _mm256_sub_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32)),
+                                          _mm256_set1_epi8(static_cast<char>(from)));
+    const __m256i in =
+        _mm256_cmpeq_epi8(_mm256_min_epu8(above, _mm256_set1_epi8(static_cast<char>(to - from))), above);
+    out |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(in))} << (part * 32);
+  }
+  return out;
+}
+static inline uint64_t in_class(const Classes& all, uint8_t bit) {
+  uint64_t out = 0;
+  for (int part = 0; part < 2; ++part) {
+    const __m256i in = _mm256_and_si256(all.half[part], _mm256_set1_epi8(static_cast<char>(bit)));
+    const __m256i outside = _mm256_cmpeq_epi8(in, _mm256_setzero_si256());
+    out |= uint64_t{~static_cast<uint32_t>(_mm256_movemask_epi8(outside))} << (part * 32);
+  }
+  return out;
+}
+
 static inline uint64_t mask_of(const char* p, char c) {
   uint64_t out = 0;
   for (int part = 0; part < 2; ++part) {
@@ -303,6 +390,33 @@ static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
 }
 
 static inline Leads leads_of(const char*, const ClassTable&) { return {0, 0, 0, 0}; }
+
+struct Classes {
+  uint8_t of[64];
+};
+static inline Classes no_classes() { return {}; }
+static inline void add_row(Classes& all, const char* p, const uint8_t* row, uint64_t where) {
+  for (; where; where &= where - 1) {
+    const int at = std::countr_zero(where);
+    all.of[at] = row[p[at] & 63];
+  }
+}
+static inline uint64_t in_row(const char* p, uint64_t row) {
+  uint64_t out = 0;
+  for (int i = 0; i < 64; ++i) out |= (row >> (p[i] & 63) & 1) << i;
+  return out;
+}
+static inline uint64_t between(const char* p, uint8_t from, uint8_t to) {
+  uint64_t out = 0;
+  for (int i = 0; i < 64; ++i)
+    out |= uint64_t{static_cast<uint8_t>(p[i]) >= from && static_cast<uint8_t>(p[i]) <= to} << i;
+  return out;
+}
+static inline uint64_t in_class(const Classes& all, uint8_t bit) {
+  uint64_t out = 0;
+  for (int i = 0; i < 64; ++i) out |= uint64_t{(all.of[i] & bit) != 0} << i;
+  return out;
+}
 
 static inline uint64_t mask_of(const char* p, char c) {
   uint64_t out = 0;
@@ -397,29 +511,62 @@ static inline uint64_t joined(const char* p, const Joins& joins, const AsciiJoin
   return out;
 }
 
+// Calls same(where, size, row) for the characters that begin at the set bits, of so many bytes: those that agree in
+// all bytes but the last together, of which a text in one script has two or three kinds. 67 bytes can be read.
+template <class F>
+static inline void each_row(const char* p, uint64_t leads, F&& same) {
+  while (leads) {
+    const char* const at = p + std::countr_zero(leads);
+    const unsigned size = utf8_length(static_cast<unsigned char>(*at));
+    uint64_t where = leads;
+    for (unsigned i = 0; i + 1 < size; ++i) where &= mask_of(p + i, at[i]);
+    leads &= ~where;
+    same(where, size, utf8_row(at));
+  }
+}
+
+// As DirtyOf. U+4000 to U+9FFF and U+B000 to U+CFFF have none.
+static inline uint64_t dirty_of(const char* p, const uint64_t* rows) {
+  const uint64_t leads = between(p, 0xCC, 0xFF);
+  if (!leads) return 0;
+  uint64_t found = between(p, 0xF0, 0xFF);
+  each_row(p, leads & ~(found | between(p, 0xE4, 0xE9) | between(p, 0xEB, 0xEC)),
+           [&](uint64_t where, unsigned size, uint32_t row) {
+             if (rows[row]) found |= where & in_row(p + size - 1, rows[row]);
+           });
+  return found;
+}
+
 // The characters beyond ASCII that begin in these 64 bytes; the last may end behind them.
+template <bool cased>
 static inline void add_others(const char* p, const ClassTable& t, uint64_t valid, Masks& m) {
   const Leads sure = leads_of(p, t);
   uint64_t leads = (sure.two | sure.three) & valid;
-  uint64_t known = leads | leads << 1 | (sure.three & valid) << 2,
-           upper = sure.upper | sure.upper << 1 | sure.upper << 2;
+  const uint64_t known = leads | leads << 1 | (sure.three & valid) << 2,
+                 upper = sure.upper | sure.upper << 1 | sure.upper << 2;
   m.letter |= known & ~upper & valid;
   m.upper |= known & upper & valid;
   m.special |= (sure.special | sure.special << 1 | sure.special << 2) & known & valid;
-  uint64_t left = m.high & valid & ~known;
-  while (left) {
-    unsigned at = static_cast<unsigned>(std::countr_zero(left));
-    const char* next = p + at;
-    uint8_t c = t.of(utf8_next(next));
-    uint64_t bytes = ((uint64_t{1} << (next - p - at)) - 1) << at;
-    left &= ~bytes;
-    leads |= uint64_t{1} << at;
-    auto with = [&](uint8_t bit) { return c & bit ? bytes : 0; };
-    m.letter |= with(class_letter);
-    m.number |= with(class_number);
-    m.space |= with(class_space);
-    m.upper |= with(class_upper);
-    m.special |= with(class_special);
+  if (const uint64_t left = m.high & valid & ~known & between(p, 0xC0, 0xFF)) {
+    Classes classes = no_classes();
+    uint64_t of[5] = {};  // where characters of so many bytes begin
+    each_row(p, left, [&](uint64_t where, unsigned size, uint32_t row) {
+      add_row(classes, p + size - 1, t.row(row << 6), where);
+      of[size] |= where;
+    });
+    leads |= left;
+    const uint64_t wide = of[3] | of[4];
+    const auto all = [&](uint8_t bit) {
+      const uint64_t in = in_class(classes, bit);
+      return in | in << 1 | (in & wide) << 2 | (in & of[4]) << 3;
+    };
+    m.letter |= all(class_letter);
+    m.number |= all(class_number);
+    m.space |= all(class_space);
+    if constexpr (cased) {
+      m.upper |= all(class_upper);
+      m.special |= all(class_special);
+    }
   }
   m.inside = m.high & valid & ~leads;
 }

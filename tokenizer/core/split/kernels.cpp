@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "text/normalizers.hpp"
+
 namespace fasttoken {
 
 // One bit for each of 64 bytes; a byte beyond ASCII has the class of its character. inside: not its first.
@@ -117,6 +119,15 @@ CutWords cutter(Isa isa) {
 #endif
   (void)isa;
   return scalar::cut_any;
+}
+
+DirtyOf dirty_finder(Isa isa) {
+#ifdef FASTTOKEN_X86
+  if (isa == Isa::avx512) return avx512::dirty_of;
+  if (isa == Isa::avx2) return avx2::dirty_of;
+#endif
+  (void)isa;
+  return scalar::dirty_of;
 }
 
 MergeWords batch_merger(Isa isa) {

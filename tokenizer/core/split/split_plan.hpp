@@ -63,7 +63,9 @@ struct ClassTable {
   std::vector<uint16_t> page;
   std::vector<uint8_t> bits;
 
-  uint8_t of(uint32_t c) const { return bits[size_t{page[c >> 8]} * 256 + (c & 255)]; }
+  uint8_t of(uint32_t c) const { return *(row(c) + (c & 63)); }
+  // Of the 64 characters that differ from c in the lowest six bits alone.
+  const uint8_t* row(uint32_t c) const { return &bits[size_t{page[c >> 8]} * 256 + (c & 0xC0)]; }
 
   // flat: the bits of every code point.
   void fill(const std::vector<uint8_t>& flat) {

@@ -1,4 +1,8 @@
 // What the steps of a file's normalizers and pre-tokenizers do to a text.
+#include <bit>
+#include <cstring>
+#include <optional>
+
 #include "split/pretokenizers.hpp"
 
 namespace fasttoken {
@@ -49,6 +53,50 @@ void Normalizer::take(const Step& step, Text& text, Scratch& scratch, unsigned& 
       break;
   }
   seen = unknown;
+}
+
+// Compose only around characters that a composed text need not keep. Nothing is copied until one changes.
+void Normalizer::nfc(Text& text, Scratch& s) {
+  static const DirtyOf dirty_of = dirty_finder(best_isa());
+  constexpr size_t block = 64, read = block + 3;
+  const std::string_view v = text.view();
+  const Unicode& u = ucd();
+  const char *const base = v.data(), *const end = base + v.size(), *done = base;
+  std::optional<Rewrite> out;
+  const auto compose = [&](const char* p) {
+    const char *const from = p, *const starter = p > base ? utf8_back(p) : p;
+    bool stays = true;  // marks that are in order and neither join the character before nor decompose
+    uint8_t last = 0;
+    for (; p < end; utf8_next(p)) {
+      const uint32_t c = utf8_at(p);
+      const uint8_t quick = u.quick(c);
+      if (c < 0x300 || !(quick & quick_nfc)) break;
+      const uint8_t k = u.combining_class(c);
+      stays &= k >= last && !(quick & quick_canonical) && !u.is(c, composes_back);
+      last = k;
+    }
+    done = p;
+    if (stays || p == from) return;
+    s.changed.clear();
+    u.decomposed({starter, static_cast<size_t>(p - starter)}, false, s.changed);
+    u.compose(s.changed);
+    const char* same = starter;
+    const auto is_same = [&](const Changed& x) { return x.change == 0 && same < p && utf8_next(same) == x.c; };
+    if (std::all_of(s.changed.begin(), s.changed.end(), is_same) && same == p) return;
+    if (!out) out.emplace(text, v.size() + v.size() / 8 + 16).piece(text.whole());
+    out->copy_to(static_cast<size_t>(starter - base));
+    out->put_all(s.changed, static_cast<size_t>(p - base));
+  };
+  for (const char* p = base; p < end; p += block) {
+    char copy[read] = {};
+    const size_t left = static_cast<size_t>(end - p);
+    if (left < read) std::memcpy(copy, p, left);
+    for (uint64_t dirty = dirty_of(left < read ? copy : p, u.dirty_rows().data()); dirty; dirty &= dirty - 1)
+      if (const char* at = p + std::countr_zero(dirty); at >= done) compose(at);
+  }
+  if (!out) return;
+  out->copy_to(v.size());
+  out->finish();
 }
 
 void PreTokenizer::apply(Text& text, Scratch& s) const {

@@ -271,7 +271,8 @@ class Starts {
     masks_of(p, ascii_, m);
     if (left < 64) m.only(valid);
     high = m.high & valid;
-    if (high) add_others(p, plan_.classes, valid, m);
+    constexpr bool cased = family == SplitFamily::cased || family == SplitFamily::scripted;
+    if (high) add_others<cased>(p, plan_.classes, valid, m);
     return starts_of<family>(p, left, plan_, m, valid, starts, runs);
   }
 

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "memory/isa.hpp"
 #include "split/blanks.hpp"
 #include "split/pattern.hpp"
 #include "text/bytelevel.hpp"
@@ -21,6 +22,11 @@
 #include "unicode/unicode.hpp"
 
 namespace fasttoken {
+
+// Which of 64 bytes begin a character that NFC may change, join or move, by Unicode::dirty_rows(); of characters of
+// four bytes it may say so by mistake. 67 bytes can be read.
+using DirtyOf = uint64_t (*)(const char* p, const uint64_t* rows);
+DirtyOf dirty_finder(Isa isa);  // kernels.cpp has them
 
 class Normalizer {
  public:
@@ -74,33 +80,6 @@ class Normalizer {
     if (spaces.kind != Kind::replace || spaces.content != mark || !spaces.pattern.is_text(" ")) return std::nullopt;
     return before;
   }
-  // Where the first character is that composing may change or join; the length of the text if there is none.
-  static size_t first_dirty(std::string_view v) {
-    const Unicode& u = ucd();
-    const char *p = v.data(), *end = p + v.size();
-    for (;;) {
-      while (end - p >= 8) {
-        uint64_t word;
-        std::memcpy(&word, p, 8);
-        if (word & 0x8080808080808080u) break;
-        p += 8;
-      }
-      while (p < end && static_cast<unsigned char>(*p) < 0x80) ++p;
-      if (p == end) return v.size();
-      // E5 to E9 begin U+5000 to U+9FFF, which are all as they should be.
-      do {
-        unsigned char lead = static_cast<unsigned char>(*p);
-        if (lead >= 0xE5 && lead <= 0xE9) {
-          p += 3;
-          continue;
-        }
-        const char* from = p;
-        uint32_t c = utf8_next(p);
-        if (c >= 0x300 && u.quick(c) & quick_nfc) return static_cast<size_t>(from - v.data());
-      } while (p < end && static_cast<unsigned char>(*p) >= 0x80);
-    }
-  }
-
   void apply(Text& text, Scratch& scratch) const {
     run(text, scratch, [] { return true; });
   }
@@ -215,38 +194,7 @@ class Normalizer {
     for (const char *p = content.data(), *end = p + content.size(); p < end;) out.put(utf8_next(p), change);
   }
 
-  // Compose only around characters that a composed text need not keep; the rest is copied.
-  static void nfc(Text& text, Scratch& s) {
-    std::string_view v = text.view();
-    size_t at = first_dirty(v);
-    if (at == v.size()) return;
-    const Unicode& u = ucd();
-    const char *base = v.data(), *end = base + v.size();
-    const char* starter = at > 0 ? utf8_back(base + at) : base;  // where the characters to be composed begin
-    Rewrite out(text, v.size() + v.size() / 8 + 16);
-    out.piece(text.whole());
-    for (const char* p = base + at; p < end;) {
-      const char* from = p;
-      uint32_t c = utf8_next(p);
-      if (c < 0x300 || !(u.quick(c) & quick_nfc)) {
-        starter = from;
-        continue;
-      }
-      while (p < end) {
-        c = utf8_at(p);
-        if (c < 0x300 || !(u.quick(c) & quick_nfc)) break;
-        utf8_next(p);
-      }
-      out.copy_to(static_cast<size_t>(starter - base));
-      s.changed.clear();
-      u.decomposed({starter, static_cast<size_t>(p - starter)}, false, s.changed);
-      u.compose(s.changed);
-      out.put_all(s.changed, static_cast<size_t>(p - base));
-      starter = p;
-    }
-    out.copy_to(v.size());
-    out.finish();
-  }
+  static void nfc(Text& text, Scratch& s);
 
   // A character that neither decomposes nor is a mark is copied; marks are only ordered among themselves.
   static void nfd(Text& text, Scratch& s) {

@@ -41,6 +41,14 @@ inline uint32_t utf8_next(const char*& p) {
 
 inline uint32_t utf8_at(const char* p) { return utf8_next(p); }
 
+// The code point of a character of several bytes, without its lowest six bits.
+inline uint32_t utf8_row(const char* p) {
+  auto* u = reinterpret_cast<const unsigned char*>(p);
+  if (u[0] < 0xE0) return u[0] & 0x1Fu;
+  if (u[0] < 0xF0) return (u[0] & 0x0Fu) << 6 | (u[1] & 0x3Fu);
+  return (u[0] & 0x07u) << 12 | (u[1] & 0x3Fu) << 6 | (u[2] & 0x3Fu);
+}
+
 // The start of the character before p.
 inline const char* utf8_back(const char* p) {
   do --p;

@@ -156,10 +156,14 @@ class Unicode {
       record_.add(page);
       quick_.add(quick);
     }
+    for (uint32_t c = 0x300; c < 0x10000; ++c)
+      dirty_rows_[c / 64] |= uint64_t{(quick_[c] & quick_nfc) != 0} << c % 64;
   }
 
   uint8_t record(uint32_t c) const { return record_[c]; }
   uint8_t quick(uint32_t c) const { return quick_[c]; }
+  // Of the characters from U+0300 to U+FFFF those with quick_nfc, a bit each.
+  const std::array<uint64_t, 1024>& dirty_rows() const { return dirty_rows_; }
   uint8_t combining_class(uint32_t c) const { return tables::record_class[record(c)]; }
   uint16_t flags(uint32_t c) const { return tables::record_flags[record(c)]; }
   bool is(uint32_t c, uint16_t any) const { return flags(c) & any; }
@@ -317,6 +321,7 @@ class Unicode {
   }
 
   PagedTable<uint8_t> record_, quick_;
+  std::array<uint64_t, 1024> dirty_rows_{};
   PagedTable<uint16_t> canonical_, compatible_, lower_;
   std::array<Pair, 2048> pairs_{};  // canonical compositions, by hash
 };
