@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -76,7 +77,7 @@ class FittedQuestion:
         The labels of a "noul" are True and False (or "yes" and "no"), those of a "score" the numbers of its levels,
         from 0 or 1 on. Raises ``InvalidRequest`` that names the argument."""
         check_facts(name, kind, question, prompt_name, pooling)
-        names = [label_of(kind, label, f"labels[{at}]") for at, label in enumerate(listed(labels, "labels"))]
+        names = [sys.intern(label_of(kind, label, f"labels[{at}]")) for at, label in enumerate(listed(labels, "labels"))]
         order = check_labels(kind, names)
         weights, biases = _numbers(weight, "weight", 2), _numbers(bias, "bias", 1)
         if len(weights) == len(biases) == 1 and len(names) == 2:
