@@ -77,7 +77,7 @@ class FittedQuestion:
         The labels of a "noul" are True and False (or "yes" and "no"), those of a "score" the numbers of its levels,
         from 0 or 1 on. Raises ``InvalidRequest`` that names the argument."""
         check_facts(name, kind, question, prompt_name, pooling)
-        names = [sys.intern(label_of(kind, label, f"labels[{at}]")) for at, label in enumerate(listed(labels, "labels"))]
+        names = [label_of(kind, label, f"labels[{at}]") for at, label in enumerate(listed(labels, "labels"))]
         order = check_labels(kind, names)
         weights, biases = _numbers(weight, "weight", 2), _numbers(bias, "bias", 1)
         if len(weights) == len(biases) == 1 and len(names) == 2:
@@ -245,7 +245,7 @@ def label_of(kind: str, value: Any, field: str) -> str:
     if isinstance(value, np.generic):
         value = value.item()
     if kind == "choice":
-        return text(value, field, empty=False)
+        return sys.intern(text(value, field, empty=False))  # heads of equal labels share them
     side = value.lower() if isinstance(value, str) else value
     if kind == "noul" and isinstance(side, bool | str) and side in _SIDE_OF:
         return _SIDE_OF[side]
