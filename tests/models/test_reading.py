@@ -176,7 +176,7 @@ def variables_read(path: Path) -> Iterator[str]:
         return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"):
-            yield from re.findall(r'"((?!O_|TRUE)[A-Z][A-Z_]{3,})"', text)
+            yield from re.findall(r'"((?!O_|SC_|TRUE)[A-Z][A-Z_]{3,})"', text)
             return
 
 
