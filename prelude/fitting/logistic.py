@@ -3,7 +3,7 @@
     loss = Σ weight_i · -log softmax(W x_i + b)[label_i] / Σ weight  +  |W|² / (2 · strength · Σ weight)
 
 ``strength`` is scikit-learn's ``C``. The products are those of ``PackedLinear`` in float32, so that a fit has the
-same bits with any number of threads. Parameters are float32; the loss and sums over rows are float64.
+same bits with any number of threads. Parameters and gradients are float32; the loss is summed in float64.
 """
 
 from __future__ import annotations
