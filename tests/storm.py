@@ -15,27 +15,10 @@ from prelude.api.text_streams import watching
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, Sink
 from tests import toy
-from tests.scheduling.cores import chat, last_logprob, prompt, tree_request
+from tests.scheduling.cores import Collect, chat, last_logprob, prompt, tree_request
 from tests.service import is_empty, service_core
 
 _COUNTED = ("finished", "cancelled", "preemptions", "evictions", "prefix_hit_tokens", "discarded_rows")
-
-
-class Ends:
-    """The end of each request."""
-
-    streams = False
-
-    def __init__(self) -> None:
-        self.ends: dict[int, Any] = {}
-
-    def token(self, request: Request, token_id: int, output: Any, row: int) -> bool:
-        return False
-
-    def deliver(self, request: Request, outcome: Any, error: Any) -> None:
-        if request.id in self.ends:
-            raise AssertionError("a request ended twice")
-        self.ends[request.id] = (outcome, error)
 
 
 class Load(Protocol):
@@ -45,7 +28,7 @@ class Load(Protocol):
     core: EngineCore
     chance: float
 
-    def make(self, rng: np.random.Generator, sink: Ends) -> tuple[Request, Any]: ...
+    def make(self, rng: np.random.Generator, sink: Collect) -> tuple[Request, Any]: ...
 
     def right(self, note: Any, outcome: Any) -> bool: ...
 
@@ -76,7 +59,7 @@ def storm(count: int, seed: int, load: Load) -> dict[str, int]:
     rng = np.random.default_rng(seed)
     core = load.core
     meddler = core.stepper.executor = Meddler(core, rng)  # type: ignore[assignment]
-    sink = Ends()
+    sink = Collect()
     notes: dict[int, Any] = {}
     states: dict[str, int] = {}
     waiting: list[Request] = []
@@ -144,7 +127,7 @@ class ToyLoad:
         self.core = service_core(QuickToy(num_blocks=20), overlap=overlap, **sizes)
         self._heads = [prompt(24, 900 + i) for i in range(3)]
 
-    def make(self, rng: np.random.Generator, sink: Ends) -> tuple[Request, Any]:
+    def make(self, rng: np.random.Generator, sink: Collect) -> tuple[Request, Any]:
         head = self._heads[int(rng.integers(0, 3))][: int(rng.integers(0, 25))]
         tokens = np.concatenate([head, prompt(int(rng.integers(1, 9)), int(rng.integers(0, 200)))])
         kind = str(rng.choice(["chat", "shot", "tree"]))
@@ -200,7 +183,7 @@ class ModelLoad:
         self._tasks = [_task(rng) for _ in range(tasks)]
         self._answers: dict[int, Any] = {}
 
-    def make(self, rng: np.random.Generator, sink: Ends) -> tuple[Request, Any]:
+    def make(self, rng: np.random.Generator, sink: Collect) -> tuple[Request, Any]:
         at = int(rng.integers(0, len(self._tasks)))
         return self._request(self._engine, at, sink), at
 
@@ -211,7 +194,7 @@ class ModelLoad:
 
     def right(self, note: Any, outcome: Any) -> bool:
         if note not in self._answers:
-            sink = Ends()
+            sink = Collect()
             request = self._request(self._alone, note, sink)
             self._alone._core.run_inline([request])
             self._answers[note] = bits(sink.ends[request.id][0])

@@ -26,7 +26,7 @@ from prelude.scheduling.request import Request
 from prelude.tasks import Classify, Embed, Loglikelihood, PromptLogprobs
 from prelude.values.embedding import EmbeddingSettings
 from tests.admission import toys
-from tests.engine.test_faults import ById
+from tests.scheduling.cores import Collect
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 
@@ -134,7 +134,7 @@ def test_readout_rows_follow_the_task(preparer: Preparer) -> None:
     readout = prepared.readout
     assert isinstance(readout, LogprobRows)
     assert readout.rows.tolist() == [4090, 4091, 4092, 4093, 4094] and readout.logits_rows == 5
-    request = Request(prepared, ById())
+    request = Request(prepared, Collect())
     assert request.unread == 4090  # the prefix cache may stand in for all before it
     result = toys.run(preparer, PromptLogprobs(TEXT, last=3))
     whole = toys.run(preparer, PromptLogprobs(TEXT))

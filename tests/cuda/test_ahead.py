@@ -19,8 +19,8 @@ from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS
-from tests.engine.test_faults import ById
 from tests.execution.helpers import VOCAB, Model, random_ids
+from tests.scheduling.cores import Collect
 from tests.service import is_empty, run_steps
 
 NONE = np.zeros(0, np.int32)
@@ -34,7 +34,7 @@ LIMITS: dict[str, Any] = {
 }
 
 
-class Told(ById):
+class Told(Collect):
     """Ends by request; the tokens with their logprobs as they were streamed."""
 
     streams = True

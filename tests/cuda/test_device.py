@@ -23,9 +23,8 @@ from prelude.values.config import EngineConfig, ExpertConfig
 from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS
 from tests.cuda.simulated import Gone, SimulatedDevice
-from tests.engine.test_faults import ById
 from tests.execution.helpers import VOCAB, Model, Segment, all_logprobs, decode_rows, ends, i32, run, sampling, slices
-from tests.scheduling.cores import chat
+from tests.scheduling.cores import Collect, chat
 from tests.service import run_steps
 
 WITHOUT = pytest.mark.skipif(not driver.missing(), reason="there is a GPU here")
@@ -127,7 +126,7 @@ def test_a_full_step_of_rows_finds_room_though_their_limit_is_no_power_of_two(
     limits = {"max_length": 64, "max_step_tokens": 512, "max_step_requests": step_rows, "max_running": step_rows}
     config = EngineConfig().changed(**limits, prefix_cache=False, fold=False)
     core = make_core(EngineCore, on_device(model, step_rows=step_rows), config)
-    sink = ById()
+    sink = Collect()
     core.lifecycle.post([core.request(chat(i32([i] * 5), 1), sink) for i in range(rows)])
     run_steps(core)
     assert len(sink.ends) == rows and all(error is None for _, error in sink.ends.values())

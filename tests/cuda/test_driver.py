@@ -25,9 +25,8 @@ from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from tests.cuda.plans import random_batch
 from tests.cuda.test_matmul_search import HostLibrary, make
-from tests.engine.test_faults import ById
 from tests.execution.helpers import i32, prompts, sampling
-from tests.scheduling.cores import chat, last_logprob
+from tests.scheduling.cores import Collect, chat, last_logprob
 from tests.service import run_steps
 
 bindings = pytest.importorskip("cuda.bindings.driver")
@@ -242,7 +241,7 @@ def test_an_engine_whose_device_failed_ends_every_request_and_runs_none_again(
 ) -> None:
     limits = {"max_length": 256, "max_step_tokens": 512, "max_running": 4, "max_step_requests": 8}
     core = make_core(EngineCore, executor, EngineConfig().changed(**limits, overlap=overlap))
-    sink = ById()
+    sink = Collect()
     chats = [core.request(chat(i32(range(20)), 9), sink) for _ in range(6)]  # two of them wait
     core.lifecycle.post([*chats, core.request(last_logprob(i32(range(9))), sink)])
     for _ in range(3):

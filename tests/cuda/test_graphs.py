@@ -21,7 +21,6 @@ from tests.cuda.conftest import on_device
 from tests.cuda.plans import BLOCKS, random_edits
 from tests.cuda.simulated import SimulatedDevice
 from tests.cuda.test_parity import same
-from tests.engine.test_faults import ById
 from tests.execution.helpers import (
     BLOCK,
     VOCAB,
@@ -36,7 +35,7 @@ from tests.execution.helpers import (
     sampling,
     slices,
 )
-from tests.scheduling.cores import chat
+from tests.scheduling.cores import Collect, chat
 
 ONCE = GraphPolicy(at_once=True)
 
@@ -86,7 +85,7 @@ def test_the_engine_records_the_wanted_graphs_when_no_request_waits(model: Model
     executor = on_device(model, policy=GraphPolicy(), num_blocks=64)
     core = make_core(EngineCore, executor, EngineConfig(max_length=256, max_step_tokens=512))
     for seed in range(2):
-        core.run_inline([core.request(chat(random_ids(seed, 20), 3), ById())])
+        core.run_inline([core.request(chat(random_ids(seed, 20), 3), Collect())])
         until(lambda: executor.graphs.captures == 2 and not executor.wants_idle)
     assert (executor.graphs.eager, executor.graphs.replays) == (3, 3)
     assert core.snapshot()["eager_reasons"] == {"not recorded yet": 3}
@@ -113,7 +112,7 @@ def test_a_recording_is_left_when_a_step_is_due(model: Model) -> None:
 
 def test_a_request_that_comes_while_the_engine_records_is_due(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = on_device(model, policy=GraphPolicy(), num_blocks=64)
-    sink, seen, look = ById(), list[bool](), executor.idle
+    sink, seen, look = Collect(), list[bool](), executor.idle
 
     def idle(due: Callable[[], bool]) -> bool:
         if not seen:

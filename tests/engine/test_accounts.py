@@ -14,9 +14,7 @@ from prelude.admission.prepared import Outcome
 from prelude.readouts.batch import DecodeBatch, StepResult
 from prelude.scheduling.request import Request
 from tests import toy
-from tests.engine.test_faults import ById
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt
 from tests.service import run_steps, service_core
 
 
@@ -45,7 +43,7 @@ def test_host_time_is_a_steps_time_without_the_executors(together: int) -> None:
     """The host is made to take 5 ms a request, the executor 40 ms a step: each is counted where it belongs."""
     slept = 0.005
 
-    class Slow(ById):
+    class Slow(Collect):
         def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
             time.sleep(slept)
             super().deliver(request, outcome, error)
@@ -78,7 +76,7 @@ def test_the_time_to_the_first_token_is_the_prompts_and_then_a_step_a_token() ->
             return super().wait(handle)
 
     core = service_core(Phases())
-    sink = ById()
+    sink = Collect()
     request = post(core, chat(prompt(6, 1), 5), sink)
     run_steps(core)
     stats = sink.ends[request.id][0].stats

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_faults import ById, generated, text
-from tests.engine.test_limits import post
 from tests.patience import Paced, comes, until
-from tests.scheduling.cores import chat, prompt
+from tests.scheduling.cores import Collect, chat, generated, post, prompt, text
 from tests.service import is_empty, run_steps, service_core, toy_service
 
 
@@ -20,7 +18,7 @@ from tests.service import is_empty, run_steps, service_core, toy_service
 def test_cancel_in_every_state_twice_and_after_the_end() -> None:
     for steps in range(12):
         core = service_core(chunk=4)
-        sink = ById()
+        sink = Collect()
         keep = post(core, chat(prompt(6, 1), 12), sink)
         gone = core.request(chat(prompt(18, 2), 6), sink)
         if steps == 0:

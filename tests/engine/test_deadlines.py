@@ -14,9 +14,7 @@ from prelude.errors import (
     InvalidRequest,
     UnknownParameter,
 )
-from tests.engine.test_faults import ById, generated, text
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, generated, last_logprob, post, prompt, text
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 
@@ -53,7 +51,7 @@ def test_a_misspelt_option_names_the_nearest() -> None:
 def test_a_deadline_in_the_past_never_enters_the_queue() -> None:
     core = service_core()
     with pytest.raises(DeadlineExceeded):
-        core.request(chat(prompt(6, 1), 4), ById(), RequestOptions(deadline=0))
+        core.request(chat(prompt(6, 1), 4), Collect(), RequestOptions(deadline=0))
     seen = core.snapshot()
     assert core.inbox.requests == 0 and seen["rejected"] == {"deadline": 1}
     assert seen["expired"] == 0 and sum(seen["requests"].values()) == 0
@@ -71,7 +69,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_every_request_that_came_in_has_ended_or_is_there() -> None:
     """The counters add up for every end of a request: also for one that was cancelled before it was queued."""
     core = service_core(FaultyExecutor(Fault("raise", "wait", 0)), running=2)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, chat(prompt(5, i), 6), sink) for i in range(6)]
     requests += [post(core, last_logprob(prompt(5, i)), sink, deadline=1000) for i in range(6)]
     core.cancel(requests[0])
@@ -97,7 +95,7 @@ def _adds_up(core: Any) -> None:
 def test_a_deadline_that_passes_ends_the_request_wherever_it_is(state: str) -> None:
     executor = FaultyExecutor(*([Fault("raise", "wait", 2, 1)] if state == "replay" else []), num_blocks=16)
     core = service_core(executor, running=1 if state == "queue" else 4, chunk=4, step_tokens=12)
-    sink = ById()
+    sink = Collect()
     other = post(core, chat(prompt(6, 1), 30), sink)
     if state != "inbox":
         core.step()
@@ -128,7 +126,7 @@ def expire(core: Any, request: Any) -> None:
 @pytest.mark.fault(18)
 def test_an_answer_that_comes_too_late_is_a_deadline_exceeded() -> None:
     core = service_core(FaultyExecutor(Fault("delay", "wait", 0, seconds=0.05)))
-    sink = ById()
+    sink = Collect()
     request = post(core, last_logprob(prompt(6, 1)), sink, deadline=0.02)
     core.step()
     assert isinstance(sink.ends[request.id][1], DeadlineExceeded) and is_empty(core)
@@ -137,7 +135,7 @@ def test_an_answer_that_comes_too_late_is_a_deadline_exceeded() -> None:
 @pytest.mark.fault(18)
 def test_many_deadlines_that_do_not_come_are_forgotten() -> None:
     core = service_core()
-    sink = ById()
+    sink = Collect()
     for i in range(2000):
         post(core, last_logprob(prompt(3, i)), sink, deadline=1e8)
         core.step()
@@ -150,7 +148,7 @@ def test_counters_and_ids_past_two_to_the_53rd() -> None:
     for name in ("finished", "prefill_tokens", "decode_tokens"):
         setattr(core.stats, name, 1 << 53)
     core.queues.arrivals = (1 << 63) - 2
-    sink = ById()
+    sink = Collect()
     requests = [post(core, chat(prompt(6, i), 5), sink) for i in range(4)]
     run_steps(core)
     assert [text(sink, r) for r in requests] == [generated(i, 5) for i in range(4)]
@@ -164,7 +162,7 @@ def test_a_wall_clock_that_jumps_ends_no_request(monkeypatch: pytest.MonkeyPatch
     core = service_core()
     assert abs(core.lifecycle.clock() - time.monotonic()) < 60  # not the wall clock: deadlines outlive its jumps
     assert 0 < RequestOptions(deadline=30.0).expires() - time.monotonic() <= 30
-    sink = ById()
+    sink = Collect()
     jumps = iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: (-1) ** next(jumps) * 4e9)
     requests = [post(core, chat(prompt(6, i), 5), sink, deadline=600.0) for i in range(4)]

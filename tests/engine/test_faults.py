@@ -13,37 +13,13 @@ from prelude.errors import EngineClosed, ExecutionError
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from tests import toy
 from tests.patience import shown, until
-from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, expected_logprob, generated, last_logprob, prompt, submit, text
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core, toy_service
 
 HANG_SECONDS = (0.2, 1.0, 5.0)  # to be tried in turn: a step that does not hang may take long for no fault of its own
 
 SITES = ["submit", "wait"]
 RAISES = ["raise", "cancel"]
-
-
-def submit(core: Any, items: list[Any], sink: Collect) -> list[Any]:
-    requests = [core.request(item, sink) for item in items]
-    core.lifecycle.post(requests)
-    return requests
-
-
-def text(sink: Collect, request: Any) -> list[int]:
-    outcome, error = sink.ends[request.id]
-    if error is not None:
-        raise error
-    return list(outcome.token_ids)
-
-
-def generated(seed: int, count: int) -> list[int]:
-    return toy.generate(prompt(6, seed).tolist(), count)
-
-
-class ById(Collect):
-    def deliver(self, request, outcome, error) -> None:  # type: ignore[no-untyped-def]
-        if request.id in self.ends:
-            raise AssertionError("a request ended twice")
-        self.ends[request.id] = (outcome, error)
 
 
 # ------------------------------------------------------------------ steps that raise
@@ -56,7 +32,7 @@ class ById(Collect):
 @pytest.mark.parametrize("at", [0, 1, 3, 6])
 def test_chats_replay_from_their_last_settled_token(site: str, kind: str, at: int) -> None:
     core = service_core(FaultyExecutor(Fault(kind, site, at)))
-    sink = ById()
+    sink = Collect()
     requests = submit(core, [chat(prompt(6, i), 9) for i in range(4)], sink)
     run_steps(core)
     assert [text(sink, r) for r in requests] == [generated(i, 9) for i in range(4)]
@@ -70,7 +46,7 @@ def test_chats_replay_from_their_last_settled_token(site: str, kind: str, at: in
 def test_oneshot_rows_fail_with_the_cause_and_chats_beside_them_do_not(site: str, kind: str) -> None:
     shots = Fault(kind, site, 0, 99, only=lambda batch: not isinstance(batch, DecodeBatch) and _has_oneshot(batch))
     core = service_core(FaultyExecutor(shots))
-    sink = ById()
+    sink = Collect()
     [talk] = submit(core, [chat(prompt(6, 1), 12)], sink)
     core.step()
     [shot] = submit(core, [last_logprob(prompt(9, 2))], sink)
@@ -90,7 +66,7 @@ def _has_oneshot(batch: Any) -> bool:
 @pytest.mark.fault(58)
 def test_rows_whose_next_step_fails_too_fail_and_the_engine_goes_on() -> None:
     core = service_core(FaultyExecutor(Fault("raise", "wait", 2, 2)))
-    sink = ById()
+    sink = Collect()
     requests = submit(core, [chat(prompt(6, i), 9) for i in range(4)], sink)
     for _ in range(4):
         core.step()
@@ -106,7 +82,7 @@ def test_when_every_step_fails_every_caller_is_told_and_the_engine_recovers_by_i
     core = service_core(FaultyExecutor(Fault("raise", "wait", 0, 5)), unhealthy=5)
     heard = []
     core.events.add(lambda event: heard.append(event.name))
-    sink = ById()
+    sink = Collect()
     requests = submit(core, [chat(prompt(6, i), 9) for i in range(16)], sink)
     run_steps(core)
     assert len(sink.ends) == len(requests) and all(isinstance(e, ExecutionError) for _, e in sink.ends.values())
@@ -127,7 +103,7 @@ def test_an_error_of_the_engines_own_closes_it_and_every_caller_is_told(
     async def main() -> None:
         core = service_core(overlap=overlap)
         service = toy_service(core)
-        sink = ById()
+        sink = Collect()
         running = submit(core, [chat(prompt(6, i), 90) for i in range(6)], sink)
         core.step()
         core.step()
@@ -152,7 +128,7 @@ def test_an_error_of_the_engines_own_closes_it_and_every_caller_is_told(
 @pytest.mark.parametrize("kind", ["outputs", "rows", "type", "places", "below"])
 def test_an_answer_of_the_wrong_shape_fails_its_step(kind: str) -> None:
     core = service_core(FaultyExecutor(Fault(kind), Fault(kind, at=2)))
-    sink = ById()
+    sink = Collect()
     shots = submit(core, [last_logprob(prompt(5, i)) for i in range(3)], sink)
     core.step()
     assert all(isinstance(sink.ends[r.id][1], ExecutionError) for r in shots)
@@ -168,7 +144,7 @@ def test_an_answer_of_the_wrong_shape_fails_its_step(kind: str) -> None:
 def test_a_bad_row_fails_its_request_by_name_and_no_other(kind: str) -> None:
     word = {"nan": "not finite", "token": "outside the vocabulary"}[kind]
     core = service_core(FaultyExecutor(Fault(kind, at=3)))
-    sink = ById()
+    sink = Collect()
     requests = submit(core, [chat(prompt(6, i), 8) for i in range(4)], sink)
     run_steps(core)
     ends = [sink.ends[r.id] for r in requests]
@@ -181,7 +157,7 @@ def test_a_bad_row_fails_its_request_by_name_and_no_other(kind: str) -> None:
 @pytest.mark.fault(58)
 def test_a_number_that_the_executor_did_not_list_as_bad_is_found() -> None:
     core = service_core(FaultyExecutor(Fault("nan")))
-    sink = ById()
+    sink = Collect()
     requests = submit(core, [last_logprob(prompt(5, i)) for i in range(3)], sink)
     run_steps(core)
     assert "not finite" in str(sink.ends[requests[0].id][1])
@@ -199,7 +175,7 @@ def test_out_of_memory_shrinks_the_batch_and_tries_once_more(site: str) -> None:
         return isinstance(batch, OneShotBatch) and len(batch.readout.rows) > 4
 
     core = service_core(FaultyExecutor(Fault("memory", site, 0, 99, only=large)))
-    sink = ById()
+    sink = Collect()
     requests = submit(core, [last_logprob(prompt(5, i)) for i in range(8)], sink)
     run_steps(core)
     for i, request in enumerate(requests):
@@ -212,7 +188,7 @@ def test_out_of_memory_shrinks_the_batch_and_tries_once_more(site: str) -> None:
 @pytest.mark.fault(59)
 def test_out_of_memory_twice_fails_the_batch_and_no_other_request() -> None:
     core = service_core(FaultyExecutor(Fault("memory", "wait", 0, 2)))
-    sink = ById()
+    sink = Collect()
     requests = submit(core, [last_logprob(prompt(5, i)) for i in range(2)], sink)
     run_steps(core)
     ends = [sink.ends[r.id][1] for r in requests]
@@ -224,7 +200,7 @@ def test_out_of_memory_twice_fails_the_batch_and_no_other_request() -> None:
 @pytest.mark.fault(59)
 def test_chats_survive_a_lack_of_memory() -> None:
     core = service_core(FaultyExecutor(Fault("memory", "wait", 2, 1)))
-    sink = ById()
+    sink = Collect()
     requests = submit(core, [chat(prompt(6, i), 8) for i in range(4)], sink)
     run_steps(core)
     assert [text(sink, r) for r in requests] == [generated(i, 8) for i in range(4)]
@@ -241,7 +217,7 @@ def test_the_watchdog_answers_every_caller_while_a_step_hangs() -> None:
         hanging = Fault("hang", "wait", 1)
         executor = FaultyExecutor(hanging)
         core = service_core(executor, hang_seconds=next(limits))
-        sink = ById()
+        sink = Collect()
         core.submit(core.request(chat(prompt(6, 1), 9), sink))
         until(lambda: len(executor.batches) == 2)
         core.submit(core.request(last_logprob(prompt(5, 2)), sink))
@@ -269,7 +245,7 @@ def test_the_watchdog_answers_every_caller_while_a_step_hangs() -> None:
 def test_closing_does_not_wait_for_a_step_that_hangs() -> None:
     hanging = Fault("hang", "wait", 0)
     core = service_core(FaultyExecutor(hanging), hang_seconds=0.1)
-    core.submit(core.request(last_logprob(prompt(5, 2)), ById()))
+    core.submit(core.request(last_logprob(prompt(5, 2)), Collect()))
     until(lambda: core.stepper.began)
     core.close()
     assert not hanging.given_up
@@ -281,7 +257,7 @@ def test_closing_does_not_wait_for_a_step_that_hangs() -> None:
 
 @pytest.mark.fault(61)
 def test_listeners_and_sinks_that_raise_never_reach_the_loop() -> None:
-    class Rude(ById):
+    class Rude(Collect):
         streams = True
 
         def token(self, request, token_id, output, row) -> bool:  # type: ignore[no-untyped-def]
@@ -296,7 +272,7 @@ def test_listeners_and_sinks_that_raise_never_reach_the_loop() -> None:
 
     core = service_core()
     core.events.add(lambda event: 1 // 0)
-    rude, polite = Rude(), ById()
+    rude, polite = Rude(), Collect()
     [bad, worse] = submit(core, [chat(prompt(6, 1), 8), chat(prompt(6, 3), 2)], rude)
     [good] = submit(core, [chat(prompt(6, 2), 8)], polite)
     run_steps(core)
@@ -315,7 +291,7 @@ def test_a_listener_that_raises_no_ordinary_error_fails_no_request(kind: type[Ba
 
     core = service_core()
     core.events.add(rude)
-    sink = ById()
+    sink = Collect()
     requests = [core.request(item, sink) for item in (chat(prompt(6, 1), 8), last_logprob(prompt(5, 2)))]
     core.submit_many(requests)
     until(lambda: len(sink.ends) == 2)
@@ -333,12 +309,12 @@ def test_a_listener_cannot_wait_for_the_engine_that_calls_it() -> None:
     def waits(event: Any) -> None:
         if event.name == "finished" and not seen:
             try:
-                core.run_inline([core.request(last_logprob(prompt(4, 1)), ById())])
+                core.run_inline([core.request(last_logprob(prompt(4, 1)), Collect())])
             except ExecutionError as error:
                 seen.append(error)
 
     core.events.add(waits)
-    sink = ById()
+    sink = Collect()
     core.run_inline([core.request(last_logprob(prompt(4, 1)), sink)])
     assert len(seen) == 1 and len(sink.ends) == 1
 
@@ -353,7 +329,7 @@ def test_ctrl_c_in_the_thread_that_runs_a_step_fails_no_other_request() -> None:
             return super().wait(handle)
 
     core = service_core(Interrupted())
-    mine, other = ById(), ById()
+    mine, other = Collect(), Collect()
     neighbours = submit(core, [chat(prompt(6, 1), 6), last_logprob(prompt(5, 3))], other)
     own = core.request(chat(prompt(6, 2), 6), mine)
     with pytest.raises(KeyboardInterrupt):
@@ -377,7 +353,7 @@ def test_random_faults_at_every_call_site_leave_clean_accounts(seed: int) -> Non
         for kind in rng.choice(kinds, 60)
     ]
     core = service_core(FaultyExecutor(*faults, num_blocks=40), running=6, unhealthy=6)
-    sink = ById()
+    sink = Collect()
     wanted = {}
     for i in range(120):
         kind = rng.integers(0, 2)

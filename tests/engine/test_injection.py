@@ -15,9 +15,8 @@ from prelude.errors import EngineClosed, PreludeError
 from prelude.runtime import stepper
 from prelude.runtime.delivery import LoopSink
 from prelude.scheduling import postprocess
-from tests.engine.test_faults import generated
 from tests.patience import PATIENCE
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import chat, generated, last_logprob, prompt
 from tests.service import is_empty, service_core, toy_service
 
 # The function that is replaced at each place, as attributes of (engine, core).

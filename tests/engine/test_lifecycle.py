@@ -13,9 +13,8 @@ import pytest
 from prelude import AsyncEngine, RequestOptions
 from prelude.errors import EngineClosed, InvalidRequest, UnknownParameter
 from tests import toy
-from tests.engine.test_faults import ById, generated
 from tests.patience import PATIENCE, Paced, comes, shown, until
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, generated, last_logprob, prompt
 from tests.service import is_empty, service_core, toy_service
 
 SLOW = 0.004  # seconds a step
@@ -273,7 +272,7 @@ def test_closing_races_with_submitting_and_no_caller_hangs() -> None:
         assert all(ends) and not any(thread.is_alive() for thread in threads) and is_empty(core)
 
 
-class Waiter(ById):
+class Waiter(Collect):
     def __init__(self) -> None:
         super().__init__()
         self.event = threading.Event()
@@ -291,7 +290,7 @@ def test_closed_from_its_own_listener() -> None:
     assert sink.event.wait(PATIENCE) and core.stopped.wait(PATIENCE)
     inline = service_core()
     inline.events.add(lambda event: inline.close() if event.name == "finished" else None)
-    inline.run_inline([inline.request(last_logprob(prompt(4, 1)), ById())])
+    inline.run_inline([inline.request(last_logprob(prompt(4, 1)), Collect())])
     assert inline.stopped.wait(PATIENCE)
 
 

@@ -20,17 +20,9 @@ from prelude.errors import (
     UnknownParameter,
 )
 from prelude.scheduling.request import State
-from tests.engine.test_faults import ById, generated, text
 from tests.patience import Paced, comes, shown
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, generated, last_logprob, post, prompt, text
 from tests.service import is_empty, run_steps, service_core, toy_service
-
-
-def post(core: Any, prepared: Any, sink: ById, **options: Any) -> Any:
-    request = core.request(prepared, sink, RequestOptions(**options))
-    core.lifecycle.post([request])
-    return request
-
 
 # ------------------------------------------------------------------ the queue
 
@@ -46,7 +38,7 @@ def test_the_bound_is_exact_whatever_the_number_of_threads() -> None:
         start.wait()
         for i in range(100):
             try:
-                made.append(core.request(last_logprob(prompt(4, i)), ById()))
+                made.append(core.request(last_logprob(prompt(4, i)), Collect()))
             except QueueFull:
                 refused.append(1)
 
@@ -65,7 +57,7 @@ def test_the_bound_is_exact_whatever_the_number_of_threads() -> None:
 @pytest.mark.fault(56)
 def test_the_bound_on_tokens_is_exact() -> None:
     core = service_core(queued_tokens=100)
-    sink = ById()
+    sink = Collect()
     for i in range(20):
         post(core, last_logprob(prompt(5, i)), sink)
     with pytest.raises(QueueFull, match=r"100 tokens are waiting.*max_queued_tokens"):
@@ -79,7 +71,7 @@ def test_the_bound_on_tokens_is_exact() -> None:
 @pytest.mark.fault(56)
 def test_a_million_refusals_leave_nothing_behind() -> None:
     core = service_core(queued=1)
-    held = core.request(last_logprob(prompt(4, 1)), ById())
+    held = core.request(last_logprob(prompt(4, 1)), Collect())
 
     def grown(count: int) -> int:
         before = tracemalloc.get_traced_memory()[0]
@@ -196,7 +188,7 @@ def test_request_ids_are_labels_and_bounded() -> None:
         with pytest.raises(InvalidRequest, match="request_id"):
             RequestOptions(request_id=bad)  # type: ignore[arg-type]
     core = service_core()
-    sink = ById()
+    sink = Collect()
     twins = [post(core, chat(prompt(6, i), 5), sink, request_id="the same") for i in range(3)]
     core.step()
     core.cancel(twins[1])
@@ -214,7 +206,7 @@ def test_higher_priorities_go_first_and_within_one_the_earlier() -> None:
     core = service_core(running=1)
     order: list[int] = []
 
-    class Ends(ById):
+    class Ends(Collect):
         def deliver(self, request, outcome, error) -> None:  # type: ignore[no-untyped-def]
             order.append(request.options.priority * 10 + names[request.id])
 
@@ -231,7 +223,7 @@ def test_a_tenant_that_floods_the_queue_does_not_keep_others_waiting() -> None:
     core = service_core(step_tokens=44, running=4)
     order: list[str] = []
 
-    class Ends(ById):
+    class Ends(Collect):
         def deliver(self, request, outcome, error) -> None:  # type: ignore[no-untyped-def]
             order.append(request.options.tenant)
 
@@ -252,7 +244,7 @@ def test_a_tenant_that_floods_the_queue_does_not_keep_others_waiting() -> None:
 @pytest.mark.feature("F22")
 def test_a_tenant_that_was_away_starts_level_and_not_ahead() -> None:
     core = service_core(step_tokens=14, running=4)
-    sink = ById()
+    sink = Collect()
     for i in range(50):
         post(core, last_logprob(prompt(10, i)), sink, tenant="a")
     for _ in range(40):

@@ -14,10 +14,8 @@ import pytest
 from prelude.errors import ExecutionError
 from prelude.readouts.batch import OneShotBatch, StepResult
 from tests import no_memory, toy
-from tests.engine.test_faults import ById
-from tests.engine.test_limits import post
 from tests.patience import PATIENCE
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt
 from tests.service import service_core
 
 pytest.importorskip("_testcapi", reason="this Python was built without its test module")
@@ -68,7 +66,7 @@ def test_a_crash_on_numpys_index_by_an_array_is_not_the_engines(tmp_path: Path) 
         assert not no_memory.indexes_by_an_array(f'  File "{script}", line {line} in <module>')
 
 
-class Forgetful(ById):
+class Forgetful(Collect):
     """A sink that finds no memory the first ``times`` times it is told an end."""
 
     def __init__(self, times: int) -> None:
@@ -112,7 +110,7 @@ def test_an_end_is_told_whichever_allocation_of_its_step_failed() -> None:
     for n in range(400):
         if core.closed:
             closed, core = closed + 1, service_core(Blank())
-        core.stats.finished, sink = 1 << 40, ById()
+        core.stats.finished, sink = 1 << 40, Collect()
         request = post(core, last_logprob(prompt(6, n % 7)), sink)
         _testcapi.set_nomemory(n, n + 1)
         try:

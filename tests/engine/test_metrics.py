@@ -16,9 +16,7 @@ from prelude import AsyncEngine, EngineConfig, Event, SamplingParams, YesNo
 from prelude.errors import DeadlineExceeded, QueueFull
 from prelude.scheduling.timeline import NAMES
 from tests import toy
-from tests.engine.test_faults import ById
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt
 from tests.service import Fault, FaultyExecutor, run_steps, service_core, toy_service
 
 ENGINE_COUNTERS = [
@@ -79,7 +77,7 @@ def test_every_named_counter_is_there() -> None:
 
 def test_counters_count_each_event() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=24), queued=20)
-    sink = ById()
+    sink = Collect()
     shared = prompt(16, 1)
     post(core, last_logprob(shared), sink)
     core.step()
@@ -184,7 +182,7 @@ def test_events_tell_a_requests_life() -> None:
     core = service_core(FaultyExecutor(Fault("raise", "wait", 2), num_blocks=64), queued=3)
     heard: list[Event] = []
     remove = core.events.add(heard.append)
-    sink = ById()
+    sink = Collect()
     post(core, chat(prompt(6, 1), 5), sink, request_id="a")
     gone = post(core, chat(prompt(6, 2), 5), sink, request_id="b")
     core.step()

@@ -15,10 +15,9 @@ import pytest
 
 from prelude.errors import EngineForked, ExecutionError
 from tests import toy
-from tests.engine.test_faults import ById
 from tests.engine.test_lifecycle import slow_service
 from tests.patience import PATIENCE, until
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, last_logprob, prompt
 from tests.service import service_core, toy_service
 
 TOY = "from tests.service import *; from tests.scheduling.cores import *; import asyncio, time, os\n"
@@ -32,7 +31,7 @@ def run_code(code: str) -> subprocess.CompletedProcess[str]:
 def test_a_forked_child_is_told_at_once() -> None:
     engine = slow_service()
     core = engine.engine._core
-    core.submit(core.request(chat(prompt(6, 1), 200), ById()))
+    core.submit(core.request(chat(prompt(6, 1), 200), Collect()))
     assert core.loop.lock.try_acquire() or core.loop.thread is not None  # one thread has it at that moment
     read, write = os.pipe()
     child = os.fork()
@@ -44,7 +43,7 @@ def test_a_forked_child_is_told_at_once() -> None:
             for attempt in (
                 lambda: engine.engine.run(last_logprob(prompt(4, 1))),
                 lambda: asyncio.run(engine.run(last_logprob(prompt(4, 1)))),
-                lambda: core.request(last_logprob(prompt(4, 1)), ById()),
+                lambda: core.request(last_logprob(prompt(4, 1)), Collect()),
             ):
                 try:
                     attempt()

@@ -30,12 +30,11 @@ from prelude.scheduling.pack import Packed
 from prelude.scheduling.postprocess import check_result
 from prelude.scheduling.request import Request
 from prelude.values.options import RequestOptions
-from tests.engine.test_lifecycle import ById
-from tests.scheduling.cores import last_logprob, prompt
+from tests.scheduling.cores import Collect, last_logprob, prompt
 
 
 def requests(count: int) -> list[Request]:
-    return [Request(last_logprob(prompt(4, at)), ById()) for at in range(count)]
+    return [Request(last_logprob(prompt(4, at)), Collect()) for at in range(count)]
 
 
 def outcome(*ids: int) -> Outcome:

@@ -12,13 +12,12 @@ from prelude._native.core import StepLock, Tally, WakeEvent
 from prelude.errors import EngineClosed, QueueFull
 from prelude.runtime.inbox import Inbox
 from prelude.scheduling.request import Request
-from tests.engine.test_lifecycle import ById
 from tests.patience import PATIENCE
-from tests.scheduling.cores import last_logprob, prompt
+from tests.scheduling.cores import Collect, last_logprob, prompt
 
 
 def request(tokens: int = 4) -> Request:
-    return Request(last_logprob(prompt(tokens, 1)), ById())
+    return Request(last_logprob(prompt(tokens, 1)), Collect())
 
 
 def test_posted_requests_are_taken_in_order_and_whole_after_close_too() -> None:

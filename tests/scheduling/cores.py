@@ -1,54 +1,82 @@
-"""An engine core over the toy model, its prompts, and the numbers that they must have."""
+"""Requests of the toy model, their ends, and the numbers that they must have."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
-from prelude._native.core import KvPool
+import pytest
 
 from prelude.admission.prepared import Outcome, Prepared, TokenTree
-from prelude.readouts.batch import LogprobRows
+from prelude.readouts.batch import LogprobRows, SampleOutput
 from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request
+from prelude.values.options import RequestOptions
 from tests import toy
+from tests.service import run_steps
 
 
 class Collect:
+    """A sink that keeps the end of each request, by its id."""
+
     streams = False
 
-    def token(self, request, token_id, output, row) -> bool:  # type: ignore[no-untyped-def]
+    def __init__(self) -> None:
+        self.ends: dict[int, Any] = {}  # (outcome, error)
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
         return False
 
-    def __init__(self) -> None:
-        self.ends: dict[int, tuple[Outcome | None, BaseException | None]] = {}
-        self.ended: list[Request] = []  # kept, so that no later one has the id of one of them
-
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        if id(request) in self.ends:
+        if request.id in self.ends:
             raise AssertionError("a request ended twice")
-        self.ends[id(request)] = (outcome, error)
-        self.ended.append(request)
+        self.ends[request.id] = (outcome, error)
 
 
-def make_core(
-    executor: toy.ToyExecutor | None = None,
-    *,
-    fold: bool = True,
-    cache: bool = True,
-    step_tokens: int = 256,
-    running: int = 4,
-    chunk: int = 8,
-    step_requests: int = 64,
-    logits_bytes: int = 1 << 30,
-    queued: int = 1 << 20,
-) -> EngineCore:
-    executor = executor or toy.ToyExecutor()
-    pool = KvPool(executor.num_blocks, executor.block_size, prefix_cache=cache)
-    budgets = Budgets(step_tokens, step_requests, running, chunk, logits_bytes, toy.VOCAB, 64, fold)
-    return EngineCore(
-        executor, pool, budgets, max_queued_requests=queued, max_queued_tokens=1 << 31, unhealthy_after=3
-    )
+def submit(core: EngineCore, items: Sequence[Prepared], sink: Collect, **options: Any) -> list[Request]:
+    requests = [core.request(item, sink, RequestOptions(**options)) for item in items]
+    core.lifecycle.post(requests)
+    return requests
+
+
+def post(core: EngineCore, item: Prepared, sink: Collect, **options: Any) -> Any:
+    return submit(core, [item], sink, **options)[0]
+
+
+def run(core: EngineCore, items: Sequence[Prepared]) -> list[Any]:
+    """The outcomes of requests that come at once, audited after every step."""
+    sink = Collect()
+    requests = submit(core, items, sink)
+    run_steps(core)
+    for request in requests:
+        if (error := sink.ends[request.id][1]) is not None:
+            raise error
+    return [sink.ends[request.id][0] for request in requests]
+
+
+def text(sink: Collect, request: Request) -> list[int]:
+    outcome, error = sink.ends[request.id]
+    if error is not None:
+        raise error
+    return list(outcome.token_ids)
+
+
+def generated(seed: int, count: int) -> list[int]:
+    return toy.generate(prompt(6, seed).tolist(), count)
+
+
+def check(sink: Collect, requests: Sequence[Request]) -> None:
+    """Each has the numbers of its own sequence."""
+    for request in requests:
+        outcome, error = sink.ends[request.id]
+        assert error is None, error
+        tokens = request.prepared.tree.token_ids
+        if request.prepared.max_new_tokens > 1:
+            assert text(sink, request) == toy.generate(tokens.tolist(), request.prepared.max_new_tokens)
+        else:
+            assert outcome.output.logprobs[0] == pytest.approx(expected_logprob(tokens), abs=1e-12)
 
 
 def ids(*values: int) -> np.ndarray:
@@ -71,24 +99,6 @@ def chat(tokens: np.ndarray, count: int, stop: frozenset[int] = frozenset(), **o
     sampling = Sampling(0.0, 0, 1.0, 0.0, 0, stop)
     state = SamplingState(len(tokens) - 1, sampling)
     return Prepared(TokenTree.single(tokens), state, count, sampling, **options)  # type: ignore[arg-type]
-
-
-def run(core: EngineCore, items: list[Prepared]) -> list[Outcome]:
-    """All at once, audited after every step."""
-    sink = Collect()
-    requests = [core.request(item, sink) for item in items]
-    core.lifecycle.post(requests)
-    while core.step():
-        core.audit()
-    core.audit()
-    results = []
-    for request in requests:
-        outcome, error = sink.ends[id(request)]
-        if error is not None:
-            raise error
-        assert outcome is not None
-        results.append(outcome)
-    return results
 
 
 def expected_logprob(tokens: np.ndarray, target: int = 5) -> float:

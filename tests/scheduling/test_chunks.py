@@ -15,17 +15,14 @@ from prelude.scheduling.policies import FirstComeFirstServed, RoundRobin
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import State
 from tests import toy
-from tests.engine.test_faults import ById, text
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, ids, last_logprob, prompt
-from tests.scheduling.test_shared_prefixes import check
+from tests.scheduling.cores import Collect, chat, check, ids, post, prompt, text
 from tests.service import is_empty, run_steps, service_core
 
 
 def beside_a_chat(chunk: int, length: int = 400) -> tuple[Any, int, int]:
     """A long prompt arrives while a chat runs: tokens the chat got until it was through, and steps it took."""
     core = service_core(toy.ToyExecutor(num_blocks=512), chunk=chunk, step_tokens=512)
-    sink = ById()
+    sink = Collect()
     runs = post(core, chat(prompt(6, 1), 600), sink)
     core.step()
     late = post(core, chat(prompt(length, 2), 2), sink)
@@ -74,7 +71,7 @@ def test_the_knob_trades_first_token_against_pace_without_a_break() -> None:
 def test_chunks_of_a_step_are_within_its_budgets(lengths: list[int], chunk: int, step_tokens: int) -> None:
     """Each prompt longer than the budget is finished as well: it comes in chunks."""
     core = service_core(toy.ToyExecutor(num_blocks=512), chunk=chunk, step_tokens=step_tokens, running=4)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, chat(prompt(n, i), 3), sink) for i, n in enumerate(lengths)]
     run_steps(core)
     for batch in core.executor.batches:
@@ -93,7 +90,7 @@ def test_chunks_go_round() -> None:
         core = service_core(
             toy.ToyExecutor(num_blocks=2048), chunk=256, step_tokens=2048, running=8, policies=Policies(decode=policy)
         )
-        sink = ById()
+        sink = Collect()
         post(core, chat(prompt(6, 1), 60), sink)
         core.step()
         requests = [post(core, chat(prompt(n, n), 2), sink) for n in (2000, 50, 70)]
@@ -120,7 +117,7 @@ def test_no_prompt_waits_longer_than_a_round_of_chunks() -> None:
         running=30,
         policies=Policies(decode=RoundRobin()),
     )
-    sink = ById()
+    sink = Collect()
     post(core, chat(prompt(6, 1), 300), sink)
     core.step()
     long = [post(core, chat(prompt(500, 7 + i), 2), sink) for i in range(2)]
@@ -139,7 +136,7 @@ def test_no_prompt_waits_longer_than_a_round_of_chunks() -> None:
 @pytest.mark.feature("F15")
 def test_prompts_by_tokens_and_rows_by_number_make_up_one_step() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=512), chunk=20, step_tokens=64, running=6)
-    sink = ById()
+    sink = Collect()
     for i in range(6):
         post(core, chat(prompt(30, i), 12), sink)
     both = 0
@@ -152,7 +149,7 @@ def test_prompts_by_tokens_and_rows_by_number_make_up_one_step() -> None:
 @pytest.mark.feature("F14")
 def test_a_prompt_that_ends_in_a_step_decodes_from_the_next_one_on() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=64))
-    sink = ById()
+    sink = Collect()
     request = post(core, chat(prompt(7, 1), 5), sink)
     core.step()
     assert request.state is State.DECODE and len(request.output) == 1
@@ -166,7 +163,7 @@ def test_a_prompt_that_ends_in_a_step_decodes_from_the_next_one_on() -> None:
 def test_thirty_two_requests_with_a_shared_prompt_take_few_steps_and_compute_it_once() -> None:
     """The book's example: 32 requests, 100 tokens of which 60 are shared, 20 out: 3,840 passes done naively."""
     core = service_core(toy.ToyExecutor(num_blocks=1024), running=32, chunk=512, step_tokens=2048)
-    sink = ById()
+    sink = Collect()
     shared = prompt(60, 5)
     requests = [post(core, chat(np.concatenate([shared, prompt(40, 50 + i)]), 20), sink) for i in range(32)]
     steps = run_steps(core)
@@ -202,7 +199,7 @@ def reading(tokens: np.ndarray, kind: str) -> Prepared:
 def test_requests_share_a_batch_by_head_and_options_alone(left: str, right: str, together: bool, crowd: bool) -> None:
     """Also where more wait than fit, and the policy has its say."""
     core = service_core(toy.ToyExecutor(num_blocks=256), step_tokens=64 if crowd else 512, cache=False)
-    sink = ById()
+    sink = Collect()
     count = 6 if crowd else 1
     for i in range(count):
         post(core, reading(prompt(12, i), left), sink)
@@ -213,32 +210,6 @@ def test_requests_share_a_batch_by_head_and_options_alone(left: str, right: str,
         assert len(core.executor.batches) == (3 if together else 4)  # five rows of 12 tokens a step, at most
     else:
         assert (len(core.executor.batches) == 1) is together
-
-
-@pytest.mark.feature("A27")
-def test_the_memory_of_readouts_alone_can_end_a_group() -> None:
-    from prelude._native.core import KvPool
-
-    from prelude.runtime.core import EngineCore
-    from prelude.scheduling.planner import Budgets
-
-    executor = toy.ToyExecutor(num_blocks=64)
-    row = toy.VOCAB * 8
-    budgets = Budgets(512, 64, 4, 16, 3 * row, toy.VOCAB, 64)
-    core = EngineCore(
-        executor,
-        KvPool(64, 4),
-        budgets,
-        max_queued_requests=99,
-        max_queued_tokens=1 << 20,
-        unhealthy_after=3,
-    )
-    sink = ById()
-    requests = [post(core, last_logprob(prompt(9, i)), sink) for i in range(8)]
-    run_steps(core)
-    assert [len(batch.readout.rows) for batch in executor.batches] == [3, 3, 2]
-    check(sink, requests)
-    assert is_empty(core)
 
 
 @pytest.mark.feature("F9")
@@ -255,7 +226,7 @@ def test_taking_turns_over_a_pool_that_is_too_small_does_not_go_round_for_ever(o
         overlap=overlap,
         policies=Policies(decode=RoundRobin()),
     )
-    sink = ById()
+    sink = Collect()
     loads = [(80, "never"), (70, "never"), (60, "auto"), (90, "auto"), (45, "auto"), (55, "auto")]
     requests = [post(core, chat(prompt(n, n), 3, cache=cache), sink) for n, cache in loads]
     run_steps(core, 1000)

@@ -12,9 +12,7 @@ from prelude.scheduling.policies import POLICIES, FairTenants, Priority, policy_
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import State
 from tests import toy
-from tests.engine.test_faults import ById, generated, text
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, expected_logprob, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, expected_logprob, generated, last_logprob, post, prompt, text
 from tests.service import is_empty, run_steps, service_core
 
 
@@ -22,7 +20,7 @@ from tests.service import is_empty, run_steps, service_core
 def test_a_prompt_that_would_need_a_running_rows_blocks_waits_holding_nothing() -> None:
     """Three rows fill the pool to their end; a prompt that needs two blocks more comes in when a row has left."""
     core = service_core(toy.ToyExecutor(num_blocks=12), running=8, chunk=64, cache=False)
-    sink = ById()
+    sink = Collect()
     rows = [post(core, chat(prompt(6, i), 10 + i), sink) for i in range(3)]
     while any(r.state is not State.DECODE for r in rows) or core.pool.allocator.num_free:
         core.step()
@@ -48,7 +46,7 @@ def test_a_prompt_that_would_need_a_running_rows_blocks_waits_holding_nothing() 
 def test_an_older_prompt_starts_before_decisions_that_keep_coming() -> None:
     """Decisions fill a step by themselves, and new ones come all the time. A chat that came first goes first."""
     core = service_core(toy.ToyExecutor(num_blocks=128), step_tokens=40, running=4, chunk=64, cache=False)
-    sink, shots = ById(), ById()
+    sink, shots = Collect(), Collect()
     request = post(core, chat(prompt(36, 1), 3), sink)
     made = 0
     for _ in range(3):
@@ -66,7 +64,7 @@ def test_an_older_prompt_starts_before_decisions_that_keep_coming() -> None:
 @pytest.mark.feature("A15")
 def test_a_thousand_oneshot_requests_make_no_state_of_texts() -> None:
     core = service_core(step_tokens=512)
-    sink = ById()
+    sink = Collect()
     for i in range(20):  # each alone, on an idle engine
         post(core, last_logprob(prompt(20, i)), sink)
         run_steps(core)
@@ -104,7 +102,7 @@ def test_every_policy_keeps_the_contracts(name: str, seed: int) -> None:
         step_requests=6,
         policies=Policies(oneshot=order, decode=order),
     )
-    sink = ById()
+    sink = Collect()
     wanted: dict[int, Any] = {}
     for i in range(50):
         length = int(rng.integers(1, 30))
@@ -160,7 +158,7 @@ def test_each_policy_serves_in_its_own_order(policy: Any, order: str) -> None:
     core = service_core(step_requests=1, policies=Policies(oneshot=policy))
     served: list[str] = []
 
-    class Ends(ById):
+    class Ends(Collect):
         def deliver(self, request: Any, outcome: Any, error: Any) -> None:
             super().deliver(request, outcome, error)
             served.append(request.options.request_id)
@@ -180,3 +178,26 @@ def test_each_policy_serves_in_its_own_order(policy: Any, order: str) -> None:
         post(core, last_logprob(prompt(length, length)), sink, **options)
     run_steps(core)
     assert "".join(served) == order
+
+
+@pytest.mark.feature("A15")
+def test_oneshot_load_does_not_lower_decode_capacity() -> None:
+    def capacity(shots: int) -> int:
+        core = service_core(toy.ToyExecutor(num_blocks=24), running=64, step_tokens=512, chunk=64)
+        sink = Collect()
+        core.lifecycle.post([core.request(chat(prompt(8, i), 8), sink) for i in range(12)])
+        most = 0
+        for step in range(200):
+            if shots:
+                core.lifecycle.post(
+                    [core.request(last_logprob(prompt(20, 1000 * step + i)), sink) for i in range(shots)]
+                )
+            if not core.step():
+                break
+            most = max(most, len(core.queues.running))
+            core.audit()
+            if all(r.state is State.FINISHED for r in core.queues.running) and not core.queues.decode:
+                break
+        return most
+
+    assert capacity(0) == capacity(6)

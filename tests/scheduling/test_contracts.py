@@ -16,10 +16,8 @@ from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch, StepRe
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.request import State
 from tests import toy
-from tests.engine.test_faults import ById, generated, text
-from tests.engine.test_limits import post
 from tests.patience import shown, until
-from tests.scheduling.cores import chat, expected_logprob, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, expected_logprob, generated, last_logprob, post, prompt, text
 from tests.service import is_empty, run_steps, service_core
 
 BASE, PER_ROW, PER_TOKEN = 3e-3, 1e-4, 2e-4  # seconds
@@ -62,7 +60,7 @@ def longest_running(core: Any, most: int = 500) -> int:
 @pytest.mark.feature("F3")
 def test_rows_alone_can_stop_admission() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=256), running=3, chunk=64)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, chat(prompt(6, i), 9), sink) for i in range(8)]
     assert longest_running(core) == 3
     assert [text(sink, r) for r in requests] == [generated(i, 9) for i in range(8)]
@@ -72,7 +70,7 @@ def test_rows_alone_can_stop_admission() -> None:
 def test_blocks_alone_can_stop_admission() -> None:
     # 7 tokens and 1 more are two blocks of 4 each, from admission to the end.
     core = service_core(toy.ToyExecutor(num_blocks=10), running=64, chunk=64, cache=False)
-    sink = ById()
+    sink = Collect()
     for i in range(12):
         post(core, chat(prompt(7, i), 2), sink)
     assert longest_running(core) == 5
@@ -82,7 +80,7 @@ def test_blocks_alone_can_stop_admission() -> None:
 @pytest.mark.feature("A13")
 def test_tokens_alone_can_stop_admission() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=256), running=64, chunk=64, step_tokens=5)
-    sink = ById()
+    sink = Collect()
     for i in range(12):
         post(core, chat(prompt(1, i), 40), sink)
     assert longest_running(core, 700) == 5
@@ -93,7 +91,7 @@ def test_tokens_alone_can_stop_admission() -> None:
 @pytest.mark.feature("A13")
 def test_rows_of_a_step_alone_can_stop_admission() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=256), running=64, chunk=64, step_requests=4)
-    sink = ById()
+    sink = Collect()
     for i in range(9):
         post(core, chat(prompt(3, i), 20), sink)
     run_steps(core)
@@ -115,7 +113,7 @@ def _rows(batch: Any) -> int:
 @pytest.mark.feature("F17")
 def test_a_place_is_taken_again_in_the_step_after_it_is_left() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=512), running=4, chunk=64, step_tokens=512)
-    sink = ById()
+    sink = Collect()
     lengths = [100, 10, 12, 10, 9, 8, 7, 6, 5, 4]
     for i, count in enumerate(lengths):
         post(core, chat(prompt(4, i), count), sink)
@@ -137,7 +135,7 @@ def test_a_place_is_taken_again_in_the_step_after_it_is_left() -> None:
 @pytest.mark.feature("F17")
 def test_neither_phase_starves_the_other_under_saturation() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=512), running=8, chunk=8, step_tokens=64)
-    sink = ById()
+    sink = Collect()
     for i in range(40):
         post(core, chat(prompt(30, i), 12), sink)
     tokens, prompts = [], []
@@ -156,7 +154,7 @@ def test_neither_phase_starves_the_other_under_saturation() -> None:
 def test_a_lone_request_starts_in_the_first_step() -> None:
     for prepared in (last_logprob(prompt(5, 1)), chat(prompt(5, 1), 4)):
         core = service_core()
-        request = post(core, prepared, ById())
+        request = post(core, prepared, Collect())
         core.step()
         assert request.planned and request.state is not State.WAITING
 
@@ -180,7 +178,7 @@ def test_no_request_is_held_back_to_make_a_larger_batch(kind: str) -> None:
 
     def starts_soon() -> bool:
         submitted.clear()
-        sink = ById()
+        sink = Collect()
         request = core.request(prepared, sink)
         began = time.perf_counter()
         core.submit(request)
@@ -200,7 +198,7 @@ def pace(share: float, *, load: int, length: int) -> tuple[float, Timed, Any]:
     core = service_core(executor, running=4, chunk=64, step_tokens=512, oneshot_share=share, cache=False)
     stamps: dict[int, list[float]] = {}
 
-    class Stamps(ById):
+    class Stamps(Collect):
         streams = True
 
         def token(self, request, token_id, output, row) -> bool:  # type: ignore[no-untyped-def]
@@ -209,7 +207,7 @@ def pace(share: float, *, load: int, length: int) -> tuple[float, Timed, Any]:
 
     chats = [post(core, chat(prompt(6, i), 60), Stamps()) for i in range(4)]
     core.step()  # before there are rows decisions are not held back
-    shots = ById()
+    shots = Collect()
     made = 0
     for _ in range(2000):
         while len(core.queues.oneshot) + len(core.inbox.items) < load:
@@ -259,7 +257,7 @@ def test_without_chats_decisions_have_the_whole_step() -> None:
 @pytest.mark.feature("F18")
 def test_decode_rows_are_never_pushed_out_by_decisions() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=12), running=4, step_tokens=40, oneshot_share=1.0)
-    sink, shots = ById(), ById()
+    sink, shots = Collect(), Collect()
     chats = [post(core, chat(prompt(6, i), 5), sink) for i in range(4)]
     core.step()
     for i in range(200):
@@ -279,7 +277,7 @@ def test_decode_rows_are_never_pushed_out_by_decisions() -> None:
 @pytest.mark.feature("F18")
 def test_a_long_decision_behind_short_ones_is_not_starved_by_chats() -> None:
     core = service_core(Timed(num_blocks=512), running=4, step_tokens=512, chunk=64, oneshot_share=0.2, cache=False)
-    sink, shots = ById(), ById()
+    sink, shots = Collect(), Collect()
     for i in range(4):
         post(core, chat(prompt(6, i), 200), sink)
     for i in range(5):
@@ -303,7 +301,7 @@ def test_rows_that_outgrow_the_pool_together_all_end(seed: int) -> None:
     """Progress: between two preemptions of the same request a request ahead of it gets a token."""
     rng = np.random.default_rng(seed)
     core = service_core(toy.ToyExecutor(num_blocks=9), running=6, chunk=16, step_tokens=40)
-    sink = ById()
+    sink = Collect()
     counts = {}
     for i in range(16):
         count = int(rng.integers(10, 29))
@@ -321,7 +319,7 @@ def test_rows_that_outgrow_the_pool_together_all_end(seed: int) -> None:
 def test_prompts_that_hold_each_others_blocks_do_not_wait_for_ever() -> None:
     """A low priority has half its prompt in the pool when a higher one comes that needs more than the rest."""
     core = service_core(toy.ToyExecutor(num_blocks=10), running=4, chunk=12, step_tokens=12, cache=False)
-    sink = ById()
+    sink = Collect()
     low = post(core, chat(prompt(36, 1), 3), sink)
     core.step()
     core.step()
@@ -335,7 +333,7 @@ def test_prompts_that_hold_each_others_blocks_do_not_wait_for_ever() -> None:
 @pytest.mark.fault(53)
 def test_a_pool_whose_every_block_is_read_waits_and_goes_on() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=6), running=4, chunk=64)
-    sink = ById()
+    sink = Collect()
     run_one = post(core, chat(prompt(16, 1), 8), sink)
     core.step()
     others = [post(core, chat(np.concatenate([prompt(16, 1), prompt(3, 5 + i)]), 4), sink) for i in range(3)]
@@ -351,7 +349,7 @@ def test_a_pool_whose_every_block_is_read_waits_and_goes_on() -> None:
 def test_the_smallest_engines_are_still_right(blocks: int, size: int, running: int, step_tokens: int) -> None:
     executor = toy.ToyExecutor(num_blocks=blocks, block_size=size)
     core = service_core(executor, running=running, step_tokens=step_tokens, step_requests=running, chunk=1)
-    sink = ById()
+    sink = Collect()
     chats = [post(core, chat(prompt(6, i), 9), sink) for i in range(4)]
     shots = [post(core, last_logprob(prompt(6, i)), sink) for i in range(4)]
     run_steps(core)
@@ -364,7 +362,7 @@ def test_the_smallest_engines_are_still_right(blocks: int, size: int, running: i
 @pytest.mark.fault(55)
 def test_a_budget_of_one_token_a_step() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=8), running=1, step_tokens=1, step_requests=1, chunk=1)
-    sink = ById()
+    sink = Collect()
     chats = [post(core, chat(prompt(6, i), 5), sink) for i in range(3)]
     run_steps(core)
     assert [text(sink, r) for r in chats] == [generated(i, 5) for i in range(3)]

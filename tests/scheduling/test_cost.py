@@ -152,7 +152,7 @@ def test_results_carry_the_time_that_the_cost_model_expected() -> None:
         request = core.request(last_logprob(prompt(5 + 7 * i, i)), sink)
         core.lifecycle.post([request])
         run_steps(core)
-        estimates.append(sink.ends[id(request)][0].stats.estimated_jct)
+        estimates.append(sink.ends[request.id][0].stats.estimated_jct)
     lengths = [5 + 7 * i for i in range(60)]
     assert estimates[0] == 0.0, "nothing was measured before the first"
     measured = [BASE + PER_TOKEN * n for n in lengths]

@@ -21,11 +21,8 @@ from prelude.scheduling import planner
 from prelude.scheduling.request import Request, State
 from prelude.values.options import RequestOptions
 from tests import toy
-from tests.engine.test_faults import ById, text
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, check, last_logprob, post, prompt, text
 from tests.scheduling.test_overlap import OverlappedExecutor
-from tests.scheduling.test_shared_prefixes import check
 from tests.service import Fault, FaultyExecutor, is_empty, play, run_steps, service_core
 
 
@@ -52,7 +49,7 @@ def stopping(tokens: np.ndarray, at: int, count: int = 30) -> Prepared:
     return chat(tokens, count, frozenset([drawn[at]]))
 
 
-def dated(core: Any, prepared: Prepared, sink: ById, expires: float | None) -> Request:
+def dated(core: Any, prepared: Prepared, sink: Collect, expires: float | None) -> Request:
     """A request with a deadline on the core's own clock."""
     options = RequestOptions(deadline=expires)
     return core.request(prepared, sink, options, expires=math.inf if expires is None else expires)
@@ -68,7 +65,7 @@ def test_a_decode_step_takes_the_longer_of_device_and_host_not_their_sum(latency
     for overlap in (True, False):
         executor = OverlappedExecutor(latency, work, num_blocks=256)
         core = service_core(executor, running=6, chunk=64, overlap=overlap)
-        sink = ById()
+        sink = Collect()
         requests = [post(core, chat(prompt(9, i), 20), sink) for i in range(6)]
         run_steps(core)
         check(sink, requests)
@@ -87,7 +84,7 @@ def test_the_next_step_names_tokens_that_are_still_being_drawn() -> None:
     for overlap in (True, False):
         executor = OverlappedExecutor(1, 1, num_blocks=256)
         core = service_core(executor, chunk=64, overlap=overlap)
-        sink = ById()
+        sink = Collect()
         requests = [post(core, chat(prompt(9, i), 4), sink) for i in range(3)]
         run_steps(core)
         check(sink, requests)
@@ -103,7 +100,7 @@ def test_the_next_step_names_tokens_that_are_still_being_drawn() -> None:
 def test_places_count_through_all_that_a_mixed_step_draws() -> None:
     """Decisions that draw a token, prompts that end and running rows: one step, one after another."""
     core = service_core(OverlappedExecutor(1, 1, num_blocks=256), chunk=64, overlap=True)
-    sink = ById()
+    sink = Collect()
     first = post(core, chat(prompt(9, 0), 9), sink)
     core.step()
     core.step()
@@ -129,7 +126,7 @@ def test_places_count_through_all_that_a_mixed_step_draws() -> None:
 @pytest.mark.feature("H13")
 def test_a_request_that_ended_is_told_at_once_and_its_extra_row_thrown_away() -> None:
     core = service_core(OverlappedExecutor(2, 1, num_blocks=256), chunk=64, overlap=True)
-    sink = ById()
+    sink = Collect()
     ending = post(core, stopping(prompt(9, 1), 3), sink)
     going = post(core, chat(prompt(9, 2), 12), sink)
     while ending.id not in sink.ends:
@@ -151,7 +148,7 @@ def test_a_request_that_ended_is_told_at_once_and_its_extra_row_thrown_away() ->
 @pytest.mark.feature("H13")
 def test_a_budget_that_ends_with_the_token_in_flight_is_known_ahead() -> None:
     core = service_core(OverlappedExecutor(2, 1, num_blocks=256), chunk=64, overlap=True)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, chat(prompt(9, n), n), sink) for n in (2, 3, 5, 9)]
     run_steps(core)
     check(sink, requests)
@@ -166,7 +163,7 @@ def test_a_request_cancelled_or_late_in_flight_ends_at_once_and_holds_its_blocks
 ) -> None:
     now = [0.0]
     core = service_core(OverlappedExecutor(2, 1, num_blocks=64), chunk=64, overlap=True, clock=lambda: now[0])
-    sink = ById()
+    sink = Collect()
     chats = [
         dated(core, chat(prompt(9, i), 30), sink, 5.0 if i < 2 and how == "deadline" else None) for i in range(3)
     ]
@@ -192,7 +189,7 @@ def test_a_request_cancelled_or_late_in_flight_ends_at_once_and_holds_its_blocks
 def test_a_leader_that_is_cancelled_in_flight_leaves_its_blocks_to_its_peers() -> None:
     """Rows of one step stand on each other's promises; the promise is kept though the leader's text is cancelled."""
     core = service_core(OverlappedExecutor(2, 1, num_blocks=256), step_tokens=512, chunk=256, overlap=True)
-    sink = ById()
+    sink = Collect()
     head = prompt(40, 9)
     chats = [post(core, chat(np.concatenate([head, prompt(5, i)]), 8), sink) for i in range(3)]
     core.step()
@@ -205,7 +202,7 @@ def test_a_leader_that_is_cancelled_in_flight_leaves_its_blocks_to_its_peers() -
 
 @pytest.mark.feature("H13")
 def test_a_sink_that_ends_its_text_or_raises_ends_it_one_row_late() -> None:
-    class Ends(ById):
+    class Ends(Collect):
         streams = True
 
         def token(self, request: Any, token_id: int, output: Any, row: int) -> bool:
@@ -237,7 +234,7 @@ def penalised(tokens: np.ndarray, count: int) -> Prepared:
 @pytest.mark.feature("H13")
 def test_penalties_are_counted_on_the_host_so_their_steps_are_without_overlap() -> None:
     core = service_core(OverlappedExecutor(2, 1, num_blocks=256), chunk=64, overlap=True)
-    sink = ById()
+    sink = Collect()
     ahead = post(core, chat(prompt(9, 0), 20), sink)
     counted = post(core, penalised(prompt(9, 1), 5), sink)
     run_steps(core)
@@ -256,7 +253,7 @@ def test_penalties_are_counted_on_the_host_so_their_steps_are_without_overlap() 
 @pytest.mark.feature("H13")
 def test_half_a_prompt_is_settled_before_the_other_half_is_planned() -> None:
     core = service_core(OverlappedExecutor(1, 1, num_blocks=256), step_tokens=48, chunk=16, overlap=True)
-    sink = ById()
+    sink = Collect()
     running = post(core, chat(prompt(9, 0), 14), sink)
     core.step()
     core.step()
@@ -282,7 +279,7 @@ def test_no_row_is_preempted_while_it_is_in_flight() -> None:
         gave_way.append(request.in_flight)
         before(request, *rest)
 
-    sink = ById()
+    sink = Collect()
     requests = [post(core, chat(prompt(9, i), 24), sink) for i in range(4)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "preempt", preempt)
@@ -301,7 +298,7 @@ def test_no_row_is_preempted_while_it_is_in_flight() -> None:
 )
 def test_rows_that_went_on_from_a_step_that_failed_are_run_again(site: str, kind: str, at: int) -> None:
     core = service_core(FaultyExecutor(Fault(kind, site=site, at=at), num_blocks=256), chunk=64, overlap=True)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, chat(prompt(9, i), 9), sink) for i in range(4)]
     run_steps(core)
     check(sink, requests)
@@ -313,7 +310,7 @@ def test_rows_that_went_on_from_a_step_that_failed_are_run_again(site: str, kind
 def test_a_step_behind_one_that_failed_keeps_the_rows_that_do_not_depend_on_it() -> None:
     core = service_core(FaultyExecutor(Fault("raise", at=1), num_blocks=256), chunk=64, overlap=True)
     core.pacer.share = 1.0
-    sink = ById()
+    sink = Collect()
     chats = [post(core, chat(prompt(9, i), 9), sink) for i in range(2)]
     core.step()
     core.step()
@@ -332,7 +329,7 @@ def test_a_step_behind_one_that_failed_keeps_the_rows_that_do_not_depend_on_it()
 def test_a_token_that_is_none_fails_its_request_alone() -> None:
     for kind in ("token", "nan"):
         core = service_core(FaultyExecutor(Fault(kind, at=2), num_blocks=256), chunk=64, overlap=True)
-        sink = ById()
+        sink = Collect()
         requests = [post(core, chat(prompt(9, i), 9), sink) for i in range(3)]
         run_steps(core)
         assert isinstance(sink.ends[requests[0].id][1], ExecutionError)
@@ -352,7 +349,7 @@ def test_ctrl_c_while_two_steps_are_in_flight_takes_every_request_back() -> None
 
     assert threading.current_thread() is threading.main_thread()
     core = service_core(Interrupted(num_blocks=256), chunk=64, overlap=True)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, stopping(prompt(9, i), 5), sink) for i in range(1, 3)]
     with pytest.raises(KeyboardInterrupt):
         run_steps(core)
@@ -391,7 +388,7 @@ def made(kind: str, tokens: np.ndarray, count: int, cache: str) -> Prepared:
 
 
 def endings(core: Any, items: list[Any], failing: set[int], deadlines: bool) -> Iterator[tuple[str, Request, Any]]:
-    sink = ById()
+    sink = Collect()
     now = [0.0]
     core.lifecycle.clock = lambda: now[0]
 

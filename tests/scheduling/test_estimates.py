@@ -14,9 +14,7 @@ from prelude.scheduling.policies import FirstComeFirstServed, ShortestPrefillFir
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import State
 from tests import toy
-from tests.engine.test_faults import ById
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt
 from tests.service import is_empty, play, run_steps, service_core
 
 FAMILIES = [prompt(48, seed) for seed in (61, 62, 63)]
@@ -77,7 +75,7 @@ def test_events_keep_every_estimate_equal_to_a_fresh_match(
         fold=fold,
         policies=Policies(ShortestPrefillFirst(), ShortestPrefillFirst()),
     )
-    sink = ById()
+    sink = Collect()
     waiting = []
     for i, (kind, family, shared, own, cache, at, cancel) in enumerate(items):
         tokens = np.concatenate([FAMILIES[family][:shared], prompt(own, i)])
@@ -104,7 +102,7 @@ def test_figure_5_as_a_golden_schedule() -> None:
         core = service_core(
             toy.ToyExecutor(num_blocks=40), step_tokens=160, running=1, policies=Policies(policy), fold=False
         )
-        sink = ById()
+        sink = Collect()
         shared = prompt(100, 1)
         a = post(core, last_logprob(np.concatenate([shared, prompt(4, 2)])), sink)
         core.step()
@@ -124,7 +122,7 @@ def test_requests_that_wait_are_ordered_anew_by_the_blocks_that_a_step_published
     """B shares A's prefix: it is the longest of the four before the first step, and the shortest behind it."""
     policy = Policies(ShortestPrefillFirst(math.inf))
     core = service_core(toy.ToyExecutor(num_blocks=200), step_requests=1, running=1, fold=False, policies=policy)
-    sink = ById()
+    sink = Collect()
     shared = prompt(60, 1)
     prompts = {"C": prompt(90, 3), "B": np.concatenate([shared, prompt(40, 4)]), "E": prompt(95, 5)}
     prompts["A"] = np.concatenate([shared, prompt(4, 2)])
@@ -137,7 +135,7 @@ def test_requests_that_wait_are_ordered_anew_by_the_blocks_that_a_step_published
 def test_every_step_sees_the_blocks_that_the_step_before_it_published() -> None:
     """Five requests, each the last one's prompt and more: after each step the next one's work is the rest."""
     core = service_core(toy.ToyExecutor(num_blocks=256), step_requests=1, running=1, fold=False)
-    sink = ById()
+    sink = Collect()
     parts = prompt(200, 9)
     ends = [40, 80, 120, 160, 196]
     requests = [post(core, last_logprob(parts[:n]), sink) for n in ends]

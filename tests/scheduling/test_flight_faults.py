@@ -13,10 +13,9 @@ import pytest
 from prelude.execution.threaded import ThreadedExecutor
 from prelude.readouts.batch import StepResult
 from tests import toy
-from tests.engine.test_faults import HANG_SECONDS, ById, text
-from tests.engine.test_limits import post
+from tests.engine.test_faults import HANG_SECONDS
 from tests.patience import PATIENCE, shown, until
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt, text
 from tests.service import is_empty, run_steps, service_core
 
 
@@ -40,7 +39,7 @@ def test_the_watchdog_sees_a_step_that_hangs_behind_one_that_failed() -> None:
     def sees_it() -> bool:
         device = Device(num_blocks=256)
         core = service_core(device, chunk=64, overlap=True, hang_seconds=next(limits))
-        sink = ById()
+        sink = Collect()
         for i in range(2):
             post(core, chat(prompt(9, i), 6), sink)
         thread = threading.Thread(target=lambda: [core.step() for _ in range(4)], daemon=True)
@@ -77,7 +76,7 @@ def test_ctrl_c_while_a_step_that_could_not_be_submitted_waits_for_the_one_befor
 
     device = Device(num_blocks=256)
     core = service_core(device, chunk=64, overlap=True, fold=False)
-    sink = ById()
+    sink = Collect()
     rubric = prompt(24, 7)
     talk = post(core, chat(prompt(9, 1), 8), sink)
     core.step()
@@ -100,7 +99,7 @@ def test_an_executor_beside_that_is_dropped_takes_its_thread_and_the_model_along
     inner = toy.ToyExecutor()
     core = service_core(inner, overlap=True)
     core.stepper.executor = ThreadedExecutor(inner)
-    sink = ById()
+    sink = Collect()
     post(core, last_logprob(prompt(9, 1)), sink)
     run_steps(core)
     assert len(sink.ends) == 1

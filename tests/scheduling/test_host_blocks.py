@@ -11,16 +11,12 @@ import numpy as np
 import pytest
 
 from prelude.errors import RequestCancelled
-from prelude.execution.host_blocks import runs
 from prelude.runtime.assembly import HostCopies
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.policies import RoundRobin
 from prelude.scheduling.queues import Policies
 from tests import toy
-from tests.engine.test_faults import ById
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, last_logprob, prompt
-from tests.scheduling.test_shared_prefixes import check
+from tests.scheduling.cores import Collect, chat, check, last_logprob, post, prompt
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 
@@ -98,7 +94,7 @@ def test_profiles_of_more_users_than_the_pool_holds_are_cached_tokens(entries: i
     with its profile from the cache, without it with nothing."""
     executor = HostExecutor(num_blocks=24, entries=max(1, entries))
     core = host_core(executor) if entries else service_core(executor, step_tokens=512)
-    sink = ById()
+    sink = Collect()
     cached = []
     for turn in range(2):
         for user, profile in enumerate(users(8)):
@@ -118,7 +114,7 @@ def test_profiles_of_more_users_than_the_pool_holds_are_cached_tokens(entries: i
 @pytest.mark.feature("G10")
 def test_a_preempted_chat_and_its_next_turn_go_on_from_host_memory() -> None:
     core = host_core(HostExecutor(num_blocks=20, entries=128))
-    sink = ById()
+    sink = Collect()
     tokens = prompt(40, 1)
     first = post(core, chat(tokens, 8), sink)
     run_steps(core)
@@ -136,7 +132,7 @@ def test_a_preempted_chat_and_its_next_turn_go_on_from_host_memory() -> None:
 @pytest.mark.fault(65)
 def test_the_profile_of_another_tenant_stays_his() -> None:
     core = host_core(HostExecutor(num_blocks=16, entries=64))
-    sink = ById()
+    sink = Collect()
     [profile, other] = users(2)
     for salt, tokens, cached in ((1, profile, 0), (1, other, 0), (2, profile, 0), (1, profile, 40)):
         request = post(core, last_logprob(np.concatenate([tokens, prompt(2, 9)]), salt=salt), sink)
@@ -150,7 +146,7 @@ def test_a_copy_that_fails_is_computed_again_and_fails_no_request() -> None:
     for failing in range(6):
         executor = HostExecutor(num_blocks=16, entries=64, failing=frozenset([failing]))
         core = host_core(executor)
-        sink = ById()
+        sink = Collect()
         requests = []
         for turn in range(3):
             for user, profile in enumerate(users(3)):
@@ -174,7 +170,7 @@ def test_the_seconds_of_copies_are_the_executors(monkeypatch: pytest.MonkeyPatch
     executor = Slow(num_blocks=16, entries=64)
     core = host_core(executor, overlap=True)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    sink = ById()
+    sink = Collect()
     for turn in range(2):
         for user, profile in enumerate(users(3)):
             post(core, last_logprob(np.concatenate([profile, prompt(3, 10 * turn + user)])), sink)
@@ -187,7 +183,7 @@ def test_chats_that_wait_for_room_copy_nothing() -> None:
     """A long prompt holds most of the pool, and six chats with blocks in host memory take turns with it."""
     policies = Policies(decode=RoundRobin())
     core = host_core(HostExecutor(num_blocks=30, entries=400), chunk=8, step_tokens=64, policies=policies)
-    sink, profiles = ById(), users(6, 72)
+    sink, profiles = Collect(), users(6, 72)
     for profile in profiles:
         post(core, chat(profile, 2), sink)
         run_steps(core)
@@ -211,7 +207,7 @@ def test_chats_that_wait_for_room_copy_nothing() -> None:
 def test_a_decision_that_a_step_has_no_room_for_copies_nothing() -> None:
     """Two of 52 tokens behind a profile of 40, in steps of 100 tokens."""
     core = host_core(HostExecutor(num_blocks=24, entries=128), step_tokens=100)
-    sink, profiles = ById(), users(6)
+    sink, profiles = Collect(), users(6)
     for profile in profiles:
         post(core, last_logprob(np.concatenate([profile, prompt(3, 1)])), sink)
         run_steps(core)
@@ -235,7 +231,7 @@ def test_random_loads_have_their_answers(seed: int, overlap: bool) -> None:
     failing = frozenset(rng.integers(0, 60, 3).tolist()) if seed % 3 == 0 else frozenset()
     executor = HostExecutor(*faults, num_blocks=40, entries=int(rng.integers(8, 120)), failing=failing)
     core = host_core(executor, least=int(rng.choice([4, 16])), overlap=overlap, fold=bool(seed % 4))
-    sink = ById()
+    sink = Collect()
     stems = users(6, 32)
     requests, cancelled = [], []
     for _ in range(90):
@@ -267,13 +263,3 @@ def test_random_loads_have_their_answers(seed: int, overlap: bool) -> None:
     assert is_empty(core)
     core.pool.trie.clear()
     assert core.pool.allocator.num_free == core.pool.num_blocks and core.snapshot()["host_kv_blocks"] == 0
-
-
-def test_pairs_that_go_up_together_are_one_run() -> None:
-    def made(first: list[int], second: list[int]) -> list[tuple[int, int, int]]:
-        return list(runs(np.array(first, np.int32), np.array(second, np.int32)))
-
-    assert made([], []) == []
-    assert made([3, 4, 5], [7, 8, 9]) == [(3, 7, 3)]
-    assert made([3, 4, 5, 9], [7, 8, 0, 1]) == [(3, 7, 2), (5, 0, 1), (9, 1, 1)]
-    assert made([5, 4], [7, 8]) == [(5, 7, 1), (4, 8, 1)]

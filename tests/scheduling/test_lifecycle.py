@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from prelude._native.core import KvPool
 
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.readouts.batch import (
     DecodeBatch,
     ForwardBatch,
     MixedBatch,
-    OneShotBatch,
     Readout,
     SampleOutput,
     SampleRows,
 )
 from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request, State
+from prelude.simulation.costs import LinearCost
+from prelude.simulation.replica import Clock, CostedExecutor
 from tests import toy
-from tests.scheduling.cores import Collect, make_core
+from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, post, prompt, submit
+from tests.service import is_empty, service_core
 
 
 def text(prompt: list[int], count: int, stops: frozenset[int] = frozenset(), **options: object) -> Prepared:
@@ -44,9 +46,7 @@ class Scripted(toy.ToyExecutor):
 
 def start(core: EngineCore, *items: Prepared) -> tuple[Collect, list[Request]]:
     sink = Collect()
-    requests = [core.request(item, sink) for item in items]
-    core.lifecycle.post(requests)
-    return sink, requests
+    return sink, submit(core, items, sink)
 
 
 def six(request: Request) -> tuple[list[int], int, int, int, int, int]:
@@ -68,16 +68,13 @@ def six(request: Request) -> tuple[list[int], int, int, int, int, int]:
 @pytest.mark.feature("C7")
 @pytest.mark.feature("H1")
 def test_the_golden_lifecycle() -> None:
-    core = make_core(Scripted(42, 73, 9))
+    core = service_core(Scripted(42, 73, 9))
     prompt = [11, 12, 13, 14, 15]
     sink, [request] = start(core, text(prompt, 3))
-    assert (request.cached_len, request.device_len, request.extend_len) == (0, 5, 5)
     assert six(request) == (prompt, 0, 0, 8, 0, 0) and request.state is State.WAITING
     core.step()
-    assert (request.cached_len, request.device_len, request.output, request.extend_len) == (5, 6, [42], 1)
     assert six(request) == ([*prompt, 42], 5, 5, 8, 2, 1) and request.state is State.DECODE
     core.step()
-    assert (request.cached_len, request.device_len, request.output, request.extend_len) == (6, 7, [42, 73], 1)
     assert six(request) == ([*prompt, 42, 73], 6, 6, 8, 2, 1), "the full page of the prompt is in the cache"
     core.step()
     [(outcome, error)] = sink.ends.values()
@@ -97,7 +94,7 @@ def test_the_golden_lifecycle() -> None:
 @pytest.mark.feature("A5")
 @pytest.mark.feature("C10")
 def test_decode_steps_bring_one_token_a_row_and_tables_grow_page_by_page() -> None:
-    core = make_core(running=3)
+    core = service_core(running=3)
     _, requests = start(core, *(text([7 + i] * (3 + i), 20) for i in range(3)))
     grown: dict[int, list[int]] = {id(r): [] for r in requests}
     while core.step():
@@ -118,7 +115,7 @@ def test_decode_steps_bring_one_token_a_row_and_tables_grow_page_by_page() -> No
 @pytest.mark.feature("C10")
 def test_a_position_is_a_page_and_an_offset() -> None:
     """Pages of 16: token 42 lies in logical page 2 at offset 10, wherever that page is."""
-    core = make_core(toy.ToyExecutor(num_blocks=32, block_size=16))
+    core = service_core(toy.ToyExecutor(num_blocks=32, block_size=16))
     _, [other, request] = start(core, text([1] * 20, 40), text([2] * 42, 3))
     while request.num_known < 44:
         core.step()
@@ -130,62 +127,13 @@ def test_a_position_is_a_page_and_an_offset() -> None:
     assert other.state is State.DECODE
 
 
-@pytest.mark.feature("C4")
-@pytest.mark.feature("H4")
-def test_a_text_ends_by_its_budget_the_context_or_a_stop_token() -> None:
-    prompt = [5, 6, 7]
-    for count in (2, 5):
-        core = make_core(Scripted(*range(10, 20)))
-        sink, _ = start(core, text(prompt, count))
-        while core.step():
-            pass
-        [(outcome, _)] = sink.ends.values()
-        assert outcome is not None and outcome.stats.finish_reason == "length"
-        assert outcome.token_ids == tuple(range(10, 10 + count))
-    for include in (False, True):
-        core = make_core(Scripted(10, 11, 12, 13))
-        sink, [request] = start(core, text(prompt, 9, frozenset({12, 50}), include_stop=include))
-        while core.step():
-            pass
-        [(outcome, _)] = sink.ends.values()
-        assert outcome is not None and outcome.stats.finish_reason == "stop"
-        assert outcome.token_ids == ((10, 11, 12) if include else (10, 11))
-        assert request.device_len < request.max_device_len == 12
-
-
-@pytest.mark.feature("C4")
-@pytest.mark.feature("H4")
-def test_a_sink_may_end_the_text_and_so_may_cancelling() -> None:
-    class Three(Collect):
-        streams = True
-
-        def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
-            return len(request.output) == 3
-
-    core = make_core()
-    sink = Three()
-    request = core.request(text([5, 6, 7], 9), sink)
-    core.lifecycle.post([request])
-    while core.step():
-        core.audit()
-    [(outcome, _)] = sink.ends.values()
-    assert outcome is not None and len(outcome.token_ids) == 3 and outcome.stats.finish_reason == "stop"
-    sink2, [cancelled] = start(core, text([5, 6, 7], 9))
-    core.step()
-    core.cancel(cancelled)
-    core.step()
-    [(nothing, error)] = sink2.ends.values()
-    assert nothing is None and error is not None and cancelled.state is State.FINISHED
-    core.audit()
-    assert core.pool.live_leases == 0
-
-
+@pytest.mark.feature("C2")
 @pytest.mark.feature("C5")
 @pytest.mark.feature("C6")
 @pytest.mark.feature("H6")
 def test_the_batch_of_a_step_equals_an_oracle() -> None:
     """Ids and positions of every batch, from each request's own tokens and lengths at that moment."""
-    core = make_core(running=4, chunk=8)
+    core = service_core(running=4, chunk=8)
     shared = list(range(30, 42))
     sinks, requests = start(core, text([*shared, 1, 2], 6), text([3] * 5, 9))
     for step in range(40):
@@ -221,11 +169,11 @@ def test_the_batch_of_a_step_equals_an_oracle() -> None:
 @pytest.mark.feature("C8")
 @pytest.mark.feature("C12")
 def test_a_chunk_in_flight_is_staged_and_a_half_prompt_never_sampled() -> None:
-    core = make_core(chunk=8, step_tokens=12, running=4)
+    core = service_core(chunk=8, step_tokens=12, running=4)
     executor = core.executor
     _, [request] = start(core, text([9] * 30, 3))
     seen: list[tuple[int, int]] = []
-    submit = executor.submit
+    inner = executor.submit
 
     def submitting(batch: ForwardBatch) -> object:
         seen.append((request.cached_len, request.staged_len))
@@ -233,7 +181,7 @@ def test_a_chunk_in_flight_is_staged_and_a_half_prompt_never_sampled() -> None:
             done = request.staged_len == 30
             assert (len(batch.readouts) == 1) == done and (request.state is State.PREFILL)
             assert request.staged_len - request.cached_len == batch.slices.num_tokens
-        return submit(batch)
+        return inner(batch)
 
     executor.submit = submitting  # type: ignore[method-assign]
     while core.step():
@@ -241,29 +189,6 @@ def test_a_chunk_in_flight_is_staged_and_a_half_prompt_never_sampled() -> None:
         assert not request.output or request.cached_len >= 30
     assert seen == [(0, 12), (12, 24), (24, 30), (30, 31), (31, 32)]
     assert request.stats.chunks == 3
-
-
-@pytest.mark.feature("C13")
-def test_states_and_their_order() -> None:
-    core = make_core()
-    _, [request] = start(core, text([9] * 5, 2))
-    states = []
-    move = Request.move
-
-    class Watched(Request):
-        __slots__ = ()
-
-        def move(self, state: State) -> None:
-            states.append(state.value)
-            move(self, state)
-
-    request.__class__ = Watched
-    while core.step():
-        pass
-    assert states == ["prefill", "decode", "finished"]
-    for wrong in State:
-        with pytest.raises(RuntimeError, match="illegal transition finished"):
-            request.move(wrong)
 
 
 @pytest.mark.feature("C13")
@@ -280,7 +205,7 @@ def test_every_transition_that_is_not_of_the_table_raises(left: State, entered: 
         ("prefill", "finished"),
         ("decode", "finished"),
     }
-    request = make_core().request(text([9] * 5, 2), Collect())
+    request = service_core().request(text([9] * 5, 2), Collect())
     way = {"prefill": ["prefill"], "decode": ["prefill", "decode"], "finished": ["finished"]}
     for passed in way.get(left.value, []):
         request.move(State(passed))
@@ -295,33 +220,11 @@ def test_every_transition_that_is_not_of_the_table_raises(left: State, entered: 
     assert request.state is left
 
 
-class Constant(toy.ToyExecutor):
-    """Draws token 1, at no cost."""
-
-    def wait(self, handle: ForwardBatch) -> object:
-        self.batches.clear()
-        outputs = []
-        if isinstance(handle, OneShotBatch | MixedBatch):
-            readouts = [handle.readout] if isinstance(handle, OneShotBatch) else [*handle.readouts]
-            if isinstance(handle, MixedBatch) and handle.decode_readout is not None:
-                readouts.append(handle.decode_readout)
-        else:
-            readouts = [handle.readout]
-        for readout in readouts:
-            outputs.append(SampleOutput(np.ones(len(readout.rows), np.int32)))
-        no_rows = np.zeros(0, np.int32)
-        return toy.StepResult(tuple(outputs), tuple(no_rows for _ in outputs), 1e-6)
-
-
 @pytest.mark.long
 @pytest.mark.feature("C9")
 def test_a_hundred_thousand_texts_leave_nothing() -> None:
-    executor = Constant(num_blocks=1024)
-    pool = KvPool(executor.num_blocks, executor.block_size, prefix_cache=False)
-    budgets = Budgets(1 << 14, 4096, 256, 1 << 13, 1 << 30, toy.VOCAB, 64, True)
-    core = EngineCore(
-        executor, pool, budgets, max_queued_requests=1 << 20, max_queued_tokens=1 << 31, unhealthy_after=3
-    )
+    executor: Any = CostedExecutor(LinearCost(1e-6, 0, 0), toy.ToyExecutor(num_blocks=1024).limits(), Clock())
+    core = service_core(executor, step_tokens=1 << 14, step_requests=4096, running=256, chunk=1 << 13, cache=False)
     ended = 0
 
     class Count(Collect):
@@ -331,21 +234,18 @@ def test_a_hundred_thousand_texts_leave_nothing() -> None:
 
     items, sink = [text([i, i + 1, i + 2], 2) for i in range(50)], Count()
     for _ in range(100):
-        core.lifecycle.post([core.request(items[i % 50], sink) for i in range(1000)])
+        submit(core, items * 20, sink)
         while core.step():
             pass
-    core.audit()
-    assert ended == 100_000 and pool.live_leases == 0 and core.queues.empty
-    assert pool.allocator.num_free == 1024 and pool.allocator.num_used == 0
+    assert ended == 100_000 and is_empty(core) and core.pool.allocator.num_free == 1024
 
 
 @pytest.mark.feature("C13")
-def test_a_requests_state_and_lease_cannot_be_assigned() -> None:
-    core = make_core()
+def test_a_request_holds_one_lease_which_cannot_be_assigned() -> None:
+    core = service_core()
     request = core.request(text([5] * 9, 2), Collect())
-    for name, value in (("state", State.FINISHED), ("lease", None)):
-        with pytest.raises(AttributeError):
-            setattr(request, name, value)
+    with pytest.raises(AttributeError):
+        request.lease = None  # type: ignore[misc]
     first, second = (core.pool.attach(request.known, 0, 8, growable=True) for _ in range(2))
     request.hold(first)
     with pytest.raises(RuntimeError, match=f"request {request.id} holds a lease and is given another"):
@@ -353,3 +253,47 @@ def test_a_requests_state_and_lease_cannot_be_assigned() -> None:
     request.give_back(core.pool)
     assert first.released and request.lease is None
     request.give_back(core.pool)  # it holds none: nothing happens
+
+
+@pytest.mark.feature("D1")
+@pytest.mark.feature("D4")
+@pytest.mark.parametrize("tokens,blocks", [(1, 1), (16, 1), (17, 2), (50, 4), (53, 4), (100, 7), (1500, 94)])
+def test_a_sequence_has_the_blocks_that_its_tokens_fill_and_wastes_less_than_one(tokens: int, blocks: int) -> None:
+    size = 16
+    executor = toy.ToyExecutor(num_blocks=128, block_size=size)
+    core = service_core(executor, step_tokens=4096, chunk=4096)
+    sink = Collect()
+    request = post(core, chat(prompt(tokens, 1), 40), sink)
+    seen = []
+    while core.step():
+        if request.lease is not None:
+            seen.append((request.cached_len, request.lease.num_blocks))
+        core.audit()
+    assert seen[0] == (tokens, blocks)
+    assert len(seen) == 39, "one a step, until the last token, which is never written"
+    for length, held in seen:
+        assert 0 <= held * size - length < size
+    assert is_empty(core)
+
+
+@pytest.mark.feature("A14")
+@pytest.mark.feature("A6")
+def test_mixed_steps_keep_chunks_decisions_and_rows_apart() -> None:
+    core = service_core(chunk=8)
+    sink = Collect()
+    first = core.request(chat(prompt(4, 1), 20), sink)
+    core.lifecycle.post([first])
+    core.step()
+    assert first.state is State.DECODE
+    late = core.request(chat(prompt(30, 2), 5), sink)
+    shot = core.request(last_logprob(prompt(10, 3)), sink)
+    core.lifecycle.post([late, shot])
+    while core.step():
+        core.audit()
+    mixed = [b for b in core.executor.batches if isinstance(b, MixedBatch) and b.decode_tokens]
+    assert [b.prefill_tokens for b in mixed] == [8 + 10, 8, 8, 6]
+    assert all(b.decode_tokens == 1 for b in mixed)
+    assert core.stats.preemptions == 0
+    assert list(sink.ends[first.id][0].token_ids) == toy.generate(prompt(4, 1).tolist(), 20)
+    assert list(sink.ends[late.id][0].token_ids) == toy.generate(prompt(30, 2).tolist(), 5)
+    assert sink.ends[shot.id][0].output.logprobs[0] == pytest.approx(expected_logprob(prompt(10, 3)))

@@ -13,10 +13,8 @@ from prelude import Engine, EngineConfig, Generate, Loglikelihood, SamplingParam
 from prelude.readouts.batch import ForwardBatch, StepResult
 from prelude.scheduling.request import State
 from tests import toy
-from tests.engine.test_faults import ById, text
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, expected_logprob, last_logprob, prompt
-from tests.scheduling.test_shared_prefixes import check, load, played, tails
+from tests.scheduling.cores import Collect, chat, check, expected_logprob, last_logprob, post, prompt, text
+from tests.scheduling.test_shared_prefixes import load, played, tails
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 
@@ -44,8 +42,8 @@ class OverlappedExecutor(toy.ToyExecutor):
         return replace(result, seconds=self.latency)
 
 
-def decisions(core: Any, count: int = 20) -> tuple[ById, list[Any]]:
-    sink = ById()
+def decisions(core: Any, count: int = 20) -> tuple[Collect, list[Any]]:
+    sink = Collect()
     return sink, [post(core, last_logprob(prompt(30, i)), sink) for i in range(count)]
 
 
@@ -83,7 +81,7 @@ def test_switched_off_every_step_is_waited_for_before_the_next() -> None:
 def test_rows_that_go_on_are_without_overlap_and_no_token_comes_twice() -> None:
     executor = OverlappedExecutor(2, 1, num_blocks=256)
     core = service_core(executor, step_tokens=64, overlap=True)
-    sink = ById()
+    sink = Collect()
     chats = [post(core, chat(prompt(9, i), 12), sink) for i in range(5)]
     shots = [post(core, last_logprob(prompt(30, 50 + i)), sink) for i in range(12)]
     run_steps(core)
@@ -121,7 +119,7 @@ def test_a_request_that_is_cancelled_in_flight_keeps_its_blocks_until_the_step_l
 def test_a_request_waits_for_a_prefix_that_a_step_in_flight_computes() -> None:
     executor = OverlappedExecutor(2, 1, num_blocks=512)
     core = service_core(executor, step_tokens=1024, overlap=True)
-    sink = ById()
+    sink = Collect()
     first, *others = tails(5, 12, prompt(400, 8))
     leader = post(core, last_logprob(first), sink)
     core.step()
@@ -150,7 +148,7 @@ def test_a_step_that_fails_beside_another_takes_its_own_rows_alone(site: str, ki
 
 def test_a_caller_that_steps_itself_gets_its_answer_and_leaves_nothing_in_flight() -> None:
     core = service_core(OverlappedExecutor(1, 1, num_blocks=64), step_tokens=64, overlap=True)
-    sink = ById()
+    sink = Collect()
     for i in range(5):
         request = core.request(last_logprob(prompt(8, i)), sink)
         core.run_inline([request])

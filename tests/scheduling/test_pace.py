@@ -15,9 +15,7 @@ from prelude.admission.prepared import Outcome
 from prelude.readouts.batch import SampleOutput
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, State
-from tests.engine.test_faults import ById
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt
 from tests.scheduling.test_contracts import PER_TOKEN, Timed
 from tests.service import service_core
 
@@ -25,7 +23,7 @@ ALONE = 3.4e-3
 SHARE = 0.2
 
 
-class Clocked(ById):
+class Clocked(Collect):
     """When each token and each end came, on the executor's clock."""
 
     streams = True
@@ -60,7 +58,7 @@ def beside_chats(tokens: int) -> tuple[EngineCore, Timed, Clocked, list[Any]]:
 def keep_waiting(core: EngineCore, count: int, length: int, seed: int) -> None:
     """``count`` decisions of ``length`` tokens wait."""
     for i in range(count - len(core.queues.oneshot) - len(core.inbox.items)):
-        post(core, last_logprob(prompt(length, seed + i)), ById())
+        post(core, last_logprob(prompt(length, seed + i)), Collect())
 
 
 @pytest.mark.fault(69)

@@ -11,9 +11,7 @@ from prelude.admission.prepared import ExecutionClass
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.scheduling.request import State
 from tests import toy
-from tests.engine.test_faults import ById, text
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, expected_logprob, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, post, prompt, text
 from tests.service import is_empty, run_steps, service_core
 
 
@@ -28,7 +26,7 @@ def test_every_stage_takes_up_the_result_of_the_one_before_it() -> None:
     core = service_core(executor, running=1, step_tokens=16, fold=False)
     allocator, trie = core.pool.allocator, core.pool.trie
     known = prompt(10, 1)
-    sink = ById()
+    sink = Collect()
     post(core, last_logprob(np.concatenate([known, prompt(1, 9)])), sink)
     run_steps(core)
     executor.batches.clear()
@@ -72,7 +70,7 @@ def test_the_limits_of_a_request_are_checked_for_it_alone_when_it_comes(count: i
     alone has blocks after its step and a place among those that run; the same prompt gives the others neither."""
     executor = toy.ToyExecutor(num_blocks=64, block_size=4)
     core = service_core(executor, running=4, chunk=64, cache=False, fold=False)
-    sink = ById()
+    sink = Collect()
     tokens = prompt(13, 5)
     score, one, many, again = (
         post(core, prepared, sink)
@@ -99,7 +97,7 @@ def test_where_chats_hold_every_block_scores_still_run() -> None:
     """A pool that one chat fills: another chat has to wait for it, a score does not."""
     executor = toy.ToyExecutor(num_blocks=4, block_size=4)
     core = service_core(executor, running=4, chunk=64, cache=False, fold=False)
-    sink = ById()
+    sink = Collect()
     holder = post(core, chat(prompt(14, 1), 2), sink)
     core.step()
     assert core.pool.allocator.num_used == 4 and holder.id not in sink.ends

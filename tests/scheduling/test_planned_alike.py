@@ -19,7 +19,7 @@ from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPr
 from prelude.scheduling.queues import Policies
 from prelude.values.options import RequestOptions
 from tests import toy
-from tests.engine.test_faults import ById
+from tests.scheduling.cores import Collect
 from tests.scheduling.test_engine_core import ids, prompt
 
 BLOCK = 4
@@ -160,7 +160,7 @@ def test_plans_are_those_of_a_planner_in_python(
     pool = KvPool(executor.num_blocks, BLOCK)
     limits: Any = {"max_queued_requests": 1 << 20, "max_queued_tokens": 1 << 31, "unhealthy_after": 3}
     core = EngineCore(executor, pool, budgets, policies=Policies(policy), **limits)
-    plain, found, sink = PlainPlanner(budgets, group_tokens, policy), list[Any](), ById()
+    plain, found, sink = PlainPlanner(budgets, group_tokens, policy), list[Any](), Collect()
     core.stepper.plan_hooks.append(
         lambda plan: found.append([(row.request.options.request_id, row.skip, row.publish) for row in plan.oneshot])
     )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from prelude import Engine, EngineConfig, ExpertConfig
 from prelude.errors import ConfigError
+from prelude.scheduling.accounts import Accounts
 from prelude.scheduling.policies import (
     POLICIES,
     EarliestDeadline,
@@ -32,9 +33,7 @@ from prelude.scheduling.request import Request
 from prelude.scheduling.waiting_queue import WaitingQueue
 from prelude.values.options import RequestOptions
 from tests import toy
-from tests.engine.test_faults import ById, text
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt, text
 from tests.service import run_steps, service_core
 
 ORDERS = {
@@ -206,7 +205,7 @@ def endless(half_life: float, long: int = 200, most: int = 900) -> int | None:
         cache=False,
         policies=Policies(ShortestPrefillFirst(half_life)),
     )
-    sink = ById()
+    sink = Collect()
     for i in range(40):
         post(core, last_logprob(prompt(10, i)), sink)
     target = post(core, last_logprob(prompt(long, 99)), sink)
@@ -249,7 +248,7 @@ def test_without_ageing_it_starves_and_a_response_ratio_does_not_let_it() -> Non
 @pytest.mark.feature("G5")
 def test_the_shortest_waiting_request_is_computed_first() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=64), step_tokens=64, step_requests=4, cache=False)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, last_logprob(prompt(n, n)), sink) for n in (50, 20, 30, 8, 41, 3)]
     run_steps(core)
     ends = list(sink.ends)
@@ -283,7 +282,7 @@ def test_tenants_that_wait_are_served_equal_tokens_under_every_policy() -> None:
             cache=False,
             policies=Policies(policy_named(name)),
         )
-        sink = ById()
+        sink = Collect()
         owner = {}
         for i in range(120):
             owner[post(core, last_logprob(prompt(8, i)), sink, tenant="many").id] = ("many", 8)
@@ -332,7 +331,7 @@ def test_prefill_first_takes_the_whole_prompt_in_the_next_step() -> None:
             chunk=8,
             policies=Policies(decode=policy_named(name)),
         )
-        sink = ById()
+        sink = Collect()
         runs = post(core, chat(prompt(6, 1), 40), sink)
         core.step()
         core.step()
@@ -355,7 +354,7 @@ def test_static_batches_refill_when_all_rows_are_free() -> None:
         core = service_core(
             toy.ToyExecutor(num_blocks=256), running=4, step_tokens=64, policies=Policies(decode=policy_named(name))
         )
-        sink = ById()
+        sink = Collect()
         requests = [post(core, chat(prompt(4, i), n), sink) for i, n in enumerate([100, 10, 12, 10] * 2)]
         steps[name] = run_steps(core)
         widths[name] = [
@@ -398,3 +397,25 @@ def test_presets_for_chat_and_for_bulk_work_are_on_either_side_of_the_default() 
     assert EngineConfig.chat(chunk_tokens=64, expert=ExpertConfig(kv_blocks=7)).chunk_tokens == 64
     with pytest.raises(ConfigError):
         EngineConfig.bulk(chunk_tokens=0)
+
+
+def test_names_that_never_come_back_are_forgotten_though_a_tenant_always_waits() -> None:
+    accounts = Accounts()
+    waiting = [accounts.join(RequestOptions(tenant=f"t{n}")) for n in range(4)]
+    for n in range(4, 30_000):
+        waiting.append(accounts.join(RequestOptions(tenant=f"t{n}", priority=n % 3)))
+        accounts.serve(waiting.pop(0), 5 + n % 7)
+    assert len(accounts.served()) < 2500
+
+
+def test_a_tenant_that_was_served_much_stays_behind_newcomers_while_names_are_forgotten() -> None:
+    accounts = Accounts()
+    waits = accounts.join(RequestOptions(tenant="waits"))
+    heavy = accounts.join(RequestOptions(tenant="heavy"))
+    accounts.serve(heavy, 1_000_000)
+    for n in range(10_000):
+        accounts.serve(accounts.join(RequestOptions(tenant=f"t{n}")), 10)
+    newcomer = accounts.join(RequestOptions(tenant="new"))
+    again = accounts.join(RequestOptions(tenant="heavy"))
+    assert again.served - newcomer.served > 900_000
+    assert waits.served <= newcomer.served

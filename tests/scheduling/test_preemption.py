@@ -14,13 +14,11 @@ from prelude.scheduling.policies import RoundRobin
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import Request, State
 from tests import toy
-from tests.engine.test_faults import ById
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, prompt
+from tests.scheduling.cores import Collect, chat, post, prompt
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 
-class Following(ById):
+class Following(Collect):
     """Keeps every token it is told, as a stream does."""
 
     streams = True
@@ -84,7 +82,7 @@ def test_half_prompts_that_fill_the_pool_together_do_not_wait_for_each_other() -
     core = service_core(
         toy.ToyExecutor(num_blocks=10), running=4, chunk=4, step_tokens=8, cache=False, policies=policies
     )
-    sink = ById()
+    sink = Collect()
     requests = [post(core, chat(prompt(36, i), 3), sink) for i in range(2)]
     run_steps(core, 200)
     assert [list(sink.ends[r.id][0].token_ids) for r in requests] == [
@@ -102,7 +100,7 @@ def test_planning_and_a_failed_step_leave_the_computed_length_unchanged(at: int)
     step of one that failed."""
     executor = FaultyExecutor(Fault("raise", "wait", at), num_blocks=64)
     core = service_core(executor, chunk=8, step_tokens=8)
-    sink = ById()
+    sink = Collect()
     request = post(core, chat(prompt(20, 1), 4), sink)
     computed, seen = 0, list[tuple[int, int]]()
     submit = executor.submit
@@ -131,7 +129,7 @@ def test_out_of_memory_each_row_of_a_step_runs_again_once_in_half_as_large_a_ste
     """None of them runs twice before all have."""
     executor = FaultyExecutor(Fault("memory", "wait", 3), num_blocks=128)
     core = service_core(executor, running=8, chunk=64)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, chat(prompt(6, i), 12), sink) for i in range(8)]
     steps: list[set[int]] = []
     submit = executor.submit
@@ -151,7 +149,7 @@ def test_out_of_memory_each_row_of_a_step_runs_again_once_in_half_as_large_a_ste
 
 @pytest.mark.feature("D9")
 def test_the_lower_priority_gives_way_though_it_came_first() -> None:
-    core, sink = service_core(toy.ToyExecutor(num_blocks=10), running=2, chunk=16), ById()
+    core, sink = service_core(toy.ToyExecutor(num_blocks=10), running=2, chunk=16), Collect()
     low = post(core, chat(prompt(8, 1), 20), sink)
     core.step()
     high = post(core, chat(prompt(8, 2), 20), sink, priority=1)

@@ -11,9 +11,8 @@ from prelude._native.core import KvPool
 
 from prelude.runtime.core import EngineCore
 from tests import recurrent
-from tests.engine.test_faults import ById, submit
 from tests.recurrent import FaultyRecurrent, RecurrentToy
-from tests.scheduling.cores import chat, last_logprob, prompt, run, tree_request
+from tests.scheduling.cores import Collect, chat, last_logprob, prompt, run, submit, tree_request
 from tests.scheduling.test_recurrent import OVERLAP, check, stepped
 from tests.service import Fault, is_empty, service_core
 
@@ -82,7 +81,7 @@ def test_rows_that_share_a_cold_prefix_leave_its_state_once() -> None:
 @pytest.mark.parametrize("chunk", [3, BLOCK, 2 * BLOCK + 1])
 def test_a_chat_goes_on_from_the_turn_before(overlap: bool, chunk: int) -> None:
     core = core_of(chunk=chunk, overlap=overlap)
-    tokens, sink = prompt(6 * BLOCK + 1, 3), ById()
+    tokens, sink = prompt(6 * BLOCK + 1, 3), Collect()
     [beside] = submit(core, [chat(prompt(2, 9), 60)], sink)  # so that prompts come in chunks
     for cached in (0, 6 * BLOCK, 7 * BLOCK):
         [request] = submit(core, [chat(tokens, 5)], sink)
@@ -132,7 +131,7 @@ def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overl
     faults = [Fault("raise", str(rng.choice(["submit", "wait"])), int(at)) for at in rng.integers(0, 300, 10)]
     executor = FaultyRecurrent(*faults, entries=3, prefixes=3, num_blocks=20)
     core = service_core(executor, running=5, chunk=4, step_tokens=64, overlap=overlap, unhealthy=100)
-    sink, made, cancelled = ById(), dict[int, tuple[Any, Any, int]](), set[int]()
+    sink, made, cancelled = Collect(), dict[int, tuple[Any, Any, int]](), set[int]()
     while len(made) < 150 or core.live:
         for _ in range(int(rng.integers(0, 3)) if len(made) < 150 else 0):
             head = prompt(int(rng.integers(1, 20)), int(rng.integers(0, 3)))

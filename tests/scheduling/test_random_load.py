@@ -8,18 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prelude.errors import ExecutionError
+from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.scheduling.request import State
 from tests import toy
-from tests.scheduling.cores import (
-    Collect,
-    chat,
-    expected_logprob,
-    last_logprob,
-    make_core,
-    prompt,
-    tree_request,
-)
-from tests.service import play
+from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, prompt, tree_request
+from tests.service import play, service_core
 
 FAMILIES = [prompt(40, seed) for seed in (900, 901, 902)]
 
@@ -51,7 +44,7 @@ item = st.tuples(
 def test_every_request_ends_once_with_its_own_numbers(
     items, num_blocks, fold, cache, running, chunk, failing
 ) -> None:
-    core = make_core(
+    core = service_core(
         toy.ToyExecutor(num_blocks=num_blocks), fold=fold, cache=cache, running=running, chunk=chunk, step_tokens=128
     )
     sink = Collect()
@@ -70,7 +63,7 @@ def test_every_request_ends_once_with_its_own_numbers(
     assert core.pool.live_leases == 0 and core.pool.allocator.num_used == 0
     for _, cancel, request in waiting:
         assert request.state is State.FINISHED
-        outcome, error = sink.ends[id(request)]
+        outcome, error = sink.ends[request.id]
         if error is not None:
             assert cancel is not None or (failing and isinstance(error, ExecutionError))
             continue
@@ -90,3 +83,38 @@ def _check(request, outcome) -> None:
     )
     for branch, got in zip(branches, outcome.output.logprobs):
         assert got == pytest.approx(expected_logprob(branch), abs=1e-12)
+
+
+@pytest.mark.feature("A7")
+@pytest.mark.parametrize("seed", range(8))
+def test_every_step_keeps_its_accounts_apart_and_its_budget(seed: int) -> None:
+    """Chats and decisions of random lengths: the stated cost of each side of a step is that of its rows."""
+    rng = np.random.default_rng(seed)
+    budget = int(rng.integers(40, 90))
+    core = service_core(
+        toy.ToyExecutor(num_blocks=60), step_tokens=budget, chunk=int(rng.integers(3, 20)), running=6, step_requests=8
+    )
+    block, sink, both = core.pool.block_size, Collect(), 0
+    for _ in range(40):
+        for _ in range(int(rng.integers(0, 4))):
+            tokens = prompt(int(rng.integers(1, 30)), int(rng.integers(0, 1000)))
+            prepared = chat(tokens, int(rng.integers(2, 9))) if rng.random() < 0.5 else last_logprob(tokens)
+            core.lifecycle.post([core.request(prepared, sink)])
+        core.step()
+    while core.step():
+        pass
+    for batch in core.executor.batches:
+        prefill = decode = 0
+        if not isinstance(batch, DecodeBatch):
+            prefill = len(batch.slices.token_ids)
+        if not isinstance(batch, OneShotBatch):
+            rows = batch.decode if isinstance(batch, MixedBatch) else batch.rows
+            decode = len(rows.token_ids)
+            assert (np.diff(rows.block_indptr) * block > rows.context_lens).all()  # its own token has a place too
+        if isinstance(batch, MixedBatch):
+            both += decode > 0 and prefill > 0
+            assert (batch.prefill_tokens, batch.decode_tokens) == (prefill, decode)
+            assert batch.num_tokens == prefill + decode
+            assert batch.decode.block_indptr[-1] == len(batch.decode.block_ids)
+        assert prefill + decode <= budget
+    assert both > 0

@@ -19,10 +19,9 @@ from prelude.runtime.core import EngineCore
 from prelude.scheduling.planner import preempt
 from prelude.scheduling.request import Request, State
 from tests import recurrent, toy
-from tests.engine.test_faults import ById, submit, text
 from tests.patience import Paced, comes
 from tests.recurrent import FaultyRecurrent, RecurrentToy
-from tests.scheduling.cores import chat, last_logprob, prompt, run, tree_request
+from tests.scheduling.cores import Collect, chat, last_logprob, prompt, run, submit, text, tree_request
 from tests.service import Fault, is_empty, service_core, toy_service
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
@@ -43,7 +42,7 @@ def stepped(core: EngineCore) -> None:
     assert is_empty(core) and core.pool.free_running_states == core.pool.num_running_states
 
 
-def check(sink: ById, made: list[tuple[Request, Any, int]]) -> None:
+def check(sink: Collect, made: list[tuple[Request, Any, int]]) -> None:
     for request, tokens, count in made:
         outcome, error = sink.ends[request.id]
         assert error is None, error
@@ -57,7 +56,7 @@ def check(sink: ById, made: list[tuple[Request, Any, int]]) -> None:
 @OVERLAP
 def test_chats_and_decisions_of_a_recurrent_model(overlap: bool) -> None:
     core = service_core(RecurrentToy(entries=4, num_blocks=256), chunk=5, step_tokens=40, overlap=overlap)
-    sink, made = ById(), list[tuple[Request, Any, int]]()
+    sink, made = Collect(), list[tuple[Request, Any, int]]()
     common = prompt(9, 77)
     for i in range(12):
         tokens, count = prompt(3 + 5 * (i % 4), i), 2 + i % 7
@@ -115,7 +114,7 @@ def test_a_model_without_recurrent_layers_has_no_state_entries() -> None:
 @OVERLAP
 def test_a_request_that_finds_no_state_entry_waits_for_one(overlap: bool) -> None:
     core = service_core(RecurrentToy(entries=2, num_blocks=256), running=8, overlap=overlap)
-    sink = ById()
+    sink = Collect()
     requests = submit(core, [chat(prompt(6, i), 4 + i) for i in range(6)], sink)
     core.step()
     assert [r.state is State.WAITING for r in requests] == [False] * 2 + [True] * 4
@@ -135,7 +134,7 @@ def test_a_request_that_finds_no_state_entry_waits_for_one(overlap: bool) -> Non
 @OVERLAP
 def test_a_preempted_sequence_gives_its_entry_and_computes_its_state_again(overlap: bool) -> None:
     core = service_core(RecurrentToy(entries=3, num_blocks=12), chunk=5, overlap=overlap)
-    sink = ById()
+    sink = Collect()
     requests = submit(core, [chat(prompt(9, i), 14) for i in range(5)], sink)
     stepped(core)
     assert core.stats.preemptions > 0
@@ -148,7 +147,7 @@ def test_a_state_entry_goes_back_from_every_state() -> None:
     seen = set[State]()
     for steps in range(9):
         core = service_core(RecurrentToy(entries=2, num_blocks=64), chunk=4)
-        sink = ById()
+        sink = Collect()
         [keep] = submit(core, [chat(prompt(6, 1), 12)], sink)
         core.step()
         [gone] = submit(core, [chat(prompt(18, 2), 20)], sink)
@@ -175,7 +174,7 @@ def test_a_state_that_a_failed_step_may_have_moved_is_computed_again(overlap: bo
         Fault("raise", site, place), Fault("memory", site, place + 4), entries=4, num_blocks=256
     )
     core = service_core(executor, chunk=5, overlap=overlap, unhealthy=100)
-    sink, made = ById(), list[tuple[Request, Any, int]]()
+    sink, made = Collect(), list[tuple[Request, Any, int]]()
     for i in range(4):
         tokens = prompt(4 + 6 * i, i)
         made.append((submit(core, [chat(tokens, 8)], sink)[0], tokens, 8))
@@ -193,7 +192,7 @@ def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overl
     faults = [Fault("raise", str(rng.choice(["submit", "wait"])), int(at)) for at in rng.integers(0, 400, 12)]
     executor = FaultyRecurrent(*faults, entries=3, num_blocks=14)
     core = service_core(executor, running=5, chunk=4, step_tokens=48, overlap=overlap, unhealthy=100)
-    sink, made, cancelled = ById(), dict[int, tuple[Request, Any, int]](), set[int]()
+    sink, made, cancelled = Collect(), dict[int, tuple[Request, Any, int]](), set[int]()
     while len(made) < 150 or core.live:
         for _ in range(int(rng.integers(0, 3)) if len(made) < 150 else 0):
             tokens = prompt(int(rng.integers(1, 20)), int(rng.integers(0, 60)))
@@ -243,7 +242,7 @@ def test_a_request_that_can_never_have_a_state_entry_is_refused() -> None:
     with pytest.raises(
         RequestTooLarge, match=r"takes a recurrent state, the executor has room for none.*max_tokens=1"
     ):
-        core.request(chat(prompt(6, 1), 2), ById())
+        core.request(chat(prompt(6, 1), 2), Collect())
     [outcome] = run(core, [last_logprob(prompt(6, 1))])
     assert outcome.output.logprobs[0] == recurrent.logprob_after(prompt(6, 1), 5)
 

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from prelude.admission.prepared import Prepared
 from prelude.errors import DeadlineExceeded, RequestCancelled
-from prelude.scheduling.request import Request, State
+from prelude.scheduling.request import State
 from tests import toy
-from tests.engine.test_faults import ById, text
-from tests.engine.test_limits import post
-from tests.scheduling.cores import chat, expected_logprob, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, check, last_logprob, post, prompt
 from tests.service import Fault, FaultyExecutor, is_empty, play, run_steps, service_core
 
 RUBRIC = prompt(2000, 77)
@@ -39,17 +37,6 @@ def computed(core: Any) -> list[int]:
     return [batch.num_tokens for batch in core.executor.batches]
 
 
-def check(sink: ById, requests: list[Request]) -> None:
-    for request in requests:
-        outcome, error = sink.ends[request.id]
-        assert error is None, error
-        tokens = request.prepared.tree.token_ids
-        if request.prepared.max_new_tokens > 1:
-            assert text(sink, request) == toy.generate(tokens.tolist(), request.prepared.max_new_tokens)
-        else:
-            assert outcome.output.logprobs[0] == pytest.approx(expected_logprob(tokens), abs=1e-12)
-
-
 # ------------------------------------------------------------------ one chat, from the cache to the cache
 
 
@@ -60,7 +47,7 @@ def test_a_chat_is_matched_then_given_blocks_then_runs_and_leaves_its_prompt_beh
     whole blocks; with 16 they would be none. Nothing is taken for tokens that do not exist yet."""
     known, own = prompt(10, 1), prompt(3, 2)
     core = service_core(toy.ToyExecutor(num_blocks=40, block_size=5))
-    sink = ById()
+    sink = Collect()
     post(core, last_logprob(np.concatenate([known, prompt(1, 3)])), sink)
     run_steps(core)
     allocator = core.pool.allocator
@@ -84,7 +71,7 @@ def test_a_chat_is_matched_then_given_blocks_then_runs_and_leaves_its_prompt_beh
 @pytest.mark.feature("B2")
 def test_without_folding_a_leader_computes_the_rubric_and_its_peers_run_a_step_later() -> None:
     core = rubric_core(fold=False)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, last_logprob(tokens), sink) for tokens in tails(8)]
     run_steps(core)
     assert computed(core) == [2000 + 20, 7 * 20]
@@ -99,7 +86,7 @@ def test_without_folding_a_leader_computes_the_rubric_and_its_peers_run_a_step_l
 @pytest.mark.feature("B6")
 def test_chats_wait_for_a_common_system_prompt_in_the_same_way() -> None:
     core = rubric_core(fold=False)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, chat(tokens, 4), sink) for tokens in tails(8)]
     core.step()
     core.step()
@@ -116,7 +103,7 @@ def test_rows_of_one_step_read_the_keys_that_the_first_of_them_writes() -> None:
     """Chats cannot fold; requests that ask to be kept whole do not. Both share within the step, through the pool."""
     for make in (lambda t: chat(t, 4), lambda t: last_logprob(t, cache="always")):
         core = rubric_core()
-        sink = ById()
+        sink = Collect()
         requests = [post(core, make(tokens), sink) for tokens in tails(8)]
         core.step()
         assert core.executor.batches[0].num_tokens == 2000 + 8 * 20
@@ -131,7 +118,7 @@ def test_rows_of_one_step_read_the_keys_that_the_first_of_them_writes() -> None:
 @pytest.mark.parametrize("kind", ["shot", "chat"])
 def test_a_hundred_requests_compute_a_prefix_once(fold: bool, kind: str) -> None:
     core = rubric_core(fold=fold, running=128, step_requests=128)
-    sink = ById()
+    sink = Collect()
     rubric = prompt(400, 5)
     make = (lambda t: chat(t, 2)) if kind == "chat" else last_logprob
     requests = [post(core, make(tokens), sink) for tokens in tails(100, 12, rubric)]
@@ -143,7 +130,7 @@ def test_a_hundred_requests_compute_a_prefix_once(fold: bool, kind: str) -> None
 def test_a_chunked_leader_is_followed_chunk_by_chunk() -> None:
     """Beside a running row the leader's prompt takes five steps; its peer starts behind it, not beside it."""
     core = rubric_core(chunk=64, step_tokens=512, fold=False)
-    sink = ById()
+    sink = Collect()
     runs = post(core, chat(prompt(5, 3), 60), sink)
     core.step()
     rubric = prompt(300, 4)
@@ -156,7 +143,7 @@ def test_a_chunked_leader_is_followed_chunk_by_chunk() -> None:
 
 def test_a_mixed_step_shares_between_classes() -> None:
     core = rubric_core()
-    sink = ById()
+    sink = Collect()
     first, second = tails(2)
     requests = [post(core, chat(first, 3), sink), post(core, last_logprob(second), sink)]
     core.step()
@@ -167,7 +154,7 @@ def test_a_mixed_step_shares_between_classes() -> None:
 
 def test_readouts_that_cannot_share_a_batch_attach_in_the_next_step() -> None:
     core = rubric_core()
-    sink = ById()
+    sink = Collect()
     first, second = tails(2)
     other = last_logprob(second)
     readout = type(other.readout)(other.readout.rows, other.readout.target_rows, other.readout.targets, 1, False)
@@ -184,7 +171,7 @@ def test_readouts_that_cannot_share_a_batch_attach_in_the_next_step() -> None:
 def test_a_short_prefix_is_not_waited_for() -> None:
     for threshold, steps in ((2000, 2), (2001, 1)):
         core = rubric_core(fold=False, defer_tokens=threshold)
-        sink = ById()
+        sink = Collect()
         requests = [post(core, last_logprob(tokens), sink) for tokens in tails(3)]
         assert run_steps(core) == steps
         check(sink, requests)
@@ -195,7 +182,7 @@ def test_a_short_prefix_is_not_waited_for() -> None:
 def test_no_request_waits_longer_than_the_configured_steps(most: int) -> None:
     """Every step another leader fills the next part of the last one's prompt; there are six."""
     core = rubric_core(fold=False, defer_steps=most)
-    sink = ById()
+    sink = Collect()
     parts = prompt(6 * 16, 4)
     requests = [
         post(core, last_logprob(np.concatenate([parts[: 16 * k], prompt(3, k)])), sink, priority=9 - k)
@@ -213,7 +200,7 @@ def test_no_request_waits_longer_than_the_configured_steps(most: int) -> None:
 def test_when_a_leader_fails_a_peer_leads_in_the_next_step(kind: str) -> None:
     executor = FaultyExecutor(Fault(kind), num_blocks=2048)
     core = rubric_core(fold=False, executor=executor)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, last_logprob(tokens), sink) for tokens in tails(5)]
     run_steps(core)
     assert sink.ends[requests[0].id][1] is not None
@@ -228,7 +215,7 @@ def test_when_a_leader_fails_a_peer_leads_in_the_next_step(kind: str) -> None:
 def test_when_a_chunked_leader_ends_early_a_peer_goes_on_where_it_stood(how: str) -> None:
     now = [0.0]
     core = rubric_core(chunk=64, step_tokens=512, fold=False, clock=lambda: now[0])
-    sink = ById()
+    sink = Collect()
     post(core, chat(prompt(5, 3), 60), sink)
     core.step()
     first, second = tails(2, 8, prompt(400, 4))
@@ -255,7 +242,7 @@ def test_a_failed_step_of_chats_that_share_its_blocks_runs_again_with_the_same_t
     for at in range(4):
         executor = FaultyExecutor(Fault("raise", at=at), num_blocks=512)
         core = rubric_core(executor=executor, chunk=64, step_tokens=512)
-        sink = ById()
+        sink = Collect()
         requests = [post(core, chat(tokens, 5), sink) for tokens in tails(6, 7, prompt(150, 9))]
         run_steps(core)
         check(sink, requests)
@@ -266,7 +253,7 @@ def test_a_failed_step_of_chats_that_share_its_blocks_runs_again_with_the_same_t
 def test_a_failed_step_out_of_memory_with_borrowed_blocks_is_repeated_in_halves() -> None:
     executor = FaultyExecutor(Fault("memory"), num_blocks=2048)
     core = rubric_core(executor=executor)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, last_logprob(tokens, cache="always"), sink) for tokens in tails(4)]
     run_steps(core)
     check(sink, requests)
@@ -279,7 +266,7 @@ def test_a_failed_step_out_of_memory_with_borrowed_blocks_is_repeated_in_halves(
 @pytest.mark.feature("G10")
 def test_unique_suffixes_never_displace_a_prefix_that_was_used_again() -> None:
     core = rubric_core(executor=toy.ToyExecutor(num_blocks=64), step_tokens=512)
-    sink = ById()
+    sink = Collect()
     rubric = prompt(100, 1)
     for tokens in tails(2, 5, rubric):
         post(core, last_logprob(tokens), sink)
@@ -295,7 +282,7 @@ def test_unique_suffixes_never_displace_a_prefix_that_was_used_again() -> None:
 def test_prefixes_of_new_users_are_kept_when_those_of_earlier_users_fill_the_pool() -> None:
     """Each user asks alone, so no request that waits shares the prefix."""
     core = rubric_core(executor=toy.ToyExecutor(num_blocks=64), step_tokens=512)
-    sink = ById()
+    sink = Collect()
     for user in range(12):
         profile = prompt(48, 500 + user)
         for tokens in tails(4, 3, profile):
@@ -310,7 +297,7 @@ def test_prefixes_of_new_users_are_kept_when_those_of_earlier_users_fill_the_poo
 @pytest.mark.feature("G10")
 def test_no_more_than_a_quarter_of_the_pool_is_taken_from_prefixes_that_were_used_again() -> None:
     core = rubric_core(executor=toy.ToyExecutor(num_blocks=64), step_tokens=512)
-    sink = ById()
+    sink = Collect()
     rubrics = [prompt(32, 700 + number) for number in range(8)]  # 8 blocks each: all of the pool
     for rubric in rubrics:
         for tokens in tails(3, 3, rubric):
@@ -331,7 +318,7 @@ def test_no_more_than_a_quarter_of_the_pool_is_taken_from_prefixes_that_were_use
 @pytest.mark.parametrize(("salt", "not_kept"), [(7, 0), (8, 1)], ids=["the same salt", "another"])
 def test_a_prefix_that_a_waiting_request_of_its_salt_shares_takes_more_of_the_pool(salt: int, not_kept: int) -> None:
     core = rubric_core(executor=toy.ToyExecutor(num_blocks=64), step_tokens=128, step_requests=1)
-    sink = ById()
+    sink = Collect()
     for number in range(8):
         for tokens in tails(3, 3, prompt(32, 700 + number)):
             post(core, last_logprob(tokens), sink)
@@ -349,7 +336,7 @@ def test_the_cache_option_chooses_the_blocks_that_are_kept_and_never_changes_an_
 ) -> None:
     """Three prompts of 39 tokens, nine whole blocks, that have 12 tokens in common: the later two keep six more."""
     core = rubric_core(executor=toy.ToyExecutor(num_blocks=24), step_tokens=512)
-    sink = ById()
+    sink = Collect()
     shared = prompt(12, 1)
     seen = []
     for i in range(3):
@@ -365,7 +352,7 @@ def test_the_cache_option_chooses_the_blocks_that_are_kept_and_never_changes_an_
 @pytest.mark.feature("B6")
 def test_a_request_that_is_never_cached_neither_leads_nor_follows() -> None:
     core = rubric_core(fold=False)
-    sink = ById()
+    sink = Collect()
     requests = [post(core, last_logprob(tokens, cache="never"), sink) for tokens in tails(3)]
     assert run_steps(core) == 1
     assert core.stats.deferrals == 0 and core.pool.allocator.num_cached == 0
@@ -393,7 +380,7 @@ FAMILIES = [prompt(60, seed) for seed in (31, 32, 33)]
 
 def played(items: list[Any], *, cancels: bool, failing: int = -1, **options: Any) -> tuple[Any, int]:
     core = service_core(toy.ToyExecutor(num_blocks=100), step_tokens=160, running=5, **options)
-    sink = ById()
+    sink = Collect()
     waiting = []
     for i, (kind, family, shared, own, cache, at, cancel) in enumerate(items):
         tokens = np.concatenate([FAMILIES[family][:shared], prompt(own, i)])
