@@ -23,7 +23,7 @@ from prelude import AsyncEngine, Engine, UnknownParameter
 from prelude.admission.context import admitted
 from prelude.admission.prepared import Admitted, TokenTree
 from prelude.admission.prompts import encode_prompt
-from prelude.api.verbs import Ask, awaited, blocking, split_options, with_signature
+from prelude.api.verbs import Ask, ask, awaited, blocking
 from prelude.models import families, ops
 from prelude.models.families import LLAMA, Family
 from prelude.readouts.base import Joined, Key, Output, Readout, RequestReadout, Rows, bad_rows
@@ -120,12 +120,10 @@ def prepare_spread(ctx: Any, scope: Any, task: Spread) -> Admitted:
 
 
 class ToyEngine(Engine):
-    @blocking
-    @with_signature(Spread)
+    @blocking(Spread)
     def spread(self, prompt: str, **keywords: Any) -> Ask[float]:
         """The spread of a text."""
-        own, options = split_options(keywords, Spread)
-        return Ask(Spread(prompt, **own), options)
+        return ask(Spread, keywords, prompt)
 
 
 class AsyncToyEngine(AsyncEngine):

@@ -3,7 +3,7 @@ head of each question, in the caller's thread. So requests with any heads, and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,20 @@ def is_fitted(question: Any) -> bool:
 def vector_decision(task: Decide, questions: Sequence[Any]) -> Decide:
     """``task`` with fitted questions alone, and without the settings that have no meaning for them."""
     return Decide(task.state, questions, truncation=task.truncation, cache=task.cache, salt=task.salt)
+
+
+def apart(task: Decide, questions: Sequence[Any], places: Iterable[int]) -> list[tuple[tuple[int, ...], Decide]]:
+    """Return the decision of the questions at ``places`` as one task of those that are fitted and one of the others,
+    each with its places. A kind that has no question has no task."""
+    kinds: dict[bool, list[int]] = {False: [], True: []}
+    for at in places:
+        kinds[is_fitted(questions[at])].append(at)
+    tasks = []
+    for fitted, some in kinds.items():
+        asked = tuple([questions[at] for at in some])
+        if asked:
+            tasks.append((tuple(some), vector_decision(task, asked) if fitted else replace(task, questions=asked)))
+    return tasks
 
 
 def prepare_fitted(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Admitted:

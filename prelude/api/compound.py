@@ -7,16 +7,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from prelude.admission.decide import named
-from prelude.admission.fitted import answers_questions, is_fitted, vector_decision
+from prelude.admission.fitted import answers_questions, apart
 from prelude.admission.guard import about_response, guard_recipe
 from prelude.admission.preparer import Preparer
-from prelude.api.without_loop import at_once, finished
 from prelude.errors import InvalidRequest, shown
 from prelude.recipes import GuardField
 from prelude.results import Answers, GuardAnswer, GuardResult, RankedDocument, Ranking
@@ -24,6 +33,7 @@ from prelude.tasks import Decide, Guard, Message, Rerank
 from prelude.values.options import RequestOptions
 from prelude.values.validation import flag, integer, wrong_type
 
+T = TypeVar("T")
 Steps: TypeAlias = Generator[Sequence[Any], list[Any], Any]
 
 
@@ -86,14 +96,11 @@ def decide_steps(model_parts: Callable[[], tuple[Preparer, Path]], task: Decide)
     if not answers_questions(preparer.context):
         return (yield [task])[0]  # an error that names the question
     questions, names = named(task.questions)
-    fitted = [at for at, question in enumerate(questions) if is_fitted(question)]
-    others = [at for at, question in enumerate(questions) if not is_fitted(question)]
-    parts = [vector_decision(task, [questions[at] for at in fitted])]
-    parts.append(replace(task, questions=[questions[at] for at in others]))
-    first, second = yield parts
-    answers = dict(zip([*fitted, *others], [*first, *second]))
+    parts = apart(task, questions, range(len(questions)))
+    first, second = yield [part for _, part in parts]
+    answers = dict(zip([at for places, _ in parts for at in places], [*first, *second]))
     sums = {name: getattr(first.stats, name) + getattr(second.stats, name) for name in _SUMMED}
-    return Answers([answers[at] for at in range(len(questions))], replace(second.stats, **sums), names)
+    return Answers([answers[at] for at in range(len(questions))], replace(first.stats, **sums), names)
 
 
 _SUMMED = ("prompt_tokens", "cached_tokens", "computed_tokens")
@@ -147,3 +154,40 @@ def known_answer(field: str, labels: Sequence[str], label: str) -> GuardAnswer:
     sure = {one: float(one == label) for one in labels}
     logprobs = {one: 0.0 if one == label else float("-inf") for one in labels}
     return GuardAnswer(field, label, sure, logprobs, float("nan"), labels=(label,))
+
+
+# ------------------------------------------------------------------ coroutines without an event loop
+
+
+def at_once(call: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
+    """Return ``call`` as an asynchronous function, which waits for nothing."""
+
+    async def waited(*args: Any, **keywords: Any) -> T:
+        return call(*args, **keywords)
+
+    return waited
+
+
+def finished(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that waits for functions ``at_once`` and for its turn alone."""
+    try:
+        while True:
+            coroutine.send(None)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+
+
+def each(items: AsyncGenerator[T, None]) -> Iterator[T]:
+    """Yield the items of an asynchronous generator of this kind."""
+
+    async def following() -> tuple[T, ...]:
+        async for item in items:
+            return (item,)
+        return ()
+
+    try:
+        while found := finished(following()):
+            yield found[0]
+    finally:
+        finished(items.aclose())

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from prelude.admission.prepared import Admitted
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
+from prelude.api.async_streams import AsyncTextStream
 from prelude.api.base import Health, not_loaded
 from prelude.api.call_steps import (
     INLINE_CHARS,
@@ -35,10 +36,10 @@ from prelude.api.call_steps import (
 )
 from prelude.api.compound import adrive
 from prelude.api.sync import Engine
-from prelude.api.text_streams import AsyncTextStream, watching
+from prelude.api.text_streams import watching
 from prelude.api.verbs import Ask, AskStream, AsyncVerbs, RequestKeywords
 from prelude.api.windows import WINDOW_ROWS
-from prelude.errors import EngineClosed, ExecutionError, shown, starting_thread
+from prelude.errors import ConfigError, EngineClosed, ExecutionError, shown, starting_thread
 from prelude.results import Explanation
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import CompletionQueue, Completions, LoopSink
@@ -54,7 +55,7 @@ from prelude.values.options import RequestOptions
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from prelude.api.bar import ProgressCallback
+    from prelude.api.mapping import ProgressCallback
     from prelude.api.windows import Mapped
     from prelude.fitting.fit import FitKeywords
     from prelude.fitting.question import FittedQuestion
@@ -221,8 +222,7 @@ class AsyncEngine(AsyncVerbs):
     ) -> AsyncIterator[Mapped[T, R]]:
         """Run ``Engine.map`` for ``async for``. ``rows`` may be an asynchronous iterable. Two windows are in memory:
         one runs while the rows of the window before it are being used."""
-        from prelude.api.bar import RowBar, length
-        from prelude.api.mapping import checked, map_rows
+        from prelude.api.mapping import RowBar, checked, length, map_rows
 
         size, options = checked(task, rows, window, keywords, ("__iter__", "__aiter__"))
         return map_rows(self.run_many, task, rows, size, ordered, RowBar(progress, length(rows)), options)
@@ -416,4 +416,18 @@ class AsyncEngine(AsyncVerbs):
         return self.engine.on_event(listener)
 
 
-__all__ = ["AsyncEngine", "Engine"]
+class Engines:
+    """Both kinds of engine over the given one, which its caller closes."""
+
+    def __init__(self, engine: Engine | AsyncEngine) -> None:
+        if not isinstance(engine, Engine | AsyncEngine):
+            raise ConfigError(f"{shown(engine)} is not an Engine or an AsyncEngine")
+        self._given = engine
+        self.awaited = engine if isinstance(engine, AsyncEngine) else AsyncEngine(engine)
+
+    @property
+    def sync(self) -> Engine:
+        return self._given.engine if isinstance(self._given, AsyncEngine) else self._given
+
+
+__all__ = ["AsyncEngine", "Engine", "Engines"]

@@ -22,13 +22,14 @@ from collections.abc import (
 )
 from typing import Any, TypeAlias, TypeVar
 
-from prelude.api.bar import RowBar
+from prelude.api.compound import at_once, each
 from prelude.api.windows import Mapped, Window, window_size
-from prelude.api.without_loop import at_once, each
 from prelude.errors import EngineClosed, InvalidRequest, QueueFull, shown
+from prelude.terminal.progress import Progress
 from prelude.values.options import RequestOptions, merge_options
 
 T = TypeVar("T")
+ProgressCallback: TypeAlias = Callable[[int, int | None], object]  # rows that ended, and all if known
 RunMany: TypeAlias = Callable[..., Awaitable[list[Any]]]  # of an engine
 
 FIRST_WAIT, LONGEST_WAIT = 0.01, 1.0  # seconds; for places in a queue that other callers have filled
@@ -171,3 +172,46 @@ def in_order(window: Window[T], results: Mapping[int, Any], ordered: bool) -> It
     every = range(len(window.rows))
     for at in every if ordered else [*(at for at in every if at not in results), *results]:
         yield window.mapped(at, results)
+
+
+# ------------------------------------------------------------------ the bar
+
+
+class RowBar(Progress):
+    """Show rows, rows a second, the share of prompt tokens that the cache had, and the time that is left."""
+
+    def __init__(self, told: bool | ProgressCallback | None, total: int | None, unit: str = "row") -> None:
+        super().__init__(told, total, unit)
+        self.rows = self.prompt_tokens = self.cached_tokens = 0
+
+    def end_window(self, rows: int, results: Mapping[int, Any]) -> None:
+        """Count a window of ``rows`` that has ended. ``results``: those of its tasks."""
+        for result in results.values():
+            stats = getattr(result, "stats", None)
+            if stats is not None:
+                self.prompt_tokens += stats.prompt_tokens
+                self.cached_tokens += stats.cached_tokens
+        self.rows += rows
+        if self._bar is not None:
+            self._bar.set_postfix_str(self.words(), refresh=False)
+        self.advance(self.ended(rows))
+
+    def words(self) -> str:
+        return f"cache {self.hit_rate:.0%}"
+
+    def ended(self, rows: int) -> int:
+        """Return by how much the bar moves then."""
+        return rows
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that were taken from the prefix cache."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+def length(rows: Any) -> int | None:
+    """Return the number of rows, if they tell it."""
+    try:
+        return len(rows)
+    except TypeError:
+        return None

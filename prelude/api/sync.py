@@ -23,7 +23,7 @@ from prelude.values.options import RequestOptions
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from prelude.api.bar import ProgressCallback
+    from prelude.api.mapping import ProgressCallback
     from prelude.api.windows import Mapped
     from prelude.fitting.fit import FitKeywords
     from prelude.fitting.question import FittedQuestion
@@ -136,8 +136,7 @@ class Engine(Verbs, EngineBase):
         in which they ran. ``progress(done, total)`` is called after each window, and ``total`` is ``None`` for rows
         without a length; True shows a tqdm bar. A ``deadline`` counts from the start of the row's window.
         """
-        from prelude.api.bar import RowBar, length
-        from prelude.api.mapping import checked, map_rows_now
+        from prelude.api.mapping import RowBar, checked, length, map_rows_now
 
         size, options = checked(task, rows, window, keywords, ("__iter__",))
         return map_rows_now(self.run_many, task, rows, size, ordered, RowBar(progress, length(rows)), options)

@@ -1,4 +1,4 @@
-"""From the tokens of a step to the caller that reads them: sinks on the engine's side, iterators on the caller's.
+"""From the tokens of a step to the caller that reads them: sinks on the engine's side, an iterator on the caller's.
 
 The engine's thread appends to a deque and wakes the reader once when there is text; the text that
 arrives before the next read becomes one chunk. A stream is closed by ``close``/``aclose``, by cancelling the task
@@ -7,16 +7,13 @@ that waits for it, or by letting go of it: each of these cancels the request.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from prelude.admission.prepared import Admitted, Outcome, Reader
-from prelude.errors import WrongUse
 from prelude.readouts.batch import SampleOutput
 from prelude.results import Chunk, Completion, SampledLogprob
 from prelude.runtime.core import EngineCore
@@ -25,8 +22,6 @@ from prelude.scheduling.request import Request, Sink
 from prelude.scheduling.timeline import Timeline
 
 if TYPE_CHECKING:
-    import asyncio
-
     from typing_extensions import Self
 
     from prelude.runtime.entry import Call
@@ -184,21 +179,49 @@ class StreamSink:
         return Chunk(done.text, done.token_ids, 0, done.logprobs, done.finish_reason, done.stats)
 
 
-# ------------------------------------------------------------------ synchronous
+class SubmittedStream:
+    """The request of a stream. Letting go of the stream cancels it."""
+
+    _core: EngineCore
+    _request: Request
+    _sink: StreamSink | None = None
+
+    def _submit(
+        self,
+        core: EngineCore,
+        admitted: Admitted,
+        hold_words: bool,
+        call: Call,
+        notify: Callable[[Request], None],
+        completions: CompletionQueue | None = None,
+    ) -> StreamSink:
+        sink = StreamSink(admitted, hold_words, notify)
+        request = core.request(admitted.prepared, sink, call.options, expires=call.expires)
+        request.timeline = sink.timeline = call.timeline
+        request.completions = completions
+        self._core, self._request, self._sink = core, request, sink
+        core.submit(request)
+        return sink
+
+    def _cancel(self) -> None:
+        """Also from a finaliser. No lock may be taken here: the garbage collector may have come in while this very
+        thread holds it. While the request lives the engine is stepping, so it needs no waking."""
+        sink = self._sink
+        if sink is not None and not sink.ended and not sink.abandoned:
+            sink.abandoned = True
+            self._core.cancel(self._request)
+
+    def __del__(self) -> None:
+        self._cancel()
 
 
-class TextStream:
+class TextStream(SubmittedStream):
     """Iterates over the chunks of one text; also a context manager. ``close`` cancels the rest."""
 
     def __init__(self, core: EngineCore, admitted: Admitted, hold_words: bool, call: Call) -> None:
-        self._core = core
-        self._some = threading.Event()
-        some = self._some
-        self._sink = StreamSink(admitted, hold_words, lambda request: some.set())
+        some = self._some = threading.Event()
         self._closed = False
-        self._request = core.request(admitted.prepared, self._sink, call.options, expires=call.expires)
-        self._request.timeline = self._sink.timeline = call.timeline
-        core.submit(self._request)
+        self._chunks = self._submit(core, admitted, hold_words, call, lambda request: some.set())
 
     def __iter__(self) -> Self:
         return self
@@ -207,7 +230,7 @@ class TextStream:
         while not self._closed:
             self._some.clear()
             try:
-                chunk = self._sink.take()
+                chunk = self._chunks.take()
                 if chunk is None:
                     self._core.check_may_wait()
                     self._some.wait()
@@ -222,154 +245,10 @@ class TextStream:
     def close(self) -> None:
         """Idempotent."""
         self._closed = True
-        if not self._sink.ended and not self._sink.abandoned:
-            self._sink.abandoned = True
-            self._core.cancel(self._request)
+        self._cancel()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_request") and not self._closed:
-            _let_go(self._core, self._sink, self._request)
-
-
-def _let_go(core: EngineCore, sink: StreamSink, request: Request) -> None:
-    """Cancels from a finaliser. No lock may be taken here: the garbage collector may have come in while this very
-    thread holds it. While the request lives the engine is stepping, so it needs no waking."""
-    if not sink.ended and not sink.abandoned:
-        sink.abandoned = True
-        core.cancel(request)
-
-
-# ------------------------------------------------------------------ asyncio
-
-
-class AsyncSink:
-    """The waiting task that the completions wakes in the loop."""
-
-    def __init__(self) -> None:
-        self.waiter: asyncio.Future[None] | None = None
-
-    def wake(self) -> None:
-        _wake(self.waiter)
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    """Wake the waiter in its loop."""
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
-
-
-# The values that a stream starts with.
-Start: TypeAlias = "tuple[EngineCore, Admitted, CompletionQueue, Call]"
-
-
-class AsyncTextStream:
-    """Asynchronous iterator over the chunks of one text; also an asynchronous context manager.
-
-    The request is submitted when the first chunk is asked for. Cancelling the task that waits for a chunk, ``aclose``
-    and letting go of the stream all cancel it. One task reads at a time, in the loop in which it began: that is the
-    one that is woken.
-    """
-
-    def __init__(self, start: Callable[[], Awaitable[Start]], hold_words: bool) -> None:
-        self._start = start
-        self._hold_words = hold_words
-        self._core: EngineCore | None = None
-        self._sink: StreamSink | None = None
-        self._request: Request | None = None
-        self._wakes = AsyncSink()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
-        self._reading = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Chunk:
-        if self._reading:
-            raise WrongUse("another task is waiting for this stream's next chunk")
-        if self._closed:
-            raise StopAsyncIteration
-        from asyncio import get_running_loop
-
-        loop = get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise WrongUse("this stream began in another event loop, which gets its chunks; read it there")
-        self._reading = True
-        try:
-            chunk = await self._next(loop)
-        except BaseException:  # cancellation too: a stream that is not read any more holds nothing
-            self.close()
-            raise
-        finally:
-            self._reading = False
-        self._closed = self._closed or chunk.finish_reason is not None
-        return chunk
-
-    async def _next(self, loop: asyncio.AbstractEventLoop) -> Chunk:
-        if self._sink is None:
-            self._sink = await self._submit()
-        while True:
-            chunk = self._sink.take()
-            if chunk is not None:
-                return chunk
-            self._wakes.waiter = waiter = loop.create_future()
-            await waiter
-            if self._closed:
-                raise StopAsyncIteration
-
-    async def _submit(self) -> StreamSink:
-        core, admitted, completions, call = await self._start()
-        if self._closed:
-            raise StopAsyncIteration
-        wakes = self._wakes
-        sink = StreamSink(admitted, self._hold_words, lambda request: completions.put(wakes.wake))
-        request = core.request(admitted.prepared, sink, call.options, expires=call.expires)
-        request.timeline = sink.timeline = call.timeline
-        request.completions = completions
-        self._core, self._request = core, request
-        core.submit(request)
-        return sink
-
-    def close(self) -> None:
-        """Close as ``aclose`` does, which has nothing to wait for. Idempotent."""
-        self._closed = True
-        core, sink, request = self._core, self._sink, self._request
-        if core and sink and request and not sink.ended and not sink.abandoned:
-            sink.abandoned = True
-            core.cancel(request)
-        waiter, loop = self._wakes.waiter, self._loop
-        if waiter is None or loop is None or waiter.done():
-            return
-        import asyncio
-
-        if loop is asyncio._get_running_loop():
-            _wake(waiter)
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits there
-                loop.call_soon_threadsafe(_wake, waiter)
-
-    async def aclose(self) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        core, sink, request = self._core, self._sink, self._request
-        if core and sink and request and not self._closed:
-            _let_go(core, sink, request)

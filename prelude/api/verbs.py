@@ -5,7 +5,7 @@
     AsyncEngine.decide(...) is a coroutine of the same result
 
 A verb takes the fields of its task and of ``RequestOptions`` as keywords. Type checkers and editors read them here;
-``with_signature`` shows the same to ``help()`` and ``inspect``, with the defaults of the task.
+``_with_signature`` shows the same to ``help()`` and ``inspect``, with the defaults of the task.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, cast
 
 from prelude.admission.fitted import mixes_fitted
 from prelude.api.base import ModelProperties
 from prelude.api.compound import Steps, decide_steps, guard_steps, rerank_steps
-from prelude.api.text_streams import AsyncTextStream, TextStream
+from prelude.api.text_streams import TextStream
 from prelude.errors import InvalidRequest, UnknownParameter
 from prelude.records import dataclass
 from prelude.results import (
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from prelude.admission.template import DecisionTemplate
+    from prelude.api.async_streams import AsyncTextStream
     from prelude.recipes import GuardRecipe, RerankRecipe
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -158,21 +159,19 @@ def split_options(keywords: Mapping[str, Any], task: type) -> tuple[dict[str, An
     return own, RequestOptions(**options) if options else None
 
 
-def with_signature(task: type) -> Callable[[F], F]:
-    """Gives a verb the signature that its ``**keywords`` stand for (the fields of ``task`` that it does not name
-    itself, and those of ``RequestOptions``, with their defaults), and their documentation beside its own."""
-
-    def give(verb: F) -> F:
-        given = inspect.signature(verb)
-        named = [one for one in given.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        known = {one.name for one in named}
-        more = [one for one in keyword_parameters(task) if one.name not in known]
-        parts = [inspect.getdoc(verb), f"Keywords, of ``{task.__name__}``:", inspect.getdoc(task)]
-        verb.__doc__ = "\n\n".join([*filter(None, parts), "And of ``RequestOptions``:", RequestOptions.__doc__ or ""])
-        verb.__signature__ = given.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
-        return verb
-
-    return give
+def _with_signature(verb: F, declared: Callable[..., Any], task: type, result: str = "") -> F:
+    """Give ``verb`` the name and the documentation of its declaration, and its keywords in place of ``**keywords``:
+    the fields of ``task`` that it does not name itself, and those of ``RequestOptions``, with their defaults."""
+    update_wrapper(verb, declared)
+    given = inspect.signature(declared)
+    named = {name: one for name, one in given.parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
+    more = [one for one in keyword_parameters(task) if one.name not in named]
+    parts = [inspect.getdoc(declared), f"Keywords, of ``{task.__name__}``:", inspect.getdoc(task)]
+    verb.__doc__ = "\n\n".join([*filter(None, parts), "And of ``RequestOptions``:", RequestOptions.__doc__ or ""])
+    returned = result or str(given.return_annotation).removeprefix("Ask[").removesuffix("]")
+    shown = given.replace(parameters=[*named.values(), *more], return_annotation=returned)
+    verb.__signature__, verb.declaration = shown, (declared, task)  # type: ignore[attr-defined]
+    return verb
 
 
 def keyword_parameters(task: type) -> Iterator[inspect.Parameter]:
@@ -201,61 +200,53 @@ class AskStream:
     hold_words: bool
 
 
-def _shown(verb: F, declared: Callable[..., Any], result: Callable[[str], str]) -> F:
-    """``verb`` with the name, the documentation and the signature of its declaration, and its own result."""
-    update_wrapper(verb, declared)
-    given = inspect.signature(declared)
-    shown = given.replace(return_annotation=result(str(given.return_annotation)))
-    verb.__signature__ = shown  # type: ignore[attr-defined]
-    return verb
+def ask(task: Callable[..., TaskOf[R]], keywords: Mapping[str, Any], *prompt: Any) -> Ask[R]:
+    """Return the call of a verb that is one ``task``."""
+    own, options = split_options(keywords, cast(type, task))
+    return Ask(task(*prompt, **own), options)
 
 
-def _result(declared: str) -> str:
-    return declared.removeprefix("Ask[").removesuffix("]")
+def blocking(
+    task: type,
+) -> Callable[[Callable[Concatenate[Any, P], Ask[R]]], Callable[Concatenate[Any, P], R]]:
+    """Return the verb of ``Engine`` from its declaration. ``task`` has its keywords."""
 
+    def made(declared: Callable[Concatenate[Any, P], Ask[R]]) -> Callable[Concatenate[Any, P], R]:
+        def verb(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> Any:
+            return engine._answer(declared(engine, *args, **keywords))
 
-def blocking(declared: Callable[Concatenate[Any, P], Ask[R]]) -> Callable[Concatenate[Any, P], R]:
-    """Return the verb of ``Engine``."""
+        return _with_signature(verb, declared, task)
 
-    def verb(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
-        result: R = engine._answer(declared(engine, *args, **keywords))
-        return result
-
-    return _shown(verb, declared, _result)
+    return made
 
 
 def awaited(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
     """Return the verb of ``AsyncEngine``, from that of ``Engine``."""
-    declared: Callable[..., Ask[R]] = verb.__wrapped__  # type: ignore[attr-defined]
+    declared, task = verb.declaration  # type: ignore[attr-defined]
 
-    async def twin(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
-        result: R = await engine._answer(declared(engine, *args, **keywords))
-        return result
+    async def twin(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> Any:
+        return await engine._answer(declared(engine, *args, **keywords))
 
-    return _shown(twin, declared, _result)
+    return _with_signature(twin, declared, task)
 
 
 def streaming(declared: Callable[Concatenate[Any, P], AskStream]) -> Callable[Concatenate[Any, P], TextStream]:
     """Return the verb of ``Engine`` whose result comes in chunks."""
-
-    def verb(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> TextStream:
-        stream: TextStream = engine._stream(declared(engine, *args, **keywords))
-        return stream
-
-    return _shown(verb, declared, lambda _: "TextStream")
+    return _streaming(declared, "TextStream")
 
 
 def streaming_twin(
     verb: Callable[Concatenate[Any, P], TextStream],
 ) -> Callable[Concatenate[Any, P], AsyncTextStream]:
     """Return the verb of ``AsyncEngine``, from that of ``Engine``."""
-    declared: Callable[..., AskStream] = verb.__wrapped__  # type: ignore[attr-defined]
+    return _streaming(verb.declaration[0], "AsyncTextStream")  # type: ignore[attr-defined]
 
-    def twin(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> AsyncTextStream:
-        stream: AsyncTextStream = engine._stream(declared(engine, *args, **keywords))
-        return stream
 
-    return _shown(twin, declared, lambda _: "AsyncTextStream")
+def _streaming(declared: Callable[Concatenate[Any, P], AskStream], result: str) -> Callable[Concatenate[Any, P], Any]:
+    def verb(engine: Any, /, *args: P.args, **keywords: P.kwargs) -> Any:
+        return engine._stream(declared(engine, *args, **keywords))
+
+    return _with_signature(verb, declared, Generate, result)
 
 
 # ------------------------------------------------------------------ the verbs
@@ -264,8 +255,7 @@ def streaming_twin(
 class Verbs(ModelProperties):
     """The verbs of ``Engine``. ``Engine._answer`` runs an ``Ask``, ``_stream`` begins a stream."""
 
-    @blocking
-    @with_signature(Decide)
+    @blocking(Decide)
     def decide(self, state: Prompt | Text, questions: Questions, **keywords: Unpack[DecideKeywords]) -> Ask[Answers]:
         """Answers every question about ``state`` in one forward pass; the state is computed once. Fitted questions
         beside others are a second pass."""
@@ -273,38 +263,29 @@ class Verbs(ModelProperties):
         task = Decide(state, questions, **own)
         return Ask(decide_steps(self._model_parts, task) if mixes_fitted(questions) else task, options)
 
-    @blocking
-    @with_signature(Classify)
+    @blocking(Classify)
     def classify(self, prompt: Prompt | Pair, **keywords: Unpack[ClassifyKeywords]) -> Ask[Classification]:
         """Label and scores of the model's own classification head."""
-        own, options = split_options(keywords, Classify)
-        return Ask(Classify(prompt, **own), options)
+        return ask(Classify, keywords, prompt)
 
-    @blocking
-    @with_signature(ClassifyTokens)
+    @blocking(ClassifyTokens)
     def classify_tokens(self, prompt: Prompt, **keywords: Unpack[ClassifyTokensKeywords]) -> Ask[TokenClassification]:
         """Labels and scores of single tokens, by the model's token classification head."""
-        own, options = split_options(keywords, ClassifyTokens)
-        return Ask(ClassifyTokens(prompt, **own), options)
+        return ask(ClassifyTokens, keywords, prompt)
 
-    @blocking
-    @with_signature(Embed)
+    @blocking(Embed)
     def embed(self, prompt: Prompt, **keywords: Unpack[EmbedKeywords]) -> Ask[Embedding]:
         """Return a vector of ``prompt``, float32 ``[dimensions]``."""
-        own, options = split_options(keywords, Embed)
-        return Ask(Embed(prompt, **own), options)
+        return ask(Embed, keywords, prompt)
 
-    @blocking
-    @with_signature(Loglikelihood)
+    @blocking(Loglikelihood)
     def loglikelihood(
         self, context: Prompt, continuation: Continuation, **keywords: Unpack[VerbKeywords]
     ) -> Ask[LoglikelihoodResult]:
         """Total and per-token logprob of ``continuation`` after ``context``."""
-        own, options = split_options(keywords, Loglikelihood)
-        return Ask(Loglikelihood(context, continuation, **own), options)
+        return ask(Loglikelihood, keywords, context, continuation)
 
-    @blocking
-    @with_signature(Rerank)
+    @blocking(Rerank)
     def rerank(
         self,
         query: str,
@@ -319,15 +300,12 @@ class Verbs(ModelProperties):
         own, options = split_options(keywords, Rerank)
         return Ask(rerank_steps(query, documents, top_k, top_n, own), options)
 
-    @blocking
-    @with_signature(Reward)
+    @blocking(Reward)
     def reward(self, messages: Sequence[Message], **keywords: Unpack[RewardKeywords]) -> Ask[RewardResult]:
         """Return a reward model's score of a conversation."""
-        own, options = split_options(keywords, Reward)
-        return Ask(Reward(messages, **own), options)
+        return ask(Reward, keywords, messages)
 
-    @blocking
-    @with_signature(Guard)
+    @blocking(Guard)
     def guard(
         self, messages: Sequence[Message], *, detail: bool = False, **keywords: Unpack[GuardKeywords]
     ) -> Ask[GuardResult]:
@@ -336,26 +314,21 @@ class Verbs(ModelProperties):
         own, options = split_options(keywords, Guard)
         return Ask(guard_steps(self._model_parts, messages, detail, own), options)
 
-    @blocking
-    @with_signature(PromptLogprobs)
+    @blocking(PromptLogprobs)
     def prompt_logprobs(
         self, prompt: Prompt, **keywords: Unpack[PromptLogprobsKeywords]
     ) -> Ask[PromptLogprobsResult]:
         """Logprob, rank and the ``top`` alternatives of the prompt's tokens, or of its ``last`` ones."""
-        own, options = split_options(keywords, PromptLogprobs)
-        return Ask(PromptLogprobs(prompt, **own), options)
+        return ask(PromptLogprobs, keywords, prompt)
 
-    @blocking
-    @with_signature(Generate)
+    @blocking(Generate)
     def complete(
         self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Unpack[VerbKeywords]
     ) -> Ask[Completion]:
         """Return the text after ``prompt``, when it is whole."""
-        own, options = split_options(keywords, Generate)
-        return Ask(Generate(prompt, params or SamplingParams(), **own), options)
+        return ask(Generate, keywords, prompt, params or SamplingParams())
 
     @streaming
-    @with_signature(Generate)
     def generate(
         self,
         prompt: Prompt,

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prelude.api.bar import RowBar
-from prelude.api.mapping import map_rows_now
+from prelude.api.mapping import RowBar, map_rows_now
 from prelude.api.windows import WINDOW_ROWS, window_size
 from prelude.bulk import columnar
 from prelude.bulk.form import Column, Form, read_task

@@ -10,10 +10,9 @@ from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
 import prelude
-from prelude.api.bar import ProgressCallback, RowBar
-from prelude.api.mapping import in_order, run_window, windows
+from prelude.api.compound import at_once, each, finished
+from prelude.api.mapping import ProgressCallback, RowBar, in_order, run_window, windows
 from prelude.api.windows import window_size
-from prelude.api.without_loop import at_once, each, finished
 from prelude.bulk import columnar, files, texts
 from prelude.bulk.files import Table
 from prelude.bulk.form import Column, Form

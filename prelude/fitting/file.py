@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
-from prelude.fitting.report import report_of
-from prelude.fitting.scope import Scope
+from prelude.fitting.report import Scope, report_of
 from prelude.models.packed_file import write_safetensors
 from prelude.models.safetensors_file import SafetensorsFile
 from prelude.values.arrays import F32

@@ -23,9 +23,8 @@ from prelude.cpu.threads import given
 from prelude.errors import InvalidRequest, PreludeError, UnknownParameter, shown
 from prelude.fitting import logistic
 from prelude.fitting.question import FittedQuestion, Kind, check_facts
-from prelude.fitting.report import MOST_PAIRS, FitReport
+from prelude.fitting.report import MOST_PAIRS, FitReport, Scope
 from prelude.fitting.rows import LabelledTexts, rows_said
-from prelude.fitting.scope import Scope
 from prelude.models.identity import known_hash
 from prelude.models.packed import PackedLinear
 from prelude.tasks import Embed, Pooling, Truncation, unknown_keyword

@@ -8,23 +8,20 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude._native import cpu
 from prelude.errors import CheckpointError, InvalidRequest, shown
-from prelude.fitting.scope import Scope
+from prelude.fitting.report import FitReport, Scope
 from prelude.models.identity import known_hash
 from prelude.models.packed import PackedLinear
 from prelude.records import dataclass
 from prelude.results import Answer, AskedQuestion
 from prelude.values import validation
 from prelude.values.arrays import F32
-
-if TYPE_CHECKING:
-    from prelude.fitting.report import FitReport
 
 Kind: TypeAlias = Literal["choice", "noul", "score"]
 SIDES = ("yes", "no")
@@ -77,7 +74,9 @@ class FittedQuestion:
         The labels of a "noul" are True and False (or "yes" and "no"), those of a "score" the numbers of its levels,
         from 0 or 1 on. Raises ``InvalidRequest`` that names the argument."""
         check_facts(name, kind, question, prompt_name, pooling)
-        names = [label_of(kind, label, f"labels[{at}]") for at, label in enumerate(listed(labels, "labels"))]
+        names = [
+            label_of(kind, label, f"labels[{at}]") for at, label in enumerate(validation.listed(labels, "labels"))
+        ]
         order = check_labels(kind, names)
         weights, biases = _numbers(weight, "weight", 2), _numbers(bias, "bias", 1)
         if len(weights) == len(biases) == 1 and len(names) == 2:
@@ -227,17 +226,14 @@ def _again(weight: F32, bias: F32, facts: dict[str, Any]) -> FittedQuestion:
 
 def check_facts(name: Any, kind: Any, question: Any, prompt_name: Any, pooling: Any) -> None:
     text(name, "name", empty=False)
-    if kind not in get_args(Kind):
-        raise InvalidRequest(f"{shown(kind)} is not one of {', '.join(map(repr, get_args(Kind)))}", field="kind")
+    validation.one_of(kind, "kind", get_args(Kind))
     for value, field in ((question, "question"), (prompt_name, "prompt_name"), (pooling, "pooling")):
         if value is not None:
             text(value, field)
 
 
 def text(value: Any, field: str, *, empty: bool = True) -> str:
-    if isinstance(value, str) and len(value) > MOST_CHARS:
-        raise InvalidRequest(f"{len(value)} characters; the limit is {MOST_CHARS}; shorten it", field=field)
-    return str.__str__(validation.text(value, field, MOST_CHARS, empty=empty))
+    return validation.text(value, field, MOST_CHARS, empty=empty, way_out="shorten it")
 
 
 def label_of(kind: str, value: Any, field: str) -> str:
@@ -280,14 +276,6 @@ def check_labels(kind: str, labels: Sequence[str]) -> list[int]:
             )
         return [labels.index(str(level)) for level in levels]
     return list(range(len(labels)))
-
-
-def listed(given: Any, field: str) -> list[Any]:
-    if hasattr(given, "tolist"):  # arrays, and columns of pandas
-        given = given.tolist()
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
-        raise InvalidRequest(f"{shown(given)} is not a list", field=field)
-    return list(given)
 
 
 def _numbers(given: Any, field: str, dimensions: int) -> F32:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from prelude.errors import InvalidRequest, shown
-from prelude.fitting.question import check_labels, label_of, listed
+from prelude.fitting.question import check_labels, label_of
 from prelude.records import dataclass
 from prelude.values.arrays import I32
+from prelude.values.validation import listed
 
 MOST_ROWS = 1 << 20
 _NAMED = 5  # rows in a message

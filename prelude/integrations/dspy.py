@@ -23,7 +23,7 @@ from dspy.utils.inspect_history import pretty_print_history
 from prelude.admission.conversation import content_of
 from prelude.admission.messages import MAX_DEPTH, written
 from prelude.errors import InvalidRequest, shown
-from prelude.integrations.engines import system_one
+from prelude.systemone.adapter import system_one
 
 _PRIVATE = frozenset(["type", "choice", "score", "legend"])
 _TYPED = re.compile(f"{CUSTOM_TYPE_START_IDENTIFIER}(.*?){CUSTOM_TYPE_END_IDENTIFIER}", re.DOTALL)

@@ -17,10 +17,11 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from prelude.admission.conversation import turns_of
 from prelude.admission.messages import MAX_DEPTH, written
+from prelude.api.engine import Engines
 from prelude.errors import InvalidRequest, shown
-from prelude.integrations.engines import Engines, system_one
 from prelude.results import Ranking
 from prelude.systemone import SystemOne
+from prelude.systemone.adapter import system_one
 from prelude.tasks import Embed
 
 _CALLS = frozenset(["function_call", "tool_call"])

@@ -19,7 +19,7 @@ from pydantic_ai.models.decision import (
 from pydantic_ai.usage import RequestUsage
 
 from prelude.errors import InvalidRequest
-from prelude.integrations.engines import system_one
+from prelude.systemone.adapter import system_one
 from prelude.systemone.request import MAX_LEVELS, MAX_OPTIONS, MAX_QUESTIONS
 
 

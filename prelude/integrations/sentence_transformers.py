@@ -7,15 +7,16 @@ are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from prelude.api.engine import Engines
 from prelude.errors import InvalidRequest, shown
-from prelude.integrations.engines import Engines
 from prelude.results import F32
 from prelude.tasks import Classify, Embed, Rerank
+from prelude.values.validation import listed
 
 
 class SentenceEncoder:
@@ -48,7 +49,7 @@ class SentenceEncoder:
         _refuse("convert_to_tensor", convert_to_tensor, False)
         _refuse("convert_to_numpy", convert_to_numpy, True)
         one = isinstance(sentences, str)
-        texts = [sentences] if isinstance(sentences, str) else _listed(sentences, "sentences", "texts")
+        texts = [sentences] if isinstance(sentences, str) else listed(sentences, "sentences", " of texts")
         dimensions = truncate_dim if truncate_dim is not None else self._truncate_dim
         tasks = [
             Embed(
@@ -111,9 +112,9 @@ class PairScorer:
         ``prompt_name``, is put before each query."""
         _refuse("convert_to_tensor", convert_to_tensor, False)
         _refuse("convert_to_numpy", convert_to_numpy, True)
-        given = _listed(inputs, "inputs", "(query, document) pairs")
+        given = listed(inputs, "inputs", " of (query, document) pairs")
         one = len(given) == 2 and all(isinstance(text, str) for text in given)
-        pairs = [given] if one else [_listed(pair, f"inputs[{at}]", "two texts", 2) for at, pair in enumerate(given)]
+        pairs = [given] if one else [_pair(pair, f"inputs[{at}]") for at, pair in enumerate(given)]
         options = dict(self._options)
         if prompt is not None:
             options["instruction"] = prompt
@@ -151,7 +152,7 @@ class PairScorer:
         if self.num_labels > 1:
             raise InvalidRequest(f"rank() is for models with one label, and this one has {self.num_labels}")
         scores = self.predict(
-            [(query, document) for document in _listed(documents, "documents", "texts")],
+            [(query, document) for document in listed(documents, "documents", " of texts")],
             show_progress_bar=show_progress_bar,
             activation_fn=activation_fn,
             prompt_name=prompt_name,
@@ -166,12 +167,10 @@ def _classify(query: str, document: str, **options: Any) -> Classify:
     return Classify((query, document), **options)
 
 
-def _listed(given: Any, field: str, items: str, count: int | None = None) -> list[Any]:
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise InvalidRequest(f"{shown(given)} is not a list of {items}", field=field)
-    found = list(given)
-    if count is not None and len(found) != count:
-        raise InvalidRequest(f"{shown(found)} is not a list of {items}", field=field)
+def _pair(given: Any, field: str) -> list[Any]:
+    found = listed(given, field, " of two texts")
+    if len(found) != 2:
+        raise InvalidRequest(f"{shown(found)} is not a list of two texts", field=field)
     return found
 
 

@@ -16,8 +16,8 @@ import httpx2
 
 from prelude.api.verbs import RequestKeywords
 from prelude.errors import DeadlineExceeded, PreludeError
-from prelude.integrations.engines import system_one
 from prelude.systemone import aread_body, problem, read_body, write_body
+from prelude.systemone.adapter import system_one
 from prelude.values.options import MAX_DEADLINE
 
 

@@ -14,9 +14,9 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from prelude.admission.fitted import is_fitted, vector_decision
+from prelude.admission.fitted import apart
 from prelude.api.compound import Steps, adrive, drive
-from prelude.api.engine import AsyncEngine, Engine
+from prelude.api.engine import AsyncEngine, Engine, Engines
 from prelude.api.verbs import DecideKeywords, RequestKeywords, split_options
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, shown
 from prelude.fitting.question import FittedQuestion
@@ -53,9 +53,7 @@ class SystemOne:
         fitted: Iterable[FittedQuestion] = (),
         **decide: Unpack[DecideKeywords],
     ) -> None:
-        if not isinstance(engine, Engine | AsyncEngine):
-            raise ConfigError(f"{shown(engine)} is not an Engine or an AsyncEngine")
-        self._engine = engine
+        self._engines = Engines(engine)
         own, options = split_options(decide, Decide)
         self._model = Decide("", (), **own)
         self._more = _after_questions(self._model)
@@ -70,7 +68,7 @@ class SystemOne:
     @property
     def name(self) -> str:
         if self._name is None:
-            self._name = self._engine.model_info.path.name
+            self._name = self._engines.sync.model_info.path.name
         return self._name
 
     # -------------------------------------------------------------- the two forms, synchronous and not
@@ -78,36 +76,36 @@ class SystemOne:
     def answer(self, request: Any, **keywords: Unpack[RequestKeywords]) -> dict[str, Any]:
         """The body that answers ``request``, the body of ``POST /v1/systemone``. Raises ``SystemOneError`` for a bad
         request, and the engine's own errors for any other reason."""
-        return self._run(self._systemone(request), keywords)
+        return self._run([self._systemone(request)], keywords)[0]
 
     async def aanswer(self, request: Any, **keywords: Unpack[RequestKeywords]) -> dict[str, Any]:
         """Run ``answer`` in an event loop."""
-        return await self._arun(self._systemone(request), keywords)
+        return (await self._arun([self._systemone(request)], keywords))[0]
 
     def answer_many(self, requests: Sequence[Any], **keywords: Unpack[RequestKeywords]) -> list[dict[str, Any]]:
         """The bodies that answer ``requests``, run together. The first request that is wrong raises its error."""
-        return self._run_all([self._systemone(request) for request in requests], keywords)
+        return self._run([self._systemone(request) for request in requests], keywords)
 
     async def aanswer_many(
         self, requests: Sequence[Any], **keywords: Unpack[RequestKeywords]
     ) -> list[dict[str, Any]]:
         """Run ``answer_many`` in an event loop."""
-        return await self._arun_all([self._systemone(request) for request in requests], keywords)
+        return await self._arun([self._systemone(request) for request in requests], keywords)
 
     def decisions(self, request: Any, **keywords: Unpack[RequestKeywords]) -> dict[str, Any]:
         """The body that answers ``request``, the body of OpenAI's ``POST /v1/decisions``. Raises as ``answer``."""
-        return self._run(self._openai(request), keywords)
+        return self._run([self._openai(request)], keywords)[0]
 
     async def adecisions(self, request: Any, **keywords: Unpack[RequestKeywords]) -> dict[str, Any]:
         """Run ``decisions`` in an event loop."""
-        return await self._arun(self._openai(request), keywords)
+        return (await self._arun([self._openai(request)], keywords))[0]
 
     def models(self) -> dict[str, Any]:
         """Return the body of ``GET /v1/models``. The date is that of the model's ``config.json``, or of the file that
         the model is, unless it was given."""
         date = self._release_date
         if date is None:
-            path = self._engine.model_info.path
+            path = self._engines.sync.model_info.path
             changed = (path / "config.json" if path.is_dir() else path).stat().st_mtime
             date = datetime.fromtimestamp(changed, timezone.utc).strftime("%Y-%m-%d")
         names = [self.name, *sorted(self._aliases - {self.name})]
@@ -159,25 +157,17 @@ class SystemOne:
         """The answers of all questions, in parts that fit: a part that is too large is halved, down to one question.
         Fitted questions are a part of their own."""
         settings, questions = Decide(parsed.state, (), *more), parsed.questions
-        kinds = [is_fitted(question) for question in questions]
-        every = [tuple([at for at, fitted in enumerate(kinds) if fitted is kind]) for kind in (False, True)]
-        waiting = [numbers for numbers in every if numbers]
+        waiting = apart(settings, questions, range(len(questions)))
         done: list[Part] = []
         while waiting:
-            asked = [tuple([questions[at] for at in numbers]) for numbers in waiting]
-            results = yield [
-                vector_decision(settings, part) if is_fitted(part[0]) else replace(settings, questions=part)
-                for part in asked
-            ]
-            smaller: list[tuple[int, ...]] = []
-            for numbers, result in zip(waiting, results):
-                if (
-                    isinstance(result, RequestTooLarge)
-                    and len(numbers) > 1
-                    and result.field in ("state", "questions")
-                ):
+            results = yield [task for _, task in waiting]
+            smaller: list[tuple[tuple[int, ...], Decide]] = []
+            for (numbers, _), result in zip(waiting, results):
+                large = isinstance(result, RequestTooLarge) and result.field in ("state", "questions")
+                if large and len(numbers) > 1:
                     half = len(numbers) // 2
-                    smaller += [numbers[:half], numbers[half:]]
+                    for part in (numbers[:half], numbers[half:]):
+                        smaller += apart(settings, questions, part)
                 elif isinstance(result, InvalidRequest):
                     names = [parsed.names[at] for at in numbers]
                     raise located(result, names, [parsed.raw[at] for at in numbers]) from result
@@ -190,26 +180,24 @@ class SystemOne:
 
     # -------------------------------------------------------------- running
 
-    def _run(self, work: Work, keywords: RequestKeywords) -> dict[str, Any]:
-        return self._run_all([work], keywords)[0]
-
-    async def _arun(self, work: Work, keywords: RequestKeywords) -> dict[str, Any]:
-        return (await self._arun_all([work], keywords))[0]
-
-    def _run_all(self, works: Sequence[Work], keywords: RequestKeywords) -> list[dict[str, Any]]:
-        engine = self._engine.engine if isinstance(self._engine, AsyncEngine) else self._engine
-        bodies: list[dict[str, Any]] = drive(
-            _together(works), _options(keywords), partial(engine.run_many, return_exceptions=True)
-        )
+    def _run(self, works: Sequence[Work], keywords: RequestKeywords) -> list[dict[str, Any]]:
+        run_many = partial(self._engines.sync.run_many, return_exceptions=True)
+        bodies: list[dict[str, Any]] = drive(_together(works), _options(keywords), run_many)
         return bodies
 
-    async def _arun_all(self, works: Sequence[Work], keywords: RequestKeywords) -> list[dict[str, Any]]:
-        if isinstance(self._engine, Engine):
-            self._engine = AsyncEngine(self._engine)
-        bodies: list[dict[str, Any]] = await adrive(
-            _together(works), _options(keywords), partial(self._engine.run_many, return_exceptions=True)
-        )
+    async def _arun(self, works: Sequence[Work], keywords: RequestKeywords) -> list[dict[str, Any]]:
+        run_many = partial(self._engines.awaited.run_many, return_exceptions=True)
+        bodies: list[dict[str, Any]] = await adrive(_together(works), _options(keywords), run_many)
         return bodies
+
+
+def system_one(given: Any, **options: Any) -> SystemOne:
+    """Return ``given`` if it is one already, such as a traced one, else one over an engine of either kind."""
+    if not isinstance(given, SystemOne):
+        return SystemOne(given, **options)
+    if options:
+        raise ConfigError(f"{', '.join(options)}: options of a SystemOne are given where it is made")
+    return given
 
 
 def _after_questions(task: Decide) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,10 @@ def one_of(value: Any, field: str, options: tuple[str, ...]) -> str:
     return str(value)
 
 
-def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
+_CHARS_WAY_OUT = "checked before tokenising; shorten it or raise EngineConfig.max_prompt_chars"
+
+
+def text(value: Any, field: str, most: int, *, empty: bool = True, way_out: str = _CHARS_WAY_OUT) -> str:
     """Return a string of at most ``most`` characters that can be written as UTF-8.
 
     Lone surrogates are refused here, for every string that reaches a tokenizer: they are half a character, and
@@ -53,11 +57,7 @@ def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
     if not isinstance(value, str):
         raise wrong_type(value, field, "a string")
     if len(value) > most:
-        raise RequestTooLarge(
-            f"{len(value)} characters; the limit is {most}, checked before tokenising; shorten it or raise "
-            "EngineConfig.max_prompt_chars",
-            field=field,
-        )
+        raise RequestTooLarge(f"{len(value)} characters; the limit is {most}, {way_out}", field=field)
     if not value and not empty:
         raise InvalidRequest("it is empty; give at least one character", field=field)
     if not value.isascii():
@@ -69,7 +69,16 @@ def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
                 "decode the input with errors='replace' first",
                 field=field,
             ) from None
-    return value
+    return str.__str__(value)  # of a subclass, too
+
+
+def listed(value: Any, field: str, items: str = "") -> list[Any]:
+    """Return the items of an iterable that is no text, mapping or set. ``items``: their name in the message."""
+    if hasattr(value, "tolist"):  # arrays, and columns of pandas
+        value = value.tolist()
+    if isinstance(value, str | bytes | Mapping | set | frozenset) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"{shown(value)} is not a list{items}", field=field)
+    return list(value)
 
 
 def salt(value: Any) -> str | None:

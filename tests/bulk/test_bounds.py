@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from prelude import Choice, Decide, InvalidRequest
-from prelude.api.bar import RowBar, length
-from prelude.api.mapping import windows
+from prelude.api.compound import each
+from prelude.api.mapping import RowBar, length, windows
 from prelude.api.windows import Window, leading_text, window_size
-from prelude.api.without_loop import each
 from prelude.bulk.batches import BatchScorer
 from prelude.bulk.columnar import kind_of, mixes, too_many_keys
 from prelude.bulk.run import Pace

@@ -98,7 +98,7 @@ SAID: dict[int, tuple[str, str]] = {
     17: ("run_many", "run_many"),
     21: (f'"{ANSWERS}"', '"Answers"'),
     22: ('"prelude.results.Completion"', '"Completion"'),
-    23: ('"prelude.api.text_streams.AsyncTextStream"', '"AsyncTextStream"'),
+    23: ('"prelude.api.async_streams.AsyncTextStream"', '"AsyncTextStream"'),
     24: ('Unexpected keyword argument "priorty"', 'No parameter named "priorty"'),
     25: (f"list[{ANSWERS}]", "list[Answers]"),
     26: ('"prelude.results.Ranking"', '"Ranking"'),

@@ -477,8 +477,8 @@ def test_transports_read_bodies_as_every_entrance_does(engine: Engine) -> None:
 
 
 def test_a_client_takes_an_engine_alone() -> None:
-    from prelude.integrations.engines import system_one
     from prelude.integrations.sentence_transformers import SentenceEncoder
+    from prelude.systemone.adapter import system_one
 
     with pytest.raises(ConfigError, match="not an Engine"):
         system_one("engine")

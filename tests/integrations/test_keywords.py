@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from prelude import AsyncEngine, Engine, EngineConfig
+from prelude.api.engine import Engines
 from prelude.errors import ConfigError, DeadlineExceeded, InvalidRequest, Overloaded
-from prelude.integrations.engines import Engines, system_one
 from prelude.integrations.sentence_transformers import PairScorer, SentenceEncoder
 from prelude.systemone import SystemOne
+from prelude.systemone.adapter import system_one
 from tests.engine.test_encoders import write, write_pooling
 from tests.integrations.test_sentence_transformers import with_settings
 

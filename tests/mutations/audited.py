@@ -105,8 +105,8 @@ EDITS = (
         "57 H4",
         (
             "prelude/api/text_streams.py",
-            "            self._sink.abandoned = True\n            self._core.cancel(self._request)\n",
-            "            self._sink.abandoned = True\n",
+            "            sink.abandoned = True\n            self._core.cancel(self._request)\n",
+            "            sink.abandoned = True\n",
         ),
     ),
     edit("top_p_strict", "H3", ("prelude/readouts/draw.py", 'side="left")) + 1]', 'side="right")) + 1]')),
