@@ -125,7 +125,6 @@ def test_the_ten_spans_of_one_request_in_order(checkpoint: Path, overlap: bool) 
             names = [span.name for span in path]
             assert names.count("run") == names.count("sample") == names.count("append") == 6
             assert first["repeat"].start >= first["append"].end - 1e-6
-            assert sum(s.ms for s in spans if s.name == "run") <= done.stats.forward_ms * 2 + 50
             answers = await engine.decide("The harbour was quiet.", [YesNo("Is it?")], trace=True)
             short = [span.name for span in answers.stats.timeline or ()]
             assert short == list(NAMES[:-1]), "one step: nothing repeats"

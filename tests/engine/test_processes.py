@@ -6,9 +6,11 @@ import asyncio
 import gc
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,9 +68,7 @@ def test_a_forked_child_is_told_at_once() -> None:
 
 
 @pytest.mark.fault(62)
-def test_spawned_processes_have_their_own_engine_and_none_is_pickled() -> None:
-    import pickle
-
+def test_spawned_processes_have_their_own_engine_and_none_is_pickled(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="another process"):
         pickle.dumps(toy_service().engine)
     code = """
@@ -90,17 +90,10 @@ if __name__ == "__main__":
     print(queue.get() == want)
     process.join()
 """
-    import tempfile
-
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".py") as file:
-        file.write(code)
-        file.flush()
-        done = subprocess.run(
-            [sys.executable, file.name],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-        )
+    file = tmp_path / "spawn.py"
+    file.write_text(code, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, env=environment)
     assert done.stdout == "True\n", done.stderr
 
 
