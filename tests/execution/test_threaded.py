@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -126,3 +128,16 @@ def test_ids_are_left_alone_where_none_is_named() -> None:
     drawn.keep((SampleOutput(np.array([7, 8], np.int32)), SampleOutput(np.array([9], np.int32))))
     assert drawn.resolve(np.array([-3, 2, -1])).tolist() == [9, 2, 7]
     assert ids.tolist() == [4, 0, 9]
+
+
+def test_one_that_is_dropped_takes_its_thread_and_its_executor_along() -> None:
+    before = set(threading.enumerate())
+    inner = ToyExecutor()
+    executor = ThreadedExecutor(inner)
+    executor.wait(executor.submit(last_token(1)))
+    (thread,) = set(threading.enumerate()) - before
+    known = weakref.ref(inner)
+    del executor, inner
+    gc.collect()
+    thread.join(PATIENCE)
+    assert not thread.is_alive() and known() is None

@@ -15,49 +15,33 @@ from prelude.scheduling.policies import FirstComeFirstServed, RoundRobin
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import State
 from tests import toy
-from tests.scheduling.cores import Collect, chat, check, ids, post, prompt, text
+from tests.scheduling.cores import Collect, chat, check, ids, post, prompt
 from tests.service import is_empty, run_steps, service_core
 
 
-def beside_a_chat(chunk: int, length: int = 400) -> tuple[Any, int, int]:
-    """A long prompt arrives while a chat runs: tokens the chat got until it was through, and steps it took."""
-    core = service_core(toy.ToyExecutor(num_blocks=512), chunk=chunk, step_tokens=512)
-    sink = Collect()
-    runs = post(core, chat(prompt(6, 1), 600), sink)
-    core.step()
-    late = post(core, chat(prompt(length, 2), 2), sink)
-    before, steps = len(runs.output), 0
-    while not late.output:
-        core.step()
-        steps += 1
-    during = len(runs.output) - before
-    run_steps(core)
-    assert text(sink, late) == toy.generate(prompt(length, 2).tolist(), 2)
-    assert text(sink, runs) == toy.generate(prompt(6, 1).tolist(), 600)
-    return core, during, steps
-
-
 @pytest.mark.feature("F6")
-@pytest.mark.feature("F12")
-@pytest.mark.parametrize("chunk", [16, 50, 64, 400])
-def test_a_running_chat_gets_a_token_for_every_chunk_of_a_long_prompt(chunk: int) -> None:
-    _, during, steps = beside_a_chat(chunk)
-    assert during >= -(-400 // chunk) and steps == -(-400 // chunk)
-
-
 @pytest.mark.feature("F7")
+@pytest.mark.feature("F12")
 def test_the_knob_trades_first_token_against_pace_without_a_break() -> None:
-    """Steps until the long prompt's first token fall with the chunk; tokens in the longest step between two of the
-    chat's rise with it."""
-    sizes = (8, 16, 32, 64, 128, 256, 512)
-    firsts, longest = [], []
-    for chunk in sizes:
-        core, _, steps = beside_a_chat(chunk)
-        firsts.append(steps)
+    """A long prompt comes while a chat runs. It takes a step a chunk, and the chat gets a token in each. Steps until
+    its first token fall with the chunk; tokens in the longest step between two of the chat's rise with it."""
+    longest = []
+    for chunk in (8, 16, 50, 64, 128, 256, 400):
+        core = service_core(toy.ToyExecutor(num_blocks=512), chunk=chunk, step_tokens=512)
+        sink = Collect()
+        runs = post(core, chat(prompt(6, 1), 600), sink)
+        core.step()
+        late = post(core, chat(prompt(400, 2), 2), sink)
+        before, steps = len(runs.output), 0
+        while not late.output:
+            core.step()
+            steps += 1
+        assert steps == -(-400 // chunk) == len(runs.output) - before
+        run_steps(core)
+        check(sink, [late, runs])
         longest.append(
             max(b.num_tokens for b in core.executor.batches if isinstance(b, MixedBatch) and b.decode_tokens)
         )
-    assert firsts == sorted(firsts, reverse=True) and firsts[0] > 8 * firsts[-1]
     assert longest == sorted(longest) and longest[-1] > 8 * longest[0]
 
 
@@ -105,45 +89,6 @@ def test_chunks_go_round() -> None:
         check(sink, requests)
     assert ends["round"] == {1: 2, 2: 2, 0: 9}
     assert ends["arrival"][0] == 8 and ends["arrival"][1] >= 8
-
-
-@pytest.mark.feature("F9")
-def test_no_prompt_waits_longer_than_a_round_of_chunks() -> None:
-    """Short prompts come without end beside two long ones; all of them move on."""
-    core = service_core(
-        toy.ToyExecutor(num_blocks=2048),
-        chunk=32,
-        step_tokens=256,
-        running=30,
-        policies=Policies(decode=RoundRobin()),
-    )
-    sink = Collect()
-    post(core, chat(prompt(6, 1), 300), sink)
-    core.step()
-    long = [post(core, chat(prompt(500, 7 + i), 2), sink) for i in range(2)]
-    steps = 0
-    while not all(request.output for request in long):
-        post(core, chat(prompt(12, 100 + steps), 2), sink)
-        core.step()
-        steps += 1
-        assert steps < 120
-    run_steps(core)
-    check(sink, long)
-    assert is_empty(core)
-
-
-@pytest.mark.feature("F11")
-@pytest.mark.feature("F15")
-def test_prompts_by_tokens_and_rows_by_number_make_up_one_step() -> None:
-    core = service_core(toy.ToyExecutor(num_blocks=512), chunk=20, step_tokens=64, running=6)
-    sink = Collect()
-    for i in range(6):
-        post(core, chat(prompt(30, i), 12), sink)
-    both = 0
-    while core.step():
-        batch = core.executor.batches[-1]
-        both += isinstance(batch, MixedBatch) and batch.decode_tokens > 0 and batch.prefill_tokens > 0
-    assert both >= 5 and len(sink.ends) == 6
 
 
 @pytest.mark.feature("F14")

@@ -6,97 +6,47 @@ Time is the executor's own report, so these hold in every run and on every machi
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch, StepResult
-from prelude.scheduling.pacing import Pacer
+from prelude.readouts.batch import MixedBatch
 from prelude.scheduling.request import State
 from tests import toy
 from tests.patience import shown, until
-from tests.scheduling.cores import Collect, chat, expected_logprob, generated, last_logprob, post, prompt, text
+from tests.scheduling.cores import Collect, chat, check, expected_logprob, generated, last_logprob, post, prompt, text
 from tests.service import is_empty, run_steps, service_core
-
-BASE, PER_ROW, PER_TOKEN = 3e-3, 1e-4, 2e-4  # seconds
-
-
-class Timed(toy.ToyExecutor):
-    """Says that a step takes a base, something per row and something per prompt token."""
-
-    now = 0.0
-
-    def wait(self, handle: Any) -> StepResult:
-        result = super().wait(handle)
-        rows = prefill = 0
-        match handle:
-            case OneShotBatch(slices=slices):
-                prefill = slices.num_tokens
-            case DecodeBatch() as batch:
-                rows = batch.num_tokens
-            case MixedBatch() as batch:
-                rows, prefill = batch.decode_tokens, batch.prefill_tokens
-        seconds = BASE + PER_ROW * rows + PER_TOKEN * prefill
-        self.now += seconds
-        return replace(result, seconds=seconds)
-
-
-def longest_running(core: Any, most: int = 500) -> int:
-    peak = 0
-    for _ in range(most):
-        if not core.step():
-            return peak
-        core.audit()
-        peak = max(peak, len(core.queues.running))
-    return peak
-
 
 # ------------------------------------------------------------------ each limit alone
 
 
 @pytest.mark.feature("A13")
 @pytest.mark.feature("F3")
-def test_rows_alone_can_stop_admission() -> None:
-    core = service_core(toy.ToyExecutor(num_blocks=256), running=3, chunk=64)
+@pytest.mark.feature("F11")
+@pytest.mark.parametrize(
+    "limits,length,count,most",
+    [
+        ({"num_blocks": 256, "running": 3}, 6, 9, 3),
+        ({"num_blocks": 10}, 7, 2, 5),  # two blocks each, from admission to the end
+        ({"num_blocks": 256, "step_tokens": 5}, 1, 40, 5),
+        ({"num_blocks": 256, "step_requests": 4}, 3, 20, 4),
+    ],
+    ids=["running", "blocks", "tokens", "requests of a step"],
+)
+def test_each_limit_alone_can_stop_admission(limits: dict[str, int], length: int, count: int, most: int) -> None:
+    sizes = {"running": 64, **limits}
+    core = service_core(toy.ToyExecutor(num_blocks=sizes.pop("num_blocks")), chunk=64, cache=False, **sizes)
     sink = Collect()
-    requests = [post(core, chat(prompt(6, i), 9), sink) for i in range(8)]
-    assert longest_running(core) == 3
-    assert [text(sink, r) for r in requests] == [generated(i, 9) for i in range(8)]
-
-
-@pytest.mark.feature("A13")
-def test_blocks_alone_can_stop_admission() -> None:
-    # 7 tokens and 1 more are two blocks of 4 each, from admission to the end.
-    core = service_core(toy.ToyExecutor(num_blocks=10), running=64, chunk=64, cache=False)
-    sink = Collect()
-    for i in range(12):
-        post(core, chat(prompt(7, i), 2), sink)
-    assert longest_running(core) == 5
-    assert core.stats.preemptions == 0 and len(sink.ends) == 12
-
-
-@pytest.mark.feature("A13")
-def test_tokens_alone_can_stop_admission() -> None:
-    core = service_core(toy.ToyExecutor(num_blocks=256), running=64, chunk=64, step_tokens=5)
-    sink = Collect()
-    for i in range(12):
-        post(core, chat(prompt(1, i), 40), sink)
-    assert longest_running(core, 700) == 5
-    assert all(batch.num_tokens <= 5 for batch in core.executor.batches)
-    assert len(sink.ends) == 12
-
-
-@pytest.mark.feature("A13")
-def test_rows_of_a_step_alone_can_stop_admission() -> None:
-    core = service_core(toy.ToyExecutor(num_blocks=256), running=64, chunk=64, step_requests=4)
-    sink = Collect()
-    for i in range(9):
-        post(core, chat(prompt(3, i), 20), sink)
-    run_steps(core)
-    assert max(_rows(batch) for batch in core.executor.batches) == 4
-    assert len(sink.ends) == 9 and all(error is None for _, error in sink.ends.values())
+    requests = [post(core, chat(prompt(length, i), count), sink) for i in range(12)]
+    peak = 0
+    while core.step():
+        core.audit()
+        peak = max(peak, len(core.queues.running))
+    assert max(_rows(batch) for batch in core.executor.batches) == most
+    assert peak == most or "step_requests" in limits
+    assert core.stats.preemptions == 0
+    check(sink, requests)
 
 
 def _rows(batch: Any) -> int:
@@ -189,70 +139,6 @@ def test_no_request_is_held_back_to_make_a_larger_batch(kind: str) -> None:
     core.close()
 
 
-# ------------------------------------------------------------------ chats beside decisions
-
-
-def pace(share: float, *, load: int, length: int) -> tuple[float, Timed, Any]:
-    """The worst chat's mean time per token, with ``load`` OneShot requests of ``length`` waiting at any time."""
-    executor = Timed(num_blocks=512)
-    core = service_core(executor, running=4, chunk=64, step_tokens=512, oneshot_share=share, cache=False)
-    stamps: dict[int, list[float]] = {}
-
-    class Stamps(Collect):
-        streams = True
-
-        def token(self, request, token_id, output, row) -> bool:  # type: ignore[no-untyped-def]
-            stamps.setdefault(request.id, []).append(executor.now)
-            return False
-
-    chats = [post(core, chat(prompt(6, i), 60), Stamps()) for i in range(4)]
-    core.step()  # before there are rows decisions are not held back
-    shots = Collect()
-    made = 0
-    for _ in range(2000):
-        while len(core.queues.oneshot) + len(core.inbox.items) < load:
-            made += 1
-            post(core, last_logprob(prompt(length, made)), shots)
-        core.step()
-        if all(chat.state is State.FINISHED for chat in chats):
-            break
-    worst = max((times[-1] - times[0]) / (len(times) - 1) for times in stamps.values())
-    return worst, executor, shots
-
-
-@pytest.mark.fault(69)
-@pytest.mark.parametrize("length", [5, 40, 130, 400])
-def test_a_chats_pace_beside_saturating_decisions_is_within_the_stated_factor(length: int) -> None:
-    alone, _, _ = pace(0.2, load=0, length=length)
-    beside, _, shots = pace(0.2, load=50, length=length)
-    assert beside <= 1.5 * alone
-    assert len(shots.ends) > 0, "and decisions go on, however long"
-    unbounded, _, _ = pace(1.0, load=50, length=length)
-    assert unbounded > 3 * alone, "the gap without the bound"
-
-
-@pytest.mark.fault(69)
-@pytest.mark.feature("F18")
-def test_decisions_get_the_time_that_chats_leave_them() -> None:
-    _, executor, shots = pace(0.2, load=50, length=40)
-    spent = len(shots.ends) * 40 * PER_TOKEN
-    assert 0.1 * executor.now < spent < 0.3 * executor.now
-
-
-def test_without_chats_decisions_have_the_whole_step() -> None:
-    pacer = Pacer(0.2)
-    assert pacer.allowance(0) is None
-    assert pacer.allowance(3) == 0, "the rows' own pace is measured first"
-    pacer.measured(3, 0, 0, 0.01)
-    pacer.measured(0, 100, 0, 0.02)
-    assert pacer.allowance(3) == int(0.01 * 0.25 / 0.0002)
-    pacer.measured(3, 400, 0, 0.09)
-    assert pacer.allowance(3) == 0, "a debt"
-    for _ in range(31):
-        pacer.measured(3, 0, 0, 0.01)
-    assert pacer.allowance(3), "paid off"
-
-
 @pytest.mark.feature("F17")
 @pytest.mark.feature("F18")
 def test_decode_rows_are_never_pushed_out_by_decisions() -> None:
@@ -272,24 +158,6 @@ def test_decode_rows_are_never_pushed_out_by_decisions() -> None:
     assert [text(sink, r) for r in chats] == [generated(i, 5) for i in range(4)]
     run_steps(core)
     assert len(shots.ends) == 200
-
-
-@pytest.mark.feature("F18")
-def test_a_long_decision_behind_short_ones_is_not_starved_by_chats() -> None:
-    core = service_core(Timed(num_blocks=512), running=4, step_tokens=512, chunk=64, oneshot_share=0.2, cache=False)
-    sink, shots = Collect(), Collect()
-    for i in range(4):
-        post(core, chat(prompt(6, i), 200), sink)
-    for i in range(5):
-        post(core, last_logprob(prompt(10, i)), shots)
-    long = post(core, last_logprob(prompt(500, 7)), shots)
-    steps = 0
-    while long.id not in shots.ends:
-        core.step()
-        steps += 1
-        assert steps < 60
-    assert not sink.ends, "while all the chats are running"
-    assert shots.ends[long.id][0].output.logprobs[0] == pytest.approx(expected_logprob(prompt(500, 7)))
 
 
 # ------------------------------------------------------------------ progress
@@ -313,21 +181,6 @@ def test_rows_that_outgrow_the_pool_together_all_end(seed: int) -> None:
     for i, count, request in counts.values():
         assert text(sink, request) == generated(i, count)
     assert is_empty(core)
-
-
-@pytest.mark.fault(53)
-def test_prompts_that_hold_each_others_blocks_do_not_wait_for_ever() -> None:
-    """A low priority has half its prompt in the pool when a higher one comes that needs more than the rest."""
-    core = service_core(toy.ToyExecutor(num_blocks=10), running=4, chunk=12, step_tokens=12, cache=False)
-    sink = Collect()
-    low = post(core, chat(prompt(36, 1), 3), sink)
-    core.step()
-    core.step()
-    high = post(core, chat(prompt(36, 2), 3), sink, priority=1)
-    run_steps(core, 200)
-    assert [list(sink.ends[r.id][0].token_ids) for r in (low, high)] == [
-        toy.generate(prompt(36, seed).tolist(), 3) for seed in (1, 2)
-    ]
 
 
 @pytest.mark.fault(53)

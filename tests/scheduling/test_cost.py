@@ -22,7 +22,7 @@ from prelude.errors import ConfigError
 from prelude.scheduling.cost import CostModel, Work
 from tests.patience import shown
 from tests.scheduling.cores import Collect, last_logprob, prompt
-from tests.scheduling.test_contracts import BASE, PER_TOKEN, Timed
+from tests.scheduling.test_pace import BASE, PER_TOKEN, Timed
 from tests.service import run_steps, service_core
 from tests.threads import use_threads
 

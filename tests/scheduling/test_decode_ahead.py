@@ -5,25 +5,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.errors import DeadlineExceeded, ExecutionError, RequestCancelled
 from prelude.readouts.batch import DecodeBatch, DecodeRows, MixedBatch
 from prelude.readouts.sampling import RowEdits, Sampling, SamplingState
 from prelude.scheduling import planner
-from prelude.scheduling.request import Request, State
+from prelude.scheduling.request import Request
 from prelude.values.options import RequestOptions
 from tests import toy
-from tests.scheduling.cores import Collect, chat, check, last_logprob, post, prompt, text
+from tests.scheduling.cores import Collect, chat, check, post, prompt, text
 from tests.scheduling.test_overlap import OverlappedExecutor
-from tests.service import Fault, FaultyExecutor, is_empty, play, run_steps, service_core
+from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 
 def rows_of(batch: Any) -> DecodeRows:
@@ -34,12 +31,6 @@ def named(core: Any) -> list[list[int]]:
     """The token ids of every step's decode rows."""
     steps = [batch for batch in core.executor.batches if isinstance(batch, DecodeBatch | MixedBatch)]
     return [rows_of(batch).token_ids.tolist() for batch in steps]
-
-
-def until_stop(tokens: np.ndarray, count: int, stop: frozenset[int]) -> list[int]:
-    drawn = toy.generate(tokens.tolist(), count)
-    ends = [i for i, token in enumerate(drawn) if token in stop]
-    return drawn[: ends[0]] if ends else drawn
 
 
 def stopping(tokens: np.ndarray, at: int, count: int = 30) -> Prepared:
@@ -56,26 +47,6 @@ def dated(core: Any, prepared: Prepared, sink: Collect, expires: float | None) -
 
 
 # ------------------------------------------------------------------ time, and submitted rows
-
-
-@pytest.mark.feature("H13")
-@pytest.mark.parametrize("latency,work", [(5.0, 3.0), (3.0, 5.0)])
-def test_a_decode_step_takes_the_longer_of_device_and_host_not_their_sum(latency: float, work: float) -> None:
-    taken, texts = {}, {}
-    for overlap in (True, False):
-        executor = OverlappedExecutor(latency, work, num_blocks=256)
-        core = service_core(executor, running=6, chunk=64, overlap=overlap)
-        sink = Collect()
-        requests = [post(core, chat(prompt(9, i), 20), sink) for i in range(6)]
-        run_steps(core)
-        check(sink, requests)
-        assert len(executor.batches) == 20
-        taken[overlap] = executor.host
-        texts[overlap] = [text(sink, request) for request in requests]
-        assert is_empty(core) and core.stats.discarded_rows == 0
-    assert taken[False] == 20 * (latency + work)
-    assert taken[True] <= 20 * max(latency, work) + latency + work
-    assert texts[True] == texts[False]
 
 
 @pytest.mark.feature("H13")
@@ -307,25 +278,6 @@ def test_rows_that_went_on_from_a_step_that_failed_are_run_again(site: str, kind
 
 
 @pytest.mark.feature("H13")
-def test_a_step_behind_one_that_failed_keeps_the_rows_that_do_not_depend_on_it() -> None:
-    core = service_core(FaultyExecutor(Fault("raise", at=1), num_blocks=256), chunk=64, overlap=True)
-    core.pacer.share = 1.0
-    sink = Collect()
-    chats = [post(core, chat(prompt(9, i), 9), sink) for i in range(2)]
-    core.step()
-    core.step()
-    shot = post(core, last_logprob(prompt(12, 7)), sink)
-    late = post(core, chat(prompt(9, 8), 9), sink)
-    core.step()  # waits for the step that fails; theirs is behind it
-    core.audit()
-    assert shot.id in sink.ends and late.stats.replays == 0 and len(late.output) == 1
-    assert [r.stats.replays for r in chats] == [1, 1] and not core.steps
-    run_steps(core)
-    check(sink, [*chats, shot, late])
-    assert core.stats.failed_steps == 1 and is_empty(core)
-
-
-@pytest.mark.feature("H13")
 def test_a_token_that_is_none_fails_its_request_alone() -> None:
     for kind in ("token", "nan"):
         core = service_core(FaultyExecutor(Fault(kind, at=2), num_blocks=256), chunk=64, overlap=True)
@@ -360,95 +312,3 @@ def test_ctrl_c_while_two_steps_are_in_flight_takes_every_request_back() -> None
     for i, request in enumerate(requests, 1):
         assert text(sink, request) == toy.generate(prompt(9, i).tolist(), 5)
     assert is_empty(core)
-
-
-# ------------------------------------------------------------------ anything at all
-
-
-item = st.tuples(
-    st.sampled_from(["shot", "chat", "chat", "chat", "stops", "penalised"]),
-    st.integers(0, 2),  # whose prefix
-    st.integers(0, 30),  # how much of it
-    st.integers(1, 12),  # own tokens
-    st.integers(2, 9),  # tokens to draw
-    st.sampled_from(["auto", "always", "never"]),
-    st.integers(0, 6),  # comes after so many steps
-    st.sampled_from([None, None, 0, 1, 2, 4]),  # is cancelled so many steps later
-)
-FAMILIES = [prompt(30, seed) for seed in (71, 72, 73)]
-
-
-def made(kind: str, tokens: np.ndarray, count: int, cache: str) -> Prepared:
-    if kind == "shot":
-        return last_logprob(tokens, cache=cache)
-    if kind == "penalised":
-        return penalised(tokens, count)
-    stop = frozenset(range(0, 97, 4)) if kind == "stops" else frozenset[int]()
-    return chat(tokens, count, stop, cache=cache)
-
-
-def endings(core: Any, items: list[Any], failing: set[int], deadlines: bool) -> Iterator[tuple[str, Request, Any]]:
-    sink = Collect()
-    now = [0.0]
-    core.lifecycle.clock = lambda: now[0]
-
-    def tick(core: Any) -> None:
-        now[0] += 1.0
-
-    waiting = []
-    for i, (kind, family, shared, own, count, cache, at, cancel) in enumerate(items):
-        tokens = np.concatenate([FAMILIES[family][:shared], prompt(own, i)])
-        expires = 3.0 + i if deadlines and i % 3 == 0 else None
-        request = dated(core, made(kind, tokens, count, cache), sink, expires)
-        waiting.append((at, cancel, request))
-    play(core, waiting, failing=failing, after_step=tick)
-    assert is_empty(core) and not core.steps and not core.steps.ended
-    assert core.pool.trie.num_promised == 0
-    assert core.failures.last_error is None or core.failures.last_error.endswith(": injected")
-    for (kind, *_), (_, cancel, request) in zip(items, waiting):
-        assert request.state is State.FINISHED and request.ahead == request.in_flight == 0
-        outcome, error = sink.ends[request.id]
-        if isinstance(error, DeadlineExceeded):
-            assert deadlines
-        elif error is not None:
-            wanted = ExecutionError if failing and cancel is None else (RequestCancelled, ExecutionError)
-            assert isinstance(error, wanted)
-        yield kind, request, (outcome, error, sink)
-
-
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    items=st.lists(item, min_size=1, max_size=20),
-    num_blocks=st.integers(14, 60),
-    chunk=st.integers(2, 24),
-    running=st.integers(1, 6),
-    fold=st.booleans(),
-    cache=st.booleans(),
-    deadlines=st.booleans(),
-    failing=st.sets(st.integers(0, 25), max_size=3),
-)
-@pytest.mark.feature("H13")
-@pytest.mark.fault(52)
-def test_a_storm_of_ends_cancels_deadlines_and_failures_over_a_small_pool(
-    items: list[Any],
-    num_blocks: int,
-    chunk: int,
-    running: int,
-    fold: bool,
-    cache: bool,
-    deadlines: bool,
-    failing: set[int],
-) -> None:
-    """Audited after every step; a request that ended well has the text that it has alone."""
-    core = service_core(
-        toy.ToyExecutor(num_blocks=num_blocks), step_tokens=96, running=running, chunk=chunk, fold=fold, cache=cache,
-        overlap=True, unhealthy=100,
-    )  # fmt: skip
-    for kind, request, (_, error, sink) in endings(core, items, failing, deadlines):
-        if error is not None:
-            continue
-        tokens = request.prepared.tree.token_ids
-        if kind == "stops":
-            assert text(sink, request) == until_stop(tokens, request.max_new_tokens, frozenset(range(0, 97, 4)))
-        else:
-            check(sink, [request])

@@ -148,22 +148,6 @@ def test_cold_shared_prefix_is_folded_into_one_step() -> None:
         assert one.output.logprobs[0] == other.output.logprobs[0]
 
 
-def test_fold_shares_only_tokens_that_are_the_same_and_unread() -> None:
-    core = service_core()
-    base = prompt(24, 1)
-    items = [base, base.copy(), np.concatenate([base[:20], prompt(9, 2)]), np.concatenate([base[:8], prompt(30, 3)])]
-    outcomes = run(core, [last_logprob(tokens) for tokens in items])
-    for tokens, outcome in zip(items, outcomes):
-        assert outcome.output.logprobs[0] == pytest.approx(expected_logprob(tokens))
-
-
-def test_folded_requests_publish_the_common_part_once() -> None:
-    core = service_core()
-    rubric = prompt(16, 1)
-    run(core, [last_logprob(np.concatenate([rubric, prompt(6, 60 + i)])) for i in range(5)])
-    assert core.pool.allocator.num_cached == 4
-
-
 def test_fold_of_trees() -> None:
     core = service_core()
     rubric = prompt(30, 1)

@@ -7,7 +7,7 @@ import pytest
 
 from tests import toy
 from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, post, prompt
-from tests.scheduling.test_contracts import Timed
+from tests.scheduling.test_pace import Timed
 from tests.service import is_empty, run_steps, service_core
 
 SHARED = prompt(24, 1)
@@ -107,7 +107,7 @@ def test_a_shared_load_is_through_no_later_for_waiting_for_leaders(seed: int) ->
     rng = np.random.default_rng(seed)
     families = [prompt(56, 100 + i) for i in range(2)]
     items = [(int(rng.integers(2)), int(rng.integers(1, 9)), rng.random() < 0.6) for _ in range(14)]
-    spent = {}
+    spent, computed = {}, {}
     for most in (0, 8):
         executor = Timed(num_blocks=200)
         core = service_core(executor, step_tokens=2000, chunk=2000, running=16, fold=False, defer_steps=most)
@@ -117,5 +117,5 @@ def test_a_shared_load_is_through_no_later_for_waiting_for_leaders(seed: int) ->
             post(core, last_logprob(tokens) if decision else chat(tokens, 3), sink)
         run_steps(core)
         assert len(sink.ends) == len(items) and is_empty(core)
-        spent[most] = executor.now
-    assert spent[8] < spent[0]
+        spent[most], computed[most] = executor.now, core.stats.prefill_tokens
+    assert spent[8] < spent[0] and computed[8] <= computed[0] - 56

@@ -11,10 +11,10 @@ from prelude._native.core import KvPool
 
 from prelude.runtime.core import EngineCore
 from tests import recurrent
-from tests.recurrent import FaultyRecurrent, RecurrentToy
+from tests.recurrent import RecurrentToy
 from tests.scheduling.cores import Collect, chat, last_logprob, prompt, run, submit, tree_request
-from tests.scheduling.test_recurrent import OVERLAP, check, stepped
-from tests.service import Fault, is_empty, service_core
+from tests.scheduling.test_recurrent import OVERLAP, stepped
+from tests.service import service_core
 
 BLOCK = RecurrentToy().limits().block_size
 
@@ -119,37 +119,6 @@ def test_nothing_is_kept_of_a_request_that_says_so() -> None:
     assert core.pool.prefix_states == 0
     run(core, [chat(prompt(40, 1), 3)])
     assert core.pool.prefix_states == 1
-
-
-@pytest.mark.feature("A8")
-@OVERLAP
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overlap: bool) -> None:
-    """Prompts of a few families, three states for all of them, too few blocks: audited after every step; a request
-    that survives has its own numbers, to the bit."""
-    rng = np.random.default_rng(seed)
-    faults = [Fault("raise", str(rng.choice(["submit", "wait"])), int(at)) for at in rng.integers(0, 300, 10)]
-    executor = FaultyRecurrent(*faults, entries=3, prefixes=3, num_blocks=20)
-    core = service_core(executor, running=5, chunk=4, step_tokens=64, overlap=overlap, unhealthy=100)
-    sink, made, cancelled = Collect(), dict[int, tuple[Any, Any, int]](), set[int]()
-    while len(made) < 150 or core.live:
-        for _ in range(int(rng.integers(0, 3)) if len(made) < 150 else 0):
-            head = prompt(int(rng.integers(1, 20)), int(rng.integers(0, 3)))
-            tokens = np.concatenate([head, prompt(3, int(rng.integers(0, 4)))])
-            count = int(rng.integers(2, 12)) if rng.random() < 0.5 else 0
-            [request] = submit(core, [chat(tokens, count) if count else last_logprob(tokens)], sink)
-            made[request.id] = (request, tokens, count)
-        for request in list(core.live.values()):
-            if rng.random() < 0.01:
-                core.cancel(request)
-                cancelled.add(request.id)
-        core.step()
-        core.audit()
-    assert is_empty(core) and core.pool.free_running_states == 3 and executor.errors > 4
-    assert core.stats.prefix_hit_tokens > 50 and core.pool.trie.stats()["states_evicted"] > 10
-    well = [one for key, one in made.items() if sink.ends[key][1] is None]
-    check(sink, well)
-    assert len(well) > 80
 
 
 @pytest.mark.feature("A8")

@@ -2,87 +2,121 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prelude.errors import ExecutionError
+from prelude.admission.prepared import Prepared
+from prelude.errors import DeadlineExceeded, ExecutionError, RequestCancelled
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
-from prelude.scheduling.request import State
+from prelude.scheduling.request import Request, State
+from prelude.values.options import RequestOptions
 from tests import toy
-from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, prompt, tree_request
-from tests.service import play, service_core
+from tests.scheduling.cores import Collect, chat, last_logprob, prompt, tree_request
+from tests.scheduling.test_decode_ahead import penalised
+from tests.service import is_empty, play, service_core
 
-FAMILIES = [prompt(40, seed) for seed in (900, 901, 902)]
+FAMILIES = [*(prompt(40, seed) for seed in (900, 901, 902)), prompt(0, 0)]
+STOPS = frozenset(range(0, 97, 4))
 
-kinds = st.sampled_from(["shot", "tree", "chat"])
 item = st.tuples(
-    kinds,
+    st.sampled_from(["shot", "tree", "chat", "chat", "stops", "penalised"]),
     st.integers(0, 3),  # family of the prefix; 3 = none
     st.integers(0, 40),  # how much of it
     st.integers(1, 12),  # own tokens
-    st.integers(0, 10**6),
-    st.sampled_from(["auto", "always", "never"]),
-    st.integers(0, 6),  # submitted after so many steps
-    st.sampled_from([None, None, None, 0, 1, 3, 9]),  # cancelled so many steps after that
+    st.integers(2, 10),  # tokens to draw
+    st.sampled_from(["auto", "auto", "always", "never"]),
+    st.integers(0, 6),  # comes after so many steps
+    st.sampled_from([None, None, None, 0, 1, 2, 4, 9]),  # is cancelled so many steps after that
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def branches_of(seed: int) -> list[np.ndarray]:
+    return [prompt(1 + seed % 3, seed + 1), prompt(2, seed + 2)]
+
+
+def made(seed: int, kind: str, tokens: np.ndarray, count: int, cache: str) -> Prepared:
+    match kind:
+        case "shot":
+            return last_logprob(tokens, cache=cache)
+        case "tree":
+            return tree_request(tokens, branches_of(seed))
+        case "penalised":
+            return penalised(tokens, count)
+        case _:
+            return chat(tokens, count, STOPS if kind == "stops" else frozenset(), cache=cache)
+
+
+@settings(max_examples=130, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     items=st.lists(item, min_size=1, max_size=24),
-    num_blocks=st.integers(18, 60),
+    num_blocks=st.integers(18, 80),
+    chunk=st.integers(1, 40),
+    running=st.integers(1, 6),
+    defer_steps=st.integers(0, 8),
     fold=st.booleans(),
     cache=st.booleans(),
-    running=st.integers(1, 6),
-    chunk=st.integers(1, 16),
-    failing=st.sets(st.integers(0, 30), max_size=2),
+    deadlines=st.booleans(),
+    failing=st.sets(st.integers(0, 30), max_size=3),
 )
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.feature("D8")
 @pytest.mark.feature("E14")
+@pytest.mark.feature("H13")
+@pytest.mark.fault(52)
 def test_every_request_ends_once_with_its_own_numbers(
-    items, num_blocks, fold, cache, running, chunk, failing
+    overlap: bool, items: list[Any], deadlines: bool, failing: set[int], num_blocks: int, **options: Any
 ) -> None:
+    """Some stop early, are cancelled, come too late or fail, over a small pool."""
+    now = [0.0]
     core = service_core(
-        toy.ToyExecutor(num_blocks=num_blocks), fold=fold, cache=cache, running=running, chunk=chunk, step_tokens=128
-    )
+        toy.ToyExecutor(num_blocks=num_blocks), step_tokens=96, overlap=overlap, unhealthy=100, clock=lambda: now[0],
+        **options,
+    )  # fmt: skip
+
+    def tick(core: Any) -> None:
+        now[0] += 1.0
+
     sink = Collect()
-    waiting = []
-    for kind, family, shared, own, seed, mode, at, cancel in items:
-        head = FAMILIES[family][:shared] if family < 3 else prompt(0, 0)
-        tokens = np.concatenate([head, prompt(own, seed)])
-        if kind == "chat":
-            prepared = chat(tokens, 2 + seed % 9, cache=mode)
-        elif kind == "tree":
-            prepared = tree_request(tokens, [prompt(1 + seed % 3, seed + 1), prompt(2, seed + 2)])
-        else:
-            prepared = last_logprob(tokens, cache=mode)
-        waiting.append((at, cancel, core.request(prepared, sink)))
-    play(core, waiting, failing=failing)
-    assert core.pool.live_leases == 0 and core.pool.allocator.num_used == 0
-    for _, cancel, request in waiting:
-        assert request.state is State.FINISHED
+    arrivals = []
+    for seed, (kind, family, shared, own, count, mode, at, cancel) in enumerate(items):
+        tokens = np.concatenate([FAMILIES[family][:shared], prompt(own, seed)])
+        deadline = 3.0 + seed if deadlines and seed % 3 == 0 else None
+        prepared, when = made(seed, kind, tokens, count, mode), RequestOptions(deadline=deadline)
+        arrivals.append((at, cancel, core.request(prepared, sink, when, expires=deadline or math.inf)))
+    play(core, arrivals, failing=failing, after_step=tick)
+    assert is_empty(core) and not core.steps and not core.steps.ended and core.pool.trie.num_promised == 0
+    assert core.failures.last_error is None or core.failures.last_error.endswith(": injected")
+    for seed, ((kind, *_), (_, cancel, request)) in enumerate(zip(items, arrivals)):
+        assert request.state is State.FINISHED and request.ahead == request.in_flight == 0
+        assert request.stats.deferred_ticks <= core.budgets.defer_steps
         outcome, error = sink.ends[request.id]
-        if error is not None:
-            assert cancel is not None or (failing and isinstance(error, ExecutionError))
-            continue
-        _check(request, outcome)
+        match error:
+            case None:
+                check_end(seed, kind, request, outcome)
+            case DeadlineExceeded():
+                assert deadlines
+            case RequestCancelled():
+                assert cancel is not None
+            case _:
+                assert isinstance(error, ExecutionError) and failing
 
 
-def _check(request, outcome) -> None:
-    tree = request.prepared.tree
-    if request.execution_class.value == "decode":
-        assert list(outcome.token_ids) == toy.generate(tree.token_ids.tolist(), request.prepared.max_new_tokens)
+def check_end(seed: int, kind: str, request: Request, outcome: Any) -> None:
+    tokens = request.prepared.tree.token_ids.tolist()
+    if kind in ("shot", "tree"):
+        trunk = tokens[: request.prepared.tree.trunk_tokens]
+        ends = [branch.tolist() for branch in branches_of(seed)] if kind == "tree" else [[]]
+        expected = [toy.logprobs_of(trunk + end)[5] for end in ends]
+        assert outcome.output.logprobs == pytest.approx(expected, abs=1e-12)
         return
-    trunk = tree.token_ids[: tree.trunk_tokens]
-    branches = (
-        [trunk]
-        if len(tree.parents) == 1
-        else [np.concatenate([trunk, tree.token_ids[a:b]]) for a, b in zip(tree.starts[1:-1], tree.starts[2:])]
-    )
-    for branch, got in zip(branches, outcome.output.logprobs):
-        assert got == pytest.approx(expected_logprob(branch), abs=1e-12)
+    drawn = toy.generate(tokens, request.max_new_tokens)
+    stop = next((i for i, token in enumerate(drawn) if token in STOPS), None) if kind == "stops" else None
+    assert list(outcome.token_ids) == drawn[:stop]
 
 
 @pytest.mark.feature("A7")

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from prelude.admission.prepared import Prepared
 from prelude.errors import DeadlineExceeded, RequestCancelled
 from prelude.scheduling.request import State
 from tests import toy
 from tests.scheduling.cores import Collect, chat, check, last_logprob, post, prompt
-from tests.service import Fault, FaultyExecutor, is_empty, play, run_steps, service_core
+from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 RUBRIC = prompt(2000, 77)
 
@@ -37,33 +35,6 @@ def computed(core: Any) -> list[int]:
     return [batch.num_tokens for batch in core.executor.batches]
 
 
-# ------------------------------------------------------------------ one chat, from the cache to the cache
-
-
-@pytest.mark.feature("N9")
-@pytest.mark.feature("N7")
-def test_a_chat_is_matched_then_given_blocks_then_runs_and_leaves_its_prompt_behind() -> None:
-    """A prompt of 13 tokens, 10 of them known, and 50 to generate. Blocks of 5 tokens, so that the known ones are two
-    whole blocks; with 16 they would be none. Nothing is taken for tokens that do not exist yet."""
-    known, own = prompt(10, 1), prompt(3, 2)
-    core = service_core(toy.ToyExecutor(num_blocks=40, block_size=5))
-    sink = Collect()
-    post(core, last_logprob(np.concatenate([known, prompt(1, 3)])), sink)
-    run_steps(core)
-    allocator = core.pool.allocator
-    assert allocator.num_cached == 2 and allocator.num_used == 0
-    request = post(core, chat(np.concatenate([known, own]), 50), sink)
-    core.step()
-    [*_, chunk] = core.executor.batches
-    assert chunk.slices.token_ids.tolist() == own.tolist() and request.cached_len == 13
-    assert len(request.held.shared) == 2 and allocator.num_used == 3  # 13 tokens, not 63
-    run_steps(core)
-    check(sink, [request])
-    assert core.stats.decode_tokens == 49  # the first comes of the prompt
-    assert is_empty(core) and allocator.num_cached >= 2
-    assert core.pool.trie.would_hit(known) == 2
-
-
 # ------------------------------------------------------------------ the leader fills, peers follow
 
 
@@ -81,20 +52,6 @@ def test_without_folding_a_leader_computes_the_rubric_and_its_peers_run_a_step_l
     assert [s.deferred_ticks for s in stats] == [0] + [1] * 7
     assert [s.cached_tokens for s in stats] == [0] + [2000] * 7
     assert core.stats.deferrals == 7
-
-
-@pytest.mark.feature("B6")
-def test_chats_wait_for_a_common_system_prompt_in_the_same_way() -> None:
-    core = rubric_core(fold=False)
-    sink = Collect()
-    requests = [post(core, chat(tokens, 4), sink) for tokens in tails(8)]
-    core.step()
-    core.step()
-    assert core.executor.batches[0].prefill_tokens == 2000 + 20
-    assert core.executor.batches[1].prefill_tokens == 7 * 20
-    run_steps(core)
-    assert core.stats.prefill_tokens == 2000 + 8 * 20
-    check(sink, requests)
 
 
 @pytest.mark.feature("B6")
@@ -168,16 +125,6 @@ def test_readouts_that_cannot_share_a_batch_attach_in_the_next_step() -> None:
 
 
 @pytest.mark.feature("B7")
-def test_a_short_prefix_is_not_waited_for() -> None:
-    for threshold, steps in ((2000, 2), (2001, 1)):
-        core = rubric_core(fold=False, defer_tokens=threshold)
-        sink = Collect()
-        requests = [post(core, last_logprob(tokens), sink) for tokens in tails(3)]
-        assert run_steps(core) == steps
-        check(sink, requests)
-
-
-@pytest.mark.feature("B7")
 @pytest.mark.parametrize("most", [0, 1, 3, 8])
 def test_no_request_waits_longer_than_the_configured_steps(most: int) -> None:
     """Every step another leader fills the next part of the last one's prompt; there are six."""
@@ -238,26 +185,15 @@ def test_when_a_chunked_leader_ends_early_a_peer_goes_on_where_it_stood(how: str
 
 
 @pytest.mark.fault(52)
-def test_a_failed_step_of_chats_that_share_its_blocks_runs_again_with_the_same_text() -> None:
-    for at in range(4):
-        executor = FaultyExecutor(Fault("raise", at=at), num_blocks=512)
-        core = rubric_core(executor=executor, chunk=64, step_tokens=512)
-        sink = Collect()
-        requests = [post(core, chat(tokens, 5), sink) for tokens in tails(6, 7, prompt(150, 9))]
-        run_steps(core)
-        check(sink, requests)
-        assert core.stats.failed_steps == 1 and is_empty(core)
-
-
-@pytest.mark.fault(52)
-def test_a_failed_step_out_of_memory_with_borrowed_blocks_is_repeated_in_halves() -> None:
-    executor = FaultyExecutor(Fault("memory"), num_blocks=2048)
-    core = rubric_core(executor=executor)
+@pytest.mark.parametrize("kind", ["raise", "memory"])
+@pytest.mark.parametrize("at", range(4))
+def test_a_failed_step_of_chats_that_share_its_blocks_runs_again_with_the_same_text(at: int, kind: str) -> None:
+    core = rubric_core(executor=FaultyExecutor(Fault(kind, at=at), num_blocks=512), chunk=64, step_tokens=512)
     sink = Collect()
-    requests = [post(core, last_logprob(tokens, cache="always"), sink) for tokens in tails(4)]
+    requests = [post(core, chat(tokens, 5), sink) for tokens in tails(6, 7, prompt(150, 9))]
     run_steps(core)
     check(sink, requests)
-    assert is_empty(core)
+    assert core.stats.failed_steps == 1 and is_empty(core)
 
 
 # ------------------------------------------------------------------ kept prefixes
@@ -357,104 +293,3 @@ def test_a_request_that_is_never_cached_neither_leads_nor_follows() -> None:
     assert run_steps(core) == 1
     assert core.stats.deferrals == 0 and core.pool.allocator.num_cached == 0
     check(sink, requests)
-
-
-# ------------------------------------------------------------------ random loads
-
-
-load = st.lists(
-    st.tuples(
-        st.sampled_from(["shot", "chat"]),
-        st.integers(0, 2),  # whose prefix
-        st.integers(8, 60),  # how much of it
-        st.integers(1, 9),  # own tokens
-        st.sampled_from(["auto", "auto", "always", "never"]),
-        st.integers(0, 3),  # comes after so many steps
-        st.sampled_from([None, None, None, 0, 1, 2]),  # is cancelled so many steps later
-    ),
-    min_size=2,
-    max_size=20,
-)
-FAMILIES = [prompt(60, seed) for seed in (31, 32, 33)]
-
-
-def played(items: list[Any], *, cancels: bool, failing: int = -1, **options: Any) -> tuple[Any, int]:
-    core = service_core(toy.ToyExecutor(num_blocks=100), step_tokens=160, running=5, **options)
-    sink = Collect()
-    waiting = []
-    for i, (kind, family, shared, own, cache, at, cancel) in enumerate(items):
-        tokens = np.concatenate([FAMILIES[family][:shared], prompt(own, i)])
-        item = chat(tokens, 3, cache=cache) if kind == "chat" else last_logprob(tokens, cache=cache)
-        waiting.append((at, cancel if cancels else None, core.request(item, sink)))
-    steps = play(core, waiting, failing={failing})
-    for _, cancel, request in waiting:
-        assert request.state is State.FINISHED and request.stats.deferred_ticks <= core.budgets.defer_steps
-        if sink.ends[request.id][1] is None:
-            check(sink, [request])
-        else:
-            assert cancel is not None or failing >= 0
-    assert is_empty(core) and core.pool.trie.num_promised == 0
-    return core, steps
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    items=load,
-    fold=st.booleans(),
-    chunk=st.integers(4, 40),
-    most=st.integers(0, 5),
-    failing=st.sampled_from([-1, -1, 0, 1, 2, 5]),
-)
-@pytest.mark.feature("B8")
-@pytest.mark.fault(52)
-def test_every_request_ends_when_some_are_cancelled_or_fail(
-    items: list[Any], fold: bool, chunk: int, most: int, failing: int
-) -> None:
-    played(items, cancels=True, failing=failing, fold=fold, chunk=chunk, defer_steps=most)
-
-
-@pytest.mark.feature("B8")
-def test_waiting_for_a_leader_is_never_more_work_and_pays_on_a_shared_load() -> None:
-    rng = np.random.default_rng(0)
-    saved = 0
-    for seed in range(12):
-        items = [
-            (
-                "shot" if rng.random() < 0.6 else "chat",
-                int(rng.integers(0, 2)),
-                56,
-                int(rng.integers(1, 9)),
-                "auto",
-                0,
-                None,
-            )
-            for _ in range(14)
-        ]
-        work = {}
-        for most in (0, 8):
-            core, _ = played(items, cancels=False, fold=False, chunk=40, defer_steps=most)
-            work[most] = core.stats.prefill_tokens
-        assert work[8] <= work[0], seed
-        saved += work[0] - work[8]
-    assert saved > 12 * 56
-
-
-def test_the_same_load_gives_the_same_steps() -> None:
-    rng = np.random.default_rng(4)
-    items = [
-        (
-            "shot" if rng.random() < 0.5 else "chat",
-            int(rng.integers(0, 3)),
-            int(rng.integers(8, 60)),
-            3,
-            "auto",
-            0,
-            None,
-        )
-        for _ in range(18)
-    ]
-    batches = []
-    for _ in range(2):
-        core, _ = played(items, cancels=False, fold=False)
-        batches.append([b.slices.token_ids.tolist() for b in core.executor.batches if hasattr(b, "slices")])
-    assert batches[0] == batches[1] and batches[0]
