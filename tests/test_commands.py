@@ -146,26 +146,6 @@ def test_a_stream_without_the_characters_shows_others() -> None:
     assert b"----" in ran.stdout and ran.stdout.isascii()
 
 
-@pytest.mark.parametrize("choice", ["a=b", "a=x;y", "a= x ;y"])
-def test_a_choice_of_one_label_is_refused_by_name(
-    choice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "in.csv").write_text("text\nHello.\n", encoding="utf-8")
-    words = [
-        "score",
-        str(tmp_path / "in.csv"),
-        str(tmp_path / "out.csv"),
-        "--text-column",
-        "text",
-        "--choice",
-        choice,
-    ]
-    assert main(words) == 2
-    said = capsys.readouterr().err
-    assert repr(choice.partition("=")[2].strip()) in said and "NAME=A,B" in said
-    assert not (tmp_path / "out.csv").exists()
-
-
 @pytest.mark.parametrize(
     ("error", "status", "says"),
     [

@@ -75,7 +75,7 @@ def stderr_of(code: str, terminal: bool, closed: bool = False) -> str:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_checkpoint_that_loads_for_more_than_a_second_shows_a_bar_in_a_terminal_alone(terminal: bool) -> None:
     written = stderr_of(LOAD.format(pause=SLOW), terminal)
-    assert ("loading:" in written and "layers/s" in written.replace("s/layers", "layers/s")) is terminal
+    assert ("loading:" in written and " layers" in written) is terminal
 
 
 def test_a_checkpoint_that_loads_quickly_shows_none() -> None:

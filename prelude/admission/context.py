@@ -21,9 +21,8 @@ from prelude.streaming.detokenize import Texts
 from prelude.tasks import CacheMode, Task
 from prelude.values import validation
 from prelude.values.config import EngineConfig
-from prelude.values.embedding import EmbeddingSettings
 from prelude.values.memo import Memo
-from prelude.values.option_settings import Layout, OptionSettings
+from prelude.values.model_settings import EmbeddingSettings, Layout, OptionSettings
 
 CHARS_PER_TOKEN = 16
 LEAST_MASS = 0.01

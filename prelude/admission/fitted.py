@@ -3,7 +3,7 @@ head of each question, in the caller's thread. So requests with any heads, and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,22 +42,15 @@ def is_fitted(question: Any) -> bool:
     return type(question) is FittedQuestion
 
 
-def vector_decision(task: Decide, questions: Sequence[Any]) -> Decide:
-    """``task`` with fitted questions alone, and without the settings that have no meaning for them."""
-    return Decide(task.state, questions, truncation=task.truncation, cache=task.cache, salt=task.salt)
-
-
-def apart(task: Decide, questions: Sequence[Any], places: Iterable[int]) -> list[tuple[tuple[int, ...], Decide]]:
+def apart(task: Decide, questions: Sequence[Any], places: Sequence[int]) -> list[tuple[tuple[int, ...], Decide]]:
     """Return the decision of the questions at ``places`` as one task of those that are fitted and one of the others,
     each with its places. A kind that has no question has no task."""
-    kinds: dict[bool, list[int]] = {False: [], True: []}
-    for at in places:
-        kinds[is_fitted(questions[at])].append(at)
+    settings = Decide(task.state, (), truncation=task.truncation, cache=task.cache, salt=task.salt)  # of fitted ones
     tasks = []
-    for fitted, some in kinds.items():
-        asked = tuple([questions[at] for at in some])
-        if asked:
-            tasks.append((tuple(some), vector_decision(task, asked) if fitted else replace(task, questions=asked)))
+    for fitted, kind in ((False, task), (True, settings)):
+        some = tuple([at for at in places if is_fitted(questions[at]) is fitted])
+        if some:
+            tasks.append((some, replace(kind, questions=tuple([questions[at] for at in some]))))
     return tasks
 
 

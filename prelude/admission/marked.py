@@ -28,7 +28,7 @@ from prelude.readouts.batch import HeadOutput, OptionOutput
 from prelude.results import Answer, Answers, AskedQuestion
 from prelude.tasks import Decide
 from prelude.values import validation
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import OptionSettings
 
 
 def prepare_marked(

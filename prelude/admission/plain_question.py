@@ -17,7 +17,7 @@ from prelude.errors import InvalidRequest, shown
 from prelude.records import dataclass, replace
 from prelude.tasks import Choice, Noul, Score
 from prelude.values import validation
-from prelude.values.option_settings import Layout
+from prelude.values.model_settings import Layout
 
 MAX_LEVELS = 10
 Kind: TypeAlias = Literal["choice", "noul", "score"]

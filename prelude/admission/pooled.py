@@ -25,7 +25,7 @@ from prelude.results import Classification, Embedding, RewardResult, TokenClassi
 from prelude.tasks import Classify, ClassifyTokens, Embed, Reward
 from prelude.tokenizer.params import longest_first
 from prelude.values import validation
-from prelude.values.embedding import POOLINGS, Dense, EmbeddingSettings
+from prelude.values.model_settings import POOLINGS, Dense, EmbeddingSettings
 
 _ONE_ROW = ("last", "cls")
 ACTIVATIONS = ("default", "none", "sigmoid", "softmax")

@@ -24,8 +24,7 @@ from prelude.recipes import ModelRecipes
 from prelude.results import Explanation
 from prelude.tasks import Decide, Task, TaskOf
 from prelude.values.config import EngineConfig
-from prelude.values.embedding import EmbeddingSettings
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import EmbeddingSettings, OptionSettings
 
 T = TypeVar("T")
 _NO_SETTINGS = EmbeddingSettings()

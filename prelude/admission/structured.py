@@ -15,7 +15,7 @@ from typing import Any
 from prelude.admission.messages import MAX_DEPTH, MAX_VALUES, TooLarge, written
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.values import validation
-from prelude.values.option_settings import Layout
+from prelude.values.model_settings import Layout
 
 MAX_TEXT = 1 << 62  # of a text that may yet be cut
 _SCALARS = frozenset([int, float, bool, type(None)])

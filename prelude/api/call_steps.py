@@ -14,7 +14,6 @@ from prelude.runtime.delivery import Completions
 from prelude.runtime.entry import Call, Options, make_calls
 from prelude.scheduling.request import Request
 from prelude.tasks import Task
-from prelude.values.options import merge_options
 
 # More than this is prepared on threads, so that it cannot hold up the caller's loop.
 INLINE_CHARS = 4096
@@ -82,16 +81,10 @@ def batches(tasks: Iterable[Task]) -> list[list[Task]]:
 def parts(tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any]) -> Iterator[tuple[Any, Options]]:
     """Yield ``PART_TASKS`` tasks at a time, and their options as they are at that time."""
     began = time.monotonic()
-    if isinstance(options, Sequence):
-        all_options = [call.options for call in make_calls(len(tasks), options, keywords)[0]]
-    else:
-        all_options = [merge_options(options, keywords)]
+    all_options = [call.options for call in make_calls(len(tasks), options, keywords)[0]]
     for at in range(0, len(tasks), PART_TASKS):
         passed = time.monotonic() - began
-        if isinstance(options, Sequence):
-            yield tasks[at : at + PART_TASKS], [one.after(passed) for one in all_options[at : at + PART_TASKS]]
-        else:
-            yield tasks[at : at + PART_TASKS], all_options[0].after(passed)
+        yield tasks[at : at + PART_TASKS], [one.after(passed) for one in all_options[at : at + PART_TASKS]]
 
 
 def task_list(tasks: Any) -> Sequence[Any]:

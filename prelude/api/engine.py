@@ -334,7 +334,6 @@ class AsyncEngine(AsyncVerbs):
             await asyncio.to_thread(self.engine.warmup, freeze_gc=freeze_gc)
 
     async def _prepare(self, preparer: Preparer, tasks: Sequence[Any]) -> list[Admitted | Exception]:
-        """Prepare on threads."""
         if self._pool is None:
             with self._start_lock:
                 if self._pool is None:
@@ -363,7 +362,6 @@ class AsyncEngine(AsyncVerbs):
     # -------------------------------------------------------------- verbs
 
     async def _answer(self, ask: Ask[R]) -> R:
-        """Return the result of a verb."""
         if isinstance(ask.work, TaskOf):
             return await self.run(ask.work, ask.options)
         if self._engine is None:
@@ -401,18 +399,15 @@ class AsyncEngine(AsyncVerbs):
         return self.engine._model_parts()
 
     def explain(self, task: Task) -> Explanation:
-        """Return ``Engine.explain``."""
         return self.engine.explain(task)
 
     def stats(self) -> dict[str, Any]:
-        """Return ``Engine.stats``."""
         return self.engine.stats()
 
     def health(self) -> Health:
         return self.engine.health()
 
     def on_event(self, listener: Listener) -> Callable[[], None]:
-        """Call ``Engine.on_event``."""
         return self.engine.on_event(listener)
 
 

@@ -200,7 +200,6 @@ class RowBar(Progress):
         return f"cache {self.hit_rate:.0%}"
 
     def ended(self, rows: int) -> int:
-        """Return by how much the bar moves then."""
         return rows
 
     @property

@@ -203,7 +203,6 @@ class Engine(Verbs, EngineBase):
         self.run_many(tasks, return_exceptions=True, progress=False)
 
     def _answer(self, ask: Ask[R]) -> R:
-        """Return the result of a verb."""
         if isinstance(ask.work, TaskOf):
             return self.run(ask.work, ask.options)
         result: R = drive(ask.work, ask.options, self.run_many)

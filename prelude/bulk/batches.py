@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from prelude.api.mapping import RowBar, map_rows_now
 from prelude.api.windows import WINDOW_ROWS, window_size
-from prelude.bulk import columnar
-from prelude.bulk.form import Column, Form, read_task
-from prelude.errors import BulkError, InvalidRequest, shown
+from prelude.bulk.form import Form, read_task
+from prelude.errors import BulkError, shown
 from prelude.values.config import EngineConfig
 from prelude.values.options import RequestOptions
 
@@ -52,14 +51,10 @@ class BatchScorer:
         self._prefix = prefix
         self.engine: Engine = load_engine(model, threads, config, load)
         try:
-            self.engine.explain(self.form.task(dict.fromkeys(self.form.placeholders, "text")))
-            self.columns = [
-                Column(prefix + column.name, column.kind, column.labels)
-                for column in self.form.columns(self.engine.model_info.labels)
-            ]
-        except InvalidRequest as error:
+            self.columns = self.form.served_by(self.engine, prefix)
+        except BulkError:
             self.engine.close()
-            raise BulkError(f"no row could be served: {error}") from error
+            raise
 
     def values(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the new columns of each row, in the order of ``rows``. A row that failed has ``error`` alone."""
@@ -72,6 +67,8 @@ class BatchScorer:
 
     def arrow(self, table: Any) -> Any:
         """A ``pyarrow.Table`` with the columns of ``table`` and the new ones. ``BulkError`` if a name is taken."""
+        from prelude.bulk import columnar
+
         taken = [column.name for column in self.columns if column.name in table.column_names]
         if taken:
             raise BulkError(f"the batch has a column {taken[0]!r} already: prefix= puts a text before the new names")

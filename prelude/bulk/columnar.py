@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import IO, Any
+
+import pyarrow as pa
+from pyarrow.parquet import ParquetFile, ParquetWriter
 
 from prelude.bulk.form import INTEGER, NUMBER, NUMBERS, TEXT, VECTOR, Column
 from prelude.bulk.rows import GROUP_ROWS, Malformed, Position, Row, check_columns, groups, json_value, text_of
@@ -15,21 +16,13 @@ READ_ROWS = 1024
 MAX_KEYS = 256  # of the objects in one column; with more it becomes text
 
 
-def parquet() -> ModuleType:
-    try:
-        return importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise BulkError("Parquet needs pyarrow: pip install 'prelude-engine[bulk]'") from None
-
-
 # ------------------------------------------------------------------ reading
 
 
 def opened(file: IO[bytes]) -> Any:
     """Return the ``ParquetFile``."""
-    module = parquet()
     try:
-        return module.ParquetFile(file)
+        return ParquetFile(file)
     except Exception as error:  # pyarrow's own kinds
         raise Malformed(f"not a Parquet file: {error}") from error
 
@@ -42,12 +35,10 @@ def names_once(schema: Any) -> list[str]:
 
 
 def batches(file: Any, names: Sequence[str] | None, rows: int = GROUP_ROWS) -> Iterator[Any]:
-    from pyarrow import ArrowException
-
     try:
         for batch in file.iter_batches(batch_size=rows, columns=names):
             yield batch if names is None else batch.select(list(names))
-    except ArrowException as error:  # a part that is corrupt
+    except pa.ArrowException as error:  # a part that is corrupt
         raise Malformed(str(error)) from error
 
 
@@ -71,8 +62,6 @@ def check_types(schema: Any, read: Sequence[str], handed_through: bool) -> None:
 
 def json_rows(batch: Any) -> Iterator[Row]:
     """Yield the rows of a ``RecordBatch`` or a ``Table`` as JSON values."""
-    import pyarrow as pa
-
     schema = pa.schema([field.with_type(json_type(field.type)) for field in batch.schema])
     exact = [field.name for field in schema if not is_plain(field.type)]
     size = batch.nbytes // max(batch.num_rows, 1)
@@ -89,8 +78,6 @@ def json_rows(batch: Any) -> Iterator[Row]:
 def json_type(kind: Any) -> Any:
     """The Arrow type that becomes JSON values in Python without loss: dates, times and decimals are texts as Arrow
     writes them, a duration is the number of its units, a map is a list of pairs."""
-    import pyarrow as pa
-
     types = pa.types
     if types.is_dictionary(kind):
         return json_type(kind.value_type)
@@ -120,8 +107,6 @@ def json_type(kind: Any) -> Any:
 
 
 def is_bytes(kind: Any) -> bool:
-    import pyarrow as pa
-
     types = pa.types
     return bool(
         types.is_binary(kind)
@@ -134,8 +119,6 @@ def is_bytes(kind: Any) -> bool:
 
 def is_plain(kind: Any) -> bool:
     """Return whether the values are JSON values already."""
-    import pyarrow as pa
-
     types = pa.types
     return bool(types.is_integer(kind) or types.is_boolean(kind) or types.is_string(kind) or types.is_null(kind))
 
@@ -145,8 +128,6 @@ def is_plain(kind: Any) -> bool:
 
 def arrow_type(column: Column) -> Any:
     """Return the Arrow type of a result's column."""
-    import pyarrow as pa
-
     if column.kind == NUMBERS:
         return pa.struct([(label, pa.float64()) for label in column.labels])
     return {TEXT: pa.string(), NUMBER: pa.float64(), INTEGER: pa.int64(), VECTOR: pa.list_(pa.float32())}[column.kind]
@@ -154,8 +135,6 @@ def arrow_type(column: Column) -> Any:
 
 def result_arrays(columns: Sequence[Column], values: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, Any]]:
     """(field, array) of each new column. ``values``: of each row."""
-    import pyarrow as pa
-
     for column in columns:
         kind = arrow_type(column)
         try:
@@ -166,8 +145,6 @@ def result_arrays(columns: Sequence[Column], values: Sequence[Mapping[str, Any]]
 
 def with_results(batch: Any, columns: Sequence[Column], values: Sequence[Mapping[str, Any]]) -> Any:
     """``batch``, a ``RecordBatch``, with the new ``columns`` after its own."""
-    import pyarrow as pa
-
     schema, arrays = batch.schema, list(batch.columns)
     for field, array in result_arrays(columns, values):
         schema = schema.append(field)
@@ -177,40 +154,30 @@ def with_results(batch: Any, columns: Sequence[Column], values: Sequence[Mapping
 
 def write(file: IO[bytes], batches: Iterable[Any], schema: Any, columns: Sequence[Column]) -> None:
     """``schema``: of the input's columns. ``columns``: the new ones."""
-    import pyarrow as pa
-
     for column in columns:
         schema = schema.append(pa.field(column.name, arrow_type(column)))
-    with parquet().ParquetWriter(file, schema) as writer:
+    with ParquetWriter(file, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
 
 
 def batch_of(rows: Sequence[Row], schema: Any) -> Any:
     """Return the rows as a ``RecordBatch`` of a schema that ``common_schema`` has made of them."""
-    import pyarrow as pa
-
     arrays = [array_of([row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def array_of(values: list[Any], kind: Any) -> Any:
-    import pyarrow as pa
-
     return pa.array([text_of(value) for value in values] if kind == pa.string() else values, kind)
 
 
 def text_schema(names: Sequence[str]) -> Any:
-    import pyarrow as pa
-
     return pa.schema([(name, pa.string()) for name in names])
 
 
 def common_schema(rows: Callable[[], Iterable[Row]]) -> Any:
     """The schema of JSON rows, which ``rows`` begins anew. A column whose values have no type in common that holds
     each of them exactly becomes text: a text stays as it is, any other value becomes its JSON text."""
-    import pyarrow as pa
-
     kinds: dict[str, Any] = {}
     widened: set[str] = set()
     for group in groups(rows()):
@@ -230,8 +197,6 @@ def common_schema(rows: Callable[[], Iterable[Row]]) -> Any:
 
 def kind_of(values: list[Any], kind: Any) -> Any:
     """``kind``, or without one the type that pyarrow finds, if it holds the values exactly; else text."""
-    import pyarrow as pa
-
     if kind == pa.string() or too_many_keys(values) or mixes(values):
         return pa.string()
     try:
@@ -241,8 +206,6 @@ def kind_of(values: list[Any], kind: Any) -> Any:
 
 
 def common_kind(one: Any, other: Any) -> Any:
-    import pyarrow as pa
-
     both = [pa.schema([("", kind)]) for kind in (one, other)]
     try:
         return pa.unify_schemas(both, promote_options="permissive").field(0).type
@@ -276,10 +239,8 @@ def mixes(values: Sequence[Any]) -> bool:
 
 def is_stored(kind: Any) -> bool:
     """Return whether Parquet has the type: it has no struct without fields."""
-    import pyarrow as pa
-
     try:
-        parquet().ParquetWriter(pa.BufferOutputStream(), pa.schema([("", kind)])).close()
+        ParquetWriter(pa.BufferOutputStream(), pa.schema([("", kind)])).close()
     except pa.ArrowNotImplementedError:
         return False
     return True

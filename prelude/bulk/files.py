@@ -16,12 +16,21 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from prelude.bulk import columnar, texts
+from prelude.bulk import texts
 from prelude.bulk.rows import Malformed, Position, Row
 from prelude.errors import BulkError
 from prelude.records import dataclass
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
+
+
+def parquet() -> Any:
+    """Return the module that reads and writes Parquet."""
+    try:
+        from prelude.bulk import columnar
+    except ImportError:
+        raise BulkError("Parquet needs pyarrow: pip install 'prelude-engine[bulk]'") from None
+    return columnar
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ class Table:
         if found is None or (found == "parquet" and name != path.lower()):
             raise BulkError(f"{path}: the name has to end in {', '.join(FORMATS)}, the first three also with .gz")
         if found == "parquet":
-            columnar.parquet()
+            parquet()
         return cls(path, found)
 
     @property
@@ -62,7 +71,7 @@ class Table:
     def schema(self) -> Any:
         """Return the Arrow schema of a Parquet file."""
         with reading(self.path) as file:
-            return columnar.opened(file).schema_arrow
+            return parquet().opened(file).schema_arrow
 
     def column_names(self) -> list[str] | None:
         """``None`` of JSON lines, whose rows may differ."""
@@ -70,19 +79,20 @@ class Table:
             return None
         with reading(self.path) as file:
             if self.format == "parquet":
-                return columnar.names_once(columnar.opened(file).schema_arrow)
+                names: list[str] = parquet().names_once(parquet().opened(file).schema_arrow)
+                return names
             return texts.header(unpacked(file, self.zipped))
 
     def check_types(self, read: Sequence[str], handed_through: bool) -> None:
         """``BulkError`` if a Parquet file has a column of a type that cannot be ``read`` or written."""
         with reading(self.path) as file:
-            columnar.check_types(columnar.opened(file).schema_arrow, read, handed_through)
+            parquet().check_types(parquet().opened(file).schema_arrow, read, handed_through)
 
     def position(self) -> Position:
         """Return the beginning of the file."""
         with reading(self.path) as file:
             if self.format == "parquet":
-                return Position("row", int(columnar.opened(file).metadata.num_rows))
+                return Position("row", int(parquet().opened(file).metadata.num_rows))
             try:
                 return Position("B", file.seek(0, os.SEEK_END))
             except (OSError, ValueError, NotImplementedError):  # some remote files
@@ -94,7 +104,7 @@ class Table:
         kept up to date."""
         with reading(self.path) as file:
             if self.format == "parquet":
-                yield from columnar.read(columnar.opened(file), names, position)
+                yield from parquet().read(parquet().opened(file), names, position)
                 return
             if position is not None:
                 position.file = file
@@ -104,7 +114,7 @@ class Table:
     def batches(self) -> Iterator[Any]:
         """Yield the ``RecordBatch`` es of a Parquet file, as they are stored."""
         with reading(self.path) as file:
-            yield from columnar.batches(columnar.opened(file), None)
+            yield from parquet().batches(parquet().opened(file), None)
 
 
 @contextmanager

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prelude.api.windows import Mapped
 from prelude.errors import BulkError, InvalidRequest, reason, shown
 from prelude.fitting.question import FittedQuestion
-from prelude.records import dataclass
+from prelude.records import dataclass, replace
 from prelude.tasks import Choice, Classify, Decide, Embed, Noul, Rerank, Score
 from prelude.values.strict_json import loads
+
+if TYPE_CHECKING:
+    from prelude.api.sync import Engine
 
 MAX_FORM = 1 << 24  # bytes
 TEXT, NUMBER, INTEGER, NUMBERS, VECTOR = "text", "number", "integer", "numbers", "vector"
@@ -43,6 +46,27 @@ class Column:
     name: str
     kind: str
     labels: tuple[str, ...] = ()
+
+
+Part: TypeAlias = tuple[str, Callable[[Any], Any]]  # the kind of a column, and its value of a result
+
+# The columns of an answer by the ends of their names, and those of the other verbs.
+_ANSWER_PARTS: Mapping[str, Part] = {
+    "": (TEXT, lambda answer: answer.label),
+    "_probability": (NUMBER, lambda answer: answer.probability),
+    "_probabilities": (NUMBERS, lambda answer: dict(answer.probabilities)),
+    "_expected": (NUMBER, lambda answer: answer.expected),
+    "_mass": (NUMBER, lambda answer: None if answer.mass != answer.mass else answer.mass),
+    "_scope": (NUMBER, lambda answer: answer.scope),
+}
+_PARTS: Mapping[str, Mapping[str, Part]] = {
+    "classify": {
+        "label": (TEXT, lambda result: result.label),
+        "scores": (NUMBERS, lambda result: dict(zip(result.labels, map(float, result.scores)))),
+    },
+    "embed": {"embedding": (VECTOR, lambda result: [float(value) for value in result])},
+    "rerank": {"score": (NUMBER, lambda result: result.score)},
+}
 
 
 class Form:
@@ -86,33 +110,40 @@ class Form:
 
     def columns(self, labels: Sequence[str]) -> list[Column]:
         """Return the columns of every row. ``labels``: those of the model's own classification head."""
-        found: list[Column] = []
-        for name, question in self._questions.items():
-            found.append(Column(name, TEXT))
-            kind = question.kind if isinstance(question, FittedQuestion) else _KINDS[type(question)]
-            if kind == "noul":
-                found.append(Column(f"{name}_probability", NUMBER))
-            else:
-                found.append(Column(f"{name}_probabilities", NUMBERS, shown_labels(question)))
-            if kind == "score":
-                found.append(Column(f"{name}_expected", NUMBER))
-            found.append(Column(f"{name}_mass", NUMBER))
-            if isinstance(question, FittedQuestion) and question.scope is not None:
-                found.append(Column(f"{name}_scope", NUMBER))
-        if self.verb == "classify":
-            found += [Column("label", TEXT), Column("scores", NUMBERS, tuple(labels))]
-        elif self.verb == "embed":
-            found.append(Column("embedding", VECTOR))
-        elif self.verb == "rerank":
-            found.append(Column("score", NUMBER))
-        return found + [Column(name, kind) for name, kind in COMMON]
+        found = [(name + end, question, part) for name, question, end, part in self._parts()]
+        columns = [Column(name, kind, shown_labels(one) if kind == NUMBERS else ()) for name, one, (kind, _) in found]
+        for name, (kind, _) in _PARTS.get(self.verb, {}).items():
+            columns.append(Column(name, kind, tuple(labels) if kind == NUMBERS else ()))
+        return columns + [Column(name, kind) for name, kind in COMMON]
+
+    def served_by(self, engine: Engine, prefix: str) -> list[Column]:
+        """Return the columns of every row, ``prefix`` before their names. ``BulkError`` if every row would fail."""
+        try:
+            engine.explain(self.task(dict.fromkeys(self.placeholders, "text")))
+        except InvalidRequest as error:
+            raise BulkError(f"no row could be served: {error}") from error
+        return [replace(one, name=prefix + one.name) for one in self.columns(engine.model_info.labels)]
 
     def values(self, mapped: Mapped[Any, Any]) -> dict[str, Any]:
         """Return the columns of one row; those of a row that failed have ``error`` alone."""
         if mapped.error is not None:
             return {"error": f"{type(mapped.error).__name__}: {mapped.error}"}
         result = mapped.get()
-        return {**_VALUES[self.verb](result), "prompt_tokens": result.stats.prompt_tokens}
+        answers = result.named if self._questions else {}
+        found = {name + end: value(answers[name]) for name, _, end, (_, value) in self._parts()}
+        found |= {name: value(result) for name, (_, value) in _PARTS.get(self.verb, {}).items()}
+        return {**found, "prompt_tokens": result.stats.prompt_tokens}
+
+    def _parts(self) -> Iterator[tuple[str, Any, str, Part]]:
+        """Yield the name of a question, the question, and the end of the name and the part of each of its columns."""
+        for name, question in self._questions.items():
+            kind = question.kind if isinstance(question, FittedQuestion) else _KINDS[type(question)]
+            ends = ["", "_probability" if kind == "noul" else "_probabilities"]
+            ends += ["_expected"] * (kind == "score") + ["_mass"]
+            if isinstance(question, FittedQuestion) and question.scope is not None:
+                ends.append("_scope")
+            for end in ends:
+                yield name, question, end, _ANSWER_PARTS[end]
 
 
 class Text:
@@ -195,34 +226,6 @@ def shown_labels(question: Any) -> tuple[str, ...]:
         return tuple(question.labels)
     levels = question.levels
     return tuple(map(str, range(1, levels + 1) if isinstance(levels, int) else range(len(levels))))
-
-
-def _decided(answers: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, answer in answers.named.items():
-        found[name] = answer.label
-        if answer.kind == "noul":
-            found[f"{name}_probability"] = answer.probability
-        else:
-            found[f"{name}_probabilities"] = dict(answer.probabilities)
-        if answer.expected is not None:
-            found[f"{name}_expected"] = answer.expected
-        found[f"{name}_mass"] = None if answer.mass != answer.mass else answer.mass
-        if answer.scope is not None:
-            found[f"{name}_scope"] = answer.scope
-    return found
-
-
-def _classified(result: Any) -> dict[str, Any]:
-    return {"label": result.label, "scores": dict(zip(result.labels, map(float, result.scores)))}
-
-
-_VALUES: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "decide": _decided,
-    "classify": _classified,
-    "embed": lambda result: {"embedding": [float(value) for value in result]},
-    "rerank": lambda result: {"score": result.score},
-}
 
 
 def read_task(path: Path) -> dict[str, Any]:

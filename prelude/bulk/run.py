@@ -13,9 +13,9 @@ import prelude
 from prelude.api.compound import at_once, each, finished
 from prelude.api.mapping import ProgressCallback, RowBar, in_order, run_window, windows
 from prelude.api.windows import window_size
-from prelude.bulk import columnar, files, texts
+from prelude.bulk import files, texts
 from prelude.bulk.files import Table
-from prelude.bulk.form import Column, Form
+from prelude.bulk.form import Form
 from prelude.bulk.journal import Journal, Results, row_key
 from prelude.bulk.rows import Position, Row, groups, key_names
 from prelude.errors import BulkError, InvalidRequest, shown
@@ -73,16 +73,13 @@ class BulkRun:
     ) -> None:
         self._engine, self._form, self._source, self._target = engine, form, source, target
         self._window = window_size(window)
-        self._columns = [
-            Column(prefix + column.name, column.kind, column.labels)
-            for column in form.columns(engine.model_info.labels)
-        ]
-        self._names = {column.name for column in self._columns}
         self._prefix = prefix
         self._read = form.placeholders
-        self.check()
+        self._columns = form.served_by(engine, prefix)
+        self._names = {column.name for column in self._columns}
+        self._check()
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Check before the first row. ``BulkError`` if every row would fail, or a new column has a name of the
         input's; of JSON lines the first window is looked at."""
         names = self._source.column_names()
@@ -98,10 +95,6 @@ class BulkRun:
             self._source.check_types(self._read, self._target.format == "parquet")
         if not all(map(texts.is_text, self._names)):
             raise BulkError(f"the names of the new columns are not text: {shown(self._names)}")
-        try:
-            self._engine.explain(self._form.task(dict.fromkeys(self._read, "text")))
-        except InvalidRequest as error:
-            raise BulkError(f"no row could be served: {error}") from error
 
     def _check_names(self, names: Iterable[str], where: str = "the input") -> None:
         if not self._names.isdisjoint(names):
@@ -193,7 +186,7 @@ class BulkRun:
         return values
 
     def _write_parquet(self, file: IO[bytes], values: Callable[[Row], dict[str, Any]]) -> None:
-        source = self._source
+        source, columnar = self._source, files.parquet()
         parts: Iterator[tuple[Any, Iterable[Row]]]
         if source.format == "parquet":
             schema = source.schema()

@@ -226,11 +226,8 @@ class Calibrator:
 
     # -------------------------------------------------------------- kept
 
-    def to_json(self) -> str:
-        return json.dumps({"version": VERSION, "kind": "calibrator", **dataclasses.asdict(self)}, indent=1)
-
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        _save(self, "calibrator", path)
 
     @classmethod
     def load(cls, path: str | Path) -> Calibrator:
@@ -289,7 +286,6 @@ class PriorCorrection:
         return cls.of_answers([engine.decide(state, [question], **keywords)[0] for state in states])
 
     def apply(self, answer: Answer) -> Answer:
-        """Apply it as ``Calibrator.apply`` does."""
         check_asked("prior", self.labels, self.asked, answer)
         places = [self.labels.index(label) for label in answer.labels]
         logs = log_of(np.array(list(answer.probabilities.values()))) - np.log(np.array(self.prior)[places])
@@ -298,8 +294,7 @@ class PriorCorrection:
         return changed(answer, softmax(logs))
 
     def save(self, path: str | Path) -> None:
-        text = json.dumps({"version": VERSION, "kind": "prior", **dataclasses.asdict(self)}, indent=1)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        _save(self, "prior", path)
 
     @classmethod
     def load(cls, path: str | Path) -> PriorCorrection:
@@ -379,6 +374,11 @@ def _numbers(values: Mapping[str, Any], name: str) -> list[float]:
     if not isinstance(given, list | tuple):
         raise CalibrationError(f"{name}: {shown(given)} is not a list of numbers")
     return [_number({name: value}, name) for value in given]
+
+
+def _save(kept: Calibrator | PriorCorrection, kind: str, path: str | Path) -> None:
+    text = json.dumps({"version": VERSION, "kind": kind, **dataclasses.asdict(kept)}, indent=1)
+    Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def _loaded(path: str | Path, kind: str, cls: type[_Kept]) -> _Kept:

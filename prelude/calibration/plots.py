@@ -1,4 +1,4 @@
-"""Figures. matplotlib is imported when a figure is drawn."""
+"""Figures. They alone import matplotlib."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from prelude.calibration.metrics import BINS, F64, ece, reliability, risk_coverage
 
@@ -19,10 +20,8 @@ _FEWEST, _DOTS = 20, 40  # answers behind a dot of the risk, and dots
 def reliability_plot(curves: Curves, path: str | Path, *, bins: int = BINS, title: str = "") -> None:
     """Accuracy against confidence, a point a bin with its 95 % interval, its area by the bin's answers; their number
     below. A calibrated model lies on the diagonal."""
-    plt = _pyplot()
-    figure, (above, below) = plt.subplots(
-        2, 1, figsize=(6.0, 6.6), sharex=True, height_ratios=(3, 1), layout="constrained"
-    )
+    figure = Figure(figsize=(6.0, 6.6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.plot([0, 1], [0, 1], color="#888888", linewidth=1, linestyle="--", label="calibrated")
     width = 1 / bins / (len(curves) + 0.5)
     for at, ((name, (confidence, correct)), colour) in enumerate(zip(curves.items(), _COLOURS)):
@@ -39,14 +38,14 @@ def reliability_plot(curves: Curves, path: str | Path, *, bins: int = BINS, titl
     below.set(xlabel="confidence (largest probability)", ylabel="answers", xlim=(-0.02, 1.02))
     for axes in (above, below):
         axes.legend(fontsize=8, loc="upper left")
-    _save(plt, figure, path)
+    figure.savefig(path, dpi=140)
 
 
 def risk_coverage_plot(curves: Curves, path: str | Path, *, title: str = "") -> None:
     """The share of errors among the answers that are kept, with its 95 % interval, when the least confident ones are
     left out; from 20 kept answers on."""
-    plt = _pyplot()
-    figure, axes = plt.subplots(figsize=(6.0, 4.4), layout="constrained")
+    figure = Figure(figsize=(6.0, 4.4), layout="constrained")
+    axes = figure.subplots()
     for at, ((name, (confidence, correct)), colour) in enumerate(zip(curves.items(), _COLOURS)):
         coverage, risk = risk_coverage(confidence, correct)
         kept = np.unique(np.linspace(min(_FEWEST, len(risk)), len(risk), _DOTS).astype(int))
@@ -58,7 +57,7 @@ def risk_coverage_plot(curves: Curves, path: str | Path, *, title: str = "") -> 
     axes.set_title(f"Risk by coverage\n{title}", fontsize=9)
     axes.set(xlim=(0, 1.02), ylim=(0, None))
     axes.legend(fontsize=8, loc="upper left")
-    _save(plt, figure, path)
+    figure.savefig(path, dpi=140)
 
 
 def interval(share: F64, count: Any) -> tuple[F64, F64]:
@@ -67,17 +66,3 @@ def interval(share: F64, count: Any) -> tuple[F64, F64]:
     middle = (share + square / 2) / (1 + square)
     half = _Z * np.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
     return middle - half, middle + half
-
-
-def _save(plt: Any, figure: Any, path: str | Path) -> None:
-    figure.savefig(path, dpi=140)
-    plt.close(figure)
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt

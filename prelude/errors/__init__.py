@@ -1,34 +1,4 @@
-"""The errors that Prelude raises on purpose, grouped by their cause.
-
-``PreludeError``
-├── ``InvalidRequest`` (also a ``ValueError``): the request; raised at admission, before the request holds anything
-│   ├── ``PromptTooLong``
-│   ├── ``RequestTooLarge``      can never fit this engine's budgets or pool
-│   ├── ``UnknownParameter``     (also a ``TypeError``): a misspelt or refused keyword
-│   ├── ``TemplateError``        chat or decision template: missing, malformed, over its bounds
-│   └── ``RecipeError``          a recipe that is malformed, or a model whose files name none
-├── ``ConfigError`` (also a ``ValueError``): an ``EngineConfig`` that contradicts itself or the model
-├── ``DeviceUnavailable`` (also a ``RuntimeError``): the device cannot be used; lists the missing parts
-├── ``ModelError`` (also a ``ValueError``): the model directory; raised while loading
-│   ├── ``UnsupportedModel``     a feature that is not implemented, named
-│   ├── ``CheckpointError``      a weight file or index that is malformed
-│   └── ``InsufficientMemory``   needed and available bytes, before anything is allocated
-├── ``CalibrationError`` (also a ``ValueError``): data that a calibrator cannot be fitted to or applied to
-├── ``BulkError`` (also a ``ValueError``): a run over a file: its form, its input, its journal or its output
-├── ``TraceError`` (also a ``ValueError``): a trace that cannot be simulated; names the line and the field
-├── ``Overloaded``: the queue; try later
-│   └── ``QueueFull``
-├── ``DeadlineExceeded`` (also a ``TimeoutError``)
-├── ``EngineClosed``: submit after close, or closed while waiting
-│   └── ``EngineForked``         used in a process that was forked after the engine was made
-├── ``TokenizerError`` (also a ``ValueError``): a tokenizer file, or its use; its subclasses are in
-│   ``prelude.tokenizer.errors``
-├── ``WrongUse`` (also a ``TypeError`` and a ``RuntimeError``): an object in a place or a way that it is not made for
-├── ``RequestCancelled``: the caller cancelled the request; other waiters of its result get this error
-└── ``ExecutionError``: a step failed; it has the cause, and fails the rows of that step only
-    └── ``ExecutorLost``         the executor runs no step any more: all requests end with this error
-        ├── ``RankLost``         a process of a tensor-parallel model ended or hangs
-        └── ``DeviceLost``       the GPU's driver failed
+"""The errors that Prelude raises on purpose. ``help()`` of this module shows their tree.
 
 Messages name the field, the value, the limit and the way out. No validation is an ``assert``, so all of them are
 raised under ``python -O`` too.

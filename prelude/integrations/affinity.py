@@ -15,8 +15,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from prelude.api.base import EngineBase
 from prelude.api.windows import leading_text
 from prelude.records import dataclass
 from prelude.tasks import Embed
@@ -48,14 +49,6 @@ def chain_of_task(task: Any) -> tuple[int, ...]:
     if getattr(task, "cache", "auto") == "never":
         return ()
     return chain_of(leading_text(task), getattr(task, "salt", None))
-
-
-class Prompts(Protocol):
-    """The methods of an engine that ``Served`` calls."""
-
-    def explain(self, task: Any) -> Any: ...
-
-    def would_hit(self, task: Any) -> int: ...
 
 
 @dataclass(slots=True)
@@ -98,7 +91,7 @@ class Served:
         return list(self._latest.values())
 
 
-def report(kept: Iterable[Kept], engine: Prompts) -> list[int]:
+def report(kept: Iterable[Kept], engine: EngineBase) -> list[int]:
     """The hashes of the beginnings that ``engine`` has in its cache: of each text the share that ``would_hit`` finds
     of its tokens. A text is tokenised once."""
     found: dict[int, None] = {}
@@ -192,16 +185,12 @@ class Affinity(Generic[K]):
         """Forget all other replicas: their caches are gone."""
         gone = {name for holders in self._until.values() for name in holders} - set(replicas)
         for one in list(self._until) if gone else ():
-            for replica in gone & self._until[one].keys():
-                self._drop(one, replica)
+            holders = self._until[one]
+            for replica in gone & holders.keys():
+                del holders[replica]
+            if not holders:
+                del self._until[one]
         for replica in [*(self._reports.keys() | self._homes.keys())]:
             if replica not in replicas:
                 self._reports.pop(replica, None)
                 self._homes.pop(replica, None)
-
-    def _drop(self, one: int, replica: K) -> None:
-        holders = self._until.get(one)
-        if holders is not None:
-            holders.pop(replica, None)
-            if not holders:
-                del self._until[one]

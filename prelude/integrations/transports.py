@@ -27,19 +27,13 @@ class _Routes:
     def __init__(self, engine: Any, **options: Any) -> None:
         self.one = system_one(engine, **options)
 
-    def route(self, request: httpx2.Request) -> str:
-        name = request.url.path.rstrip("/").rpartition("/")[2]
-        wanted = {"systemone": "POST", "decisions": "POST", "models": "GET"}.get(name)
-        return name if request.method == wanted else ""
-
     def begun(self, request: httpx2.Request) -> httpx2.Response | str:
         """Return the answer of a request without a body, or the route of one that has a body."""
-        route = self.route(request)
-        if not route:
-            return self.unknown(request)
-        return reply(request, 200, self.one.models()) if route == "models" else route
-
-    def unknown(self, request: httpx2.Request) -> httpx2.Response:
+        route = (request.method, request.url.path.rstrip("/").rpartition("/")[2])
+        if route == ("GET", "models"):
+            return reply(request, 200, self.one.models())
+        if route in (("POST", "systemone"), ("POST", "decisions")):
+            return route[1]
         message = f"{request.method[:20]} {request.url.path[:200]}: no such route"
         return reply(request, 404, {"detail": {"error_type": "not_found_error", "message": message}})
 

@@ -26,7 +26,7 @@ from prelude.models.files import ModelDirectory, Where
 from prelude.models.safetensors_file import FLOATS, SafetensorsFile
 from prelude.tokenizer.class_settings import gives_types
 from prelude.values.arrays import F32
-from prelude.values.embedding import POOLINGS, SIMILARITIES, Dense, EmbeddingSettings
+from prelude.values.model_settings import POOLINGS, SIMILARITIES, Dense, EmbeddingSettings
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.fields import Fields
 from prelude.records import dataclass
 from prelude.values.arrays import F32
-from prelude.values.option_settings import COLDEST, HOTTEST, KINDS, OptionSettings
+from prelude.values.model_settings import COLDEST, HOTTEST, KINDS, OptionSettings
 from prelude.values.strict_json import parse
 
 SUFFIX = ".sparrow"

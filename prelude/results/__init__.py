@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from prelude.errors import WrongUse
 from prelude.records import dataclass, field
-from prelude.results import confidence
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -88,9 +87,39 @@ class Answer:
 
     @property
     def confidence(self) -> float | None:
-        """The confidence of the System One reference, from 0 to 1 (``prelude.results.confidence``); ``None`` of a
-        ``Noul``. It says how far the labels are apart, and nothing of ``mass``."""
-        return confidence.of(self.kind, list(self.probabilities.values()))
+        """The confidence of the System One reference, from 0 to 1; ``None`` of a ``Noul``. With probabilities p of n
+        labels, k the first of the largest:
+
+            choice   (max p - 1/n) / (1 - 1/n)
+            score    max(0, 1 - sum p_i |i - k| / D),  D = sum |i - (n - 1)/2| / n
+
+        Both are 1 for a certain answer and 0 for an even spread over two options; n = 1 gives 1. They say how far the
+        labels are apart, and nothing of ``mass``. Other libraries call other numbers confidence (the entropy, the
+        margin, the largest probability): a threshold for one of them does not fit another."""
+        shares = list(self.probabilities.values())
+        if self.kind == "noul":
+            return None
+        return _score_confidence(shares) if self.kind == "score" else _choice_confidence(shares)
+
+
+def _choice_confidence(probabilities: Sequence[float]) -> float:
+    n = len(probabilities)
+    return 1.0 if n < 2 else _bounded((max(probabilities) - 1 / n) / (1 - 1 / n))
+
+
+def _score_confidence(probabilities: Sequence[float]) -> float:
+    n = len(probabilities)
+    if n < 2:
+        return 1.0
+    mode, distance, spread = probabilities.index(max(probabilities)), 0.0, 0.0
+    for level, share in enumerate(probabilities):
+        distance += share * abs(level - mode)
+        spread += abs(level - (n - 1) / 2)
+    return _bounded(1 - distance / (spread / n))
+
+
+def _bounded(value: float) -> float:
+    return min(1.0, max(0.0, value))
 
 
 class Answers(tuple[Answer, ...]):
@@ -127,12 +156,6 @@ class Answers(tuple[Answer, ...]):
         return f"{type(self).__name__}{super().__repr__()}"
 
 
-def _embedding(vector: F32, stats: RequestStats | None) -> Embedding:
-    self = np.ascontiguousarray(vector, dtype=np.float32).view(Embedding)
-    self.stats = stats
-    return self
-
-
 # The class itself and not ``NDArray``: from numpy 2.5 on that is a type alias, which has no subclasses.
 class Embedding(np.ndarray[Any, np.dtype[np.float32]]):
     """A float32 vector ``[dimensions]`` with ``.stats``; an array in every other respect."""
@@ -140,13 +163,13 @@ class Embedding(np.ndarray[Any, np.dtype[np.float32]]):
     stats: RequestStats | None
 
     @classmethod
-    def of(cls, vector: F32, stats: RequestStats) -> Embedding:
+    def of(cls, vector: F32, stats: RequestStats | None) -> Embedding:
         self = np.ascontiguousarray(vector, dtype=np.float32).view(cls)
         self.stats = stats
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _embedding, (np.asarray(self), self.stats)
+        return Embedding.of, (np.asarray(self), self.stats)
 
     def __array_finalize__(self, obj: Any) -> None:
         self.stats = getattr(obj, "stats", None)

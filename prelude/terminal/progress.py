@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -30,23 +29,22 @@ class Progress:
     """Counts the units of one call that have ended, well or not, and calls ``told``. An error of ``told`` is logged
     once, and ``told`` is called no more: a bar must not end the work it shows. Used by the caller's thread alone."""
 
-    def __init__(
-        self, told: Any, total: int | None, unit: str = "task", done: int = 0, *, late: str | None = None
-    ) -> None:
+    def __init__(self, told: Any, total: int | None, unit: str = "task", *, late: str | None = None) -> None:
         """``told``: a function of (done, total); True: a tqdm bar, from ``__enter__`` on; None or False: nothing.
-        ``total``: None if it is not known. ``done``: units that ended before. ``late``: if ``told`` is None and
-        stderr is a terminal, a bar with this text before it appears after ``DELAY`` seconds. ``InvalidRequest`` if
-        ``told`` is another value, or (from ``__enter__``) tqdm is not there for True."""
+        ``total``: None if it is not known. ``late``: if ``told`` is None, a bar of tqdm with this text before it is
+        shown in a terminal after ``DELAY`` seconds, and leaves no line. ``InvalidRequest`` if ``told`` is another
+        value, or (from ``__enter__``) tqdm is not there for True."""
         if told is not None and not isinstance(told, bool) and not callable(told):
             raise InvalidRequest(
                 f"{shown(told)} is not a function of (done, total), True, False or None", field="progress"
             )
-        self.done, self._total, self._unit = done, total, unit
+        self.done, self._total, self._unit, self._late = 0, total, unit, late
         self._bar: Any = None
         self._shown = told is True
         self._told: Callable[[int, Any], object] | None = told if callable(told) else None
         if told is None and late is not None and in_terminal():
-            self._bar = self._told = LateBar(late, unit)
+            self._began = time.time()  # tqdm's clock
+            self._told = self._appear
 
     def __bool__(self) -> bool:
         return self._told is not None
@@ -66,9 +64,25 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._shown:
-            self._bar = make_bar(self._total, self._unit, self.done)
-            self._told = mover(self._bar)
+            self._bar = make_bar(self._total, self._unit)
+            self._told = self._move
         return self
+
+    def _move(self, done: int, total: int | None) -> None:
+        self._bar.update(done - self._bar.n)
+
+    def _appear(self, done: int, total: int | None) -> None:
+        if time.time() - self._began < DELAY:
+            return
+        tqdm = tqdm_class()
+        if tqdm is None:
+            self._told = None
+            return
+        # A delay, however short, keeps tqdm from drawing the bar before it has a count and a rate.
+        bar = tqdm(total=total, desc=self._late or None, unit=f" {self._unit}", delay=1e-9, leave=False)
+        bar.start_t = bar.last_print_t = self._began
+        self._bar, self._told = bar, self._move
+        self._move(done, total)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -78,63 +92,26 @@ class Progress:
                 self._bar.close()
 
 
-class LateBar:
-    """A bar of tqdm that appears ``DELAY`` seconds after this was made and leaves no line when it is closed. Shows
-    nothing if tqdm is not installed."""
-
-    def __init__(self, label: str, unit: str) -> None:
-        self._label, self._unit = label, unit
-        self._began = time.time()  # tqdm's clock
-        self._bar: Any = None
-        self._missing = False
-
-    def __call__(self, done: int, total: int | None) -> None:
-        if self._bar is None:
-            if self._missing or time.time() - self._began < DELAY:
-                return
-            self._bar = self._make(total)
-            if self._bar is None:
-                self._missing = True
-                return
-        self._bar.update(done - self._bar.n)
-
-    def _make(self, total: int | None) -> Any:
-        try:
-            from tqdm.auto import tqdm
-        except ImportError:
-            return None
-        # A delay, however short, keeps tqdm from drawing the bar before it has a count and a rate.
-        bar = tqdm(total=total, desc=self._label or None, unit=f" {self._unit}", delay=1e-9, leave=False)
-        bar.start_t = bar.last_print_t = self._began
-        return bar
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-def mover(bar: Any) -> Callable[[int, Any], object]:
-    """Return a function that moves a bar of tqdm to a count."""
-    return lambda done, total: bar.update(done - bar.n)
-
-
-def bar_if_installed() -> bool | None:
-    """Return ``progress=`` of a command that was not told: a bar, or none without tqdm."""
-    return True if find_spec("tqdm") else None
-
-
-def make_bar(total: int | None, unit: str, done: int) -> Any:
+def tqdm_class() -> Any:
+    """None if tqdm is not installed."""
     try:
         from tqdm.auto import tqdm
     except ImportError:
+        return None
+    return tqdm
+
+
+def make_bar(total: int | None, unit: str) -> Any:
+    tqdm = tqdm_class()
+    if tqdm is None:
         raise InvalidRequest(
             "True shows a bar of tqdm, which is not installed: pip install tqdm, or give a function of (done, total)",
             field="progress",
-        ) from None
+        )
     shape: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "B" else {"unit": f" {unit}"}
     if not in_terminal() and "ipykernel" not in sys.modules:
         shape.update(file=Lines(), ncols=0, miniters=1, mininterval=LINE_SECONDS, maxinterval=LINE_SECONDS)
-    return tqdm(total=total, initial=done, **shape)
+    return tqdm(total=total, **shape)
 
 
 class Lines:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from prelude.api.sync import Engine
 from prelude.calibration.calibrator import METHODS, PriorCorrection
 from prelude.calibration.report import Report, calibrate
 from prelude.calibration.rows import Row, answers_of, read_rows
@@ -45,8 +46,6 @@ def main(chosen: argparse.Namespace) -> int:
             )
         answers = answers_of(rows, None)
     else:
-        from prelude.api.engine import Engine
-
         with Engine.from_pretrained(chosen.model, revision=chosen.revision, dtype=chosen.dtype) as engine:
             answers = answers_of(rows, engine)
             if prior == "content-free":

@@ -1,38 +1,48 @@
 """The command ``prelude``. ``prelude demo``, or no command: ``demo.py``. ``prelude simulate``: see docs/SIMULATOR.md;
 ``prelude fit``: docs/DECISIONS.md; ``prelude calibrate``: docs/CALIBRATION.md; ``prelude score``: docs/BULK.md;
-``prelude memory``: docs/MEMORY.md; ``prelude convert``: docs/CPU.md."""
+``prelude memory``: docs/MEMORY.md; ``prelude convert``: docs/CPU.md. The module of the chosen command alone is
+imported."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 from prelude import __version__
 from prelude.errors import PreludeError, reason
 from prelude.terminal.command_line import close_stdout, print_anything
-from prelude.tools import calibrate, convert, demo, fit, memory_table, score, simulate
 
 _OWN = ("-h", "--help", "--version")
 _COMMANDS = {
-    "demo": (demo, "typed decisions on real input; also without a command"),
-    "simulate": (simulate, "plan a workload in virtual time, on any machine"),
-    "fit": (fit, "a decision from labelled rows of a file"),
-    "calibrate": (calibrate, "fit probabilities to labels, and measure them"),
-    "score": (score, "one task for each row of a file, resumable"),
-    "convert": (convert, "a model directory whose weights are packed already"),
-    "memory": (memory_table, "where a model's memory goes, before loading it"),
+    "demo": ("demo", "typed decisions on real input; also without a command"),
+    "simulate": ("simulate", "plan a workload in virtual time, on any machine"),
+    "fit": ("fit", "a decision from labelled rows of a file"),
+    "calibrate": ("calibrate", "fit probabilities to labels, and measure them"),
+    "score": ("score", "one task for each row of a file, resumable"),
+    "convert": ("convert", "a model directory whose weights are packed already"),
+    "memory": ("memory_table", "where a model's memory goes, before loading it"),
 }
 
 
-def command_parser() -> argparse.ArgumentParser:
+def command_parser(chosen: Iterable[str] = _COMMANDS) -> argparse.ArgumentParser:
+    """Return the parser, with the arguments of the ``chosen`` commands."""
     parser = argparse.ArgumentParser(
         prog="prelude", description="Decisions and chat on one set of weights, in-process."
     )
     parser.add_argument("--version", action="version", version=f"prelude {__version__}")
     commands = parser.add_subparsers(dest="command")
-    for name, (module, text) in _COMMANDS.items():
-        module.add_arguments(commands.add_parser(name, help=text))
+    for name, (_, text) in _COMMANDS.items():
+        arguments = commands.add_parser(name, help=text)
+        if name in chosen:
+            module_of(name).add_arguments(arguments)
     return parser
+
+
+def module_of(command: str) -> Any:
+    return import_module(f"prelude.tools.{_COMMANDS[command][0]}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,12 +68,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(arguments: list[str]) -> int:
-    parser = command_parser()
+    parser = command_parser(arguments[:1])
     if arguments[0].startswith("-") and arguments[0] not in _OWN:
         option = arguments[0].partition("=")[0]
         parser.error(f"{option} stands before the command; options stand behind it: prelude COMMAND {option} ...")
     chosen = parser.parse_args(arguments)
-    code: int = _COMMANDS[chosen.command][0].main(chosen)
+    code: int = module_of(chosen.command).main(chosen)
     return code
 
 

@@ -15,13 +15,18 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prelude.errors import ModelError
+from prelude.loading.open import model_path
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+from prelude.models.files import ModelDirectory
+from prelude.models.gguf.directory import GgufDirectory, open_directory
+from prelude.models.packed import PackedLinear
+from prelude.models.packed_file import FORMAT, LAYOUT, PACKED_FILE, VERSION, digest, write_safetensors
+from prelude.models.precision import choose
+from prelude.models.read_weights import load_weights
 from prelude.terminal.command_line import add_model
-
-if TYPE_CHECKING:
-    from prelude.models.files import ModelDirectory
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".onnx", ".onnx_data", ".gguf")
 """How files end that hold weights."""
@@ -35,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    from prelude.loading.open import model_path
-
     told = convert(model_path(chosen.model, chosen.revision), chosen.folder, chosen.dtype, chosen.quantization)
     print(told)
     return 0
@@ -44,14 +47,6 @@ def main(chosen: argparse.Namespace) -> int:
 
 def convert(model: Path, folder: Path, dtype: str = "auto", quantization: str | None = None) -> str:
     """What was written, in a sentence."""
-    from prelude.models.checkpoint import Checkpoint
-    from prelude.models.config import ModelConfig
-    from prelude.models.gguf.directory import GgufDirectory, open_directory
-    from prelude.models.packed import PackedLinear
-    from prelude.models.packed_file import FORMAT, LAYOUT, PACKED_FILE, VERSION, digest, write_safetensors
-    from prelude.models.precision import choose
-    from prelude.models.read_weights import load_weights
-
     if os.path.lexists(folder):
         raise ModelError(f"{folder}: is there already; give a folder that is not there")
     directory = open_directory(model, False)

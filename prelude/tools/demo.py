@@ -8,15 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from prelude import default_model
+from prelude.api.sync import Engine
 from prelude.errors import InvalidRequest
 from prelude.models.installed import PACKAGES, is_there
+from prelude.tasks import Choice, Decide, Embed, Noul, Score
 from prelude.terminal.command_line import add_model
 from prelude.terminal.tables import shortened
-
-if TYPE_CHECKING:
-    from prelude.api.sync import Engine
+from prelude.values.config import EngineConfig
 
 DECIDES, EMBEDS = "sparrow-general", "all-MiniLM-L6-v2"
 _TICKET = "I was charged twice in March. Please refund one of the payments today!"
@@ -29,10 +30,7 @@ def add_arguments(demo: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    from prelude import Engine, EngineConfig
-    from prelude.default_model import path as default_path
-
-    rows = json.loads((default_path() / "demo_rows.json").read_text(encoding="utf-8"))
+    rows = json.loads((default_model.path() / "demo_rows.json").read_text(encoding="utf-8"))
     named = chosen.model is not None or chosen.revision is not None
     there = [name for name in (EMBEDS, DECIDES) if not named and is_there(name)]
     deciding = DECIDES if DECIDES in there else chosen.model
@@ -68,9 +66,7 @@ def _timed(times: dict[str, float], name: str) -> Iterator[None]:
 
 
 def _is_packaged(engine: Engine) -> bool:
-    from prelude.default_model import path
-
-    return engine.model_info.path == path()
+    return engine.model_info.path == default_model.path()
 
 
 def _name(engine: Engine) -> str:
@@ -80,8 +76,6 @@ def _name(engine: Engine) -> str:
 
 
 def _decisions(engine: Engine, rows: Any, times: dict[str, float]) -> None:
-    from prelude import Choice, Noul, Score
-
     teams = {"Billing": "payments, invoices, refunds", "Support": "bugs and outages", "Sales": "prices and upgrades"}
     text: str = _TICKET
     asked: dict[str, Any] = {
@@ -104,8 +98,6 @@ def _decisions(engine: Engine, rows: Any, times: dict[str, float]) -> None:
 
 
 def _fitted(engine: Engine, rows: dict[str, list[str]], times: dict[str, float]) -> None:
-    from prelude import Decide
-
     pairs = [(text, label) for label, texts in rows.items() for text in texts]
     texts, labels = zip(*pairs[::2])
     with _timed(times, f"fit of {len(texts)} rows"):
@@ -127,8 +119,6 @@ def _fitted(engine: Engine, rows: dict[str, list[str]], times: dict[str, float])
 
 
 def _ranking(engine: Engine, rows: dict[str, list[str]], times: dict[str, float]) -> None:
-    from prelude import Embed
-
     texts = [text for part in rows.values() for text in part]
     pooling: Any = _pooling(engine)
     with _timed(times, f"{len(texts)} vectors"):

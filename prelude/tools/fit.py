@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
+from prelude.api.sync import Engine
+from prelude.bulk.files import Table
 from prelude.errors import BulkError, InvalidRequest, shown
+from prelude.fitting.question import Kind
 from prelude.terminal.command_line import add_model, check_target, writing
-from prelude.terminal.progress import bar_if_installed
+from prelude.terminal.progress import tqdm_class
 
 _EXAMPLE = """\
 example:
@@ -18,8 +21,6 @@ example:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from prelude.fitting.question import Kind
-
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument("file", help=".jsonl, .csv or .parquet, the first two also .gz; a path or an fsspec URL")
@@ -39,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    from prelude import Engine
-
     output = chosen.output or f"{Path(chosen.file).stem}.head"
     check_target("-o", output)
     texts, labels = _columns(chosen.file, chosen.text, chosen.label)
@@ -57,7 +56,7 @@ def main(chosen: argparse.Namespace) -> int:
                 class_weights="balanced" if chosen.balanced else None,
                 keep=chosen.keep,
                 seed=chosen.seed,
-                progress=None if chosen.no_progress else bar_if_installed(),
+                progress=not chosen.no_progress and tqdm_class() is not None,
             )
         except InvalidRequest as error:
             raise BulkError(f"{chosen.file}: {error} (rows count from 0, behind the names of columns)") from error
@@ -69,8 +68,6 @@ def main(chosen: argparse.Namespace) -> int:
 
 def _columns(path: str, text: str, label: str) -> tuple[list[Any], list[Any]]:
     """Of all rows of a file. ``BulkError`` names the row without one of them."""
-    from prelude.bulk.files import Table
-
     table = Table.of(path)
     table.check_there()
     texts, labels = [], []

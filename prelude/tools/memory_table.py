@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from prelude.cpu.executor import logits_rows
+from prelude.execution.memory_plan import StepMemory
+from prelude.loading.open import model_path
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+from prelude.models.gguf.directory import open_directory
+from prelude.models.memory import available_memory
+from prelude.models.precision import choose
+from prelude.models.read_weights import weight_bytes
 from prelude.terminal.command_line import add_model, byte_count
-
-if TYPE_CHECKING:
-    from prelude.execution.memory_plan import StepMemory
+from prelude.values.config import EngineConfig
 
 _LENGTHS = (512, 2048, 8192, 32768, 131072)
 
@@ -32,17 +39,6 @@ def main(chosen: argparse.Namespace) -> int:
 
 def table(chosen: argparse.Namespace) -> list[str]:
     """Lines. Nothing but the configuration and the headers of the weight files is read."""
-    from prelude.cpu.executor import logits_rows
-    from prelude.execution.memory_plan import StepMemory
-    from prelude.loading.open import model_path
-    from prelude.models.checkpoint import Checkpoint
-    from prelude.models.config import ModelConfig
-    from prelude.models.gguf.directory import open_directory
-    from prelude.models.memory import available_memory
-    from prelude.models.precision import choose
-    from prelude.models.read_weights import weight_bytes
-    from prelude.values.config import EngineConfig
-
     config = EngineConfig(max_memory=chosen.max_memory, quantization=chosen.quantization)
     if chosen.max_top is not None:
         config = config.changed(max_top=chosen.max_top)

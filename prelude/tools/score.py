@@ -6,17 +6,19 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from prelude.api.sync import Engine
 from prelude.api.windows import WINDOW_ROWS
+from prelude.bulk import files
+from prelude.bulk.files import Table
+from prelude.bulk.form import Form, read_task
+from prelude.bulk.journal import Journal
+from prelude.bulk.run import BulkRun, Report, configuration, configuration_hash
 from prelude.errors import BulkError
 from prelude.terminal.command_line import add_model
-from prelude.terminal.progress import bar_if_installed
-
-if TYPE_CHECKING:
-    from prelude.bulk.files import Table
-    from prelude.bulk.form import Form
-    from prelude.bulk.run import Report
+from prelude.terminal.progress import tqdm_class
+from prelude.values.config import EngineConfig
 
 FAILED, INTERRUPTED = 3, 130
 _EXAMPLE = """\
@@ -59,10 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    from prelude.bulk import files
-    from prelude.bulk.files import Table
-    from prelude.bulk.form import Form
-
     form = Form(read_form(chosen))
     source, target = Table.of(chosen.input), Table.of(chosen.output)
     source.check_there()
@@ -76,10 +74,6 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def run(chosen: argparse.Namespace, form: Form, source: Table, target: Table, journal_path: Path) -> int:
-    from prelude import Engine, EngineConfig
-    from prelude.bulk.journal import Journal
-    from prelude.bulk.run import BulkRun, configuration, configuration_hash
-
     config = EngineConfig(deterministic=True)
     with Engine.from_pretrained(chosen.model, revision=chosen.revision, dtype=chosen.dtype, config=config) as engine:
         bulk = BulkRun(engine, form, source, target, chosen.window, chosen.prefix)
@@ -89,7 +83,7 @@ def run(chosen: argparse.Namespace, form: Form, source: Table, target: Table, jo
             if journal.rows:
                 print(f"{journal_path}: goes on after {journal.rows:,} rows", file=sys.stderr)
             try:
-                report = bulk.compute(journal, None if chosen.no_progress else bar_if_installed())
+                report = bulk.compute(journal, not chosen.no_progress and tqdm_class() is not None)
                 seconds = time.perf_counter() - began
                 bulk.finish(journal, report)
             except BaseException as error:
@@ -116,7 +110,6 @@ def read_form(chosen: argparse.Namespace) -> dict[str, Any]:
     if chosen.task is not None:
         if flags or chosen.text_column or chosen.state or chosen.classify or chosen.embed:
             raise BulkError("--task FILE says the whole task; the flags of the task cannot stand beside it")
-        from prelude.bulk.form import read_task
 
         return read_task(Path(chosen.task))
     if chosen.text_column is not None and chosen.state is not None:

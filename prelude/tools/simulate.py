@@ -129,7 +129,7 @@ def main(chosen: argparse.Namespace) -> int:
         failures=_failures(chosen, options, rate),
         done=_said,
     )
-    _show(reports, title)
+    print(table(reports, title))
     for report in reports:
         if report.retried:
             print(f"{report.label}: {report.retried:,} requests were asked again after a failure")
@@ -188,7 +188,8 @@ def _sweep(chosen: argparse.Namespace, engine: Machine, trace: AtRate) -> int:
     }
     sweeps = compare.sweep(engine, trace, rates, _variants(chosen), **options)
     for number, rate in enumerate(rates):
-        _show([sweep.reports[number] for sweep in sweeps], f"{chosen.workload} at {rate:g}/s on {engine.name}")
+        reports = [sweep.reports[number] for sweep in sweeps]
+        print(table(reports, f"{chosen.workload} at {rate:g}/s on {engine.name}"))
     if chosen.plot:
         with writing(chosen.plot):
             plots.curves(sweeps, chosen.plot, _title(chosen, None))
@@ -336,10 +337,6 @@ def _title(chosen: argparse.Namespace, rate: float | None) -> str:
     how = f"{chosen.clients} clients, " if chosen.clients else "" if rate is None else f"{rate:.4g}/s, "
     fleet = f", {chosen.replicas} replicas" if chosen.replicas > 1 else ""
     return f"{chosen.workload}, {how}on {chosen.machine}{fleet}, seed {chosen.seed}"
-
-
-def _show(reports: Sequence[Report], title: str) -> None:
-    print(table(reports, title))
 
 
 def _write(

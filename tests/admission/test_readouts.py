@@ -24,7 +24,7 @@ from prelude.readouts.batch import (
 )
 from prelude.scheduling.request import Request
 from prelude.tasks import Classify, Embed, Loglikelihood, PromptLogprobs
-from prelude.values.embedding import EmbeddingSettings
+from prelude.values.model_settings import EmbeddingSettings
 from tests.admission import toys
 from tests.scheduling.cores import Collect
 

@@ -19,7 +19,7 @@ from prelude.admission.snapshot import snapshot
 from prelude.admission.template import DecisionTemplate
 from prelude.api.call_steps import text_size
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError
-from prelude.results import confidence
+from prelude.results import Answer
 from prelude.tasks import Choice, Decide, Noul, Score, YesNo
 from tests.admission import toys
 from tests.admission.test_decide import encode
@@ -229,17 +229,20 @@ def test_answers_by_kind(preparer: Preparer) -> None:
     assert levels.confidence == pytest.approx(max(0, 1 - sum(p * abs(i - mode) for i, p in enumerate(shares)) / 1.0))
 
 
+def confidence(kind: str, shares: list[float]) -> float | None:
+    labels = tuple(map(str, range(len(shares))))
+    return Answer("0", 0, labels, dict(zip(labels, shares)), {}, 1.0, shares[0], kind=kind).confidence
+
+
 def test_confidence_is_the_reference_and_stays_within_its_bounds() -> None:
-    assert confidence.of_choice([1.0]) == confidence.of_score([1.0]) == 1
-    assert confidence.of_choice([0.5, 0.5]) == confidence.of_score([0.5, 0.5]) == 0
-    assert confidence.of_choice([0.1, 0.7, 0.2]) == pytest.approx((0.7 - 1 / 3) / (2 / 3))
-    assert confidence.of_score([0.1, 0.7, 0.2]) == pytest.approx(1 - 0.3 / (2 / 3))
-    assert confidence.of_score([0.5, 0, 0.5]) == 0, "far apart: below 0 before it is cut"
-    for n in range(2, 11):
-        for top in range(n):
-            certain = [float(i == top) for i in range(n)]
-            assert confidence.of_choice(certain) == confidence.of_score(certain) == 1
-        assert confidence.of_choice([1 / n] * n) == pytest.approx(0, abs=1e-12)
+    assert confidence("choice", [0.1, 0.7, 0.2]) == pytest.approx((0.7 - 1 / 3) / (2 / 3))
+    assert confidence("score", [0.1, 0.7, 0.2]) == pytest.approx(1 - 0.3 / (2 / 3))
+    assert confidence("score", [0.5, 0, 0.5]) == 0, "far apart: below 0 before it is cut"
+    for kind in ("choice", "score"):
+        assert confidence(kind, [1.0]) == 1 and confidence(kind, [0.5, 0.5]) == 0
+        for n in range(2, 11):
+            assert all(confidence(kind, [float(i == top) for i in range(n)]) == 1 for top in range(n))
+    assert all(confidence("choice", [1 / n] * n) == pytest.approx(0, abs=1e-12) for n in range(2, 11))
 
 
 def test_the_limits_of_the_field_are_taken_by_default() -> None:

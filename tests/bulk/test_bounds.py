@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from prelude import Choice, Decide, InvalidRequest
-from prelude.api.compound import each
-from prelude.api.mapping import RowBar, length, windows
-from prelude.api.windows import Window, leading_text, window_size
+from prelude.api.mapping import RowBar, length
+from prelude.api.windows import Window, leading_text
 from prelude.bulk.batches import BatchScorer
-from prelude.bulk.columnar import kind_of, mixes, too_many_keys
 from prelude.bulk.run import Pace
 from tests.ray.forms import FORM
 
@@ -32,24 +30,6 @@ def test_a_window_takes_a_few_seconds() -> None:
     assert small.rows() == 4
     small.measure(4, 100.0)
     assert small.rows() == 4, "never more than was asked for"
-
-
-def test_windows_end_at_their_rows_and_characters() -> None:
-    def sizes(texts: list[str], rows: int) -> list[tuple[int, int]]:
-        return [
-            (one.first, len(one.rows))
-            for one in each(windows(lambda text: Decide(text, QUESTION), texts, lambda: rows))
-        ]
-
-    assert sizes([], 2) == [] and sizes(["a"] * 4, 2) == [(0, 2), (2, 2)] and sizes(["a"] * 3, 2) == [(0, 2), (2, 1)]
-    half = "x" * (1 << 23)
-    assert sizes([half] * 3, 9) == [(0, 2), (2, 1)] and sizes([half[1:], half, "", "y", "z"], 9) == [(0, 4), (4, 1)]
-    for size in (1, 1 << 16):
-        assert window_size(size) == size
-    for size in (0, (1 << 16) + 1, True, 2.0):
-        with pytest.raises(InvalidRequest) as caught:
-            window_size(size)
-        assert caught.value.field == "window"
 
 
 def test_a_window_groups_equal_beginnings() -> None:
@@ -80,27 +60,6 @@ def test_a_bar_counts_rows_and_the_share_of_the_cache() -> None:
     assert (bar.rows, bar.prompt_tokens, bar.cached_tokens, bar.hit_rate) == (5, 40, 20, 0.5)
     assert bar.words() == "cache 50%" and told[-1] == (5, 5)
     assert length([1, 2]) == 2 and length(iter([1])) is None
-
-
-def test_objects_of_256_keys_are_a_column_and_of_257_text() -> None:
-    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    assert not too_many_keys([{str(at): 1 for at in range(256)}]) and too_many_keys(
-        [{str(at): 1 for at in range(257)}]
-    )
-    assert not too_many_keys([{"a": 1}] * 300) and too_many_keys([[{str(at): {}} for at in range(257)]])
-    assert kind_of([{str(at): 1 for at in range(257)}], None) == pa.string() != kind_of([{"a": 1}], None)
-    for values, mixed in (
-        ([True, 1.5], True),
-        ([True, 1], False),
-        ([True, None], False),
-        ([[True], [0.5]], True),
-        ([[True], [1]], False),
-        ([{"a": True}, {"a": 0.5}], True),
-        ([{"a": True}, {"b": 0.5}], False),
-        ([{"a": [{"b": True}]}, {"a": [{"b": 0.5}]}], True),
-        ([], False),
-    ):
-        assert mixes(values) is mixed, values
 
 
 @pytest.mark.parametrize(("keyword", "value"), [("window", 0), ("window", 65537), ("window", "8")])

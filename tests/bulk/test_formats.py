@@ -164,6 +164,8 @@ COLUMNS: dict[str, tuple[list[Any], list[Any]]] = {
     "truth and a number": ([True, 1], ["true", "1"]),
     "a number and truth": ([0.5, True], ["0.5", "true"]),
     "a number and truth inside": ([{"a": [0.5]}, {"a": [True]}], ['{"a": [0.5]}', '{"a": [true]}']),
+    "truth in a list and a number": ([[True], [0.5]], ["[true]", "[0.5]"]),
+    "truth and a number of two keys": ([{"a": True}, {"b": 0.5}], [{"a": True, "b": None}, {"a": None, "b": 0.5}]),
     "more than 63 bits": ([2**63, 1], [str(2**63), "1"]),
     "more than 64 bits": ([2**80], [str(2**80)]),
     "no field": ([{}, {}], ["{}", "{}"]),
@@ -190,10 +192,14 @@ def test_a_column_of_json_lines_has_its_values_or_is_text(
     assert [json.dumps(value) for value in found.column("c").to_pylist()] == [json.dumps(value) for value in want]
 
 
-def test_objects_that_are_maps_become_text(run: Run, tmp_path: Path) -> None:
-    values = [{f"user {at}": at} for at in range(300)]
-    found = parquet.read_table(run(lines_of(tmp_path / "in.jsonl", values), "parquet"))
-    assert [json.loads(text) for text in found.column("c").to_pylist()] == values
+def test_objects_of_more_than_256_keys_are_maps_which_become_text(run: Run, tmp_path: Path) -> None:
+    for keys in (256, 257):
+        values = [{f"user {at}": at} for at in range(keys)]
+        found = parquet.read_table(run(lines_of(tmp_path / "in.jsonl", values), "parquet")).column("c").to_pylist()
+        assert all(isinstance(one, str) for one in found) is (keys == 257)
+        assert [value for one in found for value in (json.loads(one) if keys == 257 else one).values() if value] == [
+            *range(1, keys)
+        ]
 
 
 @pytest.mark.long

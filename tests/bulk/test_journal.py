@@ -210,12 +210,6 @@ def test_a_journal_that_is_another_file_is_refused(tmp_path: Path, kind: str) ->
     assert precious.read_bytes() == b"" if kind != "dangling link" else not precious.exists()
 
 
-def test_a_link_to_no_file_in_the_output_s_place_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "out.csv").symlink_to("nothing")
-    assert score(write_rows(tmp_path / "in.csv"), tmp_path / "out.csv") == 2
-    assert "is already there; --overwrite" in capsys.readouterr().err and (tmp_path / "out.csv").is_symlink()
-
-
 @pytest.mark.parametrize("name", ["out.csv.writing", "out.csv.part", "out.csv"])
 def test_no_link_beside_the_output_is_followed(tmp_path: Path, name: str) -> None:
     source, precious = write_rows(tmp_path / "in.csv"), tmp_path / "precious"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prelude import BulkError, Choice, Decide, Engine, EngineConfig, Noul
+from prelude import Choice, Decide, Engine, EngineConfig, Noul
 from prelude.bulk.files import Table
 from prelude.bulk.form import Form
 from prelude.tools import cli
@@ -105,15 +105,6 @@ def test_rows_that_are_no_rows(tmp_path: Path) -> None:
         ("there.csv", (), "--overwrite"),
         ("out.csv", ("--choice", "id=a,b"), "has a column 'id' already"),
         ("out.csv", ("--choice", "topic=a,a"), "no row could be served"),
-        ("out.csv", ("--choice", "language=a,b"), "two questions"),
-        ("out.csv", ("--score", "level=many"), "number from 2 to 10"),
-        ("out.csv", ("--noul", "urgent="), "NAME=VALUE is expected"),
-        ("out.csv", ("--choice", "=a,b"), "NAME=VALUE is expected"),
-        ("out.csv", ("--ask", "nothing"), "NAME=VALUE is expected"),
-        ("out.csv", ("--ask", "nothing=why?"), "no choice or score"),
-        ("out.csv", ("--embed",), "stand alone"),
-        ("out.csv", ("--task", "x.json"), "cannot stand beside"),
-        ("out.csv", ("--state", "{text}"), "say the same thing"),
         ("memory://out.csv", (), "--journal"),
     ],
 )
@@ -169,13 +160,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_labels_of_a_flag_may_have_spaces_around_them(tmp_path: Path) -> None:
-    flags = ["--text-column", "text", "--choice", "topic= late delivery , other"]
-    target = tmp_path / "out.jsonl"
-    assert score(write_rows(tmp_path / "in.jsonl"), target, flags=flags) == 0
-    assert set(read_rows(target)[0]["topic_probabilities"]) == {"late delivery", "other"}
-
-
 def test_a_rows_bits_do_not_depend_on_where_a_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load, configs = Engine.from_pretrained, []
 
@@ -215,11 +199,6 @@ class TestForm:
             said = capsys.readouterr().err
             assert f"{task}: cannot be read as JSON: " in said and says in said
 
-    def test_one_placeholder_takes_the_value_as_it_is(self) -> None:
-        form = Form({"state": "{chat}", "questions": {"ok": {"question": "Is it polite?"}}})
-        messages = [{"role": "user", "content": "Hello"}]
-        assert form.task({"chat": messages}).state == messages
-
     @pytest.mark.parametrize(
         ("text", "written"),
         [("Text: {c}", "Text: [1]"), ("{c}.", "[1]."), ("{c}{c}", "[1][1]"), ("{{}}{c}", "{}[1]"), ("none", "none")],
@@ -231,25 +210,6 @@ class TestForm:
     def test_numbers_of_a_column_are_no_ids_of_tokens(self, spec: dict[str, Any]) -> None:
         form = Form(spec)
         assert form.task({"c": [1, 2, 3]}) == form.task({"c": "[1, 2, 3]"})
-
-    @pytest.mark.parametrize(
-        ("spec", "says"),
-        [
-            ({"verb": "sing"}, "verb: 'sing' is none of"),
-            ({"state": "{text!r}", "questions": {}}, "placeholder is the name of a column"),
-            ({"state": "{", "questions": {}}, "brace"),
-            ({"state": "{text}", "questions": {}}, "not an object of questions"),
-            ({"state": "{text}", "questions": {"a": {"labels": ["x"], "levels": 3}}}, "labels or levels or criteria"),
-            ({"state": "{text}", "questions": {"a": {"question": "b"}}, "lenght_norm": "token"}, "no such key"),
-            ({"verb": "embed", "prompt": "{text}", "questions": {}}, "asks none"),
-            ({"state": 7, "questions": {}}, "not a text"),
-            ({"state": "{text}", "questions": {"a": {"labels": ["x"]}}}, "the one label 'x'"),
-            ({"state": "{text}", "questions": {"a": {"labels": {"x": "a note"}}}}, "the one label 'x'"),
-        ],
-    )
-    def test_a_value_that_cannot_be_a_form(self, spec: dict[str, Any], says: str) -> None:
-        with pytest.raises(BulkError, match=says):
-            Form(spec)
 
 
 def test_vectors(tmp_path: Path) -> None:

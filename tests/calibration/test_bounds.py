@@ -292,13 +292,11 @@ def test_the_title_of_a_figure_is_cut() -> None:
     [
         ({"label": 1.5, "probabilities": {"1.5": 1, "b": 1}}, "label 1.5 is not text"),
         ({"label": ["a"], "probabilities": {"a": 1, "b": 1}}, r"label \['a'\] is not text"),
-        ({"probabilities": {"a": 1, "b": 1}}, "an object with a label"),
         ({"label": "a", "state": "x"}, "nor a state and a question"),
         ({"label": "a", "question": "x"}, "nor a state and a question"),
         ({"label": "a", "probabilities": {"a": 1, "b": 2e100}}, "finite numbers by label"),
         ({"label": "a", "probabilities": ["a", "b"]}, "finite numbers by label"),
         ({"label": "a", "probabilities": {"a": 0, "b": 0}}, "not negative and not all zero"),
-        ({"label": "a", "probabilities": {"a": 1, "b": "0"}}, "finite numbers by label"),
     ],
 )
 def test_a_row_that_is_refused(row: dict[str, Any], says: str, tmp_path: Path) -> None:

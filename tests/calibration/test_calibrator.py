@@ -222,11 +222,6 @@ def test_a_content_free_prior_of_an_engine(tmp_path: Path) -> None:
     ("rows", "truth", "options"),
     [
         ([], [], {}),
-        ([[0.5, 0.5]], [], {}),
-        ([[0.5, 0.5]], [2], {}),
-        ([[0.5, math.nan]], [0], {}),
-        ([[-0.5, 1.5]], [0], {}),
-        ([[0.0, 0.0]], [0], {}),
         ([[0.5, 0.5]] * 40, [0] * 40, {"method": "magic"}),
         ([[0.5, 0.5]] * 40, [0] * 40, {"method": "platt"}),
         ([[0.5, 0.5], [0.2, 0.3, 0.5]] * 20, [0, 1] * 20, {"method": "platt", "labels": ("a", "b")}),
@@ -279,26 +274,12 @@ def test_separable_data_stay_finite(caplog: pytest.LogCaptureFixture) -> None:
         {"facts": 7},
         {"method": "platt"},
         {"method": "platt", "parameters": {"slope": 1.0, "offsets": [1.0]}, "labels": ["a", "b"]},
-        {"method": "isotonic", "parameters": {"x": [0.0, 1.0], "y": [1.0, 0.0]}},
-        {"method": "isotonic", "parameters": {"x": [], "y": []}},
-        {"method": "isotonic", "parameters": {"x": [0.0], "y": [2.0]}},
         {"kind": "prior"},
         {"version": 9},
         {"unknown": 1},
-        {"parameters": None},
-        {"parameters": 3},
-        {"parameters": [2.0]},
-        {"parameters": {"temperature": 10**400}},
         {"parameters": {"temperature": 1e-320}},
         {"method": "platt", "parameters": {"slope": 1.0, "offsets": [10**400, 0]}, "labels": ["a", "b"]},
         {"method": "platt", "parameters": {"slope": 1.0, "offsets": [1e308, 0]}, "labels": ["a", "b"]},
-        {"method": "platt", "parameters": {"slope": 1.0, "offsets": [1, 0]}, "labels": ["a", "a"]},
-        {"labels": 3},
-        {"labels": "ab"},
-        {"labels": [1, 2]},
-        {"facts": None},
-        {"method": None},
-        {"method": ["temperature"]},
     ],
 )
 def test_a_file_that_is_no_calibrator(wrong: dict[str, Any], tmp_path: Path) -> None:
@@ -309,13 +290,10 @@ def test_a_file_that_is_no_calibrator(wrong: dict[str, Any], tmp_path: Path) -> 
     path.write_text(json.dumps({**good, **wrong}), encoding="utf-8")
     with pytest.raises(CalibrationError, match=r"c\.json"):
         Calibrator.load(path)
-    path.write_text(json.dumps({name: value for name, value in good.items() if name != "method"}), encoding="utf-8")
-    with pytest.raises(CalibrationError, match=r"c\.json.*method"):
-        Calibrator.load(path)
-    path.write_text(json.dumps({key: value for key, value in good.items() if key not in wrong}), encoding="utf-8")
-    if wrong.keys() & good.keys():
-        with pytest.raises(CalibrationError, match=r"c\.json"):
-            Calibrator.load(path)
+
+
+def test_a_file_that_is_no_json_is_no_calibrator(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
     for text in ("[", "[" * 100_000, '{"kind": "calibrator", "kind": "calibrator"}', "9" * 5000, "\ufeff{}"):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(CalibrationError, match=r"c\.json"):

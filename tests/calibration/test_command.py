@@ -124,8 +124,6 @@ def test_a_wrong_line_is_named(line: str, message: str, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--plot", "x.txt"], "has to end in"),
-        (["--save", "/nowhere/at/all/c.json"], "there is no folder"),
         (["--labels", "0"], "rows to fit on"),
         (["--labels", "29"], "at least 30"),
         (["--labels", "571"], "leaves 30"),

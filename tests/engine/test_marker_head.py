@@ -15,7 +15,7 @@ import pytest
 from prelude import Choice, Engine, EngineConfig, Noul, Score
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, UnsupportedModel
 from prelude.systemone import SystemOne
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import OptionSettings
 from tests.markers import write_laya, write_random
 
 QUESTIONS = [

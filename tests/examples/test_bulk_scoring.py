@@ -1,17 +1,15 @@
-"""Bulk scoring: order, the bound on tasks in flight, bad lines, and the command line."""
+"""Bulk scoring: order, bad lines, and the command line."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prelude import AsyncEngine, Choice, EngineConfig
+from prelude import Choice, Engine, EngineConfig
 from tests.examples.conftest import load
 
 bulk = load("bulk_scoring")
@@ -22,69 +20,16 @@ TEXTS = [
 ]
 
 
-def test_results_come_in_order_and_no_more_than_the_bound_is_in_flight() -> None:
-    running = most = read = finished = 0
-
-    async def work(item: int) -> int:
-        nonlocal running, most, finished
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.001 * (item % 3))
-        running -= 1
-        finished += 1
-        return item
-
-    def items() -> Iterator[int]:
-        nonlocal read
-        for item in range(50):
-            read += 1
-            assert read - finished <= 5, "read ahead of the work"
-            yield item
-
-    async def main() -> list[int]:
-        return [item async for item in bulk.in_order(items(), work, 4)]
-
-    assert asyncio.run(main()) == list(range(50)) and most == 4
-
-
-def test_leaving_early_cancels_the_requests_under_way() -> None:
-    cancelled = []
-
-    async def work(item: int) -> int:
-        try:
-            await asyncio.sleep(0 if item == 0 else 60)
-        except asyncio.CancelledError:
-            cancelled.append(item)
-            raise
-        return item
-
-    async def main() -> None:
-        results = bulk.in_order(range(9), work, 4)
-        assert await anext(results) == 0
-        await results.aclose()
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
-    assert cancelled == [1, 2, 3]
-
-
 @pytest.mark.fault(73)
 def test_rows_keep_their_other_columns_and_a_bad_one_fails_alone() -> None:
     rows: list[dict[str, Any]] = [{"id": at, "text": text} for at, text in enumerate(TEXTS * 5)]
     rows[4] = {"id": 4, "text": "word " * 20_000}
     rows[7] = {"id": 7, "body": "no text at all"}
-    out, advanced = io.StringIO(), []
-
-    async def main() -> dict[str, Any]:
-        async with AsyncEngine.from_pretrained(config=EngineConfig(kv_bytes=1 << 23)) as engine:
-            question = Choice("Which language is it?", ["English", "German", "French"])
-            count = await bulk.score_all(
-                engine, iter(rows), question, out, in_flight=4, advance=lambda: advanced.append(1)
-            )
-            assert count == len(rows) == len(advanced)
-            return engine.stats()
-
-    stats = asyncio.run(main())
+    out = io.StringIO()
+    with Engine.from_pretrained(config=EngineConfig(kv_bytes=1 << 23)) as engine:
+        question = Choice("Which language is it?", ["English", "German", "French"])
+        bulk.score_all(engine, iter(rows), question, out, window=4)
+        stats = engine.stats()
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [line["id"] for line in lines] == list(range(15))
     assert lines[4]["error"].startswith("PromptTooLong") and "error" in lines[7]
@@ -105,7 +50,7 @@ def test_the_command_line(
     lines = [json.loads(line) for line in captured.out.splitlines()]
     assert [line["text"] for line in lines] == [TEXTS[0], TEXTS[1], '["no object"]'] and lines[0]["id"] == "a"
     assert all(line["label"] in ("yes", "no") for line in lines)
-    assert "3/3" in captured.err
+    assert "3 row" in captured.err
     monkeypatch.setattr("sys.stdin", io.StringIO(TEXTS[2] + "\n"))
     bulk.main(["-", "--question", "Which language is it?", "--labels", "English,French"])
     assert json.loads(capsys.readouterr().out)["label"] in ("English", "French")

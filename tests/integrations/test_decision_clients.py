@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from prelude import Engine
-from prelude.errors import ConfigError, DeadlineExceeded, EngineClosed, InvalidRequest, QueueFull, UnknownParameter
+from prelude.errors import DeadlineExceeded, EngineClosed, InvalidRequest, QueueFull, UnknownParameter
 from prelude.systemone import SystemOne
 
 STATE = "I was charged twice for my order and want my money back."
@@ -92,36 +92,6 @@ def test_langchain_decisions(engine: Engine, expected: dict[str, Any]) -> None:
         told = model.invoke({"state": spoken, "questions": {"refund": questions["refund"]}})
         plain = SystemOne(engine).answer({"state": messages, "questions": {"refund": QUESTIONS["refund"]}})
         assert told.nouls["refund"].noul == pytest.approx(plain["answers"]["refund"]["noul"], abs=1e-5)
-
-
-def test_langchain_embeddings_and_reranker(engine: Engine) -> None:
-    pytest.importorskip("langchain_core", minversion="1.8")
-    from langchain_core.documents import Document
-
-    from prelude.integrations.langchain import PreludeEmbeddings, PreludeReranker
-    from prelude.recipes import RerankRecipe
-
-    texts = ["a quiet harbour", "an open library"]
-    embeddings = PreludeEmbeddings(engine, pooling="mean", dimensions=32, query={"dimensions": 64})
-    vectors = embeddings.embed_documents(texts)
-    for vector, text in zip(vectors, texts):
-        assert vector == pytest.approx(engine.embed(text, pooling="mean", dimensions=32).tolist(), abs=1e-5)
-    assert len(embeddings.embed_query(texts[0])) == 64
-    assert asyncio.run(embeddings.aembed_documents(texts))[1] == pytest.approx(vectors[1], abs=1e-5)
-    assert len(asyncio.run(embeddings.aembed_query(texts[0]))) == 64
-
-    recipe = RerankRecipe("probe", yes=" yes", no=" no", parts=("{query}\n{document}\nAnswer:",))
-    reranker = PreludeReranker(engine=engine, top_n=2, options={"recipe": recipe})
-    documents = [Document(page_content=text, metadata={"at": at}) for at, text in enumerate([*texts, "a cat"])]
-    ranking = engine.rerank("boats", [one.page_content for one in documents], top_n=2, recipe=recipe)
-    for found in (
-        reranker.compress_documents(documents, "boats"),
-        asyncio.run(reranker.acompress_documents(documents, "boats")),
-    ):
-        assert [one.metadata["at"] for one in found] == [item.index for item in ranking]
-        scores = [one.metadata["relevance_score"] for one in found]
-        assert scores == pytest.approx([item.score for item in ranking], abs=1e-5)
-    assert "relevance_score" not in documents[0].metadata
 
 
 # ------------------------------------------------------------------ pydantic-ai
@@ -401,17 +371,6 @@ def test_the_timeout_of_a_client_is_the_deadline_of_its_request(engine: Engine) 
     asyncio.run(awaited())
 
 
-def test_transports_answer_paths_that_they_do_not_serve(engine: Engine) -> None:
-    httpx2 = pytest.importorskip("httpx2")
-    from prelude.integrations.transports import Transport
-
-    client = httpx2.Client(transport=Transport(engine), base_url="http://prelude.invalid")
-    assert client.get("/v1/nothing").status_code == 404 and client.get("/v1/systemone").status_code == 404
-    assert client.get("/v1/models").json()["models"]
-    for content, headers in ((b"{", {}), (b"\x00", {"content-encoding": "zstd"})):
-        assert client.post("/v1/systemone", content=content, headers=headers).status_code in (400, 422)
-
-
 def test_a_transport_over_a_closed_engine_says_when_to_come_again() -> None:
     httpx2 = pytest.importorskip("httpx2")
     from prelude.integrations.transports import Transport
@@ -474,14 +433,3 @@ def test_transports_read_bodies_as_every_entrance_does(engine: Engine) -> None:
 
     with httpx2.Client(transport=Transport(engine), base_url="http://prelude.invalid") as client:
         asyncio.run(main())
-
-
-def test_a_client_takes_an_engine_alone() -> None:
-    from prelude.integrations.sentence_transformers import SentenceEncoder
-    from prelude.systemone.adapter import system_one
-
-    with pytest.raises(ConfigError, match="not an Engine"):
-        system_one("engine")
-    with pytest.raises(ConfigError, match="not an Engine"):
-        SentenceEncoder("engine")
-    assert issubclass(InvalidRequest, ValueError)

@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 
 from prelude import AsyncEngine, Engine, EngineConfig
 from prelude.api.engine import Engines
-from prelude.errors import ConfigError, DeadlineExceeded, InvalidRequest, Overloaded
+from prelude.errors import ConfigError, InvalidRequest
 from prelude.integrations.sentence_transformers import PairScorer, SentenceEncoder
 from prelude.systemone import SystemOne
 from prelude.systemone.adapter import system_one
@@ -75,6 +74,7 @@ def test_settings_of_an_encoder_and_of_a_call(body: Engine) -> None:
     )
     assert short.encode("w1", truncate_dim=4).shape == (4,) and short.encode([]).shape == (0, 8)
     assert short.encode([], truncate_dim=4).shape == (0, 4) and short.encode(["w1"]).shape == (1, 8)
+    assert short.similarity(short.encode("w1"), short.encode(TEXTS)).shape == (1, 2)
     cut = SentenceEncoder(body).encode(" ".join(["w5 w6"] * 200))
     assert np.allclose(cut, body.embed(" ".join(["w5 w6"] * 200), truncation="tail", normalize=False), atol=1e-6)
 
@@ -98,25 +98,6 @@ def test_a_keyword_that_is_not_offered_is_named(
         with pytest.raises(InvalidRequest, match=f"is not offered; it takes {only}") as caught:
             call()
         assert caught.value.field == keyword
-
-
-@pytest.mark.parametrize("kind", ["cosine", "dot", "euclidean", "manhattan"])
-def test_the_similarity_of_a_directory(tmp_path: Path, kind: str) -> None:
-    import sentence_transformers as library
-
-    path = with_settings(write(tmp_path, "Model"))
-    write_pooling(path, normalize=False)
-    (path / "config_sentence_transformers.json").write_text(
-        json.dumps({"similarity_fn_name": kind}), encoding="utf-8"
-    )
-    theirs = library.SentenceTransformer(str(path), device="cpu")
-    left, right = np.random.default_rng(0).normal(size=(3, 4)), np.zeros((2, 4))
-    right[0, 1] = 3.0
-    with Engine.from_pretrained(path) as engine:
-        found = SentenceEncoder(engine).similarity(left, right)
-        assert found.dtype == np.float32 and found.shape == (3, 2)
-        assert np.allclose(found, theirs.similarity(np.float32(left), np.float32(right)).numpy(), atol=1e-5)
-        assert SentenceEncoder(engine).similarity(left[0], right).shape == (1, 2)
 
 
 def test_two_keywords_of_predict_and_rank(pair: Engine) -> None:
@@ -155,6 +136,9 @@ def test_one_engine_of_either_kind(engine: Engine) -> None:
     assert system_one(one) is one and system_one(engine, name="n").name == "n"
     with pytest.raises(ConfigError, match=r"^name, mass: options of a SystemOne"):
         system_one(one, name="n", mass=False)
+    for client in (system_one, SentenceEncoder):
+        with pytest.raises(ConfigError, match="not an Engine"):
+            client("engine")
 
 
 @pytest.mark.parametrize(
@@ -191,22 +175,6 @@ def test_routes_of_the_transports(engine: Engine, method: str, path: str, status
                 "error_type": "not_found_error",
                 "message": f"{method} {path}: no such route",
             }
-
-
-def test_deadlines_and_errors_of_the_transports() -> None:
-    httpx2 = pytest.importorskip("httpx2")
-    from prelude.integrations.transports import deadline, failed
-    from prelude.values.options import MAX_DEADLINE
-
-    def asked(**timeout: Any) -> Any:
-        return httpx2.Request("POST", "http://local/v1/systemone", extensions={"timeout": timeout} if timeout else {})
-
-    assert deadline(asked()) == {} == deadline(asked(connect=1.0, read=None))
-    assert deadline(asked(read=2.5)) == {"deadline": 2.5} and deadline(asked(read=0.0)) == {"deadline": 0.0}
-    assert deadline(asked(read=1e15)) == {"deadline": MAX_DEADLINE}
-    with pytest.raises(httpx2.ReadTimeout, match="late"):
-        failed(asked(), DeadlineExceeded("late"))
-    assert failed(asked(), Overloaded("busy")).headers["retry-after"] == "1"
 
 
 def test_keywords_of_langchain(pair: Engine, body: Engine) -> None:

@@ -63,8 +63,6 @@ def test_rows_that_are_too_long_are_cut_as_there(ours: PreludeLM, theirs: Any) -
     mine, other = (one.loglikelihood(rows, disable_tqdm=True) for one in (ours, theirs))
     assert ours.max_length == theirs.max_length == 512
     assert [row[0] for row in mine] == pytest.approx([row[0] for row in other], abs=1e-3)
-    with pytest.raises(InvalidRequest, match="tokens of continuation"):
-        ours._loglikelihood_tokens([(None, [1], [1] * 600)], disable_tqdm=True)
 
 
 def test_perplexity_is_that_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> None:
@@ -86,9 +84,6 @@ def test_generation_is_that_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> N
     eos = ours.tokenizer.decode([ours.eot_token_id], skip_special_tokens=False)
     assert mine == ours.engine.complete(ids, sampling).text.partition(eos)[0]
     assert mine != ours.generate_until(asked(("Two boats", {"until": [], "max_gen_toks": 12})), disable_tqdm=True)[0]
-    for wrong in ({"max_gen_toks": 0}, {"max_gen_toks": ours.max_length}, {"num_beams": 4}):
-        with pytest.raises(InvalidRequest, match="gen_kwargs"):
-            ours.generate_until(asked(("a", wrong)), disable_tqdm=True)
 
 
 def test_a_question_of_four_choices_costs_one_row(directory: Path) -> None:
@@ -103,13 +98,6 @@ def test_a_question_of_four_choices_costs_one_row(directory: Path) -> None:
         tokens = len(lm.tok_encode(context))
         assert after["lm_head_rows"] - before["lm_head_rows"] == 1
         assert after["prefill_tokens"] - before["prefill_tokens"] == tokens
-
-
-def test_tokens_are_those_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> None:
-    assert ours.eot_token_id == theirs.eot_token_id and ours.prefix_token_id == theirs.prefix_token_id
-    for text in (*CONTEXTS, "<|endoftext|>a", "é \n\n"):
-        assert ours.tok_encode(text) == theirs.tok_encode(text)
-        assert ours.tok_encode(text, add_special_tokens=False) == theirs.tok_encode(text, add_special_tokens=False)
 
 
 @pytest.mark.long
@@ -204,7 +192,8 @@ def test_add_bos_token_is_that_of_the_hf_backend(
     texts = asked(("Two boats lay at the quay.",), ("<|endoftext|>a",))
     with Engine.from_pretrained(path, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine:
         ours = PreludeLM(engine=engine, add_bos_token=add)
-        for text in (*CONTEXTS, "<|endoftext|>a"):
+        assert (ours.eot_token_id, ours.prefix_token_id) == (theirs.eot_token_id, theirs.prefix_token_id)
+        for text in (*CONTEXTS, "<|endoftext|>a", "é \n\n"):
             for special in (None, True, False):
                 assert ours.tok_encode(text, special) == theirs.tok_encode(text, special), (text, special)
         mine, other = (one.loglikelihood(rows, disable_tqdm=True) for one in (ours, theirs))

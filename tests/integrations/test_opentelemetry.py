@@ -58,15 +58,6 @@ def test_a_decision_is_one_span(engine: Engine, provider: Any, exporter: InMemor
     assert second.parent is not None and second.parent.span_id == outer.context.span_id
 
 
-def test_attribute_names_are_those_of_openinference() -> None:
-    conventions = pytest.importorskip("openinference.semconv.trace")
-    names = conventions.SpanAttributes
-    assert names.DECISION_MODEL_NAME == "decision.model_name" and names.DECISION_SYSTEM == "decision.system"
-    assert names.DECISION_TOKEN_COUNT_INPUT == "decision.token_count.input"
-    assert names.OPENINFERENCE_SPAN_KIND == "openinference.span.kind"
-    assert conventions.OpenInferenceSpanKindValues.DECISION.value == "DECISION"
-
-
 def test_content_is_recorded_on_request_and_errors_are_marked(
     engine: Engine, provider: Any, exporter: InMemorySpanExporter
 ) -> None:

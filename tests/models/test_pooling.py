@@ -11,7 +11,7 @@ import pytest
 from prelude.errors import ModelError
 from prelude.models.files import ModelDirectory
 from prelude.models.pooling import read_embedding
-from prelude.values.embedding import EmbeddingSettings
+from prelude.values.model_settings import EmbeddingSettings
 
 KIND = "sentence_transformers.models."
 

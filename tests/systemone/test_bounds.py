@@ -108,6 +108,8 @@ def rated(count: int) -> dict[str, Any]:
         ({**chosen(2), "choices": [{"value": "a"}, {"value": 5}]}, ("choices", 1, "value", "union_type")),
         ({**rated(2), "levels": [{"label": ""}, {"label": "b"}]}, ("levels", 0, "label", "string_type")),
         ({**rated(2), "levels": [{"label": "a", "description": 5}] * 2}, ("levels", 0, "description", "string_type")),
+        ({**rated(2), "levels": [{"label": "a"}, {}]}, ("levels", 1, "label", "string_type")),
+        ({**PREDICATE, "name": 5}, ("name", "string_type")),
         ({**PREDICATE, "levels": []}, ("levels", "extra_forbidden")),
         ({**chosen(2), "levels": []}, ("levels", "extra_forbidden")),
         ({**rated(2), "choices": []}, ("choices", "extra_forbidden")),
@@ -154,7 +156,7 @@ def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
         ({"prompt_cache_options": {}}, None),
         ({"prompt_cache_options": {"ttl": None}}, None),
         ({"model": None}, None),
-        ({"prompt_cache_options": []}, ("prompt_cache_options", "dict_type")),
+        ({"prompt_cache_options": "explicit"}, ("prompt_cache_options", "dict_type")),
         ({"prompt_cache_options": {"mode": ["explicit"]}}, ("prompt_cache_options", "mode", "literal_error")),
         ({"prompt_cache_options": {"mode": ""}}, ("prompt_cache_options", "mode", "literal_error")),
         ({"prompt_cache_options": {"ttl": ""}}, ("prompt_cache_options", "ttl", "extra_forbidden")),
@@ -203,22 +205,6 @@ def test_bytes_of_a_body_up_to_the_bound() -> None:
         write_body(float("nan"))
 
 
-def test_a_body_in_parts_has_the_bounds_of_one() -> None:
-    async def parts(data: bytes) -> AsyncIterator[bytes]:
-        yield data[:1]
-        yield data[1:]
-
-    async def main() -> None:
-        assert await aread_body(parts(b"[1] "), max_bytes=4) == [1]
-        assert await aread_body(parts(b"{}"), "identity") == {}
-        for data, options, status in ((b"[1]  ", {"max_bytes": 4}, 413), (b"{}", {"encoding": "br"}, 415)):
-            with pytest.raises(SystemOneError) as caught:
-                await aread_body(parts(data), **options)  # type: ignore[arg-type]
-            assert caught.value.status == status
-
-    asyncio.run(main())
-
-
 def test_a_body_of_more_than_64_kb_is_read_in_a_thread() -> None:
     class Counted(ThreadPoolExecutor):
         count = 0
@@ -247,12 +233,18 @@ def test_a_body_of_more_than_64_kb_is_read_in_a_thread() -> None:
         (errors.PromptTooLong("long", tokens=2, limit=1, field="state"), 413, "request_too_large"),
         (errors.RequestTooLarge("large", field="state"), 413, "request_too_large"),
         (errors.Overloaded("later"), 429, "rate_limit_error"),
-        (errors.ConfigError("wrong"), 500, "internal_error"),
+        (errors.QueueFull("full"), 429, "rate_limit_error"),
+        (errors.DeadlineExceeded("late"), 504, "timeout_error"),
+        (errors.EngineClosed("closed"), 503, "unavailable"),
+        (errors.InvalidRequest("bad", field="salt"), 422, "invalid_request"),
+        (errors.ExecutionError("broken"), 500, "internal_error"),
     ],
 )
 def test_the_status_of_an_error(error: Exception, status: int, kind: str) -> None:
     found, body = problem(error)
     assert (found, body["detail"]["error_type"], body["detail"]["message"]) == (status, kind, str(error))
+    unknown, said = problem(ZeroDivisionError("secret"))
+    assert unknown == 500 and "secret" not in str(said)
 
 
 def test_names_and_dates_of_a_service(one: SystemOne, engine: Engine) -> None:

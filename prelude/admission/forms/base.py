@@ -13,7 +13,7 @@ from prelude.readouts import RequestReadout
 from prelude.readouts.head import HeadRows, OptionRows
 from prelude.records import dataclass
 from prelude.values.arrays import I32
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import OptionSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
 from prelude.values.arrays import I32
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import OptionSettings
 
 _TASKS = {"choice": "Choose the best option.", "noul": "Answer yes or no.", "score": "Rate it on the given scale."}
 _KINDS = ("choice", "noul", "score")

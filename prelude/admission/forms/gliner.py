@@ -18,7 +18,7 @@ from prelude.admission.forms.base import Asked, Form, Rendered, State
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import InvalidRequest
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import OptionSettings
 
 _UNASKED = "label"
 

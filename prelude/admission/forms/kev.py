@@ -15,7 +15,7 @@ from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
 from prelude.values.arrays import I32
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import OptionSettings
 
 _CONTROL = re.compile(r"<\|(\w+)\|>")
 

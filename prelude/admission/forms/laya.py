@@ -12,7 +12,7 @@ from prelude.admission.forms.base import Asked, Form, Rendered, State, described
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import InvalidRequest
-from prelude.values.option_settings import KINDS, OptionSettings
+from prelude.values.model_settings import KINDS, OptionSettings
 
 _LEAST_QUESTION, _LEAST_OPTION = 16, 4
 _UNDESCRIBED = ("no, the statement does not hold", "yes, the statement holds")

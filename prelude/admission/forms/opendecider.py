@@ -10,7 +10,7 @@ from __future__ import annotations
 from prelude.admission.forms.base import Asked, Form, Rendered, State, encode, levels, sides
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import TokenizationScope
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import OptionSettings
 
 
 class OpenDecider(Form):

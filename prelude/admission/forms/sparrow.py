@@ -19,7 +19,7 @@ from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
 from prelude.values.arrays import I32
-from prelude.values.option_settings import KINDS, OptionSettings
+from prelude.values.model_settings import KINDS, OptionSettings
 
 _PAIR = re.compile(r"([A-Za-z][A-Za-z0-9_ .\-]{0,40}?)\s*[:=]\s*(-?\d+(?:\.\d+)?)\s*(%?)")
 _MOST_PAIRS, _MOST_CHARS = 16, 64

@@ -13,7 +13,7 @@ from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory
 from prelude.models.spec import ModelSpec
 from prelude.records import dataclass, fields, replace
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import OptionSettings
 
 CONFIG_LIMIT = 4 << 20
 MAX_LENGTH = 1 << 20

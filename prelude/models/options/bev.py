@@ -23,7 +23,7 @@ from prelude.models.options.base import (
     renamed,
 )
 from prelude.models.spec import ChoiceHead, ChoiceLayer, Norm, Projection
-from prelude.values.option_settings import KINDS, OptionSettings
+from prelude.values.model_settings import KINDS, OptionSettings
 
 _CONFIG = "config.json"
 _MAX_LAYERS, _MAX_WIDTH = 64, 1 << 16

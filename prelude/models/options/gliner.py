@@ -24,7 +24,7 @@ from prelude.models.options.base import (
     token_ids,
 )
 from prelude.models.spec import Classifier, Projection
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import OptionSettings
 
 _CONFIG, _ENCODER = "config.json", "encoder_config/config.json"
 _LONGEST = 8192

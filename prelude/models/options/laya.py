@@ -30,7 +30,7 @@ from prelude.models.options.base import (
     token_ids,
 )
 from prelude.models.spec import Attention, Classifier, Layer, LayerInput, Mlp, Norm, Projection
-from prelude.values.option_settings import KINDS, OptionSettings
+from prelude.values.model_settings import KINDS, OptionSettings
 
 LAYA_CONFIG, JULIA_CONFIG = "rl_agent_config.json", "julia_config.json"
 _POLICY = "inference-policy.json"

@@ -23,7 +23,7 @@ from prelude.models.options.base import (
     token_ids,
 )
 from prelude.models.spec import Classifier, Norm, Projection
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import OptionSettings
 
 CONFIG = "opendecider.json"
 _HEAD = "head.safetensors"

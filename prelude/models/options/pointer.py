@@ -23,7 +23,7 @@ from prelude.models.options.base import (
     token_ids,
 )
 from prelude.models.spec import PointerHead, Projection
-from prelude.values.option_settings import OptionSettings
+from prelude.values.model_settings import OptionSettings
 
 CONFIG, _HEAD = "pointer_head.json", "pointer_head.safetensors"
 _MAX_WIDTH = 1 << 16

@@ -1,9 +1,10 @@
-"""The settings of a model directory for texts that are pooled or read by a head, as admission needs them."""
+"""The settings of a model directory that admission needs: for texts that are pooled or read by a head, and for a head
+that reads the options of a question."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -66,3 +67,47 @@ class EmbeddingSettings:
     """Modules, one after the other, behind pooling and before the vector is normalised."""
     unsupported: str | None = None
     """Why the vector that the directory describes cannot be computed; None if it can."""
+
+
+KINDS = ("choice", "score", "noul")
+"""The kinds by the number of a question's type in the models that have one."""
+COLDEST, HOTTEST = 0.5, 5.0
+Layout: TypeAlias = Literal["json", "indented", "lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionSettings:
+    """A head that gives a logit to each option of a question: it reads the hidden state of a token in front of or
+    behind the option's text. ``form`` names the text around it, which the model was trained on
+    (``prelude/admission/forms``). ``max_length``: tokens of a prompt; ``head_length``: of those, the most for
+    question and options."""
+
+    form: str
+    max_length: int
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    """Control tokens by their use in the form."""
+    head_length: int = 0
+    option_length: int = 0
+    state_length: int = 0
+    mask_text: str = ""
+    """A token that becomes a space in a caller's text."""
+    static: bool = False
+    """Whether a token has the same vector in any text."""
+    layout: Layout = "json"
+    """The form in which objects and arrays are written."""
+    temperatures: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """The temperature by kind."""
+    by_options: Mapping[str, float] = field(default_factory=dict)
+    """The temperature by kind and number of options, as ``choice:3-5``: instead of the one of the kind."""
+
+    def temperature(self, kind: str, options: int) -> float:
+        """Return the divisor of a question's logits, within 0.5 and 5 as in Laya's own program."""
+        found = self.by_options.get(f"{kind}:{_bucket(options)}", self.temperatures[KINDS.index(kind)])
+        return min(max(found, COLDEST), HOTTEST)
+
+
+def _bucket(options: int) -> str:
+    for most, name in ((2, "2"), (5, "3-5"), (10, "6-10")):
+        if options <= most:
+            return name
+    return "11+"
