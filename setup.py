@@ -41,7 +41,6 @@ GLUE_LEVEL = "-O1"
 """The optimisation of Cython's output, which is mostly calls: compiling takes half of the time, and little speed."""
 JOINED = {
     "build/joined/planning.cpp": [
-        "_native/core/block_allocator.cpp",
         "_native/core/host_blocks.cpp",
         "_native/core/kv_pool.cpp",
         "_native/core/oneshot_group.cpp",

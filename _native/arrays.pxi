@@ -46,7 +46,7 @@ cdef Py_ssize_t _length_of_ids(object x) except? -2:
 cdef cbool _copy_ids(object x, Py_ssize_t n, int64_t limit, int32_t* out) noexcept:
     if cnp.PyArray_Check(x):
         if cnp.PyArray_TYPE(<cnp.ndarray>x) == cnp.NPY_INT64:
-            return c_copy_long_below(<const int64_t*>cnp.PyArray_DATA(<cnp.ndarray>x), n, limit, out)
+            return c_copy_below(<const int64_t*>cnp.PyArray_DATA(<cnp.ndarray>x), n, limit, out)
         return c_copy_below(_data(<cnp.ndarray>x), n, limit, out)
     return copy_numbers_below(PySequence_Fast_ITEMS(x), n, limit, out)
 

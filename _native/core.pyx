@@ -43,14 +43,10 @@ cdef inline void _take_back(PyThreadState* state) noexcept:
         PyEval_RestoreThread(state)
 
 
-include "errors.pxi"
 include "arrays.pxi"
-include "pool.pxi"
-include "trie.pxi"
-include "packing.pxi"
 include "records.pxi"
 include "kv.pxi"
-include "rows.pxi"
+include "packing.pxi"
 include "queues.pxi"
 include "cost.pxi"
 include "planning.pxi"

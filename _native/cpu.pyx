@@ -111,8 +111,6 @@ cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
                                              float* most, double* totals, int threads)
     cbool worth_releasing_gil(int64_t values)
 
-
-cdef extern from "prelude/cpu/pool_rows.hpp" namespace "prelude::cpu" nogil:
     cdef struct PoolRowsArgs:
         const void* k
         const void* v
@@ -144,13 +142,69 @@ cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil
         cbool run(const AttentionTensors&, int, int64_t section)
 
 
+cdef extern from "prelude/cpu/parallel.hpp" namespace "prelude::cpu" nogil:
+    int thread_count()
+    void c_set_thread_count "prelude::cpu::set_thread_count"(int count)
+    int c_give_threads "prelude::cpu::give_threads"(int count)
+    vector[int64_t] pool_ids "prelude::cpu::thread_ids"(int threads) except +
+
+
+cdef extern from "prelude/cpu/places.hpp" namespace "prelude::cpu" nogil:
+    cdef cppclass CThreadPlaces "prelude::cpu::ThreadPlaces":
+        CThreadPlaces(vector[int64_t] ids) except +
+        void keep_off()
+        void give_back()
+
+
 cdef const Kernels* kernels = &best_kernels()
 
 NAME = kernels.name.decode()
 LANES = kernels.lanes
 
 
-include "threads.pxi"
+def threads():
+    """How many threads the kernels of the calling thread run in."""
+    return thread_count()
+
+
+def set_threads(int count):
+    """``threads`` of every thread that was given no number of its own."""
+    c_set_thread_count(count)
+
+
+def give_threads(int count):
+    """Gives the calling thread a number of its own, or takes it away (0). The one that it had before."""
+    return c_give_threads(count)
+
+
+def thread_ids(int threads):
+    """Linux's ids of the threads that a kernel of so many runs in when this thread calls it, its own first; an empty
+    list on other systems."""
+    cdef vector[int64_t] ids
+    with nogil:
+        ids = pool_ids(threads)
+    return list(ids)
+
+
+@cython.final
+cdef class ThreadPlaces:
+    """Threads of this process, by Linux's ids, that may be kept off the processor of the thread that wakes them; see
+    include/prelude/cpu/places.hpp. Nothing on other systems."""
+
+    cdef CThreadPlaces* c
+
+    def __cinit__(self, ids):
+        self.c = new CThreadPlaces(ids)
+
+    def __dealloc__(self):
+        del self.c  # gives back
+
+    def keep_off(self) -> None:
+        """Until ``give_back`` the threads may not run on the caller's processor."""
+        self.c.keep_off()
+
+    def give_back(self) -> None:
+        self.c.give_back()
 
 
 cdef void check(cbool done) except *:
@@ -194,47 +248,32 @@ cdef class Attention:
                  section_starts=None):
         if heads < 1 or kv_heads < 1 or heads % kv_heads or width < 1:
             raise ValueError(f"{heads} heads do not share {kv_heads} KV heads of {width} values")
-        cdef cnp.ndarray seen_by = column(visible, np.int32, "visible")
+        cdef vector[int32_t] visible_keys = numbers(visible, "visible")
         cdef cnp.ndarray firsts = column(run_from, np.int64, "run_from")
         cdef cnp.ndarray lengths = column(run_length, np.int64, "run_length")
         cdef cnp.ndarray pools = column(run_pool, np.uint8, "run_pool")
-        cdef vector[int32_t] queries = starts(query_starts, seen_by.shape[0], "query_starts")
+        cdef vector[int32_t] queries = starts(query_starts, visible_keys.size(), "query_starts")
         cdef vector[int32_t] items = starts(run_starts, firsts.shape[0], "run_starts")
         cdef vector[int32_t] sections
         if section_starts is not None:
-            sections = starts(section_starts, seen_by.shape[0], "section_starts")
+            sections = starts(section_starts, visible_keys.size(), "section_starts")
         if queries.size() != items.size():
             raise ValueError("query_starts and run_starts differ in length")
         if lengths.shape[0] != firsts.shape[0] or pools.shape[0] != firsts.shape[0]:
             raise ValueError("run_from, run_length and run_pool differ in length")
-        cdef const int32_t* first_seen = <const int32_t*> cnp.PyArray_DATA(seen_by)
         cdef const int64_t* from_ = <const int64_t*> cnp.PyArray_DATA(firsts)
         cdef const int64_t* length = <const int64_t*> cnp.PyArray_DATA(lengths)
         cdef const cnp.uint8_t* pool = <const cnp.uint8_t*> cnp.PyArray_DATA(pools)
-        cdef cnp.ndarray hidden_before = column(() if hidden is None else hidden, np.int32, "hidden")
-        cdef const int32_t* first_hidden = <const int32_t*> cnp.PyArray_DATA(hidden_before)
-        cdef vector[int32_t] seen
-        cdef cnp.ndarray own_places = column(() if places is None else places, np.int32, "places")
-        cdef const int32_t* first_place = <const int32_t*> cnp.PyArray_DATA(own_places)
-        cdef vector[int32_t] skipped
-        cdef vector[int32_t] placed
+        cdef vector[int32_t] skipped = numbers(() if hidden is None else hidden, "hidden")
+        cdef vector[int32_t] placed = numbers(() if places is None else places, "places")
         cdef vector[KeyRun] runs
         cdef Py_ssize_t i
-        seen.assign(first_seen, first_seen + seen_by.shape[0])
-        skipped.assign(first_hidden, first_hidden + hidden_before.shape[0])
-        placed.assign(first_place, first_place + own_places.shape[0])
         runs.resize(firsts.shape[0])
         for i in range(firsts.shape[0]):
-            runs[i].from_ = from_[i]
-            runs[i].length = length[i]
-            runs[i].pool = pool[i] != 0
-        self.shape.heads = heads
-        self.shape.kv_heads = kv_heads
-        self.shape.width = width
-        self.shape.scale = scale
-        self.shape.cap = cap
-        self.shape.relative_panels = relative_panels
-        if not self.plan.build(kernels[0], self.shape, queries, seen, items, runs, skipped, placed, sections):
+            runs[i].from_, runs[i].length, runs[i].pool = from_[i], length[i], pool[i] != 0
+        self.shape.heads, self.shape.kv_heads, self.shape.width = heads, kv_heads, width
+        self.shape.scale, self.shape.cap, self.shape.relative_panels = scale, cap, relative_panels
+        if not self.plan.build(kernels[0], self.shape, queries, visible_keys, items, runs, skipped, placed, sections):
             raise ValueError("a query sees no key, or more keys than its item has, or stands outside of them")
 
     @property
@@ -291,19 +330,24 @@ cdef void* _memory(cnp.ndarray x) except? NULL:
     return cnp.PyArray_DATA(x)
 
 
+cdef vector[int32_t] numbers(object values, str name) except *:
+    cdef cnp.ndarray array = column(values, np.int32, name)
+    cdef const int32_t* first = <const int32_t*> cnp.PyArray_DATA(array)
+    cdef vector[int32_t] copied
+    copied.assign(first, first + array.shape[0])
+    return copied
+
+
 cdef vector[int32_t] starts(object given, Py_ssize_t end, str name) except *:
-    """A copy of offsets that begin at 0, never fall and end at ``end``."""
-    cdef cnp.ndarray array = column(given, np.int32, name)
-    cdef const int32_t* offsets = <const int32_t*> cnp.PyArray_DATA(array)
-    cdef Py_ssize_t i, n = array.shape[0]
-    if n < 1 or offsets[0] != 0 or offsets[n - 1] != end:
+    """Offsets that begin at 0, never fall and end at ``end``."""
+    cdef vector[int32_t] offsets = numbers(given, name)
+    cdef size_t i
+    if offsets.empty() or offsets[0] != 0 or offsets.back() != end:
         raise ValueError(f"{name} does not go from 0 to {end}")
-    for i in range(1, n):
+    for i in range(1, offsets.size()):
         if offsets[i] < offsets[i - 1]:
             raise ValueError(f"{name} falls at {i}")
-    cdef vector[int32_t] copied
-    copied.assign(offsets, offsets + n)
-    return copied
+    return offsets
 
 
 cdef cnp.ndarray column(object values, type dtype, str name):
@@ -318,8 +362,6 @@ cdef cnp.ndarray column(object values, type dtype, str name):
 
 
 include "paged.pxi"
-
-
 include "packed.pxi"
 include "mixer_sides.pxi"
 include "recurrent.pxi"

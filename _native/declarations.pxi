@@ -16,17 +16,6 @@ cdef extern from "prelude/status.hpp" namespace "prelude" nogil:
     cdef enum class Status(int32_t):
         ok
         out_of_blocks
-        foreign_block
-        double_free
-        stale_block
-        block_in_trie
-        block_shared
-        too_many_refs
-        too_few_tokens
-        stale_node
-        not_locked
-        node_promised
-        not_promised
 
     cdef cppclass Result:
         Status status
@@ -36,46 +25,22 @@ cdef extern from "prelude/status.hpp" namespace "prelude" nogil:
     cbool worth_releasing_gil(int64_t blocks)
 
 
-cdef extern from "prelude/one_writer.hpp" namespace "prelude" nogil:
-    cdef cppclass OneWriter:
-        cbool enter()
-        void leave()
-
-
-cdef extern from "prelude/block_hash.hpp" namespace "prelude" nogil:
-    cdef cppclass SipHash:
-        SipHash(uint64_t k0, uint64_t k1) except +
-
-    int64_t c_block_hashes "prelude::block_hashes"(
-        const int32_t* tokens, int64_t count, int32_t size, uint64_t salt, const SipHash* sip, uint64_t* out)
-
-
 cdef extern from "prelude/block_allocator.hpp" namespace "prelude" nogil:
     cdef struct AllocatorAudit:
-        const char* broken
-        int64_t at, total, free, used, cached, counted_free, counted_held, counted_trie
+        int64_t free, used, cached, counted_free, counted_held, counted_trie
 
     cdef cppclass CBlockAllocator "prelude::BlockAllocator":
         CBlockAllocator(int32_t num_blocks, int32_t block_size) except +
         int32_t num_blocks()
-        int32_t block_size()
         int32_t num_free()
         int32_t num_used()
         int32_t num_cached()
-        Result allocate(int64_t n, int32_t* out)
-        Result retain(const int32_t* ids, int64_t n, const uint32_t* seen)
-        Result release(const int32_t* ids, int64_t n, const uint32_t* seen)
-        uint32_t references(int32_t b)
-        uint32_t generation(int32_t b)
-        cbool is_block(int64_t b)
-        AllocatorAudit audit() except +
 
     int32_t MAX_BLOCKS "prelude::BlockAllocator::kMaxBlocks"
 
 
 cdef extern from "prelude/prefix_states.hpp" namespace "prelude" nogil:
     cdef cppclass PrefixStates:
-        cbool any()
         int32_t size()
         int32_t num_free()
         int32_t num_kept()
@@ -84,31 +49,19 @@ cdef extern from "prelude/prefix_states.hpp" namespace "prelude" nogil:
 
 
 cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
-    cdef enum class NodeState(unsigned char):
-        absent
-        ready
-        promised
-
-    cdef struct TrieMatch:
-        int32_t node, blocks, promised
-
-    cdef struct TrieInsert:
-        int32_t node, there, taken
-
     cdef struct TrieCounters:
         uint64_t lookups, looked_up, hit, collisions, inserted, duplicates, evicted, evicted_hit, promoted
         uint64_t broken
 
     cdef struct TrieAudit:
         const char* broken
-        int64_t at, nodes, ready, promised, covered, probation, protect, in_table
+        int64_t at, nodes, promised, in_table
         AllocatorAudit pool
 
     cdef struct TrieNodeView:
         int32_t id, parent, block, depth
-        NodeState state
-        cbool protect
-        uint32_t own_locks, cover
+        cbool promised, is_protected
+        uint32_t locks
         int64_t rank
         uint64_t salt
 
@@ -123,24 +76,8 @@ cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
         PrefixStates& states()
         int32_t num_nodes()
         int32_t num_promised()
-        int32_t num_probation()
-        int32_t num_protected()
         TrieCounters counters()
-        TrieMatch match(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks, cbool touch)
         int32_t would_hit(const int32_t* tokens, int64_t n, uint64_t salt)
-        Result blocks(int32_t node, int32_t* out)
-        int32_t depth(int32_t node)
-        Result lock(int32_t node)
-        Result unlock(int32_t node)
-        Result allocate(int64_t n, int32_t* out, cbool spare_protected)
-        int64_t evict(int64_t n)
-        int64_t clear()
-        Result insert(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count, uint64_t salt,
-                      int64_t first, cbool protect, TrieInsert* out)
-        Result promise(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count, uint64_t salt,
-                       int64_t first, int32_t* out)
-        Result fulfil(int32_t node, int64_t blocks)
-        Result break_promise(int32_t node, int64_t* freed)
         TrieAudit audit() except +
         vector[TrieNodeView] dump() except +
         void tokens_of(int32_t index, int32_t* out)
@@ -220,6 +157,12 @@ cdef extern from "prelude/host_blocks.hpp" namespace "prelude" nogil:
 
 
 cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
+    cdef cppclass OneWriter:
+        pass
+
+    cdef cppclass Writing:
+        cbool enter(OneWriter& writer)
+
     cdef struct CKept "prelude::Lease::Kept":
         int32_t entry, blocks
 
@@ -308,8 +251,6 @@ cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
         vector[int32_t] places
         int64_t shift(size_t, int64_t)
 
-    void swap_packed "std::swap"(PackedRows& a, PackedRows& b)
-
     PromptRow prompt_row(const RequestRow& r, int64_t begin, int64_t end, int64_t parent, const CLease* lease,
                          int64_t skip, int64_t publish, int32_t block_size)
 
@@ -383,14 +324,11 @@ cdef extern from "prelude/cost_fit.hpp" namespace "prelude" nogil:
     cdef cppclass CCostFit "prelude::CostFit":
         CCostFit(int64_t memory) except +
         int64_t steps()
-        double largest()
         void observe(const FourDoubles& x, double seconds)
         void add(const FourDoubles& x, double seconds, double weight)
         void start_from(const FourDoubles& coefficients, cbool trusted)
         const FourDoubles& fitted()
         double predict(const FourDoubles& x)
-
-    double c_prompt_keys "prelude::prompt_keys"(double uncached, double cached)
 
 
 cdef extern from "prelude/chunks.hpp" namespace "prelude" nogil:
@@ -406,8 +344,7 @@ cdef extern from "prelude/chunks.hpp" namespace "prelude" nogil:
 
 
 cdef extern from "prelude/token_ids.hpp" namespace "prelude" nogil:
-    cbool c_copy_below "prelude::copy_below"(const int32_t* ids, int64_t n, int64_t limit, int32_t* out)
-    cbool c_copy_long_below "prelude::copy_below"(const int64_t* ids, int64_t n, int64_t limit, int32_t* out)
+    cbool c_copy_below "prelude::copy_below"[Id](const Id* ids, int64_t n, int64_t limit, int32_t* out)
     cbool c_all_below "prelude::all_below"(const int32_t* ids, int64_t n, int64_t limit)
     int32_t c_best_of "prelude::best_of"(const float* row, const int32_t* ids, int64_t n)
     int64_t c_sort_once "prelude::sort_once"(int32_t* ids, int64_t n, int64_t limit) except +

@@ -1,93 +1,37 @@
-# Lease and KvPool. Part of core.pyx.
+# The pool of KV blocks and its prefix cache. Part of core.pyx.
 
-@cython.final
-@cython.freelist(256)
-cdef class Lease:
-    """The blocks that a request holds of a pool. ``shared`` are the blocks of the locked path of the trie, and after
-    them ``borrowed`` ones that a leader of the same step writes; ``own`` those the lease holds itself, in sequence
-    order, the first ``promised`` under ``promise``. ``ahead`` counts blocks of the prompt after the shared ones that
-    a leader is filling, ``on_host`` those that ``bring_back`` would bring from host memory. A lease that is not
-    ``growable`` is a OneShot row's: its own blocks are those that the step publishes. ``state_index``: where a
-    recurrent model keeps the sequence's state; -1 where it keeps none. ``state_from``: the entry of the state at the
-    end of the first ``base`` blocks; -1 where there is none. ``kept``: (entry, blocks) of states that the step being
-    planned leaves behind so many blocks.
-    """
+class NativeError(Exception):
+    """Base of the errors that this module raises on purpose. The call that raised has changed nothing."""
 
-    cdef CLease c
 
-    @property
-    def growable(self) -> bool:
-        return self.c.growable
+class ConcurrentUse(NativeError, RuntimeError):
+    """Two threads wrote to one pool at the same time."""
 
-    @property
-    def released(self) -> bool:
-        return self.c.released
 
-    @property
-    def node(self) -> int:
-        return self.c.node
+class AuditError(NativeError, RuntimeError):
+    """An invariant does not hold."""
 
-    @property
-    def promise(self) -> int:
-        return self.c.promise
 
-    @property
-    def promised(self) -> int:
-        return self.c.promised
+# By status.
+cdef tuple _WRONG = (
+    "", "more blocks than are available", "not a block of this pool", "a block that nobody holds",
+    "a block of the prefix cache", "blocks of more tokens than there are", "no node, or one that was evicted",
+    "a node that is not locked", "a node that is promised", "a node that is not promised",
+)
 
-    @property
-    def borrowed(self) -> int:
-        return self.c.borrowed
 
-    @property
-    def ahead(self) -> int:
-        return self.c.ahead
+cdef int _check(Result r) except -1:
+    if r.status != Status.ok:
+        raise NativeError(f"{_WRONG[<int32_t>r.status]}: {r.detail}")
+    return 0
 
-    @property
-    def on_host(self) -> int:
-        return self.c.on_host
 
-    @property
-    def state_index(self) -> int:
-        return self.c.state_index
-
-    @property
-    def state_from(self) -> int:
-        return self.c.state_from
-
-    @property
-    def base(self) -> int:
-        return self.c.base
-
-    @property
-    def kept(self) -> list:
-        return [(self.c.kept[k].entry, self.c.kept[k].blocks) for k in range(self.c.num_kept)]
-
-    @property
-    def num_shared(self) -> int:
-        return self.c.shared.size()
-
-    @property
-    def num_blocks(self) -> int:
-        return self.c.num_blocks()
-
-    @property
-    def shared(self):
-        cdef size_t n = self.c.shared.size()
-        cdef cnp.ndarray out = _new_int32(n)
-        if n:
-            memcpy(_data(out), self.c.shared.data(), n * sizeof(int32_t))
-        return out
-
-    @property
-    def own(self) -> list:
-        return self.c.own
-
-    def table(self):
-        """The block table: shared blocks, then own ones."""
-        cdef cnp.ndarray out = _new_int32(self.c.num_blocks())
-        self.c.table(_data(out))
-        return out
+cdef int _check_audit(TrieAudit a) except -1:
+    if a.broken == NULL:
+        return 0
+    place = f" (block {a.at})" if a.at >= 0 else ""
+    raise AuditError(f"{a.broken.decode()}{place}: {a.nodes} nodes, {a.promised} promised, {a.in_table} in the table; "
+                     f"{a.pool}")
 
 
 cdef cbool _copy_out(void* owner, const int32_t* blocks, const int32_t* entries, int64_t n) noexcept with gil:
@@ -110,25 +54,43 @@ cdef cbool _ask_for_copies(object copies, const int32_t* first, const int32_t* s
 
 
 cdef class KvPool:
-    """The leases of one engine on one pool. One writer at a time: the holder of the step lock. ``running_states``:
-    how many sequences a recurrent model keeps a state of. ``prefix_states``: of how many cached prefixes, in the
-    entries behind these; without any, such a pool does not cache."""
+    """The KV blocks of one engine, the cached prefixes that lie in them, and the leases on both. One writer at a time:
+    the holder of the step lock; ``would_hit`` and the counters may be used from any thread. ``running_states``: how
+    many sequences a recurrent model keeps a state of. ``prefix_states``: of how many cached prefixes, in the entries
+    behind these; without any, such a pool does not cache. ``hash_bits`` keeps fewer bits of the prefixes' hashes: with
+    0 all of them collide, which costs time and changes no answer."""
 
-    cdef CKvPool* c  # owned; refers to memory that `trie` and `allocator` keep alive
+    cdef CBlockAllocator* blocks  # owned, as the next three are; each refers to those before it
+    cdef CPrefixTrie* trie
+    cdef CHostBlocks* host  # null without host memory
+    cdef CKvPool* c
+    cdef OneWriter writer
     cdef object copies_out, copies_in
-    cdef readonly BlockAllocator allocator
-    cdef readonly PrefixTrie trie
 
     def __cinit__(self, int64_t num_blocks, int64_t block_size, *, cbool prefix_cache=True,
-                  int32_t running_states=0, int32_t prefix_states=0):
+                  int32_t running_states=0, int32_t prefix_states=0, int32_t hash_bits=32):
+        if not 1 <= num_blocks <= MAX_BLOCKS:
+            raise ValueError(f"num_blocks: {num_blocks} is not between 1 and {MAX_BLOCKS}")
+        if not 1 <= block_size <= 4096:
+            raise ValueError(f"block_size: {block_size} is not between 1 and 4096")
         if running_states < 0 or prefix_states < 0:
             raise ValueError("running_states and prefix_states must be >= 0")
-        self.allocator = BlockAllocator(num_blocks, block_size)
-        self.trie = PrefixTrie(self.allocator)
-        self.c = new CKvPool(self.trie.c[0], prefix_cache, running_states, prefix_states)
+        if not 0 <= hash_bits <= 32:
+            raise ValueError(f"hash_bits: {hash_bits} is not between 0 and 32")
+        self.blocks = new CBlockAllocator(num_blocks, block_size)
+        self.trie = new CPrefixTrie(self.blocks[0], _random_seed(), hash_bits)
+        self.c = new CKvPool(self.trie[0], prefix_cache, running_states, prefix_states)
 
     def __dealloc__(self):
         del self.c
+        del self.host
+        del self.trie
+        del self.blocks
+
+    cdef int enter(self, Writing& writing) except -1:
+        if not writing.enter(self.writer):
+            raise ConcurrentUse("another thread is writing to this pool: only the holder of the step lock may")
+        return 0
 
     @property
     def block_size(self) -> int:
@@ -136,7 +98,20 @@ cdef class KvPool:
 
     @property
     def num_blocks(self) -> int:
-        return self.allocator.c.num_blocks()
+        return self.blocks.num_blocks()
+
+    @property
+    def num_free(self) -> int:
+        return self.blocks.num_free()
+
+    @property
+    def num_used(self) -> int:
+        return self.blocks.num_used()
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks of prefixes that no lease reads."""
+        return self.blocks.num_cached()
 
     @property
     def caching(self) -> bool:
@@ -151,13 +126,12 @@ cdef class KvPool:
         """Cached blocks that were evicted for others."""
         return self.c.evictions()
 
-    def keep_on_host(self, int64_t entries, int64_t least_tokens, copy_out, copy_in, *,
-                     seed: int | None = None) -> None:
+    def keep_on_host(self, int64_t entries, int64_t least_tokens, copy_out, copy_in) -> None:
         """Blocks that are evicted go to ``entries`` blocks of host memory from here on, and come back where a prompt
         goes on with at least ``least_tokens`` of them. ``copy_out(blocks, entries)`` and ``copy_in(entries, blocks)``
         request the copies of an executor and return whether they were made; they are called while a step is planned,
         before it is submitted."""
-        if self.trie.host != NULL:
+        if self.host != NULL:
             raise ValueError("keep_on_host: this pool has host memory already")
         if not self.c.caching() or self.num_running_states:
             raise ValueError("keep_on_host: this pool caches no prefixes, or they need recurrent states")
@@ -165,27 +139,22 @@ cdef class KvPool:
             raise ValueError(f"entries: {entries} is not between 1 and {MAX_BLOCKS}")
         _count(least_tokens, "least_tokens")
         cdef int64_t size = self.c.block_size()
-        cdef uint64_t key = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         cdef HostCopies copies
         copies.out, copies.in_, copies.owner = _copy_out, _copy_in, <void*>self
         self.copies_out, self.copies_in = copy_out, copy_in
         cdef int64_t least = max(1, (least_tokens + size - 1) // size)
-        self.trie.host = new CHostBlocks(self.trie.c[0], entries, least, key, copies)
-        self.c.keep_on_host(self.trie.host[0])
+        self.host = new CHostBlocks(self.trie[0], entries, least, _random_seed(), copies)
+        self.c.keep_on_host(self.host[0])
 
     def host_counts(self) -> dict[str, int]:
         """Of blocks in host memory; empty where there is none. ``hits`` counts prompts for which blocks came back,
         ``failed`` requests of copies."""
-        if self.trie.host == NULL:
+        if self.host == NULL:
             return {}
-        return {
-            "blocks": self.trie.host.num_kept(),
-            "hits": self.trie.host.counters().hits,
-            "copied_out": self.trie.host.counters().copied_out,
-            "copied_in": self.trie.host.counters().copied_in,
-            "evictions": self.trie.host.num_evicted(),
-            "failed": self.trie.host.counters().failed,
-        }
+        cdef HostCounters n = self.host.counters()
+        counts = dict(n)
+        counts.update(blocks=self.host.num_kept(), evictions=self.host.num_evicted())
+        return counts
 
     @property
     def num_running_states(self) -> int:
@@ -203,15 +172,15 @@ cdef class KvPool:
     @property
     def prefix_states(self) -> int:
         """Cached prefixes that have a state."""
-        return self.trie.c.states().num_kept()
+        return self.trie.states().num_kept()
 
     def keep_states(self, Lease lease not None, int64_t start, int64_t stop, int64_t end,
                     *, cbool evict_used=False) -> None:
         """Entries for the states that a step leaves behind, which computes tokens ``start`` to ``stop`` of the
         lease's prompt: at its branch, and behind the last full block of its first ``end`` tokens."""
-        self.allocator.enter()
+        cdef Writing writing
+        self.enter(writing)
         self.c.keep_states(lease.c, start, stop, end, evict_used)
-        self.allocator.writer.leave()
 
     def take_running_state(self, Lease lease not None) -> bool:
         """A state entry for a Decode lease; False when all are taken."""
@@ -228,39 +197,28 @@ cdef class KvPool:
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         cdef Lease lease = Lease.__new__(Lease)
         lease.c.growable = growable
-        cdef Result r
-        self.allocator.enter()
-        try:
-            r = self.c.attach(_data(t), _len(t), salt, max_tokens, &lease.c)
-        finally:
-            self.allocator.writer.leave()
-        _check(r)
+        cdef Writing writing
+        self.enter(writing)
+        _check(self.c.attach(_data(t), _len(t), salt, max_tokens, &lease.c))
         return lease
 
     def bring_back(self, Lease lease not None, tokens, uint64_t salt, int64_t max_tokens) -> None:
         """Blocks behind the lease's shared ones come from host memory, ``on_host`` of them where their copy is made.
         The arguments are those of ``attach``, and the lease has had nothing else since."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
-        cdef Result r
+        cdef Writing writing
         if lease.c.released or lease.c.own.size():
             raise RuntimeError("a lease that is released, or has blocks of its own, brings none back")
-        self.allocator.enter()
-        try:
-            r = self.c.bring_back(lease.c, _data(t), _len(t), salt, max_tokens)
-        finally:
-            self.allocator.writer.leave()
-        _check(r)
+        self.enter(writing)
+        _check(self.c.bring_back(lease.c, _data(t), _len(t), salt, max_tokens))
 
     def grow(self, Lease lease not None, int64_t num_blocks) -> bool:
         """Takes ``num_blocks`` more for a Decode lease; False, and nothing changed, when the pool cannot."""
         if not lease.c.growable:
             raise RuntimeError("a OneShot lease cannot grow")
-        cdef Result r
-        self.allocator.enter()
-        try:
-            r = self.c.take(lease.c, num_blocks, False)
-        finally:
-            self.allocator.writer.leave()
+        cdef Writing writing
+        self.enter(writing)
+        cdef Result r = self.c.take(lease.c, num_blocks, False)
         if r.status != Status.out_of_blocks:
             _check(r)
         return r.ok()
@@ -268,24 +226,16 @@ cdef class KvPool:
     def promise(self, Lease lease not None, tokens, uint64_t salt) -> None:
         """The lease's own blocks of ``tokens`` will be written by the step that is being planned."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
-        cdef Result r
-        self.allocator.enter()
-        try:
-            r = self.c.promise(lease.c, _data(t), _len(t), salt)
-        finally:
-            self.allocator.writer.leave()
-        _check(r)
+        cdef Writing writing
+        self.enter(writing)
+        _check(self.c.promise(lease.c, _data(t), _len(t), salt))
 
     def withdraw(self, Lease lease not None) -> None:
         """The step never happened: its promises and borrowed blocks are gone, and with them the blocks after them.
         The lease keeps its locked path, all of it computed."""
-        cdef Result r
-        self.allocator.enter()
-        try:
-            r = self.c.withdraw(lease.c)
-        finally:
-            self.allocator.writer.leave()
-        _check(r)
+        cdef Writing writing
+        self.enter(writing)
+        _check(self.c.withdraw(lease.c))
 
     def publish(self, Lease lease not None, tokens, uint64_t salt, *, cbool promoted=False) -> None:
         """Full blocks of ``tokens`` whose KV is computed enter the trie, and the lease's lock moves to their end.
@@ -294,80 +244,128 @@ cdef class KvPool:
         block that the trie does not take (a leader has promised to fill that place) stays the lease's own.
         """
         cdef cnp.ndarray t = _int32(tokens, "tokens")
-        cdef Result r
-        self.allocator.enter()
-        try:
-            r = self.c.publish(lease.c, _data(t), _len(t), salt, promoted, False)
-        finally:
-            self.allocator.writer.leave()
-        _check(r)
+        cdef Writing writing
+        self.enter(writing)
+        _check(self.c.publish(lease.c, _data(t), _len(t), salt, promoted, False))
 
     def publish_rows(self, Record r not None, Lease lease not None, int64_t tokens) -> None:
         """``publish`` of the first ``tokens`` of a OneShot row's prompt, which its step has computed."""
-        cdef Result wrong
+        cdef Writing writing
         _check_prompt(r, tokens)
         if lease.c.released:
             raise RuntimeError("a lease that is released publishes nothing")
-        self.allocator.enter()
-        try:
-            wrong = self.c.publish(lease.c, r.row.tokens, tokens, r.row.salt, r.row.cache == CacheMode.always, True)
-        finally:
-            self.allocator.writer.leave()
-        _check(wrong)
+        self.enter(writing)
+        _check(self.c.publish(lease.c, r.row.tokens, tokens, r.row.salt, r.row.cache == CacheMode.always, True))
 
     def release(self, Lease lease not None) -> None:
         """The one place where held blocks, locks and state entries are given back."""
-        cdef Result r
+        cdef Writing writing
         if lease.c.released:
             raise RuntimeError("lease released twice")
-        self.allocator.enter()
-        try:
-            r = self.c.release(lease.c)
-        finally:
-            self.allocator.writer.leave()
-        _check(r)
+        self.enter(writing)
+        _check(self.c.release(lease.c))
+
+    def watch(self, tokens, uint64_t salt, int64_t max_blocks) -> tuple:
+        """(id, cached blocks of the prompt now, ``max_blocks`` at most): ``moved`` reports the id if the number may have
+        changed. Not a hit. The tokens are not kept; ``unwatch`` when no request waits any more."""
+        cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef int32_t watch, ready = 0
+        cdef Writing writing
+        self.enter(writing)
+        watch = self.trie.watch(_data(t), _len(t), salt, max_blocks, &ready)
+        return watch, ready
+
+    def rewatch(self, int32_t watch, tokens, uint64_t salt, int64_t max_blocks) -> int:
+        """Cached blocks now, for a watch that has moved: from here on it reports again."""
+        cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef Writing writing
+        self.enter(writing)
+        cdef int32_t ready = self.trie.rewatch(watch, _data(t), _len(t), salt, max_blocks)
+        if ready < 0:
+            raise ValueError(f"watch: there is no watch {watch}")
+        return ready
+
+    def unwatch(self, int32_t watch) -> None:
+        cdef Writing writing
+        self.enter(writing)
+        if not self.trie.unwatch(watch):
+            raise ValueError(f"watch: there is no watch {watch}")
+
+    def moved(self):
+        """The watches whose number may have changed since they were placed, each once until ``rewatch``: int32."""
+        cdef Writing writing
+        self.enter(writing)
+        cdef cnp.ndarray out = _new_int32(self.trie.num_moved())
+        return out[:self.trie.take_moved(_data(out))]
+
+    def would_hit(self, tokens, uint64_t salt=0) -> int:
+        """How many blocks of a prompt are cached; from any thread, without stopping the writer."""
+        cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef const int32_t* p = _data(t)
+        cdef int64_t n = _len(t)
+        cdef int32_t hit
+        cdef PyThreadState* state = _let_go(n // self.c.block_size())
+        hit = self.trie.would_hit(p, n, salt)
+        _take_back(state)
+        return hit
+
+    def prefix_counts(self) -> dict[str, int]:
+        """Counters of cached prefixes since the pool was made, in blocks unless they say otherwise, and of now: nodes,
+        promised ones, watches. From any thread."""
+        cdef TrieCounters n = self.trie.counters()
+        counts = dict(n)
+        counts.update(nodes=self.trie.num_nodes(), promised=self.trie.num_promised(),
+                      watches=self.trie.num_watches(), states_evicted=self.trie.states().evicted())
+        return counts
+
+    def prefixes(self) -> list[dict]:
+        """Every node of the prefix trie, parents first. ``locks`` are its own: those of nodes below it hold its block as
+        well. ``rank`` is its place in eviction order, 0 the coldest, -1 while it is held."""
+        cdef Writing writing
+        self.enter(writing)
+        cdef vector[TrieNodeView] rows = self.trie.dump()
+        cdef cnp.ndarray tokens
+        cdef TrieNodeView row
+        cdef list nodes = []
+        for row in rows:
+            tokens = _new_int32(self.c.block_size())
+            self.trie.tokens_of(row.block, _data(tokens))
+            nodes.append(dict(row, tokens=tokens))
+        return nodes
 
     def audit(self, leases) -> None:
         """Conservation: free + used + cached == total, and no block is held that is not on ``leases``; where there
         are state entries, each Decode lease has one of its own and OneShot leases have none."""
-        self.allocator.audit()
-        self.trie.audit()
-        self.audit_host()
+        cdef Writing writing
+        cdef Lease lease
+        self.enter(writing)
+        _check_audit(self.trie.audit())
+        if self.host != NULL:
+            _check_audit(self.host.audit())
+            if self.host.num_locked():
+                raise AuditError(f"{self.host.num_locked()} blocks in host memory are locked between two calls")
         if self.c.live_leases() != len(leases):
-            raise RuntimeError(f"{self.c.live_leases()} leases are out, {len(leases)} are known")
+            raise AuditError(f"{self.c.live_leases()} leases are out, {len(leases)} are known")
         held = set()
         for lease in leases:
-            held.update(lease.own, lease.shared.tolist())
-        if len(held) != self.allocator.num_used:
-            raise RuntimeError(f"{self.allocator.num_used} blocks are used, leases hold {len(held)}")
-        held_states = [lease.state_index for lease in leases if lease.state_index >= 0]
-        distinct = len(set(held_states)) == len(held_states)
-        if not distinct or self.free_running_states + len(held_states) != self.num_running_states:
-            raise RuntimeError(f"{self.free_running_states} of {self.num_running_states} state entries are free, "
-                               f"leases hold {sorted(held_states)}")
-        self.audit_states(leases)
-        if self.num_running_states and any([lease.growable != (lease.state_index >= 0) for lease in leases]):
-            raise RuntimeError("a Decode lease has no state entry, or a OneShot lease has one")
-
-    cdef int audit_host(self) except -1:
-        """Entries of host memory: each is free or kept, none is locked."""
-        if self.trie.host == NULL:
-            return 0
-        cdef TrieAudit a = self.trie.host.audit()
-        if a.broken != NULL:
-            raise AuditError(f"host memory: {_where(a.broken, a.at)}", _pool_counts(a.pool))
-        if self.trie.host.num_locked():
-            raise RuntimeError(f"{self.trie.host.num_locked()} blocks in host memory are locked between two calls")
-        return 0
-
-    cdef int audit_states(self, leases) except -1:
-        """States of prefixes: each entry is free, kept at a node, or on a lease."""
-        cdef PrefixStates* states = &self.trie.c.states()
+            held.update(lease.table().tolist())
+            if self.num_running_states and lease.c.growable != (lease.c.state_index >= 0):
+                raise AuditError("a Decode lease has no state entry, or a OneShot lease has one")
+        if len(held) != self.num_used:
+            raise AuditError(f"{self.num_used} blocks are used, leases hold {len(held)}")
+        entries = [lease.state_index for lease in leases if lease.state_index >= 0]
+        if len(set(entries)) != len(entries) or self.free_running_states + len(entries) != self.num_running_states:
+            raise AuditError(f"{self.free_running_states} of {self.num_running_states} state entries are free, "
+                             f"leases hold {sorted(entries)}")
+        cdef PrefixStates* states = &self.trie.states()
         cdef const char* wrong = states.audit()
         if wrong != NULL:
-            raise RuntimeError(wrong.decode())
-        cdef list taken = [entry for lease in leases for entry, _ in lease.kept]
+            raise AuditError(wrong.decode())
+        taken = [entry for lease in leases for entry, _ in lease.kept]
         if len(set(taken)) != len(taken) or states.num_free() + states.num_kept() + len(taken) != states.size():
-            raise RuntimeError(f"{states.num_free()} of {states.size()} entries for prefixes are free, "
-                               f"{states.num_kept()} are kept, leases have {sorted(taken)}")
-        return 0
+            raise AuditError(f"{states.num_free()} of {states.size()} entries for prefixes are free, "
+                             f"{states.num_kept()} are kept, leases have {sorted(taken)}")
+
+
+cdef uint64_t _random_seed() except? 0:
+    return int.from_bytes(os.urandom(8), "little")

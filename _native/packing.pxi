@@ -1,28 +1,4 @@
-# Hashes of blocks, and the packer. Part of core.pyx.
-
-def block_hashes(tokens, int32_t block_size=16, uint64_t salt=0, key: bytes | None = None):
-    """The chained 64-bit hash of each full block. ``key``: 16 secret bytes for SipHash-2-4, else a plain mix.
-
-    The plain hash is a filter: its callers compare tokens. The keyed one can name a block elsewhere.
-    """
-    if block_size < 1:
-        raise ValueError(f"block_size: {block_size} is less than 1")
-    cdef cnp.ndarray t = _int32(tokens, "tokens")
-    cdef int64_t n = _len(t)
-    cdef const int32_t* p = _data(t)
-    out = np.empty(n // block_size, np.uint64)
-    cdef uint64_t* o = <uint64_t*>cnp.PyArray_DATA(<cnp.ndarray>out)
-    cdef SipHash* sip = NULL
-    if key is not None:
-        if len(key) != 16:
-            raise ValueError(f"key: 16 bytes are needed, not {len(key)}")
-        sip = new SipHash(int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little"))
-    cdef PyThreadState* state = _let_go(n // block_size)
-    c_block_hashes(p, n, block_size, salt, sip, o)
-    _take_back(state)
-    del sip
-    return out
-
+# The packer: the tokens that the rows of a step read, and their targets and settings, end to end. Part of core.pyx.
 
 cdef class _Borrowed:
     """Arrays that a call reads through pointers: kept alive, and made contiguous where they were not."""
@@ -146,3 +122,198 @@ cdef tuple _lay_out_running(const vector[DecodeRow]& packed, int32_t block_size)
     a.context_lens, a.block_indptr, a.block_ids = _data(context_lens), _data(block_indptr), _data(block_ids)
     fill_decode(packed.data(), count, block_size, a)
     return token_ids, positions, write_slots, context_lens, block_indptr, block_ids
+
+
+cdef Record _record(row):
+    request = row.request
+    if not isinstance(request, Record):
+        raise TypeError(f"a row of {type(request).__name__}, not of a request")
+    _check_prompt(request, 0)
+    return request
+
+
+cdef Lease _lease_of(request):
+    lease = request.lease
+    if not isinstance(lease, Lease):
+        raise TypeError("a planned request holds no lease")
+    return lease
+
+
+cdef int _collect(rows, folds, int32_t block_size, size_t more, PackedRows& into, list held) except -1:
+    """OneShot rows for the packer, those of ``folds`` ((members, tokens)) computed once. There will be ``more``.
+    ``held`` gets the objects that ``into`` points into."""
+    cdef int64_t i, begin, root, skip, publish, n = len(rows)
+    cdef Record r
+    cdef Lease lease
+    into.rows.clear()
+    into.at.assign(n, -1)
+    into.begins.resize(n)
+    into.roots.assign(n, -1)
+    into.heads.resize(n)
+    into.rows.reserve(n + 2 * len(folds) + more)
+    for members, tokens in folds:
+        for i in members:
+            if not 0 <= i < n:
+                raise IndexError(f"a fold's member {i} is none of {n} rows")
+        row = rows[members[0]]
+        r, lease, skip, publish = _record(row), _lease_of(row.request), row.skip, row.publish
+        held.append((r, lease))
+        begin = skip + <int64_t>tokens
+        root = into.rows.size()
+        into.rows.push_back(prompt_row(r.row, skip, begin, -1, &lease.c, skip, publish, block_size))
+        for i in members:
+            r = _record(rows[i])
+            held.append(r)
+            into.roots[i], into.heads[i], into.begins[i] = root, skip, begin
+            if begin == r.row.num_tokens:  # the fold has all of it
+                into.at[i] = root
+                continue
+            into.at[i] = into.rows.size()
+            into.rows.push_back(prompt_row(r.row, begin, -1, root, NULL, 0, 0, block_size))
+    for i in range(n):
+        if into.at[i] < 0:
+            row = rows[i]
+            r, lease, skip, publish = _record(row), _lease_of(row.request), row.skip, row.publish
+            held.append((r, lease))
+            into.at[i], into.begins[i] = into.rows.size(), skip
+            into.rows.push_back(prompt_row(r.row, skip, -1, -1, &lease.c, skip, publish, block_size))
+    return 0
+
+
+cdef object _brought(rows, folds, PackedRows& packed):
+    """How many tokens each OneShot row brought; a fold's, to its first member."""
+    cdef int64_t i, n = len(rows)
+    cdef Record r
+    computed = _new_int32(n)
+    cdef int32_t* brought = _data(computed)
+    for i in range(n):
+        r = _record(rows[i])
+        brought[i] = <int32_t>(r.row.num_tokens - packed.begins[i])
+    for members, tokens in folds:  # `_collect` has seen that they are rows
+        brought[<int64_t>members[0]] += <int32_t>tokens
+    return computed
+
+
+def pack_step(rows, folds, more, int32_t block_size, cbool states=False):
+    """The rows of a step end to end, all int32: OneShot rows, those of ``folds`` ((members, tokens)) computed once,
+    and after them ``more``. (arrays, where each of ``more`` begins, the tokens of the batch that the OneShot rows
+    read one after another, where those of each end, how many tokens each brought: a fold's, to its first member;
+    with ``states``, of the OneShot rows that go on from a state or leave one: (first segment, offset from a token of
+    the prompt to the batch's token, lease).) ``arrays``:
+
+        token_ids, positions, starts, parents, context_lens, context_indptr, context_blocks, write_slots or None
+
+    One of ``more`` is a tuple
+
+        (token_ids, positions, starts, parents, begin, end, parent, context, context_len,
+         slot_blocks, slot_start, slot_count)
+
+    ``positions`` None: a token's index. ``starts`` and ``parents`` None: one segment of tokens ``begin`` to ``end``;
+    else a tree of segments, of whose trunk the first ``begin`` tokens are left out (``end`` is not read). ``parent``:
+    the earlier row whose first segment this row continues, or -1. ``context``: pool blocks of the ``context_len``
+    tokens before, or None. The first ``slot_count`` tokens are written to ``slot_blocks``, from their position
+    ``slot_start`` on."""
+    cdef int64_t i, n = len(rows), m = len(more)
+    cdef PackedRows packed
+    cdef list held = []
+    cdef _Borrowed borrowed = _Borrowed()
+    _collect(rows, folds, block_size, m, packed, held)
+    cdef size_t first = packed.rows.size()
+    for row in more:
+        packed.rows.push_back(_prompt_row(row, packed.rows.size(), borrowed))
+    cdef tuple arrays = _slices_of(packed.rows, block_size, packed.places)
+    offsets = _new_int32(m)
+    for i in range(m):
+        _data(offsets)[i] = packed.places[first + i]
+    read, ends = _tokens_read(rows, packed)
+    return arrays, offsets, read, ends, _brought(rows, folds, packed), _with_states(rows, packed) if states else ()
+
+
+cdef list _with_states(rows, PackedRows& packed):
+    cdef Lease lease
+    cdef int64_t i, at, head, n = len(rows)
+    cdef list out = []
+    for i in range(n):
+        lease = _lease_of(rows[i].request)
+        if lease.c.state_from < 0 and lease.c.num_kept == 0:
+            continue
+        at, head = packed.at[i], packed.begins[i]
+        if packed.roots[i] >= 0:
+            at, head = packed.roots[i], packed.heads[i]
+        out.append((packed.places[packed.rows.size() + at], packed.places[at] - head, lease))
+    return out
+
+
+cdef tuple _tokens_read(rows, PackedRows& packed):
+    """The tokens of the batch that OneShot rows read, and where those of each row end."""
+    cdef Record r
+    cdef cnp.ndarray own, read, ends = _new_int32(len(rows))
+    cdef int64_t i, k, token, total = 0, at = 0, n = len(rows)
+    for i in range(n):
+        r = _record(rows[i])
+        total += r.num_read
+        _data(ends)[i] = <int32_t>total
+    read = _new_int32(total)
+    for i in range(n):
+        r = _record(rows[i])
+        if r.num_read == 1:
+            _data(read)[at] = <int32_t>(packed.shift(i, r.row.read) + r.row.read)
+            at += 1
+        elif r.num_read > 1:
+            own = _int32(r.readout.rows, "rows")
+            if _len(own) != r.num_read:
+                raise ValueError(f"{_len(own)} rows are read where {r.num_read} were announced")
+            for k in range(r.num_read):
+                token = r.first + _data(own)[k]
+                _data(read)[at] = <int32_t>(packed.shift(i, token) + token)
+                at += 1
+    return read, ends
+
+
+def join_pairs(readouts, row_ends) -> tuple:
+    """(row, target) pairs of readouts in one piece: (target_rows, targets, where the pairs of each end). Rows of
+    readout i come after those that end at ``row_ends[i - 1]``."""
+    cdef cnp.ndarray ends = _int32(row_ends, "row_ends"), rows, ids, target_rows, targets, pair_ends
+    cdef int64_t i, k, total = 0, at = 0, n = len(readouts)
+    cdef int32_t first = 0
+    cdef list parts = []
+    if _len(ends) != n:
+        raise ValueError(f"{_len(ends)} ends for {n} readouts")
+    pair_ends = _new_int32(n)
+    for i in range(n):
+        readout = readouts[i]
+        rows, ids = _int32(readout.target_rows, "target_rows"), _int32(readout.targets, "targets")
+        if _len(rows) != _len(ids):
+            raise ValueError(f"{_len(rows)} target_rows for {_len(ids)} targets")
+        parts.append((rows, ids))
+        total += _len(ids)
+        _data(pair_ends)[i] = <int32_t>total
+    target_rows, targets = _new_int32(total), _new_int32(total)
+    for i in range(n):
+        rows, ids = parts[i]
+        for k in range(_len(ids)):
+            _data(target_rows)[at] = _data(rows)[k] + first
+            _data(targets)[at] = _data(ids)[k]
+            at += 1
+        first = _data(ends)[i]
+    return target_rows, targets, pair_ends
+
+
+def pack_running(requests, int32_t block_size):
+    """One token of each running request, the last that it knows or is about to: (token_ids, positions, write_slots,
+    context_lens, block_indptr, block_ids)."""
+    cdef int64_t i, blocks = 0, count = len(requests)
+    cdef vector[DecodeRow] packed
+    cdef DecodeRow row
+    cdef Lease lease
+    cdef cnp.ndarray known
+    cdef list held = []
+    packed.reserve(count)
+    for r in requests:
+        known, lease = _int32(r.known, "known"), _lease_of(r)
+        held.append((known, lease))
+        row.tokens, row.num_tokens, row.known = _data(known), _len(known), r.num_known + r.ahead
+        row.shared, row.shared_blocks = lease.c.shared.data(), lease.c.shared.size()
+        row.own, row.own_blocks = lease.c.own.data(), lease.c.own.size()
+        packed.push_back(row)
+    return _lay_out_running(packed, block_size)

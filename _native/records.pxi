@@ -1,4 +1,4 @@
-# A request as native code reads it: its prompt, and its place in the inbox. Part of core.pyx.
+# A request as native code reads it: its prompt, its place in the inbox, and the blocks that it holds. Part of core.pyx.
 
 cdef dict _CACHE_MODES = {"never": 0, "auto": 1, "always": 2}
 
@@ -67,3 +67,77 @@ cdef int _check_prompt(Record r, int64_t tokens) except -1:
     if not 0 <= tokens <= r.row.num_tokens:
         raise ValueError(f"{tokens} tokens of a prompt that has {r.row.num_tokens}")
     return 0
+
+
+@cython.final
+@cython.freelist(256)
+cdef class Lease:
+    """The blocks that a request holds of a pool. ``shared`` are the blocks of the locked path of the trie, and after
+    them ``borrowed`` ones that a leader of the same step writes; ``own`` those the lease holds itself, in sequence
+    order, the first ``promised`` under ``promise``. ``ahead`` counts blocks of the prompt after the shared ones that
+    a leader is filling, ``on_host`` those that ``bring_back`` would bring from host memory. A lease that is not
+    ``growable`` is a OneShot row's: its own blocks are those that the step publishes. ``state_index``: where a
+    recurrent model keeps the sequence's state; -1 where it keeps none. ``state_from``: the entry of the state at the
+    end of the first ``base`` blocks; -1 where there is none. ``kept``: (entry, blocks) of states that the step being
+    planned leaves behind so many blocks.
+    """
+
+    cdef CLease c
+
+    @property
+    def released(self) -> bool:
+        return self.c.released
+
+    @property
+    def promise(self) -> int:
+        return self.c.promise
+
+    @property
+    def borrowed(self) -> int:
+        return self.c.borrowed
+
+    @property
+    def ahead(self) -> int:
+        return self.c.ahead
+
+    @property
+    def on_host(self) -> int:
+        return self.c.on_host
+
+    @property
+    def state_index(self) -> int:
+        return self.c.state_index
+
+    @property
+    def state_from(self) -> int:
+        return self.c.state_from
+
+    @property
+    def base(self) -> int:
+        return self.c.base
+
+    @property
+    def kept(self) -> list:
+        return [(self.c.kept[k].entry, self.c.kept[k].blocks) for k in range(self.c.num_kept)]
+
+    @property
+    def num_shared(self) -> int:
+        return self.c.shared.size()
+
+    @property
+    def num_blocks(self) -> int:
+        return self.c.num_blocks()
+
+    @property
+    def shared(self):
+        cdef size_t n = self.c.shared.size()
+        cdef cnp.ndarray out = _new_int32(n)
+        if n:
+            memcpy(_data(out), self.c.shared.data(), n * sizeof(int32_t))
+        return out
+
+    def table(self):
+        """The block table: shared blocks, then own ones."""
+        cdef cnp.ndarray out = _new_int32(self.c.num_blocks())
+        self.c.table(_data(out))
+        return out

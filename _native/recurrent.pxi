@@ -93,14 +93,6 @@ def state_floats(tuple shape) -> int:
     return state_floats_of(delta_shape(shape))
 
 
-cdef vector[int32_t] numbers(object values, str name) except *:
-    cdef cnp.ndarray array = column(values, np.int32, name)
-    cdef const int32_t* first = <const int32_t*> cnp.PyArray_DATA(array)
-    cdef vector[int32_t] copied
-    copied.assign(first, first + array.shape[0])
-    return copied
-
-
 cdef class Sequences:
     """The segments of a step, for all of its recurrent layers: ``starts`` [S + 1], ``parents``, ``load`` and ``store``
     [S]; see ``Segments`` in recurrent_types.hpp. ``entries``: how many states the caller has memory for. ``kernel``:
@@ -126,8 +118,7 @@ cdef class Sequences:
 
     cdef float* states_of(self, cnp.ndarray states, int64_t first, int64_t values) except NULL:
         """The place of a layer's ``values`` in the first of the entries, from value ``first`` of an entry on."""
-        cdef Rows entries = _rows(states, _width(states), "states",
-                                  True)
+        cdef Rows entries = _rows(states, _width(states), "states", True)
         if (entries.type != Type.f32 or entries.count < self.entries or first < 0
                 or first + values > cnp.PyArray_DIM(states, 1)):
             raise ValueError(f"{_told(states)} have no {self.entries} entries of {values} values from {first} on")

@@ -32,7 +32,6 @@ COMMANDS = {
     "calibration": "engine.calibration",
     "label_lengths": "engine.label_lengths",
     "simulator": "engine.simulator",
-    "planning": "host.planning",
     "host_path": "host.path",
     "typed_decisions": "host.typed_decisions",
     "clients": "host.clients",

@@ -262,8 +262,8 @@ class Part(Protocol):
     us: dict[str, float]
 
 
-def part_of_planning(doc: str | None, measured: Callable[[bool], Part], key: str) -> None:
-    """The command line of a part of ``bench planning`` alone; ``key``: where its microseconds stand in the JSON."""
+def run_alone(doc: str | None, measured: Callable[[bool], Part], key: str) -> None:
+    """A benchmark's command line; ``key``: where its microseconds stand in the JSON."""
     parser = options_parser(doc)
     add_outputs(parser, plot=False)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")

@@ -131,7 +131,7 @@ class Readings:
         self._values = np.zeros((len(BYTES) + len(COUNTS), PARTS + 1), dtype=np.int64)
 
     def take(self) -> None:
-        if self.core.live or self.core.pool.allocator.num_used:
+        if self.core.live or self.core.pool.num_used:
             raise RuntimeError(f"{len(self.core.live)} requests are on their way")
         gc.collect()
         executor: Any = self.core.executor
@@ -142,7 +142,7 @@ class Readings:
         held = resident_bytes() or 0
         known = gc.get_objects()
         requests = sum(isinstance(one, Request) for one in known)
-        counts = (self.core.pool.allocator.num_cached, requests, len(known), sys.getallocatedblocks())
+        counts = (self.core.pool.num_cached, requests, len(known), sys.getallocatedblocks())
         self._values[:, self.taken] = (resident, held, kv, allocated, held - kv - allocated, *counts)
         self.taken += 1
 
@@ -249,7 +249,7 @@ async def both(folder: str, given: argparse.Namespace, found: dict[str, Any]) ->
             print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
         stats = engine.stats()
         found["evictions"], found["prefixes_not_kept"] = stats["evictions"], stats["prefixes_not_kept"]
-        found["blocks_used_after"] = engine.engine._core.pool.allocator.num_used
+        found["blocks_used_after"] = engine.engine._core.pool.num_used
 
 
 def written(found: dict[str, Any]) -> str:

@@ -233,12 +233,11 @@ def play(
 
 
 def is_empty(core: EngineCore) -> bool:
-    allocator = core.pool.allocator
     return (
         not core.live
         and core.queues.empty
         and core.pool.live_leases == 0
-        and allocator.num_used == 0
+        and core.pool.num_used == 0
         and core.inbox.requests == core.inbox.tokens == 0
     )
 

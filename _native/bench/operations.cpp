@@ -5,7 +5,7 @@
 //   operations --list
 //
 // An operation is one call of the scheduler for one request: 512 tokens in 32 blocks of 16, on a pool full of cached
-// blocks. 64 of them make a repeat, as in bench/host/planning.py. Inputs are the same in every run.
+// blocks. 64 of them make a repeat. Inputs are the same in every run.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -163,17 +163,12 @@ std::vector<Operation> operations() {
   return {
       {"hash", nothing, nothing,
        [](World& w) {
-         uint64_t out[kBlocks];
          for (int32_t r = 0; r < kRows; ++r) {
-           block_hashes(w.prompts.row(r), kTokens, kBlock, 0, nullptr, out), w.sum += out[kBlocks - 1];
-         }
-       }},
-      {"hash_keyed", nothing, nothing,
-       [](World& w) {
-         const SipHash sip(1, 2);
-         uint64_t out[kBlocks];
-         for (int32_t r = 0; r < kRows; ++r) {
-           block_hashes(w.prompts.row(r), kTokens, kBlock, 0, &sip, out), w.sum += out[kBlocks - 1];
+           uint64_t chain = chain_start(0, 0);
+           for (int32_t k = 0; k < kBlocks; ++k) {
+             chain = chain_next(chain, content_hash(w.prompts.row(r) + k * kBlock, kBlock, 0));
+           }
+           w.sum += chain;
          }
        }},
       {"allocate_evict_free", nothing,

@@ -100,7 +100,7 @@ bool HostBlocks::fill(NodeId node, int64_t first, const int32_t* blocks, int64_t
 void HostBlocks::drop() noexcept {
   out_blocks_.clear(), out_entries_.clear();
   const int64_t evicted = num_evicted();
-  host_.clear();
+  host_.evict(INT32_MAX);
   dropped_ += num_evicted() - evicted;
 }
 

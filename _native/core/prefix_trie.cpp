@@ -324,7 +324,7 @@ void PrefixTrie::look_ahead() const {
 Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count, uint64_t salt,
                           int64_t first, bool protect, TrieInsert* out) noexcept {
   if (n / size_ < first + count) return {Status::too_few_tokens, (first + count) * size_};
-  const Result marked = pool_.mark_for_trie(blocks, count);
+  const Result marked = pool_.mark(blocks, count);
   if (!marked.ok()) return marked;
   Walk w = walk(tokens, first + count, salt);
   const int64_t there = std::max<int64_t>(0, w.ready - first);
@@ -355,7 +355,7 @@ Result PrefixTrie::promise(const int32_t* tokens, int64_t n, const int32_t* bloc
   if (n / size_ < first + count) return {Status::too_few_tokens, (first + count) * size_};
   *out = kNoNode;
   if (count == 0) return {};
-  const Result marked = pool_.mark_for_trie(blocks, count);
+  const Result marked = pool_.mark(blocks, count);
   if (!marked.ok()) return marked;
   Walk w = walk(tokens, first + count, salt);
   if (w.ready != first || w.promised != 0) {

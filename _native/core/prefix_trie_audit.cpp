@@ -128,7 +128,7 @@ std::vector<TrieNodeView> PrefixTrie::dump() const {
   for (int32_t i = 0; i < pool_.num_blocks(); ++i) {
     if (state(i) == NodeState::absent) continue;
     const Node& n = nodes_[i];
-    rows.push_back({id_of(i), id_of(up(i)), i, n.depth, state(i), n.protect, n.own_locks, n.cover,
+    rows.push_back({id_of(i), id_of(up(i)), i, n.depth, state(i) == NodeState::promised, n.protect, n.own_locks,
                     rank[static_cast<size_t>(i)], salt_of(i)});
   }
   std::stable_sort(rows.begin(), rows.end(),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <type_traits>
 #include <vector>
 
 namespace prelude {
@@ -29,25 +30,19 @@ bool all_below(const int32_t* ids, int64_t n, int64_t limit) {
   return outside == 0;
 }
 
-bool copy_below(const int32_t* in, int64_t n, int64_t limit, int32_t* out) {
-  const uint32_t most = bounded(limit);
-  uint32_t outside = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    out[i] = in[i];
-    outside |= static_cast<uint32_t>(in[i]) >= most ? 1u : 0u;
-  }
-  return outside == 0;
-}
-
-bool copy_below(const int64_t* in, int64_t n, int64_t limit, int32_t* out) {
-  const uint64_t most = bounded(limit);
-  uint64_t outside = 0;
+template <class Id>
+bool copy_below(const Id* in, int64_t n, int64_t limit, int32_t* out) {
+  using Word = std::make_unsigned_t<Id>;
+  const Word most = bounded(limit);
+  Word outside = 0;
   for (int64_t i = 0; i < n; ++i) {
     out[i] = static_cast<int32_t>(in[i]);
-    outside |= static_cast<uint64_t>(in[i]) >= most ? 1u : 0u;
+    outside |= static_cast<Word>(in[i]) >= most ? 1u : 0u;
   }
   return outside == 0;
 }
+template bool copy_below(const int32_t*, int64_t, int64_t, int32_t*);
+template bool copy_below(const int64_t*, int64_t, int64_t, int32_t*);
 
 int64_t sort_once(int32_t* ids, int64_t n, int64_t limit) {
   constexpr int64_t kFew = 64;

@@ -1,5 +1,3 @@
-#include "prelude/cpu/thread_pool.hpp"
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -8,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "prelude/cpu/parallel.hpp"
 #include "prelude/cpu/places.hpp"
 #include "prelude/pause.hpp"
 

@@ -11,7 +11,6 @@
 
 #include "check.hpp"
 #include "prelude/cpu/attention_plan.hpp"
-#include "prelude/cpu/pool_rows.hpp"
 #include "random_values.hpp"
 
 namespace prelude::cpu::portable {

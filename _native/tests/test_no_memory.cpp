@@ -67,7 +67,7 @@ class Model {
     std::vector<int32_t> moved(watches.size() + 1);
     allocations_left = 0;
     while (!held.empty()) give_back(held.size() - 1);
-    trie.clear();
+    trie.evict(INT32_MAX);
     CHECK(trie.take_moved(moved.data()) <= static_cast<int32_t>(watches.size()));
     for (const int32_t id : watches) CHECK(trie.unwatch(id));
     allocations_left = -1;

@@ -90,7 +90,7 @@ class Model {
     for (auto& chat : chats) CHECK(pool.release(chat->lease).ok());
     chats.clear();
     CHECK(pool.live_leases() == 0);
-    trie.clear();
+    trie.evict(INT32_MAX);
     CHECK(blocks_.num_free() == blocks_.num_blocks() && trie.num_nodes() == 0);
   }
 

@@ -35,14 +35,14 @@ class Model {
   void step() {
     const int64_t action = r.below(17);
     if (action < 1) return allocate();
-    if (action < 3) return references();
+    if (action < 3) return release();
     if (action < 5) return match();
     if (action < 9) return insert();
     if (action < 10) return promise();
     if (action < 12) return postprocess();
     if (action < 13) return lock();
     if (action < 15) return unlock();
-    if (action < 16) return r.chance(5) ? clear() : r.chance(40) ? demote() : evict();
+    if (action < 16) return r.chance(40) ? demote() : evict();
     return use_stale();
   }
 
@@ -64,9 +64,21 @@ class Model {
     CHECK(pool.num_used() == static_cast<int64_t>(held.size() + nodes.size()) - cached);
     CHECK(trie.num_nodes() == static_cast<int32_t>(nodes.size()));
     for (int32_t b = 0; b < pool.num_blocks(); ++b) {
-      auto h = held.find(b);
-      CHECK(pool.references(b) == (h == held.end() ? 0u : h->second));
+      CHECK(pool.is_held(b) == held.contains(b));
     }
+    std::vector<int64_t> ranks;
+    for (const TrieNodeView& v : trie.dump()) {
+      const auto at = std::find_if(nodes.begin(), nodes.end(), [&](const auto& n) { return n.second.id == v.id; });
+      CHECK(at != nodes.end());
+      const auto& [k, e] = *at;
+      CHECK(v.block == e.block && v.depth * bs == static_cast<int64_t>(k.size()) - 1 && v.is_protected == e.protect);
+      CHECK(v.promised == e.promised && v.locks == static_cast<uint32_t>(e.locks));
+      CHECK((v.rank < 0) == covered(k) && v.salt == static_cast<uint64_t>(k[0]));
+      CHECK(v.parent == (v.depth > 1 ? nodes.at(Key(k.begin(), k.end() - bs)).id : kNoNode));
+      if (v.rank >= 0) ranks.push_back(v.rank);
+    }
+    std::sort(ranks.begin(), ranks.end());
+    for (size_t i = 0; i < ranks.size(); ++i) CHECK(ranks[i] == static_cast<int64_t>(i));
     for (const auto& [k, e] : nodes) {
       CHECK(trie.index_of(e.id) == e.block);
       std::vector<int32_t> path(k.size() / static_cast<size_t>(bs) + 1);
@@ -164,8 +176,7 @@ class Model {
     return t;
   }
   std::vector<int32_t> some_held() {
-    std::vector<int32_t> all;
-    for (const auto& [b, n] : held) all.push_back(b);
+    std::vector<int32_t> all(held.begin(), held.end());
     std::vector<int32_t> some;
     for (int64_t n = all.empty() ? 0 : r.below(5); n > 0; --n) {
       const auto at = static_cast<size_t>(r.below(static_cast<int64_t>(all.size())));
@@ -175,9 +186,8 @@ class Model {
     }
     return some;
   }
-  bool held_once_each(const std::vector<int32_t>& blocks) const {
-    return std::set<int32_t>(blocks.begin(), blocks.end()).size() == blocks.size() &&
-           std::all_of(blocks.begin(), blocks.end(), [&](int32_t b) { return held.at(b) == 1; });
+  bool distinct(const std::vector<int32_t>& blocks) const {
+    return std::set<int32_t>(blocks.begin(), blocks.end()).size() == blocks.size();
   }
 
   void allocate() {
@@ -195,32 +205,18 @@ class Model {
     CHECK(evict_model(std::max<int64_t>(0, n - static_cast<int64_t>(free.size()))) >= 0);
     for (int64_t i = 0; i < n; ++i) {
       CHECK(free.erase(out[static_cast<size_t>(i)]) == 1);
-      held[out[static_cast<size_t>(i)]] = 1;
+      held.insert(out[static_cast<size_t>(i)]);
     }
   }
-  void references() {
+  void release() {
     std::vector<int32_t> ids = some_held();
     if (r.chance(30)) ids.push_back(static_cast<int32_t>(r.below(pool.num_blocks() + 2)) - 1);
-    const bool take = r.chance(15);
     auto left = held;
-    bool good = true;
-    for (int32_t b : ids) {
-      auto it = left.find(b);
-      if (it == left.end() || it->second == 0) good = false;
-      if (!good) break;
-      it->second += take ? 1u : ~0u;
-    }
-    const auto n = static_cast<int64_t>(ids.size());
-    const Result got = take ? pool.retain(ids.data(), n) : pool.release(ids.data(), n);
-    CHECK(got.ok() == good);
+    const bool good = std::all_of(ids.begin(), ids.end(), [&](int32_t b) { return left.erase(b) == 1; });
+    CHECK(pool.release(ids.data(), static_cast<int64_t>(ids.size())).ok() == good);
     if (!good) return;
-    held.clear();
-    for (const auto& [b, refs] : left) {
-      if (refs == 0)
-        free.insert(b);
-      else
-        held[b] = refs;
-    }
+    free.insert(ids.begin(), ids.end());
+    held = left;
   }
   void match() {
     const Tokens t = tokens();
@@ -274,7 +270,7 @@ class Model {
       CHECK(got.status == Status::too_few_tokens);
       return;
     }
-    CHECK(got.ok() == held_once_each(blocks));
+    CHECK(got.ok() == distinct(blocks));
     if (!got.ok()) return;
     walk(t, salt, first + count, &ready, &promised);
     const int64_t there = std::max<int64_t>(0, ready - first);
@@ -302,7 +298,7 @@ class Model {
     NodeId node = kNoNode;
     const Result got = trie.promise(t.data(), static_cast<int64_t>(t.size()), blocks.data(), count,
                                     static_cast<uint64_t>(salt), first, &node);
-    CHECK(got.ok() == held_once_each(blocks));
+    CHECK(got.ok() == distinct(blocks));
     if (!got.ok()) return;
     if (count == 0 || ready != first || promised != 0) {
       CHECK(node == kNoNode);
@@ -372,7 +368,7 @@ class Model {
     uncovered(were);
   }
   void evict() {
-    const int64_t n = r.below(5);
+    const int64_t n = r.chance(5) ? INT32_MAX : r.below(5);
     CHECK(trie.evict(n) == evict_model(n));
   }
   void demote() {
@@ -391,7 +387,6 @@ class Model {
     }
     CHECK(trie.demote(n) == done);
   }
-  void clear() { CHECK(trie.clear() == evict_model(1 << 30)); }
   void use_stale() {
     if (stale.empty()) return;
     if (stale.size() > 64) stale.erase(stale.begin(), stale.end() - 64);  // ids repeat after many generations
@@ -407,7 +402,7 @@ class Model {
   BlockAllocator pool;
   PrefixTrie trie;
   std::set<int32_t> free;
-  std::map<int32_t, uint32_t> held;
+  std::set<int32_t> held;
   std::map<Key, Entry> nodes;
   std::vector<Key> locked, promises;
   std::vector<NodeId> stale;

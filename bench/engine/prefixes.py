@@ -259,7 +259,10 @@ def waiting(report: Report, repeats: int, count: int = 10_000) -> None:
     queues = Queues(None, PoolEstimates(pool))
     families = [draw.integers(0, 150_000, 256).astype(np.int32) for _ in range(50)]
     for tokens in families:
-        pool.trie.insert(tokens, pool.trie.allocate(16))
+        lease = pool.attach(tokens, 0, 0, growable=True)
+        pool.grow(lease, 16)
+        pool.publish(lease, tokens, 0)
+        pool.release(lease)
     sink, zero = NoReader(), np.zeros(1, dtype=np.int32)
 
     def join(number: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from prelude._native.core import KvPool
 
-from bench.common import Report, machine_facts, part_of_planning
+from bench.common import Report, machine_facts, run_alone
 from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, Generate, SamplingParams
 from prelude.api.text_streams import watching
 from prelude.execution.executor import ExecutorLimits
@@ -246,7 +246,7 @@ def measured(quick: bool) -> Bench:
 
 
 def main() -> None:
-    part_of_planning(__doc__, measured, "host_path_us")
+    run_alone(__doc__, measured, "host_path_us")
 
 
 if __name__ == "__main__":

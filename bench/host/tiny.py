@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.common import Report, machine_facts, part_of_planning, use_threads
+from bench.common import Report, machine_facts, run_alone, use_threads
 from prelude import Engine, EngineConfig, Generate, SamplingParams
 
 SIZES: dict[str, Any] = {
@@ -159,7 +159,7 @@ def measured(quick: bool) -> Bench:
 
 
 def main() -> None:
-    part_of_planning(__doc__, measured, "end_to_end_us")
+    run_alone(__doc__, measured, "end_to_end_us")
 
 
 if __name__ == "__main__":

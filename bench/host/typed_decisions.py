@@ -17,7 +17,7 @@ import time
 from statistics import median
 from typing import Any
 
-from bench.common import machine_facts, part_of_planning
+from bench.common import machine_facts, run_alone
 from bench.host.path import TEXT, Bench
 from prelude import Choice, Decide, Engine, EngineConfig, Noul, Score
 from prelude.systemone import SystemOne
@@ -93,7 +93,7 @@ def measured(quick: bool) -> Bench:
 
 
 def main() -> None:
-    part_of_planning(__doc__, measured, "typed_decisions_us")
+    run_alone(__doc__, measured, "typed_decisions_us")
 
 
 if __name__ == "__main__":

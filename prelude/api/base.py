@@ -171,7 +171,7 @@ class EngineBase(ModelProperties):
         if prepared.cache == "never":
             return 0
         tree, pool = prepared.tree, self._core.pool
-        blocks = pool.trie.would_hit(tree.token_ids[: tree.trunk_tokens], prepared.salt)
+        blocks = pool.would_hit(tree.token_ids[: tree.trunk_tokens], prepared.salt)
         return min(int(blocks) * pool.block_size, tree.trunk_tokens - 1)
 
     def stats(self) -> dict[str, Any]:
@@ -188,13 +188,13 @@ class EngineBase(ModelProperties):
         """Bytes: of the weights, of the KV pool when all of it has been written to, of the blocks in use, of the
         states of recurrent layers, of blocks in host memory, of prepared questions that are kept, and of a step of
         full size with all rows read."""
-        limits, allocator = self._core.executor.limits(), self._core.pool.allocator
+        limits, pool = self._core.executor.limits(), self._core.pool
         block = limits.kv_bytes_per_token * limits.block_size
         found: dict[str, int | bool] = {
             "weight_bytes": limits.weight_bytes,
             "kv_bytes": block * limits.num_blocks,
-            "kv_used_bytes": block * (limits.num_blocks - allocator.num_free),
-            "host_kv_bytes": block * self._core.pool.host_counts().get("blocks", 0),
+            "kv_used_bytes": block * (limits.num_blocks - pool.num_free),
+            "host_kv_bytes": block * pool.host_counts().get("blocks", 0),
             "question_bytes": self._preparer.kept_bytes,
             "state_bytes": limits.bytes_per_state * (limits.running_states + limits.prefix_states),
         }

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from prelude._native.core import prompt_keys
 from prelude.readouts.batch import I32, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
 from prelude.records import dataclass
+from prelude.values.arrays import prompt_keys
 
 I64 = npt.NDArray[np.int64]
 

@@ -269,7 +269,6 @@ class EngineCore(Forkable):
         stats = self.stats
         live = list(self.live.values())
         leases = [lease for lease in (request.lease for request in live) if lease is not None]
-        allocator = self.pool.allocator
         stats.rejected = self.inbox.rejected
         stats.eager_reasons = getattr(self.executor, "eager_reasons", {})
         stats.queued_requests, stats.queued_tokens = self.inbox.requests, self.inbox.tokens
@@ -279,8 +278,8 @@ class EngineCore(Forkable):
         stats.evictions = self.pool.evictions
         stats.prefixes_not_kept = self.queues.not_kept
         stats.callback_errors = self.events.errors
-        stats.blocks_free, stats.blocks_used = allocator.num_free, allocator.num_used
-        stats.blocks_cached = allocator.num_cached
+        stats.blocks_free, stats.blocks_used = self.pool.num_free, self.pool.num_used
+        stats.blocks_cached = self.pool.num_cached
         stats.states_free, stats.states_used = (
             self.pool.free_running_states,
             self.pool.num_running_states - self.pool.free_running_states,

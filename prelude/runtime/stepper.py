@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from prelude._native.core import KvPool, prompt_keys
+from prelude._native.core import KvPool
 from prelude.errors import is_interrupt
 from prelude.execution.executor import Executor
 from prelude.readouts.batch import StepResult
@@ -28,6 +28,7 @@ from prelude.scheduling.planner import Budgets, plan_step
 from prelude.scheduling.postprocess import check_result, postprocess
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request
+from prelude.values.arrays import prompt_keys
 
 log = logging.getLogger("prelude.engine")
 

@@ -181,7 +181,7 @@ class PoolEstimates:
         if not pool.caching or limit <= 0:
             return 0
         known = request.known[: request.num_known]
-        watch, blocks = pool.trie.watch(known, request.salt, limit)
+        watch, blocks = pool.watch(known, request.salt, limit)
         self.watched[watch] = request
         self._watches[request.id] = watch
         self._register(watch, request, blocks * pool.block_size)
@@ -192,17 +192,17 @@ class PoolEstimates:
         if watch >= 0:
             del self.watched[watch]
             self._leave(watch)
-            self._pool.trie.unwatch(watch)
+            self._pool.unwatch(watch)
 
     def moved(self) -> Iterator[tuple[Request, int]]:
         pool = self._pool
         if not self.watched:
             return
-        for watch in pool.trie.moved().tolist():
+        for watch in pool.moved().tolist():
             request = self.watched[watch]
             known = request.known[: request.num_known]
             limit = request.reusable // pool.block_size
-            cached = pool.trie.rewatch(watch, known, request.salt, limit) * pool.block_size
+            cached = pool.rewatch(watch, known, request.salt, limit) * pool.block_size
             self._leave(watch)
             self._register(watch, request, cached)
             yield request, cached

@@ -197,7 +197,7 @@ def _room_beside_first(request: Request, lease: Lease, queues: Queues, pool: KvP
         return True
     first = queues.running[0]
     lacking = -(-first.num_known // pool.block_size) - first.held.num_blocks
-    return pool.allocator.num_free + pool.allocator.num_cached >= lacking + _taken(request, lease, pool, count)
+    return pool.num_free + pool.num_cached >= lacking + _taken(request, lease, pool, count)
 
 
 def _taken(request: Request, lease: Lease, pool: KvPool, count: int) -> int:
@@ -211,7 +211,7 @@ def _bring_back(request: Request, lease: Lease, known: I32, pool: KvPool, ledger
     """Bring the prompt's blocks back from host memory if it then starts for sure. False, and nothing is copied,
     if it would find no room: it may be asked again each step."""
     count = min(left, request.num_known - (lease.num_shared + lease.on_host) * pool.block_size)
-    room = pool.allocator.num_free + pool.allocator.num_cached
+    room = pool.num_free + pool.num_cached
     if not ledger.fits(count) or room < _taken(request, lease, pool, count):
         return False
     pool.bring_back(lease, known, request.salt, request.reusable)

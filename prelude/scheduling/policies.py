@@ -32,10 +32,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from prelude._native.core import prompt_keys
 from prelude.errors import ConfigError
 from prelude.records import dataclass
-from prelude.values.arrays import F64
+from prelude.values.arrays import F64, prompt_keys
 from prelude.values.policy import Key, Keys, Policy, WaitingColumns, ranked
 
 

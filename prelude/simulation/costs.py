@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from prelude._native.core import CostFit, prompt_keys
+from prelude._native.core import CostFit
 from prelude.errors import ConfigError
 from prelude.execution.executor import ExecutorLimits
 from prelude.readouts.batch import (
@@ -25,6 +25,7 @@ from prelude.readouts.batch import (
 )
 from prelude.records import dataclass, replace
 from prelude.scheduling.cost import CostModel, Work
+from prelude.values.arrays import prompt_keys
 from prelude.values.config import CPU_KV_BYTES, EngineConfig, ExpertConfig
 
 _MEMORY = 8  # steps that a fit remembers; these observe none

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from prelude._native.core import prompt_keys
 from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import DeadlineExceeded, QueueFull, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
@@ -33,6 +32,7 @@ from prelude.scheduling.policies import FairTenants, Policy, Priority, ShortestP
 from prelude.scheduling.request import Request
 from prelude.simulation.costs import Machine, StepCost, work_of
 from prelude.simulation.traces import Arrival, TokenSource
+from prelude.values.arrays import prompt_keys
 
 _NO_ROWS = np.zeros(0, dtype=np.int32)
 

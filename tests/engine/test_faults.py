@@ -54,7 +54,7 @@ def test_oneshot_rows_fail_with_the_cause_and_chats_beside_them_do_not(site: str
     _, error = sink.ends[shot.id]
     assert isinstance(error, ExecutionError) and error.__cause__ is not None
     assert text(sink, talk) == generated(1, 12)
-    assert core.pool.trie.match(prompt(9, 2), 0, -1).num_blocks == 0, "nothing of a failed step is published"
+    assert core.pool.would_hit(prompt(9, 2)) == 0, "nothing of a failed step is published"
     assert is_empty(core)
 
 
@@ -162,7 +162,7 @@ def test_a_number_that_the_executor_did_not_list_as_bad_is_found() -> None:
     run_steps(core)
     assert "not finite" in str(sink.ends[requests[0].id][1])
     assert all(sink.ends[r.id][1] is None for r in requests[1:])
-    assert core.pool.trie.match(prompt(5, 0), 0, -1).num_blocks == 0
+    assert core.pool.would_hit(prompt(5, 0)) == 0
 
 
 # ------------------------------------------------------------------ memory

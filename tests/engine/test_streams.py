@@ -45,7 +45,7 @@ async def all_back(engine: AsyncEngine) -> None:
 
 def at_rest(core: Any) -> bool:
     empty = core.queues.empty and not core.live and not core.inbox.items and not core.steps
-    return empty and core.pool.live_leases == core.pool.allocator.num_used == 0
+    return empty and core.pool.live_leases == core.pool.num_used == 0
 
 
 def same(chunks: list[Chunk], whole: Completion) -> None:

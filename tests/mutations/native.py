@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tests.mutations.edit import edit
 
-ALLOCATOR = "_native/core/block_allocator.cpp"
+ALLOCATOR = "_native/include/prelude/block_allocator.hpp"
 TRIE = "_native/core/prefix_trie.cpp"
 TRIE_CLASS = "_native/include/prelude/prefix_trie.hpp"
 AUDIT = "_native/core/prefix_trie_audit.cpp"

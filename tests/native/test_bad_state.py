@@ -13,6 +13,7 @@ from prelude._native import core, cpu
 from prelude.tokenizer import _core as tokenizer
 
 from prelude.readouts import LogprobRows
+from tests.pools import compute
 
 ABUSE = Path(__file__).with_name("abuse.py")
 
@@ -28,8 +29,7 @@ def test_every_public_name_survives_bad_and_missing_state(module: str) -> None:
 
 
 def test_an_object_that_needs_parts_is_not_made_without_them() -> None:
-    for kind in (core.OneShotGroup, core.KvPool,
-                 core.PrefixTrie, core.BlockAllocator, core.CostFit, core.Inbox, cpu.Attention, cpu.PagedRows,
+    for kind in (core.OneShotGroup, core.KvPool, core.CostFit, core.Inbox, cpu.Attention, cpu.PagedRows,
                  tokenizer.CoreTokenizer, tokenizer.CoreStream, tokenizer.QuickFrame):  # fmt: skip
         with pytest.raises(TypeError):
             kind.__new__(kind)
@@ -62,14 +62,9 @@ def test_arrays_that_are_not_aligned_are_copied() -> None:
     """The bits are those of an aligned copy; a build with the undefined-behaviour sanitizer stops at the reads."""
     crooked = np.frombuffer(b"\x00" + np.arange(8, dtype=np.int32).tobytes(), np.uint8)[1:].view(np.int32)
     assert not crooked.flags.aligned
-    pool = core.BlockAllocator(64, 4)
-    trie = core.PrefixTrie(pool)
-    trie.insert(crooked, trie.allocate(2))
-    assert trie.match(np.arange(8, dtype=np.int32)).num_blocks == trie.match(crooked).num_blocks == 2
-    generations = np.frombuffer(b"\x00" + pool.generations([40]).tobytes(), np.uint8)[1:].view(np.uint32)
-    taken = pool.allocate(1)
-    pool.release(taken, np.frombuffer(b"\x00" + pool.generations(taken).tobytes(), np.uint8)[1:].view(np.uint32))
-    assert not generations.flags.aligned and pool.num_used == 0
+    pool = core.KvPool(64, 4)
+    compute(pool, crooked)
+    assert pool.would_hit(np.arange(8, dtype=np.int32)) == pool.would_hit(crooked) == 2
 
 
 def test_a_tree_is_built_only_from_segments_whose_parents_come_first() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from prelude._native.core import KvPool, Lease
+from prelude._native.core import ConcurrentUse, KvPool, Lease
+
+from tests.pools import compute
 
 SIZE = 4
 GARBAGE = -1
@@ -34,7 +37,7 @@ class Machine:
         self.host = np.full(entries, GARBAGE, np.int64)
         self.failing = failing
         self.copies = 0
-        self.pool.keep_on_host(entries, least, self._out, self._in, seed=5)
+        self.pool.keep_on_host(entries, least, self._out, self._in)
 
     def _out(self, blocks: np.ndarray, entries: np.ndarray) -> bool:
         return self._copy(self.kv, blocks, self.host, entries)
@@ -199,19 +202,6 @@ def test_blocks_that_are_in_use_are_not_evicted_for_those_that_come_back() -> No
     machine.pool.audit([])
 
 
-@pytest.mark.feature("G10")
-def test_clearing_the_cache_drops_the_blocks_in_host_memory_as_well() -> None:
-    machine = Machine(6, 32)
-    tokens = prompt(1, 6)
-    machine.ask(tokens)
-    machine.ask(prompt(2, 6))
-    assert machine.counts("blocks") == (6,)
-    machine.pool.trie.clear()
-    assert machine.counts("blocks", "evictions") == (0, 0), "none gave way to another"
-    assert machine.ask(tokens) == 0
-    machine.pool.audit([])
-
-
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_after_a_copy_that_fails_nothing_of_it_is_read(failing: int) -> None:
     machine = Machine(6, 32, failing=frozenset([failing]))
@@ -225,10 +215,7 @@ def test_after_a_copy_that_fails_nothing_of_it_is_read(failing: int) -> None:
 def compute_two(pool: KvPool) -> None:
     """Two prompts of two blocks each, one after the other: in a pool of two blocks the second evicts the first."""
     for seed in (1, 2):
-        lease = pool.attach(prompt(seed, 2), 0, 8, growable=True)
-        assert pool.grow(lease, 2)
-        pool.publish(lease, prompt(seed, 2), 0)
-        pool.release(lease)
+        compute(pool, prompt(seed, 2))
 
 
 @pytest.mark.parametrize("error", [KeyError("of the test"), KeyboardInterrupt()])
@@ -242,6 +229,29 @@ def test_a_copy_that_raises_is_one_that_fails(error: BaseException) -> None:
     compute_two(pool)
     assert pool.host_counts()["failed"] == 1 and pool.host_counts()["blocks"] == 0
     assert pool.host_counts()["evictions"] == 0
+    pool.audit([])
+
+
+def test_a_second_writer_is_told() -> None:
+    """A copy is requested inside of a call of the pool. Another thread that writes meanwhile gets an error."""
+    pool = KvPool(2, SIZE)
+    told: list[BaseException] = []
+
+    def attach() -> None:
+        try:
+            pool.attach([], 0, 0, growable=True)
+        except ConcurrentUse as error:
+            told.append(error)
+
+    def copy(first: Any, second: Any) -> bool:
+        thread = threading.Thread(target=attach)
+        thread.start()
+        thread.join()
+        return True
+
+    pool.keep_on_host(4, SIZE, copy, copy)
+    compute_two(pool)
+    assert len(told) == 1 and pool.live_leases == 0
     pool.audit([])
 
 

@@ -1,4 +1,4 @@
-"""Ids out of lists, and large arrays."""
+"""Ids out of lists, arrays of any layout, and large arrays."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import gc
 import weakref
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from prelude._native.core import SameIds, best_of, ids_below, ids_once, worked_rows
+from prelude._native.core import SameIds, best_of, ids_below, ids_once, join_ids, worked_rows
 
 KINDS = [list, tuple, lambda ids: np.array(ids, np.int32), lambda ids: np.array(ids, np.int64)]
 IDS = [0, 1, 255, 256, 99_999, 5, 6, 7] * 3
@@ -146,3 +147,48 @@ def test_large_arrays_are_their_holders_until_the_last_view_is_gone() -> None:
     del ids
     gc.collect()
     assert gone() is None
+
+
+TOKENS = np.arange(-8, 56, dtype=np.int32)
+
+
+def read_only(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    tokens = tokens.copy()
+    tokens.flags.writeable = False
+    return tokens
+
+
+def misaligned(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    raw = np.zeros(tokens.nbytes + 1, np.uint8)
+    raw[1:] = tokens.view(np.uint8)
+    return raw[1:].view(np.int32)
+
+
+class Sub(np.ndarray):  # type: ignore[type-arg]
+    pass
+
+
+LAYOUTS = {
+    "read only": read_only(TOKENS),
+    "the other byte order": TOKENS.astype(TOKENS.dtype.newbyteorder()),
+    "every second of a longer one": np.repeat(TOKENS, 2)[::2],
+    "backwards": TOKENS[::-1].copy()[::-1],
+    "misaligned": misaligned(TOKENS),
+    "int64": TOKENS.astype(np.int64),
+    "int16": TOKENS.astype(np.int16),
+    "a subclass": TOKENS.view(Sub),
+    "a list": TOKENS.tolist(),
+    "a buffer": memoryview(TOKENS),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_numbers_in_any_layout(layout: str) -> None:
+    """The wrappers read numpy's fields without numpy's headers."""
+    assert join_ids(LAYOUTS[layout]).tolist() == TOKENS.tolist()
+
+
+@pytest.mark.parametrize("tokens", [TOKENS.reshape(8, 8), TOKENS.astype(np.float32), TOKENS.astype(np.int64) << 32])
+def test_an_array_that_is_no_row_of_int32_is_refused(tokens: npt.NDArray[np.int32]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        join_ids(tokens)

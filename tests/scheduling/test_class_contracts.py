@@ -23,7 +23,7 @@ def test_a_prompt_that_would_need_a_running_rows_blocks_waits_holding_nothing() 
     core = service_core(toy.ToyExecutor(num_blocks=12), running=8, chunk=64, cache=False)
     sink = Collect()
     rows = [post(core, chat(prompt(6, i), 10 + i), sink) for i in range(3)]
-    while any(r.state is not State.DECODE for r in rows) or core.pool.allocator.num_free:
+    while any(r.state is not State.DECODE for r in rows) or core.pool.num_free:
         core.step()
     late = post(core, chat(prompt(8, 9), 4), sink)
     shot = post(core, last_logprob(prompt(9, 4)), sink)
@@ -214,7 +214,7 @@ def test_every_stage_takes_up_the_result_of_the_one_before_it() -> None:
     """Two chats over a known prefix of two blocks, one place to run in, at most 16 tokens a step."""
     executor = toy.ToyExecutor(num_blocks=32, block_size=5)
     core = service_core(executor, running=1, step_tokens=16, fold=False)
-    allocator, trie = core.pool.allocator, core.pool.trie
+    pool = core.pool
     known = prompt(10, 1)
     sink = Collect()
     post(core, last_logprob(np.concatenate([known, prompt(1, 9)])), sink)
@@ -230,20 +230,20 @@ def test_every_stage_takes_up_the_result_of_the_one_before_it() -> None:
     # The look-up: the two known blocks are read, and computing begins behind them.
     assert executor.batches[0].slices.context_lens.tolist() == [10]
     # Blocks: those of the prompt that was not known, none for tokens that do not exist yet.
-    assert allocator.num_used == 2 + 4  # 29 tokens
+    assert pool.num_used == 2 + 4  # 29 tokens
     # Chunks: 16 of the 19 tokens, then the other 3.
     assert chunk_of(executor.batches[0]) == first_own[:16].tolist()
     core.step()
     assert chunk_of(executor.batches[1]) == first_own[16:].tolist() and first.state is State.DECODE
     # The trie has its prompt now, for others to read while its text goes on.
-    assert trie.would_hit(np.concatenate([known, first_own])) == 5
+    assert pool.would_hit(np.concatenate([known, first_own])) == 5
     # Decode: a token a step, each batch one row, until the last.
     for _ in range(3):
         core.step()
     assert [type(batch) for batch in executor.batches[2:5]] == [DecodeBatch] * 3
     assert first.state is State.FINISHED and text(sink, first) == toy.generate([*known, *first_own], 4)
     # Its place is the second one's, which reads the same two blocks.
-    assert trie.would_hit(np.concatenate([known, first_own])) == 5
+    assert pool.would_hit(np.concatenate([known, first_own])) == 5
     assert second.id not in sink.ends
     core.step()
     assert second.state is not State.WAITING and executor.batches[-1].slices.context_lens.tolist() == [10]
@@ -273,9 +273,9 @@ def test_the_limits_of_a_request_are_checked_for_it_alone_when_it_comes(count: i
     [batch] = executor.batches
     assert isinstance(batch, MixedBatch) and batch.slices.num_segments == 3
     assert set(sink.ends) == {score.id, again.id}, "one step is all they take part in"
-    assert core.pool.allocator.num_used == 4, "blocks for the 13 tokens of the chat and for no others"
+    assert core.pool.num_used == 4, "blocks for the 13 tokens of the chat and for no others"
     core.step()
-    assert one.id in sink.ends and core.pool.allocator.num_used == (4 if count > 2 else 0)
+    assert one.id in sink.ends and core.pool.num_used == (4 if count > 2 else 0)
     assert list(core.queues.running) == [many] or many.id in sink.ends
     run_steps(core)
     assert all(isinstance(later, DecodeBatch) for later in executor.batches[2:])

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prelude._native.core import prompt_keys
 
 from prelude import Engine, EngineConfig, Loglikelihood
 from prelude.cpu.executor import Finished
 from prelude.errors import ConfigError
 from prelude.scheduling.cost import CostModel, Work
+from prelude.values.arrays import prompt_keys
 from tests.patience import shown
 from tests.scheduling.cores import Collect, last_logprob, prompt
 from tests.scheduling.test_pace import BASE, PER_TOKEN, Timed
@@ -78,7 +78,7 @@ def test_a_machine_that_changes_is_followed_within_a_few_memories() -> None:
         assert model.predict(work) == pytest.approx(3 * seconds(work), rel=0.1)
 
 
-def test_sums_stay_bounded_and_one_kind_of_step_alone_does_not_unlearn_the_others() -> None:
+def test_one_kind_of_step_alone_leaves_finite_coefficients() -> None:
     model = CostModel(memory=128)
     for work in works(300):
         model.observe(work, seconds(work))
@@ -86,7 +86,6 @@ def test_sums_stay_bounded_and_one_kind_of_step_alone_does_not_unlearn_the_other
         model.observe(Work(8, 800), seconds(Work(8, 800)))
     assert model.predict(Work(8, 800)) == pytest.approx(seconds(Work(8, 800)), rel=0.02)
     assert all(math.isfinite(c) and c >= 0 for c in model.coefficients.values())
-    assert 0 < model.fit.largest() < 1e9
 
 
 @settings(max_examples=50, deadline=None)

@@ -55,7 +55,7 @@ def test_a_second_request_attaches_the_first_ones_blocks() -> None:
     assert second.output.logprobs[0] == pytest.approx(expected_logprob(b), abs=1e-12)
     slices = core.executor.batches[1].slices
     assert slices.context_lens.tolist() == [16]
-    assert core.pool.trie.match(shared, 0, -1).blocks.tolist() == slices.context_blocks.tolist()
+    assert core.pool.attach(shared, 0, 16, growable=False).shared.tolist() == slices.context_blocks.tolist()
 
 
 @pytest.mark.feature("B9")
@@ -99,8 +99,7 @@ def test_an_exact_duplicate_still_computes_its_last_token() -> None:
 def test_oneshot_leaves_nothing_but_the_cache() -> None:
     core = service_core()
     run(core, [last_logprob(prompt(30, i)) for i in range(5)])
-    allocator = core.pool.allocator
-    assert allocator.num_used == 0 and allocator.num_cached == 5 * 7
+    assert core.pool.num_used == 0 and core.pool.num_cached == 5 * 7
     assert core.pool.live_leases == 0 and core.queues.empty
 
 
@@ -218,7 +217,7 @@ def test_the_four_jobs_by_hand() -> None:
     outcome = sink.ends[decision.id][0]
     assert outcome is not None and outcome.output.logprobs[0] == pytest.approx(expected_logprob(prompt(7, 2)))  # type: ignore[union-attr]
     assert text.state is decision.state is State.FINISHED
-    assert pool.live_leases == 0 and pool.allocator.num_used == 0
+    assert pool.live_leases == 0 and pool.num_used == 0
 
 
 @pytest.mark.feature("N10")

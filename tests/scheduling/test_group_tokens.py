@@ -66,7 +66,7 @@ def test_a_prefix_that_others_wait_for_displaces_promoted_blocks_and_a_unique_on
         fleet = Fleet(machine("cpu-default", **{"max_step_tokens": 2200, **settings}))
         fleet.run([*old, busy, *new])
         core = fleet.replicas[0].core
-        kept = sum(core.pool.trie.would_hit(fleet.tokens.part(f"old-{n}", 400)) == 100 for n in range(5))  # blocks
+        kept = sum(core.pool.would_hit(fleet.tokens.part(f"old-{n}", 400)) == 100 for n in range(5))  # blocks
         return core.stats.prefill_tokens, kept
 
     alone, kept_alone = run(None)

@@ -237,7 +237,7 @@ def test_a_hundred_thousand_texts_leave_nothing() -> None:
         submit(core, items * 20, sink)
         while core.step():
             pass
-    assert ended == 100_000 and is_empty(core) and core.pool.allocator.num_free == 1024
+    assert ended == 100_000 and is_empty(core) and core.pool.num_free == 1024
 
 
 @pytest.mark.feature("C13")

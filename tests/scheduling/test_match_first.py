@@ -44,13 +44,13 @@ def test_the_blocks_of_a_prompt_never_evict_the_prefix_that_it_matches(text: boo
     run_steps(core)
     post(core, last_logprob(prompt(41, 6), cache="always"), sink)
     run_steps(core)
-    assert core.pool.allocator.num_cached == 16 and not core.stats.evictions
+    assert core.pool.num_cached == 16 and not core.stats.evictions
     tokens = behind(SHARED, 13, 7)
     request = post(core, chat(tokens, 4) if text else last_logprob(tokens, cache="always"), sink)
     run_steps(core)
     outcome, error = sink.ends[request.id]
     assert error is None and outcome.stats.cached_tokens == 24
-    assert core.snapshot()["evictions"] >= 3 and core.pool.trie.would_hit(SHARED) == 6
+    assert core.snapshot()["evictions"] >= 3 and core.pool.would_hit(SHARED) == 6
     if text:
         assert list(outcome.token_ids) == toy.generate(tokens.tolist(), 4)
     else:

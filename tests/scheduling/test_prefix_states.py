@@ -11,6 +11,7 @@ from prelude._native.core import KvPool
 
 from prelude.runtime.core import EngineCore
 from tests import recurrent
+from tests.pools import evict
 from tests.recurrent import RecurrentToy
 from tests.scheduling.cores import Collect, chat, last_logprob, prompt, run, submit, tree_request
 from tests.scheduling.test_recurrent import OVERLAP, stepped
@@ -37,7 +38,7 @@ def test_a_prompt_that_is_asked_again_goes_on_from_its_last_full_block() -> None
     for length in (4 * BLOCK + 3, 4 * BLOCK, 4 * BLOCK + 1, BLOCK - 1):
         tokens = prompt(length, length)
         assert ask(core, tokens) == length
-        assert core.pool.trie.would_hit(tokens) == (length - 1) // BLOCK
+        assert core.pool.would_hit(tokens) == (length - 1) // BLOCK
         assert ask(core, tokens) == length - (length - 1) // BLOCK * BLOCK
     longer = np.concatenate([prompt(4 * BLOCK + 1, 4 * BLOCK + 1), prompt(9, 5)])
     assert ask(core, longer) == 10
@@ -102,12 +103,11 @@ def test_a_state_goes_with_its_block_and_gives_way_to_others() -> None:
     one, two, three = (prompt(2 * BLOCK + 1, i) for i in range(3))
     whole = 2 * BLOCK + 1
     assert [ask(core, tokens) for tokens in (one, one, two, three)] == [whole, 1, whole, whole]
-    stats = core.pool.trie.stats()
-    assert stats["states"] == 2 and stats["states_evicted"] == 1
+    assert core.pool.prefix_states == 2 and core.pool.prefix_counts()["states_evicted"] == 1
     assert ask(core, one) == 1, "the state that was gone on from stays, of the others the older one went"
-    assert core.pool.trie.would_hit(two) == 0 and core.pool.trie.would_hit(three) == 2
-    core.pool.trie.clear()
-    assert core.pool.prefix_states == 0 and core.pool.trie.would_hit(one) == 0
+    assert core.pool.would_hit(two) == 0 and core.pool.would_hit(three) == 2
+    evict(core.pool, core.pool.num_cached)
+    assert core.pool.prefix_states == 0 and core.pool.would_hit(one) == 0
     core.audit()
     assert ask(core, one) == whole
 
@@ -141,7 +141,7 @@ def test_the_auditor_counts_states_of_prefixes() -> None:
     assert other.kept == [], "it has a state there"
     pool.release(other)
     pool.audit([])
-    pool.trie.clear()
+    evict(pool, 8)
     assert pool.prefix_states == 0
     with pytest.raises(ValueError, match="prefix_states"):
         KvPool(8, 4, prefix_states=-1)

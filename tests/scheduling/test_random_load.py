@@ -89,7 +89,7 @@ def test_every_request_ends_once_with_its_own_numbers(
         prepared, when = made(seed, kind, tokens, count, mode), RequestOptions(deadline=deadline)
         arrivals.append((at, cancel, core.request(prepared, sink, when, expires=deadline or math.inf)))
     play(core, arrivals, failing=failing, after_step=tick)
-    assert is_empty(core) and not core.steps and not core.steps.ended and core.pool.trie.num_promised == 0
+    assert is_empty(core) and not core.steps and not core.steps.ended and core.pool.prefix_counts()["promised"] == 0
     assert core.failures.last_error is None or core.failures.last_error.endswith(": injected")
     for seed, ((kind, *_), (_, cancel, request)) in enumerate(zip(items, arrivals)):
         assert request.state is State.FINISHED and request.ahead == request.in_flight == 0

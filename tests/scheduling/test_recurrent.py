@@ -115,9 +115,7 @@ def test_a_request_that_finds_no_state_entry_waits_for_one(overlap: bool) -> Non
     requests = submit(core, [chat(prompt(6, i), 4 + i) for i in range(6)], sink)
     core.step()
     assert [r.state is State.WAITING for r in requests] == [False] * 2 + [True] * 4
-    assert core.snapshot()["states_used"] == 2 and core.pool.allocator.num_free > 200, (
-        "it is the entries that are short"
-    )
+    assert core.snapshot()["states_used"] == 2 and core.pool.num_free > 200, "it is the entries that are short"
     [shot] = submit(core, [last_logprob(prompt(5, 9))], sink)
     core.step()
     core.step()
@@ -155,7 +153,7 @@ def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, prefi
     assert is_empty(core) and core.pool.free_running_states == 3
     assert executor.errors > 4 and core.stats.preemptions > 5
     if prefixes:
-        assert core.stats.prefix_hit_tokens > 50 and core.pool.trie.stats()["states_evicted"] > 10
+        assert core.stats.prefix_hit_tokens > 50 and core.pool.prefix_counts()["states_evicted"] > 10
     well = [one for key, one in made.items() if sink.ends[key][1] is None]
     check(sink, well)
     failed = made.keys() - cancelled - {request.id for request, _, _ in well}

@@ -153,7 +153,7 @@ def test_when_a_leader_fails_a_peer_leads_in_the_next_step(kind: str) -> None:
     assert sink.ends[requests[0].id][1] is not None
     check(sink, requests[1:])
     assert computed(core) == [2020, 2020, 3 * 20]
-    assert core.pool.trie.stats()["broken"] == 2020 // 4 and is_empty(core)
+    assert core.pool.prefix_counts()["broken"] == 2020 // 4 and is_empty(core)
 
 
 @pytest.mark.feature("B7")
@@ -210,7 +210,7 @@ def test_unique_suffixes_never_displace_a_prefix_that_was_used_again() -> None:
     for i in range(60):
         post(core, last_logprob(prompt(90, 300 + i)), sink)
         run_steps(core)
-        assert core.pool.trie.would_hit(rubric) == 25
+        assert core.pool.would_hit(rubric) == 25
     assert core.pool.evictions > 0, "the pool was full: others gave way"
 
 
@@ -226,8 +226,8 @@ def test_prefixes_of_new_users_are_kept_when_those_of_earlier_users_fill_the_poo
             run_steps(core)
         outcome, error = sink.ends[request.id]
         assert error is None and outcome.stats.cached_tokens == 48, f"user {user}"
-        core.pool.trie.audit()
-    assert core.pool.trie.stats()["evicted_protected"] == 0, "those that gave way had been demoted before"
+        core.audit()
+    assert core.pool.prefix_counts()["evicted_hit"] == 0, "those that gave way had been demoted before"
 
 
 @pytest.mark.feature("G10")
@@ -239,15 +239,15 @@ def test_no_more_than_a_quarter_of_the_pool_is_taken_from_prefixes_that_were_use
         for tokens in tails(3, 3, rubric):
             post(core, last_logprob(tokens), sink)
             run_steps(core)
-    assert sum(core.pool.trie.would_hit(rubric) for rubric in rubrics) == 64
+    assert sum(core.pool.would_hit(rubric) for rubric in rubrics) == 64
     for i in range(60):
         post(core, last_logprob(prompt(48, 900 + i)), sink)
         run_steps(core)
-    hits = [core.pool.trie.would_hit(rubric) for rubric in rubrics]
+    hits = [core.pool.would_hit(rubric) for rubric in rubrics]
     assert hits[2:] == [8] * 6 and sum(hits[:2]) < 16, "the two that were asked for first gave way"
     post(core, last_logprob(prompt(80, 999)), sink)  # more than the quarter: not kept, and nothing gives way for it
     run_steps(core)
-    assert [core.pool.trie.would_hit(rubric) for rubric in rubrics][2:] == [8] * 6 and core.queues.not_kept == 1
+    assert [core.pool.would_hit(rubric) for rubric in rubrics][2:] == [8] * 6 and core.queues.not_kept == 1
 
 
 @pytest.mark.feature("G10")
@@ -280,7 +280,7 @@ def test_the_cache_option_chooses_the_blocks_that_are_kept_and_never_changes_an_
         request = post(core, last_logprob(tokens, cache=cache), sink)
         run_steps(core)
         check(sink, [request])
-        seen.append(core.pool.allocator.num_cached)
+        seen.append(core.pool.num_cached)
         assert sink.ends[request.id][0].stats.cached_tokens == (12 if i and cache != "never" else 0)
     assert tuple(seen) == kept
 
@@ -291,5 +291,5 @@ def test_a_request_that_is_never_cached_neither_leads_nor_follows() -> None:
     sink = Collect()
     requests = [post(core, last_logprob(tokens, cache="never"), sink) for tokens in tails(3)]
     assert run_steps(core) == 1
-    assert core.stats.deferrals == 0 and core.pool.allocator.num_cached == 0
+    assert core.stats.deferrals == 0 and core.pool.num_cached == 0
     check(sink, requests)

@@ -125,7 +125,7 @@ def test_bursts_whose_callers_go_away_leave_nothing_behind(blocks: int) -> None:
     report = fleet.run(trace)
     assert sum(report.ends.values()) == 800 and set(report.ends) == {"cancelled", "finished"}
     for replica in fleet.replicas:
-        assert replica.core.pool.allocator.num_used == 0 and replica.core.pool.live_leases == 0
+        assert replica.core.pool.num_used == 0 and replica.core.pool.live_leases == 0
         assert replica.core.queues.empty and not replica.core.live
 
 

@@ -5,23 +5,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prelude._native.core import BlockAllocator, PrefixTrie
+from prelude._native.core import KvPool
 
 from prelude.errors import TraceError
 from prelude.simulation.traces import Arrival, TokenSource, read_trace, write_trace
 from prelude.simulation.workloads import WORKLOADS, cancelled
+from tests.pools import compute
 
 
 def test_tokens_of_named_parts_are_shared_as_prefixes_and_nothing_else_is() -> None:
     source = TokenSource()
     assert np.array_equal(source.part("a", 100)[:40], source.part("a", 40))
-    trie = PrefixTrie(BlockAllocator(64, 16))
+    pool = KvPool(64, 16)
     prompt = np.concatenate([source.part("a", 40), source.part(None, 40)])
-    trie.insert(prompt[:80], trie.allocate(5), 0, 0, False)
+    compute(pool, prompt)
     again = np.concatenate([source.part("a", 40), source.part(None, 40)])
-    assert trie.match(prompt).num_tokens == 80
-    assert trie.match(again).num_tokens == 32  # the block in which the two begin to differ is another one
-    assert trie.match(source.part("b", 40)).num_tokens == 0
+    assert pool.would_hit(prompt) == 5
+    assert pool.would_hit(again) == 2  # the block in which the two begin to differ is another one
+    assert pool.would_hit(source.part("b", 40)) == 0
     assert source.part("c", 3).dtype == np.int32 and source.part(None, 1).min() >= 0
 
 

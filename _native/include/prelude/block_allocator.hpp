@@ -1,9 +1,9 @@
-// The pool of KV blocks and their reference counts; every operation is O(1) for any size of the pool.
+// The pool of KV blocks; every operation is O(1) for any size of the pool.
 //
-//   state[b]     free │ held by callers, 1..n references │ in the trie
-//                  ▲        │ release         │ insert        ▲ │
-//                  └────────┘                 └───────────────┘ │
-//                  └──────────────── evict ◀────────────────────┘
+//   state[b]     free │ held by a caller │ in the trie
+//                  ▲     │ release  │ insert   ▲ │
+//                  └─────┘          └──────────┘ │
+//                  └──────────── evict ◀─────────┘
 //
 //   free list    a stack of ids:  [ 7 3 0 │ ........ ]      the block freed last is handed out first: its
 //                                   count ▲                 bookkeeping is still in the CPU's cache
@@ -12,8 +12,7 @@
 // Invariants, checked by audit():
 //   free + used + cached == total
 //   a block is on the free list exactly when its state is free, and then once
-//   generation[b] counts how often b was freed: an id kept across that is detected where the caller shows the
-//   generation it has seen
+//   generation[b] counts how often b was freed: a node id that was kept across that is detected
 //
 // Ids are the physical block numbers that kernels use. Owner: this object owns the tables and nothing else;
 // KV memory is the executor's. One writer at a time; counters and generations may be read from any thread.
@@ -52,20 +51,13 @@ class BlockAllocator {
   int32_t num_used() const { return used_.load(std::memory_order_relaxed); }
   int32_t num_cached() const { return cached_.load(std::memory_order_relaxed); }
 
-  // n blocks with one reference each, owned by the caller. All or nothing.
+  // n blocks, the caller's from here on. All or nothing.
   Result allocate(int64_t n, int32_t* out);
 
-  // One more reference on each. All or nothing. `seen` (may be null) are generations to check.
-  Result retain(const int32_t* ids, int64_t n, const uint32_t* seen = nullptr);
+  // Frees blocks of the caller. All or nothing, also when an id comes twice.
+  Result release(const int32_t* ids, int64_t n);
 
-  // Gives a reference back; the last one frees the block. All or nothing, also when an id comes twice.
-  Result release(const int32_t* ids, int64_t n, const uint32_t* seen = nullptr);
-
-  // 0 unless callers hold the block.
-  uint32_t references(int32_t b) const {
-    const uint32_t s = blocks_[b].state;
-    return s >= kHeld ? s - kHeld + 1 : 0;
-  }
+  bool is_held(int32_t b) const { return blocks_[b].state == kHeld; }
   bool in_trie(int32_t b) const { return blocks_[b].state == kInTrie; }
   bool is_block(int64_t b) const { return b >= 0 && b < num_blocks_; }
   // Readable from any thread. Where it has changed, the block's node of the reader is gone.
@@ -73,11 +65,10 @@ class BlockAllocator {
 
   // --- for the trie, the only other owner of blocks -------------------------------------------------------
 
-  // Marks n blocks that callers hold once each, so that no id can come twice; undone by unmark().
-  Result mark_for_trie(const int32_t* ids, int64_t n) {
+  // Marks n blocks that callers hold, so that no id can come twice; undone by unmark().
+  Result mark(const int32_t* ids, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
-      Result r = check_held(ids[i], nullptr);
-      if (r.ok() && blocks_[ids[i]].state != kHeld) r = {Status::block_shared, ids[i]};
+      const Result r = check_held(ids[i]);
       if (!r.ok()) {
         unmark(ids, i);
         return r;
@@ -99,20 +90,17 @@ class BlockAllocator {
   AllocatorAudit audit() const;
 
  private:
-  // A block's state: three marks, then the number of references.
   static constexpr uint32_t kFree = 0, kInTrie = 1, kMarked = 2, kHeld = 3;
   struct Block {
     uint32_t state;
     std::atomic<uint32_t> generation;
   };
 
-  Result check_held(int32_t b, const uint32_t* seen) const {
+  Result check_held(int32_t b) const {
     if (!is_block(b)) return {Status::foreign_block, b};
     const uint32_t s = blocks_[b].state;
     if (s == kInTrie) return {Status::block_in_trie, b};
-    if (s < kHeld) return {Status::double_free, b};
-    if (seen != nullptr && *seen != generation(b)) return {Status::stale_block, b};
-    return {};
+    return s == kHeld ? Result{} : Result{Status::double_free, b};
   }
   void push_free(const int32_t* ids, int64_t n) {
     int32_t top = num_free();
@@ -136,5 +124,55 @@ class BlockAllocator {
   LazyArray<int32_t> stack_;
   std::atomic<int32_t> free_{0}, used_{0}, cached_{0};
 };
+
+inline Result BlockAllocator::allocate(int64_t n, int32_t* out) {
+  int32_t top = num_free();
+  if (n > top) return {Status::out_of_blocks, top};
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t b = stack_[--top];
+    blocks_[b].state = kHeld;
+    out[i] = b;
+  }
+  add(free_, -n), add(used_, n);
+  return {};
+}
+
+inline Result BlockAllocator::release(const int32_t* ids, int64_t n) {
+  const Result marked = mark(ids, n);
+  if (!marked.ok()) return marked;
+  for (int64_t i = n; i-- > 0;) {  // backwards, so that the next caller gets them in the same order
+    push_free(ids + i, 1);
+  }
+  add(used_, -n);
+  return {};
+}
+
+inline AllocatorAudit BlockAllocator::audit() const {
+  AllocatorAudit a;
+  a.total = num_blocks_, a.free = num_free(), a.used = num_used(), a.cached = num_cached();
+  auto fail = [&a](const char* what, int64_t at) {
+    if (a.broken == nullptr) a.broken = what, a.at = at;
+  };
+  for (int32_t b = 0; b < num_blocks_; ++b) {
+    const uint32_t s = blocks_[b].state;
+    if (s == kMarked) fail("a block is left marked", b);
+    ++(s == kFree ? a.counted_free : s == kInTrie ? a.counted_trie : a.counted_held);
+  }
+  std::vector<bool> on_list(static_cast<size_t>(num_blocks_));
+  for (int64_t i = 0; i < a.free && i < num_blocks_; ++i) {
+    const int32_t b = stack_[i];
+    if (!is_block(b) || blocks_[b].state != kFree) {
+      fail("the free list holds a block that is not free", b);
+    } else if (on_list[static_cast<size_t>(b)]) {
+      fail("the free list holds a block twice", b);
+    } else {
+      on_list[static_cast<size_t>(b)] = true;
+    }
+  }
+  if (a.free + a.used + a.cached != a.total) fail("free + used + cached != total", -1);
+  if (a.free != a.counted_free) fail("free blocks are missing from the free list", -1);
+  if (a.used + a.cached != a.counted_held + a.counted_trie) fail("used + cached != held + in trie", -1);
+  return a;
+}
 
 }  // namespace prelude

@@ -4,10 +4,9 @@
 //   content       c0           c1           c2          independent of each other: they overlap in the CPU
 //   chain     s → h0 ────────▶ h1 ────────▶ h2          h(i) = mix(h(i-1), c(i)): one multiplication deep
 //
-// h(i) names the whole prefix up to block i under the salt s. The plain hash is a multiply-and-fold, about
-// 5 ns a block, and only a filter: its callers compare tokens. It is seeded per trie, so that equal
-// prompts hash differently in every process. The keyed hash is SipHash-2-4 over the block and the hash before
-// it: for names that leave the process, where tokens cannot be compared.
+// h(i) names the whole prefix up to block i under the salt s. It is a multiply-and-fold, about 5 ns a block, and only
+// a filter: its callers compare tokens. It is seeded per trie, so that equal prompts hash differently in every
+// process.
 #pragma once
 
 #include <bit>
@@ -52,57 +51,6 @@ inline uint64_t content_hash(const int32_t* tokens, int32_t size, uint64_t seed)
 inline uint64_t chain_start(uint64_t salt, uint64_t seed) { return mix(salt, seed); }
 inline uint64_t chain_next(uint64_t chain, uint64_t content) {
   return fold_mul(std::rotl(chain, 29) ^ content, 0xA0761D6478BD642Full);
-}
-
-// SipHash-2-4 (Aumasson and Bernstein) of one block, the chain so far as its first word. `key` is secret.
-class SipHash {
- public:
-  SipHash(uint64_t k0, uint64_t k1) : k0_(k0), k1_(k1) {}
-
-  uint64_t block(uint64_t chain, const int32_t* tokens, int32_t size) const {
-    uint64_t v[4] = {k0_ ^ 0x736f6d6570736575ull, k1_ ^ 0x646f72616e646f6dull, k0_ ^ 0x6c7967656e657261ull,
-                     k1_ ^ 0x7465646279746573ull};
-    absorb(v, chain);
-    int32_t i = 0;
-    for (; i + 2 <= size; i += 2) absorb(v, load64(tokens + i));
-    // The last word carries the length in its top byte, as in the published function.
-    uint64_t last = (8 + 4 * static_cast<uint64_t>(size)) << 56;
-    if (i < size) last |= last_token(tokens[i]);
-    absorb(v, last);
-    v[2] ^= 0xff;
-    for (int r = 0; r < 4; ++r) round(v);
-    return v[0] ^ v[1] ^ v[2] ^ v[3];
-  }
-
- private:
-  static void round(uint64_t* v) {
-    v[0] += v[1], v[1] = std::rotl(v[1], 13) ^ v[0], v[0] = std::rotl(v[0], 32);
-    v[2] += v[3], v[3] = std::rotl(v[3], 16) ^ v[2];
-    v[0] += v[3], v[3] = std::rotl(v[3], 21) ^ v[0];
-    v[2] += v[1], v[1] = std::rotl(v[1], 17) ^ v[2], v[2] = std::rotl(v[2], 32);
-  }
-  static void absorb(uint64_t* v, uint64_t word) {
-    v[3] ^= word;
-    round(v), round(v);
-    v[0] ^= word;
-  }
-  uint64_t k0_, k1_;
-};
-
-// The chained hashes of the full blocks of `tokens`; `out` has room for count / size of them. `sip` may be null.
-inline int64_t block_hashes(const int32_t* tokens, int64_t count, int32_t size, uint64_t salt, const SipHash* sip,
-                            uint64_t* out) {
-  const int64_t blocks = count / size;
-  if (sip != nullptr) {
-    uint64_t chain = salt;
-    for (int64_t i = 0; i < blocks; ++i) out[i] = chain = sip->block(chain, tokens + i * size, size);
-    return blocks;
-  }
-  uint64_t chain = chain_start(salt, 0);
-  for (int64_t i = 0; i < blocks; ++i) {
-    out[i] = chain = chain_next(chain, content_hash(tokens + i * size, size, 0));
-  }
-  return blocks;
 }
 
 }  // namespace prelude

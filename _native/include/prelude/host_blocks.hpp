@@ -69,7 +69,6 @@ class HostBlocks final : public Leaver {
   bool waiting() const { return !out_blocks_.empty(); }
 
   void leaves(const int32_t* nodes, int32_t count) noexcept override;
-  void cleared() noexcept override { drop(); }
 
   // The longest prefix of the prompt that is here. Not a hit.
   TrieMatch find(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks) noexcept {

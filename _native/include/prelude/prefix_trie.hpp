@@ -36,7 +36,6 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "prelude/block_allocator.hpp"
@@ -91,10 +90,9 @@ struct TrieAudit {
 struct TrieNodeView {  // one row of dump()
   NodeId id, parent;
   int32_t block, depth;
-  NodeState state;
-  bool protect;
-  uint32_t own_locks, cover;
-  int64_t rank;  // place in eviction order, 0 the coldest; -1 while covered
+  bool promised, is_protected;
+  uint32_t locks;  // of its own: those of nodes below it hold its block as well
+  int64_t rank;    // place in eviction order, 0 the coldest; -1 while covered
   uint64_t salt;
 };
 
@@ -103,8 +101,6 @@ class Leaver {
  public:
   // Children before their parents; all of them are in the trie until the call is over.
   virtual void leaves(const int32_t* nodes, int32_t count) noexcept = 0;
-  // clear() has dropped all nodes without a lock: none of them is to come back.
-  virtual void cleared() noexcept = 0;
 
  protected:
   ~Leaver() = default;
@@ -227,7 +223,6 @@ class PrefixTrie {
     const int32_t i = index_of(node);
     if (i == kNil) return {Status::stale_node, node};
     if (state(i) == NodeState::promised) return {Status::node_promised, node};
-    if (nodes_[i].own_locks == UINT32_MAX / 2) return {Status::too_many_refs, node};
     ++nodes_[i].own_locks;
     cover(i);
     return {};
@@ -261,14 +256,6 @@ class PrefixTrie {
   int64_t evict(int64_t n) noexcept;
   // Up to n protected nodes, the coldest first, go back on probation, as its youngest; returns how many.
   int64_t demote(int64_t n) noexcept;
-  // Drops all nodes without a lock.
-  int64_t clear() noexcept {
-    Leaver* const leaver = std::exchange(leaver_, nullptr);
-    const int64_t freed = evict(INT32_MAX);
-    leaver_ = leaver;
-    if (leaver_ != nullptr) leaver_->cleared();
-    return freed;
-  }
   // `leaver` outlives the trie's last eviction.
   void set_leaver(Leaver& leaver) { leaver_ = &leaver; }
 

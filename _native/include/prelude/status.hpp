@@ -13,10 +13,7 @@ enum class Status : int32_t {
   out_of_blocks,   // free + evictable < needed; detail = available
   foreign_block,   // the id is outside the pool; detail = the id
   double_free,     // the block is free already; detail = the id
-  stale_block,     // the block was freed and handed out again since; detail = the id
   block_in_trie,   // the block belongs to the trie: lock its node instead; detail = the id
-  block_shared,    // the trie takes blocks with one reference only; detail = the id
-  too_many_refs,   // a reference or lock counter is full; detail = the id
   too_few_tokens,  // blocks are given for more tokens than there are; detail = tokens needed
   stale_node,      // the id names no node (any more); detail = the id
   not_locked,      // unlock without lock; detail = the id
