@@ -88,7 +88,8 @@ cdef class PackedProduct:
     def __cinit__(self, cnp.ndarray words not None, cnp.ndarray bias, int64_t outputs, int64_t inputs, int packing):
         cdef Packing kind = checked_packing(packing)
         if outputs < 0 or inputs < 1 or cnp.PyArray_NDIM(words) != 1 or cnp.PyArray_TYPE(words) != cnp.NPY_INT32 or (
-                cnp.PyArray_DIM(words, 0) < packed_words_of(outputs, inputs, kind)):
+                cnp.PyArray_DIM(words, 0) < packed_words_of(outputs, inputs, kind)) or (
+                kind == Packing.q4_k and inputs % kFourInputs):
             raise ValueError(f"{_told(words)} are not the words of [{outputs}, {inputs}]")
         self.projection.kernels = for_packed[<int> kind]
         self.words, self.bias = words, bias
@@ -127,24 +128,24 @@ cdef class PackedProduct:
                 unpack_output(weight, which[i], out + i * weight.inputs)
         return found
 
-    def int8_pairs(self, cnp.ndarray x not None, cnp.ndarray outputs not None):
+    def integer_pairs(self, cnp.ndarray x not None, cnp.ndarray outputs not None):
         """[n] float64: output ``outputs[i]``, int64, of row i of ``x`` [n, inputs] float32, as ``self(x)`` has it
-        without the bias. The weight is packed in int8."""
+        without the bias. The weight is packed in int8 or q4_k."""
         cdef PackedWeight weight = self.projection.weight
         cdef int64_t i, count = self.chosen(outputs)
         cdef const int64_t* which = <const int64_t*> cnp.PyArray_DATA(outputs)
         cdef Rows rows = _rows(x, weight.inputs, "x")
         cdef vector[uint32_t] room
         cdef cnp.npy_intp[1] shape
-        if weight.packing != Packing.int8 or rows.type != Type.f32 or rows.count != count:
+        if not quantizes(weight.packing) or rows.type != Type.f32 or rows.count != count:
             raise ValueError(f"pairs of {_told(x)} and {count} outputs of packing {<int> weight.packing}")
         shape[0] = count
         cdef cnp.ndarray found = cnp.new_array(1, shape, cnp.NPY_FLOAT64)
         cdef double* out = <double*> cnp.PyArray_DATA(found)
-        room.resize(row_words(weight.inputs, Packing.int8))
+        room.resize(row_words(weight.inputs, weight.packing))
         with nogil:
             for i in range(count):
-                out[i] = int8_pair(weight, <const float*> rows.at + i * rows.stride, which[i], room.data())
+                out[i] = integer_pair(weight, <const float*> rows.at + i * rows.stride, which[i], room.data())
         return found
 
     cdef int64_t chosen(self, cnp.ndarray outputs) except -1:

@@ -8,6 +8,7 @@ cdef extern from "prelude/cpu/packed_matmul.hpp" namespace "prelude::cpu" nogil:
         int8
         widened
         f16
+        q4_k
 
     cdef struct PackedWeight:
         const uint32_t* words
@@ -39,8 +40,10 @@ cdef extern from "prelude/cpu/packed_matmul.hpp" namespace "prelude::cpu" nogil:
                      int64_t first, int threads)
     void prefer_large_pages(void*, size_t)
     void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t*)
+    void pack_q4_k(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t*)
+    cbool quantizes(Packing)
     void unpack_output(const PackedWeight&, int64_t output, float* to)
-    float int8_pair(const PackedWeight&, const float* x, int64_t output, uint32_t* room)
+    float integer_pair(const PackedWeight&, const float* x, int64_t output, uint32_t* room)
     int64_t row_words(int64_t inputs, Packing)
     cbool packed_worth_releasing_gil(const PackedArgs&)
     cbool run_packed "prelude::cpu::packed_matmul"(const PackedKernels&, const PackedArgs&, int threads)
@@ -48,6 +51,7 @@ cdef extern from "prelude/cpu/packed_matmul.hpp" namespace "prelude::cpu" nogil:
     const int64_t kGroup
     const int64_t kBlock
     const int64_t kQ8Bytes
+    const int64_t kFourInputs
     const float kMostScaled
 
 
@@ -69,12 +73,13 @@ cdef extern from "prelude/cpu/targets.hpp" namespace "prelude::cpu" nogil:
     int64_t count_not_finite[Bits](const Bits*, int64_t count, Bits exponent)
 
 
-cdef const PackedKernels* for_packed[5]
+cdef const PackedKernels* for_packed[6]
 for_packed[0] = best_packed_kernels(Packing.f32)
 for_packed[1] = best_packed_kernels(Packing.bf16)
 for_packed[2] = best_packed_kernels(Packing.int8)
 for_packed[3] = best_packed_kernels(Packing.widened)
 for_packed[4] = best_packed_kernels(Packing.f16)
+for_packed[5] = best_packed_kernels(Packing.q4_k)
 
 PACKINGS = {
     "float32": <int32_t> Packing.f32,
@@ -82,6 +87,7 @@ PACKINGS = {
     "int8": <int32_t> Packing.int8,
     "widened": <int32_t> Packing.widened,
     "float16": <int32_t> Packing.f16,
+    "q4_k": <int32_t> Packing.q4_k,
 }
 BLOCK_KINDS = {
     "Q8_0": <int32_t> BlockKind.q8_0,
@@ -100,7 +106,7 @@ MOST_INT8_WEIGHT = kMostScaled
 
 
 cdef Packing checked_packing(int packing) except *:
-    if packing < 0 or packing > 4:
+    if packing < 0 or packing > 5:
         raise ValueError(f"there is no packing {packing}")
     return <Packing> packing
 
@@ -126,6 +132,8 @@ def pack_rows(uintptr_t weight, int64_t stride, bint half, int64_t outputs, int6
     cdef Packing kind = checked_packing(packing)
     if kind == Packing.f16 and not half:
         raise ValueError("float16 is packed from float16")
+    if kind == Packing.q4_k:
+        raise ValueError("q4_k is packed from blocks")
     with nogil:
         if half:
             pack_weight(<const uint16_t*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first,
@@ -168,12 +176,17 @@ def large_pages(uintptr_t memory, size_t count):
     prefer_large_pages(<void*> memory, count)
 
 
-def pack_q8_rows(uintptr_t rows, int64_t outputs, int64_t inputs, uintptr_t words):
-    """Packs rows of Q8_0, ``Q8_BYTES`` for each block of ``INT8_BLOCK`` inputs, into the words of int8."""
-    if inputs % kBlock:
-        raise ValueError(f"{inputs} inputs are not whole blocks of {kBlock}")
+def pack_blocks(uintptr_t rows, int64_t outputs, int64_t inputs, int packing, uintptr_t words):
+    """Packs rows of Q8_0 into the words of int8, rows of Q4_K into those of q4_k, value for value."""
+    cdef Packing kind = checked_packing(packing)
+    cdef int64_t whole = kFourInputs if kind == Packing.q4_k else kBlock
+    if not quantizes(kind) or inputs % whole:
+        raise ValueError(f"{inputs} inputs are not whole blocks of {whole}, or packing {packing} has none")
     with nogil:
-        pack_q8(<const uint8_t*> rows, outputs, inputs, <uint32_t*> words)
+        if kind == Packing.q4_k:
+            pack_q4_k(<const uint8_t*> rows, outputs, inputs, <uint32_t*> words)
+        else:
+            pack_q8(<const uint8_t*> rows, outputs, inputs, <uint32_t*> words)
 
 
 def dequantize_rows(int kind, uintptr_t blocks, int64_t rows, int64_t inputs, uintptr_t out):

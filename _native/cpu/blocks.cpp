@@ -28,13 +28,11 @@ void dequantize_q8_0(const uint8_t* block, float* to) {
 template <bool kFive>
 void dequantize_q45_k(const uint8_t* block, float* to) {
   const float scale = half_at(block), least = half_at(block + 2);
-  const uint8_t* six = block + 4;
   const uint8_t* fifth = block + 16;
   const uint8_t* four = block + (kFive ? 48 : 16);
   for (int j = 0; j < 8; ++j) {
-    const int of_scale = j < 4 ? six[j] & 63 : (six[j + 4] & 15) | (six[j - 4] >> 6 << 4);
-    const int of_least = j < 4 ? six[j + 4] & 63 : six[j + 4] >> 4 | (six[j] >> 6 << 4);
-    const float by = scale * static_cast<float>(of_scale), minus = least * static_cast<float>(of_least);
+    const SixBits six = six_bits(block + 4, j);
+    const float by = scale * static_cast<float>(six.scale), minus = least * static_cast<float>(six.least);
     for (int i = 0; i < 32; ++i) {
       int value = j % 2 == 0 ? four[j / 2 * 32 + i] & 15 : four[j / 2 * 32 + i] >> 4;
       if constexpr (kFive) value |= (fifth[i] >> j & 1) << 4;

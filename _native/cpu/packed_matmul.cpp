@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 #include "prelude/cpu/blocks.hpp"
@@ -50,6 +51,7 @@ namespace packed_portable {
 // clang-format on
 const PackedKernels kF32 = packed_table<F32Dot>("portable");
 const PackedKernels kInt8 = packed_table<Int8Dot>("portable");
+const PackedKernels kFour = packed_table<FourDot<Int8Dot>>("portable");
 const PackedKernels kWidened = packed_table<WidenedDot>("portable");
 const PackedKernels kF16 = packed_table<F16Dot>("portable");
 }  // namespace packed_portable
@@ -75,6 +77,7 @@ namespace packed_avx2 {
 // clang-format on
 const PackedKernels kF32 = packed_table<F32Dot>("avx2");
 const PackedKernels kInt8 = packed_table<Int8Dot>("avx2");
+const PackedKernels kFour = packed_table<FourDot<Int8Dot>>("avx2");
 const PackedKernels kWidened = packed_table<WidenedDot>("avx2");
 const PackedKernels kF16 = packed_table<F16Dot>("avx2");
 }  // namespace packed_avx2
@@ -98,6 +101,7 @@ namespace packed_avx512 {
 #endif
 // clang-format on
 const PackedKernels kInt8 = packed_table<Int8Dot>("avx512");
+const PackedKernels kFour = packed_table<FourDot<Int8Dot>>("avx512");
 const PackedKernels kWidened = packed_table<WidenedDot>("avx512");
 const PackedKernels kF16 = packed_table<F16Dot>("avx512");
 const PackedKernels kBf16 = packed_table<Bf16Dot>("avx512");
@@ -125,7 +129,9 @@ namespace packed_neon {
 // clang-format on
 const PackedKernels kF32 = packed_table<F32Dot>("neon");
 const PackedKernels kInt8 = packed_table<Int8Sums<false>>("neon");
+const PackedKernels kFour = packed_table<FourDot<Int8Sums<false>>>("neon");
 const PackedKernels kInt8Dot = packed_table<Int8Sums<true>>("neon_dot");
+const PackedKernels kFourDot = packed_table<FourDot<Int8Sums<true>>>("neon_dot");
 const PackedKernels kWidened = packed_table<WidenedDot>("neon");
 const PackedKernels kF16 = packed_table<F16Dot>("neon");
 }  // namespace packed_neon
@@ -228,20 +234,21 @@ bool supported(const char* name, Packing packing) {
     if (!avx2 || !__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512vl"))
       return false;
-    if (packing == Packing::int8) return __builtin_cpu_supports("avx512vnni");
+    if (quantizes(packing)) return __builtin_cpu_supports("avx512vnni");
     return packing != Packing::bf16 || __builtin_cpu_supports("avx512bf16");
   }
 #elif defined(PRELUDE_NEON)
   if (std::strcmp(name, "neon") == 0) return true;
-  if (std::strcmp(name, "neon_dot") == 0) return packing == Packing::int8 && has_dot();
+  if (std::strcmp(name, "neon_dot") == 0) return quantizes(packing) && has_dot();
 #endif
   return std::strcmp(name, "portable") == 0;
 }
 
 // Of a target without an instruction for pairs of bfloat16.
 const PackedKernels* without_pairs(Packing packing, const PackedKernels& f32, const PackedKernels& int8,
-                                   const PackedKernels& widened, const PackedKernels& f16) {
-  const PackedKernels* found[] = {&f32, nullptr, &int8, &widened, &f16};
+                                   const PackedKernels& widened, const PackedKernels& f16,
+                                   const PackedKernels& four) {
+  const PackedKernels* found[] = {&f32, nullptr, &int8, &widened, &f16, &four};
   return found[static_cast<int>(packing)];
 }
 
@@ -346,41 +353,99 @@ void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* wor
   }
 }
 
-void unpack_output(const PackedWeight& weight, int64_t output, float* to) {
-  const uint32_t* words =
-      weight.words + output / kGroup * group_words(weight.inputs, weight.packing) + output % kGroup;
-  for (int64_t i = 0; i < weight.inputs; ++i) {
-    if (weight.packing == Packing::f32) {
-      std::memcpy(to + i, words + i * kGroup, 4);
-    } else if (weight.packing == Packing::f16) {
-      to[i] = float_of_half(f16_column(const_cast<uint32_t*>(weight.words), weight.inputs, output)[i * kGroup]);
-    } else if (weight.packing != Packing::int8) {
-      to[i] = as_float(static_cast<uint16_t>(words[i / 2 * kGroup] >> (16 * (i % 2))));
-    } else {
-      const BlockOf block(const_cast<uint32_t*>(weight.words), weight.inputs, output, i / kBlock);
-      const uint32_t word = block.words[i % kBlock / 4 * kGroup];
-      const auto byte = static_cast<int32_t>((word >> (8 * (i % 4))) & 255u);
-      to[i] = static_cast<float>(byte - 128) * float_of_half(*block.scale);
+void pack_q4_k(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* words) {
+  constexpr int64_t kBytes = bytes_of_block(BlockKind::q4_k);
+  const int64_t together = inputs / kFourInputs;
+  std::memset(words + outputs / kGroup * kFourGroupWords * together, 0,
+              static_cast<size_t>((outputs + kGroup - 1) / kGroup - outputs / kGroup) * kFourGroupWords * 4 *
+                  static_cast<size_t>(together));
+  for (int64_t output = 0; output < outputs; ++output)
+    for (int64_t i = 0; i < together; ++i) {
+      const uint8_t* from = rows + (output * together + i) * kBytes;
+      uint32_t* to = words + (output / kGroup * together + i) * kFourGroupWords;
+      const int64_t lane = output % kGroup;
+      for (int half = 0; half < 2; ++half)
+        std::memcpy(reinterpret_cast<uint16_t*>(to) + half * kGroup + lane, from + 2 * half, 2);
+      for (int block = 0; block < kFourBlocks; ++block) {
+        uint32_t* at = to + kGroup + block * kFourBlockGroupWords;
+        const uint8_t* integers = from + 16 + block / 2 * kBlock;
+        for (int w = 0; w < kBlockWords / 2; ++w) {
+          uint8_t four[4];
+          for (int b = 0; b < 4; ++b) {
+            const auto integer = [&](int input) { return integers[input] >> (block % 2 * 4) & 15; };
+            four[b] = static_cast<uint8_t>(integer(4 * w + b) | integer(kBlock / 2 + 4 * w + b) << 4);
+          }
+          std::memcpy(at + w * kGroup + lane, four, 4);
+        }
+        auto* by = reinterpret_cast<uint8_t*>(at + kFourWords) + lane;
+        const SixBits six = six_bits(from + 4, block);
+        by[0] = six.scale, by[kGroup] = six.least;
+      }
     }
+}
+
+namespace {
+
+// A block of integers of an output: weight i is (bytes[i] - 128) * scale - least.
+struct Block {
+  uint8_t bytes[kBlock];
+  float scale, least;
+
+  template <class Bits>
+  void open(const PackedWeight& weight, int64_t output, int64_t block) {
+    const auto lane = static_cast<int>(output % kHalf), part = lane / packed_portable::kLanes;
+    Bits bits;
+    bits.open(weight.words + output / kGroup * group_words(weight.inputs, weight.packing),
+              static_cast<int>(output % kGroup) - lane, block);
+    for (int w = 0; w < kBlockWords; ++w) std::memcpy(bytes + 4 * w, bits.words + w * Bits::kApart + lane, 4);
+    scale = bits.scale(part).lane[lane % packed_portable::kLanes];
+    least = bits.least(part).lane[lane % packed_portable::kLanes];
+  }
+  Block(const PackedWeight& weight, int64_t output, int64_t block) {
+    if (weight.packing == Packing::int8)
+      open<packed_portable::EightBits>(weight, output, block);
+    else
+      open<packed_portable::FourBits>(weight, output, block);
+  }
+};
+
+}  // namespace
+
+void unpack_output(const PackedWeight& weight, int64_t output, float* to) {
+  const int64_t inputs = weight.inputs;
+  if (quantizes(weight.packing)) {
+    for (int64_t i = 0; i < inputs; i += kBlock) {
+      const Block block(weight, output, i / kBlock);
+      for (int64_t j = i; j < std::min(inputs, i + kBlock); ++j)
+        to[j] = static_cast<float>(block.bytes[j - i] - 128) * block.scale - block.least;
+    }
+    return;
+  }
+  const uint32_t* words = weight.words + output / kGroup * group_words(inputs, weight.packing) + output % kGroup;
+  for (int64_t i = 0; i < inputs; ++i) {
+    if (weight.packing == Packing::f32)
+      std::memcpy(to + i, words + i * kGroup, 4);
+    else if (weight.packing == Packing::f16)
+      to[i] = float_of_half(f16_column(const_cast<uint32_t*>(weight.words), inputs, output)[i * kGroup]);
+    else
+      to[i] = as_float(static_cast<uint16_t>(words[i / 2 * kGroup] >> (16 * (i % 2))));
   }
 }
 
-float int8_pair(const PackedWeight& weight, const float* x, int64_t output, uint32_t* room) {
+float integer_pair(const PackedWeight& weight, const float* x, int64_t output, uint32_t* room) {
   packed_portable::quantize_row(x, weight.inputs, room);
   float total = 0;
   for (int64_t b = 0; b < blocks_of(weight.inputs); ++b, room += kRowWords) {
-    const BlockOf block(const_cast<uint32_t*>(weight.words), weight.inputs, output, b);
-    auto sum = static_cast<int32_t>(room[kBlockWords]);
-    for (int w = 0; w < kBlockWords; ++w) {
-      uint8_t weights[4];
-      int8_t integers[4];
-      std::memcpy(weights, block.words + w * kGroup, 4);
-      std::memcpy(integers, room + w, 4);
-      for (int i = 0; i < 4; ++i) sum += int32_t{weights[i]} * integers[i];
-    }
+    const Block block(weight, output, b);
+    const auto start = static_cast<int32_t>(room[kBlockWords]);
+    int8_t integers[kBlock];
+    std::memcpy(integers, room, kBlock);
+    int32_t sum = start;
+    for (int i = 0; i < kBlock; ++i) sum += int32_t{block.bytes[i]} * integers[i];
     float scale_of_row;
     std::memcpy(&scale_of_row, room + kBlockWords + 1, 4);
-    total = std::fma(static_cast<float>(sum) * float_of_half(*block.scale), scale_of_row, total);
+    const float scaled = static_cast<float>(sum) * block.scale;
+    total = std::fma(std::fma(static_cast<float>(start) / 128.0f, block.least, scaled), scale_of_row, total);
   }
   return total;
 }
@@ -392,19 +457,22 @@ const PackedKernels* packed_kernels_named(const char* name, Packing packing) {
 #endif
 #ifdef PRELUDE_X86_TARGETS
   if (std::strcmp(name, "avx512") == 0) {
-    const PackedKernels* found[] = {&packed_avx512::kF32, &packed_avx512::kBf16, &packed_avx512::kInt8,
-                                    &packed_avx512::kWidened, &packed_avx512::kF16};
+    const PackedKernels* found[] = {&packed_avx512::kF32,     &packed_avx512::kBf16, &packed_avx512::kInt8,
+                                    &packed_avx512::kWidened, &packed_avx512::kF16,  &packed_avx512::kFour};
     return found[static_cast<int>(packing)];
   }
   if (std::strcmp(name, "avx2") == 0)
-    return without_pairs(packing, packed_avx2::kF32, packed_avx2::kInt8, packed_avx2::kWidened, packed_avx2::kF16);
+    return without_pairs(packing, packed_avx2::kF32, packed_avx2::kInt8, packed_avx2::kWidened, packed_avx2::kF16,
+                         packed_avx2::kFour);
 #elif defined(PRELUDE_NEON)
-  if (std::strcmp(name, "neon_dot") == 0) return &packed_neon::kInt8Dot;
+  if (std::strcmp(name, "neon_dot") == 0)
+    return packing == Packing::int8 ? &packed_neon::kInt8Dot : &packed_neon::kFourDot;
   if (std::strcmp(name, "neon") == 0)
-    return without_pairs(packing, packed_neon::kF32, packed_neon::kInt8, packed_neon::kWidened, packed_neon::kF16);
+    return without_pairs(packing, packed_neon::kF32, packed_neon::kInt8, packed_neon::kWidened, packed_neon::kF16,
+                         packed_neon::kFour);
 #endif
   return without_pairs(packing, packed_portable::kF32, packed_portable::kInt8, packed_portable::kWidened,
-                       packed_portable::kF16);
+                       packed_portable::kF16, packed_portable::kFour);
 }
 
 const PackedKernels* best_packed_kernels(Packing packing) {

@@ -51,11 +51,12 @@ float from_half(uint16_t half) {
   return half >> 15 ? -size : size;
 }
 
-// One block of one output: where its integers and its scale are.
+// One block of one output: weight i is integers[i] * scale - least.
 struct Block {
   int integers[kBlock];
-  float scale;
+  float scale, least = 0;
 
+  Block() = default;
   Block(const PackedWeight& weight, int64_t output, int64_t block) {
     const uint32_t* words = weight.words + (output / kGroup * blocks_of(weight.inputs) + block) * kBlockGroupWords;
     for (int i = 0; i < kBlock; ++i)
@@ -65,7 +66,20 @@ struct Block {
   }
 };
 
-// One row of int8 by the definition: integers of row and weight, the sum of each block, the two scales, the bias.
+// Block `block` of a row of Q4_K, by llama.cpp's description of it.
+Block of_q4_k(const uint8_t* row, int64_t block) {
+  const uint8_t* at = row + block / 8 * bytes_of_block(BlockKind::q4_k);
+  const auto half = [&](int byte) { return from_half(static_cast<uint16_t>(at[byte] | at[byte + 1] << 8)); };
+  const int j = static_cast<int>(block % 8);
+  const int by = j < 4 ? at[4 + j] & 63 : (at[8 + j] & 15) | (at[j] >> 6 << 4);
+  const int minus = j < 4 ? at[8 + j] & 63 : at[8 + j] >> 4 | (at[4 + j] >> 6 << 4);
+  Block found{};
+  for (int i = 0; i < kBlock; ++i) found.integers[i] = at[16 + j / 2 * 32 + i] >> (j % 2 * 4) & 15;
+  found.scale = half(0) * static_cast<float>(by), found.least = half(2) * static_cast<float>(minus);
+  return found;
+}
+
+// One row of int8 or q4_k by the definition: integers of row and weight, the sum of each block, scales, the bias.
 struct Reference {
   std::vector<int> integers;
   std::vector<float> scales;
@@ -82,15 +96,23 @@ struct Reference {
     }
   }
 
-  float output(const PackedWeight& weight, int64_t output, float base) const {
+  template <class BlockAt>
+  float output(const BlockAt& block_at, float base) const {
     float total = 0;
     for (size_t b = 0; b < scales.size(); ++b) {
-      const Block block(weight, output, static_cast<int64_t>(b));
-      int64_t sum = 0;
-      for (size_t i = 0; i < kBlock; ++i) sum += int64_t{integers[b * kBlock + i]} * block.integers[i];
-      total = std::fma(static_cast<float>(sum) * block.scale, scales[b], total);
+      const Block block = block_at(static_cast<int64_t>(b));
+      int64_t sum = 0, of_row = 0;
+      for (size_t i = 0; i < kBlock; ++i) {
+        sum += int64_t{integers[b * kBlock + i]} * block.integers[i];
+        of_row += integers[b * kBlock + i];
+      }
+      const float scaled = static_cast<float>(sum) * block.scale;
+      total = std::fma(std::fma(static_cast<float>(-of_row), block.least, scaled), scales[b], total);
     }
     return total + base;
+  }
+  float output(const PackedWeight& weight, int64_t output, float base) const {
+    return this->output([&](int64_t block) { return Block(weight, output, block); }, base);
   }
 };
 
@@ -134,7 +156,7 @@ void check_int8(int64_t inputs, int64_t outputs, int64_t rows) {
     for (int64_t r = 0; r < rows; ++r) {
       const Reference row(x.data() + r * stride, inputs);
       const int64_t chosen = r % outputs;
-      CHECK(int8_pair(packed.weight, x.data() + r * stride, chosen, room.data()) ==
+      CHECK(integer_pair(packed.weight, x.data() + r * stride, chosen, room.data()) ==
             row.output(packed.weight, chosen, 0.0f));
       for (int64_t o = 0; o < outputs; ++o) {
         const auto at = static_cast<size_t>(r * out_stride + o);
@@ -168,7 +190,7 @@ void check_int8_limits(int64_t inputs) {
   x[static_cast<size_t>(5 * inputs - 1)] = not_a_number;
   const Packed packed(weight, inputs, 1, inputs, Packing::int8, nullptr);
   std::vector<uint32_t> room(static_cast<size_t>(row_words(inputs, Packing::int8)));
-  CHECK(std::isnan(int8_pair(packed.weight, x.data() + inputs, 0, room.data())));
+  CHECK(std::isnan(integer_pair(packed.weight, x.data() + inputs, 0, room.data())));
   for (const char* name : kKernelNames) {
     const PackedKernels* kernels = packed_kernels_named(name, Packing::int8);
     if (kernels == nullptr) continue;
@@ -199,6 +221,46 @@ void check_q8() {
       const int64_t block = 2 * o + i / kBlock;
       const auto integer = static_cast<int8_t>(static_cast<uint8_t>(block * kBlock + i % kBlock));
       CHECK(back[i] == static_cast<float>(integer) * from_half(static_cast<uint16_t>(block)));
+    }
+  }
+}
+
+// Random blocks of Q4_K: their values, and products with them on every target.
+void check_q4_k(int64_t together, int64_t outputs, int64_t rows) {
+  Random random{static_cast<uint64_t>(together + outputs * 10 + rows)};
+  const int64_t inputs = together * kFourInputs, of_row = together * bytes_of_block(BlockKind::q4_k);
+  std::vector<uint8_t> stored(static_cast<size_t>(outputs * of_row));
+  for (uint8_t& byte : stored) byte = static_cast<uint8_t>(random.below(256));
+  for (size_t at = 0; at < stored.size(); at += bytes_of_block(BlockKind::q4_k))
+    stored[at + 1] &= 0xA3, stored[at + 3] &= 0xA3;  // no large ones
+  std::vector<uint32_t> words(static_cast<size_t>(packed_words(outputs, inputs, Packing::q4_k)), 0xFFFFFFFFu);
+  pack_q4_k(stored.data(), outputs, inputs, words.data());
+  const auto bias = floats(random, outputs), x = floats(random, rows * inputs, 3.0f);
+  const PackedWeight weight{words.data(), bias.data(), inputs, outputs, Packing::q4_k};
+  std::vector<float> back(static_cast<size_t>(inputs)), values(back.size());
+  for (int64_t o = 0; o < outputs; ++o) {
+    unpack_output(weight, o, back.data());
+    dequantize(BlockKind::q4_k, stored.data() + o * of_row, inputs, values.data());
+    CHECK(back == values);
+  }
+  std::vector<uint32_t> room(static_cast<size_t>(row_words(inputs, Packing::q4_k)));
+  for (const char* name : kKernelNames) {
+    const PackedKernels* kernels = packed_kernels_named(name, Packing::q4_k);
+    if (kernels == nullptr) continue;
+    for (const int threads : {1, 3}) {
+      std::vector<float> out(static_cast<size_t>(rows * outputs));
+      PackedArgs a{weight, x.data(), out.data(), inputs, outputs, rows, Type::f32, Type::f32, false};
+      CHECK(packed_matmul(*kernels, a, threads));
+      for (int64_t r = 0; r < rows; ++r) {
+        const Reference row(x.data() + r * inputs, inputs);
+        for (int64_t o = 0; o < outputs; ++o) {
+          const auto block = [&](int64_t b) { return of_q4_k(stored.data() + o * of_row, b); };
+          CHECK(out[static_cast<size_t>(r * outputs + o)] == row.output(block, bias[static_cast<size_t>(o)]));
+        }
+        const int64_t chosen = r % outputs;
+        const auto block = [&](int64_t b) { return of_q4_k(stored.data() + chosen * of_row, b); };
+        CHECK(integer_pair(weight, x.data() + r * inputs, chosen, room.data()) == row.output(block, 0.0f));
+      }
     }
   }
 }
@@ -344,6 +406,8 @@ int main() {
   check_int8(1024, 300, 81);
   for (int64_t inputs : {100, 131'072}) check_int8_limits(inputs);
   check_q8();
+  for (int64_t outputs : {1, 31, 33, 100})
+    for (int64_t rows : {1, 2, 4, 7, 8, 29}) check_q4_k(1 + rows % 3, outputs, rows);
   check_blocks();
   for (int64_t inputs : {1, 2, 7, 48, 193})
     for (int64_t outputs : {1, 32, 70})

@@ -128,7 +128,7 @@ class CpuExecutor:
             if isinstance(checkpoint, ModelWeights)
             else load_weights(checkpoint, config.spec, self.dtype, self.precision.packing)
         )
-        if any(linear.packing == "int8" for linear in self.weights.linears()):
+        if any(linear.packing in ("int8", "q4_k") for linear in self.weights.linears()):
             self.quantization = "int8"  # asked for, or the file's own
         self.decoder = Transformer(config.spec, self.weights, TOKEN_CHUNK)
         self._query_run = query_run(config.spec)

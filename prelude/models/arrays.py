@@ -17,7 +17,7 @@ from prelude.values.arrays import F32
 cpu.set_threads(default_threads())
 
 Array: TypeAlias = npt.NDArray[Any]
-Packing: TypeAlias = Literal["float32", "bfloat16", "int8", "widened", "float16"]
+Packing: TypeAlias = Literal["float32", "bfloat16", "int8", "widened", "float16", "q4_k"]
 """The types that a projection's weights are packed in (``packed.py``)."""
 KEPT: dict[Packing, str] = {"bfloat16": "bfloat16", "widened": "bfloat16", "float16": "float16"}
 """The type of two bytes whose values a packing keeps."""

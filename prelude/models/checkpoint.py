@@ -228,6 +228,8 @@ class Checkpoint:
 
 
 def _bytes_in(info: TensorInfo, itemsize: int, keep: bool) -> int:
+    if info.dtype == "Q4_K":
+        return info.nbytes * 148 // 144  # a byte a scale of 6 bits
     if info.dtype in BLOCK_TYPES:
         return -(-math.prod(info.shape) // Q8_VALUES) * Q8_BYTES
     stays = info.dtype == PACKED or (keep and info.dtype in ("BF16", "F16"))

@@ -1,7 +1,8 @@
 """Projections whose weights are packed for the CPU's vector units: int8 with exact sums, float32, bfloat16 and
 float16 with float32 sums.
 
-A weight of int8 has a float16 scale for each block of 32 inputs of an output, as GGUF's Q8_0 has it. A row of the
+A weight of int8 has a float16 scale for each block of 32 inputs of an output, as GGUF's Q8_0 has it. A weight of q4_k
+is GGUF's Q4_K, 4.6 bits a value, and is widened to the integers of int8 inside the product. A row of the
 input is quantized when it is used: blocks of 32 integers from -127 to 127, nearest, the largest absolute value at
 127. The sums of products of a block are exact int32, and blocks are added in float32 from the first to the last. So a
 product has the same bits on every processor, with any number of threads, and with any other rows of the step
@@ -25,6 +26,7 @@ from prelude.models.arrays import F32, Array, Packing, address, aligned, name_of
 from prelude.values.arrays import F64
 
 if TYPE_CHECKING:
+    from prelude.models.gguf.blocks import Blocks
     from prelude.models.packed_file import Kept
 
 LEAST_WEIGHT = 1e-3
@@ -74,14 +76,12 @@ class PackedLinear:
         cpu.pack_rows(address(weight), stride, half, outputs, inputs, self._packing, self._at, first)
 
     @classmethod
-    def of_blocks(cls, rows: Array, bias: F32 | None = None) -> PackedLinear:
-        """Return a weight of int8 out of the rows of Q8_0 [outputs, bytes of a row], value for value."""
-        outputs, width = rows.shape
-        if rows.dtype != np.uint8 or not rows.flags.c_contiguous or width % cpu.Q8_BYTES:
-            raise ValueError(f"rows of Q8_0 are whole blocks of {cpu.Q8_BYTES} bytes, not {width} of {rows.dtype}")
+    def of_blocks(cls, blocks: Blocks, bias: F32 | None = None) -> PackedLinear:
+        """Return a weight of int8 out of Q8_0, of q4_k out of Q4_K, value for value."""
         made = object.__new__(cls)
-        made._reserve(outputs, width // cpu.Q8_BYTES * cpu.INT8_BLOCK, bias, "int8")
-        cpu.pack_q8_rows(address(rows), outputs, made.inputs, made._at)
+        made._reserve(*blocks.shape, bias, "q4_k" if blocks.kind == "Q4_K" else "int8")
+        rows = np.ascontiguousarray(blocks.data)
+        cpu.pack_blocks(address(rows), *blocks.shape, made._packing, made._at)
         return made
 
     @classmethod
@@ -144,10 +144,10 @@ class PackedLinear:
         return self.product.gather(outputs)
 
     def of_pairs(self, x: F32, outputs: Array) -> F64:
-        """[n]: output ``outputs[n]``, int64, of row n of ``x`` [n, inputs], without the bias. In int8 they are the
-        values that a whole product has, else sums in float64."""
-        if self.packing == "int8":
-            return self.product.int8_pairs(x, outputs)
+        """[n]: output ``outputs[n]``, int64, of row n of ``x`` [n, inputs], without the bias. In int8 and q4_k they
+        are the values that a whole product has, else sums in float64."""
+        if self.packing in ("int8", "q4_k"):
+            return self.product.integer_pairs(x, outputs)
         weights: F64 = self.gather(outputs).astype(np.float64)
         if x.shape != weights.shape:
             raise ValueError(f"{list(x.shape)} by {list(weights.shape)}")

@@ -150,7 +150,7 @@ class _Reader:
         self, projection: Projection, gain: F32 | None = None, heads: Attention | None = None
     ) -> PackedLinear:
         """Packed out of the files, without a copy of the whole between; used as it is if it was packed before; in
-        8 bits if a part of it is stored in blocks. Inputs are scaled by ``gain``, outputs are ``arranged`` as
+        blocks if a part of it is stored so. Inputs are scaled by ``gain``, outputs are ``arranged`` as
         those of ``heads``."""
         names = tuple(f"{name}.weight" for name in projection.names)
         bias = None
@@ -191,8 +191,8 @@ class _Reader:
             yield part if heads is None else arranged(part, at, heads)
             at += len(part)
 
-    def _blocks(self, names: Sequence[str], heads: Attention | None) -> Array:
-        """Return the rows of weights in blocks of 8 bits; so too if one of them is stored as numbers."""
+    def _blocks(self, names: Sequence[str], heads: Attention | None) -> Blocks:
+        """Return the rows of weights in blocks; so too if one of them is stored as numbers."""
         parts, at = [], 0
         for name in names:
             if self.source.in_blocks(name):
@@ -202,9 +202,9 @@ class _Reader:
             rows = part.shape[0]
             if heads is not None:
                 part = part.rows(arranged(np.arange(rows), at, heads))
-            parts.append(part.eight_bits())
+            parts.append(part)
             at += rows
-        return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
+        return Blocks.joined(parts)
 
     def layer(self, spec: Layer) -> LayerWeights:
         mixer, mlp = spec.mixer, spec.mlp

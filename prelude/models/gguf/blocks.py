@@ -1,15 +1,17 @@
 """Weights of a GGUF file as blocks of a few bits; each row is a multiple of whole blocks.
 
     Q8_0   32 integers of 8 bits and a float16 scale: the packed form that products are computed in
-    Q4_K   256 values of 4 bits, eight scales and minima of 6 bits, two float16
+    Q4_K   256 values of 4 bits, eight scales and minima of 6 bits, two float16: packed value for value too
     Q5_K   the same with values of 5 bits
     Q6_K   256 values of 6 bits, sixteen scales of 8 bits, a float16
 
-Q4_K, Q5_K and Q6_K are repacked once, some rows at a time, into Q8_0, which adds a rounding of at most half of a
-127th of the largest value of 32. No weight is expanded whole to float32 for it.
+Q5_K and Q6_K, and Q4_K in a projection that has others too, are repacked once, some rows at a time, into Q8_0, which
+adds a rounding of at most half of a 127th of the largest value of 32. No weight is expanded whole to float32 for it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,10 +57,20 @@ class Blocks:
         cpu.dequantize_rows(cpu.BLOCK_KINDS[self.kind], address(part), len(part), self.shape[1], address(found))
         return found
 
-    def eight_bits(self) -> Array:
-        """Return the rows in Q8_0, [outputs, bytes of a row] uint8; of Q8_0 a view."""
+    @classmethod
+    def joined(cls, parts: Sequence[Blocks]) -> Blocks:
+        """Return the rows of ``parts`` one under the other: in Q8_0 if they are not all of one packed kind."""
+        kinds = {part.kind for part in parts}
+        if kinds != {"Q4_K"}:
+            parts = [part.eight_bits() for part in parts]
+        rows = sum(part.shape[0] for part in parts)
+        data = parts[0].data if len(parts) == 1 else np.concatenate([part.data for part in parts])
+        return cls(parts[0].kind, (rows, parts[0].shape[1]), data)
+
+    def eight_bits(self) -> Blocks:
+        """Return the rows in Q8_0; of Q8_0 itself."""
         if self.kind == "Q8_0":
-            return self.data
+            return self
         outputs, inputs = self.shape
         made = np.empty((outputs, inputs // cpu.INT8_BLOCK * cpu.Q8_BYTES), np.uint8)
         step = max(1, _CHUNK // inputs)
@@ -67,7 +79,7 @@ class Blocks:
             if float(np.abs(rows).max()) > cpu.MOST_INT8_WEIGHT:
                 raise UnsupportedModel(f"unsupported: weights of {self.kind} above {cpu.MOST_INT8_WEIGHT:g}")
             made[first : first + step] = Blocks.of(rows).data
-        return made
+        return Blocks("Q8_0", self.shape, made)
 
     def count_bad(self) -> int:
         """Return blocks with a scale that is a NaN or an infinity; the values of the others are finite."""

@@ -14,6 +14,17 @@ constexpr int64_t bytes_of_block(BlockKind kind) {
   return kBytes[static_cast<int>(kind)];
 }
 
+// Of 32 values of Q4_K or Q5_K: numbers of 6 bits by which the two float16 of the 256 are multiplied.
+struct SixBits {
+  uint8_t scale, least;
+};
+// `bytes`: the twelve that hold eight of each.
+constexpr SixBits six_bits(const uint8_t* bytes, int of) {
+  const auto byte = [](int value) { return static_cast<uint8_t>(value); };
+  if (of < 4) return {byte(bytes[of] & 63), byte(bytes[of + 4] & 63)};
+  return {byte((bytes[of + 4] & 15) | (bytes[of - 4] >> 6 << 4)), byte(bytes[of + 4] >> 4 | (bytes[of] >> 6 << 4))};
+}
+
 // `values` are whole blocks.
 void dequantize(BlockKind kind, const uint8_t* blocks, int64_t values, float* to);
 

@@ -1,8 +1,9 @@
-// Products of int8 with a scale for each block of inputs. Included once per target, inside its namespace, after
-// dots_*.hpp and before body_packed.hpp, which names the functions it takes from them.
+// Products of int8 and of q4_k: integers with a scale for each block of inputs. Included once per target, inside its
+// namespace, after dots_*.hpp and before body_packed.hpp, which names the functions it takes from them.
 //
 // The order of the float32 operations is part of the format: an output begins at 0, and block after block becomes
-// fma(float(sum) * scale of the weight, scale of the row, output). So the bits are the same for every target.
+// fma(float(sum) * scale of the weight, scale of the row, output), of q4_k fma(fma(-sum of the row, least, float(sum)
+// * scale of the weight), scale of the row, output). So the bits are the same for every target.
 
 inline Vec load_some(const uint16_t* p, int n) {
   float x[kLanes] = {};
@@ -82,24 +83,64 @@ inline void quantize_row(const Value* x, int64_t inputs, uint32_t* words) {
   }
 }
 
-// R rows of `of_row` words at `x`, one behind the other, by P halves of groups at `w`, whose scales are at `scales`.
+// The weights of int8, as bytes that are 128 too large. `lane` is the first of kHalf outputs of the group at `group`.
+struct EightBits {
+  const uint32_t* words;  // of the block, kApart from one to the next
+  const uint32_t* scales;
+  static constexpr int kApart = kGroup;
+  void open(const uint32_t* group, int lane, int64_t block) {
+    words = group + block * kBlockGroupWords + lane;
+    scales = words + kBlockWords * kGroup - lane / 2;
+  }
+  Vec scale(int part) const { return halves(scales + part * kLanes / 2); }
+  Vec least(int) const { return zero(); }
+};
+
+// The weights of q4_k, opened to such bytes.
+struct FourBits {
+  alignas(64) uint32_t words[kBlockWords * kHalf];
+  const uint32_t* both;  // scales of float16
+  const uint8_t* by;
+  static constexpr int kApart = kHalf;
+  void open(const uint32_t* group, int lane, int64_t block) {
+    const uint32_t* all = group + block / kFourBlocks * kFourGroupWords;
+    const uint32_t* from = all + kGroup + block % kFourBlocks * kFourBlockGroupWords;
+    both = all + lane / 2, by = reinterpret_cast<const uint8_t*>(from + kFourWords) + lane;
+    constexpr int kApartHalves = kBlockWords / 2 * kHalf;
+    PRELUDE_SPELL_OUT
+    for (int i = 0; i < kApartHalves; i += kLanes)
+      open_halves(from + i / kHalf * kGroup + lane + i % kHalf, words + i, words + i + kApartHalves);
+  }
+  Vec scale(int part) const { return mul(halves(both + part * kLanes / 2), of_bytes(by + part * kLanes)); }
+  Vec least(int part) const {
+    return mul(halves(both + kGroup / 2 + part * kLanes / 2), of_bytes(by + kGroup + part * kLanes));
+  }
+};
+
+// R rows of `of_row` words at `x`, one behind the other, by P halves of groups, whose first lanes are `lanes`.
 template <class Dot, int R, int P>
-inline void sum_int8(const uint32_t* const* w, const uint32_t* const* scales, const uint32_t* x, int64_t of_row,
-                     float (*made)[P * kHalf]) {
+inline void sum_integers(const uint32_t* const* groups, const int* lanes, const uint32_t* x, int64_t of_row,
+                         float (*made)[P * kHalf]) {
   constexpr int kParts = kHalf / kLanes;
+  constexpr bool kLeast = Dot::kPacking == Packing::q4_k;
+  using Bits = std::conditional_t<kLeast, FourBits, EightBits>;
   Vec total[R][P * kParts];
   PRELUDE_SPELL_OUT
   for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
   for (int v = 0; v < P * kParts; ++v) total[r][v] = zero();
   for (int64_t b = 0; b < of_row / kRowWords; ++b, x += kRowWords) {
+    Bits w[P];
+    PRELUDE_SPELL_OUT
+    for (int p = 0; p < P; ++p) w[p].open(groups[p], lanes[p], b);
     typename Dot::Sums sums[R][P];
     PRELUDE_SPELL_OUT
     for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
     for (int p = 0; p < P; ++p) sums[r][p] = Dot::start(static_cast<int32_t>(x[r * of_row + kBlockWords]));
+    PRELUDE_SPELL_OUT
     for (int i = 0; i < kBlockWords; ++i) {
       typename Dot::Weight weight[P];
       PRELUDE_SPELL_OUT
-      for (int p = 0; p < P; ++p) weight[p] = Dot::weight(w[p] + b * kBlockGroupWords + i * kGroup);
+      for (int p = 0; p < P; ++p) weight[p] = Dot::weight(w[p].words + i * Bits::kApart);
       PRELUDE_SPELL_OUT
       for (int r = 0; r < R; ++r) {
         const typename Dot::Input input = Dot::input(x[r * of_row + i]);
@@ -107,20 +148,25 @@ inline void sum_int8(const uint32_t* const* w, const uint32_t* const* scales, co
         for (int p = 0; p < P; ++p) Dot::step(sums[r][p], weight[p], input);
       }
     }
-    Vec scale[P * kParts];
+    Vec scale[P * kParts], least[P * kParts];
     PRELUDE_SPELL_OUT
     for (int p = 0; p < P; ++p) PRELUDE_SPELL_OUT
-    for (int part = 0; part < kParts; ++part)
-      scale[p * kParts + part] = halves(scales[p] + b * kBlockGroupWords + part * kLanes / 2);
+    for (int part = 0; part < kParts; ++part) {
+      scale[p * kParts + part] = w[p].scale(part);
+      if constexpr (kLeast) least[p * kParts + part] = w[p].least(part);
+    }
     PRELUDE_SPELL_OUT
     for (int r = 0; r < R; ++r) {
       float scale_of_row;
       std::memcpy(&scale_of_row, x + r * of_row + kBlockWords + 1, 4);
+      const Vec minus = same(static_cast<float>(static_cast<int32_t>(x[r * of_row + kBlockWords])) / 128.0f);
       PRELUDE_SPELL_OUT
       for (int p = 0; p < P; ++p) PRELUDE_SPELL_OUT
       for (int part = 0; part < kParts; ++part) {
         Vec& one = total[r][p * kParts + part];
-        one = fused(mul(Dot::floats(sums[r][p], part), scale[p * kParts + part]), same(scale_of_row), one);
+        Vec sum = mul(Dot::floats(sums[r][p], part), scale[p * kParts + part]);
+        if constexpr (kLeast) sum = fused(minus, least[p * kParts + part], sum);
+        one = fused(sum, same(scale_of_row), one);
       }
     }
   }

@@ -12,6 +12,8 @@
 //   fused(a, b, c)            a * b + c, rounded once on every target
 //   bytes(v, to)              the lowest byte of each lane
 //   halves(words)             kLanes numbers of float16 as floats
+//   of_bytes(bytes)           kLanes bytes as floats
+//   open_halves(words, low, high)   the low and the high halves of the bytes of kLanes words, each plus 128
 //   of_pairs(words, part)     the lower (part 0) or upper bfloat16 of kLanes words as floats
 //   kFloatRows, kFloatWide    rows, and times 16 outputs, whose sums of float32 are in registers at a time
 
@@ -26,6 +28,11 @@ inline constexpr float kToInteger = 12582912.0f;    // 1.5 * 2^23: adding it rou
 #endif
 
 #include "prelude/cpu/body_int8.hpp"
+
+template <class Eight>
+struct FourDot : Eight {
+  static constexpr Packing kPacking = Packing::q4_k;
+};
 
 // Sums of float32.
 struct F32Dot {
@@ -208,7 +215,7 @@ inline void interleave(const PackedArgs& a, int64_t first, int together, uint32_
 template <class Value>
 inline void prepare_block(const PackedArgs& a, int64_t first, int together, uint32_t* to) {
   if (a.weight.packing == Packing::bf16) return interleave<true, Value>(a, first, together, to);
-  if (a.weight.packing != Packing::int8) return interleave<false, Value>(a, first, together, to);
+  if (!quantizes(a.weight.packing)) return interleave<false, Value>(a, first, together, to);
   const int64_t words = row_words(a.weight.inputs, Packing::int8);
   for (int r = 0; r < together; ++r) quantize_row(row_of<Value>(a, first + r), a.weight.inputs, to + r * words);
 }
@@ -295,7 +302,8 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t step
       store(&made[r][p * kHalf + part * kLanes], Dot::floats(sums[r][p], part));
 }
 
-// R rows from `row` on and P halves of groups from `half` on: steps [first, last) of all of them, of int8 always all.
+// R rows from `row` on and P halves of groups from `half` on: steps [first, last) of all of them, of integers always
+// all.
 // The sums are in `made`, and are finished where the steps are the last ones.
 template <class Dot, int R, int P>
 inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t row, int64_t half, int64_t first,
@@ -303,15 +311,14 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
   const int64_t of_group = group_words(a.weight.inputs, Dot::kPacking);
   const int64_t of_row = row_words(a.weight.inputs, Dot::kPacking);
   const uint32_t* w[P];
-  for (int p = 0; p < P; ++p)
-    w[p] = a.weight.words + (half + p) / kHalves * of_group + (half + p) % kHalves * (kStep<Dot> / kHalves);
+  for (int p = 0; p < P; ++p) w[p] = a.weight.words + (half + p) / kHalves * of_group;
   const uint32_t* x = rows.words + row * of_row;
-  if constexpr (Dot::kPacking == Packing::int8) {
-    const uint32_t* scales[P];  // of an output half a word
-    for (int p = 0; p < P; ++p) scales[p] = w[p] + kBlockWords * kGroup - (half + p) % kHalves * (kHalf / 2);
-    sum_int8<Dot, R, P>(w, scales, x, of_row, made);
+  if constexpr (quantizes(Dot::kPacking)) {
+    int lanes[P];
+    for (int p = 0; p < P; ++p) lanes[p] = (half + p) % kHalves * kHalf;
+    sum_integers<Dot, R, P>(w, lanes, x, of_row, made);
   } else {
-    for (int p = 0; p < P; ++p) w[p] += first * kStep<Dot>;
+    for (int p = 0; p < P; ++p) w[p] += ((half + p) % kHalves + first * kHalves) * (kStep<Dot> / kHalves);
     sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, made);
     if (last * Dot::kParts < of_row) return;
   }
@@ -324,7 +331,7 @@ template <class Dot, int R, int P>
 inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t first_row, int64_t last_row,
                             int64_t half, int64_t last, float* room) {
   int64_t steps = 0, each = 0;
-  if constexpr (Dot::kPacking != Packing::int8) {
+  if constexpr (!quantizes(Dot::kPacking)) {
     steps = row_words(a.weight.inputs, Dot::kPacking) / Dot::kParts;
     each = (steps + rows.parts - 1) / rows.parts;
   }
@@ -357,7 +364,7 @@ inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_
 
 template <class Dot, int... R>
 constexpr PackedKernels packed_table(const char* name, std::integer_sequence<int, R...>) {
-  return {name,        Dot::kPacking,  Dot::kRows,  kLanes,  Dot::kPacking != Packing::int8,
+  return {name,        Dot::kPacking,  Dot::kRows,  kLanes,  !quantizes(Dot::kPacking),
           pack<float>, pack<uint16_t>, pack_halves, prepare, {multiply<Dot, R + 1>...}};
 }
 template <class Dot>

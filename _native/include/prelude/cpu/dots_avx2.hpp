@@ -15,6 +15,16 @@ inline void bytes(Vec v, uint32_t* to) {
 inline Vec halves(const uint32_t* words) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
 }
+inline Vec of_bytes(const uint8_t* bytes) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
+}
+inline void open_halves(const uint32_t* words, uint32_t* low, uint32_t* high) {
+  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+  const __m256i half = _mm256_set1_epi8(15), up = _mm256_set1_epi8(-128);
+  const auto opened = [&](__m256i lower) { return _mm256_or_si256(_mm256_and_si256(lower, half), up); };
+  _mm256_store_si256(reinterpret_cast<__m256i*>(low), opened(both));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(high), opened(_mm256_srli_epi32(both, 4)));
+}
 inline Vec of_pairs(const uint32_t* words, int part) {
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
   // A shuffle does not take a unit that multiplies, as a shift does.

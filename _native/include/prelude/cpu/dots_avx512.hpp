@@ -7,6 +7,14 @@ inline void bytes(Vec v, uint32_t* to) {
 inline Vec halves(const uint32_t* words) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)));
 }
+inline Vec of_bytes(const uint8_t* bytes) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
+}
+inline void open_halves(const uint32_t* words, uint32_t* low, uint32_t* high) {
+  const __m512i both = _mm512_loadu_si512(words), half = _mm512_set1_epi8(15), up = _mm512_set1_epi8(-128);
+  _mm512_store_si512(low, _mm512_or_si512(_mm512_and_si512(both, half), up));
+  _mm512_store_si512(high, _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi32(both, 4), half), up));
+}
 inline Vec of_pairs(const uint32_t* words, int part) {
   const __m512i pairs = _mm512_loadu_si512(words);
   return _mm512_castsi512_ps(part == 0 ? _mm512_slli_epi32(pairs, 16)

@@ -10,6 +10,16 @@ inline Vec halves(const uint32_t* words) {
   std::memcpy(&four, words, sizeof four);
   return vcvt_f32_f16(four);
 }
+inline Vec of_bytes(const uint8_t* bytes) {
+  uint32_t four;
+  std::memcpy(&four, bytes, sizeof four);
+  return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
+}
+inline void open_halves(const uint32_t* words, uint32_t* low, uint32_t* high) {
+  const uint32x4_t both = vld1q_u32(words), half = vdupq_n_u32(0x0F0F0F0Fu), up = vdupq_n_u32(0x80808080u);
+  vst1q_u32(low, vorrq_u32(vandq_u32(both, half), up));
+  vst1q_u32(high, vorrq_u32(vandq_u32(vshrq_n_u32(both, 4), half), up));
+}
 inline Vec of_pairs(const uint32_t* words, int part) {
   const uint32x4_t pairs = vld1q_u32(words);
   return vreinterpretq_f32_u32(part == 0 ? vshlq_n_u32(pairs, 16) : vandq_u32(pairs, vdupq_n_u32(0xFFFF0000u)));

@@ -20,6 +20,17 @@ inline Vec halves(const uint32_t* words) {
   for (int l = 0; l < kLanes; ++l) v.lane[l] = float_of_half(bits[l]);
   return v;
 }
+inline Vec of_bytes(const uint8_t* bytes) {
+  Vec v;
+  for (int l = 0; l < kLanes; ++l) v.lane[l] = bytes[l];
+  return v;
+}
+inline void open_halves(const uint32_t* words, uint32_t* low, uint32_t* high) {
+  for (int l = 0; l < kLanes; ++l) {
+    low[l] = (words[l] & 0x0F0F0F0Fu) | 0x80808080u;
+    high[l] = (words[l] >> 4 & 0x0F0F0F0Fu) | 0x80808080u;
+  }
+}
 inline Vec of_pairs(const uint32_t* words, int part) {
   Vec v;
   for (int l = 0; l < kLanes; ++l) {
