@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prelude import default_model
-from prelude.models.installed import PACKAGES, is_there
+from prelude.models.names import PACKAGES, is_there
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -116,7 +116,7 @@ class Bench:
         limits: dict[str, Any] = {"max_length": 4096, "max_running": 256, "chunk_tokens": 2048}
         config = EngineConfig().changed(max_step_tokens=executor.step_tokens, **limits)
         tokenizer = Tokenizer.from_file(str(default_model.path() / "tokenizer.json"))
-        preparer = Preparer(tokenizer, executor.limits(), config, eos_ids=(), bos_id=None)
+        preparer = Preparer(tokenizer, executor.limits(), config)
         return AsyncEngine(Engine(make_core(EngineCore, executor, config), preparer, default_model.path()))
 
     def release(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, get_args
 
 from prelude.admission.chat import ChatRenderer, Frame, make_frame
@@ -32,29 +32,30 @@ log = logging.getLogger("prelude.engine")
 
 @dataclass(frozen=True, slots=True)
 class AdmissionContext:
-    """``max_length``: tokens of one sequence at most, prompt and output together. All tokens of a OneShot request are
-    computed by one step, of at most ``step_tokens``, which is never less than ``max_length``."""
-
     encoder: Encoder
     texts: Texts  # the same tokenizer, the other way
     limits: ExecutorLimits
     config: EngineConfig
     max_length: int
+    """Tokens of one sequence at most, prompt and output together."""
     step_tokens: int
+    """Tokens of one step at most, never less than ``max_length``. All tokens of a OneShot request are of one step."""
     max_chars: int
-    eos_ids: frozenset[int]
-    bos_id: int | None
-    labels: tuple[str, ...] = ()
-    activation: str | None = None  # of the classification head; None: as transformers does by the number of labels
+    eos_ids: frozenset[int] = frozenset()
+    bos_id: int | None = None
     pad_id: int | None = None
     mask_id: int | None = None  # of an encoder with a masked-language head
+    labels: tuple[str, ...] = ()
+    activation: str | None = None  # of the classification head; None: as transformers does by the number of labels
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     template: Any = None  # DecisionTemplate
-    model: str = ""  # its path
     recipes: ModelRecipes = field(default_factory=ModelRecipes)
-    options: OptionSettings | None = None  # of a model whose head reads the options of a question
     chat: ChatRenderer | None = None
+    """Renders messages; None if the model has no chat template."""
     decision_chat: ChatRenderer | None = None
+    """Renders the turn around a decision; another way to call the same template, without room for thoughts."""
+    options: OptionSettings | None = None  # of a model whose head reads the options of a question
+    model: str = ""  # its path
     frames: list[Frame] = field(default_factory=list)  # at most one: the text of the chat template around a turn
     warned: list[str] = field(default_factory=list)  # at most one: the question whose labels had hardly any mass
 
@@ -82,7 +83,7 @@ class AdmissionContext:
     def frame(self) -> Frame:
         """Return the chat template around one user turn, rendered once."""
         if not self.frames:
-            self.frames.append(make_frame(self.decision_chat))
+            self.frames.append(make_frame(self.decision_chat or self.chat))
         return self.frames[0]
 
 
@@ -174,19 +175,3 @@ def salt_of(task: Task) -> int:
 def salt_number(salt: str) -> int:
     """Return a 63-bit number that separates this tenant's prefixes from all others; never 0, which is no salt."""
     return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little") >> 1 or 1
-
-
-def make_context(
-    encoder: Encoder, limits: ExecutorLimits, config: EngineConfig, known: Mapping[str, Any]
-) -> AdmissionContext:
-    longest = config.resolved_length(limits.max_positions)
-    return AdmissionContext(
-        encoder=encoder,
-        texts=Texts(encoder.tokenizer),
-        limits=limits,
-        config=config,
-        max_length=longest,
-        step_tokens=config.oneshot_tokens(limits.max_positions),
-        max_chars=config.expert.max_prompt_chars or CHARS_PER_TOKEN * longest,
-        **known,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from prelude.admission.context import LEAST_MASS, AdmissionContext, admitted, wa
 from prelude.admission.conversation import is_conversation, turns_of
 from prelude.admission.decision import Decision, assembled, decision_of
 from prelude.admission.messages import check_bounds, shorten_messages
+from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.prompts import beginning, kept, shorten
 from prelude.admission.questions import LabelOrder, QuestionPlan, cut_notes, cut_question, question_too_long
@@ -86,18 +88,36 @@ def _answers(
     found = []
     for plan, places, question in zip(decision.plans, decision.places, asked):
         labels, weighed = _weighed(plan, places, logprobs, at, alone, decision.norm == "token", not decision.mass)
-        index, shares, probabilities, logs, mass = weighed
-        if mass < LEAST_MASS:
-            warn_of_mass(warned, question, mass)
-        kind, expected = plan.plain.kind, None
-        if kind == "score":
-            expected = math.fsum([level * share for level, share in enumerate(shares, plan.plain.first)])
-        share = shares[0 if kind == "noul" else index]
-        found.append(Answer(labels[index], index, labels, probabilities, logs, mass, share, expected, kind, question))
+        found.append(made_answer(warned, plan.plain, question, labels, weighed))
         edges = len(plan.trie.targets) * plan.copies
         at += edges
         alone += edges if alone >= 0 else 0
     return Answers(found, outcome.stats, names)
+
+
+def made_answer(
+    warned: list[str], plain: PlainQuestion, asked: AskedQuestion, labels: tuple[str, ...], weighed: Weighed
+) -> Answer:
+    index, shares, probabilities, logprobs, mass = weighed
+    if mass < LEAST_MASS:
+        warn_of_mass(warned, asked, mass)
+    kind, expected = plain.kind, None
+    if kind == "score":
+        expected = math.fsum([level * share for level, share in enumerate(shares, plain.first)])
+    share = shares[0 if kind == "noul" else index]
+    return Answer(labels[index], index, labels, probabilities, logprobs, mass, share, expected, kind, asked)
+
+
+_USUAL = {field.name: field.default for field in fields(Decide)}
+
+
+def refuse_settings(task: Decide, reader: str, reasons: Mapping[str, str]) -> None:
+    """Refuse settings that ``reader`` does not follow, for a reason by the name of each."""
+    for name, why in reasons.items():
+        value, usual = getattr(task, name), _USUAL[name]
+        if value is not usual and value != usual:
+            said = f"{shown(value)} has no meaning for {reader}: {why}; leave it at {usual!r}"
+            raise InvalidRequest(said, field=name)
 
 
 def _weighed(

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from prelude.admission.context import AdmissionContext
-from prelude.admission.decide import named, state_content
+from prelude.admission.decide import named, refuse_settings, state_content
 from prelude.admission.pooled import prepare_embed, vector_size
 from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.prompts import TRUNCATIONS
+from prelude.admission.questions import check_list
 from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import InvalidRequest, shown
 from prelude.fitting.question import FittedQuestion, answers
@@ -85,19 +86,17 @@ def prepare_fitted(ctx: AdmissionContext, scope: TokenizationScope, task: Decide
 
 def _checked(ctx: AdmissionContext, task: Decide, questions: Sequence[Any]) -> Sequence[FittedQuestion]:
     """Return the questions if one vector of this model answers all of them."""
-    for value, usual, field, why in (
-        (task.template, None, "template", "it reads the vector of the state alone, and no text of a question"),
-        (task.length_norm, "none", "length_norm", "it gives one number a label of any length"),
-        (task.orders, "given", "orders", "it reads no list of options"),
-        (task.mass, True, "mass", "its mass is always NaN"),
-    ):
-        if value is not usual and value != usual:
-            said = f"{shown(value)} has no meaning for a fitted question: {why}; leave it at {usual!r}"
-            raise InvalidRequest(said, field=field)
-    most = ctx.config.max_questions
-    if most is not None and len(questions) > most:
-        said = f"{len(questions)} questions; the limit is {most} (EngineConfig.max_questions)"
-        raise InvalidRequest(said, field="questions")
+    refuse_settings(
+        task,
+        "a fitted question",
+        {
+            "template": "it reads the vector of the state alone, and no text of a question",
+            "length_norm": "it gives one number a label of any length",
+            "orders": "it reads no list of options",
+            "mass": "its mass is always NaN",
+        },
+    )
+    check_list(ctx, questions)
     first: FittedQuestion | None = None
     for at, question in enumerate(questions):
         field = f"questions[{at}]"

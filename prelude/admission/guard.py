@@ -19,9 +19,9 @@ from prelude.admission.messages import shorten_messages
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept, render, require_messages
 from prelude.admission.tokenization import TokenizationScope
-from prelude.errors import InvalidRequest, RecipeError, shown
+from prelude.errors import InvalidRequest, shown
 from prelude.readouts.batch import LogprobRows
-from prelude.recipes import GuardField, GuardRecipe, names, recipe_of
+from prelude.recipes import GuardField, GuardRecipe
 from prelude.results import GuardAnswer
 from prelude.tasks import Guard
 from prelude.values import validation
@@ -61,18 +61,7 @@ def prepare_guard(ctx: AdmissionContext, scope: TokenizationScope, task: Guard) 
 
 
 def guard_recipe(ctx: AdmissionContext, given: Any) -> GuardRecipe:
-    """Return the recipe that is named, or the model's. ``RecipeError`` if there is neither."""
-    if given is not None:
-        named: GuardRecipe = recipe_of(given, GuardRecipe)
-        return named
-    if ctx.recipes.guard is not None:
-        return ctx.recipes.guard
-    raise RecipeError(
-        f"the model directory does not say how it guards{ctx.recipes.looked_for}, and other "
-        f"models answer in other words; name it: recipe={' or '.join(map(repr, names(GuardRecipe)))}, or a "
-        "GuardRecipe of your own",
-        field="recipe",
-    )
+    return ctx.recipes.chosen(given, GuardRecipe, "guards", "other models answer in other words")
 
 
 def about_response(messages: Any) -> bool:

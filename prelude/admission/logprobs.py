@@ -33,7 +33,7 @@ def prepare_loglikelihood(ctx: AdmissionContext, scope: TokenizationScope, task:
     readout = LogprobRows(index + np.int32(first), index, continuation, ranks=True)
 
     def finish(outcome: Outcome) -> LoglikelihoodResult:
-        output = logprob_output(outcome)
+        output: LogprobOutput = outcome.output
         logprobs = output.logprobs.astype(np.float64)
         greedy = output.ranks is not None and bool((output.ranks == 1).all())
         return LoglikelihoodResult(float(logprobs.sum()), logprobs, continuation, greedy, outcome.stats)
@@ -117,7 +117,7 @@ def prompt_readout(
         spans = [None] * n if prompt.offsets is None else [(int(a), int(b)) for a, b in prompt.offsets]
         tokens = [TokenLogprob(int(ids[0]), None, None, (), spans[0])] if first == 0 else []
         if len(targets):
-            tokens += scored(logprob_output(outcome), targets, spans[n - len(targets) :], top)
+            tokens += scored(outcome.output, targets, spans[n - len(targets) :], top)
         return PromptLogprobsResult(tokens, stats)
 
     return (readout if len(targets) else None), finish
@@ -129,9 +129,3 @@ def scored(output: LogprobOutput, targets: I32, spans: list[Any], top: int) -> l
     if top and output.top_ids is not None and output.top_logprobs is not None:
         best = [tuple(zip(i, p)) for i, p in zip(output.top_ids.tolist(), output.top_logprobs.tolist())]
     return [TokenLogprob(*token) for token in zip(targets.tolist(), output.logprobs.tolist(), ranks, best, spans)]
-
-
-def logprob_output(outcome: Outcome) -> LogprobOutput:
-    if not isinstance(outcome.output, LogprobOutput):
-        raise TypeError(f"logprobs were asked for, got {type(outcome.output).__name__}")
-    return outcome.output

@@ -20,7 +20,7 @@ from prelude.admission.prompts import (
 )
 from prelude.admission.tokenization import Mask, TokenizationScope
 from prelude.errors import InvalidRequest, RecipeError, shown
-from prelude.readouts.batch import F32, I32, HeadOutput, HeadRows, PooledOutput, PooledRows
+from prelude.readouts.batch import F32, I32, HeadRows, PooledRows
 from prelude.results import Classification, Embedding, RewardResult, TokenClassification
 from prelude.tasks import Classify, ClassifyTokens, Embed, Reward
 from prelude.tokenizer.params import longest_first
@@ -62,10 +62,7 @@ def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed, 
     readout = PooledRows(rows.astype(np.int32), np.array([0, len(rows)], dtype=np.int32), pooling, skipped)
 
     def finish(outcome: Outcome) -> Embedding:
-        output = outcome.output
-        if not isinstance(output, PooledOutput):
-            raise TypeError(f"an embedding needs PooledOutput, got {type(output).__name__}")
-        vector = output.vectors[0]
+        vector = outcome.output.vectors[0]
         for module in dense:
             vector = module(vector)
         vector = (unit(vector) if by_module else vector)[:dimensions]
@@ -153,10 +150,7 @@ def prepare_classify_tokens(
     rows = np.arange(len(ids), dtype=np.int32) if task.at is None else _places(ctx, scope, task.at, ids)
 
     def finish(outcome: Outcome) -> TokenClassification:
-        output = outcome.output
-        if not isinstance(output, HeadOutput):
-            raise TypeError(f"a classification head gives HeadOutput, got {type(output).__name__}")
-        logits = np.array(output.logits, dtype=np.float32)
+        logits = np.array(outcome.output.logits, dtype=np.float32)
         scores = np.stack([activate(row, activation) for row in logits])
         best = tuple([ctx.labels[at] for at in logits.argmax(axis=1).tolist()])
         return TokenClassification(logits, scores, ctx.labels, best, rows, ids, outcome.stats)
@@ -221,10 +215,7 @@ def prepare_reward(ctx: AdmissionContext, scope: TokenizationScope, task: Reward
 
 def head_logits(outcome: Outcome) -> F32:
     """[num_labels] of one request, as a copy."""
-    output = outcome.output
-    if not isinstance(output, HeadOutput):
-        raise TypeError(f"a classification head gives HeadOutput, got {type(output).__name__}")
-    return np.array(output.logits[0], dtype=np.float32)
+    return np.array(outcome.output.logits[0], dtype=np.float32)
 
 
 def head_readout(ctx: AdmissionContext, ids: I32, *, skip_pad: bool) -> HeadRows:

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from prelude.admission.chat import ChatRenderer
-from prelude.admission.context import AdmissionContext, make_context
+from prelude.admission.context import CHARS_PER_TOKEN, AdmissionContext
 from prelude.admission.decide import named, prepare_decide
 from prelude.admission.decision import decision_of
 from prelude.admission.fitted import asks_fitted, prepare_fitted
-from prelude.admission.marked import prepare_marked
-from prelude.admission.masked import prepare_masked
+from prelude.admission.heads import prepare_marked, prepare_masked
 from prelude.admission.prepared import Admitted, Notes, classify
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
-from prelude.admission.tokenization import Encoder, TokenizationScope, TokenizerLike
+from prelude.admission.tokenization import Encoder, TokenizationScope
 from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
-from prelude.recipes import ModelRecipes
 from prelude.results import Explanation
+from prelude.streaming.detokenize import Texts
 from prelude.tasks import Decide, Task, TaskOf
 from prelude.values.config import EngineConfig
-from prelude.values.model_settings import EmbeddingSettings, OptionSettings
+
+if TYPE_CHECKING:
+    from prelude.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_NO_SETTINGS = EmbeddingSettings()
-_NO_RECIPES = ModelRecipes()
 _NOTHING_MORE = Notes()
 _NOTHING_READ = "nothing: the prompt is computed for the prefix cache alone"
 
@@ -45,55 +44,36 @@ def prepare_function(kind: type) -> Prepare | None:
 
 class Preparer:
     """Checks a task, tokenises it and chooses its readout. Thread-safe; the same task gives the same ``Prepared`` but
-    for ``tokenize_ms`` and a seed that was not given.
-
-    ``template`` is the model's own; without one a model with a chat template gets the built-in chat wording, and
-    others the plain one. ``chat`` renders messages; ``None`` if the model has no chat template. ``decision_chat``
-    renders the turn around a decision if that is another way to call the template (without room for thoughts).
-    """
+    for ``tokenize_ms`` and a seed that was not given."""
 
     def __init__(
         self,
-        tokenizer: TokenizerLike,
+        tokenizer: Tokenizer,
         limits: ExecutorLimits,
         config: EngineConfig,
         *,
-        eos_ids: Iterable[int] = (),
-        bos_id: int | None = None,
-        labels: Sequence[str] = (),
-        activation: str | None = None,
-        pad_id: int | None = None,
-        mask_id: int | None = None,
-        embedding: EmbeddingSettings = _NO_SETTINGS,
         template: DecisionTemplate | None = None,
-        recipes: ModelRecipes = _NO_RECIPES,
         chat: ChatRenderer | None = None,
-        decision_chat: ChatRenderer | None = None,
-        options: OptionSettings | None = None,
-        model: str = "",
+        **known: Any,
     ) -> None:
+        """``template`` is the model's own; without one a model with a chat template gets the built-in chat wording,
+        and others the plain one. ``known``: further fields of ``AdmissionContext``."""
         if template is None:
             template = CHAT_TEMPLATE if chat is not None else DecisionTemplate()
-        self._context = make_context(
+        longest = config.resolved_length(limits.max_positions)
+        self.context = AdmissionContext(
             Encoder(tokenizer, limits.vocab_size, config.expert.question_plan_bytes),
+            Texts(tokenizer),
             limits,
             config,
-            {
-                "eos_ids": frozenset(eos_ids),
-                "bos_id": bos_id,
-                "labels": tuple(labels),
-                "activation": activation,
-                "pad_id": pad_id,
-                "mask_id": mask_id,
-                "embedding": embedding,
-                "template": template,
-                "recipes": recipes,
-                "chat": chat,
-                "decision_chat": decision_chat or chat,
-                "options": options,
-                "model": model,
-            },
+            longest,
+            config.oneshot_tokens(limits.max_positions),
+            config.expert.max_prompt_chars or CHARS_PER_TOKEN * longest,
+            template=template,
+            chat=chat,
+            **known,
         )
+        options = self.context.options
         self._prepare_decide: Prepare = prepare_masked if limits.masked_lm else prepare_decide
         if options is not None:
             self._prepare_decide = partial(prepare_marked, options)
@@ -101,35 +81,27 @@ class Preparer:
     @property
     def tokenizer_calls(self) -> int:
         """Encode calls since loading."""
-        return self._context.encoder.calls
+        return self.context.encoder.calls
 
     @property
     def kept_bytes(self) -> int:
         """Memory of the prepared questions that are kept for later requests: an estimate from above."""
-        return self._context.kept.weight
+        return self.context.kept.weight
 
     @property
     def decode_states(self) -> dict[str, int]:
         """Texts that are being read along: how many there are, and how many there have been."""
-        texts = self._context.texts
+        texts = self.context.texts
         return {"decode_states_live": texts.live, "streaming_objects_created": texts.created}
 
     @property
-    def prepare_threads(self) -> int:
-        return self._context.config.expert.prepare_threads
-
-    @property
-    def context(self) -> AdmissionContext:
-        return self._context
-
-    @property
-    def tokenizer(self) -> TokenizerLike:
-        return self._context.encoder.tokenizer
+    def tokenizer(self) -> Tokenizer:
+        return self.context.encoder.tokenizer
 
     @property
     def max_length(self) -> int:
         """Tokens one sequence may hold, prompt and output together."""
-        return self._context.max_length
+        return self.context.max_length
 
     def snapshot(self, task: T) -> T:
         """A copy of the task's parts that the caller could still change; cheap, for the caller's own thread."""
@@ -158,20 +130,20 @@ class Preparer:
             prepare = prepare_function(kind)
         if prepare is None:
             raise InvalidRequest(f"{shown(task)} is not a task", field="task")
-        scope = TokenizationScope(self._context.encoder, self._context.config.default_cache, task)
+        scope = TokenizationScope(self.context.encoder, self.context.config.default_cache, task)
         try:
-            found = prepare(self._context, scope, task)
+            found = prepare(self.context, scope, task)
         finally:
             scope.close()
         return found if isinstance(found, tuple) else (found, _NOTHING_MORE)
 
     def explain(self, task: Task) -> Explanation:
         """Return the result of ``prepare``, in words."""
-        scope = TokenizationScope(self._context.encoder, self._context.config.default_cache, task)
+        scope = TokenizationScope(self.context.encoder, self.context.config.default_cache, task)
         try:
             ready, notes = self._prepare(task)
             labels = (notes.labels,) * bool(notes.labels)
-            if isinstance(task, Decide) and self._context.options is None and not asks_fitted(task.questions):
+            if isinstance(task, Decide) and self.context.options is None and not asks_fitted(task.questions):
                 labels = self._labels(scope, task)
         finally:
             scope.close()
@@ -179,7 +151,7 @@ class Preparer:
         tree = prepared.tree
         readout = prepared.readout
         return Explanation(
-            text=self._context.encoder.tokenizer.decode(tree.token_ids.tolist(), skip_special_tokens=False),
+            text=self.context.encoder.tokenizer.decode(tree.token_ids.tolist(), skip_special_tokens=False),
             token_ids=tree.token_ids,
             segments=tuple(zip(tree.starts[:-1].tolist(), tree.starts[1:].tolist(), tree.parents.tolist())),
             rows=prepared.rows,
@@ -193,5 +165,5 @@ class Preparer:
 
     def _labels(self, scope: TokenizationScope, task: Decide) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
         """Return each question's labels with their ids."""
-        plans = decision_of(self._context, scope, task, named(task.questions)[0]).plans
+        plans = decision_of(self.context, scope, task, named(task.questions)[0]).plans
         return tuple([tuple(zip(plan.labels, plan.label_ids)) for plan in plans])

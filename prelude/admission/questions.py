@@ -94,7 +94,7 @@ def plan_questions(
     return plans, places, dropped
 
 
-def check_list(ctx: AdmissionContext, questions: Sequence[Question]) -> None:
+def check_list(ctx: AdmissionContext, questions: Any) -> None:
     if type(questions) is not list and type(questions) is not tuple:
         if isinstance(questions, Choice | Noul | Score):
             raise InvalidRequest("one question alone; give a list of questions", field="questions")
@@ -108,6 +108,26 @@ def check_list(ctx: AdmissionContext, questions: Sequence[Question]) -> None:
         raise RequestTooLarge(
             f"{len(questions)} questions; all of their tokens are one step of at most {ctx.step_tokens} (from "
             "EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
+            field="questions",
+        )
+
+
+def plain_questions(ctx: AdmissionContext, questions: Any) -> list[PlainQuestion]:
+    """Return the questions of a list, all checked."""
+    check_list(ctx, questions)
+    found = []
+    for at, question in enumerate(questions):
+        found.append(plain_question(ctx, question, f"questions[{at}]"))
+        check_characters(ctx, found[-1], f"questions[{at}]")
+    return found
+
+
+def check_step(ctx: AdmissionContext, tokens: int, questions: int) -> None:
+    """``RequestTooLarge`` unless one step computes the ``tokens`` of so many questions and their state."""
+    if tokens > ctx.step_tokens:
+        raise RequestTooLarge(
+            f"{tokens} tokens of {questions} questions; one step computes at most {ctx.step_tokens} "
+            "(from EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
             field="questions",
         )
 

@@ -18,7 +18,7 @@ from prelude.admission.tokenization import Piece, TokenizationScope
 from prelude.errors import InvalidRequest, RecipeError, shown
 from prelude.readouts import RequestReadout
 from prelude.readouts.batch import F32, I32, LogprobRows
-from prelude.recipes import RerankRecipe, names, placeholders, recipe_of, split_part
+from prelude.recipes import RerankRecipe, split_part
 from prelude.results import RerankResult
 from prelude.tasks import Rerank
 from prelude.values import validation
@@ -50,27 +50,17 @@ def prepare_rerank(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank
 def rerank_recipe(ctx: AdmissionContext, task: Rerank) -> RerankRecipe | None:
     """Return a task's recipe, ``None`` for a cross-encoder, which reads pairs. Raises ``RecipeError``."""
     limits = ctx.limits
+    if not limits.bidirectional:
+        return ctx.recipes.chosen(task.recipe, RerankRecipe, "ranks", "a wrong text form ranks plausibly and wrongly")
     if task.recipe is not None:
-        if limits.bidirectional:
-            raise RecipeError("an encoder reads query and document as a pair, without a recipe", field="recipe")
-        named: RerankRecipe = recipe_of(task.recipe, RerankRecipe)
-        return named
-    if limits.bidirectional:
-        if limits.num_labels == 1:
-            return None
-        has = f"a head of {limits.num_labels} labels" if limits.num_labels else "no classification head"
-        raise RecipeError(
-            f"a cross-encoder for reranking has a head of one label, and this encoder has {has}; it serves "
-            f"{served(ctx)}; load a reranker (…ForSequenceClassification with one label)",
-            field="Rerank",
-        )
-    if ctx.recipes.rerank is not None:
-        return ctx.recipes.rerank
+        raise RecipeError("an encoder reads query and document as a pair, without a recipe", field="recipe")
+    if limits.num_labels == 1:
+        return None
+    has = f"a head of {limits.num_labels} labels" if limits.num_labels else "no classification head"
     raise RecipeError(
-        f"the model directory does not say how it ranks{ctx.recipes.looked_for}, and a wrong "
-        f"text form ranks plausibly and wrongly; name it: recipe={' or '.join(map(repr, names(RerankRecipe)))}, or a "
-        "RerankRecipe of your own",
-        field="recipe",
+        f"a cross-encoder for reranking has a head of one label, and this encoder has {has}; it serves "
+        f"{served(ctx)}; load a reranker (…ForSequenceClassification with one label)",
+        field="Rerank",
     )
 
 
@@ -93,13 +83,15 @@ def _as_pair(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank) -> t
     )
     readout = head_readout(ctx, tree.token_ids, skip_pad=True)
     ready = admitted(
-        ctx, scope, task, tree, readout, lambda outcome: _of_head(outcome, activation), truncated=truncated
+        ctx,
+        scope,
+        task,
+        tree,
+        readout,
+        lambda outcome: _result(head_logits(outcome), activation, outcome),
+        truncated=truncated,
     )
     return ready, Notes(recipe=_PAIR, activation=activation)
-
-
-def _of_head(outcome: Outcome, activation: str) -> RerankResult:
-    return _result(head_logits(outcome), activation, outcome)
 
 
 def _result(logits: F32, activation: str, outcome: Outcome) -> RerankResult:
@@ -149,7 +141,7 @@ def _token(ctx: AdmissionContext, scope: TokenizationScope, recipe: RerankRecipe
 
 def _finish(outcome: Outcome, signs: tuple[float, ...] | None, activation: str) -> RerankResult:
     if signs is None:
-        return _of_head(outcome, activation)
+        return _result(head_logits(outcome), activation, outcome)
     logit = sum(sign * value for sign, value in zip(signs, outcome.pairs()))
     return _result(np.array([logit], dtype=np.float32), activation, outcome)
 
@@ -179,7 +171,7 @@ def _encode(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank, recip
 
 
 def _instruction(ctx: AdmissionContext, task: Rerank, recipe: RerankRecipe) -> str | None:
-    takes = not recipe.parts or any("instruction" in placeholders(part) for part in recipe.parts)
+    takes = not recipe.parts or any("instruction" in split_part(part)[1::2] for part in recipe.parts)
     given = task.instruction if task.prompt_name is None else prompt_before(ctx, task)
     if given is None:
         if recipe.instruction is None and recipe.parts and takes:

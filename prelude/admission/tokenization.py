@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,38 +27,20 @@ from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.readouts.batch import I32
 from prelude.values.memo import Memo
 
+if TYPE_CHECKING:
+    from prelude.tokenizer import Tokenizer
+
 Piece: TypeAlias = tuple[str | I32, bool]  # text or ready ids; trusted?
 Atoms: TypeAlias = tuple[str | I32, ...]  # text and control ids in turn
 Mask: TypeAlias = npt.NDArray[np.bool_]
 TEXT_BYTES = 512  # of a text that is kept, beside its characters and ids
 
 
-class TokenizerLike(Protocol):
-    """The used methods of ``prelude.tokenizer.Tokenizer``. Ids are int32; offsets are code points, ``[n, 2]``."""
-
-    def encode_array(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> I32: ...
-
-    def encode_with_offsets(
-        self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True
-    ) -> tuple[I32, I32]: ...
-
-    def encode(self, sequence: Any, pair: Any = None) -> Any: ...
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-
-    def id_to_token(self, token_id: int) -> str | None: ...
-
-    def get_vocab_size(self) -> int: ...
-
-    @property
-    def id_limit(self) -> int: ...
-
-
 class Encoder:
     """One tokenizer for all requests. Thread-safe; ``calls`` counts the tokenizer's encode calls. ``kept``: the parts
     of prompts that many requests share, of at most ``kept_bytes``; each is found by requests of one salt."""
 
-    def __init__(self, tokenizer: TokenizerLike, vocab_rows: int, kept_bytes: int = 1 << 24) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_rows: int, kept_bytes: int = 1 << 24) -> None:
         self.tokenizer = tokenizer
         self.tally = Tally()  # of the tokenizer's encode calls
         self.kept: Memo[Any, Any] = Memo(kept_bytes)
@@ -72,9 +54,6 @@ class Encoder:
     @property
     def calls(self) -> int:
         return self.tally.count
-
-    def count(self, calls: int) -> None:
-        self.tally.add(calls)
 
     def _known_ids(self) -> int:
         """One more than the largest id with a token, as far as the model has rows."""
@@ -145,13 +124,8 @@ class TokenizationScope:
 
     def encode(self, text: str, *, special: bool = False, parse_special: bool = False) -> I32:
         """``int32[n]``; the text was checked before."""
-        started = time.perf_counter()
-        try:
-            ids = self.encoder.tokenizer.encode_array(text, special, parse_special=parse_special)
-        except (ValueError, TypeError) as error:
-            raise refused(text, error) from error
-        self.seconds += time.perf_counter() - started
-        self.calls += 1
+        encode = self.encoder.tokenizer.encode_array
+        ids: I32 = self._timed(text, encode, text, special, parse_special=parse_special)
         self._check(ids)
         return ids
 
@@ -159,30 +133,29 @@ class TokenizationScope:
         self, text: str, *, special: bool = False, parse_special: bool = False
     ) -> tuple[I32, I32]:
         """``int32[n]`` and code point offsets ``int32[n, 2]``."""
-        started = time.perf_counter()
-        try:
-            ids, offsets = self.encoder.tokenizer.encode_with_offsets(text, special, parse_special=parse_special)
-        except (ValueError, TypeError) as error:
-            raise refused(text, error) from error
-        self.seconds += time.perf_counter() - started
-        self.calls += 1
+        encode = self.encoder.tokenizer.encode_with_offsets
+        ids, offsets = self._timed(text, encode, text, special, parse_special=parse_special)
         self._check(ids)
         return ids, offsets
 
     def encode_pair(self, first: str, second: str) -> tuple[I32, I32, I32]:
         """Two texts with the tokenizer's special tokens: ids, token types, and for each token the text that it is of,
         0 or 1, or -1 for a special token of the post-processor. All int32[n]."""
-        started = time.perf_counter()
-        try:
-            found = self.encoder.tokenizer.encode(first, second)
-        except (ValueError, TypeError) as error:
-            raise refused(f"{first} … {second}", error) from error
-        self.seconds += time.perf_counter() - started
-        self.calls += 1
+        found = self._timed(f"{first} … {second}", self.encoder.tokenizer.encode, first, second)
         ids = np.array(found.ids, dtype=np.int32)
         self._check(ids)
         texts = [-1 if text is None else text for text in found.sequence_ids]
         return ids, np.array(found.type_ids, dtype=np.int32), np.array(texts, dtype=np.int32)
+
+    def _timed(self, text: str, encode: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            found = encode(*given, **options)
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(f"the tokenizer refuses {shown(text)}: {shown(str(error))}") from error
+        self.seconds += time.perf_counter() - started
+        self.calls += 1
+        return found
 
     def runs(self, pieces: Sequence[Piece], fixed: tuple[str, ...] = ()) -> list[I32 | list[tuple[str, bool]]]:
         """Ready ids, and the stretches of ``(text, cuttable)`` that are encoded together. Untrusted text is cuttable,
@@ -256,16 +229,12 @@ class TokenizationScope:
     def close(self) -> float:
         """Report to the encoder; returns the milliseconds spent."""
         if self.calls:
-            self.encoder.count(self.calls)
+            self.encoder.tally.add(self.calls)
             self.calls = 0
         return self.seconds * 1e3
 
 
 EMPTY: I32 = np.zeros(0, dtype=np.int32)
-
-
-def refused(text: str, error: Exception) -> InvalidRequest:
-    return InvalidRequest(f"the tokenizer refuses {shown(text)}: {shown(str(error))}")
 
 
 def len_of(value: Any) -> int:

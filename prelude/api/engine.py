@@ -337,7 +337,7 @@ class AsyncEngine(AsyncVerbs):
         if self._pool is None:
             with self._start_lock:
                 if self._pool is None:
-                    self._pool = ThreadPoolExecutor(preparer.prepare_threads, "prelude-prepare")
+                    self._pool = ThreadPoolExecutor(preparer.context.config.expert.prepare_threads, "prelude-prepare")
         loop = asyncio.get_running_loop()
         pool, jobs = self._pool, []
         try:

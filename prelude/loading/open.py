@@ -13,7 +13,7 @@ from prelude.errors import ConfigError, InsufficientMemory, ModelError
 from prelude.execution.backends import asked_for
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.loading.sparrow import load_sparrow
-from prelude.models.installed import path_or_name
+from prelude.models.names import path_or_name
 from prelude.models.sparrow import is_sparrow
 from prelude.records import dataclass, replace
 from prelude.runtime.assembly import make_core
@@ -183,7 +183,7 @@ def model_path(model: str | Path | None, revision: str | None = None) -> Path:
         if revision is not None:
             raise ModelError(f"revision={revision!r} is for a hub name, and no model is named")
         return default_model.path()
-    from prelude.models.hub import resolve
+    from prelude.models.names import resolve
 
     return resolve(path_or_name(model, revision), revision=revision)
 
@@ -341,8 +341,7 @@ def _preparer(
     from prelude.admission.chat import chat_renderer
     from prelude.admission.preparer import Preparer
     from prelude.models.options import option_model
-    from prelude.models.pooling import read_embedding
-    from prelude.models.recipes import read_recipes
+    from prelude.models.sentence_transformers import read_embedding, read_recipes
 
     head = option_model(directory)
     model.check_vocabulary(tokenizer.id_limit - 1, str(directory))
@@ -350,7 +349,7 @@ def _preparer(
         tokenizer,
         limits,
         config,
-        eos_ids=model.eos_token_ids,
+        eos_ids=frozenset(model.eos_token_ids),
         bos_id=model.bos_token_id,
         labels=model.labels,
         activation=model.activation,
@@ -367,10 +366,9 @@ def _preparer(
 
 
 def _mask_id(directory: ModelDirectory, tokenizer: Tokenizer) -> int | None:
-    from prelude.models.options.base import special_names
+    from prelude.models.options.base import special_name
 
-    said = special_names(directory, "", {"mask_token": "[MASK]"})["mask_token"]
-    found = tokenizer.token_to_id(said)
+    found = tokenizer.token_to_id(special_name(directory, "mask", "[MASK]"))
     return tokenizer.token_to_id("<mask>") if found is None else found
 
 
@@ -387,7 +385,7 @@ def _tokenizer(directory: ModelDirectory, model: ModelConfig) -> tuple[Tokenizer
     """The tokenizer of ``directory``, and the side that its file cuts, "left" or "right"; ``ModelError`` names the
     file for each error that its contents cause."""
     from prelude.models.options import option_model
-    from prelude.models.pooling import lowers_text
+    from prelude.models.sentence_transformers import lowers_text
     from prelude.tokenizer import Tokenizer
     from prelude.tokenizer.class_settings import Model
 

@@ -15,16 +15,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.config import ModelConfig
 from prelude.models.files import ModelDirectory, WeightFiles, Where, find_weight_files
-from prelude.models.gguf.directory import GgufDirectory
+from prelude.models.gguf.directory import GgufDirectory, GgufWeights
 from prelude.models.gguf.reader import BLOCK_TYPES, TYPES
-from prelude.models.gguf.weights import GgufWeights
 from prelude.models.packed_file import PACKED, PACKED_FILE, Converted, Kept, PackedWeights
-from prelude.models.safetensors_file import FLOATS, SafetensorsFile, TensorInfo, UsedFile
+from prelude.models.safetensors_file import FLOATS, MappedFile, SafetensorsFile, TensorInfo, UsedFile
 from prelude.models.spec import LM_HEAD, ModelSpec
 from prelude.records import dataclass
 
@@ -51,12 +50,9 @@ Q8_VALUES, Q8_BYTES = TYPES[8][1:]
 """Values and bytes of a block of Q8_0, the form in which all blocks are computed."""
 
 
-WeightFile: TypeAlias = "SafetensorsFile | GgufWeights | PackedWeights"
-
-
 @dataclass(frozen=True)
 class _Place:
-    file: WeightFile
+    file: MappedFile
     name: str
 
     @property
@@ -86,7 +82,7 @@ class Checkpoint:
         """Map and check the weights of a model directory; ``scan`` also reads them all for NaN and Inf."""
         found = ModelDirectory.of(where)
         directory = found.path
-        files: dict[str, WeightFile]
+        files: dict[str, MappedFile]
         if isinstance(found, GgufDirectory):
             files = {found.weights.name: GgufWeights(found.weights)}
         else:
@@ -173,7 +169,7 @@ class Checkpoint:
     def used(self) -> UsedFile | None:
         """The file whose words stay in use where they lie, once one was read."""
         found = self._packed_weights()
-        return None if found is None else found.used
+        return None if found is None else found.in_use
 
     def _packed_weights(self) -> PackedWeights | None:
         return next((file for file in self._files if isinstance(file, PackedWeights)), None)
@@ -265,7 +261,7 @@ def _check_assignment(assigned: dict[str, str], files: dict[str, SafetensorsFile
                 raise CheckpointError(f"{file.path}: holds tensor {shown(tensor)}, but the index {said}")
 
 
-def _places(directory: Path, spec: ModelSpec, files: Mapping[str, WeightFile]) -> dict[str, _Place]:
+def _places(directory: Path, spec: ModelSpec, files: Mapping[str, MappedFile]) -> dict[str, _Place]:
     """Return every tensor of the files under its normal name."""
     places: dict[str, _Place] = {}
     every = (*spec.tensors(), *spec.masked_tensors())

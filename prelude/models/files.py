@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from prelude.errors import CheckpointError, ModelError, reason, shown
+from prelude.models.fields import Fields
 from prelude.records import dataclass
 from prelude.values.strict_json import parse
 
@@ -28,6 +30,9 @@ LFS_POINTER = b"version https://git-lfs"
 LFS_ADVICE = "a git-LFS pointer, not the file itself; run `git lfs pull` in the directory"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MODULES = "modules.json"
+CONFIG_LIMIT = 4 << 20
+"""Bytes of a configuration file; real ones have a few thousand."""
 MAX_INDEX_BYTES = 64 << 20
 MAX_SHARDS = 10_000
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -119,33 +124,47 @@ class ModelDirectory:
             raise error(f"{self.path / name}: {LFS_ADVICE}")
         return data
 
-    def value(self, name: str, limit: int, error: type[ModelError] = ModelError) -> Any:
+    def value(self, name: str, limit: int = CONFIG_LIMIT, error: type[ModelError] = ModelError) -> Any:
         """Return the JSON value in the file ``name``."""
         return parse(self.read(name, limit, error), str(self.path / name), error)
 
-    def object(self, name: str, limit: int, error: type[ModelError] = ModelError) -> dict[str, Any]:
+    def object(self, name: str, limit: int = CONFIG_LIMIT, error: type[ModelError] = ModelError) -> dict[str, Any]:
         """Return the JSON object in the file ``name``."""
         value = self.value(name, limit, error)
         if not isinstance(value, dict):
             raise error(f"{self.path / name}: holds a {type(value).__name__}, an object is needed")
         return value
 
+    def fields(self, name: str, defaults: Mapping[str, Any] | None = None, *, needed: bool = True) -> Fields:
+        """Return the object in the file ``name`` for reading; one without keys if the file is not ``needed`` and is
+        missing."""
+        values = self.object(name) if needed or self.has(name) else {}
+        return Fields(values, str(self.path / name), defaults)
+
+    def modules(self) -> list[tuple[str, str]]:
+        """Return class and folder of each module of sentence-transformers."""
+        if not self.has(MODULES):
+            return []
+        where, listed = self.path / MODULES, self.value(MODULES)
+        if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
+            raise ModelError(f"{where}: a list of objects is expected")
+        found = [(str(module.get("type", "")).rsplit(".", 1)[-1], module.get("path", "")) for module in listed]
+        for _, folder in found:
+            if not isinstance(folder, str):
+                raise ModelError(f"{where}: path {shown(folder)} is not a string")
+        return found
+
 
 Where: TypeAlias = "ModelDirectory | str | os.PathLike[str]"
 
 
 def _transformer_folder(directory: ModelDirectory) -> str:
-    """Return modules.json's folder; "" if the model lies in the directory. Other faults of that file are those of
-    the readers of its modules."""
-    if not directory.has("modules.json"):
+    """Return modules.json's folder; "" if the model lies in the directory."""
+    kind, folder = next(iter(directory.modules()), ("", ""))
+    if kind != "Transformer":
         return ""
-    modules = directory.value("modules.json", 1 << 20)
-    first = modules[0] if isinstance(modules, list) and modules else None
-    if not isinstance(first, dict) or str(first.get("type", "")).rsplit(".", 1)[-1] != "Transformer":
-        return ""
-    folder = first.get("path", "")
-    if not isinstance(folder, str) or Path(folder).name != folder:
-        raise ModelError(f"{directory.path / 'modules.json'}: path {shown(folder)} is not the name of a folder")
+    if Path(folder).name != folder:
+        raise ModelError(f"{directory.path / MODULES}: path {shown(folder)} is not the name of a folder")
     return folder
 
 

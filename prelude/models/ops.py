@@ -50,6 +50,12 @@ class RowNorm:
         return [array for array in (self.gain, self.bias) if array is not None]
 
 
+class Weights:
+    """A part of a model: its fields are arrays, norms, projections, and other parts."""
+
+    __slots__ = ()
+
+
 class RotaryTable:
     """``rope.turns`` of positions, grown in pages as they are met.
 

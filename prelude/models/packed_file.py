@@ -71,32 +71,22 @@ class Kept:
         return sum(rows for _, rows in self.parts)
 
 
-class PackedWeights:
-    """One open file of packed weights."""
+class PackedWeights(SafetensorsFile):
+    """One open file of packed weights. Its ``tensors`` are the weights that were packed."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file = SafetensorsFile(path)
-        self.used: UsedFile | None = None
-        try:
-            self.converted = self._converted()
-            self._kept = {kept.parts[0][0]: kept for kept in self._weights()}
-            self.tensors: dict[str, TensorInfo] = {}
-            for kept in self._kept.values():
-                for name, rows in kept.parts:
-                    if name in self.tensors:
-                        raise CheckpointError(f"{path}: weight {shown(name)} is there twice")
-                    share = self.file.tensors[kept.tensor].nbytes * rows // kept.outputs
-                    self.tensors[name] = TensorInfo(PACKED, (rows, kept.inputs), 0, share)
-        except BaseException:
-            self.file.close()
-            raise
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.tensors
+    def _parse(self, size: int) -> None:
+        super()._parse(size)
+        self.stored = self.tensors
+        self.in_use: UsedFile | None = None
+        self.converted = self._converted()
+        self._kept = {kept.parts[0][0]: kept for kept in self._weights()}
+        self.tensors = {}
+        for kept in self._kept.values():
+            for name, rows in kept.parts:
+                if name in self.tensors:
+                    raise CheckpointError(f"{self.path}: weight {shown(name)} is there twice")
+                share = self.stored[kept.tensor].nbytes * rows // kept.outputs
+                self.tensors[name] = TensorInfo(PACKED, (rows, kept.inputs), 0, share)
 
     def tensor(self, name: str) -> Array:
         made = self.converted
@@ -116,29 +106,23 @@ class PackedWeights:
 
     def words(self, kept: Kept) -> Array:
         """Return the words of ``kept``, int32: a view of the file if no other user can write it."""
-        found = self.file.tensor(kept.tensor)
-        if not self.file.only_ours or found.ctypes.data % ALIGNMENT:
+        found = self.view(self.stored[kept.tensor])
+        if not self.only_ours or found.ctypes.data % ALIGNMENT:
             found = found.copy()
-        elif self.used is None:
-            self.used = self.file.used()
+        elif self.in_use is None:
+            self.in_use = self.used()
         return found
 
     def check(self) -> None:
         """Read all words; ``CheckpointError`` if their digest is not that of the metadata."""
-        if digest(self.file.tensor(name) for name in sorted(self.file.tensors)) != self.file.metadata.get("sha256"):
+        if digest(self.view(self.stored[name]) for name in sorted(self.stored)) != self.metadata.get("sha256"):
             raise CheckpointError(f"{self.path}: the words are not those that were written; convert the model again")
 
     def release(self, name: str) -> None:
         """Do nothing: the words stay in use."""
 
-    def changed(self) -> bool:
-        return self.file.changed()
-
-    def close(self) -> None:
-        self.file.close()
-
     def _converted(self) -> Converted:
-        metadata = self.file.metadata
+        metadata = self.metadata
         for key, wanted in (("format", FORMAT), ("version", VERSION), ("layout", LAYOUT)):
             if metadata.get(key) != wanted:
                 raise UnsupportedModel(
@@ -160,10 +144,8 @@ class PackedWeights:
     def _weights(self) -> Iterator[Kept]:
         from prelude._native import cpu
 
-        listed = parse(
-            self.file.metadata.get("weights", ""), f"{self.path}: weights", CheckpointError, numbers=NATURAL
-        )
-        if not isinstance(listed, dict) or listed.keys() != self.file.tensors.keys():
+        listed = parse(self.metadata.get("weights", ""), f"{self.path}: weights", CheckpointError, numbers=NATURAL)
+        if not isinstance(listed, dict) or listed.keys() != self.stored.keys():
             raise CheckpointError(f"{self.path}: the list of weights is not that of the tensors")
         for name, entry in listed.items():
             kept = _kept(name, entry)
@@ -174,7 +156,7 @@ class PackedWeights:
                     f"{self.path}: weight {shown(name)} is in {kept.packing}, which the packing "
                     f"{self.converted.packing!r} of the file never gives"
                 )
-            info = self.file.tensors[name]
+            info = self.stored[name]
             words = cpu.packed_words(kept.outputs, kept.inputs, cpu.PACKINGS[kept.packing])
             if info.dtype != "I32" or info.shape != (words,):
                 raise CheckpointError(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +24,6 @@ import numpy as np
 from prelude.models.arrays import F32, FLOAT32, KEPT, Array, Packing, as_type, name_of, widen
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.ops import RowNorm
-from prelude.models.option_heads import ChoiceLayerWeights, ChoiceWeights, OptionWeights, PointerWeights
 from prelude.models.packed import PackedLinear
 from prelude.models.packed_file import Converted, Kept
 from prelude.models.recurrent import read_recurrent
@@ -47,51 +45,39 @@ from prelude.models.spec import (
     Projection,
 )
 from prelude.models.weights import (
+    ChoiceLayerWeights,
+    ChoiceWeights,
     ClassifierWeights,
     EmbeddingWeights,
     EntryWeights,
     LayerWeights,
     MaskedWeights,
     ModelWeights,
+    OptionWeights,
+    PointerWeights,
 )
+from prelude.records import fields, replace
 from prelude.terminal.progress import watched
 
 
 class WeightSource(Protocol):
-    """The used methods of a checkpoint."""
+    """The used methods of ``Checkpoint``, which describes them."""
 
     def names(self) -> Sequence[str]: ...
-
-    def tensor(self, name: str) -> Array: ...
-
-    def finite(self, name: str) -> Array: ...
-
-    def in_blocks(self, name: str) -> bool:
-        """Return whether a weight is stored in blocks of a few bits."""
-
-    def blocks(self, name: str) -> Blocks:
-        """Return a weight that is ``in_blocks``."""
-
-    @property
-    def converted(self) -> Converted | None:
-        """The choice that packed weights were made for; None if there are none."""
-
-    def packed(self, names: Sequence[str]) -> tuple[Array, Kept] | None:
-        """The words of the weight that was packed of ``names``, and their description; None if they are stored as
-        weights."""
-
-    @property
-    def used(self) -> UsedFile | None:
-        """The file whose words stay in use where they lie, once one was read."""
-
-
-class SizedSource(Protocol):
-    """The used methods of a checkpoint for the number of bytes of its weights."""
-
     def nbytes(self, itemsize: int, keep: bool = False) -> int: ...
+    def tensor(self, name: str) -> Array: ...
+    def finite(self, name: str) -> Array: ...
+    def in_blocks(self, name: str) -> bool: ...
+    def blocks(self, name: str) -> Blocks: ...
+    def packed(self, names: Sequence[str]) -> tuple[Array, Kept] | None: ...
+
+    @property
+    def converted(self) -> Converted | None: ...
+    @property
+    def used(self) -> UsedFile | None: ...
 
 
-def weight_bytes(source: SizedSource, spec: ModelSpec, dtype: np.dtype[Any], packing: Packing) -> int:
+def weight_bytes(source: WeightSource, spec: ModelSpec, dtype: np.dtype[Any], packing: Packing) -> int:
     """About the bytes that ``load_weights`` will hold: a byte for each weight of the layers and of the LM head if
     they are of int8, beside the others in ``dtype``."""
     if packing != "int8":
@@ -291,16 +277,9 @@ class _Reader:
         )
 
     def _choice_layer(self, spec: ChoiceLayer) -> ChoiceLayerWeights:
-        return ChoiceLayerWeights(
-            self.norm(spec.norm),
-            self.projection(spec.query),
-            self.projection(spec.key),
-            self.projection(spec.value),
-            self.projection(spec.out),
-            self.norm(spec.mlp_norm),
-            self.projection(spec.up),
-            self.projection(spec.down),
-        )
+        parts: list[Norm | Projection] = [getattr(spec, field.name) for field in fields(spec)]
+        made: list[Any] = [self.norm(one) if isinstance(one, Norm) else self.projection(one) for one in parts]
+        return ChoiceLayerWeights(*made)
 
     def _entry(self, entry: LayerInput) -> EntryWeights:
         return EntryWeights(self.norm(entry.norm), self.vector(f"{entry.types}.weight"))

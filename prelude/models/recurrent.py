@@ -21,7 +21,7 @@ import numpy as np
 from prelude._native import cpu
 from prelude._native.cpu import Sequences
 from prelude.models.arrays import BF16, F32, Array, narrow, widen
-from prelude.models.ops import RowNorm
+from prelude.models.ops import RowNorm, Weights
 from prelude.models.spec import GatedDelta, ModelSpec, Norm, Recurrent, ShortConv
 from prelude.records import dataclass
 
@@ -29,25 +29,19 @@ _F32 = 4  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaWeights:
+class DeltaWeights(Weights):
     spec: GatedDelta
     conv: F32  # [kernel, channels] float32, as the others
     rate: F32  # [value_heads]: exp(A_log)
     offset: F32  # [value_heads]: dt_bias
     gain: F32  # [value_dim]
 
-    def arrays(self) -> list[Array]:
-        return [self.conv, self.rate, self.offset, self.gain]
-
 
 @dataclass(frozen=True, slots=True)
-class ConvWeights:
+class ConvWeights(Weights):
     spec: ShortConv
     conv: F32  # [kernel, channels] float32
     bias: F32 | None  # [channels] float32
-
-    def arrays(self) -> list[Array]:
-        return [self.conv] if self.bias is None else [self.conv, self.bias]
 
 
 def read_recurrent(

@@ -6,13 +6,14 @@ import numpy as np
 
 from prelude._native import cpu
 from prelude.models.arrays import F32, Array, aligned
+from prelude.models.ops import Weights
 from prelude.models.packed import PackedLinear
 from prelude.models.spec import Attention, Relative
 from prelude.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class RelativeWeights:
+class RelativeWeights(Weights):
     """Term of a layer. ``keys`` and ``queries`` [heads, panels, head_dim, lanes] float32 hold a row's vector in each
     lane, those of queries times the scale of scores; ``rows`` [2 * span - 1] int32 is the row of each distance, the
     same in all layers."""
@@ -26,9 +27,6 @@ class RelativeWeights:
     def panels(self) -> int:
         """Panels of a head."""
         return int(self.keys.shape[1])
-
-    def arrays(self) -> list[Array]:
-        return [self.keys, self.queries, self.rows]
 
 
 def panels_of(relative: Relative) -> int:

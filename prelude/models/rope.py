@@ -14,7 +14,7 @@ from prelude.models.fields import Fields
 from prelude.records import dataclass
 
 if TYPE_CHECKING:
-    from prelude.values.arrays import F64
+    from prelude.values.arrays import C64, F64
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 MAX_POSITIONS = 1 << 24
@@ -37,17 +37,45 @@ class RopeScaling:
     """Longrope: the divisor of each plain inverse frequency."""
 
 
-@dataclass(frozen=True)
-class Ropes:
-    """Rotary positions as a config describes them. ``width``: values of a head that turn, an even number."""
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions over the first ``width`` values of a head, an even number, the second half of them paired with
+    the first."""
 
     theta: float
     width: int
-    positions: int
-    """The longest context, in tokens."""
     scaling: RopeScaling | None = None
+
+    def frequencies(self) -> tuple[F64, float]:
+        """Inverse frequencies [width / 2], and the factor on cosine and sine.
+
+        In float64 from the exponents on, as the angles are that are made of them: of float32, whose last bit far
+        positions multiply, there is one rounding, that of cosine and sine.
+        """
+        import numpy as np
+
+        plain = 1.0 / np.power(self.theta, np.arange(0, self.width, 2) / self.width)
+        return _scaled(plain, self)
+
+    def turns(self, first: int, last: int) -> C64:
+        """[last - first, width / 2]: ``cos + i sin`` of positions from ``first`` on, times the factor. Computed in
+        float64 and rounded once."""
+        import numpy as np
+
+        frequencies, factor = self.frequencies()
+        angles = np.outer(np.arange(first, last), frequencies)
+        turns: C64 = ((np.cos(angles) + 1j * np.sin(angles)) * factor).astype(np.complex64)
+        return turns
+
+
+@dataclass(frozen=True)
+class Ropes:
+    """Rotary positions as a config describes them, of contexts of up to ``positions`` tokens."""
+
+    rope: Rope
+    positions: int
     longer: Ropes | None = None
-    """The rope of contexts of more than ``positions`` tokens, if they turn every token by other angles."""
+    """Those of longer contexts, if they turn every token by other angles."""
 
 
 def parse_rope(
@@ -71,7 +99,7 @@ def parse_rope(
         raise rope.wrong("partial_rotary_factor", f"of heads of {head_dim} values an even number has to turn")
     kind = rope.text("rope_type", "default")
     if kind == "default":
-        return Ropes(theta, width, max_positions)
+        return Ropes(Rope(theta, width), max_positions)
     if kind == "longrope" or kind in longrope:
         return _longrope(fields, rope, theta, width, max_positions)
     if kind not in ("linear", "llama3", "yarn"):
@@ -80,7 +108,7 @@ def parse_rope(
             "longrope"
         )
     scaling = _scaling(rope, kind, max_positions)
-    return Ropes(theta, width, stretched_positions(fields, scaling, max_positions), scaling)
+    return Ropes(Rope(theta, width, scaling), _stretched(fields, scaling, max_positions))
 
 
 def _longrope(fields: Fields, rope: Fields, theta: float, width: int, max_positions: int) -> Ropes:
@@ -108,10 +136,10 @@ def _longrope(fields: Fields, rope: Fields, theta: float, width: int, max_positi
             "longrope", factor, original, attention_factor=attention, factors=tuple(float(one) for one in factors)
         )
 
-    short, long = scaling("short_factor"), scaling("long_factor")
+    short, long = (Rope(theta, width, scaling(f"{length}_factor")) for length in ("short", "long"))
     if original >= max_positions:
-        return Ropes(theta, width, max_positions, short)
-    return Ropes(theta, width, original, short, Ropes(theta, width, max_positions, long))
+        return Ropes(short, max_positions)
+    return Ropes(short, original, Ropes(long, max_positions))
 
 
 def _merged(fields: Fields) -> dict[str, Any]:
@@ -171,10 +199,10 @@ def _scaling(rope: Fields, kind: str, max_positions: int) -> RopeScaling:
     )
 
 
-def stretched_positions(fields: Fields, scaling: RopeScaling | None, max_positions: int) -> int:
+def _stretched(fields: Fields, scaling: RopeScaling, max_positions: int) -> int:
     """Return the longest context. The recipe of Qwen's model cards adds YaRN's ``rope_scaling`` and leaves
     ``max_position_embeddings`` as it was: the context is then ``factor`` times the original one that it names."""
-    if scaling is None or scaling.kind != "yarn" or "original_max_position_embeddings" not in _merged(fields):
+    if scaling.kind != "yarn" or "original_max_position_embeddings" not in _merged(fields):
         return max_positions
     return min(MAX_POSITIONS, max(max_positions, int(scaling.factor * scaling.original_max_positions)))
 
@@ -192,16 +220,11 @@ def _yarn_attention(rope: Fields, factor: float) -> float:
     return scale(1.0)
 
 
-def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tuple[F64, float]:
-    """``(frequencies [head_dim / 2], factor on cosine and sine)``.
-
-    In float64 from the exponents on, as the angles are that are made of them: of float32, whose last bit far
-    positions multiply, there is one rounding, that of cosine and sine.
-    """
+def _scaled(plain: F64, rope: Rope) -> tuple[F64, float]:
+    """Return the inverse frequencies that the scaling makes of ``plain`` ones, and the factor."""
     import numpy as np
 
-    powers = np.power(float(theta), np.arange(0, head_dim, 2) / head_dim)
-    plain = 1.0 / powers
+    scaling, theta, width = rope.scaling, rope.theta, rope.width
     if scaling is None:
         return plain, 1.0
     if scaling.kind == "linear":
@@ -215,11 +238,11 @@ def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling | None
         smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
         return (1 - smooth) * plain / scaling.factor + smooth * plain, 1.0
     first, last = (
-        head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
         for turns in (scaling.beta_fast, scaling.beta_slow)
     )
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, head_dim - 1)
-    ramp = np.clip((np.arange(head_dim // 2) - first) / (last - first if first != last else 0.001), 0, 1)
+    first, last = max(first, 0), min(last, width - 1)
+    ramp = np.clip((np.arange(width // 2) - first) / (last - first if first != last else 0.001), 0, 1)
     return plain / scaling.factor * ramp + plain * (1 - ramp), scaling.attention_factor

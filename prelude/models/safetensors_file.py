@@ -54,13 +54,17 @@ class TensorInfo:
 
 class MappedFile:
     """One open, untrusted file of weights: its tensors are arrays over a mapping, which they keep alive. Subclasses
-    read the header in ``_parse``, which may raise ``CheckpointError``.
+    read the header in ``_parse``, which may raise ``CheckpointError``, and then have ``tensors``.
 
     A file that is *truncated* while views of it are in use ends the process with a bus error. So weights are copied
     out when a model is loaded, and ``changed`` tells whether it changed until then. The packed weights of a converted
     directory are used where they lie (``prelude/models/packed_file.py``). Such a file is replaced by renaming another
     one over it, and never overwritten: ``UsedFile`` tells, before each step.
     """
+
+    tensors: dict[str, TensorInfo]
+    data_start = 0
+    """The byte from which ``begin`` and ``end`` of tensors count."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -90,6 +94,30 @@ class MappedFile:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def tensor(self, name: str) -> Array:
+        """Return a view of the file, or a copy of a part of it that no view can show."""
+        raise NotImplementedError
+
+    def release(self, name: str) -> None:
+        """Take the pages of a tensor out of this process's memory. Views of it stay valid: a page that is looked at
+        again is read from the file again."""
+        info = self.tensors[name]
+        first, last = self.data_start + info.begin, self.data_start + info.end
+        advise = getattr(self._mapping, "madvise", None)
+        if advise is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        first -= first % mmap.PAGESIZE
+        advise(mmap.MADV_DONTNEED, first, last - first)
 
     def changed(self) -> bool:
         """Return whether the file was written to since it was opened. Deleted or replaced, it stays readable."""
@@ -128,15 +156,6 @@ class MappedFile:
                 raise CheckpointError(f"{self.path}: already closed")
             self._bytes = np.frombuffer(self._mapping, np.uint8)
         return self._bytes[first:last]
-
-    def release_between(self, first: int, last: int) -> None:
-        """Take the pages of bytes [first, last) out of this process's memory. Views of them stay valid: a page that
-        is looked at again is read from the file again."""
-        advise = getattr(self._mapping, "madvise", None)
-        if advise is None or not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        first -= first % mmap.PAGESIZE
-        advise(mmap.MADV_DONTNEED, first, last - first)
 
 
 class UsedFile:
@@ -205,7 +224,6 @@ FLOATS = ("F32", "BF16", "F16", "F64")
 class SafetensorsFile(MappedFile):
     """One open, validated file."""
 
-    tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
 
     def _parse(self, size: int) -> None:
@@ -213,33 +231,22 @@ class SafetensorsFile(MappedFile):
         self.data_start = 8 + len(header)
         self.tensors, self.metadata = _parse_header(header, size - self.data_start, self.path)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
     def tensor(self, name: str) -> Array:
         """Return a view of the file; a copy only if the data is not aligned to its element size."""
-        from prelude.models.arrays import BF16
-
         info = self.tensors.get(name)
         if info is None:
             raise CheckpointError(f"{self.path}: no tensor {shown(name)}")
+        return self.view(info)
+
+    def view(self, info: TensorInfo) -> Array:
+        from prelude.models.arrays import BF16
+
         size, dtype = DTYPES[info.dtype]
         begin = self.data_start + info.begin
         flat = self.between(begin, begin + info.nbytes)
         if begin % size:
             flat = flat.copy()
         return flat.view(BF16 if info.dtype == "BF16" else dtype).reshape(info.shape)
-
-    def release(self, name: str) -> None:
-        """Take the pages of a tensor out of this process's memory. Views of it stay valid."""
-        info = self.tensors[name]
-        self.release_between(self.data_start + info.begin, self.data_start + info.end)
 
 
 def _read_header(file: SafetensorsFile, size: int) -> bytes:

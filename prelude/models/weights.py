@@ -1,35 +1,53 @@
-"""The weights of a model as the CPU's forward pass holds them; ``read_weights`` makes them."""
+"""The weights of a model as the CPU's forward pass holds them; ``read_weights`` makes them. Heads compute in float32;
+products of two activations are summed in float64, by one thread."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from prelude.models.arrays import F32, Array, bytes_of, widen
-from prelude.models.ops import RowNorm, activate
-from prelude.models.option_heads import OptionWeights
-from prelude.models.packed import OutLinear, PackedLinear, own
+from prelude.models.arrays import Array, bytes_of, widen
+from prelude.models.ops import RowNorm, Weights, activate
+from prelude.models.packed import OutLinear, PackedLinear, SummedLinear
 from prelude.models.recurrent import ConvWeights, DeltaWeights
 from prelude.models.relative import RelativeWeights
 from prelude.models.safetensors_file import UsedFile
 from prelude.models.spec import HeadActivation, Layer
-from prelude.records import dataclass
+from prelude.records import dataclass, fields
+from prelude.values.arrays import F32, F64
+
+
+def _leaves(part: object) -> Iterator[PackedLinear | RowNorm | Array]:
+    """Yield the arrays, projections and norms in a part of a model."""
+    if isinstance(part, PackedLinear | RowNorm | np.ndarray):
+        yield part
+    elif isinstance(part, SummedLinear):
+        yield part.inner
+    elif isinstance(part, tuple):
+        for one in part:
+            yield from _leaves(one)
+    elif isinstance(part, Weights):
+        for field in fields(part):  # type: ignore[arg-type]
+            yield from _leaves(getattr(part, field.name))
+
+
+def arrays_of(part: object) -> Iterator[Array]:
+    """Yield the arrays of a part of a model, shared ones as often as they are there."""
+    for leaf in _leaves(part):
+        yield from [leaf] if isinstance(leaf, np.ndarray) else leaf.arrays()
 
 
 @dataclass(frozen=True, slots=True)
-class EntryWeights:
+class EntryWeights(Weights):
     norm: RowNorm
     types: F32  # [num_types, width] float32
 
-    def arrays(self) -> list[Array]:
-        return [*self.norm.arrays(), self.types]
-
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
+class LayerWeights(Weights):
     spec: Layer
     in_proj: PackedLinear
     """Projection of the mixer. The rows of gates are the first."""
@@ -46,33 +64,13 @@ class LayerWeights:
     recurrent: DeltaWeights | ConvWeights | None = None
     """The weights of a mixer that keeps a state; None for attention."""
 
-    def linears(self) -> tuple[PackedLinear, ...]:
-        return self.in_proj, own(self.out), self.up, own(self.down)
-
-    def arrays(self) -> Iterator[Array]:
-        for linear in self.linears():
-            yield from linear.arrays()
-        for norm in (self.mixer_norm, self.mlp_norm, self.mixer_after, self.mlp_after):
-            if norm is not None:
-                yield from norm.arrays()
-        if self.qk_gain is not None:
-            yield self.qk_gain
-        for part in (self.relative, self.entry, self.recurrent):
-            if part is not None:
-                yield from part.arrays()
-
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingWeights:
+class EmbeddingWeights(Weights):
     tokens: Array | PackedLinear  # [vocab, width]; packed if they are the LM head's weight too
     positions: F32 | None = None  # [types * positions, width] float32: position and type together
     norm: RowNorm | None = None
     projection: PackedLinear | None = None
-
-    def arrays(self) -> list[Array]:
-        parts = [part.arrays() for part in (self.norm, self.projection) if part is not None]
-        tokens = [self.tokens] if isinstance(self.tokens, np.ndarray) else self.tokens.arrays()
-        return [*tokens, *([] if self.positions is None else [self.positions]), *chain(*parts)]
 
     def of(self, ids: Array) -> F32:
         """[n, width], new: the vectors of ``ids`` [n] int64."""
@@ -82,17 +80,14 @@ class EmbeddingWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassifierWeights:
+class ClassifierWeights(Weights):
     out: PackedLinear
     dense: PackedLinear | None
     norm: RowNorm | None
 
-    def arrays(self) -> list[Array]:
-        return list(chain(*(part.arrays() for part in (self.out, self.dense, self.norm) if part is not None)))
-
 
 @dataclass(frozen=True, slots=True)
-class MaskedWeights:
+class MaskedWeights(Weights):
     dense: PackedLinear
     activation: HeadActivation
     norm: RowNorm
@@ -103,12 +98,73 @@ class MaskedWeights:
         made = self.dense(rows)
         return self.norm(activate(made, made.shape[1], self.activation, gated=False))
 
-    def arrays(self) -> list[Array]:
-        return [*self.dense.arrays(), *self.norm.arrays(), self.bias]
+
+def _products(x: F32, y: F32) -> F64:
+    """[rows of x, rows of y], over the root of their width."""
+    found: F64 = np.einsum("id,jd->ij", x, y, dtype=np.float64) / math.sqrt(x.shape[1])
+    return found
+
+
+def _logits(options: F32, answer: F32) -> F32:
+    return _products(options, answer)[:, 0].astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelWeights:
+class PointerWeights(Weights):
+    query: PackedLinear
+    key: PackedLinear
+
+    def __call__(self, rows: F32, kind: int) -> F32:
+        """Return logits [n] of the rows [n + 1, hidden] of n options and of the answer."""
+        return _logits(self.key(rows[:-1]), self.query(rows[-1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceLayerWeights(Weights):
+    norm: RowNorm
+    query: PackedLinear
+    key: PackedLinear
+    value: PackedLinear
+    out: PackedLinear
+    mlp_norm: RowNorm
+    up: PackedLinear
+    down: PackedLinear
+
+    def __call__(self, x: F32) -> F32:
+        normed = self.norm(x)
+        query, key, value = self.query(normed), self.key(normed), self.value(normed)
+        scores = _products(query, key)
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        mixed = np.einsum("ij,jd->id", shares, value).astype(np.float32)
+        x = x + self.out(mixed)
+        wide = self.up(self.mlp_norm(x))
+        return x + self.down(activate(wide, wide.shape[1], "gelu", gated=False))
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceWeights(Weights):
+    types: F32  # [num_types, hidden]
+    norm: RowNorm
+    layers: tuple[ChoiceLayerWeights, ...]
+    final_norm: RowNorm
+    answer: PackedLinear
+    choice: PackedLinear
+
+    def __call__(self, rows: F32, kind: int) -> F32:
+        """Return logits [n] of the rows [n + 1, hidden] of n options and of the answer."""
+        x = self.norm(np.concatenate([self.types[kind : kind + 1], rows]))
+        for layer in self.layers:
+            x = layer(x)
+        x = self.final_norm(x)
+        return _logits(self.choice(x[1:-1]), self.answer(x[-1:]))
+
+
+OptionWeights: TypeAlias = PointerWeights | ChoiceWeights
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights(Weights):
     embeddings: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
     final_norm: RowNorm | None
@@ -121,19 +177,11 @@ class ModelWeights:
     used: UsedFile | None = None
     """The file that packed weights are used in."""
 
-    def linears(self) -> Iterator[PackedLinear]:
-        for layer in self.layers:
-            yield from layer.linears()
-        others: list[PackedLinear | None] = [self.embeddings.projection, self.lm_head]
-        if self.classifier is not None:
-            others += [self.classifier.dense, self.classifier.out]
-        if self.masked is not None:
-            others.append(self.masked.dense)
-        yield from (linear for linear in others if linear is not None)
+    def linears(self) -> list[PackedLinear]:
+        """Return the projections, shared ones once."""
+        return list({id(leaf): leaf for leaf in _leaves(self) if isinstance(leaf, PackedLinear)}.values())
 
     @property
     def nbytes(self) -> int:
         """Resident bytes, shared memory counted once."""
-        heads = (self.lm_head, self.classifier, self.options, self.masked)
-        parts = (self.embeddings, *self.layers, self.final_norm, *heads)
-        return bytes_of(chain(*(part.arrays() for part in parts if part is not None)))
+        return bytes_of(arrays_of(self))

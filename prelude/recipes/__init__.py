@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from prelude.errors import RecipeError, shown
 from prelude.records import MISSING, dataclass, fields
@@ -53,11 +53,9 @@ class RerankRecipe:
 
     def __post_init__(self) -> None:
         _text(self.name, "name")
-        parts = tuple(self.parts) if isinstance(self.parts, list | tuple) else None
-        if parts is None or len(parts) > MAX_PARTS:
-            raise RecipeError(f"{shown(self.parts)} is not a list of at most {MAX_PARTS} texts", field="recipe.parts")
+        parts = _texts(self.parts, "parts", MAX_PARTS)
         object.__setattr__(self, "parts", parts)
-        found = [name for at, part in enumerate(parts) for name in placeholders(_text(part, f"parts[{at}]"))]
+        found = [name for part in parts for name in split_part(part)[1::2]]
         if parts and (sorted(set(found)) != sorted(found) or not {"query", "document"} <= set(found)):
             raise RecipeError(
                 f"{found} are its placeholders; {{query}} and {{document}} stand in it once each, {{instruction}} at "
@@ -68,9 +66,8 @@ class RerankRecipe:
             _text(self.instruction, "instruction")
         for name in ("yes", "no"):
             token = getattr(self, name)
-            if type(token) is int and 0 <= token < 1 << 31:
-                continue
-            if not (token is None and name == "no"):
+            is_id = type(token) is int and 0 <= token < 1 << 31
+            if not is_id and not (token is None and name == "no"):
                 _text(token, name)
         if self.activation not in ("none", "sigmoid"):
             raise RecipeError(f"{shown(self.activation)} is not 'none' or 'sigmoid'", field="recipe.activation")
@@ -102,11 +99,7 @@ class GuardField:
         _text(self.name, "fields.name")
         _text(self.before, f"{self.name}.before")
         for name, least in (("labels", 2), ("prompt_labels", 0)):
-            labels = getattr(self, name)
-            if not isinstance(labels, list | tuple) or not least <= len(labels) <= MAX_LABELS:
-                raise RecipeError(f"{shown(labels)} is not a list of labels", field=f"recipe.{self.name}.{name}")
-            texts = tuple(_text(label, f"{self.name}.{name}[{at}]") for at, label in enumerate(labels))
-            object.__setattr__(self, name, texts)
+            object.__setattr__(self, name, _texts(getattr(self, name), f"{self.name}.{name}", MAX_LABELS, least))
         _flag(self.response_only, f"{self.name}.response_only")
         for name in ("joiner", "none"):
             if getattr(self, name) != "":
@@ -114,9 +107,7 @@ class GuardField:
         if self.none and self.none not in self.labels:
             raise RecipeError(f"{shown(self.none)} is not one of its labels", field=f"recipe.{self.name}.none")
         if self.unless is not None:
-            if not isinstance(self.unless, list | tuple) or len(self.unless) != 3:
-                raise RecipeError(f"{shown(self.unless)} is not three texts", field=f"recipe.{self.name}.unless")
-            object.__setattr__(self, "unless", tuple(_text(text, f"{self.name}.unless") for text in self.unless))
+            object.__setattr__(self, "unless", _texts(self.unless, f"{self.name}.unless", 3, 3))
 
     def labels_for(self, response: bool) -> tuple[str, ...]:
         return self.labels if response or not self.prompt_labels else self.prompt_labels
@@ -143,10 +134,7 @@ class GuardRecipe:
         made = tuple(one if isinstance(one, GuardField) else _make(GuardField, one, "fields") for one in self.fields)
         object.__setattr__(self, "fields", made)
         for name in ("safe", "marks"):
-            texts = getattr(self, name)
-            if not isinstance(texts, list | tuple):
-                raise RecipeError(f"{shown(texts)} is not a list of texts", field=f"recipe.{name}")
-            object.__setattr__(self, name, tuple(_text(text, name) for text in texts))
+            object.__setattr__(self, name, _texts(getattr(self, name), name, MAX_LABELS))
         if not self.safe or not set(self.safe) <= set(made[0].labels):
             raise RecipeError(f"{shown(self.safe)} are not labels of {made[0].name!r}", field="recipe.safe")
         for name in ("separator", "end"):
@@ -171,6 +159,7 @@ class GuardRecipe:
 
 
 Recipe: TypeAlias = RerankRecipe | GuardRecipe
+R = TypeVar("R", RerankRecipe, GuardRecipe)
 _KINDS: Mapping[str, type[Any]] = {"rerank": RerankRecipe, "guard": GuardRecipe}
 
 
@@ -182,9 +171,18 @@ class ModelRecipes:
     guard: GuardRecipe | None = None
     looked: tuple[str, ...] = ()
 
-    @property
-    def looked_for(self) -> str:
-        return f" (looked for: {'; '.join(self.looked)})" if self.looked else ""
+    def chosen(self, given: Any, kind: type[R], does: str, why: str) -> R:
+        """Return the recipe that is ``given`` or named, else the directory's own. ``RecipeError`` if there is none.
+        ``does``: "ranks" or "guards"; ``why``: the reason for which no recipe is guessed."""
+        found = (self.rerank if kind is RerankRecipe else self.guard) if given is None else recipe_of(given, kind)
+        if isinstance(found, kind):
+            return found
+        looked = f" (looked for: {'; '.join(self.looked)})" if self.looked else ""
+        raise RecipeError(
+            f"the model directory does not say how it {does}{looked}, and {why}; name it: "
+            f"recipe={' or '.join(map(repr, names(kind)))}, or a {kind.__name__} of your own",
+            field="recipe",
+        )
 
 
 def read_recipe(data: bytes | str, where: str) -> Recipe:
@@ -227,10 +225,6 @@ def recipe_of(given: Any, kind: type[Any]) -> Any:
     return found
 
 
-def placeholders(text: str) -> list[str]:
-    return _PLACEHOLDER.findall(text)
-
-
 @lru_cache(maxsize=16)
 def split_part(text: str) -> tuple[str, ...]:
     """Return literals and placeholder names in turn, literals first and last."""
@@ -254,6 +248,12 @@ def _text(value: Any, name: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise RecipeError(f"{shown(value)} has a lone surrogate, which is no character", field=f"recipe.{name}")
     return value
+
+
+def _texts(values: Any, name: str, most: int, least: int = 0) -> tuple[str, ...]:
+    if not isinstance(values, list | tuple) or not least <= len(values) <= most:
+        raise RecipeError(f"{shown(values)} is not a list of {least} to {most} texts", field=f"recipe.{name}")
+    return tuple(_text(text, f"{name}[{at}]") for at, text in enumerate(values))
 
 
 def _flag(value: Any, name: str) -> None:

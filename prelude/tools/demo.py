@@ -13,7 +13,7 @@ from typing import Any
 from prelude import default_model
 from prelude.api.sync import Engine
 from prelude.errors import InvalidRequest
-from prelude.models.installed import PACKAGES, is_there
+from prelude.models.names import PACKAGES, is_there
 from prelude.tasks import Choice, Decide, Embed, Noul, Score
 from prelude.terminal.command_line import add_model
 from prelude.terminal.tables import shortened

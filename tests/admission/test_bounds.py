@@ -281,6 +281,7 @@ def guard(*fields: Any, **given: Any) -> Callable[[], Any]:
     return lambda: GuardRecipe(**{"name": "n", "fields": made, "safe": ("a",), **given})
 
 
+FEW = ("{query}", "{document}")
 SEVERAL = GuardField("s", "S:", ("a", "b"), joiner=", ")
 ANSWER = GuardField("r", "R:", ("a", "b"), response_only=True)
 
@@ -301,6 +302,10 @@ ANSWER = GuardField("r", "R:", ("a", "b"), response_only=True)
         (rerank(parts=("{query}{document}{instruction}",)), rerank(parts=("{query}",)), "recipe.parts"),
         (rerank(parts=["{document}", "{query}"]), rerank(parts="{document}{query}"), "recipe.parts"),
         (rerank(name="n"), rerank(name=""), "recipe.name"),
+        (rerank(parts=FEW), rerank(parts=("{query}{query}{document}",)), "recipe.parts"),
+        (rerank(parts=(*FEW, *["x"] * 14)), rerank(parts=(*FEW, *["x"] * 15)), "recipe.parts"),
+        (rerank(instruction="x" * 65536), rerank(instruction="x" * 65537), "recipe.instruction"),
+        (rerank(instruction="\ud7ff"), rerank(instruction="\ud800"), "recipe.instruction"),
         (field_of(), field_of(labels=("a",)), "recipe.f.labels"),
         (field_of(labels=many(256)), field_of(labels=many(257)), "recipe.f.labels"),
         (field_of(prompt_labels=()), field_of(prompt_labels="a"), "recipe.f.prompt_labels"),
@@ -337,14 +342,17 @@ def test_the_text_after_a_field_and_the_labels_of_one() -> None:
 
 
 def test_names_of_templates_of_recipes() -> None:
-    assert decision_names() == sorted(decision_names()) and len(decision_names()) > 1
+    assert decision_names() == sorted(decision_names()) and len(decision_names()) == 6
     for name in decision_names():
         assert isinstance(decision_template(name), DecisionTemplate)
     with pytest.raises(RecipeError, match="'x' is not a recipe for decide") as caught:
         decision_template("x")
     assert caught.value.field == "template"
     for text, says in (
+        ("", "not usable JSON"),
+        ("[]", "verb 'rerank' or 'guard' is expected"),
         ('{"verb": ["rerank"]}', "verb 'rerank' or 'guard' is expected"),
+        ('{"verb": "rerank", "name": "n", "yes": "y", "unknown": 1}', "unknown field 'unknown'"),
         ('{"verb": "rerank", "name": "n"}', "yes is missing"),
         ('{"verb": "guard", "name": "n", "fields": [3], "safe": ["a"]}', "3 is not an object"),
     ):

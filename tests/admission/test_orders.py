@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from typing import Any
 
 import numpy as np
@@ -240,29 +239,9 @@ def test_shifts_in_a_chat_template_and_after_cuts() -> None:
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize(
-    "orders", [0, -1, True, 1.5, "none", None, range(0), range(4, 2), range(0, 4, 2), range(-1, 2), [0, 1]]
-)
-def test_a_value_that_is_not_an_order(preparer: Preparer, orders: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r'^orders: .* is not "given", "sorted", "all", a number of shifts'):
-        preparer.prepare(Decide(STATE, [Choice("Which?", LABELS)], orders=orders))
-
-
 def test_shifts_that_do_not_exist_or_do_not_fit(preparer: Preparer) -> None:
     with pytest.raises(InvalidRequest, match=r"orders: range\(5, 9\) has none of the 5 shifts of questions\[0\]"):
         preparer.prepare(Decide(STATE, [Choice("Which?", LABELS)], orders=range(5, 9)))
     many = [f"label {i}" for i in range(200)]
     with pytest.raises(RequestTooLarge, match="questions"):
         toys.make(max_positions=4096).prepare(Decide(STATE, [Choice("Which?", many)], orders="all"))
-
-
-def test_the_first_shifts_are_far_apart() -> None:
-    rng = random.Random(0)
-    for count in [*range(1, 20), 255, 256, 257]:
-        order = spread(count)
-        assert sorted(order) == list(range(count)) and order[0] == 0
-        for k in (2, 4, 8, rng.randrange(1, count + 1)):
-            chosen = sorted(order[:k])
-            if k in (2, 4, 8) and k <= count // 2:
-                gaps = [b - a for a, b in zip(chosen, [*chosen[1:], count])]
-                assert max(gaps) <= 2 * (1 << (count - 1).bit_length()) // k

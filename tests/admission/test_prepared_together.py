@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
 import pytest
 
 from prelude.admission.preparer import Preparer
@@ -42,13 +39,3 @@ def test_a_callers_function_is_asked_once_for_each_task(preparer: Preparer) -> N
     params = SamplingParams(max_tokens=4, allowed_tokens_fn=allowed)
     preparer.prepare_all([Generate([1, 2, 3], params) for _ in range(5)])
     assert len(asked) == 5
-
-
-def test_ids_are_the_requests_own(preparer: Preparer) -> None:
-    given = np.array([1, 2, 3], np.int32)
-    [found] = preparer.prepare_all([Generate(given, SamplingParams(max_tokens=1, temperature=0))])
-    assert not isinstance(found, Exception)
-    given[:] = 9
-    assert found.prepared.tree.token_ids.tolist() == [1, 2, 3]
-    fields = {field.name for field in dataclasses.fields(found.prepared)}
-    assert all(hasattr(found.prepared, name) for name in fields)

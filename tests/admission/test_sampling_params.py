@@ -51,14 +51,6 @@ def test_penalties_at_their_bounds(preparer: Preparer) -> None:
     assert readout(preparer).edits is None, "off costs nothing"
 
 
-@pytest.mark.fault(9)
-def test_copies_and_beams_are_refused_by_name() -> None:
-    for name in ("n", "best_of", "beam_width", "use_beam_search"):
-        for count in (0, 1, 10**6):
-            with pytest.raises(UnknownParameter, match=rf"does not offer '{name}'"):
-                SamplingParams(**{name: count})
-
-
 @pytest.mark.fault(10)
 def test_logprobs(preparer: Preparer) -> None:
     for bad in (-1, 257, ROWS, 10**9, True, 1.0, "5", NAN):
@@ -153,20 +145,3 @@ def test_settings_of_the_end_of_a_text(preparer: Preparer) -> None:
     assert sampling(stop_token_ids=[7, np.int64(8)]).stop_ids == {0, 7, 8}
     assert sampling(stop_token_ids=(7,), ignore_eos=True).stop_ids == {7}
     assert sampling(stop="END").stops.words == ("END",) and sampling(stop=[]).stops is None
-    for bad in (-1, 65, True, 1.0):
-        with pytest.raises(InvalidRequest, match=r"params.min_tokens: .*at most max_tokens"):
-            sampling(min_tokens=bad)
-    with pytest.raises(InvalidRequest, match=r"params.include_stop"):
-        sampling(include_stop=1)
-
-
-def test_later_changes_by_the_caller_change_nothing(preparer: Preparer) -> None:
-    bias, stop, banned = {5: 1.0}, ["x"], [7]
-    params = SamplingParams(logit_bias=bias, stop=stop, banned_token_ids=banned)
-    task = preparer.snapshot(Generate([5], params))
-    bias.clear()
-    stop.clear()
-    banned.append(10**9)
-    sampling = preparer.prepare(task).prepared.sampling
-    assert sampling is not None and sampling.edits is not None and sampling.stops is not None
-    assert sampling.edits.bias_ids.tolist() == [5] and sampling.edits.banned.tolist() == [7]

@@ -95,7 +95,7 @@ def make(tokenizer: Any = None, **options: Any) -> Preparer:
     limits = {name: options.pop(name) for name in list(options) if name in ExecutorLimits.__slots__}
     known = {*EngineConfig.__slots__, *ExpertConfig.__slots__}
     config = {name: options.pop(name) for name in list(options) if name in known}
-    options.setdefault("eos_ids", [0])
+    options["eos_ids"] = frozenset(options.get("eos_ids", [0]))
     return Preparer(
         tokenizer or plain_tokenizer(), replace(LIMITS, **limits), EngineConfig().changed(**config), **options
     )

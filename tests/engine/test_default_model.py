@@ -12,7 +12,7 @@ import pytest
 
 from bench.train import DATA
 from prelude import Choice, Decide, Engine, YesNo, default_model
-from prelude.models.installed import PACKAGES, is_there
+from prelude.models.names import PACKAGES, is_there
 
 
 def test_accuracies_on_heldout_sentences() -> None:
@@ -67,7 +67,7 @@ def test_an_application_that_computes_with_torch_changes_no_answer() -> None:
 
 DEMO = """
 import sys
-from prelude.models import installed
+from prelude.models import names
 from prelude.tools import cli, demo
 if {packages} == "none":
     demo.is_there = lambda name: False

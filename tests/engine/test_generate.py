@@ -137,7 +137,7 @@ def test_stop_strings_stop_ids_and_eos(make_engine: Make) -> None:
 @pytest.mark.feature("C4")
 def test_the_models_own_end_token_ends_the_text_unless_it_is_ignored(make_engine: Make) -> None:
     engine = make_engine()
-    [end] = engine._preparer._context.eos_ids
+    [end] = engine._preparer.context.eos_ids
     base: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0, "logit_bias": {end: 100.0}}
     ended = engine.complete(STATE, SamplingParams(**base))
     assert (ended.finish_reason, ended.token_ids, ended.text) == ("stop", (), "")

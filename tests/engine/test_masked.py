@@ -139,7 +139,7 @@ def test_texts_of_callers_hold_no_mask_and_may_be_cut(engine: Engine) -> None:
         (Decide("a", [Noul("b")], length_norm="token"), "one token at a mask"),
         (Decide("a", [Noul("b")], orders="all"), "as they are listed"),
         (Decide("a", [Noul("b")], template=DecisionTemplate(chat=True)), "no chat template"),
-        (Decide("a", []), "1 or more questions"),
+        (Decide("a", []), "it takes 1 or more"),
         (Loglikelihood("a", "b"), "is an encoder"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_template_that_a_tenant_brings_is_tokenised_anew_for_another(
 
     calls = []
     with Engine.from_pretrained(checkpoint) as engine:
-        encoder = engine._preparer._context.encoder
+        encoder = engine._preparer.context.encoder
         for sent, tried in (("before", "all"), ("first", "first"), ("second", "third")):
             engine.decide("x", [YesNo("Is it so?")], template=template(sent), **victim)
             before = encoder.calls

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from prelude.models.arrays import BF16, narrow, not_finite, widen
 from tests.tensors import array_of, torch_of
-
-ROOT = Path(__file__).parents[2]
 
 
 def every_half() -> np.ndarray:
@@ -57,24 +51,3 @@ def test_strided_arrays_are_converted_row_by_row() -> None:
     assert widen(halves[:, ::3]).tobytes() == widen(halves)[:, ::3].tobytes()
     finite = widen(halves[:8, 10:20])
     assert narrow(finite[:, ::2]).tobytes() == np.ascontiguousarray(halves[:8, 10:20:2]).tobytes()
-
-
-def uses(path: Path) -> Iterator[str]:
-    """Where a file names BF16 outside of a comparison of types and of ``view``: places that could make an array of it
-    and assign floats to it, which numpy takes as integers without an error."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    views = (
-        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".view")
-    )
-    fine: set[ast.AST] = set()
-    for node in (*views, *(node for node in ast.walk(tree) if isinstance(node, ast.Compare))):
-        fine.update(ast.walk(node))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id == "BF16" and node not in fine:
-            yield f"{path.relative_to(ROOT)}:{node.lineno}"
-
-
-def test_no_array_of_bfloat16_is_made_or_assigned_to_but_by_narrow() -> None:
-    own = ROOT / "prelude/models/arrays.py"
-    assert [place for path in (ROOT / "prelude").rglob("*.py") if path != own for place in uses(path)] == []
-    assert list(uses(own))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -43,20 +42,6 @@ def test_directory_written_by_transformers(checkpoint_dir: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["untied", "tied", "biased", "multi_query", "llama", "llama_biased", "qwen2", "mistral"]
-)
-def test_expected_tensors_are_those_that_transformers_writes(kind: str, checkpoint_dir: Any) -> None:
-    from safetensors import safe_open
-
-    directory = checkpoint_dir(kind)
-    with safe_open(directory / "model.safetensors", "pt") as file:
-        written = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    config = ModelConfig.from_dir(directory)
-    assert config.spec.tensors() == written
-    assert config.spec.num_parameters() == sum(math.prod(shape) for shape in written.values())
-
-
-@pytest.mark.parametrize(
     "changes, theta",
     [
         ({"rope_theta": 500.0, "rope_parameters": None}, 500.0),
@@ -74,14 +59,6 @@ def test_yarn_in_either_spelling(key: str) -> None:
     assert scaling is not None
     assert (scaling.kind, scaling.factor, scaling.original_max_positions) == ("yarn", 4.0, 64)
     assert scaling == rope(read(rope_parameters={"rope_theta": 1e6, "rope_type": "yarn", **YARN})).scaling
-
-
-def test_yarn_stretches_the_context_that_a_file_names_as_the_original_one() -> None:
-    def positions(**changes: Any) -> int:
-        scaling = {"type": "yarn", "factor": 4.0, **changes}
-        return read(OLD, max_position_embeddings=64, rope_scaling=scaling).max_positions
-
-    assert (positions(original_max_position_embeddings=64), positions()) == (256, 64)
 
 
 @pytest.mark.parametrize(

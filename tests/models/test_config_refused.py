@@ -12,6 +12,7 @@ import pytest
 
 from prelude.errors import ModelError, UnsupportedModel
 from prelude.models.config import ModelConfig
+from tests.models import test_decoder_configs, test_encoder_configs, test_recurrent_configs
 from tests.models.configs import ABSENT, LLAMA, LLAMA3, MISTRAL, NEW, OLD, QWEN2, YARN, read
 
 # -- 43: refused, by name -------------------------------------------------------------------------
@@ -160,11 +161,17 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+ANOTHER_KIND = (test_decoder_configs, test_encoder_configs, test_recurrent_configs)
+NAMED = [(UnsupportedModel, {**NEW, **changes}, message) for changes, message in UNSUPPORTED]
+NAMED += [(UnsupportedModel, *case) for other in ANOTHER_KIND for case in other.UNSUPPORTED]
+NAMED += [(ModelError, *case) for other in ANOTHER_KIND for case in other.WRONG]
+
+
 @pytest.mark.fault(43)
-@pytest.mark.parametrize("changes, message", UNSUPPORTED, ids=[message for _, message in UNSUPPORTED])
-def test_unsupported_is_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnsupportedModel, match=message):
-        read(**changes)
+@pytest.mark.parametrize("error, config, message", NAMED, ids=[message for _, _, message in NAMED])
+def test_a_config_that_is_refused_is_named(error: type[ModelError], config: dict[str, Any], message: str) -> None:
+    with pytest.raises(error, match=message):
+        read(config)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.packed import PackedLinear
 from prelude.models.packed_file import LAYOUT, PACKED_FILE, PackedWeights
-from prelude.models.safetensors_file import SafetensorsFile
 from prelude.tools.cli import main
 from prelude.tools.convert import convert
 from tests.checkpoints import make_checkpoint, save_model
@@ -143,18 +142,21 @@ def test_the_owner_is_that_of_the_mapped_file(tmp_path: Path, monkeypatch: pytes
     data = path.read_bytes()
     os.chmod(path, 0o666)
 
-    def replaced(found: Path) -> SafetensorsFile:
-        opened = SafetensorsFile(found)
-        found.unlink()
-        found.write_bytes(data)
-        found.chmod(0o600)
-        return opened
+    opened = os.fdopen
 
-    monkeypatch.setattr("prelude.models.packed_file.SafetensorsFile", replaced)
+    def replaced(*arguments: Any, **options: Any) -> Any:
+        file = opened(*arguments, **options)
+        path.unlink()
+        path.write_bytes(data)
+        path.chmod(0o600)
+        return file
+
+    monkeypatch.setattr(os, "fdopen", replaced)
     weights = PackedWeights(path)
+    monkeypatch.undo()
     kept = weights.find(["model.layers.0.mlp.down_proj.weight"])
     assert kept is not None
-    assert weights.words(kept).ctypes.data != weights.file.tensor(kept.tensor).ctypes.data
+    assert weights.words(kept).ctypes.data != weights.view(weights.stored[kept.tensor]).ctypes.data
     weights.close()
 
 

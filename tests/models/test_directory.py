@@ -334,7 +334,7 @@ def forbid(event, arguments):
     if event == "open" and (set(str(arguments[1] or "r")) & set("wax+") or arguments[2] & 0o103):
         raise SystemError(f"{event} {arguments}")
 sys.addaudithook(forbid)
-from prelude.models.hub import resolve
+from prelude.models.names import resolve
 from prelude.models.config import ModelConfig
 from prelude.models.arrays import FLOAT32
 from prelude.models.checkpoint import Checkpoint

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
+from safetensors.torch import load_file
 
 from prelude.models.config import ModelConfig
 from prelude.models.families import ARCHITECTURES, FAMILIES
+from tests.checkpoints import save_model
 from tests.encoders import DEBERTA
+from tests.execution.conftest import RECURRENT, VARIANTS
 from tests.models.configs import HOSTILE, refusal, refusals
 
+DECODERS = {**VARIANTS, **RECURRENT}
 SMALL: dict[str, dict[str, Any]] = {"deberta-v2": DEBERTA}
 """Settings without which transformers' default config of a family is not supported here."""
 MORE = (
@@ -34,6 +40,15 @@ COUNTS = {
     "heads": ("num_attention_heads", "n_heads"),
     "vocabulary": ("vocab_size",),
 }
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_expected_tensors_are_those_that_transformers_writes(name: str, tmp_path: Path) -> None:
+    path = save_model(tmp_path, **{**DECODERS[name], "shard": "1GB"})
+    written = {key: tuple(tensor.shape) for key, tensor in load_file(path / "model.safetensors").items()}
+    spec = ModelConfig.from_dir(path).spec
+    assert spec.tensors() == written
+    assert spec.num_parameters() == sum(math.prod(shape) for shape in written.values())
 
 
 def base_of(architecture: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from prelude.models.gguf.config import architecture_of, config_of
 from prelude.models.gguf.directory import GgufDirectory, open_directory
 from prelude.models.gguf.reader import GgufFile
 from prelude.models.packed import PackedLinear
-from prelude.models.pooling import read_embedding
+from prelude.models.sentence_transformers import read_embedding
 from prelude.readouts.batch import OneShotBatch
 from tests.checkpoints import PLAIN, SMALL, write_checkpoint
 from tests.execution.helpers import Model, all_logprobs, prompts, random_ids, run

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from prelude.errors import ModelError
+from prelude.models.gguf.directory import GgufWeights
 from prelude.models.gguf.reader import GgufFile
-from prelude.models.gguf.weights import GgufWeights
-from prelude.models.hub import resolve
+from prelude.models.names import resolve
 
 U8, I32, F32, BOOL, TEXT, ARRAY, U64 = 0, 5, 6, 7, 8, 9, 10
 

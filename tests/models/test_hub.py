@@ -15,10 +15,10 @@ import pytest
 
 from prelude import AsyncEngine, Engine
 from prelude.errors import ModelError
-from prelude.models import hub
+from prelude.models import names
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
-from prelude.models.hub import resolve
+from prelude.models.names import resolve
 
 from .conftest import Copy
 
@@ -34,7 +34,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]
         calls.append((name, options))
         raise ConnectionError("no route to the hub")
 
-    for key in hub._OFFLINE:
+    for key in names._OFFLINE:
         monkeypatch.delenv(key, raising=False)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
     return calls
@@ -265,9 +265,9 @@ def test_cached_snapshot_offline(
 
 
 def test_importing_the_package_needs_no_torch_and_no_hub() -> None:
-    root = str(Path(hub.__file__).parents[2])
+    root = str(Path(names.__file__).parents[2])
     code = (
-        "import sys, prelude.models.hub, prelude.models.config, prelude.models.checkpoint;"
+        "import sys, prelude.models.names, prelude.models.config, prelude.models.checkpoint;"
         "print([name for name in ('torch', 'numpy', 'huggingface_hub') if name in sys.modules])"
     )
     done = subprocess.run(

@@ -14,8 +14,8 @@ import pytest
 
 from prelude import Choice, Engine, default_model
 from prelude.errors import ConfigError, ModelError
-from prelude.models import installed
-from prelude.models.installed import PACKAGES, Packaged
+from prelude.models import names
+from prelude.models.names import PACKAGES, Packaged
 
 Install = Callable[..., Path]
 
@@ -59,7 +59,7 @@ def test_an_entry_point_names_a_directory_or_a_function_that_gives_it(install: I
     install("my-pack", code, f"ours = my_pack:{name}")
     with Engine.from_pretrained("ours") as engine:
         assert engine.model_info.path == default_model.path()
-    assert "ours" in installed.names()
+    assert "ours" in names.names()
 
 
 def test_a_name_of_the_table_is_the_path_of_its_package_and_imports_nothing(
@@ -68,9 +68,9 @@ def test_a_name_of_the_table_is_the_path_of_its_package_and_imports_nothing(
     weights = (default_model.path() / "model.safetensors").read_bytes()
     known(monkeypatch, weights)
     site = install("some-pack", "raise RuntimeError('imported')")
-    assert not installed.is_there("some-model")
+    assert not names.is_there("some-model")
     shutil.copytree(default_model.path(), site / "some_pack" / "model")
-    assert installed.is_there("some-model")
+    assert names.is_there("some-model")
     with Engine.from_pretrained("some-model") as engine:
         assert engine.model_info.path == site / "some_pack" / "model"
 
@@ -141,9 +141,9 @@ def test_an_unknown_name_is_refused_with_those_that_packages_provide(install: In
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_the_packages_of_the_index_are_those_of_the_table(name: str) -> None:
-    if not installed.is_there(name):
+    if not names.is_there(name):
         pytest.skip(f"the package {PACKAGES[name].package} with the trained model is not installed")
-    path: Any = installed.path_or_name(name, None)
+    path: Any = names.path_or_name(name, None)
     with Engine.from_pretrained(name) as engine:
         assert engine.model_info.path == path
         assert len(engine.embed("Good morning", pooling="mean")) in (128, 384)

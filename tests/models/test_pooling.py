@@ -10,7 +10,7 @@ import pytest
 
 from prelude.errors import ModelError
 from prelude.models.files import ModelDirectory
-from prelude.models.pooling import read_embedding
+from prelude.models.sentence_transformers import read_embedding
 from prelude.values.model_settings import EmbeddingSettings
 
 KIND = "sentence_transformers.models."

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
-from prelude.errors import ModelError, UnsupportedModel
+from prelude.errors import ModelError
 from prelude.models.config import ModelConfig
 from prelude.models.spec import Attention, GatedDelta, ShortConv
-from tests.checkpoints import save_model
-from tests.execution.conftest import RECURRENT
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -45,13 +41,6 @@ def read(base: dict[str, Any], **changes: Any) -> ModelConfig:
 def kinds(config: ModelConfig) -> str:
     letters = {Attention: "a", GatedDelta: "d", ShortConv: "c"}
     return "".join(letters[type(layer.mixer)] for layer in config.spec.layers)
-
-
-@pytest.mark.parametrize("name", list(RECURRENT))
-def test_expected_tensors_are_those_that_transformers_writes(name: str, tmp_path: Path) -> None:
-    path = save_model(tmp_path, **RECURRENT[name])
-    written = {key: tuple(tensor.shape) for key, tensor in load_file(path / "model.safetensors").items()}
-    assert ModelConfig.from_dir(path).spec.tensors() == written
 
 
 def test_which_layers_keep_a_state() -> None:
@@ -113,31 +102,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**QWEN, "linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0"),
     ({**QWEN, "linear_conv_kernel_dim": 65}, "linear_conv_kernel_dim is 65"),
     ({**QWEN, "full_attention_interval": 0}, "full_attention_interval is 0"),
-    ({**QWEN, "num_attention_heads": 3}, "it must divide num_attention_heads = 3"),
-    ({**QWEN, "layer_types": [FULL, LINEAR]}, "layer_types is .* a list of 4"),
-    ({**QWEN, "partial_rotary_factor": 0.2}, "of heads of 8 values an even number"),
     ({**LFM, "conv_L_cache": 0}, "conv_L_cache is 0"),
     ({**LFM, "conv_bias": 1}, "conv_bias is 1"),
     ({**LFM, "full_attn_idxs": [4]}, r"full_attn_idxs is \[4\], a list of layers between 0 and 3"),
     ({**LFM, "full_attn_idxs": "1"}, "full_attn_idxs is '1'"),
     ({**LFM, "block_multiple_of": 0}, "block_multiple_of is 0"),
-    (
-        {**LFM, "block_ffn_dim_multiplier": 1e3, "intermediate_size": 1 << 20},
-        "adjusted it is",
-    ),
-    ({**LFM, "layer_types": ["conv"] * 3}, "layer_types is .* a list of 4"),
+    ({**LFM, "block_ffn_dim_multiplier": 1e3, "intermediate_size": 1 << 20}, "adjusted it is"),
 ]
-
-
-@pytest.mark.fault(43)
-@pytest.mark.parametrize("config, message", UNSUPPORTED, ids=[message for _, message in UNSUPPORTED])
-def test_unsupported_is_named(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnsupportedModel, match=message):
-        ModelConfig.from_dict(config)
-
-
-@pytest.mark.fault(43)
-@pytest.mark.parametrize("config, message", WRONG, ids=[message for _, message in WRONG])
-def test_wrong_values_are_named(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        ModelConfig.from_dict(config)

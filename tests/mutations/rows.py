@@ -313,7 +313,7 @@ EDITS = (
         "kv_of_a_token_forgets_the_values",
         "D6",
         (
-            "prelude/models/spec/network.py",
+            "prelude/models/spec/__init__.py",
             "        return 2 * len(self.attentions) * self.attention.kv_heads",
             "        return len(self.attentions) * self.attention.kv_heads",
         ),

@@ -98,6 +98,6 @@ EDITS = (
     edit(
         "modules_of_any_kind",
         "46",
-        ("prelude/models/pooling.py", '        elif kind != "Transformer":\n', "        elif False:\n"),
+        ("prelude/models/sentence_transformers.py", '        elif kind != "Transformer":\n', "        elif False:\n"),
     ),
 )

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import transformers
 
-from prelude import Choice, Decide, DecisionTemplate, Engine, EngineConfig, Score, YesNo
-from prelude.admission.template import decision_names, decision_template
-from prelude.errors import RecipeError, TemplateError
+from prelude import Choice, Decide, Engine, EngineConfig, Score, YesNo
+from prelude.admission.template import decision_template
 from tests.recipes.conftest import write_qwen
 
 STATE = "I was charged twice."
@@ -90,25 +89,3 @@ def test_answers_of_letters_name_the_labels(engine: Engine) -> None:
     ]
     for label in ("Billing", "Sales"):
         assert orders[0].probabilities[label] == pytest.approx(orders[1].probabilities[label], abs=1e-6)
-
-
-def test_more_options_than_letters_are_refused(engine: Engine) -> None:
-    template = decision_template("qwen3-letters")
-    with pytest.raises(TemplateError, match="names 26 at most"):
-        engine.decide(STATE, [Choice("Which?", [f"option {n}" for n in range(27)])], template=template)
-    assert engine.decide(STATE, [YesNo("Is it?")], template=template, orders=2)[0].label in ("yes", "no")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"letters": 1}, {"letters": True}, {"letters": True, "described": "{letter} {label} {description}"}],
-)
-def test_a_template_of_letters_shows_them(wrong: dict[str, Any]) -> None:
-    with pytest.raises(TemplateError, match="letter"):
-        DecisionTemplate(**wrong)
-
-
-def test_recipes_are_found_by_name() -> None:
-    assert len(decision_names()) == 6 and decision_template("qwen3-labels") is decision_template("qwen3-labels")
-    with pytest.raises(RecipeError, match="qwen3-letters-instruct"):
-        decision_template("qwen4")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -368,33 +367,3 @@ def test_a_guard_reads_messages(engine: Engine, prompt: Any) -> None:
         engine.guard(prompt)
     with pytest.raises(InvalidRequest):
         engine.guard(PROMPT, detail="yes")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"fields": []},
-        {"fields": [{"name": "a", "before": "A:", "labels": ["x"]}]},
-        {"fields": [{"name": "a", "before": "A:"}]},
-        {"safe": ["z"]},
-        {"safe": "x"},
-        {"separator": 1},
-        {"fields": [{"name": "a", "before": "A:", "labels": ["x", "y"], "unless": ["a"]}]},
-        {"fields": [{"name": "a", "before": "A:", "labels": ["x", "y"], "joiner": 3}]},
-        {"fields": [{"name": "a", "before": "A:", "labels": ["x", "y"], "none": "z"}]},
-        {"fields": [{"name": "a", "before": "A:", "labels": ["x", "y"], "joiner": ", "}]},  # and no end
-        {"end": 3},
-    ],
-)
-def test_a_malformed_recipe_is_named(wrong: dict[str, Any], tmp_path: Path, qwen: Path) -> None:
-    from prelude.recipes import read_recipe
-
-    good = {
-        "verb": "guard",
-        "name": "g",
-        "fields": [{"name": "a", "before": "A:", "labels": ["x", "y"]}],
-        "safe": ["x"],
-    }
-    assert isinstance(read_recipe(json.dumps(good), "x"), GuardRecipe)
-    with pytest.raises(RecipeError, match=r"here\.json"):
-        read_recipe(json.dumps({**good, **wrong}), "here.json")

@@ -14,7 +14,7 @@ import transformers
 
 from prelude import Classify, Engine, EngineConfig, ExpertConfig, Rerank
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, RecipeError
-from prelude.recipes import MAX_PARTS, MAX_TEXT, GuardField, GuardRecipe, RerankRecipe, names, read_recipe, shipped
+from prelude.recipes import GuardField, GuardRecipe, RerankRecipe, names, shipped
 from tests.checkpoints import make_checkpoint
 from tests.engine.test_encoders import write
 from tests.recipes.conftest import write_qwen
@@ -323,39 +323,6 @@ def test_nothing_is_guessed(engine: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"parts": "text"},
-        {"parts": ["{query}{query}{document}"]},
-        {"parts": ["{query}"]},
-        {"yes": ""},
-        {"yes": None},
-        {"no": -1},
-        {"activation": "softmax"},
-        {"max_length": 0},
-        {"name": 5},
-        {"instruction": "\ud800"},
-        {"instruction": "x" * (MAX_TEXT + 1)},
-        {"parts": ["{query}", "{document}", *["x"] * (MAX_PARTS - 1)]},
-        {"unknown": 1},
-    ],
-)
-def test_a_malformed_recipe_is_named(wrong: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match=r"here\.json"):
-        read_recipe(json.dumps({"verb": "rerank", "name": "x", "yes": "y", **wrong}), "here.json")
-
-
-def test_a_recipe_may_reach_its_limits() -> None:
-    most = {
-        "instruction": "x" * MAX_TEXT,
-        "parts": ["{query}", "{document}", *["x"] * (MAX_PARTS - 2)],
-        "max_length": 1,
-    }
-    found = read_recipe(json.dumps({"verb": "rerank", "name": "x", "yes": "y", **most}), "here.json")
-    assert isinstance(found, RerankRecipe) and len(found.parts) == MAX_PARTS
-
-
-@pytest.mark.parametrize(
     ("kind", "values"),
     [
         (RerankRecipe, {"name": "x", "yes": "y", "parts": ("{query}", "{document}")}),
@@ -373,12 +340,6 @@ def test_a_recipe_of_lists_is_the_recipe_of_tuples(kind: type[Any], values: dict
         if isinstance(value, list):
             value.reverse()
     assert made == kind(**values) and hash(made) == hash(kind(**values))
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"verb": "sing"}', '{"verb": "rerank"}'])
-def test_a_file_that_is_no_recipe_is_named(text: str) -> None:
-    with pytest.raises(RecipeError, match=r"here\.json"):
-        read_recipe(text, "here.json")
 
 
 def test_the_shipped_recipes_have_the_names_that_they_are_found_by() -> None:

@@ -108,6 +108,19 @@ def described(plain: PlainQuestion) -> list[str]:
     return [f"{label}: {note}" if note else label for label, note in zip(plain.labels, notes)]
 
 
+def options_of(
+    plain: PlainQuestion, level: str, names: tuple[str, str], usual: tuple[str, str] = ("", "")
+) -> list[str]:
+    """Return the texts of the options: a choice ``described``, a score as ``level`` writes the number and the text of
+    a level, a noul by ``names`` and its descriptions, or the ``usual`` ones."""
+    if plain.kind == "choice":
+        return described(plain)
+    if plain.kind == "score":
+        return [level.format(index, text) for index, text in enumerate(levels(plain))]
+    notes = (note or told for note, told in zip(sides(plain), usual))
+    return [f"{name}: {note}" if note else name for name, note in zip(names, notes)]
+
+
 def levels(plain: PlainQuestion) -> tuple[str, ...]:
     """Return the texts of a score, lowest first."""
     return plain.notes or plain.labels

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prelude.admission.forms.base import Asked, Form, Rendered, State, as_ids, described, levels, sides
+from prelude.admission.forms.base import Asked, Form, Rendered, State, as_ids, options_of
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
@@ -40,7 +40,7 @@ class Bev(Form):
         before, behind = (asked.scope.encode(mark).tolist() for mark in ("<option>", "</option>"))
         ids, parts, read = list(prompt), [len(prompt)], []
         cut = max(0, len(asked.state.ids) - asked.settings.state_length)
-        for option in _options(asked.plain):
+        for option in options_of(asked.plain, "{0}: {1}", ("No", "Yes")):
             own = asked.scope.encode(option).tolist()
             if len(own) > asked.settings.option_length:
                 cut += len(own) - asked.settings.option_length
@@ -70,11 +70,3 @@ class Bev(Form):
 
 def _decoded(scope: TokenizationScope, ids: list[int]) -> str:
     return scope.encoder.tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def _options(plain: PlainQuestion) -> list[str]:
-    if plain.kind == "choice":
-        return described(plain)
-    if plain.kind == "score":
-        return [f"{index}: {text}" for index, text in enumerate(levels(plain))]
-    return [f"{side}: {note}" if note else side for side, note in zip(("No", "Yes"), sides(plain))]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from prelude.admission.forms.base import Asked, Form, Rendered, State, as_ids, described, encode, levels, sides
-from prelude.admission.plain_question import PlainQuestion
+from prelude.admission.forms.base import Asked, Form, Rendered, State, as_ids, encode, options_of
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
 from prelude.values.arrays import I32
@@ -35,7 +34,7 @@ class Kev(Form):
         tokens = asked.settings.tokens
         ids = [tokens["question"], *encode(asked.scope, asked.settings, _plain(asked.plain.text))]
         read = []
-        for option in _options(asked.plain):
+        for option in options_of(asked.plain, "{1}", ("no", "yes")):
             ids += [tokens["open"], *encode(asked.scope, asked.settings, _plain(option)), tokens["close"]]
             read.append(len(ids) - 1)
         ids.append(tokens["answer"])
@@ -52,11 +51,3 @@ class Kev(Form):
             rows += [tokens + place for place in one.read]
             tokens += len(one.ids)
         return TokenTree.build([(-1, trunk), *((0, as_ids(one.ids)) for one in questions)]), as_ids(rows)
-
-
-def _options(plain: PlainQuestion) -> list[str]:
-    if plain.kind == "choice":
-        return described(plain)
-    if plain.kind == "score":
-        return list(levels(plain))
-    return [f"{side}: {note}" if note else side for side, note in zip(("no", "yes"), sides(plain))]

@@ -8,7 +8,7 @@ state to the rest.
 
 from __future__ import annotations
 
-from prelude.admission.forms.base import Asked, Form, Rendered, State, described, encode, levels, sides
+from prelude.admission.forms.base import Asked, Form, Rendered, State, encode, levels, options_of, sides
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import InvalidRequest
@@ -24,12 +24,7 @@ class Laya(Form):
         return KINDS.index(plain.kind)
 
     def options(self, plain: PlainQuestion, field: str) -> list[str]:
-        if plain.kind == "choice":
-            return described(plain)
-        if plain.kind == "score":
-            return [f"level {index}: {text}" for index, text in enumerate(levels(plain))]
-        false, true = (note or usual for note, usual in zip(sides(plain), _UNDESCRIBED))
-        return [f"false: {false}", f"true: {true}"]
+        return options_of(plain, "level {0}: {1}", ("false", "true"), _UNDESCRIBED)
 
     def render(self, asked: Asked) -> Rendered:
         tokens, head = asked.settings.tokens, asked.settings.head_length

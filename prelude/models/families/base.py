@@ -18,6 +18,9 @@ MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 4096
 MAX_VOCABULARY = 1 << 24
+FULL, SLIDING = "full_attention", "sliding_attention"
+CAUSAL: dict[str, tuple[Any, ...]] = {"is_causal": (None, True), "use_bidirectional_attention": (None, False)}
+"""Keys of decoders, with the values that change nothing."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,29 @@ class Family:
     """The key under which a config of this family has the text model's. Other parts of the model are not read."""
 
 
+def classes(begins: str) -> dict[str, Head]:
+    """Return transformers' classes of a decoder whose names begin with ``begins``."""
+    return {
+        f"{begins}ForCausalLM": "lm",
+        f"{begins}Model": "none",
+        f"{begins}ForSequenceClassification": "classifier",
+        f"{begins}ForTokenClassification": "tokens",
+    }
+
+
+def layer_kinds(fields: Fields, layers: int, known: tuple[str, ...] = (FULL, SLIDING)) -> list[str] | None:
+    """``layer_types``, each of them one of ``known``; None if the config has none."""
+    kinds = fields.get("layer_types", None)
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.wrong("layer_types", f"a list of {layers} names, one a layer, is needed")
+    for kind in kinds:
+        if kind not in known:
+            raise UnsupportedModel(f"{fields.where}: unsupported: layer_types with {shown(kind)}")
+    return kinds
+
+
 def head_width(
     fields: Fields, hidden: int, heads: int, key: str = "hidden_size", heads_key: str = "num_attention_heads"
 ) -> int:
@@ -69,8 +95,11 @@ def one_of(fields: Fields, key: str, supported: Mapping[str, T]) -> T:
 def refuse_other_values(fields: Fields, neutral: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise ``UnsupportedModel`` for a key with another value than those with which it changes nothing."""
     for key, allowed in neutral.items():
-        if not is_one_of(fields.get(key, None), allowed):
-            raise UnsupportedModel(f"{fields.where}: unsupported: {key} ({shown(fields.get(key))})")
+        value = fields.get(key, None)
+        if not is_one_of(value, allowed):
+            others = ", ".join(str(one) for one in allowed if type(one) not in (bool, type(None)))
+            said = f"{shown(value)}; supported: {others}" if others else f"({shown(value)})"
+            raise UnsupportedModel(f"{fields.where}: unsupported: {key} {said}")
 
 
 def is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:

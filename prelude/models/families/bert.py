@@ -64,7 +64,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Names:
-    """Names of weights: ``layer`` holds the index as ``{}``, the others are parts of a layer."""
+    """Names of weights: ``layer`` holds the number as ``{}``, the others are parts of a layer."""
 
     layer: str = "encoder.layer.{}"
     query: str = "attention.self.query"
@@ -86,17 +86,47 @@ class Keys:
     heads: str = "num_attention_heads"
     inner: str = "intermediate_size"
     activation: str = "hidden_act"
+    eps: str = "layer_norm_eps"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The values that all layers of an encoder share. ``width``: of a head; all together are as wide as the model."""
+
+    hidden: int
+    layers: int
+    heads: int
+    width: int
+    inner: int
+    activation: Activation
+    eps: float
+
+    def norm(self, name: str) -> Norm:
+        return Norm(name, "layer", self.hidden, self.eps, bias=True)
+
+
+def read_sizes(fields: Fields, keys: Keys) -> Sizes:
+    hidden = fields.integer(keys.hidden, 1, MAX_WIDTH)
+    heads = fields.integer(keys.heads, 1, MAX_HEADS)
+    return Sizes(
+        hidden,
+        fields.integer(keys.layers, 1, MAX_LAYERS),
+        heads,
+        head_width(fields, hidden, heads, keys.hidden, keys.heads),
+        fields.integer(keys.inner, 1, MAX_WIDTH),
+        one_of(fields, keys.activation, ACTIVATIONS),
+        fields.number(keys.eps, 0.0, 0.1),
+    )
 
 
 @dataclass(frozen=True)
 class MaskedNames:
-    """Names of the masked-language head. ``activation`` and ``eps`` None: those of the layers."""
+    """Names of the masked-language head. ``activation`` None: that of the layers."""
 
     dense: str = "cls.predictions.transform.dense"
     norm: str = "cls.predictions.transform.LayerNorm"
     bias: str = "cls.predictions.bias"
     activation: HeadActivation | None = None
-    eps: float | None = None
     pretraining: bool = True
     """Whether the class ``…ForPreTraining`` has the same head."""
 
@@ -135,77 +165,71 @@ def encoder(model_type: str, begins: str, kind: Kind, defaults: Mapping[str, Any
 
 def _build(kind: Kind, fields: Fields, wanted: SpecRequest) -> ModelSpec:
     refuse_other_values(fields, _NEUTRAL)
-    keys = kind.keys
-    hidden = fields.integer(keys.hidden, 1, MAX_WIDTH)
-    heads = fields.integer(keys.heads, 1, MAX_HEADS)
-    width = head_width(fields, hidden, heads, keys.hidden, keys.heads)
-    count = fields.integer(keys.layers, 1, MAX_LAYERS)
-    inner = fields.integer(keys.inner, 1, MAX_WIDTH)
-    eps = fields.number("layer_norm_eps", 0.0, 0.1)
-    activation = one_of(fields, keys.activation, ACTIVATIONS)
-    embeddings, positions = _embeddings(kind, fields, hidden, eps)
-    classifier = None
-    if wanted.labels:
-        classifier = Classifier(
-            Projection((kind.out,), (wanted.labels,), hidden, bias=True),
-            "first",
-            Projection((kind.dense,), (hidden,), hidden, bias=True),
-            kind.dense_activation,
-        )
+    sizes = read_sizes(fields, kind.keys)
+    embeddings, positions = _embeddings(kind, fields, sizes)
     return ModelSpec(
         prefix=kind.prefix,
-        hidden=hidden,
+        hidden=sizes.hidden,
         max_positions=positions,
         embeddings=embeddings,
-        layers=tuple(_layer(kind, index, hidden, heads, width, inner, eps, activation) for index in range(count)),
-        classifier=classifier,
-        masked=_masked(kind, fields, hidden, embeddings, eps) if wanted.head == "masked" else None,
+        layers=tuple(layer(f"{kind.prefix}{kind.names.layer}", kind.names, sizes, at) for at in range(sizes.layers)),
+        classifier=classifier(kind.out, kind.dense, kind.dense_activation, wanted.labels, sizes.hidden),
+        masked=masked(kind.masked, fields, sizes, embeddings.width) if wanted.head == "masked" else None,
     )
 
 
-def _masked(kind: Kind, fields: Fields, hidden: int, embeddings: Embeddings, eps: float) -> MaskedHead | None:
-    """Return None if the vocabulary's weight is not that of the embeddings."""
+def classifier(out: str, dense: str, activation: HeadActivation, labels: int, hidden: int) -> Classifier | None:
+    """A classifier of the first token with a hidden projection; None without labels."""
+    if not labels:
+        return None
+    first, second = (
+        Projection((name,), (rows,), hidden, bias=True) for name, rows in ((dense, hidden), (out, labels))
+    )
+    return Classifier(second, "first", first, activation)
+
+
+def masked(names: MaskedNames, fields: Fields, sizes: Sizes, width: int) -> MaskedHead | None:
+    """``width``: of the embeddings. Return None if the vocabulary's weight is not that of the embeddings."""
     if not fields.boolean("tie_word_embeddings", True):
         return None
-    names = kind.masked
-    activation = one_of(fields, kind.keys.activation, ACTIVATIONS) if names.activation is None else names.activation
-    width = embeddings.width
     return MaskedHead(
-        Projection((names.dense,), (width,), hidden, bias=True),
-        activation,
-        Norm(names.norm, "layer", width, eps if names.eps is None else names.eps, bias=True),
+        Projection((names.dense,), (width,), sizes.hidden, bias=True),
+        names.activation or sizes.activation,
+        Norm(names.norm, "layer", width, sizes.eps, bias=True),
         names.bias,
     )
 
 
-def _layer(
-    kind: Kind, index: int, hidden: int, heads: int, width: int, inner: int, eps: float, activation: Activation
-) -> Layer:
-    names, at = kind.names, kind.prefix + kind.names.layer.format(index)
+def layer(begins: str, names: Names, sizes: Sizes, index: int, **attention: Any) -> Layer:
+    """``begins``: of names of weights, with the place of the layer's number. ``attention``: other fields of it."""
+    at, hidden = begins.format(index), sizes.hidden
 
     def linear(rows: int, columns: int, *parts: str) -> Projection:
         return Projection(tuple(f"{at}.{part}" for part in parts), (rows,) * len(parts), columns, bias=True)
 
+    mixer = Attention(
+        sizes.heads,
+        sizes.heads,
+        sizes.width,
+        linear(hidden, hidden, names.query, names.key, names.value),
+        linear(hidden, hidden, names.out),
+        rope=None,
+        causal=False,
+        **attention,
+    )
+    up, down = linear(sizes.inner, hidden, names.up), linear(hidden, sizes.inner, names.down)
     return Layer(
-        Attention(
-            heads,
-            heads,
-            width,
-            linear(hidden, hidden, names.query, names.key, names.value),
-            linear(hidden, hidden, names.out),
-            rope=None,
-            causal=False,
-        ),
-        Mlp(inner, linear(inner, hidden, names.up), linear(hidden, inner, names.down), activation, gated=False),
-        Norm(f"{at}.{names.attention_norm}", "layer", hidden, eps, bias=True),
-        Norm(f"{at}.{names.mlp_norm}", "layer", hidden, eps, bias=True),
+        mixer,
+        Mlp(sizes.inner, up, down, sizes.activation, gated=False),
+        sizes.norm(f"{at}.{names.attention_norm}"),
+        sizes.norm(f"{at}.{names.mlp_norm}"),
         norm_first=False,
     )
 
 
-def _embeddings(kind: Kind, fields: Fields, hidden: int, eps: float) -> tuple[Embeddings, int]:
+def _embeddings(kind: Kind, fields: Fields, sizes: Sizes) -> tuple[Embeddings, int]:
     """Return also how many positions there are."""
-    at = f"{kind.prefix}embeddings"
+    at, hidden = f"{kind.prefix}embeddings", sizes.hidden
     rows = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
     first = 0
     if kind.after_padding:
@@ -221,7 +245,7 @@ def _embeddings(kind: Kind, fields: Fields, hidden: int, eps: float) -> tuple[Em
         PositionEmbeddings(f"{at}.position_embeddings", rows, first, first - 1 if kind.after_padding else None),
         f"{at}.token_type_embeddings" if types else None,
         types,
-        Norm(f"{at}.LayerNorm", "layer", width, eps, bias=True),
+        Norm(f"{at}.LayerNorm", "layer", width, sizes.eps, bias=True),
         Projection((f"{kind.prefix}embeddings_project",), (hidden,), width, bias=True) if width != hidden else None,
     )
     return embeddings, rows - first

@@ -6,20 +6,25 @@ A family of this kind is ``decoder(...)`` with its switches.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.families.base import (
+    CAUSAL,
+    FULL,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_VOCABULARY,
     MAX_WIDTH,
+    SLIDING,
     Family,
     SpecRequest,
+    classes,
     head_width,
     is_one_of,
+    layer_kinds,
     one_of,
     refuse_other_values,
 )
@@ -42,9 +47,6 @@ from prelude.records import dataclass
 log = logging.getLogger("prelude.models.config")
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu"}
-FULL, SLIDING = "full_attention", "sliding_attention"
-
-_CAUSAL = {"is_causal": (None, True), "use_bidirectional_attention": (None, False)}
 
 # Keys of other families, which transformers' classes of these families do not read: a file that has them means the
 # same without them.
@@ -90,57 +92,50 @@ class Switches:
 
 def decoder(model_type: str, begins: str, defaults: Mapping[str, Any], **switches: Any) -> Family:
     """The family of transformers' classes whose names begin with ``begins``. ``switches``: see ``Switches``."""
-    return Family(
-        model_type,
-        {
-            f"{begins}ForCausalLM": "lm",
-            f"{begins}Model": "none",
-            f"{begins}ForSequenceClassification": "classifier",
-            f"{begins}ForTokenClassification": "tokens",
-        },
-        partial(_build, Switches(**switches)),
-        {"hidden_act": "silu", "tie_word_embeddings": False, **defaults},
-    )
+    defaults = {"hidden_act": "silu", "tie_word_embeddings": False, **defaults}
+    return Family(model_type, classes(begins), partial(_build, Switches(**switches)), defaults)
 
 
 def _build(switches: Switches, fields: Fields, wanted: SpecRequest) -> ModelSpec:
-    refuse_other_values(fields, _CAUSAL)
+    refuse_other_values(fields, CAUSAL)
     _say_ignored(fields, switches, wanted.model_type)
     sizes = read_sizes(fields)
     positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
     ropes = parse_rope(fields, sizes.head_dim, positions, switches.partial, switches.longrope)
     windows = _windows(fields, switches, sizes.layers)
     rotated = _rotated_layers(fields, sizes.layers) if switches.no_rope_layers else [True] * sizes.layers
-    parts = _Parts(
-        switches,
-        sizes,
-        bias=_switch(fields, "attention_bias", switches.attention_bias),
-        mlp_bias=_switch(fields, "mlp_bias", switches.mlp_bias),
-        eps=fields.number("rms_norm_eps", 0.0, 0.1),
-        activation=one_of(fields, "hidden_act", ACTIVATIONS),
-    )
+    bias = _switch(fields, "attention_bias", switches.attention_bias)
+    mlp_bias = _switch(fields, "mlp_bias", switches.mlp_bias)
+    rms = rms_norms(sizes.hidden, fields.number("rms_norm_eps", 0.0, 0.1))
+    activation = one_of(fields, "hidden_act", ACTIVATIONS)
     tied = fields.boolean("tie_word_embeddings")
-    classifier = Classifier(Projection(("score",), (wanted.labels,), sizes.hidden)) if wanted.labels else None
+
+    def layer(at: str, rope: Rope | None, window: int | None) -> Layer:
+        mixer = attention(
+            f"{at}.self_attn",
+            sizes,
+            rope,
+            bias,
+            rms if switches.qk_norm else None,
+            out_bias=switches.output_bias,
+            fused=switches.fused,
+            window=window,
+        )
+        mlp = gated_mlp(f"{at}.mlp", sizes.hidden, sizes.inner, activation, mlp_bias, fused=switches.fused)
+        return Layer(mixer, mlp, rms(f"{at}.input_layernorm"), rms(f"{at}.post_attention_layernorm"))
 
     def spec(ropes: Ropes) -> ModelSpec:
-        rope = Rope(ropes.theta, ropes.width, ropes.scaling)
-        layers = (
-            parts.layer(f"model.layers.{index}", rope if rotates else None, shorter(window, ropes.positions))
+        layers = [
+            layer(f"model.layers.{index}", ropes.rope if rotates else None, shorter(window, ropes.positions))
             for index, (window, rotates) in enumerate(zip(windows, rotated))
-        )
-        return ModelSpec(
-            prefix="model.",
-            hidden=sizes.hidden,
-            max_positions=ropes.positions,
-            embeddings=Embeddings("model.embed_tokens", sizes.vocab, sizes.hidden),
-            layers=tuple(layers),
-            final_norm=parts.rms("model.norm"),
-            lm_head=("tied" if tied else "own") if wanted.head == "lm" else None,
-            classifier=classifier,
-            longer=None if ropes.longer is None else spec(ropes.longer),
-        )
+        ]
+        longer = None if ropes.longer is None else spec(ropes.longer)
+        return causal_spec(sizes, wanted, tied, layers, rms("model.norm"), ropes.positions, longer=longer)
 
     return spec(ropes)
+
+
+# ------------------------------------------------------------------ parts that other decoders have too
 
 
 @dataclass(frozen=True)
@@ -166,59 +161,89 @@ def read_sizes(fields: Fields, inner: str = "intermediate_size") -> Sizes:
     )
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """The values that all layers of a model share."""
+def rms_norms(hidden: int, eps: float, offset: float = 0.0) -> Callable[..., Norm]:
+    """Return a function from a name, and from the values of a row if they are not ``hidden``, to an RMSNorm."""
+    return lambda name, values=hidden: Norm(name, "rms", values, eps, offset=offset)
 
-    switches: Switches
-    sizes: Sizes
-    bias: bool
-    mlp_bias: bool
-    eps: float
-    activation: Activation
 
-    def rms(self, name: str, values: int = 0) -> Norm:
-        return Norm(name, "rms", values or self.sizes.hidden, self.eps)
+def attention(
+    at: str,
+    sizes: Sizes,
+    rope: Rope | None,
+    bias: bool,
+    head_norm: Callable[..., Norm] | None,
+    *,
+    out_bias: bool | None = None,
+    fused: bool = False,
+    gate: bool = False,
+    names: tuple[str, str, str] = ("o_proj", "q_norm", "k_norm"),
+    **more: Any,
+) -> Attention:
+    """Attention whose weights' names begin with ``at``. ``head_norm``: of single heads. ``out_bias``: None for
+    ``bias``. ``names``: of the projection behind it and of the norms of heads. ``more``: other fields."""
+    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    out, *norms = (f"{at}.{name}" for name in names)
+    q_norm, k_norm = (None if head_norm is None else head_norm(name, sizes.head_dim) for name in norms)
+    parts = [f"{at}.{part}_proj" for part in (("qkv",) if fused else "qkv")]
+    rows = (2 * queries if gate else queries, keys, keys)
+    return Attention(
+        sizes.heads,
+        sizes.kv_heads,
+        sizes.head_dim,
+        _stacked(parts, rows, sizes.hidden, bias),
+        Projection((out,), (sizes.hidden,), queries, bias if out_bias is None else out_bias),
+        rope,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        gate=gate,
+        **more,
+    )
 
-    def layer(self, at: str, rope: Rope | None, window: int | None) -> Layer:
-        return Layer(
-            self._attention(f"{at}.self_attn", rope, window),
-            self._mlp(f"{at}.mlp"),
-            self.rms(f"{at}.input_layernorm"),
-            self.rms(f"{at}.post_attention_layernorm"),
-        )
 
-    def _attention(self, at: str, rope: Rope | None, window: int | None) -> Attention:
-        sizes, switches = self.sizes, self.switches
-        queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-        out_bias = self.bias if switches.output_bias is None else switches.output_bias
-        return Attention(
-            sizes.heads,
-            sizes.kv_heads,
-            sizes.head_dim,
-            self._stacked(at, ("q_proj", "k_proj", "v_proj"), "qkv_proj", (queries, keys, keys), self.bias),
-            Projection((f"{at}.o_proj",), (sizes.hidden,), queries, out_bias),
-            rope,
-            window=window,
-            q_norm=self.rms(f"{at}.q_norm", sizes.head_dim) if switches.qk_norm else None,
-            k_norm=self.rms(f"{at}.k_norm", sizes.head_dim) if switches.qk_norm else None,
-        )
+def gated_mlp(
+    at: str,
+    hidden: int,
+    inner: int,
+    activation: Activation,
+    bias: bool = False,
+    *,
+    fused: bool = False,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Mlp:
+    """``names``: of the half that is activated, of the other one, and of the projection behind them."""
+    first, second, down = (f"{at}.{name}" for name in names)
+    up = _stacked([f"{at}.gate_up_proj"] if fused else [first, second], (inner, inner), hidden, bias)
+    return Mlp(inner, up, Projection((down,), (hidden,), inner, bias), activation, gated=True)
 
-    def _mlp(self, at: str) -> Mlp:
-        inner, hidden = self.sizes.inner, self.sizes.hidden
-        return Mlp(
-            inner,
-            self._stacked(at, ("gate_proj", "up_proj"), "gate_up_proj", (inner, inner), self.mlp_bias),
-            Projection((f"{at}.down_proj",), (hidden,), inner, self.mlp_bias),
-            self.activation,
-            gated=True,
-        )
 
-    def _stacked(self, at: str, parts: tuple[str, ...], fused: str, rows: tuple[int, ...], bias: bool) -> Projection:
-        """One weight in families that store it so, else one for each part."""
-        if self.switches.fused:
-            return Projection((f"{at}.{fused}",), (sum(rows),), self.sizes.hidden, bias)
-        return Projection(tuple(f"{at}.{part}" for part in parts), rows, self.sizes.hidden, bias)
+def _stacked(names: list[str], rows: tuple[int, ...], columns: int, bias: bool) -> Projection:
+    """Return a projection of one weight for each part, or of one for all of them."""
+    return Projection(tuple(names), (sum(rows),) if len(names) == 1 else rows, columns, bias)
+
+
+def causal_spec(
+    sizes: Sizes,
+    wanted: SpecRequest,
+    tied: bool,
+    layers: Iterable[Layer],
+    final_norm: Norm,
+    positions: int,
+    prefix: str = "model.",
+    scale: float = 1.0,
+    **more: Any,
+) -> ModelSpec:
+    """The network of a decoder, with the head that is ``wanted``. ``more``: other fields."""
+    return ModelSpec(
+        prefix=prefix,
+        hidden=sizes.hidden,
+        max_positions=positions,
+        embeddings=Embeddings(f"{prefix}embed_tokens", sizes.vocab, sizes.hidden, scale=scale),
+        layers=tuple(layers),
+        final_norm=final_norm,
+        lm_head=("tied" if tied else "own") if wanted.head == "lm" else None,
+        classifier=Classifier(Projection(("score",), (wanted.labels,), sizes.hidden)) if wanted.labels else None,
+        **more,
+    )
 
 
 def _say_ignored(fields: Fields, switches: Switches, model_type: str) -> None:
@@ -260,19 +285,6 @@ def _windows(fields: Fields, switches: Switches, layers: int) -> list[int | None
             f"{shown(said)}, which holds for all layers of such a model"
         )
     return [window] * layers
-
-
-def layer_kinds(fields: Fields, layers: int, known: tuple[str, ...] = (FULL, SLIDING)) -> list[str] | None:
-    """``layer_types``, each of them one of ``known``; None if the config has none."""
-    kinds = fields.get("layer_types", None)
-    if kinds is None:
-        return None
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise fields.wrong("layer_types", f"a list of {layers} names, one a layer, is needed")
-    for kind in kinds:
-        if kind not in known:
-            raise UnsupportedModel(f"{fields.where}: unsupported: layer_types with {shown(kind)}")
-    return kinds
 
 
 def shorter(window: int | None, positions: int) -> int | None:

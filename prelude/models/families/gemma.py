@@ -12,22 +12,21 @@ from functools import partial
 from typing import Any
 
 from prelude.errors import UnsupportedModel
-from prelude.models.families.base import Family, Head, SpecRequest, one_of, refuse_other_values
-from prelude.models.families.decoder import FULL, SLIDING, Sizes, layer_kinds, read_sizes, shorter
+from prelude.models.families.base import (
+    FULL,
+    SLIDING,
+    Family,
+    Head,
+    SpecRequest,
+    classes,
+    layer_kinds,
+    one_of,
+    refuse_other_values,
+)
+from prelude.models.families.decoder import attention, causal_spec, gated_mlp, read_sizes, rms_norms, shorter
 from prelude.models.fields import Fields
 from prelude.models.rope import MAX_POSITIONS, Ropes, parse_rope
-from prelude.models.spec import (
-    Activation,
-    Attention,
-    Classifier,
-    Embeddings,
-    Layer,
-    Mlp,
-    ModelSpec,
-    Norm,
-    Projection,
-    Rope,
-)
+from prelude.models.spec import Activation, Layer, ModelSpec
 from prelude.records import dataclass
 
 _NEW: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh"}
@@ -62,62 +61,42 @@ def _build(kind: Kind, fields: Fields, wanted: SpecRequest) -> ModelSpec:
     ropes = {name: _rope(kind, fields, name, sizes.head_dim, positions) for name in (FULL, SLIDING)}
     positions = min(rope.positions for rope in ropes.values())
     window = None if kind.every is None else _window(fields, positions, causal)
-    eps = fields.number("rms_norm_eps", 0.0, 0.1)
+    rms = rms_norms(sizes.hidden, fields.number("rms_norm_eps", 0.0, 0.1), offset=1.0)
     bias = fields.boolean("attention_bias")
     scale = fields.number("query_pre_attn_scalar", 0.0, 1e6) ** -0.5 if kind.scalar else None
     attention_cap = _cap(fields, "attn_logit_softcapping") if kind.attention_cap else 0.0
     activation = one_of(fields, kind.activation_key, kind.activations or _NEW)
     tied = fields.boolean("tie_word_embeddings")
 
-    def rms(name: str, values: int = sizes.hidden) -> Norm:
-        return Norm(name, "rms", values, eps, offset=1.0)
-
     def layer(index: int, name: str) -> Layer:
         at = f"model.layers.{index}"
-        queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-        parts = tuple(f"{at}.self_attn.{part}_proj" for part in "qkv")
-        rope = ropes[name]
-        mixer = Attention(
-            sizes.heads,
-            sizes.kv_heads,
-            sizes.head_dim,
-            Projection(parts, (queries, keys, keys), sizes.hidden, bias),
-            Projection((f"{at}.self_attn.o_proj",), (sizes.hidden,), queries, bias),
-            Rope(rope.theta, rope.width, rope.scaling),
-            causal,
-            window if name == SLIDING else None,
-            rms(f"{at}.self_attn.q_norm", sizes.head_dim) if kind.qk_norm else None,
-            rms(f"{at}.self_attn.k_norm", sizes.head_dim) if kind.qk_norm else None,
-            scale,
-            attention_cap,
+        mixer = attention(
+            f"{at}.self_attn",
+            sizes,
+            ropes[name].rope,
+            bias,
+            rms if kind.qk_norm else None,
+            causal=causal,
+            window=window if name == SLIDING else None,
+            scale=scale,
+            cap=attention_cap,
         )
+        mlp = gated_mlp(f"{at}.mlp", sizes.hidden, sizes.inner, activation)
         before, after = rms(f"{at}.input_layernorm"), rms(f"{at}.post_attention_layernorm")
-        mlp = _mlp(f"{at}.mlp", sizes, activation)
         if not kind.norms_after:
             return Layer(mixer, mlp, before, after)
-        norms = (rms(f"{at}.{side}_feedforward_layernorm") for side in ("pre", "post"))
-        return Layer(mixer, mlp, before, next(norms), mixer_after=after, mlp_after=next(norms))
+        pre, post = (rms(f"{at}.{side}_feedforward_layernorm") for side in ("pre", "post"))
+        return Layer(mixer, mlp, before, pre, mixer_after=after, mlp_after=post)
 
-    return ModelSpec(
-        prefix="model.",
-        hidden=sizes.hidden,
-        max_positions=positions,
-        embeddings=Embeddings("model.embed_tokens", sizes.vocab, sizes.hidden, scale=sizes.hidden**0.5),
-        layers=tuple(layer(index, name) for index, name in enumerate(_kinds(kind, fields, sizes.layers))),
-        final_norm=rms("model.norm"),
-        lm_head=("tied" if tied else "own") if wanted.head == "lm" else None,
+    return causal_spec(
+        sizes,
+        wanted,
+        tied,
+        (layer(index, name) for index, name in enumerate(_kinds(kind, fields, sizes.layers))),
+        rms("model.norm"),
+        positions,
+        scale=sizes.hidden**0.5,
         logit_cap=_cap(fields, "final_logit_softcapping") if kind.logit_cap else 0.0,
-        classifier=Classifier(Projection(("score",), (wanted.labels,), sizes.hidden)) if wanted.labels else None,
-    )
-
-
-def _mlp(at: str, sizes: Sizes, activation: Activation) -> Mlp:
-    return Mlp(
-        sizes.inner,
-        Projection((f"{at}.gate_proj", f"{at}.up_proj"), (sizes.inner, sizes.inner), sizes.hidden),
-        Projection((f"{at}.down_proj",), (sizes.hidden,), sizes.inner),
-        activation,
-        gated=True,
     )
 
 
@@ -175,24 +154,15 @@ def _family(model_type: str, architectures: dict[str, Head], kind: Kind, default
     return Family(model_type, architectures, partial(_build, kind), {**shared, **defaults})
 
 
-def _classes(begins: str) -> dict[str, Head]:
-    return {
-        f"{begins}ForCausalLM": "lm",
-        f"{begins}Model": "none",
-        f"{begins}ForSequenceClassification": "classifier",
-        f"{begins}ForTokenClassification": "tokens",
-    }
-
-
 GEMMA = _family(
     "gemma",
-    _classes("Gemma"),
+    classes("Gemma"),
     Kind("hidden_act", _OLD, norms_after=False, scalar=False),
     {"hidden_act": "gelu_pytorch_tanh"},
 )
 GEMMA2 = _family(
     "gemma2",
-    _classes("Gemma2"),
+    classes("Gemma2"),
     Kind(every=2, attention_cap=True, logit_cap=True),
     {
         "hidden_activation": "gelu_pytorch_tanh",

@@ -10,17 +10,17 @@ from typing import Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.families.base import (
-    MAX_HEADS,
+    FULL,
     MAX_LAYERS,
     MAX_VOCABULARY,
-    MAX_WIDTH,
+    SLIDING,
     Family,
     SpecRequest,
-    head_width,
+    layer_kinds,
     one_of,
     refuse_other_values,
 )
-from prelude.models.families.bert import ACTIVATIONS
+from prelude.models.families.bert import ACTIVATIONS, Keys, read_sizes
 from prelude.models.fields import Fields
 from prelude.models.rope import MAX_POSITIONS
 from prelude.models.spec import (
@@ -39,26 +39,21 @@ from prelude.models.spec import (
 
 _PREFIX = "model."
 _POOLINGS: dict[str, HeadPooling] = {"cls": "first", "mean": "mean"}
-_FULL, _LOCAL = "full_attention", "sliding_attention"
-_OLD_THETA = {_FULL: "global_rope_theta", _LOCAL: "local_rope_theta"}
+_OLD_THETA = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 
 
 def build(fields: Fields, wanted: SpecRequest, prefix: str = _PREFIX) -> ModelSpec:
     """``prefix`` begins the names of the body's weights."""
     refuse_other_values(fields, {"is_causal": (None, False)})
-    hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
-    heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
-    width = head_width(fields, hidden, heads)
+    sizes = read_sizes(fields, Keys(activation="hidden_activation", eps="norm_eps"))
+    hidden, width, inner = sizes.hidden, sizes.width, sizes.inner
     if width % 2:
         raise ModelError(f"{fields.where}: heads of {width} values, rotary embeddings need an even number")
-    inner = fields.integer("intermediate_size", 1, MAX_WIDTH)
-    eps = fields.number("norm_eps", 0.0, 0.1)
-    activation = one_of(fields, "hidden_activation", ACTIVATIONS)
     norm_bias, bias, mlp_bias = (fields.boolean(f"{part}_bias") for part in ("norm", "attention", "mlp"))
     window = fields.integer("local_attention", 1, MAX_POSITIONS) // 2
 
     def norm(name: str) -> Norm:
-        return Norm(name, "layer", hidden, eps, norm_bias)
+        return Norm(name, "layer", hidden, sizes.eps, norm_bias)
 
     def linear(name: str, rows: int, columns: int, biased: bool) -> Projection:
         return Projection((name,), (rows,), columns, biased)
@@ -66,20 +61,20 @@ def build(fields: Fields, wanted: SpecRequest, prefix: str = _PREFIX) -> ModelSp
     def layer(index: int, kind: str) -> Layer:
         at = f"{prefix}layers.{index}"
         mixer = Attention(
-            heads,
-            heads,
+            sizes.heads,
+            sizes.heads,
             width,
             linear(f"{at}.attn.Wqkv", 3 * hidden, hidden, bias),
             linear(f"{at}.attn.Wo", hidden, hidden, bias),
             Rope(_theta(fields, kind), width),
             causal=False,
-            window=window if kind == _LOCAL else None,
+            window=window if kind == SLIDING else None,
         )
         mlp = Mlp(
             inner,
             linear(f"{at}.mlp.Wi", 2 * inner, hidden, mlp_bias),
             linear(f"{at}.mlp.Wo", hidden, inner, mlp_bias),
-            activation,
+            sizes.activation,
             gated=True,
         )
         return Layer(mixer, mlp, norm(f"{at}.attn_norm") if index else None, norm(f"{at}.mlp_norm"))
@@ -92,7 +87,7 @@ def build(fields: Fields, wanted: SpecRequest, prefix: str = _PREFIX) -> ModelSp
         embeddings=Embeddings(
             f"{prefix}embeddings.tok_embeddings", vocab, hidden, norm=norm(f"{prefix}embeddings.norm")
         ),
-        layers=tuple(layer(index, kind) for index, kind in enumerate(_kinds(fields))),
+        layers=tuple(layer(index, kind) for index, kind in enumerate(_kinds(fields, sizes.layers))),
         final_norm=norm(f"{prefix}final_norm"),
         classifier=_classifier(fields, wanted.labels, hidden, norm("head.norm")) if wanted.labels else None,
         masked=_masked(fields, hidden, norm("head.norm")) if wanted.head == "masked" else None,
@@ -121,16 +116,10 @@ def _masked(fields: Fields, hidden: int, norm: Norm) -> MaskedHead | None:
     )
 
 
-def _kinds(fields: Fields) -> list[str]:
+def _kinds(fields: Fields, layers: int) -> list[str]:
     """Return the kind of each layer."""
-    count = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     every = fields.integer("global_attn_every_n_layers", 1, MAX_LAYERS)
-    kinds = fields.get("layer_types", None)
-    if kinds is None:
-        return [_LOCAL if index % every else _FULL for index in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in (_FULL, _LOCAL) for kind in kinds):
-        raise fields.wrong("layer_types", f"a list of {count} names, {_FULL} or {_LOCAL}, is needed")
-    return kinds
+    return layer_kinds(fields, layers) or [SLIDING if index % every else FULL for index in range(layers)]
 
 
 def _theta(fields: Fields, kind: str) -> float:
@@ -138,8 +127,8 @@ def _theta(fields: Fields, kind: str) -> float:
     old = _OLD_THETA[kind]
     ropes = fields.get("rope_parameters", None)
     if ropes is None:
-        if kind == _LOCAL and fields.get(old) is None:
-            return _theta(fields, _FULL)
+        if kind == SLIDING and fields.get(old) is None:
+            return _theta(fields, FULL)
         return fields.number(old, 1.0, 1e15)
     if not isinstance(ropes, dict) or not isinstance(ropes.get(kind), dict):
         raise fields.wrong("rope_parameters", f"an object with an object for {kind} is needed")

@@ -10,26 +10,30 @@ from __future__ import annotations
 from typing import Any
 
 from prelude.errors import UnsupportedModel, shown
-from prelude.models.families.base import MAX_HEADS, MAX_WIDTH, Family, SpecRequest, one_of, refuse_other_values
-from prelude.models.families.decoder import ACTIVATIONS, FULL, Sizes, layer_kinds, read_sizes
+from prelude.models.families.base import (
+    CAUSAL,
+    FULL,
+    MAX_HEADS,
+    MAX_WIDTH,
+    Family,
+    SpecRequest,
+    layer_kinds,
+    one_of,
+    refuse_other_values,
+)
+from prelude.models.families.decoder import (
+    ACTIVATIONS,
+    attention,
+    causal_spec,
+    gated_mlp,
+    read_sizes,
+    rms_norms,
+)
 from prelude.models.fields import Fields
 from prelude.models.rope import MAX_POSITIONS, Ropes, parse_rope
-from prelude.models.spec import (
-    Attention,
-    Classifier,
-    Embeddings,
-    GatedDelta,
-    Layer,
-    Mlp,
-    ModelSpec,
-    Norm,
-    Projection,
-    Rope,
-    ShortConv,
-)
+from prelude.models.spec import GatedDelta, Layer, ModelSpec, Norm, Projection, ShortConv
 
 _LINEAR, _CONV = "linear_attention", "conv"
-_CAUSAL: dict[str, tuple[Any, ...]] = {"is_causal": (None, True), "use_bidirectional_attention": (None, False)}
 
 
 def _rope(fields: Fields, head_dim: int, partial: float | None) -> Ropes:
@@ -44,64 +48,36 @@ def _kinds(fields: Fields, layers: int, other: str, default: list[str]) -> list[
     return kinds
 
 
-def _head(asked: SpecRequest, tied: bool) -> Any:
-    return ("tied" if tied else "own") if asked.head == "lm" else None
-
-
 # ------------------------------------------------------------------ Qwen3.5
 
 
-def _qwen3_5(fields: Fields, asked: SpecRequest) -> ModelSpec:
-    refuse_other_values(fields, {**_CAUSAL, "attn_output_gate": (None, True)})
-    one_of(fields, "hidden_act", ACTIVATIONS)  # of the MLP and of the convolution
+def _qwen3_5(fields: Fields, wanted: SpecRequest) -> ModelSpec:
+    refuse_other_values(fields, {**CAUSAL, "attn_output_gate": (None, True)})
+    activation = one_of(fields, "hidden_act", ACTIVATIONS)  # of the MLP and of the convolution
     sizes = read_sizes(fields)
     ropes = _rope(fields, sizes.head_dim, 0.25)
     eps = fields.number("rms_norm_eps", 0.0, 0.1)
+    rms = rms_norms(sizes.hidden, eps, offset=1.0)
     bias = fields.boolean("attention_bias")
     rule = _rule_sizes(fields)
-    prefix = "model.language_model." if asked.nested else "model."
-
-    def rms(name: str, values: int = sizes.hidden) -> Norm:
-        return Norm(name, "rms", values, eps, offset=1.0)
+    prefix = "model.language_model." if wanted.nested else "model."
 
     def layer(index: int, kind: str) -> Layer:
         at = f"{prefix}layers.{index}"
-        mixer = _gated_attention(f"{at}.self_attn", sizes, ropes, bias, rms) if kind == FULL else None
         return Layer(
-            mixer or _gated_delta(f"{at}.linear_attn", sizes.hidden, rule, eps),
-            _mlp(f"{at}.mlp", sizes.hidden, sizes.inner, ("gate_proj", "up_proj", "down_proj")),
+            attention(f"{at}.self_attn", sizes, ropes.rope, bias, rms, gate=True)
+            if kind == FULL
+            else _gated_delta(f"{at}.linear_attn", sizes.hidden, rule, eps),
+            gated_mlp(f"{at}.mlp", sizes.hidden, sizes.inner, activation),
             rms(f"{at}.input_layernorm"),
             rms(f"{at}.post_attention_layernorm"),
         )
 
     every = fields.integer("full_attention_interval", 1, 1 << 20)
     default = [_LINEAR if (index + 1) % every else FULL for index in range(sizes.layers)]
-    return ModelSpec(
-        prefix=prefix,
-        hidden=sizes.hidden,
-        max_positions=ropes.positions,
-        embeddings=Embeddings(f"{prefix}embed_tokens", sizes.vocab, sizes.hidden),
-        layers=tuple(layer(*one) for one in enumerate(_kinds(fields, sizes.layers, _LINEAR, default))),
-        final_norm=rms(f"{prefix}norm"),
-        lm_head=_head(asked, fields.boolean("tie_word_embeddings")),
-        classifier=Classifier(Projection(("score",), (asked.labels,), sizes.hidden)) if asked.labels else None,
-    )
-
-
-def _gated_attention(at: str, sizes: Sizes, ropes: Ropes, bias: bool, rms: Any) -> Attention:
-    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    parts = tuple(f"{at}.{part}_proj" for part in "qkv")
-    return Attention(
-        sizes.heads,
-        sizes.kv_heads,
-        sizes.head_dim,
-        Projection(parts, (2 * queries, keys, keys), sizes.hidden, bias),
-        Projection((f"{at}.o_proj",), (sizes.hidden,), queries, bias),
-        Rope(ropes.theta, ropes.width, ropes.scaling),
-        q_norm=rms(f"{at}.q_norm", sizes.head_dim),
-        k_norm=rms(f"{at}.k_norm", sizes.head_dim),
-        gate=True,
-    )
+    layers = [layer(*one) for one in enumerate(_kinds(fields, sizes.layers, _LINEAR, default))]
+    tied = fields.boolean("tie_word_embeddings")
+    return causal_spec(sizes, wanted, tied, layers, rms(f"{prefix}norm"), ropes.positions, prefix)
 
 
 def _rule_sizes(fields: Fields) -> tuple[int, int, int, int, int]:
@@ -131,41 +107,18 @@ def _gated_delta(at: str, hidden: int, sizes: tuple[int, int, int, int, int], ep
     )
 
 
-def _mlp(at: str, hidden: int, inner: int, names: tuple[str, str, str]) -> Mlp:
-    """``names``: of the half that is activated, of the other one, and of the projection behind them."""
-    first, second, down = (f"{at}.{name}" for name in names)
-    up = Projection((first, second), (inner, inner), hidden)
-    return Mlp(inner, up, Projection((down,), (hidden,), inner), "silu", gated=True)
-
-
 # ------------------------------------------------------------------ LFM2
 
 
-def _lfm2(fields: Fields, asked: SpecRequest) -> ModelSpec:
-    refuse_other_values(fields, _CAUSAL)
+def _lfm2(fields: Fields, wanted: SpecRequest) -> ModelSpec:
+    refuse_other_values(fields, CAUSAL)
     sizes = read_sizes(fields, inner="block_ff_dim" if "block_ff_dim" in fields.values else "intermediate_size")
-    inner = _adjusted(fields, sizes.inner)
+    inner, hidden = _adjusted(fields, sizes.inner), sizes.hidden
     ropes = _rope(fields, sizes.head_dim, None)
-    rope = Rope(ropes.theta, ropes.width, ropes.scaling)
-    eps = fields.number("norm_eps", 0.0, 0.1)
+    rms = rms_norms(hidden, fields.number("norm_eps", 0.0, 0.1))
     kernel, bias = fields.integer("conv_L_cache", 1, _most_taps()), fields.boolean("conv_bias")
     tied = fields.boolean("tie_embedding" if "tie_embedding" in fields.values else "tie_word_embeddings")
-    queries, keys, hidden = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim, sizes.hidden
-
-    def rms(name: str, values: int = hidden) -> Norm:
-        return Norm(name, "rms", values, eps)
-
-    def attention(at: str) -> Attention:
-        return Attention(
-            sizes.heads,
-            sizes.kv_heads,
-            sizes.head_dim,
-            Projection(tuple(f"{at}.{part}_proj" for part in "qkv"), (queries, keys, keys), hidden),
-            Projection((f"{at}.out_proj",), (hidden,), queries),
-            rope,
-            q_norm=rms(f"{at}.q_layernorm", sizes.head_dim),
-            k_norm=rms(f"{at}.k_layernorm", sizes.head_dim),
-        )
+    names = ("out_proj", "q_layernorm", "k_layernorm")
 
     def convolution(at: str) -> ShortConv:
         return ShortConv(
@@ -179,21 +132,16 @@ def _lfm2(fields: Fields, asked: SpecRequest) -> ModelSpec:
     def layer(index: int, kind: str) -> Layer:
         at = f"model.layers.{index}"
         return Layer(
-            attention(f"{at}.self_attn") if kind == FULL else convolution(f"{at}.conv"),
-            _mlp(f"{at}.feed_forward", hidden, inner, ("w1", "w3", "w2")),
+            attention(f"{at}.self_attn", sizes, ropes.rope, False, rms, names=names)
+            if kind == FULL
+            else convolution(f"{at}.conv"),
+            gated_mlp(f"{at}.feed_forward", hidden, inner, "silu", names=("w1", "w3", "w2")),
             rms(f"{at}.operator_norm"),
             rms(f"{at}.ffn_norm"),
         )
 
-    return ModelSpec(
-        prefix="model.",
-        hidden=hidden,
-        max_positions=ropes.positions,
-        embeddings=Embeddings("model.embed_tokens", sizes.vocab, hidden),
-        layers=tuple(layer(*one) for one in enumerate(_lfm2_kinds(fields, sizes.layers))),
-        final_norm=rms("model.embedding_norm"),
-        lm_head=_head(asked, tied),
-    )
+    layers = [layer(*one) for one in enumerate(_lfm2_kinds(fields, sizes.layers))]
+    return causal_spec(sizes, wanted, tied, layers, rms("model.embedding_norm"), ropes.positions)
 
 
 def _lfm2_kinds(fields: Fields, layers: int) -> list[str]:

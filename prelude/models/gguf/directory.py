@@ -1,4 +1,5 @@
-"""A GGUF file as a model directory: the JSON files that its metadata describe, beside those of its folder.
+"""A GGUF file as a model directory: the JSON files that its metadata describe, beside those of its folder; and its
+tensors as those of a checkpoint, with names and values as transformers has them.
 
 ``config.json`` is always the metadata's. ``tokenizer.json`` and ``tokenizer_config.json`` in the folder win over the
 metadata's, and the log says so.
@@ -10,14 +11,25 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prelude.errors import ModelError, shown
+from prelude.errors import CheckpointError, ModelError, UnsupportedModel, shown
 from prelude.models.files import GGUF, INDEX, SINGLE, ModelDirectory
-from prelude.models.gguf.config import architecture_of, config_of, pooling_of
-from prelude.models.gguf.reader import GgufFile
+from prelude.models.gguf.config import (
+    architecture_of,
+    config_of,
+    counts_from_one,
+    model_names,
+    pooling_of,
+    rotated_heads,
+)
+from prelude.models.gguf.reader import BLOCK_TYPES, GgufFile
 from prelude.models.gguf.tokenizer import GgufTokenizer
 from prelude.records import dataclass, field
+
+if TYPE_CHECKING:
+    from prelude.models.arrays import Array
+    from prelude.models.gguf.blocks import Blocks
 
 log = logging.getLogger("prelude.models.gguf")
 
@@ -73,3 +85,54 @@ def open_directory(path: Path, links: bool = False) -> ModelDirectory:
     if len(names) > 1:
         raise ModelError(f"{directory}: {len(names)} GGUF files, {shown(names)}; give the path of one of them")
     return GgufDirectory.opened(directory.path, links, directory.file(names[0])) if names else directory
+
+
+class GgufWeights(GgufFile):
+    """One open file. Its tensors have transformers' names."""
+
+    def _parse(self, size: int) -> None:
+        super()._parse(size)
+        self._architecture = architecture_of(self)
+        self._stored = model_names(self.tensors, self._architecture, str(self.path))
+        self.tensors = {name: self.tensors[stored] for name, stored in self._stored.items()}
+
+    def tensor(self, name: str) -> Array:
+        """Return it as it is stored, rows and gains as transformers has them; blocks as float32."""
+        if self.tensors[name].dtype in BLOCK_TYPES:
+            return self.blocks(name).dense()
+        found, order = super().tensor(name), self._order(name)
+        if order is not None:
+            found = found[order]
+        if not counts_from_one(self._stored[name], self._architecture):
+            return found
+        from prelude.models.arrays import widen
+
+        return widen(found) - 1
+
+    def blocks(self, name: str) -> Blocks:
+        """Return a weight that is stored in blocks."""
+        from prelude.models.gguf.blocks import Blocks
+
+        info = self.tensors[name]
+        if len(info.shape) != 2:
+            raise UnsupportedModel(f"{self.path}: unsupported: tensor {name} of {info.dtype} with sizes {info.shape}")
+        found = Blocks(info.dtype, (info.shape[0], info.shape[1]), super().tensor(name))
+        order = self._order(name)
+        return found if order is None else found.rows(order)
+
+    def _order(self, name: str) -> Array | None:
+        """Return the order of the rows if the halves of heads lie interleaved."""
+        import numpy as np
+
+        metadata, architecture, stored = self.metadata, self._architecture, self._stored[name]
+        heads, kv_heads = (metadata.get(f"{architecture}.attention.head_count{kind}") for kind in ("", "_kv"))
+        if not isinstance(heads, int) or not isinstance(kv_heads, (int, type(None))):
+            raise CheckpointError(f"{self.path}: attention.head_count is not a number")
+        count = rotated_heads(stored, architecture, heads, heads if kv_heads is None else kv_heads)
+        if count == 0:
+            return None
+        rows = self.tensors[name].shape[0]
+        if count < 1 or rows % (2 * count):
+            raise CheckpointError(f"{self.path}: tensor {stored} has {rows:,} rows, which are no {count:,} heads")
+        order: Array = np.arange(rows).reshape(count, rows // count // 2, 2).transpose(0, 2, 1).reshape(-1)
+        return order

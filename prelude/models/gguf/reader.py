@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -70,7 +69,6 @@ class GgufFile(MappedFile):
     """One open, validated file."""
 
     metadata: dict[str, Value]
-    tensors: dict[str, TensorInfo]
 
     def _parse(self, size: int) -> None:
         first = self.read(min(size, 4))
@@ -82,12 +80,6 @@ class GgufFile(MappedFile):
             header = _Header(data, size, self.path)
             self.metadata, self.tensors = header.metadata, header.tensors
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
     def tensor(self, name: str) -> Array:
         """Return a view of the file: of F32, F16 and BF16 the values, of other types the rows of blocks, uint8."""
         from prelude.models.arrays import BF16
@@ -98,11 +90,6 @@ class GgufFile(MappedFile):
             return flat.reshape(-1, row_bytes(info))
         flat = flat.view(BF16 if info.dtype == "BF16" else DTYPES[info.dtype][1])  # the alignment is a multiple of 8
         return flat.reshape(info.shape)
-
-    def release(self, name: str) -> None:
-        """Take the pages of a tensor out of this process's memory. Views of it stay valid."""
-        info = self.tensors[name]
-        self.release_between(info.begin, info.end)
 
 
 def row_bytes(info: TensorInfo) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from prelude.errors import UnsupportedModel
 from prelude.models.files import ModelDirectory
-from prelude.models.options.base import CONFIG_LIMIT, Network, OptionModel
+from prelude.models.options.base import Network, OptionModel
 from prelude.models.options.bev import BEV
 from prelude.models.options.gliner import GLINER
 from prelude.models.options.laya import JULIA, JULIA_CONFIG, LAYA, LAYA_CONFIG
@@ -42,7 +42,7 @@ def option_model(directory: ModelDirectory) -> OptionModel | None:
             raise UnsupportedModel(f"{directory.path / name}: unsupported: {why}")
     if not directory.has("config.json"):
         return None
-    config = directory.object("config.json", CONFIG_LIMIT)
+    config = directory.object("config.json")
     if config.get("model_type") == "extractor":
         return GLINER
     return BEV if "backbone_config" in config else None

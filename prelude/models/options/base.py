@@ -15,7 +15,6 @@ from prelude.models.spec import ModelSpec
 from prelude.records import dataclass, fields, replace
 from prelude.values.model_settings import OptionSettings
 
-CONFIG_LIMIT = 4 << 20
 MAX_LENGTH = 1 << 20
 """Tokens of a prompt that a config may name."""
 T = TypeVar("T")
@@ -58,14 +57,21 @@ def token_ids(tokenizer: TokenizerOf, names: Mapping[str, str], where: str) -> d
     return found
 
 
-def special_names(directory: ModelDirectory, folder: str, defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of special tokens in ``tokenizer_config.json``, of those that ``defaults`` has."""
-    file = f"{folder}tokenizer_config.json"
-    said: dict[str, Any] = directory.object(file, CONFIG_LIMIT) if directory.has(file) else {}
-    return {key: _name(said.get(key), default) for key, default in defaults.items()}
+_SPECIAL = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
-def _name(said: Any, default: str) -> str:
+def marker_tokens(
+    directory: ModelDirectory, tokenizer: TokenizerOf, where: str, folder: str = ""
+) -> tuple[dict[str, int], str]:
+    """Return the ids of the special tokens of an encoder by use, and the text of the mask token. ``folder``: of the
+    tokenizer's files, with its slash."""
+    names = {use: special_name(directory, use, default, folder) for use, default in _SPECIAL.items()}
+    return token_ids(tokenizer, names, where), names["mask"]
+
+
+def special_name(directory: ModelDirectory, use: str, default: str, folder: str = "") -> str:
+    """Return the text of a special token in ``tokenizer_config.json``."""
+    said = directory.fields(f"{folder}tokenizer_config.json", needed=False).get(f"{use}_token", None)
     if isinstance(said, dict):
         said = said.get("content")
     return said if isinstance(said, str) else default
@@ -89,9 +95,8 @@ def renamed(part: T, old: str, new: str) -> T:
 
 def body_of(directory: ModelDirectory, *, bidirectional: bool, file: str = "config.json") -> tuple[ModelSpec, Fields]:
     """Return the family's network without its own head; ``UnsupportedModel`` if that sees its text the other way."""
-    raw = directory.object(file, CONFIG_LIMIT)
-    where = str(directory.path / file)
-    named, kind = raw.get("architectures"), raw.get("model_type")
+    config = directory.fields(file)
+    where, named, kind = config.where, config.get("architectures", None), config.get("model_type", None)
     family = ARCHITECTURES.get(named[0]) if isinstance(named, list) and len(named) == 1 else None
     if family is None and isinstance(kind, str):
         family = FAMILIES.get(kind)
@@ -100,7 +105,7 @@ def body_of(directory: ModelDirectory, *, bidirectional: bool, file: str = "conf
             f"{where}: unsupported: architectures {shown(named)}, model_type {shown(kind)}; supported: "
             f"{', '.join(sorted(FAMILIES))}"
         )
-    fields = Fields(raw, where, family.defaults)
+    fields = Fields(config.values, where, family.defaults)
     spec = family.build(fields, SpecRequest(family.model_type, "none"))
     if spec.bidirectional is not bidirectional:
         wanted = "an encoder" if bidirectional else "a decoder"

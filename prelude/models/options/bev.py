@@ -13,29 +13,16 @@ from dataclasses import replace
 from prelude.errors import UnsupportedModel
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory
-from prelude.models.options.base import (
-    CONFIG_LIMIT,
-    MAX_LENGTH,
-    Network,
-    OptionModel,
-    TokenizerOf,
-    body_of,
-    renamed,
-)
+from prelude.models.options.base import MAX_LENGTH, Network, OptionModel, TokenizerOf, body_of, renamed
 from prelude.models.spec import ChoiceHead, ChoiceLayer, Norm, Projection
 from prelude.values.model_settings import KINDS, OptionSettings
 
-_CONFIG = "config.json"
 _MAX_LAYERS, _MAX_WIDTH = 64, 1 << 16
 _EPS = 1e-5
 
 
-def _fields(directory: ModelDirectory) -> Fields:
-    return Fields(directory.object(_CONFIG, CONFIG_LIMIT), str(directory.path / _CONFIG))
-
-
 def _network(directory: ModelDirectory) -> Network:
-    fields = _fields(directory)
+    fields = directory.fields("config.json")
     spec, config = body_of(directory, bidirectional=False, file=fields.text("backbone_config"))
     if spec.recurrent:
         raise UnsupportedModel(
@@ -86,7 +73,7 @@ def _head(hidden: int, width: int, count: int, types: int) -> ChoiceHead:
 
 
 def _settings(directory: ModelDirectory, tokenizer: TokenizerOf) -> OptionSettings:
-    fields = _fields(directory)
+    fields = directory.fields("config.json")
     return OptionSettings(
         "bev",
         MAX_LENGTH,

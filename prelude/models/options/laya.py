@@ -15,68 +15,44 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prelude.errors import ModelError, UnsupportedModel, shown
-from prelude.models.families.base import SpecRequest
+from prelude.errors import ModelError
+from prelude.models.families.base import SpecRequest, refuse_other_values
 from prelude.models.families.modernbert import MODERNBERT, build
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory
-from prelude.models.options.base import (
-    CONFIG_LIMIT,
-    MAX_LENGTH,
-    Network,
-    OptionModel,
-    TokenizerOf,
-    special_names,
-    token_ids,
-)
+from prelude.models.options.base import MAX_LENGTH, Network, OptionModel, TokenizerOf, marker_tokens
 from prelude.models.spec import Attention, Classifier, Layer, LayerInput, Mlp, Norm, Projection
 from prelude.values.model_settings import KINDS, OptionSettings
 
 LAYA_CONFIG, JULIA_CONFIG = "rl_agent_config.json", "julia_config.json"
-_POLICY = "inference-policy.json"
-_ENCODER = "encoder/config.json"
 _TOKENIZER = "tokenizer/"
 _MAX_HEAD_LAYERS = 64
 _EPS = 1e-5
 _HEAD_WIDTH = 64
 _OPTION_TOKENS = 48  # behind its mask token
 _JULIA_LENGTHS = {"max_length": 8192, "head_length": 512}
-_NAMES = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-
-
-def _fields(directory: ModelDirectory, name: str) -> Fields:
-    return Fields(directory.object(name, CONFIG_LIMIT), str(directory.path / name))
 
 
 def _laya_network(directory: ModelDirectory) -> Network:
-    fields = _fields(directory, LAYA_CONFIG)
-    layout = fields.get("option_layout", None)
-    if layout not in (None, "sequential"):
-        raise UnsupportedModel(f"{fields.where}: unsupported: option_layout {shown(layout)}; supported: sequential")
+    fields = directory.fields(LAYA_CONFIG)
+    refuse_other_values(fields, {"option_layout": (None, "sequential")})
     return _network(directory, fields)
 
 
 def _julia_network(directory: ModelDirectory) -> Network:
-    fields = _fields(directory, JULIA_CONFIG)
-    version = fields.get("format_version", None)
-    if version not in (None, 1):
-        raise UnsupportedModel(f"{fields.where}: unsupported: format_version {shown(version)}; supported: 1")
+    fields = directory.fields(JULIA_CONFIG)
+    refuse_other_values(fields, {"format_version": (None, 1)})
     return _network(directory, fields)
 
 
 def _network(directory: ModelDirectory, fields: Fields) -> Network:
     count = fields.integer("head_layers", 1, _MAX_HEAD_LAYERS)
-    where = str(directory.path / _ENCODER)
-    encoder = Fields(directory.object(_ENCODER, CONFIG_LIMIT), where, MODERNBERT.defaults)
-    if encoder.get("model_type", None) != "modernbert":
-        raise UnsupportedModel(
-            f"{where}: unsupported: model_type {shown(encoder.get('model_type', None))}; a marker head stands on "
-            "modernbert"
-        )
+    encoder = directory.fields("encoder/config.json", MODERNBERT.defaults)
+    refuse_other_values(encoder, {"model_type": ("modernbert",)})
     body = build(encoder, SpecRequest("modernbert", "none"), "encoder.")
     width = body.hidden
     if body.final_norm is None or width % max(1, width // _HEAD_WIDTH):
-        raise ModelError(f"{where}: hidden_size is {width}, the head needs a multiple of {_HEAD_WIDTH}")
+        raise ModelError(f"{encoder.where}: hidden_size is {width}, the head needs a multiple of {_HEAD_WIDTH}")
     entry = LayerInput(body.final_norm, "type_emb", len(KINDS))
     head = [_layer(index, width, entry if index == 0 else None) for index in range(count)]
     scorer = Classifier(
@@ -117,7 +93,7 @@ def _layer(index: int, width: int, entry: LayerInput | None) -> Layer:
 
 
 def _laya_settings(directory: ModelDirectory, tokenizer: TokenizerOf) -> OptionSettings:
-    fields = _fields(directory, LAYA_CONFIG)
+    fields = directory.fields(LAYA_CONFIG)
     length = fields.integer("max_len", 16, MAX_LENGTH)
     return replace(
         _settings("laya", directory, tokenizer, fields.where),
@@ -129,8 +105,7 @@ def _laya_settings(directory: ModelDirectory, tokenizer: TokenizerOf) -> OptionS
 
 
 def _julia_settings(directory: ModelDirectory, tokenizer: TokenizerOf) -> OptionSettings:
-    named = directory.object(_POLICY, CONFIG_LIMIT) if directory.has(_POLICY) else {}
-    fields = Fields(named, str(directory.path / _POLICY), _JULIA_LENGTHS)
+    fields = directory.fields("inference-policy.json", _JULIA_LENGTHS, needed=False)
     length = fields.integer("max_length", 16, MAX_LENGTH)
     return replace(
         _settings("julia", directory, tokenizer, str(directory.path / JULIA_CONFIG)),
@@ -140,10 +115,8 @@ def _julia_settings(directory: ModelDirectory, tokenizer: TokenizerOf) -> Option
 
 
 def _settings(form: str, directory: ModelDirectory, tokenizer: TokenizerOf, where: str) -> OptionSettings:
-    names = special_names(directory, _TOKENIZER, _NAMES)
-    ids = token_ids(tokenizer, names, where)
-    tokens = {use.removesuffix("_token"): token_id for use, token_id in ids.items()}
-    return OptionSettings(form, 0, tokens, option_length=_OPTION_TOKENS, mask_text=names["mask_token"])
+    tokens, mask = marker_tokens(directory, tokenizer, where, _TOKENIZER)
+    return OptionSettings(form, 0, tokens, option_length=_OPTION_TOKENS, mask_text=mask)
 
 
 def _temperatures(fields: Fields) -> tuple[float, float, float]:

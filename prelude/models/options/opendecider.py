@@ -10,17 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prelude.errors import UnsupportedModel, shown
-from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory
 from prelude.models.options.base import (
-    CONFIG_LIMIT,
     MAX_LENGTH,
     Network,
     OptionModel,
     TokenizerOf,
     body_of,
-    special_names,
-    token_ids,
+    marker_tokens,
 )
 from prelude.models.spec import Classifier, Norm, Projection
 from prelude.values.model_settings import OptionSettings
@@ -29,15 +26,10 @@ CONFIG = "opendecider.json"
 _HEAD = "head.safetensors"
 _EPS = 1e-5
 _LENGTH = 2048
-_NAMES = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-
-
-def _fields(directory: ModelDirectory) -> Fields:
-    return Fields(directory.object(CONFIG, CONFIG_LIMIT), str(directory.path / CONFIG))
 
 
 def _network(directory: ModelDirectory) -> Network:
-    fields = _fields(directory)
+    fields = directory.fields(CONFIG)
     kind = fields.text("kind")
     if kind != "nano":
         why = "; the other kinds are LoRA adapters: merge one into its base and load that directory"
@@ -55,9 +47,8 @@ def _network(directory: ModelDirectory) -> Network:
 
 
 def _settings(directory: ModelDirectory, tokenizer: TokenizerOf) -> OptionSettings:
-    fields = _fields(directory)
-    ids = token_ids(tokenizer, special_names(directory, "", _NAMES), fields.where)
-    tokens = {use.removesuffix("_token"): token_id for use, token_id in ids.items()}
+    fields = directory.fields(CONFIG)
+    tokens, _ = marker_tokens(directory, tokenizer, fields.where)
     return OptionSettings("opendecider", fields.integer("max_len", 16, MAX_LENGTH, _LENGTH), tokens)
 
 

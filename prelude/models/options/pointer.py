@@ -12,16 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory
-from prelude.models.options.base import (
-    CONFIG_LIMIT,
-    Network,
-    OptionModel,
-    TokenizerOf,
-    body_of,
-    token_ids,
-)
+from prelude.models.options.base import Network, OptionModel, TokenizerOf, body_of, token_ids
 from prelude.models.spec import PointerHead, Projection
 from prelude.values.model_settings import OptionSettings
 
@@ -38,12 +30,8 @@ _TOKENS = {
 }
 
 
-def _fields(directory: ModelDirectory) -> Fields:
-    return Fields(directory.object(CONFIG, CONFIG_LIMIT), str(directory.path / CONFIG))
-
-
 def _network(directory: ModelDirectory) -> Network:
-    fields = _fields(directory)
+    fields = directory.fields(CONFIG)
     spec, config = body_of(directory, bidirectional=False)
     width = fields.integer("head_dim", 1, _MAX_WIDTH)
     query, key = (Projection((f"head.{name}",), (width,), spec.hidden, bias=True) for name in "qk")
@@ -51,7 +39,7 @@ def _network(directory: ModelDirectory) -> Network:
 
 
 def _settings(directory: ModelDirectory, tokenizer: TokenizerOf) -> OptionSettings:
-    fields = _fields(directory)
+    fields = directory.fields(CONFIG)
     temperature = fields.number("temperature", 0.0, 1e6, 1.0)
     return OptionSettings(
         "kev",

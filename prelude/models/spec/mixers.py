@@ -4,17 +4,24 @@ layers that keep a state."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
-from prelude.models.rope import RopeScaling, inverse_frequencies
+from prelude.models.rope import Rope
 from prelude.records import dataclass
-
-if TYPE_CHECKING:
-    from prelude.values.arrays import C64, F64
-
 
 Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
 NormKind: TypeAlias = str  # "rms", or a name of NORMS in ops.py
+
+
+class Part(Protocol):
+    def tensors(self) -> Shapes:
+        """Yield the name and the shape of each weight in a checkpoint."""
+
+
+def tensors_of(*parts: Part | None) -> Shapes:
+    for part in parts:
+        if part is not None:
+            yield from part.tensors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +63,6 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary positions over the first ``width`` values of a head, the second half of them paired with the first."""
-
-    theta: float
-    width: int
-    scaling: RopeScaling | None = None
-
-    def frequencies(self) -> tuple[F64, float]:
-        """Inverse frequencies [width / 2], and the factor on cosine and sine."""
-        return inverse_frequencies(self.theta, self.width, self.scaling)
-
-    def turns(self, first: int, last: int) -> C64:
-        """[last - first, width / 2]: ``cos + i sin`` of positions from ``first`` on, times the factor. Computed in
-        float64 and rounded once."""
-        import numpy as np
-
-        frequencies, factor = self.frequencies()
-        angles = np.outer(np.arange(first, last), frequencies)
-        turns: C64 = ((np.cos(angles) + 1j * np.sin(angles)) * factor).astype(np.complex64)
-        return turns
-
-
-@dataclass(frozen=True, slots=True)
 class Relative:
     """DeBERTa's relative term. Vectors of distances are ``norm`` of ``name`` [2 * buckets, hidden], the same in all
     layers; a layer's key and query projections make its own of them. A score is the sum of three products, query by
@@ -96,8 +80,7 @@ class Relative:
 
     def tensors(self) -> Shapes:
         yield f"{self.name}.weight", (2 * self.buckets, self.width)
-        if self.norm is not None:
-            yield from self.norm.tensors()
+        yield from tensors_of(self.norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +126,7 @@ class Attention:
         return self.heads * self.head_dim
 
     def tensors(self) -> Shapes:
-        yield from self.qkv.tensors()
-        yield from self.out.tensors()
-        for part in (self.q_norm, self.k_norm, self.relative):
-            if part is not None:
-                yield from part.tensors()
+        yield from tensors_of(self.qkv, self.out, self.q_norm, self.k_norm, self.relative)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +171,7 @@ class GatedDelta:
         yield f"{self.name}.conv1d.weight", (self.channels, 1, self.kernel)
         yield f"{self.name}.A_log", (self.value_heads,)
         yield f"{self.name}.dt_bias", (self.value_heads,)
-        yield from self.norm.tensors()
-        yield from self.out.tensors()
+        yield from tensors_of(self.norm, self.out)
 
 
 @dataclass(frozen=True, slots=True)

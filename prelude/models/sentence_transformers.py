@@ -1,7 +1,10 @@
-"""The settings of a model directory for embeddings, in the sentence-transformers layout, old spelling and new.
+"""The settings of a model directory for embeddings and reranking, in the sentence-transformers layout, old spelling
+and new.
 
-    modules.json                         Transformer, Pooling, Dense, Normalize; other modules change the vector
+    modules.json                         Transformer, Pooling, Dense, Normalize; other modules change the vector;
+                                         LogitScore makes a generative cross-encoder
     1_Pooling/config.json                how the vector is pooled, and whether over the prompt's tokens too
+    1_LogitScore/config.json             the tokens of the cross-encoder, beside the chat template
     2_Dense/                             a projection of the pooled vector, with its weights
     config_sentence_transformers.json    prompts by name, and the one that is taken if none is named
     sentence_bert_config.json            the longest text, and whether it is lowered
@@ -11,27 +14,32 @@ Names and meanings are those of sentence-transformers; a setting that is not fol
 
 If no file says how to pool, the caller has to name it, because a guess would be silently wrong. A pooling that is
 not implemented concerns ``embed`` alone: such a model loads, and ``EmbeddingSettings.unsupported`` states the reason.
+
+A recipe for rerank or guard may be in ``recipe.json``, in the form of prelude/recipes. A known guard model is found
+by its policy in the chat template. A plain ``…ForCausalLM`` directory names no recipe: a reranker and a chat model
+look alike there.
 """
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
-from prelude.errors import CheckpointError, ModelError, shown
+from prelude.errors import CheckpointError, ModelError, RecipeError, shown
 from prelude.models.arrays import not_finite, widen
-from prelude.models.classifier import activation_name, named_activation
+from prelude.models.config import activation_name, named_activation
 from prelude.models.fields import Fields
-from prelude.models.files import ModelDirectory, Where
+from prelude.models.files import MODULES, ModelDirectory, Where
 from prelude.models.safetensors_file import FLOATS, SafetensorsFile
+from prelude.recipes import MAX_FILE_BYTES, GuardRecipe, ModelRecipes, RerankRecipe, read_recipe, shipped
 from prelude.tokenizer.class_settings import gives_types
 from prelude.values.arrays import F32
 from prelude.values.model_settings import POOLINGS, SIMILARITIES, Dense, EmbeddingSettings
 
 log = logging.getLogger(__name__)
 
-_LIMIT = 1 << 20
-_CONFIG_LIMIT = 4 << 20
+_SETTINGS_FILE, _OWN = "config_sentence_transformers.json", "recipe.json"
 _TOKENIZER_LIMIT = 16 << 20
 _MAX_PROMPTS = 4096
 _MAX_PROMPT_CHARS = 1 << 16
@@ -69,7 +77,7 @@ def read_embedding(where: Where, hidden: int | None = None, side: str = "right")
     module that does not take vectors of ``hidden``."""
     directory = ModelDirectory.of(where)
     pooling: dict[str, Any] = {}
-    if directory.has("modules.json"):
+    if directory.has(MODULES):
         pooling = _read_modules(directory)
     elif directory.has("1_Pooling/config.json"):
         pooling = _read_pooling(directory, "1_Pooling")
@@ -77,33 +85,25 @@ def read_embedding(where: Where, hidden: int | None = None, side: str = "right")
     made = None if hidden is None or settings.pooling is None else hidden * len(settings.pooling.split("+"))
     if made is not None and settings.dense and settings.dense[0].weight.shape[1] != made:
         raise ModelError(
-            f"{directory.path / 'modules.json'}: the first Dense module takes {settings.dense[0].weight.shape[1]} "
+            f"{directory.path / MODULES}: the first Dense module takes {settings.dense[0].weight.shape[1]} "
             f"values, the model makes {made}"
         )
     return settings
 
 
 def _read_modules(directory: ModelDirectory) -> dict[str, Any]:
-    where = directory.path / "modules.json"
-    modules = directory.value("modules.json", _LIMIT)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ModelError(f"{where}: a list of objects is expected")
     found: dict[str, Any] = {"normalize": False}
-    for module in modules:
-        kind = str(module.get("type", "")).rsplit(".", 1)[-1]
+    for kind, folder in directory.modules():
         if kind == "Pooling":
-            folder = module.get("path", "")
-            if not isinstance(folder, str):
-                raise ModelError(f"{where}: path {shown(folder)} is not a string")
             found.update(_read_pooling(directory, folder))
         elif kind == "Normalize":
             found["normalize"] = True
         elif kind == "Dense" and "pooling" in found and not found["normalize"]:
-            found.update(_read_dense(directory, module.get("path", ""), found.get("dense", ())))
+            found.update(_read_dense(directory, folder, found.get("dense", ())))
         elif kind != "Transformer":
             found["unsupported"] = (
-                f"{where}: module {shown(kind)} is not supported (Transformer, Pooling, Normalize are, and Dense "
-                "between those two)"
+                f"{directory.path / MODULES}: module {shown(kind)} is not supported (Transformer, Pooling, Normalize "
+                "are, and Dense between those two)"
             )
     if "unsupported" in found:
         found["pooling"] = None
@@ -111,30 +111,26 @@ def _read_modules(directory: ModelDirectory) -> dict[str, Any]:
 
 
 def _read_pooling(directory: ModelDirectory, folder: str) -> dict[str, Any]:
-    name = f"{folder}/config.json"
-    path = directory.path
-    config = directory.object(name, _LIMIT)
-    include = Fields(config, str(path / name)).boolean("include_prompt", True)
-    named = config.get("pooling_mode")
-    old = [name for key, name in _OLD.items() if config.get(key)]
+    config = directory.fields(f"{folder}/config.json")
+    include = config.boolean("include_prompt", True)
+    named = config.get("pooling_mode", None)
+    old = [name for key, name in _OLD.items() if config.get(key, None)]
     modes = old if named is None else [named] if isinstance(named, str) else named
     texts = isinstance(modes, list) and all(isinstance(mode, str) for mode in modes)
     if named is not None and old and texts and set(old) != set(modes):
-        raise ModelError(f"{path / name}: pooling_mode {shown(named)} contradicts {', '.join(old)}")
+        raise ModelError(f"{config.where}: pooling_mode {shown(named)} contradicts {', '.join(old)}")
     if not modes:
         modes, texts = ["mean"], True
     if not texts or not set(modes) <= set(_OURS) or len(set(modes)) < len(modes):
-        return {"unsupported": f"{path / name}: pooling {shown(modes)} is not supported; {', '.join(_OURS)} are"}
+        return {"unsupported": f"{config.where}: pooling {shown(modes)} is not supported; {', '.join(_OURS)} are"}
     return {"pooling": "+".join(_OURS[mode] for mode in modes), "include_prompt": include}
 
 
-def _read_dense(directory: ModelDirectory, folder: Any, before: tuple[Dense, ...]) -> dict[str, Any]:
-    if not isinstance(folder, str):
-        raise ModelError(f"{directory.path / 'modules.json'}: path {shown(folder)} is not a string")
+def _read_dense(directory: ModelDirectory, folder: str, before: tuple[Dense, ...]) -> dict[str, Any]:
     name = f"{folder}/config.json"
     if not directory.has(name):
         return {"unsupported": f"{directory.path / name}: missing; it says the sizes of a Dense module"}
-    fields = Fields(directory.object(name, _LIMIT), str(directory.path / name))
+    fields = directory.fields(name)
     inputs, outputs = (fields.integer(f"{side}_features", 1, _MAX_DENSE) for side in ("in", "out"))
     said = fields.text("activation_function", "torch.nn.modules.activation.Tanh")
     activation = _ACTIVATIONS.get(said.rsplit(".", 1)[-1])
@@ -172,10 +168,8 @@ def _values(file: SafetensorsFile, name: str, wanted: tuple[int, ...]) -> F32:
     return found
 
 
-def _read_settings(directory: ModelDirectory) -> dict[str, Any]:
-    """Read ``config_sentence_transformers.json``, and ``config.json``, in which older files have the activation."""
-    name = "config_sentence_transformers.json"
-    fields = Fields(directory.object(name, _LIMIT) if directory.has(name) else {}, str(directory.path / name))
+def _prompts(fields: Fields) -> tuple[dict[str, str], str | None]:
+    """Return the prompts by name, and the name of the one that is taken if none is named."""
     prompts = fields.get("prompts", None) or {}
     if not isinstance(prompts, dict) or len(prompts) > _MAX_PROMPTS:
         raise fields.wrong("prompts", f"an object of at most {_MAX_PROMPTS:,} texts is needed")
@@ -185,12 +179,17 @@ def _read_settings(directory: ModelDirectory) -> dict[str, Any]:
     default = fields.get("default_prompt_name", None)
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise fields.wrong("default_prompt_name", f"one of the prompts is needed: {shown(list(prompts))}")
+    return prompts, default
+
+
+def _read_settings(directory: ModelDirectory) -> dict[str, Any]:
+    """Read ``config_sentence_transformers.json``, and ``config.json``, in which older files have the activation."""
+    fields = directory.fields(_SETTINGS_FILE, needed=False)
+    prompts, default = _prompts(fields)
     dimensions, similarity = fields.get("truncate_dim", None), fields.get("similarity_fn_name", None)
-    activation = fields.get("activation_fn", None)
-    if activation is None and directory.has("config.json"):
-        activation = named_activation(Fields(directory.object("config.json", _CONFIG_LIMIT), "config.json"))
-    else:
-        activation = activation_name(fields, "activation_fn", activation)
+    activation = activation_name(fields, "activation_fn", fields.get("activation_fn", None))
+    if activation is None:
+        activation = named_activation(directory.fields("config.json", needed=False))
     _warn_unread(fields, _SETTINGS)
     return {
         "prompts": prompts,
@@ -205,11 +204,9 @@ def _read_tokenizing(directory: ModelDirectory, side: str) -> dict[str, Any]:
     """The longest text: sentence-transformers' ``max_seq_length``, or else the tokenizer's own limit. The side that
     is cut: that of ``tokenizer_config.json``, or else ``side``, which is that of ``tokenizer.json``. And whether
     there are token types."""
-    fields = transformer_settings(directory)
-    tokenizer = Fields({}, "")
-    if directory.has("tokenizer_config.json"):
-        where = str(directory.path / "tokenizer_config.json")
-        tokenizer = Fields(directory.object("tokenizer_config.json", _TOKENIZER_LIMIT), where)
+    fields, name = transformer_settings(directory), "tokenizer_config.json"
+    values = directory.object(name, _TOKENIZER_LIMIT) if directory.has(name) else {}
+    tokenizer = Fields(values, str(directory.path / name))
     longest: int | None
     if fields.get("max_seq_length", None) is not None:
         longest = fields.integer("max_seq_length", 1, 1 << 40)
@@ -217,21 +214,26 @@ def _read_tokenizing(directory: ModelDirectory, side: str) -> dict[str, Any]:
         said = tokenizer.get("model_max_length", tokenizer.get("max_len", None))
         # some files have 1e30 for no limit
         longest = int(said) if type(said) in (int, float) and 1 <= said < 1 << 40 else None
-    given = fields.get("processing_kwargs", None)
-    text = given.get("text") if isinstance(given, dict) else None
-    if isinstance(text, dict) and text.get("max_length") is not None:  # of each call, before the others
-        longest = Fields(text, f"{fields.where}: processing_kwargs.text").integer("max_length", 1, 1 << 40)
+    given = _inside(fields, "processing_kwargs")
+    text = _inside(given, "text")
+    if text.get("max_length", None) is not None:  # of each call, before the others
+        longest = text.integer("max_length", 1, 1 << 40)
     side = tokenizer.get("truncation_side", side)
     if side not in ("left", "right"):
         raise tokenizer.wrong("truncation_side", "left or right is needed")
-    _warn_unread(fields, _TRANSFORMER)
-    _warn_unread(Fields(given if isinstance(given, dict) else {}, f"{fields.where}: processing_kwargs"), _PROCESSING)
-    _warn_unread(Fields(text if isinstance(text, dict) else {}, f"{fields.where}: processing_kwargs.text"), _TEXT)
+    for some, read in ((fields, _TRANSFORMER), (given, _PROCESSING), (text, _TEXT)):
+        _warn_unread(some, read)
     found = {"max_length": longest, "truncation": "head" if side == "left" else "tail"}
     if directory.has("config.json"):
-        kind = directory.object("config.json", _CONFIG_LIMIT).get("model_type")
-        found["token_types"] = gives_types(tokenizer.values, kind if isinstance(kind, str) else "")
+        kind = directory.object("config.json").get("model_type")
+        found["token_types"] = gives_types(values, kind if isinstance(kind, str) else "")
     return found
+
+
+def _inside(fields: Fields, key: str) -> Fields:
+    """Return the object under ``key``; one without keys if there is none."""
+    found = fields.get(key, None)
+    return Fields(found if isinstance(found, dict) else {}, f"{fields.where}: {key}")
 
 
 def lowers_text(directory: ModelDirectory) -> bool:
@@ -242,11 +244,85 @@ def lowers_text(directory: ModelDirectory) -> bool:
 def transformer_settings(directory: ModelDirectory) -> Fields:
     """Return the settings of sentence-transformers' Transformer module, from the first of its files that is there."""
     names = [f"sentence_{kind}_config.json" for kind in _KINDS]
-    name = next((name for name in names if directory.has(name)), names[0])
-    return Fields(directory.object(name, _LIMIT) if directory.has(name) else {}, str(directory.path / name))
+    return directory.fields(next(filter(directory.has, names), names[0]), needed=False)
 
 
 def _warn_unread(fields: Fields, read: tuple[str, ...]) -> None:
     unread = sorted(key for key, value in fields.values.items() if key not in read and value)
     if unread:
         log.warning("%s: %s not followed: sentence-transformers may give other numbers", fields.where, shown(unread))
+
+
+# ------------------------------------------------------------------ recipes
+
+
+def read_recipes(where: Where, chat_template: str | None, vocab_size: int) -> ModelRecipes:
+    """Return the recipes that a directory's own files name, and the files that were looked for if there is none.
+    Raises ``ModelError`` for malformed files."""
+    directory = ModelDirectory.of(where)
+    found: dict[str, Any] = {}
+    looked: list[str] = []
+    if directory.has(_OWN):
+        try:
+            recipe = read_recipe(directory.read(_OWN, MAX_FILE_BYTES), str(directory.path / _OWN))
+        except RecipeError as error:
+            raise ModelError(str(error)) from error
+        found["guard" if isinstance(recipe, GuardRecipe) else "rerank"] = recipe
+    else:
+        looked.append(_OWN)
+    if "rerank" not in found:
+        logit_score = _read_logit_score(directory, vocab_size)
+        if isinstance(logit_score, RerankRecipe):
+            found["rerank"] = logit_score
+        else:
+            looked.append(logit_score)
+    if "guard" not in found:
+        known = [one for one in shipped().values() if isinstance(one, GuardRecipe) and one.marks]
+        for one in known:
+            if chat_template is not None and all(mark in chat_template for mark in one.marks):
+                found["guard"] = one
+                break
+        else:
+            looked.append(f"the policy of {', '.join(one.name for one in known)} in the chat template")
+    return ModelRecipes(looked=tuple(looked), **found)
+
+
+def _read_logit_score(directory: ModelDirectory, vocab_size: int) -> RerankRecipe | str:
+    """The recipe of a directory with a ``LogitScore`` module, or the files that were looked for."""
+    folder = next((folder for kind, folder in directory.modules() if kind == "LogitScore"), None)
+    if folder is None:
+        return f"{MODULES} with a LogitScore module"
+    file = f"{folder}/config.json"
+    if not directory.has(file):
+        return f"{file}, which {MODULES} names and which is missing"
+    config = directory.fields(file)
+    yes, no = (config.token_id(key, vocab_size) for key in ("true_token_id", "false_token_id"))
+    if yes is None:
+        raise config.wrong("true_token_id", "a token id is needed")
+    return _rerank_recipe(directory, yes, no)
+
+
+def _rerank_recipe(directory: ModelDirectory, yes: int, no: int | None) -> RerankRecipe | str:
+    """Activation and default prompt are those of the model, the way to call the chat template is in the settings of
+    the Transformer module. A setting that is not supported concerns ``rerank`` alone, which raises the error."""
+    said = directory.fields(_SETTINGS_FILE, needed=False)
+    named = said.get("activation_fn", None) or "torch.nn.Sigmoid"
+    activation: Any = activation_name(said, "activation_fn", named)
+    if activation not in ("sigmoid", "none"):
+        return f"an activation that is supported ({_SETTINGS_FILE} names {shown(named)})"
+    settings = transformer_settings(directory)
+    given = settings.get("processing_kwargs", None)
+    options = (given.get("chat_template") if isinstance(given, dict) else given) or {}
+    if not isinstance(options, dict) or set(options) - {"add_generation_prompt", "restore_suffix"}:
+        return f"options of the chat template that are supported ({Path(settings.where).name} has {shown(options)})"
+    prompts, default = _prompts(said)
+    return RerankRecipe(
+        "sentence-transformers",
+        yes=yes,
+        no=no,
+        instruction=None if default is None else prompts[default] or None,
+        activation=activation,
+        generation_prompt=Fields(options, f"{settings.where}: processing_kwargs.chat_template").boolean(
+            "add_generation_prompt", False
+        ),
+    )
