@@ -16,6 +16,7 @@ jinja2 is imported at the first use. ``Bounds`` bounds one rendering.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -191,7 +192,7 @@ def _rendered(
     token = ACTIVE.set(rendering)
     try:
         template = _checked("the chat template cannot be compiled: ", compiled, source, rendering.bounds.max_nodes)
-        text: str = _checked("", _written, template, variables, rendering)
+        text: str = _checked("", _written, template, variables)
     finally:
         ACTIVE.reset(token)
     return text if final is None else _untagged(text, final)
@@ -217,23 +218,13 @@ def _checked(prefix: str, run: Callable[..., Any], *args: Any) -> Any:
     raise ChatTemplateError(failure)
 
 
-def _written(template: Any, variables: dict[str, Any], rendering: Rendering) -> str:
-    pieces, size, wide, spans = [], 0, False, 0
-    for piece in template.root_render_func(template.new_context(variables)):
-        pieces.append(piece)
-        size += len(piece)
-        wide = wide or not piece.isascii()
-        if type(piece) is Marked:
-            spans += 1 if piece.marks is None else len(piece.marks)
-        if size > rendering.bounds.max_output:
-            _fail(
-                f"the chat template writes more than {rendering.bounds.max_output} characters, which is the limit "
-                f"(Bounds.max_output)"
-            )
-    rendering.take_text(size, wide, spans)
-    return joined(pieces)
+def _written(template: Any, variables: dict[str, Any]) -> str:
+    from .templates.values import concatenated
+
+    return concatenated(template.root_render_func(template.new_context(variables)))
 
 
+@functools.cache
 def _sandbox() -> Any:
     try:
         import jinja2

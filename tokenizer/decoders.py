@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 from collections import abc
 from typing import TYPE_CHECKING, Any
 
 from ._core import StreamEntry
 from .components import Decoder as Decoder
 from .components import component_type
+from .encoding import _unsigned
 from .errors import TokenizerError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class DecodeStream(StreamEntry):
     """Text as it grows, token by token: ``step`` gives the new text, or None while a character is open."""
 
     def __init__(self, ids: abc.Sequence[int] | None = None, skip_special_tokens: bool | None = False) -> None:
-        self._ids = [_id(i) for i in ids] if ids is not None else []
+        self._ids = [_unsigned(i) for i in ids] if ids is not None else []
         self._skip = bool(skip_special_tokens)
         self._stream: Any = None  # a CoreStream or a _Stream, made at the first step
         self._tokenizer: Tokenizer | None = None
@@ -49,9 +49,9 @@ class DecodeStream(StreamEntry):
             text: str | None = stream.step(id)
             return text
         if hasattr(id, "__index__"):
-            single: str | None = stream.step(_id(id))
+            single: str | None = stream.step(_unsigned(id))
             return single
-        many: str | None = stream.step_many([_id(i) for i in id])
+        many: str | None = stream.step_many([_unsigned(i) for i in id])
         return many
 
     def finish(self) -> str:
@@ -145,10 +145,3 @@ class _Stream:
         made.__dict__.update(self.__dict__)
         made._ids = list(self._ids)
         return made
-
-
-def _id(value: Any) -> int:
-    number = operator.index(value)
-    if number < 0:
-        raise OverflowError("can't convert negative int to unsigned")
-    return number

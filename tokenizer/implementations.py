@@ -14,15 +14,6 @@ from .errors import TokenizerError
 from .models import Merges, Path, Vocab
 from .tokenizer import Tokenizer
 
-__all__ = [
-    "BaseTokenizer",
-    "BertWordPieceTokenizer",
-    "ByteLevelBPETokenizer",
-    "CharBPETokenizer",
-    "SentencePieceBPETokenizer",
-    "SentencePieceUnigramTokenizer",
-]
-
 _OWN = ("_tokenizer", "_parameters")
 
 

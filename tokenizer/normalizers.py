@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-from .components import Normalizer, component_type
+from .components import Normalizer as Normalizer
+from .components import component_type
 from .errors import TokenizerError
-
-__all__ = [
-    "NFC",
-    "NFD",
-    "NFKC",
-    "NFKD",
-    "NORMALIZERS",
-    "BertNormalizer",
-    "ByteLevel",
-    "Lowercase",
-    "Nmt",
-    "Normalizer",
-    "Precompiled",
-    "Prepend",
-    "Replace",
-    "Sequence",
-    "Strip",
-    "StripAccents",
-    "unicode_normalizer_from_str",
-]
 
 BertNormalizer = component_type("normalizer", "BertNormalizer")
 ByteLevel = component_type("normalizer", "ByteLevel")

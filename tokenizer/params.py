@@ -6,12 +6,11 @@ the settings never disturbs a call that is under way.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from .encoding import Encoding, unsigned_32
+from .encoding import Encoding, _unsigned, unsigned_32
 from .errors import TokenizerError
 
 Direction = Literal["left", "right"]
@@ -57,15 +56,10 @@ class Truncation:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "max_length": self.max_length,
-            "stride": self.stride,
-            "strategy": self.strategy,
-            "direction": self.direction,
-        }
+        return {name: getattr(self, name) for name in self.__slots__}
 
     def check_stride(self, added: int) -> None:
-        effective = (self.max_length - added) % _WRAP
+        effective = self.limit(added)
         if effective < self.stride:
             raise TokenizerError(
                 f"tokenizer stride set to {self.stride}, which is greater than or equal to its effective max "
@@ -134,14 +128,7 @@ class Padding:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "length": self.length,
-            "pad_to_multiple_of": self.pad_to_multiple_of,
-            "pad_id": self.pad_id,
-            "pad_token": self.pad_token,
-            "pad_type_id": self.pad_type_id,
-            "direction": self.direction,
-        }
+        return {name: getattr(self, name) for name in self.__slots__}
 
     def apply(self, encodings: Sequence[Encoding]) -> None:
         if not encodings:
@@ -213,11 +200,4 @@ def _length(name: str, value: Any) -> int:
     number = _unsigned(value)
     if number > _MOST_LENGTH:
         raise TokenizerError(f"{name}={number} is out of range; it takes 0 to {_MOST_LENGTH}")
-    return number
-
-
-def _unsigned(value: Any) -> int:
-    number = operator.index(value)
-    if number < 0:
-        raise OverflowError("can't convert negative int to unsigned")
     return number

@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from .components import PreTokenizer, component_type
-
-__all__ = [
-    "BertPreTokenizer",
-    "ByteLevel",
-    "CharDelimiterSplit",
-    "Digits",
-    "FixedLength",
-    "Metaspace",
-    "PreTokenizer",
-    "Punctuation",
-    "Sequence",
-    "Split",
-    "UnicodeScripts",
-    "Whitespace",
-    "WhitespaceSplit",
-]
+from .components import PreTokenizer as PreTokenizer
+from .components import component_type
 
 BertPreTokenizer = component_type("pre_tokenizer", "BertPreTokenizer")
 ByteLevel = component_type("pre_tokenizer", "ByteLevel")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .components import PostProcessor, component_type
-
-__all__ = ["BertProcessing", "ByteLevel", "PostProcessor", "RobertaProcessing", "Sequence", "TemplateProcessing"]
+from .components import PostProcessor as PostProcessor
+from .components import component_type
 
 BertProcessing = component_type("post_processor", "BertProcessing")
 ByteLevel = component_type("post_processor", "ByteLevel")

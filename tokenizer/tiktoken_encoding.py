@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from .encode.trusted import pattern_of
 from .errors import TokenizerError
 from .tokenizer import Cache, Tokenizer
 
@@ -221,8 +222,7 @@ class TiktokenEncoding:
     def _pattern(self, tokens: Collection[str]) -> re.Pattern[str]:
         known = self._patterns.get(frozenset(tokens))
         if known is None:
-            longest_first = sorted(tokens, key=len, reverse=True)
-            known = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+            known = pattern_of(tokens)
             if len(self._patterns) < 64:
                 self._patterns[frozenset(tokens)] = known
         return known

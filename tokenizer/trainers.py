@@ -6,15 +6,6 @@ from typing import Any
 
 from .errors import TokenizersMutationError
 
-__all__ = [
-    "BpeTrainer",
-    "ParityBpeTrainer",
-    "Trainer",
-    "UnigramTrainer",
-    "WordLevelTrainer",
-    "WordPieceTrainer",
-]
-
 TRAINING = "training is left out: train with `tokenizers`, save, and load the file here"
 
 

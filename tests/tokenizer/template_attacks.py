@@ -71,6 +71,7 @@ ATTACKS = {
     "tojson_seps": "{{ range(90000)|list|tojson(separators=('x'*1000000, 'y')) }}",
     "rangelist": "{% set ns = namespace(l=[]) %}{% for i in range(100000) %}{% set ns.l = [ns.l, range(100000)|list] %}{% endfor %}",
     "rfind": "{{ ('a' * 4000000).rfind('a' * 1000000 + 'b' + 'a' * 1000000) }}",
+    "startswith_tuple": "{% set t = ('x',) * 1000000 %}" + _EACH.format("'b'.startswith(t)"),
     "rindex": "{{ ('a' * 4000000).rindex('a' * 1000000 + 'b' + 'a' * 1000000) }}",
     "rsplit": "{{ ('a' * 4000000).rsplit('a' * 1000000 + 'b' + 'a' * 1000000)|length }}",
     "rpartition": "{{ ('a' * 4000000).rpartition('a' * 1000000 + 'b' + 'a' * 1000000)|length }}",

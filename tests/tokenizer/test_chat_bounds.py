@@ -206,7 +206,7 @@ def test_bounds_are_the_callers_choice() -> None:
     for bounds, says in (
         (Bounds(max_work=100), "more than 100 units"),
         (Bounds(max_memory=1000), "more than 1000 bytes"),
-        (Bounds(max_output=49), "more than 49 characters"),
+        (Bounds(max_output=49), "limit is 49 .Bounds.max_output"),
         (Bounds(max_range=49), "limit is 49"),
         (Bounds(max_template=10), "limit is 10"),
         (Bounds(max_nodes=5), "more than 5 nodes"),

@@ -12,6 +12,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,14 @@ from .growth import flat
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+Found = tuple[Int32, Int32, Int32, list[str]]
+"""Ids, offsets, word numbers and tokens of a text."""
 
 # From so many characters on, HF's call for batches, which leaves offsets out, takes less time than its encode().
 _FAST_FROM = 100
 
 
 class ReferenceCore:
-    external_patterns: list[str] = []  # noqa: RUF012 - never changed
-
     def __init__(self, data: bytes, feature: str) -> None:
         tokenizers = self.package(feature)
         text, self._growth = checked(data)
@@ -50,14 +51,14 @@ class ReferenceCore:
         model = state["model"]
         self._unk = model.get("unk_token")
         self._unk_id = model.get("unk_id")
-        self._trim_passes = _trim_passes(json.loads(self._sections["post_processor"]))
+        self.trim_passes = _trim_passes(parse(state["post_processor"]))
         self._post_processor = whole.post_processor
         self._hf = _bare(whole)
         self._source = text
         self._literal: Any = None
         self._lock = threading.Lock()  # only around the making of ``_literal``
         self._added = whole.get_added_tokens_decoder()
-        self._decoder_kinds = _kinds(json.loads(self._sections["decoder"]))
+        self._decoder_kinds = [step["type"] for step in flat(state["decoder"], "decoders")]
         self._prefix = model.get("continuing_subword_prefix") or "##"
 
     @staticmethod
@@ -69,17 +70,7 @@ class ReferenceCore:
             raise BackendUnavailable(feature, "tokenizers") from None
         return tokenizers
 
-    @classmethod
-    def from_json(cls, data: bytes, feature: str = "a component outside the supported subset") -> ReferenceCore:
-        return cls(data, feature)
-
     # ---- encoding
-
-    def encode_ids(self, text: str | bytes, parse_special: bool = True) -> list[int]:
-        if len(text) >= _FAST_FROM:
-            return self.encode_batch_ids([text], parse_special)[0]
-        ids: list[int] = asked(self._engine(parse_special).encode, self.taken(text), add_special_tokens=False).ids
-        return ids
 
     def taken(self, text: str | bytes) -> str:
         """``checked_text``, which HF can normalize within the memory that a call may take."""
@@ -87,18 +78,27 @@ class ReferenceCore:
         self._growth.require(string, self._hf.normalizer)
         return string
 
+    def encodings(self, texts: Sequence[str | bytes], parse_special: bool, fast: bool = False) -> list[Any]:
+        """Return HF's encodings, without special tokens; ``fast``: without offsets and the like."""
+        engine, given = self._engine(parse_special), [self.taken(text) for text in texts]
+        if len(given) == 1 and not (fast and len(given[0]) >= _FAST_FROM):  # HF's calls for batches wake its threads
+            return [asked(engine.encode, given[0], add_special_tokens=False)]
+        call = engine.encode_batch_fast if fast else engine.encode_batch
+        found: list[Any] = asked(call, given, add_special_tokens=False)
+        return found
+
     def matcher_use(self) -> None:
         """HF's patterns are not matched here, and not bounded."""
 
     def encode_array(self, text: str | bytes, parse_special: bool = True, used: Any = None) -> Int32:
-        return np.array(self.encode_ids(text, parse_special), np.int32)
+        return np.array(self.encodings([text], parse_special, True)[0].ids, np.int32)
 
     def last_cut(self, text: str) -> tuple[int, int]:
         return 0, 0
 
     def count(self, text: str | bytes, most: int = sys.maxsize) -> tuple[int, int, int, int, int]:
         """Return the count of the whole text: no part can be counted alone."""
-        return len(self.encode_ids(text)), 0, 0, 0, len(text)
+        return len(self.encodings([text], True, True)[0]), 0, 0, 0, len(text)
 
     def encode_full(
         self,
@@ -108,69 +108,40 @@ class ReferenceCore:
         trim: bool = True,
         used: Any = None,
     ) -> tuple[Int32, Int32, Int32]:
-        ids, spans, words, tokens = self.encode_found(text, parse_special)
+        [(ids, spans, words, tokens)] = self.encode_found([text], parse_special)
         if trim:
-            for add_prefix_space in self._trim_passes:
+            for add_prefix_space in self.trim_passes:
                 spans = trimmed(tokens, spans, add_prefix_space)
         if offsets == "byte":
-            positions = _byte_positions(checked_text(text))
-            spans = positions[np.minimum(spans, len(positions) - 1)]  # some of HF's lie past the text
+            string = checked_text(text)
+            positions = np.cumsum([0, *(len(c.encode()) for c in string)], dtype=np.int32)
+            spans = positions[np.minimum(spans, len(string))]  # some of HF's lie past the text
         return ids, spans, words
-
-    def char_spans(self, ids: Int32, text: str | bytes) -> Int32 | None:
-        return None
 
     def encode_spans(self, text: str | bytes, parse_special: bool, used: Any) -> tuple[Int32, Int32]:
         return self.encode_full(text, parse_special)[:2]
 
-    def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
-        """Encode as ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there."""
-        return _columns(asked(self._engine(parse_special).encode, self.taken(text), add_special_tokens=False))
+    def encode_found(self, texts: Sequence[str | bytes], parse_special: bool) -> list[Found]:
+        """Encode each as ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there.
+        HF encodes them on all processors."""
+        return [
+            (
+                np.array(one.ids, np.int32),
+                np.array(one.offsets, np.int32).reshape(-1, 2),
+                np.array([-1 if word is None else word for word in one.word_ids], np.int32),
+                one.tokens,
+            )
+            for one in self.encodings(texts, parse_special)
+        ]
 
-    def encode_batch_found(
-        self, texts: Sequence[str | bytes], parse_special: bool
-    ) -> list[tuple[Int32, Int32, Int32, list[str]]]:
-        """``encode_found`` of each; HF encodes them on all processors."""
-        return [_columns(one) for one in self.encode_batch(texts, parse_special, False)]
-
-    def encode_tokens(self, text: str | bytes, parse_special: bool = True) -> list[str]:
-        return self.encode_found(text, parse_special)[3]
-
-    def trim_offsets(
-        self, ids: Int32, offsets: Int32, add_prefix_space: bool, tokens: Sequence[str] | None = None
-    ) -> Int32:
-        found = [t or "" for t in self.tokens(ids)] if tokens is None else tokens
-        return np.asarray(trimmed(found, offsets, add_prefix_space), np.int32)
-
-    @property
-    def trim_passes(self) -> list[bool]:
-        return list(self._trim_passes)
+    def trim_offsets(self, ids: Int32, offsets: Int32, add_prefix_space: bool) -> Int32:
+        tokens = [token or "" for token in self.tokens(ids)]
+        return np.asarray(trimmed(tokens, offsets, add_prefix_space), np.int32)
 
     def encode_batch_array(self, texts: Sequence[str | bytes], parse_special: bool = True) -> tuple[Int32, Int64]:
-        rows = self.encode_batch_ids(texts, parse_special)
-        return _concatenated([np.array(r, np.int32) for r in rows]), _starts([len(r) for r in rows])
-
-    def encode_batch_ids(self, texts: Sequence[str | bytes], parse_special: bool) -> list[list[int]]:
-        return [e.ids for e in self.encode_batch(texts, parse_special, True)]
-
-    def encode_batch(self, texts: Sequence[str | bytes], parse_special: bool, fast: bool) -> list[Any]:
-        """Return HF's encodings, without special tokens; ``fast``: without offsets and the like."""
-        engine, texts = self._engine(parse_special), [self.taken(t) for t in texts]
-        if fast:
-            found: list[Any] = asked(engine.encode_batch_fast, texts, add_special_tokens=False)
-            return found
-        if len(texts) == 1:  # HF's call for batches wakes its threads
-            return [asked(engine.encode, texts[0], add_special_tokens=False)]
-        found = asked(engine.encode_batch, texts, add_special_tokens=False)
-        return found
-
-    def encode_batch_full(
-        self, texts: Sequence[str | bytes], parse_special: bool = True, offsets: str = "char", trim: bool = True
-    ) -> tuple[Int32, Int32, Int32, Int64]:
-        rows = [self.encode_full(t, parse_special, offsets, trim) for t in texts]
-        ids = _concatenated([r[0] for r in rows])
-        spans = np.concatenate([r[1] for r in rows]) if rows else np.empty((0, 2), np.int32)
-        return ids, spans, _concatenated([r[2] for r in rows]), _starts([len(r[0]) for r in rows])
+        rows = [one.ids for one in self.encodings(texts, parse_special, True)]
+        starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        return np.array(list(chain.from_iterable(rows)), np.int32), starts
 
     def component(self, kind: str) -> Any:
         """Return HF's component of that kind of the file; None if it has none."""
@@ -330,13 +301,6 @@ def checked_text(text: str | bytes) -> str:
     return text
 
 
-def _columns(found: Any) -> tuple[Int32, Int32, Int32, list[str]]:
-    """(ids, offsets, word numbers, tokens) of an encoding of HF's."""
-    ids = np.array(found.ids, np.int32)
-    spans = np.array(found.offsets, np.int32).reshape(-1, 2)
-    return ids, spans, np.array([-1 if w is None else w for w in found.word_ids], np.int32), found.tokens
-
-
 def _plain(ids: Sequence[int] | Int32) -> list[int]:
     """The ids of a row, as HF takes them: it looks at their types, and at nothing but lists and arrays for order."""
     if type(ids) is list:
@@ -350,37 +314,10 @@ def _plain(ids: Sequence[int] | Int32) -> list[int]:
     return list(ids)
 
 
-def _concatenated(rows: list[Int32]) -> Int32:
-    return np.concatenate(rows) if rows else np.empty(0, np.int32)
-
-
-def _starts(lengths: list[int]) -> Int64:
-    starts = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    return starts
-
-
-def _byte_positions(text: str) -> Int32:
-    positions = np.zeros(len(text) + 1, np.int32)
-    np.cumsum([len(c.encode()) for c in text], out=positions[1:])
-    return positions
-
-
-def _trim_passes(member: Any) -> list[bool]:
-    def passes(processor: Any) -> list[bool]:
-        if hasattr(processor, "processors"):
-            return [p for inner in processor.processors for p in passes(inner)]
-        return [processor.add_prefix_space] if processor is not None and processor.trims else []
-
-    return passes(parse(member))
-
-
-def _kinds(member: Any) -> list[str]:
-    if member is None:
-        return []
-    if member["type"] == "Sequence":
-        return [kind for inner in member["decoders"] for kind in _kinds(inner)]
-    return [member["type"]]
+def _trim_passes(processor: Any) -> list[bool]:
+    if hasattr(processor, "processors"):
+        return [one for inner in processor.processors for one in _trim_passes(inner)]
+    return [processor.add_prefix_space] if processor is not None and processor.trims else []
 
 
 def _token_bytes(token: str, kinds: list[str], prefix: str) -> bytes:

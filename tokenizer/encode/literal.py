@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.reference import BYTE_CHARS, _kinds
+from ..backends.growth import flat
+from ..backends.reference import BYTE_CHARS
 from .control import mask_of
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class LiteralText:
         self._is_control = mask_of(control_ids)
         if 0 <= self._unknown < len(self._is_control):
             self._is_control[self._unknown] = False  # an unknown word is not a control token
-        decoder = core.section("decoder")
-        self._kinds = _kinds(json.loads(decoder) if decoder else None)
+        decoder = json.loads(core.section("decoder") or "null")
+        self._kinds = [step["type"] for step in flat(decoder, "decoders")]
 
     def ids(self, text: str | bytes, used: MatcherUse | None = None) -> Int32:
         """Return the ids of ``text``, without a control token. ``used``: of the call that the text is part of."""

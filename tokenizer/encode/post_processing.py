@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,19 +30,28 @@ _BLANKS = (
 )
 
 
-class Processor(Protocol):
-    def added(self, is_pair: bool) -> int: ...
+class Processor:
+    __slots__ = ()
+
+    def added(self, is_pair: bool) -> int:
+        """Return how many tokens it adds."""
+        return 0
+
     @property
     def ids(self) -> tuple[int, ...]:
         """Return all ids that it may put into an encoding."""
+        return ()
 
-    def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]: ...
     @property
-    def trims(self) -> bool: ...
+    def trims(self) -> bool:
+        return False
+
+    def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class ByteLevel:
+class ByteLevel(Processor):
     add_prefix_space: bool = True
     trim_offsets: bool = True
     use_regex: bool = True
@@ -50,13 +59,6 @@ class ByteLevel:
     @property
     def trims(self) -> bool:
         return self.trim_offsets
-
-    def added(self, is_pair: bool) -> int:
-        return 0
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        return ()
 
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
         for i, encoding in enumerate(encodings):
@@ -67,10 +69,9 @@ class ByteLevel:
 
 
 @dataclass(frozen=True, slots=True)
-class BertProcessing:
+class BertProcessing(Processor):
     sep: tuple[str, int]
     cls: tuple[str, int]
-    trims = False
 
     def added(self, is_pair: bool) -> int:
         return 3 if is_pair else 2
@@ -89,7 +90,7 @@ class BertProcessing:
 
 
 @dataclass(frozen=True, slots=True)
-class RobertaProcessing:
+class RobertaProcessing(Processor):
     sep: tuple[str, int]
     cls: tuple[str, int]
     trim_offsets: bool = True
@@ -152,10 +153,9 @@ class SequencePiece:
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateProcessing:
+class TemplateProcessing(Processor):
     single: tuple[Special | SequencePiece, ...]
     pair: tuple[Special | SequencePiece, ...]
-    trims = False
 
     def added(self, is_pair: bool) -> int:
         return sum(len(p.ids) for p in (self.pair if is_pair else self.single) if isinstance(p, Special))
@@ -182,7 +182,7 @@ class TemplateProcessing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequenced:
+class Sequenced(Processor):
     """HF's ``Sequence``: each of them in turn."""
 
     processors: tuple[Processor, ...]

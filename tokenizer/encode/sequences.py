@@ -19,6 +19,7 @@ from .post_processing import layout, trims_first
 
 if TYPE_CHECKING:
     from ..backends.choice import Core
+    from ..backends.reference import Found
     from .post_processing import Frame, Processor
 
 Int32 = npt.NDArray[np.int32]
@@ -28,7 +29,7 @@ Given = str | list[str]  # a text, or words
 class _Columns:
     """Offsets and words of one text, made when one of them is asked for."""
 
-    def __init__(self, core: Core, text: str, frame: Frame, parse_special: bool, placed: Int32 | None) -> None:
+    def __init__(self, core: Any, text: str, frame: Frame, parse_special: bool, placed: Int32 | None) -> None:
         self._core, self._text, self._frame, self._parse_special = core, text, frame, parse_special
         self._placed = placed  # the ids, if they say where they lie
         self._both: tuple[Int32, Int32] | None = None
@@ -115,7 +116,8 @@ class Sequences:
         frame.fill_columns(fresh, ids, self._tokens(found, [text], parse_special), columns.offsets, columns.words)
 
     def _tokens(self, ids: Int32, texts: Sequence[str], parse_special: bool) -> Callable[[], list[str]]:
-        core, shown = self._core, self.shown
+        core: Any = self._core
+        shown = self.shown
 
         def found() -> list[str]:
             if self.as_found or (shown >= 0 and bool((ids == shown).any())):
@@ -126,14 +128,9 @@ class Sequences:
 
     @staticmethod
     def _by_reference(core: ReferenceCore, given: Given, type_id: int, parse_special: bool) -> Encoding:
-        if isinstance(given, str):
-            return _encoding(*core.encode_found(given, parse_special), type_id)
-        rows = core.encode_batch_found(given, parse_special)
-        ids = np.concatenate([row[0] for row in rows]) if rows else np.empty(0, np.int32)
-        offsets = np.concatenate([row[1] for row in rows]) if rows else np.empty((0, 2), np.int32)
-        words = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row[0]) for row in rows])
-        return Encoding._make(ids, offsets, words, [t for row in rows for t in row[3]], type_id)
-
-
-def _encoding(ids: Int32, offsets: Int32, words: Int32, tokens: list[str], type_id: int) -> Encoding:
-    return Encoding._make(ids, offsets, words, tokens, type_id)
+        rows = core.encode_found([given] if isinstance(given, str) else given, parse_special)
+        none: Found = np.empty(0, np.int32), np.empty((0, 2), np.int32), np.empty(0, np.int32), []
+        ids, offsets, words = (np.concatenate(column) for column in list(zip(none, *rows))[:3])
+        if not isinstance(given, str):
+            words = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row[0]) for row in rows])
+        return Encoding._make(ids, offsets, words, [token for row in rows for token in row[3]], type_id)

@@ -13,7 +13,7 @@ at once, and that is then checked; else the stretches between them are encoded a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,8 +40,7 @@ class ControlTokens:
         tokens = [t for t in core.added_tokens() if t[0] in literal.control_ids]
         self._ids = {content: id for id, content, *_ in tokens}
         self._flags = {content: (single, left, right) for _, content, single, left, right, _, _ in tokens}
-        longest_first = sorted(self._ids, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._pattern = pattern_of(self._ids)
 
     def encode(self, segments: Sequence[tuple[str, bool]]) -> Int32:
         runs = _runs(segments)
@@ -95,6 +94,11 @@ class ControlTokens:
 
     def _text(self, text: str, used: MatcherUse | None) -> Int32:
         return self._literal.ids(text, used) if text else np.empty(0, np.int32)
+
+
+def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of any of ``tokens``, the longest first."""
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
 
 
 def _runs(segments: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:

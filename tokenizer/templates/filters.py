@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-import jinja2.filters
-import jinja2.tests
+from jinja2 import filters as jinja
 from jinja2 import pass_context, pass_environment
 from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.utils import Joiner
 
 from ..errors import ChatTemplateError
-from . import marks
 from .formats import percent
 from .limits import ACTIVE, OBJECT, PIECE, checked_bits, measure
-from .marks import Marked
-from .methods import METHODS, Function, replaced
+from .methods import METHODS, count_breaks
 from .values import (
+    JINJA_TESTS,
     binary,
     checked_key,
     compare,
@@ -30,6 +29,7 @@ from .values import (
     number,
     taints,
     text,
+    whole,
     with_taint,
 )
 
@@ -37,6 +37,7 @@ MAX_NAME = 1000  # characters of an attribute's name
 MAX_INDENT = 64
 MAX_DIGITS = 64  # of ``round``
 _WORD = re.compile(r"\w+")
+_STR = METHODS[str]
 
 
 def check_name(value: Any) -> None:
@@ -48,34 +49,31 @@ def check_name(value: Any) -> None:
 # ---- strings
 
 
-def _join(value: Any, d: Any = "", attribute: Any = None) -> str:
-    if attribute is not None:
-        value = map(_getter(attribute), value)
-    return join(value, text(d))
-
-
-def _replace(s: Any, old: Any, new: Any, count: int | None = None) -> str:
-    return replaced(text(s), text(old), text(new), -1 if count is None else count)
-
-
-def _method(name: str) -> Callable[..., Any]:
-    """Return a filter that is the string's method of that name."""
-    run = METHODS[str][name]
-    return lambda s: run(text(s))
+def _of_text(run: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda value, *args: run(text(value), *args)
 
 
 def _trim(value: Any, chars: str | None = None) -> str:
-    return METHODS[str]["strip"](text(value), chars)  # type: ignore[no-any-return]
+    return _STR["strip"](text(value), chars)  # type: ignore[no-any-return]
 
 
 def _center(value: Any, width: int = 80) -> str:
-    return METHODS[str]["center"](text(value), width)  # type: ignore[no-any-return]
+    return _STR["center"](text(value), width)  # type: ignore[no-any-return]
+
+
+@pass_environment
+def _join(environment: Any, value: Any, d: Any = "", attribute: Any = None) -> str:
+    return join(_attributes(environment, value, attribute), text(d))
+
+
+def _replace(s: Any, old: Any, new: Any, count: int | None = None) -> str:
+    return _STR["replace"](text(s), text(old), text(new), -1 if count is None else count)  # type: ignore[no-any-return]
 
 
 def _title(s: Any) -> str:
     value = text(s)
     ACTIVE.get().take(len(value) * OBJECT)
-    return with_taint(jinja2.filters.do_title(str.__str__(value)), taints(value))  # type: ignore[no-any-return]
+    return whole(jinja.do_title)(value)  # type: ignore[no-any-return]
 
 
 def _wordcount(s: Any) -> int:
@@ -88,38 +86,21 @@ def _wordcount(s: Any) -> int:
 def _truncate(
     environment: Any, s: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: Any = None
 ) -> Any:
-    value, end = s if isinstance(s, Undefined) else text(s), text(end)
-    leeway = environment.policies["truncate.leeway"] if leeway is None else leeway
-    if length < len(end) or leeway < 0:
-        raise ChatTemplateError("truncate: the length is below that of the end, or the leeway is below 0")
     # jinja2 counts the items of a list or a dict, and leaves a short one as it is.
-    whole = s if isinstance(s, (list, tuple, dict)) else value
-    if len(whole) <= length + leeway:
-        return whole
-    ACTIVE.get().take_text(
-        length + len(end), not (value.isascii() and end.isascii()), len(getattr(value, "spans", ()))
-    )
-    kept = value[: length - len(end)]
-    if not killwords:
-        at = kept.rfind(" ")
-        kept = kept[:at] if at >= 0 else kept
-    return marks.joined([kept, end])
+    value = s if isinstance(s, (list, tuple, dict, Undefined)) else text(s)
+    if isinstance(value, str):
+        ACTIVE.get().take_copy(len(value), value, text(end))
+    return jinja.do_truncate(environment, value, length, killwords, text(end), leeway)
 
 
 def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    value = text(s)
-    size = (
-        len(width) if isinstance(width, str) else number(width, "the width of indent", ACTIVE.get().bounds.max_output)
-    )
-    breaks = sum(str.count(value, c) for c in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
-    wide = not value.isascii() or (isinstance(width, str) and not width.isascii())
-    rendering = ACTIVE.get()
-    rendering.take_items(breaks + 1, PIECE)
-    rendering.take_text(len(value) + (breaks + 1) * max(size, 0), wide)
-    rendering.take_text(len(value) + (breaks + 1) * max(size, 0), wide)
-    plain = str.__str__(width) if isinstance(width, str) else width
-    made = jinja2.filters.do_indent(str.__str__(value), plain, first, blank)
-    return with_taint(made, taints(value) or isinstance(width, Marked))  # type: ignore[no-any-return]
+    value, rendering = text(s), ACTIVE.get()
+    size = len(width) if isinstance(width, str) else number(width, "the width of indent", rendering.bounds.max_output)
+    lines = count_breaks(value) + 1
+    rendering.take_items(lines, PIECE)
+    for _ in range(2):  # the lines, and the text of them
+        rendering.take_copy(len(value) + lines * max(size, 0), value, width if isinstance(width, str) else "")
+    return whole(jinja.do_indent)(value, width, first, blank)  # type: ignore[no-any-return]
 
 
 def _format(value: Any, *args: Any, **kwargs: Any) -> str:
@@ -141,13 +122,13 @@ def _tojson(
     size = measure(x)
     step = len(indent) if isinstance(indent, str) else int(indent or 0)
     gaps = sum(map(len, separators)) if separators else 2
-    if size.items * gaps + size.depths * max(step, 0) > rendering.bounds.max_output:
-        rendering.refuse_size(size.items * gaps + size.depths * step)
-    chars = size.narrow + size.wide
+    between = size.items * gaps + size.depths * max(step, 0)
+    if between > rendering.bounds.max_output:
+        rendering.refuse_size(between)
     # A character becomes up to six, or twelve; parts and whole are in memory together.
-    written = size.items * (32 + gaps) + size.depths * max(step, 0) + size.narrow * 6 + size.wide * 12
+    written = between + size.items * 32 + size.narrow * 6 + size.wide * 12
     rendering.take(size.items * 2 * OBJECT + 2 * (written if not size.wide else 4 * (written - size.wide * 6)))
-    rendering.spend(chars >> 2)
+    rendering.spend((size.narrow + size.wide) >> 2)
     made = json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return with_taint(made, taints(x))  # type: ignore[no-any-return]
 
@@ -158,18 +139,12 @@ def _tojson(
 def _int(value: Any, default: Any = 0, base: int = 10) -> Any:
     if isinstance(value, str) and len(value) > 4000:
         return default
-    made = jinja2.filters.do_int(_bare(value), default, base)
-    return with_taint(checked_bits(made) if isinstance(made, int) else made, taints(value) or taints(default))
+    made = whole(jinja.do_int)(value, default, base)
+    return checked_bits(made) if isinstance(made, int) else made
 
 
 def _float(value: Any, default: Any = 0.0) -> Any:
-    if isinstance(value, str) and len(value) > 4000:
-        return default
-    return with_taint(jinja2.filters.do_float(_bare(value), default), taints(value) or taints(default))
-
-
-def _bare(value: Any) -> Any:
-    return str.__str__(value) if isinstance(value, str) else value
+    return default if isinstance(value, str) and len(value) > 4000 else whole(jinja.do_float)(value, default)
 
 
 def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
@@ -178,21 +153,13 @@ def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
         raise TypeError("round: the method is common, ceil or floor")
     if not isinstance(value, (int, float)):
         raise TypeError(f"round: a number is required, not {type(value).__name__}")
-    kind: Any = method
-    return with_taint(jinja2.filters.do_round(value, precision, kind), taints(value))
+    return whole(jinja.do_round)(value, precision, method)
 
 
-def _abs(x: Any) -> Any:
-    if not isinstance(x, (int, float)):
-        raise TypeError(f"abs: a number is required, not {type(x).__name__}")
-    return with_taint(abs(x), taints(x))
-
-
-def _sum(iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
-    if attribute is not None:
-        iterable = map(_getter(attribute), iterable)
+@pass_environment
+def _sum(environment: Any, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
     total = start
-    for item in counted(iterable):
+    for item in counted(_attributes(environment, iterable, attribute)):
         if isinstance(item, str):
             raise TypeError("sum: a number or a list is required, not a string")
         total = binary("+", total, item)
@@ -202,50 +169,17 @@ def _sum(iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
 # ---- containers
 
 
-def _getter(attribute: Any, **options: Any) -> Callable[[Any], Any]:
-    from .sandbox import ENVIRONMENT
-
+def _attributes(environment: Any, items: Any, attribute: Any) -> Any:
     check_name(attribute)
-    return jinja2.filters.make_attrgetter(ENVIRONMENT(), attribute, **options)
-
-
-def _list(value: Any) -> list[Any]:
-    return listed(value)
-
-
-def _length(value: Any) -> int:
-    return len(value)
-
-
-def _first(seq: Any) -> Any:
-    return _listed_end(iter(seq), "first")
-
-
-def _last(seq: Any) -> Any:
-    return _listed_end(reversed(seq), "last")
-
-
-def _listed_end(items: Iterator[Any], name: str) -> Any:
-    from .sandbox import ENVIRONMENT
-
-    for item in items:
-        return item
-    return ENVIRONMENT().undefined(f"No {name} item, sequence was empty.")
+    return items if attribute is None else map(jinja.make_attrgetter(environment, attribute), items)
 
 
 def _reverse(value: Any) -> Any:
     if isinstance(value, str):
-        ACTIVE.get().take_text(len(value), not value.isascii())
-        return value[::-1]
-    if isinstance(value, (list, tuple, range)):
-        return reversed(value)
-    return reversed(listed(value))
-
-
-def _items(value: Any) -> Iterator[Any]:
-    if not isinstance(value, (Mapping, Undefined)):
-        raise TypeError("Can only get item pairs from a mapping.")
-    return counted(value.items() if isinstance(value, dict) else ())
+        ACTIVE.get().take_copy(len(value), value)
+    elif not isinstance(value, (list, tuple, range)):
+        value = listed(value)
+    return jinja.do_reverse(value)
 
 
 def _compared(value: Any) -> list[Any]:
@@ -263,7 +197,7 @@ def _sort(
     environment: Any, value: Any, reverse: bool = False, case_sensitive: bool = False, attribute: Any = None
 ) -> list[Any]:
     check_name(attribute)
-    return jinja2.filters.do_sort(environment, _compared(value), reverse, case_sensitive, attribute)
+    return jinja.do_sort(environment, _compared(value), reverse, case_sensitive, attribute)
 
 
 def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -277,38 +211,33 @@ def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _dictsort(value: Any, case_sensitive: bool = False, by: Any = "key", reverse: bool = False) -> list[Any]:
     _compared(value.items())
-    return jinja2.filters.do_dictsort(value, case_sensitive, by, reverse)
+    return jinja.do_dictsort(value, case_sensitive, by, reverse)
 
 
-def _unique(value: Any, case_sensitive: bool = False, attribute: Any = None) -> Iterator[Any]:
-    return ACTIVE.get().layered(_first_seen(value, case_sensitive, attribute), value)
+@pass_environment
+def _unique(environment: Any, value: Any, case_sensitive: bool = False, attribute: Any = None) -> Iterator[Any]:
+    check_name(attribute)
+    key_of = jinja.make_attrgetter(environment, attribute)
 
-
-def _first_seen(value: Any, case_sensitive: bool, attribute: Any) -> Iterator[Any]:
-    key_of = None if attribute is None else _getter(attribute)
-    seen: set[Any] = set()
-    rendering = ACTIVE.get()
-    for item in counted(value):
-        key = checked_key(item if key_of is None else key_of(item))
-        if isinstance(key, str) and not case_sensitive:
-            rendering.take(len(key) * 16)
-            key = str.lower(key)
-        if key not in seen:
-            rendering.take(OBJECT)
-            seen.add(key)
+    def keyed() -> Iterator[Any]:
+        for item in counted(value):
+            key = checked_key(key_of(item))
+            ACTIVE.get().take(OBJECT + (16 * len(key) if isinstance(key, str) else 0))
             yield item
+
+    return ACTIVE.get().layered(jinja.sync_do_unique(environment, keyed(), case_sensitive, attribute), value)
 
 
 def _batch(value: Any, linecount: int, fill_with: Any = None) -> Iterator[Any]:
     linecount = number(linecount, "the size of batch", ACTIVE.get().bounds.max_range)
     ACTIVE.get().take_items(abs(linecount))
-    made = counted(jinja2.filters.do_batch(counted(value), linecount, fill_with))
+    made = counted(jinja.do_batch(counted(value), linecount, fill_with))
     return ACTIVE.get().layered(made, value)
 
 
 def _slice(value: Any, slices: int, fill_with: Any = None) -> Iterator[Any]:
     slices = number(slices, "the number of slices", ACTIVE.get().bounds.max_range)
-    return counted(jinja2.filters.sync_do_slice(listed(value), slices, fill_with))
+    return counted(jinja.sync_do_slice(listed(value), slices, fill_with))
 
 
 def _lazy(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -323,35 +252,31 @@ def _lazy(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "abs": _abs,
+    **{name: _of_text(_STR[name]) for name in ("capitalize", "lower", "upper")},
+    **{name: _lazy(getattr(jinja, f"sync_do_{name}")) for name in ("map", "select", "selectattr")},
+    **{name: _lazy(getattr(jinja, f"sync_do_{name}")) for name in ("reject", "rejectattr")},
+    "abs": whole(abs),
     "batch": _batch,
-    "capitalize": _method("capitalize"),
     "center": _center,
-    "count": _length,
-    "d": jinja2.filters.do_default,
-    "default": jinja2.filters.do_default,
+    "count": len,
+    "d": jinja.do_default,
+    "default": jinja.do_default,
     "dictsort": _dictsort,
-    "first": _first,
+    "first": jinja.sync_do_first,
     "float": _float,
     "format": _format,
     "indent": _indent,
     "int": _int,
-    "items": _items,
+    "items": lambda value: counted(jinja.do_items(value)),
     "join": _join,
-    "last": _last,
-    "length": _length,
-    "list": _list,
-    "lower": _method("lower"),
-    "map": _lazy(jinja2.filters.sync_do_map),
-    "max": _extreme(jinja2.filters.do_max),
-    "min": _extreme(jinja2.filters.do_min),
-    "reject": _lazy(jinja2.filters.sync_do_reject),
-    "rejectattr": _lazy(jinja2.filters.sync_do_rejectattr),
+    "last": jinja.do_last,
+    "length": len,
+    "list": listed,
+    "max": _extreme(jinja.do_max),
+    "min": _extreme(jinja.do_min),
     "replace": _replace,
     "reverse": _reverse,
     "round": _round,
-    "select": _lazy(jinja2.filters.sync_do_select),
-    "selectattr": _lazy(jinja2.filters.sync_do_selectattr),
     "slice": _slice,
     "sort": _sort,
     "string": text,
@@ -361,7 +286,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "trim": _trim,
     "truncate": _truncate,
     "unique": _unique,
-    "upper": _method("upper"),
     "wordcount": _wordcount,
 }
 
@@ -374,7 +298,7 @@ def _escape(value: Any) -> str:
     found = text(value)
     ACTIVE.get().take_text(min(5 * len(found), ACTIVE.get().bounds.max_output), not found.isascii())
     for character, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("'", "&#39;"), ('"', "&#34;")):
-        found = replaced(found, character, name)
+        found = _STR["replace"](found, character, name)
     return found
 
 
@@ -384,28 +308,15 @@ OUTPUT_FILTERS: dict[str, Callable[..., Any]] = {"e": _escape, "escape": _escape
 # ---- tests
 
 
-def _compares(name: str) -> Callable[[Any, Any], bool]:
-    return lambda value, other: compare(name, value, other)
-
-
-def _whole(value: Any) -> int:
+def _whole_number(value: Any) -> int:
     """jinja2 formats a string here, of any width: ``'%999999999d' is odd``."""
     if not isinstance(value, (int, float)):
         raise ChatTemplateError(f"a test of numbers takes no {type(value).__name__} in chat templates")
     return value  # type: ignore[return-value]
 
 
-def _is_text(name: str) -> Callable[[Any], bool]:
-    run = METHODS[str][name]
-    return lambda value: run(text(value))
-
-
 def _is_callable(value: Any) -> bool:
-    return isinstance(value, (Function, Macro, LoopContext, Joiner))
-
-
-def _is_in(value: Any, seq: Any) -> bool:
-    return contains(seq, value)
+    return isinstance(value, (partial, Macro, LoopContext, Joiner))
 
 
 @pass_environment
@@ -422,22 +333,20 @@ _FREE = (  # jinja2's own tests that look at no more than a value's type
     *("boolean", "defined", "undefined", "none", "true", "false", "integer", "float", "number", "string"),
     *("mapping", "sequence", "iterable", "sameas", "escaped"),
 )
-_JINJA: dict[str, Any] = jinja2.tests.TESTS
+_COMPARING = (
+    *("==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le"),
+    *(">", "gt", "greaterthan", ">=", "ge"),
+)
 TESTS: dict[str, Callable[..., Any]] = {
-    **{name: _JINJA[name] for name in _FREE},
-    **{name: _compares("eq") for name in ("==", "eq", "equalto")},
-    **{name: _compares("ne") for name in ("!=", "ne")},
-    **{name: _compares("lt") for name in ("<", "lt", "lessthan")},
-    **{name: _compares("lteq") for name in ("<=", "le")},
-    **{name: _compares("gt") for name in (">", "gt", "greaterthan")},
-    **{name: _compares("gteq") for name in (">=", "ge")},
-    "in": _is_in,
+    **{name: JINJA_TESTS[name] for name in _FREE},
+    **{name: partial(compare, name) for name in _COMPARING},
+    "in": lambda value, seq: contains(seq, value),
     "callable": _is_callable,
-    "divisibleby": lambda value, num: _whole(value) % _whole(num) == 0,
-    "odd": lambda value: _whole(value) % 2 == 1,
-    "even": lambda value: _whole(value) % 2 == 0,
-    "lower": _is_text("islower"),
-    "upper": _is_text("isupper"),
+    "divisibleby": lambda value, num: _whole_number(value) % _whole_number(num) == 0,
+    "odd": lambda value: _whole_number(value) % 2 == 1,
+    "even": lambda value: _whole_number(value) % 2 == 0,
+    "lower": _of_text(_STR["islower"]),
+    "upper": _of_text(_STR["isupper"]),
     "filter": _is_filter,
     "test": _is_test,
 }

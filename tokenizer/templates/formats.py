@@ -16,7 +16,7 @@ from jinja2.runtime import Undefined
 from ..errors import ChatTemplateError
 from .limits import ACTIVE, PIECE
 from .marks import Marked
-from .values import PRINTABLE, added, join, repr_of, taints, with_taint
+from .values import PRINTABLE, added, join, repr_of, taints, whole
 from .values import text as text_of
 
 MAX_WIDTH = 1000
@@ -74,7 +74,7 @@ def _percent_field(flags: str, width: str, precision: str | None, kind: str, val
         raise TypeError(f"%{kind} format: a number is required, not {type(value).__name__}")
     given = f"%{flags}{width}{'' if precision is None else '.' + precision}{kind}"
     ACTIVE.get().take(4 * MAX_WIDTH)
-    return with_taint(str.__mod__(given, (value,)), taints(value))  # type: ignore[no-any-return]
+    return whole(given.__mod__)(value)  # type: ignore[no-any-return]
 
 
 def braces(template: str, *args: Any, **kwargs: Any) -> str:
@@ -113,13 +113,11 @@ def _brace_field(value: Any, spec: str, conversion: str | None) -> str:
     _check_width(match[1], match[2])
     if not isinstance(value, (str, int, float)):
         raise TypeError(f"unsupported format for {type(value).__name__}")
-    rendering = ACTIVE.get()
     if isinstance(value, str):
-        rendering.take_text(len(value) + MAX_WIDTH, not value.isascii())
-        return with_taint(format(str.__str__(value), spec), taints(value))  # type: ignore[no-any-return]
-    rendering.take(4 * MAX_WIDTH + (value.bit_length() if isinstance(value, int) else 0))
-    plain = value if isinstance(value, bool) else (int(value) if isinstance(value, int) else float(value))
-    return with_taint(format(plain, spec), taints(value))  # type: ignore[no-any-return]
+        ACTIVE.get().take_copy(len(value) + MAX_WIDTH, value)
+    else:
+        ACTIVE.get().take(4 * MAX_WIDTH + (value.bit_length() if isinstance(value, int) else 0))
+    return whole(format)(value, spec)  # type: ignore[no-any-return]
 
 
 def _converted(value: Any, conversion: str | None) -> str:

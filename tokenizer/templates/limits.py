@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..errors import ChatTemplateError
+from .marks import Marked
 
 STRIDE = 50_000  # units of work between two looks at the clock
 MAX_BITS = 1 << 11  # of a number: an operation on one, or its text, takes a few units of work
@@ -97,6 +98,15 @@ class Rendering:
         if length > self.bounds.max_output:
             self.refuse_size(length)
         self.take(OBJECT + (length << 2 if wide else length) + spans * SPAN)
+
+    def take_copy(self, length: int, *of: str) -> None:
+        """Charge for a string of ``length`` characters that is made of those ``of`` others."""
+        wide, spans = False, 0
+        for text in of:
+            wide = wide or not text.isascii()
+            if type(text) is Marked and text.marks:
+                spans += len(text.marks)
+        self.take_text(length, wide, spans)
 
     def take_items(self, count: int, size: int = 8) -> None:
         """Charge for a list of ``count`` items of ``size`` bytes."""

@@ -62,6 +62,9 @@ class Marked(str):
     def __radd__(self, other: str) -> str:
         return joined([other, self])
 
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return rsplit(self, sep, maxsplit)  # jinja2's ``truncate`` calls it
+
     def __reduce__(self) -> tuple[Any, ...]:
         return str, (str.__str__(self),)
 
@@ -83,7 +86,7 @@ def joined(parts: Iterable[str], separator: str = "") -> str:
     pieces = list(parts)
     if separator and len(pieces) > 1:
         pieces = [piece for part in pieces for piece in (separator, part)][1:]
-    if not any(type(piece) is Marked for piece in pieces):
+    if Marked not in map(type, pieces):
         return "".join(pieces)
     spans: list[tuple[int, int]] = []
     at = 0
@@ -154,14 +157,16 @@ def splitlines(text: str, keepends: bool = False) -> list[str]:
 
 
 def partition(text: str, sep: str) -> tuple[str, str, str]:
-    before, middle, _ = str.partition(text, sep)
-    first, second = len(before), len(before) + len(middle)
-    return text[:first], text[first:second], text[second:]
+    return _three(text, str.partition(text, sep))
 
 
 def rpartition(text: str, sep: str) -> tuple[str, str, str]:
-    before, middle, _ = str.rpartition(text, sep)
-    first, second = len(before), len(before) + len(middle)
+    return _three(text, str.rpartition(text, sep))
+
+
+def _three(text: str, parts: tuple[str, str, str]) -> tuple[str, str, str]:
+    first = len(parts[0])
+    second = first + len(parts[1])
     return text[:first], text[first:second], text[second:]
 
 
@@ -182,36 +187,19 @@ def removesuffix(text: str, suffix: str) -> str:
 
 
 def upper(text: str) -> str:
-    return joined(_like(part.upper(), trusted) for part, trusted in segments(text))
+    return joined(part.upper() if trusted else Marked(part.upper()) for part, trusted in segments(text))
 
 
 def lower(text: str) -> str:
-    return joined(_like(part.lower(), trusted) for part, trusted in segments(text))
+    return joined(part.lower() if trusted else Marked(part.lower()) for part, trusted in segments(text))
 
 
-METHODS = {
-    "strip": strip,
-    "lstrip": lstrip,
-    "rstrip": rstrip,
-    "split": split,
-    "rsplit": rsplit,
-    "splitlines": splitlines,
-    "partition": partition,
-    "rpartition": rpartition,
-    "replace": replace,
-    "removeprefix": removeprefix,
-    "removesuffix": removesuffix,
-    "upper": upper,
-    "lower": lower,
-}
+_EXACT = (strip, lstrip, rstrip, split, rsplit, splitlines, partition, rpartition)
+METHODS = {f.__name__: f for f in (*_EXACT, replace, removeprefix, removesuffix, upper, lower)}
 
 
 def _of(text: str, spans: Spans) -> str:
     return Marked(text, spans) if spans else text
-
-
-def _like(text: str, trusted: bool) -> str:
-    return text if trusted else Marked(text)
 
 
 def _cut(spans: Spans, start: int, stop: int) -> Spans:

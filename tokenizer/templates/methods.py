@@ -15,53 +15,48 @@ from jinja2.utils import Cycler, Joiner
 from ..errors import ChatTemplateError
 from . import marks
 from .formats import braces
-from .limits import ACTIVE, OBJECT, PIECE, SPAN, Rendering
+from .limits import ACTIVE, OBJECT, PIECE, SPAN
 from .marks import Marked
-from .values import charge_search, checked_key, comparable, join, number, taints, with_taint
+from .values import charge_search, checked_key, comparable, join, number, whole
+
+# ---- strings: ``marks`` has those that keep the spans; what the others make is untrusted as a whole
+
+_ASKED = (  # they give a number or a boolean
+    *("startswith", "endswith", "find", "rfind", "index", "rindex", "count", "isalnum", "isalpha", "isascii"),
+    *("isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper"),
+)
+# CPython looks for a string from the end by comparing it at each place, and strips by comparing each character.
+_SLOW = ("rfind", "rindex", "rsplit", "rpartition", "strip", "lstrip", "rstrip")
 
 
-class Function:
-    """A function that a template may call; ``owner`` is its first argument if it is a method."""
+def _charged(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method, charged for the strings that it reads, and for a copy that keeps the spans."""
+    copies, slow = name in marks.METHODS, name in _SLOW
 
-    __slots__ = ("owner", "run")
+    def method(owner: str, *args: Any, **kwargs: Any) -> Any:
+        rendering, length, read = ACTIVE.get(), len(owner), 0
+        if copies:
+            rendering.take_copy(length, owner)
+        for part in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(part, str):
+                read += len(part)
+            elif isinstance(part, tuple):
+                read += sum(map(len, part)) + 16 * len(part)
+        rendering.spend((length + read * (length if slow else 1)) >> 4)
+        return run(owner, *args, **kwargs)
 
-    def __init__(self, run: Callable[..., Any], owner: Any = None) -> None:
-        self.run = run
-        self.owner = owner
-
-
-# ---- strings: ``marks`` has those that keep the spans
-
-
-def _charge_copy(value: str) -> Rendering:
-    """Charge for a string made of the characters of ``value``."""
-    rendering = ACTIVE.get()
-    spans = len(value.marks or ()) if isinstance(value, Marked) else 0
-    rendering.take_text(len(value), not value.isascii(), spans)
-    return rendering
-
-
-def _strip(function: Callable[..., str]) -> Callable[..., str]:
-    def run(owner: str, chars: str | None = None) -> str:
-        rendering = _charge_copy(owner)
-        if chars is not None:
-            rendering.spend((len(owner) * len(chars)) >> 4)
-        return function(owner, chars)
-
-    return run
+    return method
 
 
 def _split(function: Callable[..., list[str]]) -> Callable[..., list[str]]:
     def run(owner: str, sep: str | None = None, maxsplit: int = -1) -> list[str]:
         """The number of pieces is not known before, so no more are asked for than can be paid."""
-        rendering = _charge_copy(owner)
+        rendering = ACTIVE.get()
         size = PIECE
         if isinstance(owner, Marked):
             size = 2 * PIECE if owner.marks is None else 2 * PIECE + SPAN
         affordable = rendering.memory // size
         most = int(maxsplit)
-        if function is marks.rsplit and sep:
-            charge_reverse(owner, sep)
         if most < 0 or most > affordable:
             most = affordable
         found = function(owner, sep, most)
@@ -73,153 +68,73 @@ def _split(function: Callable[..., list[str]]) -> Callable[..., list[str]]:
     return run
 
 
-def charge_reverse(value: str, found: str) -> None:
-    """CPython looks for a string from the end by comparing it at each place."""
-    rendering = ACTIVE.get()
-    rendering.spend((len(value) * min(len(found), len(value))) >> 4)
+def count_breaks(value: str) -> int:
+    return sum(str.count(value, c) for c in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 
 
 def _splitlines(owner: str, keepends: bool = False) -> list[str]:
-    rendering = _charge_copy(owner)
-    breaks = sum(str.count(owner, c) for c in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
-    rendering.take_items(breaks + 1, 3 * PIECE)
+    ACTIVE.get().take_items(count_breaks(owner) + 1, 3 * PIECE)
     return marks.splitlines(owner, keepends)
 
 
-def _partition(owner: str, sep: str) -> tuple[str, str, str]:
-    _charge_copy(owner)
-    return marks.partition(owner, sep)
-
-
-def _rpartition(owner: str, sep: str) -> tuple[str, str, str]:
-    _charge_copy(owner)
-    charge_reverse(owner, sep)
-    return marks.rpartition(owner, sep)
-
-
-def replaced(value: str, old: str, new: str, count: int = -1) -> str:
-    found = str.count(value, old)
+def _replace(owner: str, old: str, new: str, count: int = -1) -> str:
+    found = str.count(owner, old)
     if count >= 0:
         found = min(found, count)
     rendering = ACTIVE.get()
-    rendering.spend(len(value) >> 4)
-    wide = not (value.isascii() and new.isascii())
-    spans = (len(value.spans) if isinstance(value, Marked) else 0) + (
-        found * (1 + len(new.spans)) if isinstance(new, Marked) else 0
-    )
-    if isinstance(value, Marked) or isinstance(new, Marked):
+    spans = len(owner.spans) if isinstance(owner, Marked) else 0
+    spans += found * (1 + len(new.spans)) if isinstance(new, Marked) else 0
+    if isinstance(owner, Marked) or isinstance(new, Marked):
         rendering.take_items(found + 1, 3 * PIECE)
-    rendering.take_text(len(value) + found * len(new), wide, spans)
-    return marks.replace(value, old, new, count)
+    rendering.take_text(len(owner) + found * len(new), not (owner.isascii() and new.isascii()), spans)
+    return marks.replace(owner, old, new, count)
 
 
-def _replace(owner: str, old: str, new: str, count: int = -1) -> str:
-    return replaced(owner, old, new, count)
+def _cased(name: str, run: Callable[[str], str]) -> Callable[[str], str]:
+    def cased(owner: str) -> str:
+        rendering = ACTIVE.get()
+        if isinstance(owner, Marked):
+            rendering.take_items(2 * len(owner.marks or ()) + 1, 2 * PIECE)
+        if name not in ("upper", "lower") or not owner.isascii():
+            rendering.take(len(owner) * 16)  # CPython makes three characters of 4 bytes for each one
+        return run(owner)
 
-
-def _cased(function: Callable[[str], str]) -> Callable[[str], str]:
-    def run(owner: str) -> str:
-        _charge_copy(owner)
-        # CPython makes these in a buffer of three 4-byte characters for each one.
-        ACTIVE.get().take(len(owner) * 16 if owner else 0)
-        return with_taint(function(str.__str__(owner)), isinstance(owner, Marked))  # type: ignore[no-any-return]
-
-    return run
-
-
-def _spanned_case(function: Callable[[str], str]) -> Callable[[str], str]:
-    def run(owner: str) -> str:
-        rendering = _charge_copy(owner)
-        if isinstance(owner, Marked) and owner.marks:
-            rendering.take_items(2 * len(owner.marks) + 1, 2 * PIECE)
-        if not owner.isascii():
-            rendering.take(len(owner) * 16)
-        return function(owner)
-
-    return run
+    return cased
 
 
 def _padded(name: str) -> Callable[..., str]:
-    function = getattr(str, name)
+    pad = whole(getattr(str, name))
 
     def run(owner: str, width: int, *fill: str) -> str:
         width = number(width, f"the width of str.{name}", ACTIVE.get().bounds.max_output)
-        wide = not all(part.isascii() for part in (owner, *fill))
-        ACTIVE.get().take_text(max(width, len(owner)), wide)
-        tainted = taints(owner) or any(map(taints, fill))
-        return with_taint(function(str.__str__(owner), width, *fill), tainted)  # type: ignore[no-any-return]
+        ACTIVE.get().take_copy(max(width, len(owner)), owner, *fill)
+        return pad(owner, width, *fill)  # type: ignore[no-any-return]
 
     return run
 
 
 def _expandtabs(owner: str, tabsize: int = 8) -> str:
     size = number(tabsize, "the size of str.expandtabs", ACTIVE.get().bounds.max_output)
-    ACTIVE.get().take_text(len(owner) + str.count(owner, "\t") * max(size, 0), not owner.isascii())
-    made = str.__str__(owner).expandtabs(size)
-    return with_taint(made, isinstance(owner, Marked))  # type: ignore[no-any-return]
-
-
-def _asked(name: str) -> Callable[..., Any]:
-    """Return a method that reads the string and gives a number or a boolean."""
-    function = getattr(str, name)
-    reverse = name in ("rfind", "rindex")
-
-    def run(owner: str, *args: Any) -> Any:
-        rendering = ACTIVE.get()
-        rendering.spend(len(owner) >> 4)
-        for found in args:
-            for part in found if isinstance(found, tuple) else (found,):
-                if isinstance(part, str):
-                    rendering.spend(len(part) >> 4)
-                    if reverse:
-                        charge_reverse(owner, part)
-        return function(owner, *args)
-
-    return run
+    ACTIVE.get().take_copy(len(owner) + str.count(owner, "\t") * max(size, 0), owner)
+    return whole(str.expandtabs)(owner, size)  # type: ignore[no-any-return]
 
 
 def _join(owner: str, values: Any = ()) -> str:
     return join(values, owner)
 
 
-def _prefix(function: Callable[[str, str], str]) -> Callable[[str, str], str]:
-    def run(owner: str, affix: str) -> str:
-        _charge_copy(owner)
-        return function(owner, affix)
-
-    return run
-
-
-_STR: dict[str, Callable[..., Any]] = {
-    "strip": _strip(marks.strip),
-    "lstrip": _strip(marks.lstrip),
-    "rstrip": _strip(marks.rstrip),
+_OF_STRINGS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(str, name) for name in _ASKED},
+    **marks.METHODS,
     "split": _split(marks.split),
     "rsplit": _split(marks.rsplit),
     "splitlines": _splitlines,
-    "partition": _partition,
-    "rpartition": _rpartition,
     "replace": _replace,
-    "removeprefix": _prefix(marks.removeprefix),
-    "removesuffix": _prefix(marks.removesuffix),
-    "upper": _spanned_case(marks.upper),
-    "lower": _spanned_case(marks.lower),
-    "title": _cased(str.title),
-    "capitalize": _cased(str.capitalize),
-    "swapcase": _cased(str.swapcase),
-    "casefold": _cased(str.casefold),
-    "expandtabs": _expandtabs,
-    "join": _join,
-    "format": braces,
+    "upper": _cased("upper", marks.upper),
+    "lower": _cased("lower", marks.lower),
+    **{name: _cased(name, whole(getattr(str, name))) for name in ("title", "capitalize", "swapcase", "casefold")},
     **{name: _padded(name) for name in ("center", "ljust", "rjust", "zfill")},
-    **{
-        name: _asked(name)
-        for name in (
-            *("startswith", "endswith", "find", "rfind", "index", "rindex", "count", "isalnum", "isalpha", "isascii"),
-            *("isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle"),
-            *("isupper",),
-        )
-    },
+    "expandtabs": _expandtabs,
 }
 
 # ---- containers and the objects of jinja2
@@ -268,7 +183,7 @@ def _changed(owner: LoopContext, *values: Any) -> bool:
 
 _SEQUENCE: dict[str, Callable[..., Any]] = {"index": _sequence_index, "count": _sequence_count}
 METHODS: Mapping[type, Mapping[str, Callable[..., Any]]] = {
-    str: _STR,
+    str: {**{name: _charged(name, run) for name, run in _OF_STRINGS.items()}, "join": _join, "format": braces},
     list: {**_SEQUENCE, "copy": _copy},
     tuple: _SEQUENCE,
     dict: {"get": _get, "items": dict.items, "keys": dict.keys, "values": dict.values, "copy": _copy},
@@ -280,17 +195,8 @@ METHODS: Mapping[type, Mapping[str, Callable[..., Any]]] = {
 ATTRIBUTES: Mapping[type, frozenset[str]] = {
     LoopContext: frozenset(
         (
-            "index",
-            "index0",
-            "revindex",
-            "revindex0",
-            "first",
-            "last",
-            "length",
-            "depth",
-            "depth0",
-            "previtem",
-            "nextitem",
+            *("index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0"),
+            *("previtem", "nextitem"),
         )
     ),
     Cycler: frozenset(("current",)),

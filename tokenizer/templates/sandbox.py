@@ -14,6 +14,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -28,8 +29,7 @@ from ..errors import ChatTemplateError
 from . import syntax, values
 from .filters import FILTERS, OUTPUT_FILTERS, TESTS, check_name
 from .limits import ACTIVE, CALL, NAMED_CALL, OBJECT
-from .marks import Marked
-from .methods import ATTRIBUTES, METHODS, REFUSED, Function
+from .methods import ATTRIBUTES, METHODS, REFUSED
 
 _MISSING = object()
 _DATE = re.compile(r"(?:[^%]|%[-_^#]?[A-Za-z%])*")
@@ -81,7 +81,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return value if type(value) is str else values.text(value)
 
     def concat(self, pieces: Iterable[str]) -> str:
-        return values.added(*pieces) if pieces else ""
+        return values.concatenated(pieces)
 
     chain = staticmethod(values.chained)
     add = staticmethod(values.added)
@@ -106,14 +106,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         rendering.take(OBJECT)
         kwargs.pop("_loop_vars", None)  # jinja's own, for functions that take a context
         kwargs.pop("_block_vars", None)
-        kind = type(__obj)
-        if kind is Function:
-            if __obj.owner is None:
-                return __obj.run(*args, **kwargs)
-            return __obj.run(__obj.owner, *args, **kwargs)
-        if kind in (Macro, LoopContext, Joiner) or isinstance(__obj, Undefined):
+        if isinstance(__obj, (partial, Macro, LoopContext, Joiner, Undefined)):
             return __obj(*args, **kwargs)
-        raise ChatTemplateError(f"the chat template calls a value of type {kind.__name__}, which is no function")
+        kind = type(__obj).__name__
+        raise ChatTemplateError(f"the chat template calls a value of type {kind}, which is no function")
 
     def call_filter(self, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
         _check_called(name)
@@ -152,7 +148,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         run = METHODS.get(kind, {}).get(name)
         if run is not None:
             ACTIVE.get().take(OBJECT)
-            return Function(run, obj)
+            return partial(run, obj)
         if isinstance(obj, Undefined) and name.startswith("_"):
             raise SecurityError(f"access to attribute {name[:100]!r} of an undefined value")
         if name in ATTRIBUTES.get(kind, ()) or isinstance(obj, Undefined):
@@ -160,7 +156,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if name in REFUSED.get(kind, ()):
             raise ChatTemplateError(f"{kind.__name__}.{name} is left out of chat templates")
         if obj is _DICT_FUNCTION and name == "fromkeys":
-            return Function(_from_keys)
+            return partial(_from_keys)
         return self._nothing(obj, name)
 
     def _nothing(self, obj: Any, name: Any) -> Undefined:
@@ -214,8 +210,7 @@ def _refuse(message: Any) -> None:
 def _now(format: str) -> str:
     if not isinstance(format, str) or len(format) > 256 or not _DATE.fullmatch(format):
         raise ChatTemplateError("strftime_now: a format of at most 256 characters, whose fields have no width")
-    made = datetime.now().strftime(str.__str__(format))
-    return Marked(made) if isinstance(format, Marked) else made
+    return values.whole(datetime.now().strftime)(format)  # type: ignore[no-any-return]
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -262,15 +257,15 @@ def _check_attribute(name: Any) -> None:
         raise SecurityError(f"a namespace has no attribute {str(name)[:100]!r}")
 
 
-_DICT_FUNCTION = Function(_dict)
+_DICT_FUNCTION = partial(_dict)
 _GLOBALS: dict[str, Any] = {
-    "range": Function(_range),
+    "range": partial(_range),
     "dict": _DICT_FUNCTION,
-    "namespace": Function(_namespace),
-    "cycler": Function(Cycler),
-    "joiner": Function(Joiner),
-    "raise_exception": Function(_refuse),
-    "strftime_now": Function(_now),
+    "namespace": partial(_namespace),
+    "cycler": partial(Cycler),
+    "joiner": partial(Joiner),
+    "raise_exception": partial(_refuse),
+    "strftime_now": partial(_now),
 }
 
 

@@ -7,16 +7,15 @@ calls of the environment in the place of Python's own operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jinja2.ext
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.exceptions import TemplateAssertionError
 from jinja2.lexer import Token
 from jinja2.parser import Parser
-from jinja2.visitor import NodeTransformer
 
 from ..errors import ChatTemplateError
 from .filters import OUTPUT_FILTERS
@@ -80,8 +79,7 @@ def prepared(tree: nodes.Template, environment: Any) -> nodes.Template:
     tree.set_environment(environment)
     for node in [*tree.find_all(_BODIES), tree]:
         _charge(node)
-    rewritten: nodes.Template = _Rewritten().visit(tree)
-    return rewritten
+    return tree
 
 
 def _check(tree: nodes.Template) -> None:
@@ -117,18 +115,17 @@ def _check_node(node: nodes.Node, parent: nodes.Node | None) -> None:
 def _charge(owner: nodes.Node) -> None:
     """Put the charge for a body at its head, and for a filtered loop, into its condition."""
     body: list[nodes.Node] = owner.body  # type: ignore[attr-defined]
-    units, size = _weight(body)
-    size += ITEM if isinstance(owner, nodes.For) else 0
-    body.insert(0, nodes.ExprStmt(_env_call("tick", _constants(units, size), owner.lineno), lineno=owner.lineno))
+    tick = _tick(body, ITEM if isinstance(owner, nodes.For) else 0, owner.lineno)
+    body.insert(0, nodes.ExprStmt(tick, lineno=owner.lineno))
     if isinstance(owner, nodes.For) and owner.test is not None:
-        units, size = _weight([owner.test])
-        size += PIECE  # jinja2 keeps the items that pass if ``loop.length`` is asked for
-        tick = _env_call("tick", _constants(units, size), owner.lineno)
-        owner.test = nodes.And(tick, owner.test, lineno=owner.lineno)
+        # jinja2 keeps the items that pass if ``loop.length`` is asked for
+        owner.test = nodes.And(_tick([owner.test], PIECE, owner.lineno), owner.test, lineno=owner.lineno)
 
 
-def _constants(*values: int) -> list[nodes.Expr]:
-    return [nodes.Const(value) for value in values]
+def _tick(body: list[nodes.Node], more: int, lineno: int) -> nodes.Call:
+    units, size = _weight(body)
+    charges = [nodes.Const(units), nodes.Const(size + more)]
+    return nodes.Call(nodes.EnvironmentAttribute("tick"), charges, [], None, None, lineno=lineno)
 
 
 def _weight(body: list[nodes.Node]) -> tuple[int, int]:
@@ -155,62 +152,13 @@ def _weight(body: list[nodes.Node]) -> tuple[int, int]:
     return units, size
 
 
-class _Rewritten(NodeTransformer):
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _env_call("chain", node.nodes, node.lineno)
-
-    def visit_Add(self, node: nodes.Add) -> nodes.Node:
-        """``a + b + c`` is one call, so that strings are joined once."""
-        terms = [node.right]
-        left: nodes.Expr = node.left
-        while isinstance(left, nodes.Add):
-            terms.append(left.right)
-            left = left.left
-        terms.append(left)
-        return _env_call("add", [self.visit(term) for term in reversed(terms)], node.lineno)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        if all(isinstance(pair.key, nodes.Const) for pair in node.items):
-            return node
-        return _env_call("table", [part for pair in node.items for part in (pair.key, pair.value)], node.lineno)
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        if not isinstance(node.arg, nodes.Slice):
-            return node
-        none = nodes.Const(None)
-        where = [part or none for part in (node.arg.start, node.arg.stop, node.arg.step)]
-        return _env_call("cut", [node.node, *where], node.lineno)
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        if len(node.ops) > 1:
-            node.expr = _env_call("comparable", [node.expr], node.lineno)
-            for operand in node.ops:
-                operand.expr = _env_call("comparable", [operand.expr], node.lineno)
-            return node
-        left, operation, right = node.expr, node.ops[0].op, node.ops[0].expr
-        if operation in ("in", "notin"):
-            if _is_short_list(right):
-                return node
-            return self._contains(node)
-        if _is_short(left) or _is_short(right):
-            return node
-        return _env_call("compare", [nodes.Const(operation), left, right], node.lineno)
-
-    def _contains(self, node: nodes.Compare) -> nodes.Node:
-        found = _env_call("contains", [node.ops[0].expr, node.expr], node.lineno)
-        return found if node.ops[0].op == "in" else nodes.Not(found)
+# ---- the code
 
 
 def _is_short(node: nodes.Expr) -> bool:
     """Return whether comparing the node's value with any other takes no time to speak of."""
     if isinstance(node, nodes.Const):
         return not isinstance(node.value, str) or len(node.value) <= LONG
-    if isinstance(node, nodes.Call) and isinstance(node.node, nodes.EnvironmentAttribute):
-        return node.node.name in ("compare", "contains")
     return isinstance(node, (nodes.Compare, nodes.Test, nodes.Not))
 
 
@@ -218,32 +166,67 @@ def _is_short_list(node: nodes.Expr) -> bool:
     return isinstance(node, (nodes.List, nodes.Tuple)) and len(node.items) <= 32 and all(map(_is_short, node.items))
 
 
-def _env_call(name: str, args: list[Any], lineno: int) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None, lineno=lineno)
-
-
-# ---- the code
-
-
 class Generator(CodeGenerator):
-    """jinja2's generator, but for calls of the environment's own functions, which it would take for the template's,
-    and constants, which it would compute while compiling."""
+    """jinja2's generator, with calls of the environment in the place of Python's own operators, and without constants
+    that are computed while compiling."""
 
     def writeline(self, *args: Any, **kwargs: Any) -> None:
         if not self.code_lineno & 255:
             ACTIVE.get().look_at_clock()
         super().writeline(*args, **kwargs)
 
-    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
-        if not isinstance(node.node, nodes.EnvironmentAttribute):
-            super().visit_Call(node, frame, forward_caller=forward_caller)
-            return
-        self.write(f"environment.{node.node.name}(")
-        for index, argument in enumerate(node.args):
-            if index:
-                self.write(", ")
+    def _call(self, name: str, arguments: Iterable[nodes.Expr], frame: Frame) -> None:
+        self.write(f"environment.{name}(")
+        for argument in arguments:
             self.visit(argument, frame)
+            self.write(", ")
         self.write(")")
+
+    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
+        if isinstance(node.node, nodes.EnvironmentAttribute):  # ``tick``
+            self._call(node.node.name, node.args, frame)
+        else:
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self._call("chain", node.nodes, frame)
+
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
+        """``a + b + c`` is one call, so that strings are joined once."""
+        terms: list[nodes.Expr] = [node]
+        while isinstance(terms[0], nodes.Add):
+            terms[:1] = terms[0].left, terms[0].right
+        self._call("add", terms, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        if all(isinstance(pair.key, nodes.Const) for pair in node.items):
+            super().visit_Dict(node, frame)
+        else:
+            self._call("table", [part for pair in node.items for part in (pair.key, pair.value)], frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        if isinstance(node.arg, nodes.Slice):
+            where = (node.arg.start, node.arg.stop, node.arg.step)
+            self._call("cut", [node.node, *(part or nodes.Const(None) for part in where)], frame)
+        else:
+            super().visit_Getitem(node, frame)
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        left, operation, right = node.expr, node.ops[0].op, node.ops[0].expr
+        if len(node.ops) > 1:
+            self.write("(")
+            for sign, operand in [("", left), *((operators[one.op], one.expr) for one in node.ops)]:
+                self.write(f" {sign} ")
+                self._call("comparable", [operand], frame)
+            self.write(")")
+        elif _is_short_list(right) if operation in ("in", "notin") else _is_short(left) or _is_short(right):
+            super().visit_Compare(node, frame)
+        elif operation in ("in", "notin"):
+            self.write("(not " if operation == "notin" else "(")
+            self._call("contains", [right, left], frame)
+            self.write(")")
+        else:
+            self._call("compare", [nodes.Const(operators[operation]), left, right], frame)
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if isinstance(node, nodes.TemplateData):

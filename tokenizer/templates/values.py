@@ -7,11 +7,12 @@ functions here go by type, and refuse a type that they do not know.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any
 
 from jinja2.runtime import Undefined
+from jinja2.sandbox import SandboxedEnvironment
+from jinja2.tests import TESTS as _TESTS
 
 from ..errors import ChatTemplateError
 from .limits import ACTIVE, MAX_BITS, OBJECT, PIECE, measure
@@ -19,7 +20,10 @@ from .marks import Marked, MarkedFloat, MarkedInt, joined
 
 VIEWS = (KeysView, ValuesView, ItemsView)
 PRINTABLE = (list, tuple, dict, range, *VIEWS)
+_TEXTS = frozenset([str, Marked])
 _PLAIN = frozenset([bool, int, float, type(None)])
+_MARKED: dict[type, Callable[[Any], Any]] = {str: Marked, int: MarkedInt, float: MarkedFloat}
+JINJA_TESTS: dict[str, Any] = dict(_TESTS)
 MAX_KEY = (1 << 60) - 1  # greater ints can be chosen so that their hashes are alike
 
 
@@ -72,14 +76,22 @@ def taints(value: Any) -> bool:
 
 def with_taint(result: Any, tainted: bool) -> Any:
     """Return a string or number that an operation made: marked if an operand was."""
-    if not tainted:
-        return result
-    kind = type(result)
-    if kind is str:
-        return Marked(result)
-    if kind is int:
-        return MarkedInt(result)
-    return MarkedFloat(result) if kind is float else result
+    marked = _MARKED.get(type(result)) if tainted else None
+    return result if marked is None else marked(result)
+
+
+def whole(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``run`` on plain strings: what it makes is untrusted as a whole if an argument is."""
+
+    def tainting(*args: Any, **kwargs: Any) -> Any:
+        made = run(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+        return with_taint(made, any(map(taints, (*args, *kwargs.values()))))
+
+    return tainting
+
+
+def _plain(value: Any) -> Any:
+    return str.__str__(value) if isinstance(value, str) else value
 
 
 def number(value: Any, name: str, limit: int) -> int:
@@ -111,17 +123,11 @@ def checked_key(key: Any) -> Any:
 
 def listed(value: Any) -> list[Any]:
     """Return the items of ``value`` in a new list."""
-    rendering = ACTIVE.get()
-    if isinstance(value, str):
-        rendering.take_items(len(value), PIECE)
-        return list(value)
-    if isinstance(value, (list, tuple, dict, *VIEWS)):
-        rendering.take_items(len(value), OBJECT if isinstance(value, ItemsView) else 8)
-        return list(value)
-    if isinstance(value, range):
-        rendering.take_items(len(value), 40)
-        return list(value)
-    return list(counted(value))
+    if not isinstance(value, (str, *PRINTABLE)):
+        return list(counted(value))
+    size = PIECE if isinstance(value, str) else OBJECT if isinstance(value, (range, ItemsView)) else 8
+    ACTIVE.get().take_items(len(value), size)
+    return list(value)
 
 
 def counted(values: Iterable[Any]) -> Iterator[Any]:
@@ -139,14 +145,11 @@ def _counted(iterator: Iterator[Any], size: int) -> Iterator[Any]:
 
 def cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
     """``value[start:stop:step]``"""
-    rendering = ACTIVE.get()
     where = slice(start, stop, step)
     if isinstance(value, str):
-        first, last, by = where.indices(len(value))
-        spans = len(value.marks or ()) if isinstance(value, Marked) else 0
-        rendering.take_text(len(range(first, last, by)), not value.isascii(), spans)
+        ACTIVE.get().take_copy(len(range(*where.indices(len(value)))), value)
     elif isinstance(value, (list, tuple)):
-        rendering.take_items(len(range(*where.indices(len(value)))))
+        ACTIVE.get().take_items(len(range(*where.indices(len(value)))))
     elif not isinstance(value, (range, Undefined)):
         raise ChatTemplateError(f"the chat template slices a value of type {type(value).__name__}")
     return value[where]
@@ -154,14 +157,6 @@ def cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
 
 # ---- comparing
 
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "lteq": operator.le,
-    "gt": operator.gt,
-    "gteq": operator.ge,
-}
 _CONTAINERS = (list, tuple, dict)
 
 
@@ -179,7 +174,8 @@ def comparable(value: Any) -> Any:
 
 
 def compare(name: str, left: Any, right: Any) -> bool:
-    return _COMPARE[name](comparable(left), comparable(right))
+    """Return the result of jinja2's test of that name, such as ``==``."""
+    return JINJA_TESTS[name](comparable(left), comparable(right))  # type: ignore[no-any-return]
 
 
 def contains(container: Any, item: Any) -> bool:
@@ -197,7 +193,7 @@ def contains(container: Any, item: Any) -> bool:
         charge_search(len(container), item)
     elif not isinstance(container, Undefined):
         comparable(item)  # an iterator: its items are charged for as it makes them
-        return any(_same(item, found) for found in counted(container))
+        return any(item is found or compare("==", item, found) for found in counted(container))
     return item in container
 
 
@@ -213,59 +209,28 @@ def charge_search(count: int, item: Any) -> None:
     rendering.spend(count * cost)
 
 
-def _same(left: Any, right: Any) -> bool:
-    return left is right or bool(compare("eq", left, right))
-
-
 # ---- operators
 
 
 def added(*values: Any) -> Any:
     """``a + b + c``, from left to right. Strings are joined once."""
-    size = 0
-    wide = False
-    spans = 0
-    for value in values:
-        kind = type(value)
-        if kind is Marked:
-            spans += 1 if value.marks is None else len(value.marks)
-        elif kind is not str:
-            break
-        size += len(value)
-        wide = wide or not value.isascii()
-    else:
-        ACTIVE.get().take_text(size, wide, spans)
-        return joined(values) if spans else "".join(values)
+    if _TEXTS.issuperset(map(type, values)):
+        return concatenated(values)
     result = values[0]
     for value in values[1:]:
-        result = _sum(result, value)
+        if isinstance(result, str) and isinstance(value, str):
+            result = concatenated((result, value))
+        elif isinstance(result, (list, tuple)) and isinstance(value, (list, tuple)):
+            ACTIVE.get().take_items(len(result) + len(value))
+            result = result + value  # type: ignore[operator]
+        else:
+            result = _calculated("+", result, value)
     return result
-
-
-def _sum(left: Any, right: Any) -> Any:
-    rendering = ACTIVE.get()
-    if isinstance(left, str) and isinstance(right, str):
-        return added(left, right)
-    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        rendering.take_items(len(left) + len(right))
-        return left + right  # type: ignore[operator]
-    return _calculated("+", left, right)
 
 
 def chained(*values: Any) -> str:
     """``a ~ b ~ c``"""
-    return added(*map(text, values))  # type: ignore[no-any-return]
-
-
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "**": operator.pow,
-}
+    return concatenated(map(text, values))
 
 
 def _calculated(name: str, left: Any, right: Any) -> Any:
@@ -277,7 +242,7 @@ def _calculated(name: str, left: Any, right: Any) -> Any:
         bits = left.bit_length() * (abs(right) if name == "**" else 1) + right.bit_length()
         if bits > MAX_BITS:
             raise ChatTemplateError(f"the chat template makes a number of more than {MAX_BITS} bits")
-    result = _ARITHMETIC[name](left, right)
+    result = SandboxedEnvironment.default_binop_table[name](left, right)
     if isinstance(result, complex):
         raise ChatTemplateError("the chat template takes a root of a negative number")
     return with_taint(result, taints(left) or taints(right))
@@ -301,15 +266,15 @@ def binary(name: str, left: Any, right: Any) -> Any:
 def _repeated(value: Any, count: int) -> Any:
     rendering = ACTIVE.get()
     count = max(count, 0)
-    if isinstance(value, str):
-        spans = len(value.spans) if isinstance(value, Marked) else 0
-        rendering.take_text(len(value) * count, not value.isascii(), spans * count)
-        if spans:
-            rendering.take_items(count)
-            return joined([value] * count)
-    else:
+    if not isinstance(value, str):
         rendering.take_items(len(value) * count)
-    return value * count
+        return value * count
+    spans = len(value.spans) if isinstance(value, Marked) else 0
+    rendering.take_text(len(value) * count, not value.isascii(), spans * count)
+    if not spans:
+        return value * count
+    rendering.take_items(count)
+    return joined([value] * count)
 
 
 def unary(name: str, value: Any) -> Any:
@@ -325,20 +290,27 @@ def unary(name: str, value: Any) -> Any:
 
 def join(value: Any, separator: str) -> str:
     """``separator.join(value)``, with items made text first."""
+    return concatenated(map(text, counted(value)), separator)
+
+
+def concatenated(pieces: Iterable[str], separator: str = "") -> str:
+    """``separator.join(pieces)``; no more pieces are asked for than one string may have characters of."""
     rendering = ACTIVE.get()
-    pieces = []
+    most = rendering.bounds.max_output
+    found = []
     size = spans = 0
-    gap = len(separator)
     wide = not separator.isascii()
-    gap_spans = len(separator.spans) if isinstance(separator, Marked) else 0
-    for item in counted(value):
-        piece = text(item)
-        pieces.append(piece)
-        size += len(piece) + gap
-        wide = wide or not piece.isascii()
-        spans += gap_spans + (len(piece.spans) if isinstance(piece, Marked) else 0)
-        if size > rendering.bounds.max_output + gap:
+    for piece in pieces:
+        found.append(piece)
+        size += len(piece)
+        if type(piece) is Marked:
+            spans += 1 if piece.marks is None else len(piece.marks)
+        if not wide and not piece.isascii():
+            wide = True
+        if size > most:
             rendering.refuse_size(size)
-    rendering.take_items(2 * len(pieces))
-    rendering.take_text(max(size - gap, 0), wide, spans)
-    return joined(pieces, separator)
+    if separator and found:
+        size += len(separator) * (len(found) - 1)
+        spans += len(separator.spans) * (len(found) - 1) if isinstance(separator, Marked) else 0
+    rendering.take_text(size, wide, spans)
+    return joined(found, separator) if spans else separator.join(found)
