@@ -98,15 +98,17 @@ class Component:
         if name.startswith("_"):
             object.__setattr__(self, name, value)
             return
-        if self._frozen:
-            raise TokenizersMutationError(
-                f"{type(self).__name__}.{name} cannot be set: the tokenizer is loaded; change the tokenizer.json "
-                "and load that"
-            )
+        self._check_own(f"{type(self).__name__}.{name}")
         field = self._field(name)
         if field is None:
             raise AttributeError(f"{type(self).__name__}.{name} cannot be set")
         self._member[field] = self._checked(field, value)
+
+    def _check_own(self, what: str) -> None:
+        if self._frozen:
+            raise TokenizersMutationError(
+                f"{what} cannot be set: the tokenizer is loaded; change the tokenizer.json and load that"
+            )
 
     def _checked(self, field: str, value: Any) -> Any:
         """Return the value of an attribute as a file has it. Raises ``TypeError`` and ``ValueError``."""
@@ -138,11 +140,7 @@ class Component:
         return component(self._kind, self._parts()[index], self._frozen)
 
     def __setitem__(self, index: int, part: Component) -> None:
-        if self._frozen:
-            raise TokenizersMutationError(
-                f"parts of {type(self).__name__} cannot be set: the tokenizer is loaded; change the tokenizer.json "
-                "and load that"
-            )
+        self._check_own(f"parts of {type(self).__name__}")
         if not isinstance(part, Component) or part._kind != self._kind:
             raise TypeError(f"expected a {_KINDS[self._kind].__name__}, got {type(part).__name__}")
         self._parts()[index] = part._member

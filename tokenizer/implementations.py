@@ -121,7 +121,14 @@ class BertWordPieceTokenizer(BaseTokenizer):
         return BertWordPieceTokenizer(models.WordPiece.read_file(vocab), **kwargs)
 
 
-class ByteLevelBPETokenizer(BaseTokenizer):
+class _OfBPE(BaseTokenizer):
+    @classmethod
+    def from_file(cls, vocab_filename: Path, merges_filename: Path, **kwargs: Any) -> Any:
+        made: Any = cls
+        return made(*models.BPE.read_file(vocab_filename, merges_filename), **kwargs)
+
+
+class ByteLevelBPETokenizer(_OfBPE):
     def __init__(
         self,
         vocab: Vocab | Path | None = None,
@@ -154,12 +161,8 @@ class ByteLevelBPETokenizer(BaseTokenizer):
         )
         super().__init__(tokenizer, {"model": "ByteLevelBPE", **parameters})
 
-    @staticmethod
-    def from_file(vocab_filename: Path, merges_filename: Path, **kwargs: Any) -> ByteLevelBPETokenizer:
-        return ByteLevelBPETokenizer(*models.BPE.read_file(vocab_filename, merges_filename), **kwargs)
 
-
-class CharBPETokenizer(BaseTokenizer):
+class CharBPETokenizer(_OfBPE):
     def __init__(
         self,
         vocab: Vocab | Path | None = None,
@@ -186,12 +189,8 @@ class CharBPETokenizer(BaseTokenizer):
         )
         super().__init__(tokenizer, {"model": "BPE", **parameters})
 
-    @staticmethod
-    def from_file(vocab_filename: Path, merges_filename: Path, **kwargs: Any) -> CharBPETokenizer:
-        return CharBPETokenizer(*models.BPE.read_file(vocab_filename, merges_filename), **kwargs)
 
-
-class SentencePieceBPETokenizer(BaseTokenizer):
+class SentencePieceBPETokenizer(_OfBPE):
     def __init__(
         self,
         vocab: Vocab | Path | None = None,
@@ -209,10 +208,6 @@ class SentencePieceBPETokenizer(BaseTokenizer):
             model, [unk_token], normalizer=normalizers.NFKC(), **_metaspace(replacement, add_prefix_space)
         )
         super().__init__(tokenizer, {"model": "SentencePieceBPE", **parameters})
-
-    @staticmethod
-    def from_file(vocab_filename: Path, merges_filename: Path, **kwargs: Any) -> SentencePieceBPETokenizer:
-        return SentencePieceBPETokenizer(*models.BPE.read_file(vocab_filename, merges_filename), **kwargs)
 
 
 class SentencePieceUnigramTokenizer(BaseTokenizer):

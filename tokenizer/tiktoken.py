@@ -46,8 +46,6 @@ def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -
             )
     whole = {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
         "added_tokens": [
             {
                 "id": id,
@@ -60,7 +58,6 @@ def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -
             }
             for token, id in sorted(special_tokens.items(), key=lambda item: item[1])
         ],
-        "normalizer": None,
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
@@ -73,16 +70,9 @@ def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -
                 {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
             ],
         },
-        "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
             "ignore_merges": True,
             "vocab": ordinary | special_tokens,
             "merges": [[written[a], written[b]] for a, b in _merges(by_bytes)],

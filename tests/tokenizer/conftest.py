@@ -6,9 +6,7 @@ HF ``tokenizers`` is the oracle: ``pair_of(name)`` gives our tokenizer and HF's 
 from __future__ import annotations
 
 import functools
-import gzip
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,9 @@ from prelude.tokenizer import Encoding, Tokenizer
 from prelude.tokenizer.backends.reference import ReferenceCore
 from prelude.tokenizer.config import FileConfig
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tests.tokenizer.shared import families, shared, tokenizer_json
+from tests.tokenizer.shared import golden_lines as shared_lines
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -43,16 +44,8 @@ TEXTS = [
 ]
 
 
-def shared() -> Path | None:
-    root = Path(__file__).resolve().parents[2]
-    for path in (os.environ.get("PRELUDE_SHARED"), root.parent / "shared", root.parent.parent / "shared"):
-        if path and (Path(path) / "tokenizers").is_dir():
-            return Path(path)
-    return None
-
-
 SHARED = shared()
-REAL = sorted(p.name for p in (SHARED / "tokenizers").iterdir() if p.is_dir()) if SHARED else []
+REAL = families()
 needs_shared = pytest.mark.skipif(SHARED is None, reason="the shared tokenizer files are not here")
 
 
@@ -169,11 +162,7 @@ def made_json(name: str) -> str:
 
 @functools.cache
 def real_json(name: str) -> str:
-    assert SHARED is not None
-    path = SHARED / "tokenizers" / name / "tokenizer.json"
-    if path.exists():
-        return path.read_text(encoding="utf-8")
-    return gzip.decompress(path.with_suffix(".json.gz").read_bytes()).decode()
+    return tokenizer_json(name).decode()
 
 
 def file_text(name: str) -> str:
@@ -254,20 +243,10 @@ def texts() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def golden_lines() -> list[str]:
-    if SHARED is None:
-        pytest.skip("the shared texts are not here")
-    lines: list[str] = json.loads(gzip.decompress((SHARED / "texts" / "golden_lines.json.gz").read_bytes()))
-    return lines
-
-
-@pytest.fixture
-def shared_dir() -> Path:
-    if SHARED is None:
-        pytest.skip("the shared material is not here")
-    return SHARED
+def json_of() -> Callable[[str], str]:
+    return file_text
 
 
 @pytest.fixture(scope="session")
-def json_of() -> Callable[[str], str]:
-    return file_text
+def golden_lines(shared: Path) -> list[str]:
+    return shared_lines()

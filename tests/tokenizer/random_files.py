@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from typing import TYPE_CHECKING
+
+from tests.random_tokenizer_files import byte_level, decoder, nested, normalizer, pre_tokenizer
 
 if TYPE_CHECKING:
     from tests.fuzz_tokenizer import Pair
 
 ALPHABET = "abcdeABs '.,-_1290\u00e9\u00df\u0301\u4f60\u3042\u2581\u0130\u00b2\n\t\u00a0"
-BYTE_CHARS = None
 REGEXES = [
     r"\s+", r"\p{L}+", r"\d", r"[^\s\p{L}]+", r" ?\p{L}+", r"a|b", r"(?i:ab)", r"\w+|[^\w\s]+", r"$", r"^", r"a*",
     r"\b", r".", r"(?<=a)b", r"(?<!a)b", r"b(?=c)", r"b(?!c)", r"(?>a|ab)c", r"a++b", r"a?+b", r"a{2,3}", r"(ab)+",
@@ -19,171 +21,6 @@ REGEXES = [
     r"(?:\d{3})*\b", r"\d{1,3}(?=(?:\d{3})*\b)", r"[^a]", r"\x61", r"\u0062", r"\h+", r"[\w-]+", r"a{,2}b", r"x{",
     r"(?m:.+)", r".+", r"(?i:[a-c])+", r"(?:ab|a)(?:bc|c)", r"(a|b)(c|d)?", r"\p{M}", r"[[:alpha:]]",
 ]  # fmt: skip
-BEHAVIORS = ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"]
-
-
-def pattern(rng: random.Random) -> dict:
-    if rng.random() < 0.25:
-        return {"String": rng.choice([" ", "a", "ab", "\u2581", ".", "b'"])}
-    return {"Regex": rng.choice(REGEXES)}
-
-
-def normalizer(rng: random.Random, depth: int = 0) -> dict | None:
-    kind = rng.choice(
-        [
-            "none",
-            "none",
-            "NFC",
-            "NFD",
-            "NFKC",
-            "NFKD",
-            "Lowercase",
-            "Strip",
-            "StripAccents",
-            "Nmt",
-            "Replace",
-            "Replace",
-            "Prepend",
-            "Bert",
-            "Sequence",
-            "ByteLevel",
-        ]
-    )
-    if kind == "none":
-        return None
-    if kind == "Strip":
-        return {"type": kind, "strip_left": rng.random() < 0.7, "strip_right": rng.random() < 0.7}
-    if kind == "Replace":
-        return {"type": kind, "pattern": pattern(rng), "content": rng.choice(["", " ", "\u2581", "xy", "\u00e9"])}
-    if kind == "Prepend":
-        return {"type": kind, "prepend": rng.choice(["\u2581", "ab", " "])}
-    if kind == "Bert":
-        return {
-            "type": "BertNormalizer",
-            "clean_text": rng.random() < 0.7,
-            "handle_chinese_chars": rng.random() < 0.7,
-            "strip_accents": rng.choice([None, True, False]),
-            "lowercase": rng.random() < 0.6,
-        }
-    if kind == "Sequence":
-        if depth > 1:
-            return None
-        parts = [normalizer(rng, depth + 1) for _ in range(rng.randint(0, 3))]
-        return {"type": kind, "normalizers": [p for p in parts if p]}
-    return {"type": kind}
-
-
-def pre_tokenizer(rng: random.Random, depth: int = 0) -> dict | None:
-    kind = rng.choice(
-        [
-            "none",
-            "ByteLevel",
-            "ByteLevel",
-            "Split",
-            "Split",
-            "Split",
-            "Digits",
-            "Metaspace",
-            "Metaspace",
-            "Whitespace",
-            "WhitespaceSplit",
-            "Bert",
-            "Punctuation",
-            "CharDelimiterSplit",
-            "FixedLength",
-            "UnicodeScripts",
-            "Sequence",
-            "Sequence",
-        ]
-    )
-    if kind == "none":
-        return None
-    if kind == "ByteLevel":
-        return {
-            "type": kind,
-            "add_prefix_space": rng.random() < 0.4,
-            "trim_offsets": True,
-            "use_regex": rng.random() < 0.5,
-        }
-    if kind == "Split":
-        return {
-            "type": kind,
-            "pattern": pattern(rng),
-            "behavior": rng.choice(BEHAVIORS),
-            "invert": rng.random() < 0.3,
-        }
-    if kind == "Digits":
-        return {"type": kind, "individual_digits": rng.random() < 0.5}
-    if kind == "Metaspace":
-        return {
-            "type": kind,
-            "replacement": rng.choice("\u2581_"),
-            "prepend_scheme": rng.choice(["always", "first", "never"]),
-            "split": rng.random() < 0.6,
-        }
-    if kind == "Bert":
-        return {"type": "BertPreTokenizer"}
-    if kind == "Punctuation":
-        return {"type": kind, "behavior": rng.choice(BEHAVIORS)}
-    if kind == "CharDelimiterSplit":
-        return {"type": kind, "delimiter": rng.choice("a .")}
-    if kind == "FixedLength":
-        return {"type": kind, "length": rng.randint(1, 4)}
-    if kind == "Sequence":
-        if depth > 0:
-            return None
-        parts = [pre_tokenizer(rng, depth + 1) for _ in range(rng.randint(0, 3))]
-        return {"type": kind, "pretokenizers": [p for p in parts if p]}
-    return {"type": kind}
-
-
-def decoder(rng: random.Random, depth: int = 0) -> dict | None:
-    kind = rng.choice(
-        [
-            "none",
-            "ByteLevel",
-            "ByteFallback",
-            "Fuse",
-            "Strip",
-            "Replace",
-            "Metaspace",
-            "WordPiece",
-            "BPEDecoder",
-            "CTC",
-            "Sequence",
-            "Sequence",
-        ]
-    )
-    if kind == "none":
-        return None
-    if kind == "Strip":  # stop > 0 panics in HF on short tokens
-        return {"type": kind, "content": rng.choice(" a"), "start": rng.randint(0, 2), "stop": 0}
-    if kind == "Replace":
-        return {"type": kind, "pattern": pattern(rng), "content": rng.choice(["", " ", "xy"])}
-    if kind == "Metaspace":
-        return {
-            "type": kind,
-            "replacement": "\u2581",
-            "prepend_scheme": rng.choice(["always", "first", "never"]),
-            "split": True,
-        }
-    if kind == "WordPiece":
-        return {"type": kind, "prefix": rng.choice(["##", "a"]), "cleanup": rng.random() < 0.5}
-    if kind == "BPEDecoder":
-        return {"type": kind, "suffix": rng.choice(["</w>", "b"])}
-    if kind == "CTC":
-        return {
-            "type": kind,
-            "pad_token": rng.choice(["<pad>", "a"]),
-            "word_delimiter_token": "b",
-            "cleanup": rng.random() < 0.5,
-        }
-    if kind == "Sequence":
-        if depth > 1:
-            return None
-        parts = [decoder(rng, depth + 1) for _ in range(rng.randint(0, 3))]
-        return {"type": kind, "decoders": [p for p in parts if p]}
-    return {"type": kind}
 
 
 def model(rng: random.Random, byte_level: bool) -> dict:
@@ -270,28 +107,24 @@ def added(rng: random.Random, first: int) -> list[dict]:
     return out
 
 
+def pattern(rng: random.Random) -> dict:
+    if rng.random() < 0.25:
+        return {"String": rng.choice([" ", "a", "ab", "\u2581", ".", "b'"])}
+    return {"Regex": rng.choice(REGEXES)}
+
+
 def tokenizer_file(seed: int) -> str:
     rng = random.Random(seed)
-    pre = pre_tokenizer(rng)
+    pre = nested(rng, partial(pre_tokenizer, pattern=pattern), "pretokenizers")
     m = model(rng, "ByteLevel" in json.dumps(pre))
-    post = None
-    if rng.random() < 0.3:
-        post = {
-            "type": "ByteLevel",
-            "add_prefix_space": rng.random() < 0.5,
-            "trim_offsets": rng.random() < 0.7,
-            "use_regex": True,
-        }
     return json.dumps(
         {
             "version": "1.0",
-            "truncation": None,
-            "padding": None,
             "added_tokens": added(rng, len(m["vocab"])),
-            "normalizer": normalizer(rng),
+            "normalizer": nested(rng, partial(normalizer, pattern=pattern, charsmaps=False), "normalizers"),
             "pre_tokenizer": pre,
-            "post_processor": post,
-            "decoder": decoder(rng),
+            "post_processor": byte_level(rng) if rng.random() < 0.3 else None,
+            "decoder": nested(rng, partial(decoder, pattern=pattern), "decoders"),
             "model": m,
         }
     )

@@ -1,42 +1,43 @@
-"""Where the shared reference material lies: PRELUDE_SHARED, or a folder ``shared`` beside the checkout."""
+"""Where the shared reference material lies; ``tests.conftest`` says where that is."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
 from functools import cache
 from pathlib import Path
+
+from tests.conftest import shared_dir
 
 REPO = Path(__file__).resolve().parents[2]
 
 
 def shared() -> Path | None:
-    named = os.environ.get("PRELUDE_SHARED")
-    for folder in [Path(named)] if named else [REPO.parent / "shared", REPO.parent.parent / "shared"]:
-        if (folder / "tokenizers").is_dir():
-            return folder
-    return None
+    return shared_dir()
 
 
 def families() -> list[str]:
-    folder = shared()
-    if folder is None:
-        return []
-    return sorted(p.name for p in (folder / "tokenizers").iterdir() if p.is_dir())
+    folder = shared_dir()
+    return sorted(p.name for p in (folder / "tokenizers").iterdir() if p.is_dir()) if folder else []
 
 
 def tokenizer_json(family: str) -> bytes:
-    folder = shared() / "tokenizers" / family
-    plain = folder / "tokenizer.json"
+    folder = shared_dir()
+    assert folder is not None
+    plain = folder / "tokenizers" / family / "tokenizer.json"
     return plain.read_bytes() if plain.exists() else gzip.decompress(Path(f"{plain}.gz").read_bytes())
 
 
 @cache
 def golden_lines() -> list[str]:
-    return json.loads(gzip.decompress((shared() / "texts" / "golden_lines.json.gz").read_bytes()))
+    folder = shared_dir()
+    assert folder is not None
+    lines: list[str] = json.loads(gzip.decompress((folder / "texts" / "golden_lines.json.gz").read_bytes()))
+    return lines
 
 
 def golden(family: str) -> list[dict]:
-    raw = gzip.decompress((shared() / "tokenizers" / family / "golden.jsonl.gz").read_bytes())
+    folder = shared_dir()
+    assert folder is not None
+    raw = gzip.decompress((folder / "tokenizers" / family / "golden.jsonl.gz").read_bytes())
     return [json.loads(line) for line in raw.splitlines()]

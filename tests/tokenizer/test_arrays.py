@@ -1,9 +1,7 @@
-"""The additions to HF's interface: arrays, byte offsets, text that must stay text, marked tokens, tiktoken's
-files."""
+"""The additions to HF's interface: arrays, byte offsets, text that must stay text, marked tokens."""
 
 from __future__ import annotations
 
-import base64
 import json
 import warnings
 from collections.abc import Callable
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from prelude.tokenizer import Tokenizer, TokenizerConfigWarning, TokenizerError
+from prelude.tokenizer import Tokenizer, TokenizerConfigWarning
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -200,116 +198,6 @@ def test_agreement_and_unreadable_configurations_are_silent(json_of: Any, tmp_pa
             data = junk if isinstance(junk, bytes) else junk.encode()
             (tmp_path / "tokenizer_config.json").write_bytes(data)
             assert Tokenizer.from_file(path).bos_token_id is None
-
-
-# ---- tiktoken
-
-PATTERN = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
-    r"\s*[\r\n]|\s+(?!\S)|\s"
-)
-
-
-def ranks_of(words: list[str], extra: int) -> dict[bytes, int]:
-    """A small vocabulary trained the plain way, ids in the order of the merges."""
-    ranks = {bytes([b]): b for b in range(256)}
-    corpus = [[bytes([b]) for b in w.encode()] for w in words]
-    while len(ranks) < 256 + extra:
-        counts: dict[bytes, int] = {}
-        for parts in corpus:
-            for a, b in pairwise(parts):
-                counts[a + b] = counts.get(a + b, 0) + 1
-        if not counts:
-            break
-        best = max(counts, key=lambda t: (counts[t], t))
-        ranks.setdefault(best, len(ranks))
-        corpus = [plain_merge(b"".join(parts), ranks) for parts in corpus]
-    return ranks
-
-
-def plain_merge(piece: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    parts = [bytes([b]) for b in piece]
-    while True:
-        unions = [(ranks.get(a + b, 1 << 60), i) for i, (a, b) in enumerate(pairwise(parts))]
-        if not unions or min(unions)[0] == 1 << 60:
-            return parts
-        at = min(unions)[1]
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-
-
-def tiktoken_encode(text: str, ranks: dict[bytes, int], pattern: str) -> list[int]:
-    import regex
-
-    ids = []
-    for piece in regex.findall(pattern.replace("$", r"\Z"), text):
-        data = piece.encode()
-        ids += [ranks[data]] if data in ranks else [ranks[p] for p in plain_merge(data, ranks)]
-    return ids
-
-
-@pytest.fixture(scope="module")
-def rank_file() -> tuple[dict[bytes, int], bytes]:
-    words = [
-        "the",
-        "theme",
-        "then",
-        "there",
-        "here",
-        "hear",
-        "heart",
-        "art",
-        "aaaa",
-        "aaaaaa",
-        "banana",
-        "bandana",
-        "你好",
-        "naïve",
-        "",
-        "\n\n",
-        "1234",
-    ]
-    ranks = ranks_of(words, 60)
-    lines = [base64.b64encode(t) + b" " + str(r).encode() for t, r in ranks.items()]
-    return ranks, b"\n".join(lines)
-
-
-@laws
-@given(text=st.text(st.sampled_from("thernabd aA1\n \t'sé你🙂."), max_size=60))
-def test_tiktoken_files_encode_as_tiktoken_does(rank_file: Any, text: str) -> None:
-    ranks, data = rank_file
-    tokenizer = Tokenizer.from_tiktoken(data, PATTERN, {"<|end|>": 1000})
-    assert tokenizer.encode_array(text).tolist() == tiktoken_encode(text, ranks, PATTERN)
-    assert tokenizer.decode(tokenizer.encode_array(text), False) == text
-
-
-def test_tiktoken_file_on_disk_with_special_tokens(rank_file: Any, tmp_path: Path) -> None:
-    ranks, data = rank_file
-    (tmp_path / "x.tiktoken").write_bytes(data)
-    tokenizer = Tokenizer.from_tiktoken(tmp_path / "x.tiktoken", PATTERN, {"<|end|>": 1000, "<|fim|>": 500})
-    assert tokenizer.encode_array("the<|end|>").tolist() == [*tiktoken_encode("the", ranks, PATTERN), 1000]
-    assert 1000 not in tokenizer.encode_array("<|end|>", parse_special=False)
-    assert tokenizer.token_to_id("<|fim|>") == 500
-    longest = max(ranks, key=len)
-    assert len(longest) > 3 and tokenizer.token_bytes(ranks[longest]) == longest
-
-
-@pytest.mark.parametrize(
-    ("data", "special", "says"),
-    [
-        (b"AAA= x", {}, "line 1"),
-        (b"!!!! 3", {}, "line 1"),
-        (b"AA== 0", {}, "byte 1 has no token"),
-        (b"AA== 0\nAA== 1", {}, "line 2"),
-        (None, {"<|x|>": 3}, "already taken"),
-        (None, {"<|x|>": -1}, "not an id"),
-        (None, {"": 999}, "not an id"),
-        (None, {"h": 999}, "the ordinary token 104 is written the same"),
-        (None, {"Ċ": 999}, "the ordinary token 10 is written the same"),
-    ],
-)
-def test_malformed_tiktoken_files(rank_file: Any, data: bytes | None, special: Any, says: str) -> None:
-    with pytest.raises(TokenizerError, match=says):
-        Tokenizer.from_tiktoken(data or rank_file[1], PATTERN, special)
 
 
 @pytest.mark.feature("J8")

@@ -158,15 +158,6 @@ def test_truncated_and_grown(file: Path, folder: Path, length: int | None) -> No
     assert_works(file, folder)
 
 
-def test_an_array_said_to_be_huge_is_not_made(file: Path, folder: Path) -> None:
-    Tokenizer.from_file(file, cache=folder)
-    (path,) = tables(folder)
-    content = bytearray(path.read_bytes())
-    content[40:48] = (1 << 62).to_bytes(8, "little")
-    path.write_bytes(content)
-    assert not is_used(file, folder)
-
-
 def test_written_with_another_key_or_by_another_build(
     file: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,15 +22,9 @@ from tests.tokenizer.templates import CHATML, HELLO, render
 
 
 @pytest.fixture(scope="session")
-def cases() -> Any:
-    from_here = Path(__file__).resolve().parents[2]
-    import os
-
-    for root in (os.environ.get("PRELUDE_SHARED"), from_here.parent / "shared", from_here.parent.parent / "shared"):
-        if root and (Path(root) / "chat_templates" / "expected.json").exists():
-            folder = Path(root) / "chat_templates"
-            return folder, json.loads((folder / "expected.json").read_text(encoding="utf-8"))
-    pytest.skip("the shared chat templates are not here")
+def cases(shared: Path) -> Any:
+    folder = shared / "chat_templates"
+    return folder, json.loads((folder / "expected.json").read_text(encoding="utf-8"))
 
 
 def arguments(case: Any) -> dict[str, Any]:
@@ -288,12 +281,6 @@ def test_jinja2_missing_is_said(tmp_path: Path) -> None:
 
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
-
-
-def test_callers_type() -> None:
-    assert issubclass(ChatTemplateError, ValueError)
-    checked: Callable[..., str] = apply_chat_template
-    assert checked(HELLO, CHATML)
 
 
 def test_an_undefined_setting_stays_so_where_it_is_not_truncated() -> None:

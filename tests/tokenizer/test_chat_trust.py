@@ -255,19 +255,6 @@ def test_a_template_that_would_lose_sight_of_the_users_text_is_refused(template:
 
 
 @pytest.mark.fault(25)
-def test_autoescape_gives_a_user_no_control_token(json_of: Any) -> None:
-    tokenizer = Tokenizer.from_str(json_of("mistral-v3"))
-    control = tokenizer.token_to_id("[INST]")
-    plain = render_segments([{"role": "user", "content": "[INST]"}], "[INST]{{ messages[0].content }}")
-    assert tokenizer.encode_segments(plain).tolist().count(control) == 1
-    with pytest.raises(ChatTemplateError, match="'autoescape' is left out of chat templates"):
-        render_segments(
-            [{"role": "user", "content": "[INST]"}],
-            "[INST]{% autoescape true %}{{ messages[0].content }}{% endautoescape %}",
-        )
-
-
-@pytest.mark.fault(25)
 @pytest.mark.parametrize(
     "template",
     [

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
-import threading
 import time
 
-import numpy as np
 import pytest
-from prelude.tokenizer._core import CoreStream, CoreTokenizer, TokenizerFileError, UnsupportedFeature
+from prelude.tokenizer._core import CoreTokenizer, TokenizerFileError, UnsupportedFeature
 
 from bench.tokenizer.hostile import hostile_texts
 from tests.tokenizer.shared import shared, tokenizer_json
 
 needs_shared = pytest.mark.skipif(shared() is None, reason="the shared reference material is not here")
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 def made(model: dict, **rest: object) -> bytes:
@@ -29,52 +25,6 @@ def bpe(vocab: dict, merges: list, **rest: object) -> dict:
 
 
 SMALL = bpe({"a": 0, "b": 1, "ab": 2}, ["a b"])
-
-
-@pytest.mark.fault(21)
-@pytest.mark.parametrize("text", ["\ud800", "\udc00", "a\udc00\ud800b"])
-def test_lone_surrogates_raise_on_every_path(text: str) -> None:
-    core = CoreTokenizer.from_json(made(SMALL))
-    for call in (core.encode_ids, core.encode_array, core.encode_full, core.encode_tokens, core.normalize):
-        with pytest.raises(UnicodeEncodeError):
-            call(text)
-    for call in (core.encode_batch_array, core.encode_batch_full):
-        with pytest.raises(UnicodeEncodeError):
-            call(["a", text])
-
-
-@pytest.mark.fault(22)
-@pytest.mark.parametrize("raw", [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf5\x80\x80\x80"])
-def test_invalid_utf8_raises(raw: bytes) -> None:
-    core = CoreTokenizer.from_json(made(SMALL))
-    with pytest.raises(UnicodeDecodeError):
-        core.encode_ids(raw)
-    with pytest.raises(TypeError):
-        core.encode_ids(3)
-
-
-@pytest.mark.fault(22)
-@needs_shared
-@pytest.mark.parametrize("family", ["qwen3", "llama2", "bert-base-uncased", "t5"])
-def test_odd_code_points_equal_hf(family: str) -> None:
-    tokenizers = pytest.importorskip("tokenizers", minversion="0.23.3")
-    data = tokenizer_json(family)
-    core, hf = CoreTokenizer.from_json(data), tokenizers.Tokenizer.from_str(data.decode())
-    hf.no_truncation()
-    hf.no_padding()
-    for text in [
-        "\x00a\x00",
-        "\ufffe\uffff",
-        "\ufeffBOM",
-        "\U0010ffff",
-        "\U000e0041",
-        "\u0378",
-        "\u07f3\u07fd",
-        "\r",
-        "",
-    ]:
-        assert core.encode_ids(text) == hf.encode(text, add_special_tokens=False).ids
-        assert core.encode_ids(text.encode()) == core.encode_ids(text)
 
 
 @pytest.mark.long
@@ -193,62 +143,6 @@ def test_a_feature_outside_the_subset_is_named() -> None:
     with pytest.raises(UnsupportedFeature) as caught:
         CoreTokenizer.from_json(made(SMALL, normalizer={"type": "Precompiled", "precompiled_charsmap": ""}))
     assert caught.value.path == "normalizer.precompiled_charsmap"
-
-
-@pytest.mark.fault(32)
-@needs_shared
-def test_decoding_any_ids() -> None:
-    tokenizers = pytest.importorskip("tokenizers", minversion="0.23.3")
-    for family in ["qwen3", "llama2", "bert-base-uncased", "clip", "t5"]:
-        data = tokenizer_json(family)
-        core, hf = CoreTokenizer.from_json(data), tokenizers.Tokenizer.from_str(data.decode())
-        rng = random.Random(5)
-        for skip in (False, True):
-            for _ in range(300):
-                ids = [
-                    rng.choice([rng.randrange(300), rng.randrange(200_000), 2**31]) for _ in range(rng.randrange(20))
-                ]
-                assert core.decode(ids, skip) == hf.decode(ids, skip_special_tokens=skip)
-                assert core.decode(np.array(ids, np.int64), skip) == core.decode(ids, skip)
-        with pytest.raises(OverflowError):
-            core.decode([-1])
-
-
-@pytest.mark.fault(33)
-def test_a_stream_flushes_once() -> None:
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    alphabet = sorted(ByteLevel.alphabet())
-    core = CoreTokenizer.from_json(
-        made(bpe({c: i for i, c in enumerate(alphabet)}, []), pre_tokenizer=BYTES, decoder=BYTES)
-    )
-    ids = core.encode_ids("\U0001f600")
-    stream = CoreStream(core)
-    assert [stream.step(i) for i in ids] == [None, None, None, "\U0001f600"]
-    copy = stream.copy()
-    assert stream.step_many(ids[:2]) is None
-    assert stream.finish() == "\ufffd"
-    assert stream.finish() == ""
-    assert copy.step_many(ids) == "\U0001f600"
-
-
-@pytest.mark.fault(34)
-@needs_shared
-def test_threads_share_one_tokenizer() -> None:
-    core = CoreTokenizer.from_json(tokenizer_json("qwen3"))
-    text = "Hello w\u00f6rld, \u4f60\u597d! e\u0301 <|im_start|> 12345\n" * 200
-    expected = core.encode_ids(text)
-    equal = []
-
-    def work() -> None:
-        equal.extend(core.encode_ids(text) == expected for _ in range(100))
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert equal == [True] * 800
 
 
 @needs_shared

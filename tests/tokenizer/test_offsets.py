@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prelude.tokenizer import Tokenizer
-from prelude.tokenizer.encoding import Encoding
 
 from tests.tokenizer.small_files import file as small_file
 
@@ -60,31 +59,6 @@ def test_offsets_are_those_of_hf_whichever_way_they_come(pair_of: Pair, name: st
     for given_text in (text, text.encode()):
         ids, offsets = ours.encode_with_offsets(given_text)
         assert ids.tolist() == expected.ids and [tuple(o) for o in offsets.tolist()] == expected.offsets
-
-
-def test_which_texts_take_the_short_way(pair_of: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Untouched text does; text that was normalized, or swallowed by a token, is encoded again. Text of few tokens is
-    encoded again without a column of the encoding."""
-    ours, theirs = with_nfc(pair_of)
-    if ours.backend == "reference":
-        pytest.skip("HF makes the offsets there")
-    long_way: list[Encoding] = []
-    whole = Encoding._offset_list
-    monkeypatch.setattr(Encoding, "_offset_list", lambda self: long_way.append(self) or whole(self))
-    for text, short in [
-        ("", True),
-        ("Hello thère 你好 🙂 <special>x", True),
-        ("e\u0301", False),  # composed
-        ("a <mask>", False),  # the space is the token's
-        ("<r> a", False),
-        ("<r>a", True),
-    ]:
-        long_way.clear()
-        assert ours.encode(text).offsets == theirs.encode(text).offsets
-        assert not long_way, text
-        text += " a" * 80
-        assert ours.encode(text).offsets == theirs.encode(text).offsets
-        assert (not long_way) == short, text
 
 
 def test_ids_that_are_no_tokens_have_no_offsets(pair_of: Pair) -> None:

@@ -11,16 +11,7 @@ import pytest
 import tokenizers
 from prelude.tokenizer import DecodeStream, Tokenizer
 
-
-def families() -> list[str]:
-    import os
-
-    root = Path(__file__).resolve().parents[2]
-    for path in (os.environ.get("PRELUDE_SHARED"), root.parent / "shared", root.parent.parent / "shared"):
-        if path and (Path(path) / "tokenizers").is_dir():
-            return sorted(p.name for p in (Path(path) / "tokenizers").iterdir() if p.is_dir())
-    return []
-
+from tests.tokenizer.shared import families
 
 FAMILIES = families()
 
@@ -74,8 +65,8 @@ def test_all_are_native(family: Any) -> None:
 
 
 @pytest.mark.feature("J10")
-def test_undefined_ids_decode_to_nothing(shared_dir: Path) -> None:
-    ours = Tokenizer.from_file(shared_dir / "tokenizers" / "qwen3" / "tokenizer.json")
+def test_undefined_ids_decode_to_nothing(shared: Path) -> None:
+    ours = Tokenizer.from_file(shared / "tokenizers" / "qwen3" / "tokenizer.json")
     assert ours.get_vocab_size() == 151_669
     assert (ours.eos_token_id, ours.pad_token_id, ours.bos_token_id) == (151_645, 151_643, None)
     for id in (151_669, 151_935, 151_936, 2**31 - 1):
@@ -85,20 +76,20 @@ def test_undefined_ids_decode_to_nothing(shared_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cl100k_base", "p50k_base", "r50k_base"])
-def test_rank_files(shared_dir: Path, golden_lines: list[str], name: str) -> None:
+def test_rank_files(shared: Path, golden_lines: list[str], name: str) -> None:
     old = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
     new = (
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
         r"\s*[\r\n]|\s+(?!\S)|\s"
     )
     pattern = new if name == "cl100k_base" else old
-    path = shared_dir / "tiktoken" / f"{name}.tiktoken"
+    path = shared / "tiktoken" / f"{name}.tiktoken"
     ours = Tokenizer.from_tiktoken(path, pattern, {"<|endoftext|>": 100_257 if name == "cl100k_base" else 50_256})
     for text in golden_lines[::7]:
         ids = ours.encode_array(text, parse_special=False)
         assert b"".join(map(ours.token_bytes, ids.tolist())).decode() == text
     if name == "r50k_base":  # which is GPT-2's vocabulary
-        lines = (shared_dir / "tokenizers" / "gpt2" / "golden.jsonl.gz").read_bytes()
+        lines = (shared / "tokenizers" / "gpt2" / "golden.jsonl.gz").read_bytes()
         for line in gzip.decompress(lines).splitlines()[:1500]:
             golden = json.loads(line)
             text = golden.get("t") or golden_lines[golden["k"]]

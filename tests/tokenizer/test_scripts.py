@@ -18,6 +18,7 @@ from prelude import default_model
 FAMILIES = ["packaged", "qwen3", "llama-3.2", "bert-base-uncased", "clip", "mistral-v1"]
 MIXED = "Crème brûlée e\u0301\u0323 한국어 각 ﬁ ½ Å ǆ ς Ǆ ά"
 TEXTS = {
+    "odd code points": "\x00a\x00\ufffe\uffff\ufeffBOM\U0010ffff\U000e0041\u0378\u07f3\u07fd\r",
     "marks on one base": "a" + "\u0301" * 100_000,
     "marks out of order": ("e\u0301\u0323\u0327\u0300" * 50 + " ") * 20,
     "joined emoji": "👩\u200d👩\u200d👧\u200d👦" * 200 + "🏳️\u200d🌈" * 50,

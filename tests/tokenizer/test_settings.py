@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import pickle
 from collections.abc import Callable
@@ -17,40 +16,6 @@ LONG = "Hello there, how are you today? I'm fine, thank you! Ünïcödé 你好 
 SHORT = "two words"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("direction", ["left", "right"])
-@pytest.mark.parametrize("strategy", ["longest_first", "only_first", "only_second"])
-def test_truncation(name: str, pair_of: Pair, assert_same: Any, strategy: str, direction: str) -> None:
-    ours, theirs = pair_of(name)
-    for length, stride in itertools.product((5, 8, 13, 40), (0, 1)):
-        for tokenizer in (ours, theirs):
-            tokenizer.enable_truncation(length, stride=stride, strategy=strategy, direction=direction)
-        for inputs in ((LONG,), (SHORT,), ("",), (LONG, SHORT), (SHORT, LONG), (LONG, LONG), ("", LONG)):
-            for add in (True, False):
-                where = (length, stride, inputs, add)
-                try:
-                    other = theirs.encode(*inputs, add_special_tokens=add)
-                except BaseException as error:
-                    if not isinstance(error, Exception) and "PanicException" not in type(error).__name__:
-                        raise
-                    with pytest.raises(ValueError):
-                        ours.encode(*inputs, add_special_tokens=add)
-                    continue
-                assert_same(ours.encode(*inputs, add_special_tokens=add), other, where)
-
-
-def test_truncation_of_words_and_batches(name: str, pair_of: Pair, assert_same: Any) -> None:
-    ours, theirs = pair_of(name)
-    for tokenizer in (ours, theirs):
-        tokenizer.enable_truncation(12, stride=2)
-    words = LONG.split()
-    assert_same(ours.encode(words, is_pretokenized=True), theirs.encode(words, is_pretokenized=True))
-    batch: list[Any] = [LONG, SHORT, (SHORT, LONG)]
-    for method in ("encode_batch", "encode_batch_fast"):
-        for a, b in zip(getattr(ours, method)(batch), getattr(theirs, method)(batch), strict=True):
-            assert_same(a, b, method)
-
-
 @pytest.mark.parametrize("length", [0, 1, 2, 3])
 def test_truncation_about_the_size_of_the_special_tokens(
     name: str, pair_of: Pair, assert_same: Any, length: int
@@ -61,32 +26,6 @@ def test_truncation_about_the_size_of_the_special_tokens(
     for inputs in ((LONG,), (LONG, SHORT), ("",)):
         assert_same(ours.encode(*inputs), theirs.encode(*inputs), inputs)
         assert_same(ours.encode(*inputs, add_special_tokens=False), theirs.encode(*inputs, add_special_tokens=False))
-
-
-def test_padding(name: str, pair_of: Pair, assert_same: Any) -> None:
-    ours, theirs = pair_of(name)
-    batch: list[Any] = [LONG, SHORT, "", (SHORT, SHORT)]
-    for direction, length, multiple in itertools.product(("left", "right"), (None, 3, 50), (None, 0, 8)):
-        options = dict(
-            direction=direction, length=length, pad_to_multiple_of=multiple, pad_id=7, pad_type_id=2, pad_token="<p>"
-        )
-        for tokenizer in (ours, theirs):
-            tokenizer.enable_padding(**options)
-        for inputs in batch:
-            inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-            assert_same(ours.encode(*inputs), theirs.encode(*inputs), options)
-        for method in ("encode_batch", "encode_batch_fast"):
-            for a, b in zip(getattr(ours, method)(batch), getattr(theirs, method)(batch), strict=True):
-                assert_same(a, b, options)
-
-
-def test_padding_with_truncation_pads_the_overflowing_parts(pair_of: Pair, assert_same: Any) -> None:
-    ours, theirs = pair_of("template")
-    for tokenizer in (ours, theirs):
-        tokenizer.enable_truncation(10, stride=3)
-        tokenizer.enable_padding(length=12, direction="left")
-    assert ours.encode(LONG).overflowing
-    assert_same(ours.encode(LONG), theirs.encode(LONG))
 
 
 def test_parameters_read_back_as_in_hf(pair_of: Pair) -> None:

@@ -114,19 +114,6 @@ def test_made_up_files_equal_hf(way: str, isa: str, monkeypatch: pytest.MonkeyPa
             assert not wrong, (way, seed, wrong, text)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_words_of_such_files_are_found_by_the_kernel(way: str) -> None:
-    """Only then are there caches of words."""
-    file = made(1, way) | {"added_tokens": []}
-    file["model"] |= {
-        "merges": [["a", "b"]],
-        "vocab": {token: i for i, token in enumerate(["<unk>", MARK, "a", "b", "ab"])},
-    }
-    assert CoreTokenizer.from_json(json.dumps(file).encode()).cache_bytes > 8 << 20
-    file["model"]["ignore_merges"] = True
-    assert CoreTokenizer.from_json(json.dumps(file).encode()).cache_bytes < 8 << 20
-
-
 def test_a_merge_of_bytes_leaves_nothing_to_cut() -> None:
     file = made(1, "gemma")
     file["model"]["byte_fallback"] = True

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from prelude.tokenizer import AddedToken, Tokenizer, TokenizerFileError, TokenizersMutationError
+from prelude.tokenizer import Tokenizer, TokenizerFileError, TokenizersMutationError, trainers
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
@@ -77,12 +77,6 @@ def test_vocabulary(name: str, pair_of: Pair) -> None:
         assert [getattr(token, f) for f in flags] == [getattr(other[id], f) for f in flags]
 
 
-def test_added_token_is_a_value() -> None:
-    assert AddedToken("<a>", lstrip=True) == AddedToken("<a>", lstrip=True) != AddedToken("<a>")
-    assert len({AddedToken("<a>"), AddedToken("<a>")}) == 1
-    assert pickle.loads(pickle.dumps(AddedToken("<a>", special=True))).special
-
-
 def test_to_str_loads_in_hf_and_here(name: str, pair_of: Pair, assert_same: Any, texts: list[str]) -> None:
     ours, theirs = pair_of(name)
     for pretty in (True, False):
@@ -127,6 +121,9 @@ def test_a_name_that_is_left_out_says_so(pair_of: Pair) -> None:
         (lambda: ours.add_tokens(["x"]), "does not change"),  # type: ignore[attr-defined]
         (lambda: ours.add_special_tokens(["x"]), "does not change"),  # type: ignore[attr-defined]
         (lambda: Tokenizer("model"), "from_file"),
+        (lambda: trainers.BpeTrainer(), "training is left out"),
+        (lambda: setattr(ours.model, "unk_token", "a"), "unk_token cannot be set"),
+        (lambda: setattr(ours.normalizer, "lowercase", False), "lowercase cannot be set"),
     ]
     for component in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model"):
         calls.append((lambda c=component: setattr(ours, c, None), f"{component} cannot be set"))
@@ -290,12 +287,14 @@ def test_malformed_members_are_named(json_of: Any, path: list[Any], value: Any, 
 
 @pytest.mark.fault(30)
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b"\xff\xfe", b"nonsense", b"{}", b'{"model": null}', b"[" * 100_000]
+    "data",
+    [b"", b"{", b"[]", b"3", b"\xff\xfe", b"nonsense", b"{}", b'{"model": {}}', b'{"model": null}', b"[" * 100_000],
 )
 def test_a_value_that_is_no_tokenizer_file_is_refused(data: bytes) -> None:
     with pytest.raises(TokenizerFileError) as caught:
         Tokenizer.from_buffer(data)
-    assert caught.value.path is not None
+    place, _, message = str(caught.value).partition(": ")
+    assert caught.value.path is not None and place.strip() and message.strip()
     with pytest.raises(FileNotFoundError):
         Tokenizer.from_file("no such file")
 

@@ -51,6 +51,25 @@ def pair() -> Any:
     return TiktokenEncoding.like(theirs), theirs
 
 
+@pytest.mark.parametrize(
+    ("data", "special", "says"),
+    [
+        (b"AAA= x", {}, "line 1"),
+        (b"!!!! 3", {}, "line 1"),
+        (b"AA== 0", {}, "byte 1 has no token"),
+        (b"AA== 0\nAA== 1", {}, "line 2"),
+        (None, {"<|x|>": 3}, "already taken"),
+        (None, {"<|x|>": -1}, "not an id"),
+        (None, {"": 999}, "not an id"),
+        (None, {"h": 999}, "the ordinary token 104 is written the same"),
+        (None, {"Ċ": 999}, "the ordinary token 10 is written the same"),
+    ],
+)
+def test_malformed_files(data: bytes | None, special: dict[str, int], says: str) -> None:
+    with pytest.raises(TokenizerError, match=says):
+        TiktokenEncoding("x", pat_str=PATTERN, mergeable_ranks=data or small_ranks(), special_tokens=special)
+
+
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"allowed_special": "all"},

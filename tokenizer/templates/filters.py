@@ -87,7 +87,7 @@ def _truncate(
     environment: Any, s: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: Any = None
 ) -> Any:
     # jinja2 counts the items of a list or a dict, and leaves a short one as it is.
-    value = s if isinstance(s, (list, tuple, dict, Undefined)) else text(s)
+    value: Any = s if isinstance(s, (list, tuple, dict, Undefined)) else text(s)
     if isinstance(value, str):
         ACTIVE.get().take_copy(len(value), value, text(end))
     return jinja.do_truncate(environment, value, length, killwords, text(end), leeway)
