@@ -12,6 +12,9 @@ from tests.fuzz_tokenizer import Strings  # noqa: E402
 from tests.tokenizer.random_files import ALPHABET, pair_of  # noqa: E402
 
 
+REFUSED = ("not found in the vocabulary", "longer than is allowed")
+
+
 @pytest.mark.parametrize("block", range(6))
 def test_random_files(block: int) -> None:
     checked = 0
@@ -28,8 +31,8 @@ def test_random_files(block: int) -> None:
             try:
                 wrong = pair.differences(text, rng)
             except BaseException as error:
-                if type(error).__name__ == "PanicException" or "not found in the vocabulary" in str(error):
-                    continue  # HF itself fails on this text
+                if type(error).__name__ == "PanicException" or any(one in str(error) for one in REFUSED):
+                    continue  # HF itself fails on this text, or it becomes too long
                 raise
             assert not wrong, (seed, wrong, text)
             checked += 1
