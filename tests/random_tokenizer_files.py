@@ -124,9 +124,6 @@ def pattern(rng: random.Random) -> dict[str, str]:
     return {"Regex": rng.choice(PATTERNS)} if rng.random() < 0.6 else {"String": rng.choice(STRINGS)}
 
 
-Pattern = Callable[[random.Random], dict[str, str]]
-
-
 def flag(rng: random.Random) -> bool:
     return rng.random() < 0.5
 
@@ -139,8 +136,7 @@ def charsmap(rng: random.Random) -> str:
     ).decode()
 
 
-def normalizer(rng: random.Random, pattern: Pattern = pattern, charsmaps: bool = True) -> dict[str, Any]:
-    charsmap_too = [lambda: {"type": "Precompiled", "precompiled_charsmap": charsmap(rng)}] if charsmaps else []
+def normalizer(rng: random.Random, pattern: Any = pattern, charsmaps: bool = True) -> dict[str, Any]:
     return rng.choice(
         [
             lambda: {
@@ -149,7 +145,7 @@ def normalizer(rng: random.Random, pattern: Pattern = pattern, charsmaps: bool =
             lambda: {"type": "Strip", "strip_left": flag(rng), "strip_right": flag(rng)},
             lambda: {"type": "Replace", "pattern": pattern(rng), "content": rng.choice(STRINGS)},
             lambda: {"type": "Prepend", "prepend": rng.choice(STRINGS)},
-            *charsmap_too,
+            *([lambda: {"type": "Precompiled", "precompiled_charsmap": charsmap(rng)}] if charsmaps else []),
             lambda: {
                 "type": "BertNormalizer",
                 "clean_text": flag(rng),
@@ -178,7 +174,7 @@ def byte_level(rng: random.Random) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": flag(rng), "trim_offsets": flag(rng), "use_regex": flag(rng)}
 
 
-def pre_tokenizer(rng: random.Random, pattern: Pattern = pattern) -> dict[str, Any]:
+def pre_tokenizer(rng: random.Random, pattern: Any = pattern) -> dict[str, Any]:
     return rng.choice(
         [
             lambda: {"type": rng.choice(["Whitespace", "WhitespaceSplit", "BertPreTokenizer", "UnicodeScripts"])},
@@ -228,7 +224,7 @@ def post_processor(rng: random.Random) -> dict[str, Any]:
     )()
 
 
-def decoder(rng: random.Random, pattern: Pattern = pattern) -> dict[str, Any]:
+def decoder(rng: random.Random, pattern: Any = pattern) -> dict[str, Any]:
     return rng.choice(
         [
             lambda: byte_level(rng),

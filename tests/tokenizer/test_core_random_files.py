@@ -11,7 +11,6 @@ tokenizers = pytest.importorskip("tokenizers", minversion="0.23.3")
 from tests.fuzz_tokenizer import Strings  # noqa: E402
 from tests.tokenizer.random_files import ALPHABET, pair_of  # noqa: E402
 
-
 REFUSED = ("not found in the vocabulary", "longer than is allowed")
 
 
