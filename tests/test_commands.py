@@ -179,6 +179,24 @@ def test_options_without_a_command(words: list[str], says: str, capsys: pytest.C
             main(wrong)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", "rows.jsonl", "-o", "./rows.jsonl"],
+        ["simulate", "rows.jsonl", "--write-trace", "rows.jsonl"],
+        ["simulate", "rows.jsonl", "--json", "rows.jsonl"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_is_read_is_not_written(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("{}\n", encoding="utf-8")
+    assert main(words) == 2 and "are one file" in capsys.readouterr().err
+    assert Path("rows.jsonl").read_text(encoding="utf-8") == "{}\n"
+
+
 def test_targets_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_target("--plot", None, figure=True)
     check_target("--save", "x.any")

@@ -10,7 +10,7 @@ it is, so that a column may hold messages or a JSON object.
 from __future__ import annotations
 
 import json
-import string
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prelude.api.sync import Engine
 
 MAX_FORM = 1 << 24  # bytes
+_PLACEHOLDER = re.compile(r"([^{}]*)(\{\{|\}\}|\{[^{}]*\}|[{}]|$)")
 TEXT, NUMBER, INTEGER, NUMBERS, VECTOR = "text", "number", "integer", "numbers", "vector"
 COMMON = (("prompt_tokens", INTEGER), ("error", TEXT))
 FIELDS = {"decide": ("state",), "classify": ("prompt",), "embed": ("prompt",), "rerank": ("query", "document")}
@@ -117,12 +118,18 @@ class Form:
         return columns + [Column(name, kind) for name, kind in COMMON]
 
     def served_by(self, engine: Engine, prefix: str) -> list[Column]:
-        """Return the columns of every row, ``prefix`` before their names. ``BulkError`` if every row would fail."""
+        """Return the columns of every row, ``prefix`` before their names. ``BulkError`` if every row would fail, or
+        if two columns have one name."""
         try:
             engine.explain(self.task(dict.fromkeys(self.placeholders, "text")))
         except InvalidRequest as error:
             raise BulkError(f"no row could be served: {error}") from error
-        return [replace(one, name=prefix + one.name) for one in self.columns(engine.model_info.labels)]
+        columns = [replace(one, name=prefix + one.name) for one in self.columns(engine.model_info.labels)]
+        names = [one.name for one in columns]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise BulkError(f"questions: two of the new columns are {shown(twice)}; give a question another name")
+        return columns
 
     def values(self, mapped: Mapped[Any, Any]) -> dict[str, Any]:
         """Return the columns of one row; those of a row that failed have ``error`` alone."""
@@ -153,16 +160,20 @@ class Text:
         if not isinstance(text, str):
             raise BulkError(f'{field}: {shown(text)} is not a text such as "{{text}}"')
         self._parts: list[tuple[str, str | None]] = []
-        try:
-            parsed = list(string.Formatter().parse(text))
-        except ValueError as error:
-            raise BulkError(f"{field}: {error}; a brace that is no placeholder is doubled") from None
-        for literal, name, form, conversion in parsed:
-            if name == "" or form or conversion:
+        for literal, found in _PLACEHOLDER.findall(text):
+            if found in ("{", "}"):
+                raise BulkError(f"{field}: a single {found}; a brace that is no placeholder is doubled")
+            if found == "{}":
                 raise BulkError(f"{field}: a placeholder is the name of a column, as in {{text}}")
-            if name is not None and name in constants:
-                literal, name = literal + as_text(constants[name]), None
-            self._parts.append((literal, name))
+            name = None
+            if found in ("{{", "}}"):
+                literal += found[0]
+            elif found[1:-1] in constants:
+                literal += as_text(constants[found[1:-1]])
+            elif found:
+                name = found[1:-1]
+            if literal or name is not None:
+                self._parts.append((literal, name))
         self.names = [name for _, name in self._parts if name is not None]
 
     def filled(self, row: Mapping[str, Any]) -> Any:
@@ -178,7 +189,7 @@ def value_of(row: Mapping[str, Any], name: str) -> Any:
     if value is None:
         problem = "is null" if name in row else "is missing"
         raise InvalidRequest(f"the row's column {shown(name)} {problem}", field=name)
-    if isinstance(value, list) and value and type(value[0]) is int:  # numbers of a row, not ids of tokens
+    if isinstance(value, list) and value and not isinstance(value[0], str | list | dict):  # not ids of tokens
         return as_text(value)
     return value if isinstance(value, str | list | dict) else as_text(value)
 

@@ -147,7 +147,9 @@ class Calibrator:
             raise CalibrationError(f"{len(rows)} labelled rows to fit on; it takes at least {LEAST_ROWS}")
         index = [int(label) for label in truth]
         if method == "platt" and (labels is None or {len(row) for row in rows} != {len(labels)}):
-            raise CalibrationError("platt has an offset for each label: give labels, the same for all rows")
+            raise CalibrationError(
+                "platt has an offset for each label: give labels, the same in the same order for all rows"
+            )
         named = None if labels is None else tuple(labels)
         held = list(rows)
         fold_of = np.random.default_rng(0).permutation(len(rows)) % FOLDS

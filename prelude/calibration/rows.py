@@ -62,6 +62,9 @@ def _row(line: str, where: str, head: Head | None) -> Row:
     if isinstance(label, bool):
         label = "yes" if label else "no"
     label = str(label)
+    for one_of in (("probabilities", "logprobs"), ("labels", "levels", "criteria", "head")):
+        if len(both := [name for name in one_of if name in found]) > 1:
+            raise CalibrationError(f"{where}: it has {' and '.join(both)}; give one of them")
     for name in ("probabilities", "logprobs"):
         if name in found:
             answer = _answered(found[name], name, label, where)

@@ -36,22 +36,31 @@ class PreludeDecisions(BaseDecisionModel):
     model: str = "prelude"
     engine: Any = Field(exclude=True, repr=False)
     options: dict[str, Any] = Field(default_factory=dict)
-    _one: SystemOne = PrivateAttr()
+    _made: tuple[tuple[Any, ...], SystemOne] | None = PrivateAttr(None)
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
-        named = {} if isinstance(self.engine, SystemOne) else {"name": self.model}
-        self._one = system_one(self.engine, **named, **self.options)
+        self._one()
+
+    def _one(self) -> SystemOne:
+        """That of the fields as they are: an object may be copied with others, or get others."""
+        fields = (self.engine, self.model, dict(self.options))
+        if self._made is None or self._made[0] != fields:
+            if "name" in self.options:
+                raise InvalidRequest("the name in the responses is the field model", field="options.name")
+            named = {} if isinstance(self.engine, SystemOne) else {"name": self.model}
+            self._made = fields, system_one(self.engine, **named, **self.options)
+        return self._made[1]
 
     @property
     def _provider(self) -> str:
         return "prelude"
 
     def _classify(self, state: Any, questions: Mapping[str, Any]) -> ClassifierResponse:
-        return ClassifierResponse.model_validate(self._one.answer(_request(state, questions)))
+        return ClassifierResponse.model_validate(self._one().answer(_request(state, questions)))
 
     async def _aclassify(self, state: Any, questions: Mapping[str, Any]) -> ClassifierResponse:
-        return ClassifierResponse.model_validate(await self._one.aanswer(_request(state, questions)))
+        return ClassifierResponse.model_validate(await self._one().aanswer(_request(state, questions)))
 
 
 def _request(state: Any, questions: Mapping[str, Any]) -> dict[str, Any]:

@@ -162,7 +162,8 @@ class PreludeLM(TemplateLM):
             until = [text for text in handle_stop_sequences(kwargs.pop("until", None), eos=eos) if text]
             longest = int(kwargs.pop("max_gen_toks"))
             kwargs.pop("do_sample", None)
-            sampling = {name: kwargs.pop(name) for name in _SAMPLING if kwargs.get(name) is not None}
+            kwargs = {name: value for name, value in kwargs.items() if value is not None}
+            sampling = {name: kwargs.pop(name) for name in _SAMPLING if name in kwargs}
             if kwargs:
                 raise InvalidRequest(
                     f"{sorted(kwargs)} are not offered; there are {', '.join(_SAMPLING)}", field="gen_kwargs"

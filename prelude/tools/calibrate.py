@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prelude.api.sync import Engine
+from prelude.bulk.files import check_apart
 from prelude.calibration.calibrator import METHODS, PriorCorrection
 from prelude.calibration.report import Report, calibrate
 from prelude.calibration.rows import Row, answers_of, read_rows
@@ -18,6 +19,7 @@ from prelude.terminal.command_line import add_model, check_target, writing
 from prelude.terminal.tables import shortened, text_table
 
 PRIORS = ("none", "labels", "content-free")
+_OUTPUTS = ("plot", "risk_plot", "save", "save_prior", "report")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    for name in ("plot", "risk_plot", "save", "save_prior", "report"):
-        check_target(f"--{name.replace('_', '-')}", getattr(chosen, name), figure="plot" in name)
+    outputs = {f"--{name.replace('_', '-')}": getattr(chosen, name) for name in _OUTPUTS}
+    for option, path in outputs.items():
+        check_target(option, path, figure="plot" in option)
+    check_apart({"the rows": chosen.file, **{option: path for option, path in outputs.items() if path is not None}})
     rows = read_rows(chosen.file, FittedQuestion.load)
     prior: Any = chosen.prior
     if all(row.task is None for row in rows):

@@ -113,14 +113,15 @@ def _written_beside(folder: Path) -> Iterator[Path]:
 
 def _copy_others(directory: ModelDirectory, target: Path, beside: set[str]) -> None:
     """The files that hold no weights, those of ``beside``, and the folders of sentence-transformers' modules."""
+    modules = [Path(folder) for _, folder in directory.modules() if folder]
     for root, folders, names in os.walk(directory.path):
         inside = Path(root).relative_to(directory.path)
-        folders[:] = [name for name in folders if inside == Path() and name[:1].isdigit()]
+        folders[:] = [name for name in folders if any((inside / name) in (one, *one.parents) for one in modules)]
         for name in names:
             own = str(inside) in (".", directory.inner) and (
                 name.endswith((*_WEIGHTS, _INDEX)) and name not in beside
             )
             if own or name.startswith("."):
                 continue
-            (target / inside).mkdir(exist_ok=True)
+            (target / inside).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(directory.file(str(inside / name)), target / inside / name)

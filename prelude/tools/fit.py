@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from prelude.api.sync import Engine
-from prelude.bulk.files import Table
+from prelude.bulk.files import Table, check_apart
 from prelude.errors import BulkError, InvalidRequest, shown
 from prelude.fitting.question import Kind
 from prelude.terminal.command_line import add_model, check_target, writing
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(chosen: argparse.Namespace) -> int:
     output = chosen.output or f"{Path(chosen.file).stem}.head"
     check_target("-o", output)
+    check_apart({"the rows": chosen.file, "-o": output})
     texts, labels = _columns(chosen.file, chosen.text, chosen.label)
     with Engine.from_pretrained(chosen.model, revision=chosen.revision, dtype=chosen.dtype) as engine:
         try:

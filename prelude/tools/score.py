@@ -116,6 +116,8 @@ def read_form(chosen: argparse.Namespace) -> dict[str, Any]:
         raise BulkError("--text-column and --state say the same thing; give one")
     if chosen.text_column is None and chosen.state is None:
         raise BulkError("--text-column NAME says which column holds the text (or --state, or --task)")
+    if chosen.text_column is not None and set("{}") & set(chosen.text_column):
+        raise BulkError(f"--text-column {chosen.text_column}: it takes a name without braces; those are of --state")
     text = chosen.state if chosen.state is not None else "{" + chosen.text_column + "}"
     if chosen.classify or chosen.embed:
         if flags or (chosen.classify and chosen.embed):

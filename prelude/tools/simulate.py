@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from prelude.bulk.files import check_apart
 from prelude.errors import ConfigError
 from prelude.simulation import compare, plots
 from prelude.simulation.compare import ABLATIONS, BASELINE, AtRate, Settings
@@ -148,6 +149,19 @@ def main(chosen: argparse.Namespace) -> int:
 def _check(chosen: argparse.Namespace) -> None:
     """Options that exclude each other, shares out of range, and a figure that could not be drawn."""
     check_target("--plot", chosen.plot, figure=True)
+    files = {"--json": chosen.json, "--plot": chosen.plot, "--write-trace": chosen.write_trace}
+    if _is_file(chosen):
+        files["the trace"] = chosen.workload
+    check_apart({use: path for use, path in files.items() if path is not None})
+    for option, given, beside in (
+        ("--option", chosen.option and _is_file(chosen), "a trace file"),
+        ("--think", chosen.think and chosen.clients is None, "no --clients"),
+        ("--seeds", chosen.seeds != 1 and not chosen.equal_p99, "no --equal-p99"),
+    ):
+        if given:
+            raise ConfigError(f"{option} changes nothing beside {beside}; leave it out")
+    if chosen.seed < 0 or not 0 <= chosen.think < math.inf:
+        raise ConfigError("--seed and --think take numbers from 0 on")
     if chosen.rate is not None:
         _number(f"{chosen.rate:g}")
     if not 0 <= chosen.cancel <= 1:

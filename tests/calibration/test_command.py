@@ -111,6 +111,8 @@ def test_the_prior_of_the_labels_corrects_a_leaning(tmp_path: Path) -> None:
         ('{"label": "a", "probabilities": {"a": 1%s, "b": 1}}' % ("0" * 5000), "not usable JSON"),
         ('{"label": "a", "probabilities": {"a": -1, "b": 1}}', "not negative"),
         ('{"label": "a", "logprobs": {"a": true, "b": 1}}', "finite numbers by label"),
+        ('{"label": "a", "logprobs": {"a": 0, "b": 1}, "probabilities": {}}', "it has probabilities and logprobs"),
+        ('{"label": "a", "state": "s", "question": "q", "labels": ["a"], "levels": 3}', "it has labels and levels"),
     ],
 )
 def test_a_wrong_line_is_named(line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,11 +130,18 @@ def test_a_wrong_line_is_named(line: str, message: str, tmp_path: Path, capsys: 
         (["--labels", "29"], "at least 30"),
         (["--labels", "571"], "leaves 30"),
         (["--prior", "content-free"], "answered already"),
+        (["--save", "rows.jsonl"], "the rows and --save are one file"),
+        (["--report", "a.json", "--save", "./a.json"], "--save and --report are one file"),
     ],
 )
 def test_options_are_checked(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     path = write_answered(tmp_path / "rows.jsonl")
     assert main(["calibrate", str(path), *options]) == 2
     assert message in capsys.readouterr().err

@@ -68,6 +68,10 @@ def test_langchain_decisions(engine: Engine, expected: dict[str, Any]) -> None:
     again = asyncio.run(model.ainvoke(request))
     assert again.choices["team"].probabilities == pytest.approx(found.choices["team"].probabilities, abs=1e-5)
     assert len(model.batch([request] * 3)) == 3
+    other = model.model_copy(update={"model": "other", "options": {"orders": 2}})
+    assert other.invoke(request).model == "other" and model.invoke(request).model == "packaged"
+    with pytest.raises(ValueError, match="the name in the responses is the field model"):
+        PreludeDecisions(engine=engine, options={"name": "x"})
     with pytest.raises(ValueError, match="truncation: options of a SystemOne"):  # as pydantic raises it
         PreludeDecisions(engine=SystemOne(engine), options={"truncation": "tail"})
     call: Any = {"id": "1", "name": "look", "args": {"at": "order"}, "type": "tool_call"}

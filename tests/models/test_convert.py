@@ -189,6 +189,18 @@ def test_the_command_and_the_engine(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_folders_of_modules_are_copied_under_any_name(tmp_path: Path) -> None:
+    source = write_encoder(tmp_path / "source", family="bert")
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "parts/pooler"}]
+    (source / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (source / "parts" / "pooler").mkdir(parents=True)
+    (source / "parts" / "other").mkdir()
+    (source / "parts" / "pooler" / "config.json").write_text('{"pooling_mode": "max"}', encoding="utf-8")
+    convert(source, tmp_path / "made")
+    kept = tmp_path / "made" / "parts" / "pooler" / "config.json"
+    assert kept.read_text(encoding="utf-8") == '{"pooling_mode": "max"}' and not (kept.parents[1] / "other").exists()
+
+
 def test_another_choice_is_refused(tmp_path: Path) -> None:
     source, folder = save_model(tmp_path / "source", dtype="bfloat16"), tmp_path / "converted"
     convert(source, folder)
