@@ -96,7 +96,7 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         cbool encode_ids(string_view, cbool, CallIds&, cbool) except +raise_core nogil
         void last_cut(string_view, size_t&, size_t&) except +raise_core nogil
         void count(string_view, size_t, CallIds&, size_t*) except +raise_core nogil
-        cbool char_spans(const int32_t*, size_t, size_t, Align*)
+        cbool char_spans(const int32_t*, size_t, size_t, const char*, Align*)
         void encode_ids_batch(const vector[string_view]&, cbool, CallIds&, vector[int64_t]&) except +raise_core nogil
         void encode(string_view, cbool, cbool, cbool, Encoded&) except +raise_core nogil
         void encode_batch(const vector[string_view]&, cbool, cbool, cbool, Encoded&,

@@ -253,7 +253,7 @@ class FreshEncoding:
     """The base of ``Encoding``: the ids of one text; the other columns are made when one of them is first asked
     for."""
 
-    _ids: Int32
+    _columns: Any
     @property
     def ids(self) -> list[int]: ...
     @property

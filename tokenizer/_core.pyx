@@ -49,6 +49,7 @@ cdef enum:
     RELEASE_AT = 8192
     QUICK_FROM = 256
     QUICK_TO = 65536
+    MOST_TEXTS = 1 << 24  # bytes of the str objects that a tokenizer keeps for its ids
 
 
 include "_views.pxi"
@@ -135,6 +136,8 @@ cdef class CoreTokenizer:
     cdef list _ints
     cdef PyObject** _int_items
     cdef uint32_t _int_count
+    cdef list _texts  # of ids, as tokens; None: not made yet
+    cdef Py_ssize_t _text_room  # bytes that further ones may take
 
     def __cinit__(self, making=None):
         if making is not _MAKING:
@@ -174,6 +177,7 @@ cdef class CoreTokenizer:
         self._int_count = self.core.id_limit()
         self._ints = ints_below(self._int_count)
         self._int_items = (<PyListPeek*> self._ints).ob_item
+        self._texts, self._text_room = [], MOST_TEXTS
         return 0
 
     def tables(self, bytes key, bytes source):
@@ -289,18 +293,22 @@ cdef class CoreTokenizer:
             int32_array(e.words.data(), e.words.size()),
         )
 
+    cdef bint spans_into(self, const int32_t* ids, Py_ssize_t n, object text, Align* out) except -1:
+        """The offsets of all ids of a text for which ids_into() gave 1; False where encode_full() has to say."""
+        cdef const char* ascii = NULL
+        if not isinstance(text, str):
+            return self.core.char_spans(ids, n, characters_of(view_of(text)), ascii, out)
+        if PyUnicode_IS_COMPACT_ASCII(text):
+            ascii = <const char*> PyUnicode_DATA(text)
+        return self.core.char_spans(ids, n, PyUnicode_GET_LENGTH(text), ascii, out)
+
     cdef object spans_of(self, const int32_t* ids, Py_ssize_t n, object text):
-        """The offsets of all ids of a text for which ids_into() gave 1; None where encode_full() has to say."""
+        """None where encode_full() has to say."""
         cdef cnp.npy_intp[2] shape
         shape[0] = n
         shape[1] = 2
         cdef cnp.ndarray out = cnp.new_array(2, shape, cnp.NPY_INT32)
-        cdef size_t characters = (
-            PyUnicode_GET_LENGTH(text) if isinstance(text, str) else characters_of(view_of(text))
-        )
-        if self.core.char_spans(ids, n, characters, <Align*> cnp.PyArray_DATA(out)):
-            return out
-        return None
+        return out if self.spans_into(ids, n, text, <Align*> cnp.PyArray_DATA(out)) else None
 
     def char_spans(self, cnp.ndarray ids not None, text):
         if cnp.PyArray_TYPE(ids) != cnp.NPY_INT32 or not cnp.PyArray_IS_C_CONTIGUOUS(ids):
@@ -409,6 +417,20 @@ cdef class CoreTokenizer:
             return None
         cdef string_view text = self.core.token(<uint32_t> id)
         return None if text.data() == NULL else view_str(text)
+
+    cdef object token_text(self, int32_t id):
+        """The one str for an id, as long as there is room for all of them; empty for an id without a token."""
+        if not self._texts:
+            self._texts = [None] * self._int_count
+        if not 0 <= id < <int32_t> self._int_count:
+            return self.token_or_none(id) or ""
+        text = self._texts[id]
+        if text is None:
+            text = self.token_or_none(id) or ""
+            if self._text_room > 0:
+                self._text_room -= 80 + 4 * len(text)
+                self._texts[id] = text
+        return text
 
     def id_to_token(self, id):
         return self.token_or_none(id)

@@ -60,6 +60,10 @@ cdef extern from *:
       return tuple;
     }
 
+    // The pairs of short texts are made once: [begin][end - begin], with the GIL held.
+    constexpr uint32_t pairs_begin = 2048, pairs_length = 16;
+    PyObject* pairs_made[pairs_begin][pairs_length];
+
     // [begin, end) columns as a list of tuples. numbers: shared int objects, of 0, 1, 2 and so on; past them,
     // a number that two neighbours share is one object.
     inline PyObject* list_of_pairs(const int32_t* pairs, size_t n, PyObject* const* numbers, size_t shared) {
@@ -80,6 +84,13 @@ cdef extern from *:
       // No other code runs until the list is there, and nothing in it has anything for the collector to find.
       bool collecting = PyGC_Disable();
       for (size_t i = 0; i < n; ++i) {
+        const uint32_t from = static_cast<uint32_t>(pairs[2 * i]), to = static_cast<uint32_t>(pairs[2 * i + 1]);
+        PyObject** made = from < pairs_begin && to - from < pairs_length ? &pairs_made[from][to - from] : nullptr;
+        if (made && *made) {
+          Py_INCREF(*made);
+          PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), *made);
+          continue;
+        }
         PyObject *begin = number(pairs[2 * i]), *end = begin ? number(pairs[2 * i + 1]) : nullptr;
         PyObject* tuple = end ? new_pair(i) : nullptr;
         if (!tuple) {
@@ -91,6 +102,10 @@ cdef extern from *:
         PyTuple_SET_ITEM(tuple, 0, begin);
         PyTuple_SET_ITEM(tuple, 1, end);
         PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), tuple);
+        if (made) {
+          Py_INCREF(tuple);
+          *made = tuple;
+        }
       }
       if (collecting) PyGC_Enable();
       Py_XDECREF(last);

@@ -122,12 +122,13 @@ cdef class QuickFrame:
         return out
 
 
+@cython.no_gc
 cdef class FreshEncoding:
-    """The ids of one text; the columns of its subclass are made at the first that is asked for."""
+    """The ids of one text; the columns of its subclass are made at the first that is asked for. Nothing that it has
+    refers to it, so that the collector need not know it."""
 
     cdef int32_t* raw
     cdef Py_ssize_t count
-    cdef bint fresh
     cdef bint parse_special
     cdef bint placed  # the ids say where they lie
     cdef bint bare  # nothing but the ids is known of the text's tokens, as in HF's fast encodings
@@ -135,6 +136,7 @@ cdef class FreshEncoding:
     cdef QuickFrame frame  # None: of a row, whose other columns `source` makes
     cdef object text
     cdef object source
+    cdef object columns  # None: not made yet
     cdef Py_ssize_t row, padding  # its number, and how many tokens pad it
     cdef bint pads_left
 
@@ -143,33 +145,34 @@ cdef class FreshEncoding:
 
     @property
     def ids(self):
-        if self.fresh:
+        if self.columns is None:
             return list_of_shared(self.core._int_items, self.core._int_count, self.raw, self.count)
         return self._ids.tolist()
 
     @property
     def tokens(self):
         cdef list out = None
-        if self.fresh and self.frame is not None and not self.bare and not self.frame.as_found:
+        if self.columns is None and self.frame is not None and not self.bare and not self.frame.as_found:
             out = self.fresh_tokens()
         return self._token_list() if out is None else out
 
     cdef list fresh_tokens(self):
         """None if an id alone does not give its token."""
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, begin = self.frame.before.size(), end = self.count - <Py_ssize_t> self.frame.after.size()
         cdef int32_t shown = self.frame.shown
-        cdef list out = list(self.frame.tokens_before)
-        for i in range(<Py_ssize_t> self.frame.before.size(), self.count - <Py_ssize_t> self.frame.after.size()):
+        cdef list out = self.frame.tokens_before + [None] * (end - begin) + self.frame.tokens_after
+        cdef Py_ssize_t at = len(self.frame.tokens_before)
+        for i in range(begin, end):
             if self.raw[i] == shown:
                 return None
-            out.append(self.core.token_or_none(self.raw[i]) or "")
-        out.extend(self.frame.tokens_after)
+            out[at] = self.core.token_text(self.raw[i])
+            at += 1
         return out
 
     @property
     def attention_mask(self):
         cdef list ones
-        if not self.fresh:
+        if self.columns is not None:
             return self._attention_list()
         ones = [1] * (self.count - self.padding)
         if not self.padding:
@@ -181,48 +184,46 @@ cdef class FreshEncoding:
         cdef Aligns pairs
         cdef Encoded found
         cdef size_t before, n
-        if self.fresh and self.placed and self.place(pairs):
-            return pairs_of(<const int32_t*> pairs.data(), pairs.size())
-        if self.fresh and self.frame is not None and not self.bare and self.count < SHORT:
+        if self.columns is not None or self.frame is None or self.bare:
+            return self._offset_list()
+        pairs.resize(self.count)  # not cleared
+        before, n = self.frame.before.size(), self.count - self.frame.around(0)
+        if not self.placed or not self.core.spans_into(self.raw + before, n, self.text, pairs.data() + before):
+            if self.count >= SHORT:
+                return self._offset_list()
             self.core.full_into(self.text, self.parse_special, "char", True, found)
-            before, n = self.frame.before.size(), found.offsets.size()
+            n = found.offsets.size()
             pairs.resize(self.frame.around(n))
-            if pairs.size():
-                memset(pairs.data(), 0, pairs.size() * sizeof(Align))
             if n:
                 memcpy(pairs.data() + before, found.offsets.data(), n * sizeof(Align))
-            return pairs_of(<const int32_t*> pairs.data(), pairs.size())
-        return self._offset_list()
-
-    cdef bint place(self, Aligns& out) except -1:
-        """The offsets of a fresh encoding, those of the frame's tokens (0, 0); False: encode_full() has to say."""
-        cdef Py_ssize_t before = self.frame.before.size(), after = self.frame.after.size()
-        cdef Py_ssize_t n = self.count - before - after
-        out.resize(self.count)  # not cleared
         if before:
-            memset(out.data(), 0, before * sizeof(Align))
-        if after:
-            memset(out.data() + before + n, 0, after * sizeof(Align))
-        return self.core.core.char_spans(self.raw + before, n, PyUnicode_GET_LENGTH(self.text), out.data() + before)
+            memset(pairs.data(), 0, before * sizeof(Align))
+        if self.frame.after.size():
+            memset(pairs.data() + before + n, 0, self.frame.after.size() * sizeof(Align))
+        return pairs_of(<const int32_t*> pairs.data(), pairs.size())
 
     def __len__(self):
-        if self.fresh:
-            return self.count
-        return len(self._ids)
+        return self.count if self.columns is None else len(self._ids)
 
-    def __getattr__(self, name):
-        if not self.fresh or name not in self._columns:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # Another thread may do the same at the same time, with the same result; the ids stay where they are.
-        if self.frame is None:
-            self.source.fill(self, self.row)
-        else:
-            self.frame.sequences.fill_fresh(
-                self, int32_array(self.raw, self.count), self.text, self.frame.frame, self.parse_special,
-                self.placed, self.bare,
-            )
-        self.fresh = False
-        return getattr(self, name)
+    @property
+    def _columns(self):
+        cdef FreshEncoding made
+        if self.columns is None:
+            # Another thread may do the same at the same time, with the same result; the ids stay where they are.
+            made = type(self)()
+            if self.frame is None:
+                self.source.fill(made, self.row)
+            else:
+                self.frame.sequences.fill_fresh(
+                    made, int32_array(self.raw, self.count), self.text, self.frame.frame, self.parse_special,
+                    self.placed, self.bare,
+                )
+            self.columns = made.columns
+        return self.columns
+
+    @_columns.setter
+    def _columns(self, columns not None):
+        self.columns = columns
 
 
 cdef class EncodeEntry:
@@ -264,7 +265,7 @@ cdef class EncodeEntry:
             raise MemoryError()
         frame.put(made.raw, ids)
         made.core, made.frame, made.text = self.native, frame, text
-        made.parse_special, made.placed, made.bare, made.fresh = parse_special, placed and not bare, bare, True
+        made.parse_special, made.placed, made.bare = parse_special, placed and not bare, bare
         return made
 
     def encode(self, sequence, pair=None, is_pretokenized=False, add_special_tokens=True):
@@ -332,7 +333,7 @@ cdef class EncodeEntry:
             memcpy(made.raw, flat.data() + at, n * 4)
             made.count, made.padding = n, n - rows.without_padding(i)
             made.pads_left = padding is not None and padding.direction == "left"
-            made.core, made.source, made.row, made.fresh = self.native, source, i, True
+            made.core, made.source, made.row = self.native, source, i
             out.append(made)
             at += n
         return out
@@ -406,7 +407,7 @@ cdef class EncodeEntry:
         cdef cnp.npy_intp[2] shape
         cdef cnp.ndarray rows
         cdef Align* out
-        cdef size_t before, n, characters
+        cdef size_t before, n
         cdef CallIds ids
         if frame is None or not parse_special or offsets != "char" or not self.native.ids_into(text, True, ids):
             return self._offsets_general(text, add_special_tokens, parse_special, offsets)
@@ -414,8 +415,7 @@ cdef class EncodeEntry:
         shape[0], shape[1] = frame.around(n), 2
         rows = cnp.new_array(2, shape, cnp.NPY_INT32)
         out = <Align*> cnp.PyArray_DATA(rows)
-        characters = PyUnicode_GET_LENGTH(text) if isinstance(text, str) else characters_of(view_of(text))
-        if not self.native.core.char_spans(ids.data(), n, characters, out + before):
+        if not self.native.spans_into(ids.data(), n, text, out + before):
             return self._offsets_general(text, add_special_tokens, parse_special, offsets)
         memset(out, 0, before * sizeof(Align))
         memset(out + before + n, 0, frame.after.size() * sizeof(Align))

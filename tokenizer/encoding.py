@@ -15,7 +15,8 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, SupportsIndex
+from types import SimpleNamespace
+from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,11 @@ import numpy.typing as npt
 from ._core import FreshEncoding, pair_list
 from .errors import TokenizerError
 
+T = TypeVar("T")
 Int32 = npt.NDArray[np.int32]
 Column = int | Int32
 Tokens = list[str] | Callable[[], list[str]]
-Pending = Callable[[], Int32] | None  # makes a column, until it is asked for
+Lazy = Int32 | Callable[[], Int32] | None  # makes a column, until it is asked for
 
 _MOST_PART_TOKENS = 1 << 26  # of all overflowing parts of one encoding
 _PART = 64  # tokens that take about as much memory as a part itself
@@ -37,33 +39,32 @@ _NO_IDS: Int32 = np.empty(0, np.int32)
 _ATTRIBUTES = "ids, type_ids, tokens, offsets, attention_mask, special_tokens_mask, overflowing"
 
 
-class Encoding(FreshEncoding):
-    __slots__ = (
-        "_attention",
-        "_ids",
-        "_known_offsets",
-        "_known_words",
-        "_overflowing",
-        "_pending_offsets",
-        "_pending_words",
-        "_ranges",
-        "_special",
-        "_tokens",
-        "_types",
-    )
+class _Of(Generic[T]):
+    """A column of an encoding, by its name; a fresh encoding makes them all when one is read."""
 
-    _columns = frozenset(__slots__)  # unset in a fresh encoding, until one of them is asked for
-    _ids: Int32
-    _known_offsets: Int32 | None  # None: all (0, 0)
-    _known_words: Int32 | None  # -1 or the whole column None: no word
-    _pending_offsets: Pending
-    _pending_words: Pending
-    _tokens: Tokens
-    _types: Column
-    _special: Column
-    _attention: Column
-    _ranges: dict[int, tuple[int, int]]
-    _overflowing: list[Encoding]
+    def __set_name__(self, owner: type[Encoding], name: str) -> None:
+        self._name = name
+
+    def __get__(self, encoding: Encoding, owner: type[Encoding]) -> T:
+        found: T = getattr(encoding._columns, self._name)
+        return found
+
+    def __set__(self, encoding: Encoding, value: T) -> None:
+        setattr(encoding._columns, self._name, value)
+
+
+class Encoding(FreshEncoding):
+    __slots__ = ()
+
+    _ids = _Of[Int32]()
+    _known_offsets = _Of[Lazy]()  # None: all (0, 0)
+    _known_words = _Of[Lazy]()  # -1 or the whole column None: no word
+    _tokens = _Of[Tokens]()
+    _types = _Of[Column]()
+    _special = _Of[Column]()
+    _attention = _Of[Column]()
+    _ranges = _Of["dict[int, tuple[int, int]]"]()
+    _overflowing = _Of["list[Encoding]"]()
 
     def __init__(self) -> None:
         _fill(self, _NO_IDS, None, None, [])
@@ -89,21 +90,19 @@ class Encoding(FreshEncoding):
 
     @property
     def _offsets(self) -> Int32 | None:
-        if (pending := self._pending_offsets) is not None:
-            self._known_offsets = pending()
-            self._pending_offsets = None
-        return self._known_offsets
+        if callable(found := self._known_offsets):
+            self._known_offsets = found = found()
+        return found
 
     @_offsets.setter
     def _offsets(self, offsets: Int32 | None) -> None:
-        self._known_offsets, self._pending_offsets = offsets, None
+        self._known_offsets = offsets
 
     @property
     def _words(self) -> Int32 | None:
-        if (pending := self._pending_words) is not None:
-            self._known_words = pending()
-            self._pending_words = None
-        return self._known_words
+        if callable(found := self._known_words):
+            self._known_words = found = found()
+        return found
 
     def _token_list(self) -> list[str]:
         if callable(self._tokens):
@@ -432,8 +431,8 @@ def _fill(
     special: Column = 0,
     attention: Column = 1,
 ) -> None:
+    encoding._columns = SimpleNamespace()
     encoding._ids, encoding._tokens = ids, tokens
-    encoding._pending_offsets = encoding._pending_words = None
     encoding._known_offsets, encoding._known_words = offsets, words
     encoding._types, encoding._special, encoding._attention = types, special, attention
     encoding._ranges, encoding._overflowing = {}, []
@@ -452,8 +451,7 @@ def _columns_of(encoding: Encoding) -> Encoding:
 
 
 def copy_into(target: Encoding, source: Encoding) -> None:
-    for name in Encoding.__slots__:
-        setattr(target, name, getattr(source, name))
+    target._columns = source._columns
 
 
 def _clone(encoding: Encoding) -> Encoding:

@@ -12,6 +12,7 @@ The default file is the packaged model's; the default texts are made of the file
 | columns | ids with offsets, ``.offsets``, decoding, ``DecodeStream`` |
 | service | batches, eight threads |
 | padded | batches that are cut and padded, by `encode_batch` and through transformers; one short text |
+| calls | "Hello", 50 and 680 characters and a batch of 32: ids, offsets, four columns; Chinese; decoding |
 | families | the geometric mean of the fixed inputs over other files |
 | first | the first 40 KB of each text after a load, to a list, over the other files; each round loads the side |
 | load | from the tokenizer.json and from the kept tables; the first call; memory (``bench tokenizer_load``) |
@@ -40,6 +41,7 @@ from bench.blocks import Run, Times, blocks, means, statement
 from bench.command_line import options_parser
 from bench.common import Panels, Report, Row, add_outputs, machine_facts
 from bench.tokenizer import loading as tokenizer_load
+from bench.tokenizer.calls import calls
 from bench.tokenizer.padded import padded
 from bench.tokenizer.sides import HF, KINDS, LOADERS, OURS, SEGMENTS, Side, Sides, version_of
 from bench.tokenizer.streams import Unequal, first_after_load, grown_chats, in_turn, mixed, streamed, unseen_chats
@@ -268,6 +270,9 @@ class Bench:
     def padded(self) -> None:
         padded(self.table, [self.sides.path, *self.families], self.rounds, self.seconds)
 
+    def calls(self) -> None:
+        calls(self.table, self.families or [self.sides.path], self.rounds, self.seconds)
+
     def of_families(self) -> None:
         for path in self.families:
             sides = Sides(path, self.sides.fault)
@@ -302,6 +307,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "columns": Bench.columns,
     "service": Bench.service,
     "padded": Bench.padded,
+    "calls": Bench.calls,
     "families": Bench.of_families,
     "first": Bench.first,
     "load": Bench.load,

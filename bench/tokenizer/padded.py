@@ -54,12 +54,13 @@ def wrapped(path: Path) -> dict[str, Any]:
 
 def row(
     table: Table, name: str, measure: str, sides: dict[str, Any], code: str, given: Any, rounds: int, seconds: float,
-    least: float,
+    least: float, names: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    found = {side: plain(eval(code, {"t": t, "x": given})) for side, t in sides.items()}
+    inputs = {**(names or {}), "x": given}
+    found = {side: plain(eval(code, {"t": t} | inputs)) for side, t in sides.items()}
     if found[HF] != found[OURS]:
         raise Unequal(f"{name}: {measure}")
-    runs: dict[str, Run] = {side: statement(code, {"t": t, "x": given}) for side, t in sides.items()}
+    runs: dict[str, Run] = {side: statement(code, {"t": t} | inputs) for side, t in sides.items()}
     times = blocks(runs, rounds, seconds)
     table.row(name, f"{measure}, times HF", times.ratios(HF, OURS), least=least, note=note(times))
 
@@ -77,6 +78,6 @@ def note(times: Times) -> str:
 
 
 def plain(result: Any) -> Any:
-    if isinstance(result, list):
+    if not hasattr(result, "items"):
         return result
     return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in result.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,24 +30,62 @@ PIECES = [
     "ö",
     "\u0323\u0301",
 ]
+PIECES += ["##", "a##b", "\u2581", " \u2581a", "<0x41>", "\t", "\r\n", "it's", "HELLO", "#", "\x7f", "{}"]
 PIECES += ["<special>", " <mask>", "<r> ", "<tool>", "Ünïcödé", "\u00a0", "12345", "\x00", "\u212b"]
-FILES = ["byte-level", "no trimming", "byte-level, prefix space", "roberta", "nfc"]
+FILES = ["byte-level", "no trimming", "byte-level, prefix space", "roberta", "nfc", "bert", "sentence pieces"]
+MARKED = [
+    "unigram",
+    "unigram, marked blanks",
+    "unigram, marked blanks, stripped",
+    "bert, few added",
+    "sentence pieces, few added",
+]
 
 
-def with_nfc(pair_of: Pair) -> tuple[Tokenizer, Any]:
+def changed(pair_of: Pair, name: str, change: Callable[[dict[str, Any]], None]) -> tuple[Tokenizer, Any]:
     import tokenizers
 
-    file = json.loads(pair_of("byte-level")[1].to_str())
-    file["normalizer"] = {"type": "NFC"}
+    file = json.loads(pair_of(name)[1].to_str())
+    change(file)
     text = json.dumps(file)
     return Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
 
 
+def with_nfc(pair_of: Pair) -> tuple[Tokenizer, Any]:
+    return changed(pair_of, "byte-level", lambda file: file.update(normalizer={"type": "NFC"}))
+
+
+def keep_special(file: dict[str, Any]) -> None:
+    file["added_tokens"] = [token for token in file["added_tokens"] if token["special"]]
+
+
+@cache
+def unigram(name: str) -> tuple[Tokenizer, Any]:
+    """A file that marks the blank before a word, as T5's or as ALBERT's does."""
+    import tokenizers
+    from tokenizers import pre_tokenizers
+
+    words = ["Hello", "the", "it", "a", "HEL", "LO", "\u2581", "\u2581the", "\u2581it", "\u2581a", "\u2581Hel"]
+    vocab = [("<unk>", 0.0), *((word, -float(at)) for at, word in enumerate(words, 2))]
+    vocab += [(character, -20.0) for character in "Helothits'HEL123#b"]
+    theirs = tokenizers.Tokenizer(tokenizers.models.Unigram(list(dict(vocab).items()), 0, False))
+    marks = pre_tokenizers.Metaspace()
+    apart = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marks])
+    theirs.pre_tokenizer = marks if "blanks" in name else apart
+    if "stripped" in name:
+        theirs.normalizer = tokenizers.normalizers.Strip()
+    return Tokenizer.from_str(theirs.to_str()), theirs
+
+
 def both(name: str, pair_of: Pair) -> tuple[Tokenizer, Any]:
+    if name.startswith("unigram"):
+        return unigram(name)
+    if name.endswith(", few added"):
+        return changed(pair_of, name.removesuffix(", few added"), keep_special)
     return with_nfc(pair_of) if name == "nfc" else pair_of(name)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", FILES + MARKED)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(parts=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12))
 def test_offsets_are_those_of_hf_whichever_way_they_come(pair_of: Pair, name: str, parts: list[str]) -> None:
@@ -59,6 +98,17 @@ def test_offsets_are_those_of_hf_whichever_way_they_come(pair_of: Pair, name: st
     for given_text in (text, text.encode()):
         ids, offsets = ours.encode_with_offsets(given_text)
         assert ids.tolist() == expected.ids and [tuple(o) for o in offsets.tolist()] == expected.offsets
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_ids_say_where_they_lie_in_marked_text_and_between_blanks(pair_of: Pair, name: str) -> None:
+    ours, theirs = both(name, pair_of)
+    if ours.backend == "reference":
+        pytest.skip("HF makes the offsets there")
+    text = "Hello the it a the" * 40
+    expected = theirs.encode(text, add_special_tokens=False)
+    core: Any = ours._core
+    assert core.char_spans(np.array(expected.ids, np.int32), text).tolist() == [list(one) for one in expected.offsets]
 
 
 def test_ids_that_are_no_tokens_have_no_offsets(pair_of: Pair) -> None:

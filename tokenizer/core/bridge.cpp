@@ -125,11 +125,11 @@ void Core::count(std::string_view text, size_t most, CallIds& call, size_t (&fou
   const Tokenizer::Counted all = tokenizer_->count(text, most, s.get(), call.ids);
   for (size_t i = 0; size_t value : {all.ids, all.before, all.from, all.fits, all.end}) found[i++] = value;
 }
-bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
-  return tokenizer_->char_spans(ids, n, characters, out);
+bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const {
+  return tokenizer_->char_spans(ids, n, characters, ascii, out);
 }
-bool Core::whole_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
-  return tokenizer_->whole_spans(ids, n, characters, out);
+bool Core::whole_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const {
+  return tokenizer_->whole_spans(ids, n, characters, ascii, out);
 }
 void Core::encode_ids_batch(const std::vector<std::string_view>& texts, bool parse_special, CallIds& call,
                             std::vector<int64_t>& starts) const {

@@ -79,8 +79,9 @@ class Core {
   // Tokenizer::Cut and Counted, in bytes.
   void last_cut(std::string_view text, size_t& end, size_t& next) const;
   void count(std::string_view text, size_t most, CallIds& call, size_t (&found)[5]) const;
-  bool char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const;
-  bool whole_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const;  // not trimmed
+  bool char_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const;
+  bool whole_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii,
+                   Align* out) const;  // not trimmed
   void encode_ids_batch(const std::vector<std::string_view>& texts, bool parse_special, CallIds& call,
                         std::vector<int64_t>& starts) const;
   // chars: offsets in code points; trim: as the post-processor trims them.

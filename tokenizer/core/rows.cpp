@@ -39,7 +39,8 @@ bool Rows::encode(const RowText& text, Chunk& chunk) const {
   if (!offsets_) return true;
   const size_t n = chunk.ids.size() - before;
   chunk.offsets.resize(before + n);
-  if (placed && core_.whole_spans(chunk.ids.data() + before, n, text.count, chunk.offsets.data() + before))
+  const char* const ascii = text.ascii ? utf8.data() : nullptr;
+  if (placed && core_.whole_spans(chunk.ids.data() + before, n, text.count, ascii, chunk.offsets.data() + before))
     return true;
   Encoded found;
   found.use = chunk.ids.use;

@@ -109,15 +109,15 @@ class Tokenizer {
   }
 
   // The offsets in code points of all ids that encode_ids() made of a text of so many characters, trimmed, if it
-  // said that this may be asked. False: encode() has to say.
-  bool char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
-    if (!whole_spans(ids, n, characters, out)) return false;
+  // said that this may be asked. ascii: the text, if it is no more; else null. False: encode() has to say.
+  bool char_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const {
+    if (!whole_spans(ids, n, characters, ascii, out)) return false;
     trim(ids, n, {}, 0, out);
     return true;
   }
   // The same, not trimmed.
-  bool whole_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
-    return spans_.known() && spans_.put(ids, n, characters, out);
+  bool whole_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const {
+    return spans_.known() && spans_.put(ids, n, characters, ascii, out);
   }
 
   Trim trim_of(uint32_t id) const { return id < trims_.size() ? trims_[id] : fasttoken::trim_of(token(id)); }
@@ -307,6 +307,7 @@ class Tokenizer {
           segment(part, begin, parse_special, s, align, sink);
         },
         [&](uint32_t begin, uint32_t end, int32_t token) {
+          s.rewritten |= spans_.of() != CharSpans::Of::bytes;
           sink.added(nullptr, begin, end, text.substr(begin, end - begin),
                      added_.tokens[static_cast<size_t>(token)].id);
         });
@@ -328,6 +329,7 @@ class Tokenizer {
           const AddedToken& added = added_.tokens[static_cast<size_t>(token)];
           if (!added.special) return s.stops.push_back({begin - from, end - from, static_cast<int32_t>(added.id)});
           put(begin);
+          s.rewritten = true;
           sink.added(nullptr, begin, end, text.substr(begin, end - begin), added.id);
           from = end;
         });
@@ -371,6 +373,7 @@ class Tokenizer {
     const bool between =
         blanks_ && (std::is_same_v<Sink, IdSink> || !blanks_->strict);  // strict: blanks have offsets
     if (between && stretches_between_blanks(bytes, base, s, sink)) return;
+    s.rewritten |= spans_.of() != CharSpans::Of::bytes;
     s.text.start(bytes, base, align, s.growth);
     normalizer_.apply(s.text, s.pre.normalizer);
     s.rewritten |= s.text.touched();
@@ -402,6 +405,7 @@ class Tokenizer {
     WordCaches::Text held[most];
     size_t count = 0;
     const size_t before = sink.out.size();
+    const bool rewritten = s.rewritten;
     const auto put_held = [&] {
       for (size_t i = 0; i < count; ++i) {
         int32_t* const row = sink.out.room(ClauseCache::most_ids);
@@ -415,13 +419,14 @@ class Tokenizer {
       return true;
     };
     const auto hold = [&](const char* p, size_t n) {
-      held[count] = WordCaches::Text(p, n, s.readable);
+      held[count].read(p, n, s.readable);
       caches_.fetch(held[count]);
       return ++count < most || put_held();
     };
-    if (blanks_->each(text, hold) && put_held()) return true;
-    sink.out.finish(sink.out.data() + before);
-    return false;
+    const bool done = blanks_->each(text, hold) && put_held();
+    s.rewritten = rewritten;  // CharSpans looks at the text
+    if (!done) sink.out.finish(sink.out.data() + before);
+    return done;
   }
   // The same for all columns, which no cache has.
   bool stretches_between_blanks(std::string_view text, uint32_t base, Scratch& s, ColumnSink& sink) const {
@@ -501,6 +506,7 @@ class Tokenizer {
   void plan();
   void plan_blanks();
   void plan_cuts();
+  bool plan_spans();
   std::optional<SpaceMarks> read_marks() const;
   void read_post(const Json& json);
   // Bytes of all added tokens, as the file has them and as they are normalized: their automaton takes a hundred times

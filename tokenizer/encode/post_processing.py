@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..encoding import Encoding, Pending, _sliced, merge
+from ..encoding import Encoding, Lazy, _sliced, merge
 from ..errors import TokenizerError
 
 Int32 = npt.NDArray[np.int32]
@@ -302,14 +302,13 @@ class Frame:
         return np.array([*self.before.type_ids, *inner, *self.after.type_ids], np.int32)
 
     def fill_columns(
-        self, made: Encoding, ids: Int32, tokens: Callable[[], list[str]], offsets: Pending, words: Pending
+        self, made: Encoding, ids: Int32, tokens: Callable[[], list[str]], offsets: Lazy, words: Lazy
     ) -> None:
         """Set the columns of ``made``: ``ids`` with the frame, ``tokens`` without; the others as ``rows`` has them,
         None for a column of none."""
         start, n = len(self.before), len(ids) - len(self.before) - len(self.after)
         made._ids = ids
-        made._known_offsets = made._known_words = None
-        made._pending_offsets, made._pending_words = offsets, words
+        made._known_offsets, made._known_words = offsets, words
         made._types, made._attention, made._overflowing = self.types(n), 1, []
         made._special = 0 if self.is_empty else self.rows(np.zeros(n, np.int32), 1)
         made._ranges = {0: (start, start + n)} if self.sequenced else {}

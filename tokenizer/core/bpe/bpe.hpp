@@ -93,6 +93,8 @@ class Bpe {
     in_order = {};
   }
 
+  // Whether a character without a token becomes its bytes.
+  bool falls_back() const { return falls_back_; }
   // Whether every byte has a token wherever it stands in a word. Only then may pieces be read as bytes:
   // HF's offsets of omitted characters depend on the alphabet's spelling.
   bool knows_all_bytes(const Vocab& vocab) const {

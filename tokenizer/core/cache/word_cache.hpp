@@ -42,11 +42,10 @@ class WordLines {
     uint64_t part[key_words];
 
     static Key of(const char* p, size_t n) {
-      char bytes[key_words * 8] = {};
-      std::memcpy(bytes, p, n);
-      bytes[longest] = static_cast<char>(n);
-      Key key;
-      std::memcpy(&key, bytes, sizeof bytes);
+      // Its length is put in as a word: a byte that was just written would hold up the read of the words around it.
+      Key key{};
+      std::memcpy(key.part, p, n);
+      key.part[key_words - 1] |= uint64_t{n} << (std::endian::native == std::endian::little ? 56 : 0);
       return key;
     }
     uint64_t hash() const {
@@ -303,12 +302,13 @@ struct WordCaches {
     const char* p;
     size_t n;
     WordKey key;  // if it is short
-    uint64_t hash = 0;
-    bool again = true;  // whether it may be put into a cache: long ones are when they are met again
+    uint64_t hash;
+    bool again;  // whether it may be put into a cache: long ones are when they are met again
 
-    Text() = default;
-    // readable: up to where bytes can be read; null: as far as the text goes.
-    Text(const char* from, size_t size, const char* readable) : p(from), n(size) {
+    // In place: a copy would be read before its parts are written. readable: up to where bytes can be read; null: as
+    // far as the text goes.
+    void read(const char* from, size_t size, const char* readable) {
+      p = from, n = size, hash = 0, again = true;
       if (is_short()) {
         key = readable && readable - p >= 16 ? WordKey::of_readable(p, n) : WordKey::of(p, n);
         hash = key.hash();

@@ -1,6 +1,8 @@
 // From a tokenizer.json, or from the tables that one became, to a Tokenizer.
 #include <algorithm>
 #include <bitset>
+#include <cctype>
+#include <cstdio>
 #include <iterator>
 #include <tuple>
 #include <unordered_set>
@@ -89,9 +91,10 @@ void Tokenizer::finish_loading() {
   index_added();
   plan();
   plan_cuts();
+  const bool has_spans = plan_spans();
   if (tables_known_) return;
   index_ids();
-  if (model_.kind == ModelKind::bpe && model_.bpe.plain_bytes()) index_spans();
+  if (has_spans) index_spans();
 }
 
 // How ids alone are made, if the file is of a kind that a kernel knows.
@@ -240,17 +243,59 @@ void Tokenizer::index_bytes() {
   token_bytes_.close();
 }
 
+// Whether ids may say where they lie, and how.
+bool Tokenizer::plan_spans() {
+  if (marks_) {
+    spans_.read_marks(marks_->prefix != SpaceMarks::Prefix::none);
+    const bool strips = std::any_of(added_.tokens.begin(), added_.tokens.end(),
+                                    [](const AddedToken& t) { return !t.special && (t.lstrip || t.rstrip); });
+    return !strips && (unknown_id() || model_.bpe.falls_back());  // else an unknown character is left out
+  }
+  if (!blanks_) return model_.kind == ModelKind::bpe && model_.bpe.plain_bytes();
+  const bool has_prefix = model_.kind == ModelKind::word_piece && !model_.word_piece.whole_words;
+  const std::string inside = has_prefix ? model_.word_piece.prefix : "";
+  if (!normalizer_.replaces_only_blanks() || std::any_of(inside.begin(), inside.end(), [](char c) {
+        return c <= ' ' || std::tolower(c) != std::toupper(c);
+      }))
+    return false;
+  std::array<CharSpans::Byte, 256> bytes{};
+  Scratch s;
+  for (char c = 1; c < 0x7F; ++c) {
+    CharSpans::Byte& known = bytes[static_cast<unsigned char>(c)];
+    if (blanks_->is[static_cast<unsigned char>(c)]) known = CharSpans::blank;
+    if (c <= ' ') continue;
+    s.growth.start(1);
+    s.text.start({&c, 1}, 0, true, s.growth);
+    normalizer_.apply(s.text, s.pre.normalizer);
+    const std::string_view made = s.text.view();
+    if (made.size() == 1 && (made[0] == c || made[0] == std::tolower(c)) && s.text.align(0).end == 1)
+      known = CharSpans::kept;
+  }
+  spans_.read_blanks(bytes, !pre_.drops_white_space(), inside);
+  return true;
+}
+
 // The text that each id stands for. Nothing is known where an id stands for two things, or trimming reads an
 // added token's own text.
 void Tokenizer::index_spans() {
-  uint32_t n = id_limit();
+  const uint32_t n = id_limit();
+  const CharSpans::Of of = spans_.of();
+  const std::string_view mark = of == CharSpans::Of::marks ? Bpe::mark : pre_.mark();
+  const std::string_view start = mark.empty() && !model_.word_piece.whole_words ? model_.word_piece.prefix : mark;
   spans_.reserve(n);
   std::string bytes;
   for (uint32_t id = 0; id < n; ++id) {
     auto added = added_.by_id.find(id);
     bytes.clear();
-    bool made = model_.vocab.has(id) && byte_level_decode(model_.vocab.text(id), bytes), fits = true;
-    if (added != added_.by_id.end()) {
+    bool made = model_.vocab.has(id), fits = true, marked = false;
+    if (of == CharSpans::Of::bytes) {
+      made = made && byte_level_decode(model_.vocab.text(id), bytes);
+    } else if (made) {
+      bytes = model_.vocab.text(id);
+      marked = !start.empty() && bytes.starts_with(start);
+      if (marked && of == CharSpans::Of::blanks) bytes.erase(0, start.size());
+    }
+    if (added != added_.by_id.end() && of != CharSpans::Of::blanks) {
       std::string_view content = added_.tokens[added->second].content;
       fits = !made || bytes == content;
       bytes = token(id);
@@ -259,8 +304,16 @@ void Tokenizer::index_spans() {
         fits &= known.lead == found.lead && known.trail == found.trail;
       }
     }
-    if (!fits || !spans_.add(id, bytes)) return spans_.forget();
+    if (!fits || !spans_.add(id, bytes, marked)) return spans_.forget();
   }
+  if (of == CharSpans::Of::bytes) return;
+  for (int b = 0; b < 256; ++b) {
+    char name[8];
+    std::snprintf(name, sizeof name, "<0x%02X>", b);
+    const char byte = static_cast<char>(b);
+    if (auto id = model_.vocab.find(name)) spans_.add(*id, {&byte, 1});
+  }
+  if (auto id = unknown_id()) spans_.leave_unsaid(*id);
 }
 
 }  // namespace fasttoken

@@ -1,14 +1,21 @@
 // Which characters each token stands for, from the ids alone: where nothing was rewritten or left out, the tokens'
 // bytes are the text, and their lengths say where each lies.
 //
-//   counts_   id -> how many characters begin in its bytes; the highest bit: its first byte begins none
+//   counts_   id -> how many characters begin in its bytes; `continues`: its first byte begins none; `unsaid`: it may
+//             stand for others
 //   token     [begun before it, less the one it continues; begun up to its end)      in characters, as in HF
+//   marks     a mark of a space counts as one; of a mark that was put before the text no character is left
+//   blanks    ASCII alone, which tokens are parted by (Blanks): they are passed over before a token. A mark or a
+//             prefix at a token's beginning counts nothing
 //
 //   invariants   made while loading and only read afterwards. A sum that is not the length of the text (white
 //                space that an added token swallowed) means that nothing is known
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "memory/table_array.hpp"
@@ -19,16 +26,29 @@ namespace fasttoken {
 
 class CharSpans {
  public:
+  enum class Of : uint8_t { bytes, marks, blanks };
+  // Of blanks: what is known of each byte of a text.
+  enum Byte : uint8_t { other, kept, blank };
+
+  // marks: whether one may be put before the text. blanks: whether a token's mark stands for the one before it.
+  void read_marks(bool puts_before) { of_ = Of::marks, marked_ = puts_before; }
+  void read_blanks(const std::array<Byte, 256>& bytes, bool marked, std::string_view inside) {
+    of_ = Of::blanks, bytes_ = bytes, marked_ = marked, inside_ = inside;
+  }
+  Of of() const { return of_; }
+
   void reserve(size_t ids) { counts_.assign(ids, 0); }
-  // The bytes a token stands for in a text. False: it is too long to be kept here.
-  bool add(uint32_t id, std::string_view bytes) {
+  // The bytes a token stands for in a text; marked: a mark at its beginning is not among them. False: it is too long
+  // to be kept here.
+  bool add(uint32_t id, std::string_view bytes, bool marked = false) {
     size_t count = 0;
     for (char b : bytes) count += !utf8_continues(static_cast<unsigned char>(b));
     if (count > most) return false;
     bool inside = !bytes.empty() && utf8_continues(static_cast<unsigned char>(bytes[0]));
-    counts_[id] = static_cast<uint16_t>(count | (inside ? continues : 0));
+    counts_[id] = static_cast<uint16_t>(count | (inside ? continues : 0) | (marked ? begins_marked : 0));
     return true;
   }
+  void leave_unsaid(uint32_t id) { counts_[id] = unsaid; }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
     io.array(self.counts_);
@@ -37,23 +57,57 @@ class CharSpans {
   bool known() const { return !counts_.empty(); }
   void forget() { counts_.clear(); }
 
-  // n rows at out; false: an id is none of those known, or the tokens are not all of a text of so many characters.
-  bool put(const int32_t* ids, size_t n, size_t characters, Align* out) const {
+  // n rows at out, of a text of so many characters. ascii: the text if it is no more, else null. False: it is not
+  // known where they lie.
+  bool put(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const {
+    if (of_ == Of::blanks) return ascii && between_blanks(ids, n, {ascii, characters}, out);
     size_t at = 0;
     for (size_t i = 0; i < n; ++i) {
       const uint32_t id = static_cast<uint32_t>(ids[i]);
       if (id >= counts_.size()) return false;
-      uint32_t count = counts_[id];
+      const uint32_t count = counts_[id];
+      if (count == unsaid) return false;
       out[i].begin = static_cast<uint32_t>(at) - (count >> 15);
       at += count & most;
       out[i].end = static_cast<uint32_t>(at);
     }
-    return at == characters;
+    if (at == characters) return true;
+    if (!marked_ || at != characters + 1 || !(counts_[static_cast<uint32_t>(ids[0])] & begins_marked)) return false;
+    for (size_t i = 0; i < n; ++i) out[i] = {out[i].begin - (i > 0), out[i].end - 1};
+    out[0].end = std::max(out[0].end, 1u);
+    return true;
   }
 
  private:
-  static constexpr uint32_t continues = 1u << 15, most = continues - 1;
+  static constexpr uint32_t continues = 1u << 15, begins_marked = 1u << 14, most = begins_marked - 1;
+  static constexpr uint16_t unsaid = UINT16_MAX;
+
+  bool between_blanks(const int32_t* ids, size_t n, std::string_view text, Align* out) const {
+    const auto at_byte = [&](size_t at) { return bytes_[static_cast<unsigned char>(text[at])]; };
+    bool known = true;
+    for (size_t i = 0; i < text.size(); ++i) known &= at_byte(i) != other;
+    if (!known || (!inside_.empty() && text.find(inside_) != std::string_view::npos)) return false;
+    uint32_t at = 0;
+    const uint32_t end = static_cast<uint32_t>(text.size());
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t id = static_cast<uint32_t>(ids[i]), before = at;
+      if (id >= counts_.size() || counts_[id] == unsaid) return false;
+      while (at < end && at_byte(at) == blank) ++at;
+      const bool marked = marked_ && at > before && (counts_[id] & begins_marked);
+      if (marked && (at > before + 1 || before == 0)) return false;  // a step may strip them, or make them one
+      out[i].begin = marked ? before : at;
+      at += counts_[id] & most;
+      out[i].end = std::max(at, out[i].begin + 1);
+    }
+    while (at < end && at_byte(at) == blank) ++at;
+    return at == end;
+  }
+
   TableArray<uint16_t> counts_;
+  Of of_ = Of::bytes;
+  bool marked_ = false;
+  std::array<Byte, 256> bytes_{};
+  std::string inside_;  // the prefix of a token inside a word: a text that has it can be read in two ways
 };
 
 }  // namespace fasttoken

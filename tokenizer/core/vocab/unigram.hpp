@@ -108,16 +108,15 @@ class Unigram {
   }
 
  private:
-  // 16 bytes, one read for a step: label and id of the token that ends here.
+  // 8 bytes, so that much of the trie stays near: label and id of the token that ends here.
   struct Unit {
     uint32_t base;
     uint32_t packed;  // the id, and below it nine bits of label
-    uint64_t score;
     uint32_t label() const { return packed & 511; }
     uint32_t id() const { return packed >> 9; }
   };
   static constexpr uint32_t no_label = 256, no_id = most_tokens;
-  static constexpr Unit empty{0, no_id << 9 | no_label, 0};
+  static constexpr Unit empty{0, no_id << 9 | no_label};
   // From so many bytes on, the bytes before a place that is in all ways are settled.
   static constexpr uint32_t settled_from = 512;
 
@@ -141,9 +140,9 @@ class Unigram {
       const double so_far = nodes[at - begin].score;
       const uint32_t character = utf8_length(static_cast<unsigned char>(piece[at]));
       bool single = false;
-      const auto offer = [&](uint32_t end, double score, uint32_t id) {
+      const auto offer = [&](uint32_t end, double token_score, uint32_t id) {
         UnigramScratch::Node& node = nodes[end - begin];
-        const double candidate = score + so_far;
+        const double candidate = token_score + so_far;
         if (node.from == none || candidate > node.score) node = {candidate, at, id};
         reach = std::max(reach, end);
       };
@@ -154,7 +153,7 @@ class Unigram {
         if (unit.label() != byte) break;
         base = unit.base;
         if (unit.id() == no_id) continue;
-        offer(i + 1, std::bit_cast<double>(unit.score), unit.id());
+        offer(i + 1, score(unit.id()), unit.id());
         single |= i + 1 - at == character;
       }
       if (!single) offer(at + character, unknown_score, unknown);
@@ -219,7 +218,6 @@ class Unigram {
       if (from < range.to && vocab_.text(ids_[from]).size() == range.depth) {
         const uint32_t id = ids_[from++];
         units_[range.unit].packed = id << 9 | units_[range.unit].label();
-        units_[range.unit].score = std::bit_cast<uint64_t>(model_.score(id));
       }
       if (from == range.to) return true;
       children_.clear();
@@ -238,7 +236,7 @@ class Unigram {
       for (size_t i = 0; i < children_.size(); ++i) {
         const uint32_t unit = base ^ children_[i].byte;
         take(unit);
-        units_[unit] = {0, no_id << 9 | children_[i].byte, 0};
+        units_[unit] = {0, no_id << 9 | children_[i].byte};
         open.push_back(
             {unit, children_[i].from, i + 1 < children_.size() ? children_[i + 1].from : range.to, range.depth + 1});
       }
