@@ -120,7 +120,6 @@ class CpuExecutor:
             self.precision = choose_precision(dtype, checkpoint, config.spec, quantization)
         self.dtype = self.precision.dtype
         self.deterministic = deterministic
-        self.quantization: Quantization | None = quantization
         wanted = Wanted(config.spec.attention.head_dim, self.precision.rows, deterministic)
         self.attention = choose(attention, "cpu", wanted)
         self.weights: ModelWeights = (
@@ -128,8 +127,8 @@ class CpuExecutor:
             if isinstance(checkpoint, ModelWeights)
             else load_weights(checkpoint, config.spec, self.dtype, self.precision.packing)
         )
-        if any(linear.packing in ("int8", "q4_k") for linear in self.weights.linears()):
-            self.quantization = "int8"  # asked for, or the file's own
+        kinds = {linear.packing for linear in self.weights.linears()} & {"int8", "q4_k"}
+        self.quantization = " and ".join(sorted(kinds)) or quantization  # asked for, or the file's own
         self.decoder = Transformer(config.spec, self.weights, TOKEN_CHUNK)
         self._query_run = query_run(config.spec)
         self.decoder.run_chunks = self._query_run // TOKEN_CHUNK

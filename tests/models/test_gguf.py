@@ -88,7 +88,7 @@ def test_integers_are_computed_as_they_are_stored(family: str, kind: str, packin
     ids = random_ids(2, 60)
     found, wanted = logprobs(executor, ids), oracle.logprobs(ids)
     assert np.abs(np.exp(found) - np.exp(wanted)).max() < 0.01
-    assert executor.limits().quantization == "int8"
+    assert executor.limits().quantization == packing
     assert all(linear.packing == packing for linear in executor.weights.linears())
     assert isinstance(executor.weights.embeddings.tokens, PackedLinear)
 
