@@ -62,6 +62,12 @@ class Finished:
     result: StepResult | None
     error: Exception | None
 
+    def get(self) -> StepResult:
+        """Return the result, or raise the error."""
+        if self.result is None:
+            raise self.error or TypeError("this handle did not come from submit")
+        return self.result
+
 
 @dataclass(frozen=True, slots=True)
 class KvTensors:
@@ -189,11 +195,7 @@ class CpuExecutor:
             return Finished(None, error)
 
     def wait(self, handle: Finished) -> StepResult:
-        if handle.error is not None:
-            raise handle.error
-        if handle.result is None:
-            raise TypeError("this handle did not come from submit")
-        return handle.result
+        return handle.get()
 
     def host_blocks(self, entries: int) -> CpuHostBlocks:
         self._host = CpuHostBlocks(self.pool.tensor, entries, self.block_size)
@@ -298,9 +300,7 @@ class CpuExecutor:
 
 def _readouts(batch: ForwardBatch) -> list[tuple[Readout, int]]:
     """Return the batch's readouts, each with the token its rows count from."""
-    if isinstance(batch, OneShotBatch):
-        return [(batch.readout, 0)]
-    if isinstance(batch, DecodeBatch):
+    if isinstance(batch, OneShotBatch | DecodeBatch):
         return [(batch.readout, 0)]
     if isinstance(batch, MixedBatch):
         readouts: list[tuple[Readout, int]] = [(readout, 0) for readout in batch.readouts]

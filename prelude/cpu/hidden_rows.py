@@ -37,25 +37,21 @@ class HiddenRows:
     def __post_init__(self) -> None:
         self.vocab_size, self.hidden_size = self.decoder.spec.embeddings.vocab, self.decoder.spec.hidden
 
-    def normed(self, tokens: I32) -> F32:
-        """Return rows after the final norm, float32."""
+    def vectors(self, tokens: I32) -> F32:
         at = tokens.astype(np.int64) + self.first
         if self.tokens is not None:
             at = np.searchsorted(self.tokens, at)
         return self.decoder.final_norm(self.hidden[at])
 
-    def vectors(self, tokens: I32) -> F32:
-        return self.normed(tokens)
-
     def mean(self, tokens: I32) -> F32:
         """A run of rows is summed at a time, from the first one on: the bits are the item's own."""
         total = np.zeros(self.hidden_size, np.float64)
         for some in _runs(len(tokens)):
-            total += self.normed(tokens[some]).sum(axis=0, dtype=np.float64)
+            total += self.vectors(tokens[some]).sum(axis=0, dtype=np.float64)
         return (total / len(tokens)).astype(np.float32)
 
     def scores(self, tokens: I32) -> F32:
-        parts = [self.decoder.scores(self.normed(tokens[some])) for some in _runs(len(tokens))]
+        parts = [self.decoder.scores(self.vectors(tokens[some])) for some in _runs(len(tokens))]
         found: F32 = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return found
 
@@ -68,7 +64,7 @@ class HiddenRows:
     def logits_of(self, tokens: I32, rows: I32, targets: I32) -> F64:
         pairs = len(targets)
         logits = np.empty(pairs, np.float64)
-        normed = self.normed(tokens)
+        normed = self.vectors(tokens)
         for start in range(0, pairs, self.chunk_rows):
             some = slice(start, min(start + self.chunk_rows, pairs))
             logits[some] = self.decoder.logits_of(normed[rows[some]], targets[some].astype(np.int64))
@@ -78,7 +74,10 @@ class HiddenRows:
         for start in range(0, len(tokens), self.chunk_rows):
             stop = min(start + self.chunk_rows, len(tokens))
             self.lm_head_rows += stop - start
-            yield start, stop, ChunkLogits(self.decoder.logits(self.normed(tokens[start:stop])))
+            yield start, stop, self._read(self.decoder.logits(self.vectors(tokens[start:stop])))
+
+    def _read(self, logits: F32) -> Logits:
+        return ChunkLogits(logits)
 
 
 def _runs(rows: int) -> list[slice]:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from prelude.readouts.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, Output, StepResult
+from prelude.readouts.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, Output, StepResult, readouts_of
 from prelude.records import dataclass
 
 if TYPE_CHECKING:
-    from prelude.execution.host_blocks import HostBlocks
     from prelude.execution.memory_plan import StepMemory
 
 
@@ -53,14 +52,6 @@ class ExecutorLimits:
     poolings: tuple[str, ...] | None = None  # those that it computes; None: all, and several at once
 
 
-class KeepsOnHost(Protocol):
-    """An executor that can keep KV blocks in host memory has one method more."""
-
-    def host_blocks(self, entries: int) -> HostBlocks:
-        """Host memory for so many blocks, until the executor is closed. Once."""
-        ...
-
-
 @runtime_checkable
 class Executor(Protocol):
     """Runs batches in the order they were submitted. It never sees a request. A step may be submitted before the one
@@ -70,6 +61,9 @@ class Executor(Protocol):
     that handle or raises the step's error. After a failed step the executor takes the next one as usual. These are
     then undefined: the pool's contents in that step's write slots, the states in its state entries, and the numbers
     of rows that name a token which the step should have drawn. One thread at a time submits; any thread may wait.
+
+    One that can keep KV blocks in host memory has ``host_blocks(entries)`` as well: the ``HostBlocks`` for so many
+    blocks, until the executor is closed. It is called once.
     """
 
     def submit(self, batch: ForwardBatch) -> Any: ...
@@ -83,9 +77,7 @@ class Executor(Protocol):
 
 def num_sampled(batch: ForwardBatch) -> int:
     """Return how many tokens a step draws."""
-    if isinstance(batch, MixedBatch):
-        return sum(readout.draws for readout in (*batch.readouts, batch.decode_readout) if readout is not None)
-    return batch.readout.draws
+    return sum(readout.draws for readout in readouts_of(batch))
 
 
 class PendingTokens:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -27,40 +26,30 @@ if TYPE_CHECKING:
 
 
 class _Job:
-    """``lock`` is held until it has run."""
+    """A step, or a copy of blocks. ``lock`` is held until it has run."""
 
-    __slots__ = ("error", "lock")
+    __slots__ = ("error", "lock", "result", "work")
 
-    def __init__(self) -> None:
+    def __init__(self, work: Callable[[], StepResult | None]) -> None:
+        self.work = work
+        self.result: StepResult | None = None
         self.error: BaseException | None = None
         self.lock = threading.Lock()
         self.lock.acquire()
 
-    def run(self, inner: Executor) -> None:
-        raise NotImplementedError
+    def run(self) -> None:
+        try:
+            self.result = self.work()
+        except BaseException as error:  # ``wait`` raises it
+            self.error = error
+        self.lock.release()
 
-
-class _Step(_Job):
-    __slots__ = ("batch", "result")
-
-    def __init__(self, batch: ForwardBatch) -> None:
-        super().__init__()
-        self.batch = batch
-        self.result: StepResult | None = None
-
-    def run(self, inner: Executor) -> None:
-        self.result = inner.wait(inner.submit(self.batch))
-
-
-class _Copy(_Job):
-    __slots__ = ("copy",)
-
-    def __init__(self, copy: Callable[[], None]) -> None:
-        super().__init__()
-        self.copy = copy
-
-    def run(self, inner: Executor) -> None:
-        self.copy()
+    def wait(self) -> StepResult | None:
+        with self.lock:
+            pass
+        if self.error is not None:
+            raise self.error
+        return self.result
 
 
 class ThreadedHostBlocks:
@@ -76,18 +65,15 @@ class ThreadedHostBlocks:
         return self._inner.nbytes
 
     def copy_out(self, blocks: I32, entries: I32) -> None:
-        self._run(partial(self._inner.copy_out, blocks, entries))
+        self._run(lambda: self._inner.copy_out(blocks, entries))
 
     def copy_in(self, entries: I32, blocks: I32) -> None:
-        self._run(partial(self._inner.copy_in, entries, blocks))
+        self._run(lambda: self._inner.copy_in(entries, blocks))
 
     def _run(self, copy: Callable[[], None]) -> None:
-        job = _Copy(copy)
+        job = _Job(copy)
         self._ask(job)
-        with job.lock:
-            pass
-        if job.error is not None:
-            raise job.error
+        job.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +111,11 @@ class ThreadedExecutor:
         make = getattr(self.inner, "host_blocks", None)
         return None if make is None else lambda entries: ThreadedHostBlocks(make(entries), self._ask)
 
-    def submit(self, batch: ForwardBatch) -> _Step:
+    def submit(self, batch: ForwardBatch) -> _Job:
         if not isinstance(batch, (OneShotBatch, DecodeBatch, MixedBatch)):
             raise TypeError(f"an executor runs OneShotBatch, DecodeBatch and MixedBatch, not {type(batch).__name__}")
-        step = _Step(batch)
+        inner = self.inner
+        step = _Job(lambda: inner.wait(inner.submit(batch)))
         self._ask(step)
         return step
 
@@ -148,16 +135,10 @@ class ThreadedExecutor:
         self._thread = thread
         weakref.finalize(self, self._steps.put, None).atexit = False  # dropped, not closed: the thread ends too
 
-    def wait(self, handle: _Step) -> StepResult:
-        if not isinstance(handle, _Step):
+    def wait(self, handle: _Job) -> StepResult:
+        if not isinstance(handle, _Job):
             raise TypeError("this handle did not come from submit")
-        with handle.lock:
-            pass
-        if handle.error is not None:
-            raise handle.error
-        if handle.result is None:
-            raise RuntimeError("the step has neither a result nor an error")
-        return handle.result
+        return handle.wait()  # type: ignore[return-value]
 
     def close(self) -> None:
         """Refuses further steps; submitted steps run first."""
@@ -173,11 +154,7 @@ class ThreadedExecutor:
 def _run(inner: Executor, steps: SimpleQueue[_Job | None], pulse: Pulse | None) -> None:
     """The function of the thread. It has no reference to the executor, which can therefore be collected."""
     while (step := steps.get() if pulse is None else _next(steps, pulse)) is not None:
-        try:
-            step.run(inner)
-        except BaseException as error:  # ``wait`` raises it
-            step.error = error
-        step.lock.release()
+        step.run()
         del step  # a batch and its results are not kept until the next one comes
     if pulse is not None:
         inner.close()  # of an engine that was dropped and not closed: other processes wait for the end

@@ -35,12 +35,9 @@ class DeviceRank:
         return self._inner.limits()
 
     def resolved(self, batch: ForwardBatch) -> ForwardBatch:
-        """``batch`` with the tokens that its decode rows name and this rank drew in the step before. ``ValueError``
-        if fewer were drawn."""
         return self._drawn.resolved(batch)
 
     def lose(self, batch: ForwardBatch) -> None:
-        """Note that a step was not run: it drew nothing."""
         self._drawn.lose(batch)
 
     def submit(self, batch: ForwardBatch) -> Finished:
@@ -57,11 +54,7 @@ class DeviceRank:
         return Finished(None, RankLost(str(self._ranks.lost)))  # numbers of sums that were ended are nonsense
 
     def wait(self, handle: Finished) -> StepResult:
-        if handle.error is not None:
-            raise handle.error
-        if handle.result is None:
-            raise RuntimeError("the step has neither a result nor an error")
-        return handle.result
+        return handle.get()
 
     def close(self) -> None:
         self._limit.end()
@@ -115,6 +108,3 @@ class TimeLimit:
                     reason = TimeoutError(f"{self._doing} did not end within {self._seconds:g} s")
                     self._ranks.lose(reason, "waiting for the GPU")
                     return
-
-
-__all__ = ["DeviceRank", "TimeLimit"]

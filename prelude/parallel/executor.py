@@ -36,12 +36,9 @@ class RankExecutor(CpuExecutor):
         return replace(super().limits(), vocab_size=self._shard.vocab)
 
     def resolved(self, batch: ForwardBatch) -> ForwardBatch:
-        """``batch`` with the tokens that its decode rows name and the step before drew. ``ValueError`` if fewer
-        were drawn."""
         return self._pending.resolved(batch)
 
     def lose(self, batch: ForwardBatch) -> None:
-        """Note that a step was not run: it drew nothing."""
         self._pending.lose(batch)
 
 
@@ -78,6 +75,3 @@ def joined(weights: ModelWeights, shard: Shard, ranks: RankGroup) -> ModelWeight
             for layer in weights.layers
         ),
     )
-
-
-__all__ = ["RankExecutor", "ShardEmbeddings", "joined"]

@@ -26,7 +26,8 @@ class Rank(Protocol):
     def limits(self) -> ExecutorLimits: ...
 
     def resolved(self, batch: ForwardBatch) -> ForwardBatch:
-        """``batch`` as every rank can compute it."""
+        """``batch`` as every rank can compute it: with the tokens that its decode rows name and this rank drew in the
+        step before. ``ValueError`` if fewer were drawn."""
         ...
 
     def submit(self, batch: ForwardBatch) -> Finished:

@@ -9,8 +9,6 @@ small collectives make the numbers those of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
@@ -48,12 +46,8 @@ class ShardRows(HiddenRows):
         total: F64 = self._ranks.gather(found).sum(axis=0)
         return total
 
-    def chunks(self, tokens: I32) -> Iterator[tuple[int, int, Logits]]:
-        for start in range(0, len(tokens), self.chunk_rows):
-            stop = min(start + self.chunk_rows, len(tokens))
-            self.lm_head_rows += stop - start
-            own = self.decoder.logits(self.normed(tokens[start:stop]))
-            yield start, stop, ShardLogits(own, self._shard, self._ranks)
+    def _read(self, logits: F32) -> Logits:
+        return ShardLogits(logits, self._shard, self._ranks)
 
 
 class ShardLogits:

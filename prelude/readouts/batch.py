@@ -110,8 +110,8 @@ class OneShotBatch:
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
     """B running sequences, one token each. ``context_lens`` counts the tokens before this one; the block table (CSR)
-    covers the token that is written now as well. An id below 0 names a token that the host has not seen: -1 - j is
-    the j-th that the last sampling step drew, its sample readouts one after another."""
+    covers the token that is written now as well. An id below 0 names a token that the host has not seen, as
+    ``prelude.execution.executor`` says."""
 
     token_ids: I32  # [B]
     positions: I32  # [B]
@@ -138,11 +138,9 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class MixedBatch:
-    """Prefill chunks and OneShot rows (``slices``) beside running rows (``decode``).
-
-    ``readouts`` index tokens of ``slices``: the OneShot group's readout, and the sample readout of chunks that
-    end their prompt. ``decode_readout`` indexes decode rows.
-    """
+    """Prefill chunks and OneShot rows (``slices``) beside running rows (``decode``). ``readouts`` index tokens of
+    ``slices``: the OneShot group's readout, and the sample readout of chunks that end their prompt.
+    ``decode_readout`` indexes decode rows."""
 
     slices: PromptSlices
     readouts: tuple[Readout, ...]
@@ -166,14 +164,21 @@ class MixedBatch:
 ForwardBatch: TypeAlias = OneShotBatch | DecodeBatch | MixedBatch
 
 
+def readouts_of(batch: ForwardBatch) -> tuple[Readout, ...]:
+    """Return the batch's readouts, in the order of a result's outputs."""
+    if not isinstance(batch, MixedBatch):
+        return (batch.readout,)
+    return batch.readouts if batch.decode_readout is None else (*batch.readouts, batch.decode_readout)
+
+
 # ------------------------------------------------------------------ results
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step. ``outputs`` follows the batch's readouts (one for OneShot; ``readouts`` then
-    ``decode_readout`` for Mixed; one for Decode). ``bad_rows[k]`` lists rows of output k (indices into that
-    readout's ``rows``, or items for pooled rows) whose numbers are not finite: those requests fail, no others."""
+    """The result of a step. ``outputs`` follows ``readouts_of(batch)``. ``bad_rows[k]`` lists rows of output k
+    (indices into that readout's ``rows``, or items for pooled rows) whose numbers are not finite: those requests
+    fail, no others."""
 
     outputs: tuple[Output, ...]
     bad_rows: tuple[I32, ...]

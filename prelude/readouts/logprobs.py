@@ -45,10 +45,8 @@ class LogprobRows(Readout, RequestReadout):
     """Logprobs (float32 log-softmax over the whole vocabulary) of given tokens at given positions.
 
     ``rows[r]`` is a token index; its logits predict the token that follows it. Rows of requests that read the same
-    place name the same token. Pair p asks for the logprob of
-    ``targets[p]`` at row ``target_rows[p]`` (an index into ``rows``). ``top`` > 0 also asks for the ``top``
-    best tokens of every row, ``ranks`` for each target's rank (1 = the argmax; ties count as better only
-    if the id is smaller).
+    place name the same token. Pair p asks for the logprob of ``targets[p]`` at row ``target_rows[p]`` (an index into
+    ``rows``). ``top`` > 0 also asks for the ``top`` best tokens of every row, ``ranks`` for each target's rank.
 
     ``raw``: the targets' logits instead, which takes a product with their rows of the LM head alone; neither ``top``
     nor ``ranks`` can be had with it.

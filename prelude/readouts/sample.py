@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prelude._native.core import worked_rows
-from prelude.readouts.base import Output, Readout, Rows, bad_rows
+from prelude.readouts.base import Output, Readout, Rows, bad_rows, shape
 from prelude.readouts.draw import LogitEdits, Logits, best, distribution, draw, edited, uniforms
 from prelude.records import dataclass
 from prelude.values.arrays import F32, I32, U64
@@ -91,9 +91,7 @@ class SampleRows(Readout):
         return SampleOutput(token_ids, logprobs, top_ids, top_logprobs), bad_rows(finite)
 
     def answers(self, output: object) -> bool:
-        if not isinstance(output, SampleOutput) or not isinstance(output.token_ids, np.ndarray):
-            return False
-        return bool(output.token_ids.shape == self.rows.shape)
+        return isinstance(output, SampleOutput) and shape(output.token_ids) == self.rows.shape
 
     def not_finite(self, output: Any) -> I32:
         return _NO_ROWS  # token ids are numbers
@@ -108,5 +106,5 @@ def sample_token(logits: npt.NDArray[np.float32], readout: SampleRows, n: int, u
     if temperature <= 0.0:
         return int(logits.argmax()) if edits is None else best(logits, edits, n)
     row: Logits = logits if edits is None else edited(logits, edits, n)
-    shape = (int(readout.top_k[n]), float(readout.top_p[n]), float(readout.min_p[n]))
-    return draw(distribution(row, temperature, *shape), u)
+    cuts = (int(readout.top_k[n]), float(readout.top_p[n]), float(readout.min_p[n]))
+    return draw(distribution(row, temperature, *cuts), u)

@@ -36,10 +36,6 @@ class HostCopies:
         self.blocked: Callable[[float], None] | None = None
         self._said = False
 
-    def report_to(self, core: EngineCore) -> None:
-        """Count the seconds of the copies as those of the core's executor."""
-        self.blocked = core.stepper.blocked
-
     def copy_out(self, blocks: I32, entries: I32) -> bool:
         return self._made(self.blocks.copy_out, blocks, entries)
 
@@ -148,7 +144,7 @@ def _core(kind: type[CoreT], executor: Executor, config: EngineConfig, cost: Cos
         **more,
     )
     if copies is not None:
-        copies.report_to(core)
+        copies.blocked = core.stepper.blocked
     return core
 
 

@@ -19,9 +19,9 @@ from contextlib import suppress
 from typing import Any
 
 from prelude._native.core import KvPool, StepLock
-from prelude.admission.prepared import Outcome
 from prelude.errors import ExecutionError, ExecutorLost
 from prelude.execution.executor import Executor
+from prelude.records import asdict
 from prelude.runtime.entry import Entry
 from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures, Watchdog
@@ -30,7 +30,7 @@ from prelude.runtime.in_flight import StepsInFlight
 from prelude.runtime.inbox import Inbox, Reservation
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.loop import StepLoop
-from prelude.runtime.sinks import LoopFlush, Sinks
+from prelude.runtime.sinks import Sinks
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.stepper import Stepper
 from prelude.scheduling.cost import CostModel, PoolEstimates
@@ -288,7 +288,7 @@ class EngineCore(Forkable):
         for name, value in self.pool.host_counts().items():
             setattr(stats, f"host_kv_{name}", value)
         stats.blocks_locked = len({block for lease in leases for block in lease.shared.tolist()})
-        return {**stats.numbers(), "gc_pauses": self.gc_pauses.numbers()}
+        return {**asdict(stats), "gc_pauses": self.gc_pauses.numbers()}
 
     def audit(self) -> None:
         """Check every account against every other; raise with the numbers. For tests and debugging, between steps."""
@@ -315,6 +315,3 @@ def _at_exit() -> None:
             core.close(drain=False, timeout=_EXIT_SECONDS)
         if core.watchdog is not None:
             core.watchdog.stop(wait=_EXIT_SECONDS)
-
-
-__all__ = ["EngineCore", "EngineStats", "LoopFlush", "Outcome"]

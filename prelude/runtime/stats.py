@@ -9,7 +9,7 @@ from typing import Any
 
 from prelude.admission.prepared import ExecutionClass
 from prelude.readouts.batch import ForwardBatch, StepResult
-from prelude.records import asdict, dataclass, field
+from prelude.records import dataclass, field
 from prelude.scheduling.cost import CostModel, Work
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.plan import Plan
@@ -94,9 +94,6 @@ class EngineStats:
         pacer.measured(decode, tokens - prefill - decode, prefill, result.seconds)
         cost.observe(Work(tokens, result.attended_tokens, result.lm_head_rows), result.seconds)
         return tokens
-
-    def numbers(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class GcPauses:

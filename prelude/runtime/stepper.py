@@ -25,7 +25,7 @@ from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.pack import pack
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.planner import Budgets, plan_step
-from prelude.scheduling.postprocess import check_result, postprocess
+from prelude.scheduling.postprocess import CompletedStep, check_result
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request
 from prelude.values.arrays import prompt_keys
@@ -300,7 +300,9 @@ class Stepper:
         if self._events.heard:
             self._events.emit_step(plan, tokens, result.seconds)
         first = [r for r in (row.request for row in valid.prefill) if not r.output] if self._events.heard else ()
-        postprocess(plan, packed, result, bad_rows, self._queues, self._pool, self._vocab_size, step.void)
+        CompletedStep(
+            plan, packed, result, bad_rows, self._queues, self._pool, self._vocab_size, step.void
+        ).postprocess()
         for request in first:
             if request.output:
                 self._events.emit("first_token", request.options.request_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from prelude.records import dataclass, field, replace
+from prelude.records import dataclass, replace
 from prelude.scheduling.request import Request, State
 
 
@@ -41,12 +41,6 @@ class PrefillRow:
         return self.start + self.count == self.request.num_known
 
 
-@dataclass(frozen=True, slots=True)
-class Deferral:
-    request: Request
-    reason: str
-
-
 def lives(request: Request, void: Collection[int]) -> bool:
     """Whether a row of a step that was in flight still is its request's next: that has not ended meanwhile, and the
     step it goes on from did not fail."""
@@ -63,7 +57,7 @@ class Plan:
     prefill: tuple[PrefillRow, ...] = ()
     decode: tuple[Request, ...] = ()
     preempted: tuple[Request, ...] = ()
-    deferred: tuple[Deferral, ...] = field(default=())
+    deferred: tuple[Request, ...] = ()
     postprocess_first: bool = False
 
     @property

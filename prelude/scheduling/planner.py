@@ -23,7 +23,7 @@ from prelude.readouts.batch import I32
 from prelude.records import dataclass, field
 from prelude.scheduling.cost import Estimates
 from prelude.scheduling.pacing import Pacer
-from prelude.scheduling.plan import LOGITS_BYTES, Deferral, Fold, Ledger, OneShotRow, Plan, PrefillRow
+from prelude.scheduling.plan import LOGITS_BYTES, Fold, Ledger, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 
@@ -73,7 +73,7 @@ def _oneshot_first(queues: Queues) -> bool:
         return False
     prompts = [r for r in queues.running if _has_prompt_left(r)]
     first = queues.oneshot.oldest()
-    return (not queues.decode or first <= queues.decode.oldest()) and all(first <= _rank(r) for r in prompts)
+    return (not queues.decode or first <= queues.decode.oldest()) and all(first <= r.rank for r in prompts)
 
 
 def _has_prompt_left(request: Request) -> bool:
@@ -82,20 +82,11 @@ def _has_prompt_left(request: Request) -> bool:
     return request.state is State.PREFILL and request.staged_len < request.num_known
 
 
-def _rank(request: Request) -> tuple[int, int]:
-    return (-request.options.priority, request.order)
-
-
-def _defer(request: Request, pool: KvPool) -> Deferral:
-    tokens = request.held.ahead * pool.block_size
-    request.give_back(pool)
+def _defer(request: Request, deferred: list[Request]) -> None:
+    """Note that another is computing the next tokens of its prompt."""
     request.deferred += 1
     request.stats.deferred_ticks += 1
-    return _deferral(request, tokens)
-
-
-def _deferral(request: Request, tokens: int) -> Deferral:
-    return Deferral(request, f"another is computing the next {tokens} tokens of its prompt")
+    deferred.append(request)
 
 
 # ------------------------------------------------------------------ decode rows
@@ -159,7 +150,7 @@ def _plan_prefill(
     ledger: Ledger,
     beside_rows: bool,
     retry: bool,
-    deferred: list[Deferral],
+    deferred: list[Request],
 ) -> list[PrefillRow]:
     """Chunks of prompts under way, oldest first, then of those that wait, in their policy's order. Beside running
     rows a step prefills ``chunk_tokens`` at most, so that the rows' next token is never far away."""
@@ -233,7 +224,7 @@ def _start(
     left: int,
     rows: list[PrefillRow],
     retry: bool,
-    deferred: list[Deferral],
+    deferred: list[Request],
 ) -> int:
     """The first chunk of a prompt that waits; how many tokens it has. 0: it found no room, or is deferred."""
     if pool.num_running_states and not pool.free_running_states:
@@ -242,7 +233,8 @@ def _start(
     lease = pool.attach(known, request.salt, request.reusable, growable=True)
     request.hold(lease)
     if budgets.limits.must_wait(pool, lease, known, request.salt, request.deferred, retry):
-        deferred.append(_defer(request, pool))
+        request.give_back(pool)
+        _defer(request, deferred)
         return 0
     if queues.decode.policy.takes_turns and not _room_beside_first(request, lease, queues, pool, left):
         request.give_back(pool)
@@ -314,7 +306,7 @@ def _plan_group(
     ledger: Ledger,
     allowance: int | None,
     retry: bool,
-    deferred: list[Deferral],
+    deferred: list[Request],
 ) -> tuple[list[OneShotRow], list[Fold]]:
     """One group: the requests that may share a batch with the first one, in order, until one of them does not fit.
     Each is matched first, and charged for the tokens that the cache does not have. ``allowance`` bounds the group
@@ -335,7 +327,7 @@ def _plan_group(
     seen = not retry and (budgets.overlap or waiting > 1)
     limit = -1 if allowance is None else allowance
     group = OneShotGroup(pool, budgets.limits, ledger.tokens, ledger.rows, ledger.logits_bytes, limit, retry, seen)
-    rows = _admit(group, requests, pool, deferred)
+    rows = _admit(group, requests, deferred)
     ledger.tokens, ledger.rows, ledger.logits_bytes = group.end()
     for row in rows:
         queue.serve(row.request)
@@ -346,9 +338,7 @@ def _plan_group(
     return rows, folds
 
 
-def _admit(
-    group: OneShotGroup, requests: Iterable[Request], pool: KvPool, deferred: list[Deferral]
-) -> list[OneShotRow]:
+def _admit(group: OneShotGroup, requests: Iterable[Request], deferred: list[Request]) -> list[OneShotRow]:
     rows: list[OneShotRow] = []
     for request in requests:
         if group.done:
@@ -357,9 +347,7 @@ def _admit(
         if lease is None:
             break
         if skip < 0:
-            request.deferred += 1
-            request.stats.deferred_ticks += 1
-            deferred.append(_deferral(request, lease.ahead * pool.block_size))
+            _defer(request, deferred)
             continue
         request.hold(lease)
         request.stats.cached_tokens = skip
@@ -417,7 +405,7 @@ def plan_step(
     running: list[Request] = []
     chunks: list[PrefillRow] = []
     preempted: list[Request] = []
-    deferred: list[Deferral] = []
+    deferred: list[Request] = []
     pool.begin_plan()
     queues.look_again()
     if queues.running:

@@ -127,26 +127,20 @@ class PrefillFirst:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRobin(_Usual):
+class RoundRobin(FirstComeFirstServed):
     """For Decode requests: a prompt that had a chunk goes behind all that wait, so a short one is through after one
     round of chunks, however many long ones came before it."""
 
     takes_turns: ClassVar[bool] = True
 
-    def keys(self, waiting: WaitingColumns, now: float) -> Keys:
-        return (waiting.order,)
-
 
 @dataclass(frozen=True, slots=True)
-class StaticBatches(_Usual):
+class StaticBatches(FirstComeFirstServed):
     """For Decode requests: a batch runs until all of it has ended, then the next one starts. A baseline for
     continuous batching; not for use."""
 
     whole_prompts: ClassVar[bool] = True
     refills: ClassVar[bool] = False
-
-    def keys(self, waiting: WaitingColumns, now: float) -> Keys:
-        return (waiting.order,)
 
 
 def effort(waiting: WaitingColumns, curvature: float) -> F64:
@@ -247,7 +241,7 @@ def by_arrival(policy: Policy) -> bool:
     """Whether, with one priority and one tenant, arrival is the order."""
     while isinstance(policy, _Layer | PrefillFirst):
         policy = policy.inner if isinstance(policy, _Layer) else policy.order
-    return isinstance(policy, FirstComeFirstServed | RoundRobin | StaticBatches)
+    return isinstance(policy, FirstComeFirstServed)
 
 
 def composed(policy: Policy) -> Policy:

@@ -11,7 +11,8 @@ import numpy as np
 from prelude._native.core import KvPool
 from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import ExecutionError, ExecutorLost, is_interrupt, own_error
-from prelude.readouts.batch import MixedBatch, Readout, StepResult
+from prelude.readouts.batch import StepResult, readouts_of
+from prelude.records import dataclass, field
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.plan import Plan, lives
 from prelude.scheduling.queues import Queues
@@ -34,49 +35,6 @@ def finish(
     request.ending(request, outcome, error)
 
 
-def postprocess(
-    plan: Plan,
-    packed: Packed,
-    result: StepResult,
-    bad_rows: Sequence[frozenset[int]],
-    queues: Queues,
-    pool: KvPool,
-    vocab_size: int,
-    void: Collection[int] = (),
-) -> None:
-    """``bad_rows``: of each output, the result of ``check_result``. ``void``: ids of Decode requests whose rows mean
-    nothing, since the step they go on from failed."""
-    batch_size, forward_ms = len(plan.oneshot) + len(plan.prefill) + len(plan.decode), result.seconds * 1e3
-    if plan.oneshot:
-        _postprocess_oneshot(plan, packed, result, bad_rows, queues, pool, vocab_size, batch_size, forward_ms)
-    for row in plan.prefill:
-        if lives(row.request, void):
-            _count_step(row.request, forward_ms, batch_size)
-    if plan.prefill:
-        _postprocess_prefill(plan, packed, result, bad_rows, queues, pool, vocab_size, void)
-    if packed.decode:
-        output = result.outputs[packed.outputs[2]]
-        bad = bad_rows[packed.outputs[2]]
-        for place, request in enumerate(packed.decode):
-            if lives(request, void):
-                _count_step(request, forward_ms, batch_size)
-                request.stats.computed_tokens += 1
-                request.cached_len = request.num_known
-                _postprocess_token(request, place, output, bad, queues, pool, vocab_size)
-
-
-def _not_finite() -> ExecutionError:
-    return ExecutionError("the model produced a value that is not finite (NaN or infinity) for this request")
-
-
-def _count_step(request: Request, forward_ms: float, batch_size: int) -> None:
-    """Note that a step that succeeded had a row of the request."""
-    stats = request.stats
-    stats.forward_ms += forward_ms
-    stats.batch_size_seen = max(stats.batch_size_seen, batch_size)
-    request.failures = 0
-
-
 def end_with(request: Request, token: int) -> tuple[bool, str | None]:
     """The effect of a request's next token: (whether it is part of the text, why the text ends or None). The one home
     of this rule: a stop id ends the text, and is part of it with ``include_stop`` only; so does the token that fills
@@ -87,137 +45,165 @@ def end_with(request: Request, token: int) -> tuple[bool, str | None]:
     return True, "length" if len(request.output) + 1 >= request.max_new_tokens else None
 
 
-def _postprocess_oneshot(
-    plan: Plan,
-    packed: Packed,
-    result: StepResult,
-    bad_rows: Sequence[frozenset[int]],
-    queues: Queues,
-    pool: KvPool,
-    vocab_size: int,
-    batch_size: int,
-    forward_ms: float,
-) -> None:
-    """Publish the prefixes of the rows and give their leases back; then tell their ends."""
-    output, bad = result.outputs[packed.outputs[0]], bad_rows[packed.outputs[0]]
-    ids = output.sampled_ids
-    drawn = None if ids is None else ids.tolist()
-    count = len(plan.oneshot)
-    row_ends = range(1, count + 1) if packed.row_ends is None else packed.row_ends.tolist()
-    pair_ends = [0] * count if packed.pair_ends is None else packed.pair_ends.tolist()
-    ended: list[tuple[Request, Outcome]] = []
-    failed: list[tuple[Request, ExecutionError]] = []
-    first = first_pair = 0
-    for row, brought, last, last_pair in zip(plan.oneshot, packed.computed.tolist(), row_ends, pair_ends):
-        request, part = row.request, (slice(first, last), slice(first_pair, last_pair))
-        at, first, first_pair = first, last, last_pair
+@dataclass(slots=True, eq=False, repr=False)
+class CompletedStep:
+    """A step that succeeded. ``bad_rows``: of each output, the result of ``check_result``. ``void``: ids of Decode
+    requests whose rows mean nothing, since the step they go on from failed."""
+
+    plan: Plan
+    packed: Packed
+    result: StepResult
+    bad_rows: Sequence[frozenset[int]]
+    queues: Queues
+    pool: KvPool
+    vocab_size: int
+    void: Collection[int] = ()
+    num_rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_rows = len(self.plan.oneshot) + len(self.plan.prefill) + len(self.plan.decode)
+
+    def postprocess(self) -> None:
+        if self.plan.oneshot:
+            self._oneshot()
+        if self.plan.prefill:
+            self._prefill()
+        if self.packed.decode:
+            self._decode()
+
+    def _count(self, request: Request) -> None:
+        """Note that a step that succeeded had a row of the request."""
         stats = request.stats
-        _count_step(request, forward_ms, batch_size)
-        stats.computed_tokens, stats.chunks = brought, 1
-        stats.queue_ms = (request.planned - request.arrived) * 1e3
-        if bad and not bad.isdisjoint(range(at, last)):
-            failed.append((request, _not_finite()))
-            continue
-        if row.publish:
-            pool.publish_rows(request, request.held, row.skip + row.publish * pool.block_size)
-        token_ids: tuple[int, ...] = ()
-        if drawn is not None:
-            token = drawn[at]
-            if not 0 <= token < vocab_size:
-                failed.append((request, _out_of_vocabulary(token, vocab_size)))
+        stats.forward_ms += self.result.seconds * 1e3
+        stats.batch_size_seen = max(stats.batch_size_seen, self.num_rows)
+        request.failures = 0
+
+    def _read(self, kind: int) -> tuple[Any, frozenset[int]]:
+        """Return the output of OneShot rows, of prompts or of running rows, and its bad rows."""
+        at = self.packed.outputs[kind]
+        return self.result.outputs[at], self.bad_rows[at]
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        finish(request, self.queues, self.pool, None, error)
+
+    def _outside(self, token: int) -> ExecutionError | None:
+        if 0 <= token < self.vocab_size:
+            return None
+        return ExecutionError(f"the executor sampled token {token}, outside the vocabulary of {self.vocab_size}")
+
+    def _oneshot(self) -> None:
+        """Publish the prefixes of the rows and give their leases back; then tell their ends."""
+        plan, packed, pool = self.plan, self.packed, self.pool
+        output, bad = self._read(0)
+        ids = output.sampled_ids
+        drawn = None if ids is None else ids.tolist()
+        count = len(plan.oneshot)
+        row_ends = range(1, count + 1) if packed.row_ends is None else packed.row_ends.tolist()
+        pair_ends = [0] * count if packed.pair_ends is None else packed.pair_ends.tolist()
+        ended: list[tuple[Request, Outcome]] = []
+        failed: list[tuple[Request, ExecutionError]] = []
+        first = first_pair = 0
+        for row, brought, last, last_pair in zip(plan.oneshot, packed.computed.tolist(), row_ends, pair_ends):
+            request, part = row.request, (slice(first, last), slice(first_pair, last_pair))
+            at, first, first_pair = first, last, last_pair
+            stats = request.stats
+            self._count(request)
+            stats.computed_tokens, stats.chunks = brought, 1
+            stats.queue_ms = (request.planned - request.arrived) * 1e3
+            if bad and not bad.isdisjoint(range(at, last)):
+                failed.append((request, _not_finite()))
                 continue
-            kept, stats.finish_reason = end_with(request, token)
-            token_ids = (token,) if kept else ()
-        request.give_back(pool)
-        request.move(State.FINISHED)
-        ended.append((request, Outcome(output, token_ids, stats, part=part)))
-    for request, outcome in ended:
-        request.ending(request, outcome, None)
-    for request, error in failed:
-        finish(request, queues, pool, None, error)
+            if row.publish:
+                pool.publish_rows(request, request.held, row.skip + row.publish * pool.block_size)
+            token_ids: tuple[int, ...] = ()
+            if drawn is not None:
+                token = drawn[at]
+                if (outside := self._outside(token)) is not None:
+                    failed.append((request, outside))
+                    continue
+                kept, stats.finish_reason = end_with(request, token)
+                token_ids = (token,) if kept else ()
+            request.give_back(pool)
+            request.move(State.FINISHED)
+            ended.append((request, Outcome(output, token_ids, stats, part=part)))
+        for request, outcome in ended:
+            request.ending(request, outcome, None)
+        for request, error in failed:
+            self._fail(request, error)
 
-
-def _out_of_vocabulary(token: int, vocab_size: int) -> ExecutionError:
-    return ExecutionError(f"the executor sampled token {token}, outside the vocabulary of {vocab_size}")
-
-
-def _postprocess_prefill(
-    plan: Plan,
-    packed: Packed,
-    result: StepResult,
-    bad_rows: Sequence[frozenset[int]],
-    queues: Queues,
-    pool: KvPool,
-    vocab_size: int,
-    void: Collection[int],
-) -> None:
-    for row in plan.prefill:
-        request = row.request
-        if request.id in void:
-            continue
-        request.cached_len = row.start + row.count
-        # Also if the request ended meanwhile: other rows of this step may read the blocks that it promised.
-        request.stats.computed_tokens += row.count
-        request.stats.chunks += 1
-        if request.cache != "never" and request.lease is not None:
-            adopted = request.lease.num_shared * pool.block_size
-            prompt = max(adopted, min(request.cached_len, request.prompt_tokens))
-            pool.publish(request.lease, request.known[:prompt], request.salt, promoted=request.cache == "always")
-    if packed.prefill:
-        output = result.outputs[packed.outputs[1]]
-        bad = bad_rows[packed.outputs[1]]
-        for place, request in enumerate(packed.prefill):
-            if not lives(request, void):
+    def _prefill(self) -> None:
+        pool = self.pool
+        for row in self.plan.prefill:
+            request = row.request
+            if lives(request, self.void):
+                self._count(request)
+            if request.id in self.void:
                 continue
-            if not request.output:
-                request.stats.queue_ms = (request.planned - request.arrived) * 1e3
-            request.move(State.DECODE)
-            _postprocess_token(request, place, output, bad, queues, pool, vocab_size)
+            request.cached_len = row.start + row.count
+            # Also if the request ended meanwhile: other rows of this step may read the blocks that it promised.
+            request.stats.computed_tokens += row.count
+            request.stats.chunks += 1
+            if request.cache != "never" and request.lease is not None:
+                adopted = request.lease.num_shared * pool.block_size
+                prompt = max(adopted, min(request.cached_len, request.prompt_tokens))
+                always = request.cache == "always"
+                pool.publish(request.lease, request.known[:prompt], request.salt, promoted=always)
+        if self.packed.prefill:
+            output, bad = self._read(1)
+            for place, request in enumerate(self.packed.prefill):
+                if not lives(request, self.void):
+                    continue
+                if not request.output:
+                    request.stats.queue_ms = (request.planned - request.arrived) * 1e3
+                request.move(State.DECODE)
+                self._token(request, place, output, bad)
 
+    def _decode(self) -> None:
+        output, bad = self._read(2)
+        for place, request in enumerate(self.packed.decode):
+            if lives(request, self.void):
+                self._count(request)
+                request.stats.computed_tokens += 1
+                request.cached_len = request.num_known
+                self._token(request, place, output, bad)
 
-def _postprocess_token(
-    request: Request,
-    row: int,
-    output: Any,
-    bad: frozenset[int],
-    queues: Queues,
-    pool: KvPool,
-    vocab_size: int,
-) -> None:
-    """Add a token to a Decode request, which goes on, or ends by a stop token, its budget or the context."""
-    drawn = output.sampled_ids
-    if row in bad or drawn is None:
-        error = _not_finite() if row in bad else ExecutionError("a Decode row came back without a token")
-        finish(request, queues, pool, None, error)
-        return
-    token = int(drawn[row])
-    if not 0 <= token < vocab_size:
-        finish(request, queues, pool, None, _out_of_vocabulary(token, vocab_size))
-        return
-    kept, reason = end_with(request, token)
-    if kept:
-        request.append(token)
-    if request.timeline is not None:
-        request.timeline.mark("append")
-    if kept and request.sink.streams:
-        try:
-            if request.sink.token(request, token, output, row):
-                reason = "stop"
-        except BaseException as raised:  # an error of a sink fails its own request alone
-            finish(request, queues, pool, None, own_error(raised, "the request's own sink raised"))
+    def _token(self, request: Request, row: int, output: Any, bad: frozenset[int]) -> None:
+        """Add a token to a Decode request, which goes on, or ends by a stop token, its budget or the context."""
+        drawn = output.sampled_ids
+        if row in bad or drawn is None:
+            self._fail(
+                request, _not_finite() if row in bad else ExecutionError("a Decode row came back without a token")
+            )
             return
-    if reason is not None:
-        request.stats.finish_reason = reason
-        finish(request, queues, pool, Outcome(None, tuple(request.output), request.stats), None)
-        return
-    try:
-        request.choose_next()
-    except BaseException as raised:
-        finish(request, queues, pool, None, _no_choice(raised))
+        token = int(drawn[row])
+        if (outside := self._outside(token)) is not None:
+            self._fail(request, outside)
+            return
+        kept, reason = end_with(request, token)
+        if kept:
+            request.append(token)
+        if request.timeline is not None:
+            request.timeline.mark("append")
+        if kept and request.sink.streams:
+            try:
+                if request.sink.token(request, token, output, row):
+                    reason = "stop"
+            except BaseException as raised:  # an error of a sink fails its own request alone
+                self._fail(request, own_error(raised, "the request's own sink raised"))
+                return
+        if reason is not None:
+            request.stats.finish_reason = reason
+            outcome = Outcome(None, tuple(request.output), request.stats)
+            finish(request, self.queues, self.pool, outcome, None)
+            return
+        try:
+            request.choose_next()
+        except BaseException as raised:
+            self._fail(request, own_error(raised, "the request's allowed_tokens_fn failed"))
 
 
-def _no_choice(raised: BaseException) -> ExecutionError:
-    return own_error(raised, "the request's allowed_tokens_fn failed")
+def _not_finite() -> ExecutionError:
+    return ExecutionError("the model produced a value that is not finite (NaN or infinity) for this request")
 
 
 _NO_ROWS: frozenset[int] = frozenset()
@@ -228,12 +214,7 @@ def check_result(packed: Packed, result: Any) -> list[frozenset[int]]:
     lists, and those that it missed. ``ExecutionError`` for a result of another batch."""
     if not isinstance(result, StepResult):
         raise ExecutionError(f"the executor returned a {type(result).__name__}, not a StepResult")
-    batch = packed.batch
-    readouts: tuple[Readout, ...]
-    if isinstance(batch, MixedBatch):
-        readouts = batch.readouts if batch.decode_readout is None else (*batch.readouts, batch.decode_readout)
-    else:
-        readouts = (batch.readout,)
+    readouts = readouts_of(packed.batch)
     if len(result.outputs) != len(readouts) or len(result.bad_rows) != len(readouts):
         raise ExecutionError(f"the executor returned {len(result.outputs)} outputs, the batch has {len(readouts)}")
     found = []
@@ -316,6 +297,3 @@ def failure_of(error: BaseException, message: str = "the step of this request fa
         failure = ExecutionError(f"{message}: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
-
-
-__all__ = ["failure_of", "out_of_memory", "recover"]

@@ -59,7 +59,7 @@ class Queues:
         """Move a request from waiting to running."""
         self.decode.serve(request)
         at = len(self.running)
-        while at and _rank(self.running[at - 1]) > _rank(request):
+        while at and self.running[at - 1].rank > request.rank:
             at -= 1
         self.running.insert(at, request)
 
@@ -98,9 +98,5 @@ class Queues:
             raise RuntimeError(f"{len(waiting)} requests are queued, {self.num_waiting} are counted as waiting")
         if any(r.state not in (State.PREFILL, State.DECODE) or r.lease is None for r in self.running):
             raise RuntimeError("a running request holds no lease or is in no running state")
-        if any(_rank(a) > _rank(b) for a, b in zip(self.running, self.running[1:])):
+        if any(a.rank > b.rank for a, b in zip(self.running, self.running[1:])):
             raise RuntimeError("running requests are out of order")
-
-
-def _rank(request: Request) -> tuple[int, int]:
-    return (-request.options.priority, request.order)

@@ -212,18 +212,15 @@ class Request(Record):
         """The lease of a planned request."""
         return self.lease  # type: ignore[return-value]
 
-    # The names of the request's lengths in the field's textbooks.
-    @property
-    def device_len(self) -> int:
-        return self.num_known
-
     @property
     def max_device_len(self) -> int:
+        """Its tokens when it has all that it may generate."""
         return self.prompt_tokens + self.max_new_tokens
 
     @property
-    def extend_len(self) -> int:
-        return self.num_known - self.cached_len
+    def rank(self) -> tuple[int, int]:
+        """Highest priority first, then oldest."""
+        return (-self.options.priority, self.order)
 
     def append(self, token_id: int) -> None:
         if not self.output:
@@ -262,5 +259,3 @@ _MOVES: dict[State, tuple[State, ...]] = {
     State.DECODE: (State.WAITING, State.FINISHED),
     State.FINISHED: (),
 }
-
-__all__ = ["Ending", "Request", "Sink", "State"]

@@ -221,11 +221,10 @@ class WaitingQueue:
         return bool(self.arrivals)
 
     def oldest(self) -> tuple[int, int]:
-        """(-priority, arrival) of the oldest request of the highest priority that waits. The queue is not empty."""
+        """Return the first rank of those that wait. The queue is not empty."""
         if self._accounts.busy == 1:
-            request = next(iter(self.arrivals.values()))
-            return (-request.options.priority, request.order)
-        return min((-request.options.priority, request.order) for request in self.arrivals.values())
+            return next(iter(self.arrivals.values())).rank
+        return min(request.rank for request in self.arrivals.values())
 
     def fits(self, tokens: int, rows: int, logits_rows: int) -> bool:
         """Return whether all that wait fit one batch of so much, without counting on the cache."""

@@ -15,14 +15,7 @@ import numpy as np
 from prelude._native.core import CostFit
 from prelude.errors import ConfigError
 from prelude.execution.executor import ExecutorLimits
-from prelude.readouts.batch import (
-    DecodeBatch,
-    DecodeRows,
-    ForwardBatch,
-    OneShotBatch,
-    PromptSlices,
-    Readout,
-)
+from prelude.readouts.batch import DecodeBatch, DecodeRows, ForwardBatch, OneShotBatch, PromptSlices
 from prelude.records import dataclass, replace
 from prelude.scheduling.cost import CostModel, Work
 from prelude.values.arrays import prompt_keys
@@ -45,9 +38,9 @@ def work_of(batch: ForwardBatch) -> Work:
         return Work(batch.num_tokens, pairs, batch.num_tokens, pairs)
     tokens, pairs, context = batch.slices.num_tokens, *_prompt_pairs(batch.slices)
     if isinstance(batch, OneShotBatch):
-        return Work(tokens, pairs, _head_rows(batch.readout), context)
+        return Work(tokens, pairs, batch.readout.vocab_rows, context)
     decoded = _decode_pairs(batch.decode)
-    rows = sum(map(_head_rows, batch.readouts)) + batch.decode.num_rows
+    rows = sum(readout.vocab_rows for readout in batch.readouts) + batch.decode.num_rows
     return Work(tokens + batch.decode.num_rows, pairs + decoded, rows, context + decoded)
 
 
@@ -62,10 +55,6 @@ def _prompt_pairs(slices: PromptSlices) -> tuple[int, int]:
 
 def _decode_pairs(rows: DecodeRows) -> int:
     return int(rows.context_lens.sum()) + rows.num_rows
-
-
-def _head_rows(readout: Readout) -> int:
-    return readout.vocab_rows
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 from prelude.errors import ConfigError, TraceError
@@ -175,15 +175,14 @@ class Fleet:
     def run(self, source: Source | Iterable[Arrival]) -> Report:
         """Run to the end of the trace. A fleet runs once."""
         self._source = source if isinstance(source, Source) else OpenLoop(source)
-        for arrival in self._until_done():
-            self._arrive(arrival)
+        self._run_events()
         for one in self.replicas:
             one.core.audit()
         report = self._recorder.report([*self.replicas, *self.dead], len(self.replicas))
         return replace(report, retried=self.retried)
 
-    def _until_done(self) -> Iterator[Arrival]:
-        """Yield everything in order of time; if several things happen at once, failures first, then arrivals, then
+    def _run_events(self) -> None:
+        """Everything happens in order of time; if several things happen at once, failures first, then arrivals, then
         cancellations, then steps: a step sees all requests that have come by then."""
         while True:
             arrives = self._source.due()
@@ -197,7 +196,8 @@ class Fleet:
             if fails <= first:
                 self._fail_or_return()
             elif arrives == first:
-                yield self._source.pop()
+                arrival = self._source.pop()
+                self._send(arrival, arrival.at, arrival.at)
             elif again == first:
                 _, _, arrival, came = heapq.heappop(self._again)
                 self._send(arrival, first, came)
@@ -207,9 +207,6 @@ class Fleet:
                     simulated.replica.cancel(simulated)
             else:
                 self._step(self.replicas[heapq.heappop(self._steps)[1]])
-
-    def _arrive(self, arrival: Arrival) -> None:
-        self._send(arrival, arrival.at, arrival.at)
 
     def _send(self, arrival: Arrival, now: float, came: float) -> None:
         while self._ends and self._ends[0][0] <= now:

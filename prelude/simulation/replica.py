@@ -16,13 +16,7 @@ import numpy as np
 from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import DeadlineExceeded, QueueFull, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
-from prelude.readouts.batch import (
-    ForwardBatch,
-    MixedBatch,
-    Readout,
-    SampleOutput,
-    StepResult,
-)
+from prelude.readouts.batch import ForwardBatch, SampleOutput, StepResult, readouts_of
 from prelude.records import dataclass, replace
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
@@ -60,19 +54,13 @@ class CostedExecutor:
         work = work_of(handle)
         seconds = self.cost.seconds(work)
         self.clock.now += seconds
-        outputs = tuple(readout.blank() for readout in _readouts(handle))
+        outputs = tuple(readout.blank() for readout in readouts_of(handle))
         return StepResult(
             outputs, (_NO_ROWS,) * len(outputs), seconds, lm_head_rows=work.lm_rows, attended_tokens=int(work.keys)
         )
 
     def close(self) -> None:
         pass
-
-
-def _readouts(batch: ForwardBatch) -> tuple[Readout, ...]:
-    if isinstance(batch, MixedBatch):
-        return (*batch.readouts, *(() if batch.decode_readout is None else (batch.decode_readout,)))
-    return (batch.readout,)
 
 
 class SimulatedRequest:

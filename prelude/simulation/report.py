@@ -156,9 +156,8 @@ class Recorder:
             seconds += (output - 1) * cost.seconds(Work(1, middle, 1, middle))
         return seconds
 
-    def report(self, replicas: Sequence[Replica], count: int | None = None) -> Report:
-        """``count``: replicas at a time, if ``replicas`` has dead ones too."""
-        count = len(replicas) if count is None else count
+    def report(self, replicas: Sequence[Replica], count: int) -> Report:
+        """``count``: replicas at a time; ``replicas`` has dead ones too."""
         latency, wait, first = np.array(self._latency), np.array(self._wait), np.array(self._first)
         tasks = np.array(self._tasks)
         by_task = {

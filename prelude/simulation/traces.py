@@ -44,7 +44,6 @@ MAX_TOKENS = 1 << 24  # of one arrival
 MAX_LABELS = 1 << 20  # likewise
 MAX_SECONDS = 1e9
 _KEPT_TOKENS = 16 << 20  # of named parts: 64 MB
-_LAST: I32 = np.zeros(1, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)

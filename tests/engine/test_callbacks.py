@@ -86,21 +86,9 @@ def test_a_choice_that_raises_ends_its_own_request_in_an_event_loop(
 
 
 @pytest.mark.parametrize("raised", RAISED)
-def test_a_listener_that_raises_ends_nothing(engine: Engine, raised: type[BaseException]) -> None:
-    right = engine.complete(PROMPT, FREE).token_ids
-
-    def listener(event: Any) -> None:
-        raise raised("of a listener")
-
-    remove = engine.on_event(listener)
-    try:
-        assert in_a_thread(lambda: engine.complete(PROMPT, FREE)).token_ids == right
-    finally:
-        remove()
-
-
-@pytest.mark.parametrize("raised", RAISED)
-def test_a_progress_that_raises_ends_nothing(engine: Engine, raised: type[BaseException]) -> None:
+def test_a_progress_that_raises_ends_nothing(
+    engine: Engine, raised: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     tasks = [Generate(PROMPT, FREE)] * 3
     right = [one.token_ids for one in engine.run_many(tasks)]
     calls = []
@@ -116,6 +104,7 @@ def test_a_progress_that_raises_ends_nothing(engine: Engine, raised: type[BaseEx
         return asyncio.run(AsyncEngine(engine).run_many(tasks, progress=told))
 
     assert [one.token_ids for one in in_a_thread(loop)] == right and len(calls) == 2
+    assert "of a bar" in caplog.text
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from prelude import Choice, Decide, Engine, Generate, SamplingParams, YesNo
+from prelude import Choice, Decide, Engine, Generate, Loglikelihood, SamplingParams, YesNo
 
 Make = Callable[..., Engine]
 RUBRIC = "Judge the text by these rules. " + " ".join(f"Rule {i}: mind the {i}th word." for i in range(12))
@@ -68,3 +68,20 @@ def test_same_bits_through_either_class_and_either_path(make_engine: Make) -> No
     state = engine.run(task(3))
     again = asyncio.run(AsyncEngine(engine).run(task(3)))
     assert bits(state) == bits(again)
+
+
+@pytest.mark.feature("G17")
+def test_an_engine_says_how_much_of_a_prompt_it_has(make_engine: Make) -> None:
+    """The figure that a router compares between engines: it changes nothing, keeps salts apart and is a hint, not a
+    hold."""
+    engine = make_engine()
+    rubric = np.random.default_rng(70).integers(10, 400, 100).tolist()
+    asked = Loglikelihood([*rubric, 11, 12], [7])
+    before = engine.stats()["steps"]
+    assert engine.would_hit(asked) == 0 and engine.stats()["steps"] == before
+    engine.run(Loglikelihood([*rubric, 21, 22], [7]))
+    assert engine.would_hit(asked) == 96  # whole blocks of 16
+    assert engine.run(asked).stats.cached_tokens == 96
+    assert engine.would_hit(Loglikelihood([*rubric, 11], [7], salt="another")) == 0
+    assert engine.would_hit(Loglikelihood([*rubric, 11], [7], cache="never")) == 0
+    assert engine.would_hit(Loglikelihood(rubric[::-1], [7])) == 0

@@ -7,7 +7,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,6 @@ import pytest
 
 from prelude import AsyncEngine, Embed, EngineConfig, SamplingParams
 from prelude.api.call_steps import INLINE_CHARS, JOB_CHARS
-from tests import toy
-from tests.patience import comes, shown
-from tests.scheduling.cores import chat, prompt
-from tests.service import service_core, toy_service
 
 SMALL = EngineConfig(kv_bytes=1 << 22)
 
@@ -61,32 +56,6 @@ def test_long_texts_are_tokenised_on_other_threads_and_answered_in_order(checkpo
                 assert abs(alone - together_vectors[i]).max() < 1e-4
 
     asyncio.run(main())
-
-
-@pytest.mark.feature("G14")
-def test_the_loop_turns_while_steps_run() -> None:
-    """A step takes half a second. Submitting and cancelling beside it leave the loop its turns: in one of the tries
-    the longest wait is half of that, where a loop that waits for a step always takes a step's time."""
-
-    async def longest_wait() -> float:
-        async with toy_service(service_core(toy.ToyExecutor(delay=0.5))) as engine:
-            longest, tasks = 0.0, []
-            first = asyncio.create_task(engine.run(chat(prompt(6, 1), 2)))
-            await comes(lambda: engine.engine._core.stepper.began)
-            for i in range(100):
-                began = time.perf_counter()
-                tasks.append(asyncio.create_task(engine.run(chat(prompt(6, i), 2))))
-                if i % 2:
-                    tasks[-2].cancel()
-                await asyncio.sleep(0)
-                longest = max(longest, time.perf_counter() - began)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await first
-            return longest
-
-    assert shown(lambda: asyncio.run(longest_wait()) < 0.25), "the loop waits for steps"
 
 
 @pytest.mark.feature("G14")

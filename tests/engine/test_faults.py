@@ -197,15 +197,6 @@ def test_out_of_memory_twice_fails_the_batch_and_no_other_request() -> None:
     assert is_empty(core)
 
 
-@pytest.mark.fault(59)
-def test_chats_survive_a_lack_of_memory() -> None:
-    core = service_core(FaultyExecutor(Fault("memory", "wait", 2, 1)))
-    sink = Collect()
-    requests = submit(core, [chat(prompt(6, i), 8) for i in range(4)], sink)
-    run_steps(core)
-    assert [text(sink, r) for r in requests] == [generated(i, 8) for i in range(4)]
-
-
 # ------------------------------------------------------------------ a step that hangs
 
 

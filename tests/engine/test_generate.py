@@ -147,23 +147,6 @@ def test_the_models_own_end_token_ends_the_text_unless_it_is_ignored(make_engine
     assert ignored.finish_reason == "length" and ignored.token_ids == (end,) * 6
 
 
-@pytest.mark.fault(13)
-def test_settings_of_one_text_never_alter_another(make_engine: Make) -> None:
-    engine = make_engine(deterministic=True)
-    plain = SamplingParams(max_tokens=16, temperature=0.9, seed=1, ignore_eos=True)
-    loud = [
-        SamplingParams(max_tokens=16, seed=2, banned_token_ids=range(1000), ignore_eos=True),
-        SamplingParams(max_tokens=16, seed=2, allowed_token_ids=[5, 6], logprobs=9, ignore_eos=True),
-        SamplingParams(max_tokens=16, seed=2, repetition_penalty=9.0, presence_penalty=9.0, ignore_eos=True),
-        SamplingParams(max_tokens=16, seed=2, logit_bias={i: 80.0 for i in range(50)}, stop="a", ignore_eos=True),
-    ]
-    alone = engine.complete(STATE, plain)
-    for params in loud:
-        first, other, last = engine.run_many([Generate(STATE, p) for p in (plain, params, plain)])
-        assert first.token_ids == last.token_ids == alone.token_ids and first.logprobs is None
-        assert other.token_ids == engine.complete(STATE, params).token_ids
-
-
 @pytest.mark.fault(58)
 def test_a_row_that_is_not_a_number_fails_alone(tmp_path: Path, make_engine: Make) -> None:
     """One token's embedding is NaN: texts that meet it fail, in prefill and in the middle; no other text does."""

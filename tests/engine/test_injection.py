@@ -14,7 +14,7 @@ import pytest
 from prelude.errors import EngineClosed, PreludeError
 from prelude.runtime import stepper
 from prelude.runtime.delivery import LoopSink
-from prelude.scheduling import postprocess
+from prelude.scheduling.postprocess import CompletedStep
 from tests.patience import PATIENCE
 from tests.scheduling.cores import chat, generated, last_logprob, prompt
 from tests.service import is_empty, service_core, toy_service
@@ -27,13 +27,13 @@ PLACES: dict[str, Callable[[Any, Any], tuple[Any, str]]] = {
     "pool.attach": lambda engine, core: (core.pool, "attach"),
     "trie.insert": lambda engine, core: (core.pool, "publish"),
     "plan": lambda engine, core: (stepper, "plan_step"),
-    "oneshot.postprocess": lambda engine, core: (postprocess, "_postprocess_oneshot"),
+    "postprocess": lambda engine, core: (CompletedStep, "postprocess"),
     "tokenise": lambda engine, core: (engine.engine._preparer, "prepare"),
     "deliver": lambda engine, core: (LoopSink, "deliver"),
 }
 
 
-OWN = {"pool.alloc", "pool.attach", "trie.insert", "plan", "oneshot.postprocess"}
+OWN = {"pool.alloc", "pool.attach", "trie.insert", "plan", "postprocess"}
 """Places whose errors are the engine's own."""
 
 
@@ -43,10 +43,8 @@ class Injected(Exception):
 
 @pytest.mark.fault(58)
 @pytest.mark.parametrize("fault", ["raise", "raise CancelledError", "delay", "cancel"])
-@pytest.mark.parametrize(
-    ("place", "call"),
-    [(place, call) for place in PLACES for call in ((0,) if place.startswith("oneshot") else (0, 2))],
-)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("call", [0, 2])
 def test_every_caller_is_told_after_a_fault_at_any_place(
     place: str, fault: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

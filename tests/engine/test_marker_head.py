@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Iterator
@@ -16,15 +15,9 @@ from prelude import Choice, Engine, EngineConfig, Noul, Score
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, UnsupportedModel
 from prelude.systemone import SystemOne
 from prelude.values.model_settings import OptionSettings
+from tests.engine.test_option_models import QUESTIONS, STATE
 from tests.markers import write_laya, write_random
-
-QUESTIONS = [
-    Choice("Which team?", {"billing": "invoices", "technical": None, "sales": "plans"}),
-    Score("How urgent?", ["low", "medium", "high"]),
-    Noul("The writer is angry."),
-    Choice("Pick one", ["a", "b"]),
-]
-STATE = "I was billed twice. Please refund me today!"
+from tests.option_models import formula_of
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +29,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 def test_answers_are_those_of_layas_own_program(shared: Path, tmp_path: Path) -> None:
     folder = shared / "decision"
-    spec = importlib.util.spec_from_file_location("hashweights", folder / "hashweights.py")
-    assert spec is not None and spec.loader is not None
-    formula = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(formula)
     recorded = json.loads((folder / "laya_tiny.json").read_text(encoding="utf-8"))
     asked = 0
-    with Engine.from_pretrained(write_laya(tmp_path, recorded, formula.tensor)) as engine:
+    with Engine.from_pretrained(write_laya(tmp_path, recorded, formula_of(folder))) as engine:
         decide = SystemOne(engine, truncation="head")
         for case in recorded["cases"].values():
             if "request" not in case:
@@ -128,7 +117,7 @@ def cut_head(engine: Engine) -> int:
         (lambda engine: engine.rerank("x", ["y", "z"]), "head reads the options of a question"),
         (lambda engine: engine.decide(STATE, QUESTIONS, orders="all"), "orders"),
         (lambda engine: engine.decide(STATE, QUESTIONS, length_norm="token"), "length_norm"),
-        (lambda engine: engine.decide(STATE, []), "1 or more questions"),
+        (lambda engine: engine.decide(STATE, []), "it takes 1 or more"),
         (lambda engine: engine.decide(7, QUESTIONS), "7 is not text, an object or an array"),
         (lambda engine: engine.decide(STATE, [Choice("q", ["a", "a"])]), "given twice"),
         (lambda engine: engine.loglikelihood("a", "b"), "language-model head"),
@@ -175,5 +164,5 @@ def test_hostile_configs(agent: dict[str, Any], encoder: dict[str, Any], words: 
 def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
     write_random(tmp_path)
     (tmp_path / "tokenizer/tokenizer_config.json").write_text(json.dumps({"mask_token": "<mask>"}), encoding="utf-8")
-    with pytest.raises(ModelError, match="no token '<mask>' for mask_token"):
+    with pytest.raises(ModelError, match="no token '<mask>' for mask"):
         Engine.from_pretrained(tmp_path)

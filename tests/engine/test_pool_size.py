@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from prelude import Decide, Engine, EngineConfig, Generate, Loglikelihood, SamplingParams, YesNo
+from prelude.cpu.profile import resident_bytes
 from prelude.errors import ConfigError, PromptTooLong
 from prelude.models.memory import available_memory
 from prelude.values.config import CPU_KV_BYTES
@@ -27,11 +28,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("wide"), **WIDE, max_position_embeddings=32_768)
 
 
-def resident() -> int:
-    with open("/proc/self/statm", encoding="utf-8") as file:
-        return int(file.read().split()[1]) * 4096
-
-
 def test_the_default_pool_holds_a_sequence_of_every_position(wide: Path) -> None:
     available = available_memory()
     if available is None or available < 8 * 32_768 * WIDE_BYTES:  # the tests beside this one take some as well
@@ -46,11 +42,11 @@ def test_the_default_pool_holds_a_sequence_of_every_position(wide: Path) -> None
 def test_a_pool_takes_memory_where_blocks_are_written(wide: Path) -> None:
     def taken() -> int:
         gc.collect()
-        before = resident()
+        before = resident_bytes() or 0
         with Engine.from_pretrained(wide, config=EngineConfig(kv_bytes=1 << 30)) as engine:
             engine.complete([5, 6, 7], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
             assert engine.stats()["blocks_free"] >= (1 << 30) // WIDE_BYTES // 16 - 1
-            return resident() - before
+            return (resident_bytes() or 0) - before
 
     assert shown(lambda: taken() < 1 << 28, 3)
 

@@ -100,17 +100,3 @@ def test_without_tqdm_it_says_so(make_engine: Callable[..., Engine], monkeypatch
     with pytest.raises(InvalidRequest, match="progress: 'bar' is not a function"):
         engine.run_many(tasks("alike"), progress="bar")  # type: ignore[arg-type]
     assert engine.stats()["requests"]["oneshot"] == 0
-
-
-def test_a_progress_that_raises_ends_nothing(
-    make_engine: Callable[..., Engine], caplog: pytest.LogCaptureFixture
-) -> None:
-    calls = []
-
-    def raises(done: int, total: int) -> None:
-        calls.append(done)
-        raise RuntimeError("no terminal")
-
-    results = make_engine(max_step_requests=8, max_running=4).run_many(tasks("alike"), progress=raises)
-    assert len(results) == 40 and len(calls) == 1
-    assert "no terminal" in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +11,15 @@ from typing import Any
 import pytest
 
 from prelude import Choice, DecisionTemplate, Engine, EngineConfig, ExpertConfig, SamplingParams, YesNo
+from prelude.cpu.profile import resident_bytes
 from prelude.errors import ConfigError, EngineClosed
 from tests.patience import shown
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0)
 
 
-def resident() -> int:
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096
-
-
 @pytest.mark.fault(67)
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="resident memory is read from /proc")
+@pytest.mark.skipif(resident_bytes() is None, reason="the system does not count a process's memory")
 def test_an_engine_is_swapped_for_another_while_requests_run(checkpoint: Path) -> None:
     """Those that run are drained, later ones refused, and memory comes back."""
     config = EngineConfig(kv_bytes=32 << 20)
@@ -40,7 +35,8 @@ def test_an_engine_is_swapped_for_another_while_requests_run(checkpoint: Path) -
         with pytest.raises(EngineClosed):
             engine.complete("The quick brown", PARAMS)
         del engine, stream
-        sizes.append(resident())
+        gc.collect()
+        sizes.append(resident_bytes() or 0)
         return sizes[-1]
 
     def memory_comes_back() -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude import AsyncEngine, Engine, Generate, RequestOptions, SamplingParams
-from prelude.errors import DeadlineExceeded, InvalidRequest, PromptTooLong, QueueFull
+from prelude import AsyncEngine, Engine, Generate, SamplingParams
+from prelude.errors import InvalidRequest, PromptTooLong
 
 ONE = SamplingParams(max_tokens=1, temperature=0)
 
@@ -89,30 +89,6 @@ def test_settings_that_the_caller_may_change_are_looked_at_again(make_engine: Ca
     hot = SamplingParams(max_tokens=1, temperature=5.0)
     seeds = {engine._preparer.prepare(Generate([5], hot)).prepared.sampling.seed for _ in range(4)}  # type: ignore[union-attr]
     assert len(seeds) == 4, "without a seed each task draws its own"
-
-
-def test_a_full_queue_refuses_as_many_as_it_says(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(max_queued_requests=10)
-    results = engine.run_many([Generate([i + 5], ONE) for i in range(14)], return_exceptions=True)
-    assert [isinstance(r, QueueFull) for r in results] == [False] * 10 + [True] * 4
-    assert engine.stats()["rejected"] == {"queued_requests": 4}
-    few = make_engine(max_queued_tokens=410)
-    results = few.run_many([Generate([7] * 100, ONE) for _ in range(6)], return_exceptions=True)
-    assert sum(isinstance(r, QueueFull) for r in results) == 2 and few.stats()["rejected"] == {"queued_tokens": 2}
-
-
-def test_options_reach_every_request(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine()
-    tasks = [Generate([i + 5, 6], ONE) for i in range(3)]
-    heard: list[tuple[str, str | None]] = []
-    forget = engine.on_event(lambda event: heard.append((event.name, event.request_id)))
-    assert [r.stats.request_id for r in engine.run_many(tasks, request_id="mine", deadline=60)] == ["mine"] * 3
-    assert [name for name, request in heard if request == "mine"].count("finished") == 3
-    forget()
-    with pytest.raises(DeadlineExceeded):
-        engine.run_many(tasks, deadline=0.0)
-    traced = engine.run_many(tasks, [RequestOptions(trace=True)] * 3)
-    assert all(r.stats.timeline for r in traced)
 
 
 def test_later_changes_of_the_callers_objects_change_nothing(make_engine: Callable[..., Engine]) -> None:

@@ -185,7 +185,7 @@ EDITS = (
         (
             PLANNER,
             "    return (not queues.decode or first <= queues.decode.oldest()) "
-            "and all(first <= _rank(r) for r in prompts)",
+            "and all(first <= r.rank for r in prompts)",
             "    return True",
         ),
     ),

@@ -97,8 +97,8 @@ EDITS = (
         "D10",
         (
             POSTPROCESS,
-            "        request.stats.computed_tokens += row.count\n",
-            "        request.stats.computed_tokens += row.start + 2 * row.count\n",
+            "            request.stats.computed_tokens += row.count\n",
+            "            request.stats.computed_tokens += row.start + 2 * row.count\n",
         ),
     ),
     edit(

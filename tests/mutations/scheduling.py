@@ -122,7 +122,7 @@ EDITS = (
     edit(
         "deferrals_are_not_counted",
         "B6",
-        (PLANNER, "    request.stats.deferred_ticks += 1\n    return", "    return"),
+        (PLANNER, "    request.stats.deferred_ticks += 1\n", ""),
     ),
     edit(
         "chunks_promise_nothing",
@@ -224,7 +224,7 @@ EDITS = (
         "53",
         (
             QUEUES,
-            "        while at and _rank(self.running[at - 1]) > _rank(request):\n            at -= 1\n",
+            "        while at and self.running[at - 1].rank > request.rank:\n            at -= 1\n",
             "        at = 0\n",
         ),
     ),
@@ -242,15 +242,15 @@ EDITS = (
         "C4 H4",
         (POSTPROCESS_PY, 'return sampling.include_stop, "stop"', 'return True, "stop"'),
     ),
-    edit("computed_chunks_are_not_counted", "C8", (POSTPROCESS_PY, "        request.stats.chunks += 1\n", "")),
-    edit("cached_len_stays", "C3 C2", (POSTPROCESS_PY, "        request.cached_len = row.start + row.count\n", "")),
+    edit("computed_chunks_are_not_counted", "C8", (POSTPROCESS_PY, "            request.stats.chunks += 1\n", "")),
+    edit("cached_len_stays", "C3 C2", (POSTPROCESS_PY, "request.cached_len = row.start + row.count\n", "pass\n")),
     edit(
         "a_finished_prompt_is_not_kept",
         "E10",
         (
             POSTPROCESS_PY,
-            '        if request.cache != "never" and request.lease is not None:\n',
-            "        if False:\n",
+            '            if request.cache != "never" and request.lease is not None:\n',
+            "            if False:\n",
         ),
     ),
     edit(
@@ -258,8 +258,8 @@ EDITS = (
         "G10 E12",
         (
             POSTPROCESS_PY,
-            '        if request.cache != "never" and request.lease is not None:\n',
-            "        if request.lease is not None:\n",
+            '            if request.cache != "never" and request.lease is not None:\n',
+            "            if request.lease is not None:\n",
         ),
     ),
     edit(
@@ -271,11 +271,11 @@ EDITS = (
             "",
         ),
     ),
-    edit("nan_rows_go_on", "58", (POSTPROCESS_PY, "    if row in bad or drawn", "    if drawn")),
+    edit("nan_rows_go_on", "58", (POSTPROCESS_PY, "if row in bad or drawn", "if drawn")),
     edit(
         "tokens_outside_the_vocabulary_go_on",
         "58",
-        (POSTPROCESS_PY, "    if not 0 <= token < vocab_size:\n        finish(", "    if False:\n        finish("),
+        (POSTPROCESS_PY, "if 0 <= token < self.vocab_size:", "if True:"),
     ),
     edit("failed_rows_are_not_halved", "59", (FAILURES, "max(1, len(again) // 2)", "max(1, len(again))")),
     edit(

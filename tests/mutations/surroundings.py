@@ -302,8 +302,8 @@ EDITS = (
         "N5",
         (
             "prelude/scheduling/postprocess.py",
-            '            pool.publish(request.lease, request.known[:prompt], request.salt, promoted=request.cache == "always")\n',
-            "            pass\n",
+            "                pool.publish(request.lease, request.known[:prompt], request.salt, promoted=always)\n",
+            "                pass\n",
         ),
     ),
     edit(

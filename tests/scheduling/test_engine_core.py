@@ -18,7 +18,7 @@ from prelude.readouts.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatc
 from prelude.scheduling.pack import pack
 from prelude.scheduling.planner import Budgets, plan_step
 from prelude.scheduling.policies import policy_named
-from prelude.scheduling.postprocess import check_result, postprocess
+from prelude.scheduling.postprocess import CompletedStep, check_result
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 from tests import toy
@@ -210,7 +210,9 @@ def test_the_four_jobs_by_hand() -> None:
         assert [text.cached_len, len(text.output)] == before
 
         bad = check_result(packed, result)
-        postprocess(plan, packed, result, bad, queues, pool, toy.VOCAB)  # 4: states advance; ends are told
+        CompletedStep(
+            plan, packed, result, bad, queues, pool, toy.VOCAB
+        ).postprocess()  # 4: states advance; ends are told
         assert len(text.output) == before[1] + 1
     assert kinds == ["MixedBatch", "DecodeBatch", "DecodeBatch"]
     assert list(sink.ends[text.id][0].token_ids) == toy.generate(prompt(10, 1).tolist(), 3)  # type: ignore[union-attr]

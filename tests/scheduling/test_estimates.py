@@ -119,20 +119,6 @@ def test_figure_5_as_a_golden_schedule() -> None:
 
 
 @pytest.mark.feature("G12")
-def test_requests_that_wait_are_ordered_anew_by_the_blocks_that_a_step_published() -> None:
-    """B shares A's prefix: it is the longest of the four before the first step, and the shortest behind it."""
-    policy = Policies(ShortestPrefillFirst(math.inf))
-    core = service_core(toy.ToyExecutor(num_blocks=200), step_requests=1, running=1, fold=False, policies=policy)
-    sink = Collect()
-    shared = prompt(60, 1)
-    prompts = {"C": prompt(90, 3), "B": np.concatenate([shared, prompt(40, 4)]), "E": prompt(95, 5)}
-    prompts["A"] = np.concatenate([shared, prompt(4, 2)])
-    names = {post(core, last_logprob(tokens), sink).id: name for name, tokens in prompts.items()}
-    run_steps(core)
-    assert "".join(names[i] for i in sink.ends) == "ABCE"
-
-
-@pytest.mark.feature("G12")
 def test_every_step_sees_the_blocks_that_the_step_before_it_published() -> None:
     """Five requests, each the last one's prompt and more: after each step the next one's work is the rest."""
     core = service_core(toy.ToyExecutor(num_blocks=256), step_requests=1, running=1, fold=False)

@@ -79,7 +79,7 @@ def host_core(executor: HostExecutor, least: int = 4, **options: Any) -> EngineC
     core = service_core(executor, **{"step_tokens": 512, "running": 8, "chunk": 64, **options})
     copies = HostCopies(executor)
     core.pool.keep_on_host(len(executor.host) // executor.block_size, least, copies.copy_out, copies.copy_in)
-    copies.report_to(core)
+    copies.blocked = core.stepper.blocked
     return core
 
 

@@ -17,11 +17,8 @@ from prelude.errors import ConfigError
 from prelude.scheduling.accounts import Accounts
 from prelude.scheduling.policies import (
     POLICIES,
-    EarliestDeadline,
-    FairTenants,
     FirstComeFirstServed,
     PrefillFirst,
-    Priority,
     ResponseRatio,
     ShortestPrefillFirst,
     WaitingColumns,
@@ -245,31 +242,7 @@ def test_without_ageing_it_starves_and_a_response_ratio_does_not_let_it() -> Non
     assert [r.order for r in ratio.in_order(10_001)] == [1, 40]
 
 
-@pytest.mark.feature("G5")
-def test_the_shortest_waiting_request_is_computed_first() -> None:
-    core = service_core(toy.ToyExecutor(num_blocks=64), step_tokens=64, step_requests=4, cache=False)
-    sink = Collect()
-    requests = [post(core, last_logprob(prompt(n, n)), sink) for n in (50, 20, 30, 8, 41, 3)]
-    run_steps(core)
-    ends = list(sink.ends)
-    assert [requests[i].id for i in (5, 3, 1, 2, 4, 0)] == ends
-
-
-# ------------------------------------------------------------------ layers
-
-
-@pytest.mark.feature("F22")
-def test_layers_compose_in_the_order_they_are_nested() -> None:
-    queue = WaitingQueue(Priority(ShortestPrefillFirst(math.inf)))  # no tenants
-    for order, (tokens, priority, tenant) in enumerate(
-        [(30, 0, "a"), (20, 0, "a"), (10, 0, "b"), (40, 7, "a"), (9, 0, "a")], start=1
-    ):
-        queue.append(waiting_request(tokens, order, priority, tenant), 0)
-    assert [r.order for r in queue.in_order(0)] == [4, 5, 3, 2, 1]
-    fair = WaitingQueue(FairTenants(FirstComeFirstServed()))
-    for order, (tokens, tenant) in enumerate([(30, "a"), (5, "a"), (10, "b"), (10, "b"), (10, "b")], start=1):
-        fair.append(waiting_request(tokens, order, 0, tenant), 0)
-    assert [r.order for r in fair.in_order(0)] == [1, 3, 4, 5, 2]
+# ------------------------------------------------------------------ tenants
 
 
 @pytest.mark.feature("F22")
@@ -295,27 +268,6 @@ def test_tenants_that_wait_are_served_equal_tokens_under_every_policy() -> None:
             for tenant in ("many", "few")
         }
         assert abs(got["many"] - got["few"]) <= 2 * 32 + 8, name
-
-
-def test_an_account_that_was_trimmed_starts_level_with_the_others() -> None:
-    queue = WaitingQueue(ShortestPrefillFirst())
-    for order in range(1, 4001):
-        request = waiting_request(3, order, 0, f"tenant {order}")
-        queue.append(request, order)
-        queue.serve(request)
-    assert len(queue._accounts.accounts) <= 1024 + 1 and len(queue._accounts.served()) <= 1024 + 1
-    for order in range(4001, 4011):
-        queue.append(waiting_request(3, order, 0, f"tenant {order % 2}"), order)
-    assert [r.order % 2 for r in queue.in_order(5000)] == [1, 0] * 5
-
-
-def test_deadlines_are_compared_with_each_other_alone() -> None:
-    queue = WaitingQueue(EarliestDeadline())
-    for order, expires in enumerate([math.inf, 9.0, 3.0, 9.0, math.inf], start=1):
-        request = waiting_request(5, order)
-        request.expires = expires
-        queue.append(request, 0)
-    assert [r.order for r in queue.in_order(0)] == [3, 2, 4, 1, 5]
 
 
 # ------------------------------------------------------------------ Decode requests

@@ -126,6 +126,24 @@ def test_a_request_that_finds_no_state_entry_waits_for_one(overlap: bool) -> Non
 
 
 @pytest.mark.feature("A8")
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("site", ["submit", "wait"])
+@OVERLAP
+def test_a_state_that_a_failed_step_may_have_moved_is_computed_again(overlap: bool, site: str, place: int) -> None:
+    executor = FaultyRecurrent(
+        Fault("raise", site, place), Fault("memory", site, place + 4), entries=4, num_blocks=256
+    )
+    core = service_core(executor, chunk=5, overlap=overlap, unhealthy=100)
+    sink, made = Collect(), list[tuple[Request, Any, int]]()
+    for i in range(4):
+        tokens = prompt(4 + 6 * i, i)
+        made.append((submit(core, [chat(tokens, 8)], sink)[0], tokens, 8))
+    stepped(core)
+    check(sink, made)
+    assert core.stats.failed_steps >= 2
+
+
+@pytest.mark.feature("A8")
 @OVERLAP
 @pytest.mark.parametrize("prefixes", [0, 3])
 @pytest.mark.parametrize("seed", [1, 2])

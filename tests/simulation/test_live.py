@@ -34,7 +34,7 @@ def described(plan: Plan) -> tuple[object, ...]:
         tuple((name(row.request), row.start, row.count) for row in plan.prefill),
         tuple(map(name, plan.decode)),
         tuple(map(name, plan.preempted)),
-        tuple((name(deferral.request), deferral.reason) for deferral in plan.deferred),
+        tuple(map(name, plan.deferred)),
     )
 
 
