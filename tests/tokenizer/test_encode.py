@@ -75,17 +75,6 @@ def test_words(name: str, pair_of: Pair, assert_same: Any, special: bool) -> Non
         )
 
 
-def test_batch(name: str, pair_of: Pair, assert_same: Any, texts: list[str]) -> None:
-    ours, theirs = pair_of(name)
-    batches: list[list[Any]] = [[], texts, list(zip(texts, reversed(texts))), ["one", ("two", "three"), ["a", "b"]]]
-    for batch in batches:
-        for mine, other in zip(ours.encode_batch(batch), theirs.encode_batch(batch), strict=True):
-            assert_same(mine, other, batch)
-        fast = zip(ours.encode_batch_fast(batch), theirs.encode_batch_fast(batch), strict=True)
-        for mine, other in fast:
-            assert_same(mine, other, batch)
-
-
 def test_a_batch_is_given_as_any_sequence(name: str, pair_of: Pair, assert_same: Any, texts: list[str]) -> None:
     """Lists of plain strings take a way of their own; the results of both ways are the same."""
 
@@ -105,17 +94,6 @@ def test_a_batch_is_given_as_any_sequence(name: str, pair_of: Pair, assert_same:
                     one.pad(9, pad_id=3)
                     one.truncate(4)
                 assert_same(mine, other, (method, add, "changed"))
-
-
-def test_batch_of_words(name: str, pair_of: Pair, assert_same: Any) -> None:
-    ours, theirs = pair_of(name)
-    batch = [["Hello", "there"], (["a", "b"], ["c"]), ("x", "y", "z"), []]
-    for add in (True, False):
-        for method in ("encode_batch", "encode_batch_fast"):
-            mine = getattr(ours, method)(batch, is_pretokenized=True, add_special_tokens=add)
-            other = getattr(theirs, method)(batch, is_pretokenized=True, add_special_tokens=add)
-            for a, b in zip(mine, other, strict=True):
-                assert_same(a, b, (method, add))
 
 
 def test_async_methods(pair_of: Pair, assert_same: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from tests import fuzz_chat_templates as fuzz
@@ -18,11 +16,6 @@ def test_random_templates_stay_within_their_bounds() -> None:
     happened, failures = fuzz.run(seed=26, count=60)
     assert not failures, failures[0]
     assert happened["theirs equal"], "no template rendered: the fuzzer tests nothing"
-
-
-def test_the_same_seed_makes_the_same_templates() -> None:
-    made = [[fuzz.Templates(random.Random(5)).make(hostile) for hostile in (False, True)] for _ in range(2)]
-    assert made[0] == made[1]
 
 
 @pytest.mark.parametrize(

@@ -356,14 +356,6 @@ def test_many_overflowing_parts_are_as_in_hf(json_of: Any) -> None:
 
 
 @pytest.mark.fault(30)
-def test_overflowing_parts_are_bounded() -> None:
-    ours = Tokenizer.from_str(file())
-    ours.enable_truncation(10_000, stride=9_999)
-    with pytest.raises(TokenizerError, match="a smaller stride"):
-        ours.encode("a" * 20_000)
-
-
-@pytest.mark.fault(30)
 def test_the_int_objects_of_ids_are_as_many_as_there_are_tokens() -> None:
     """One id of a million cost an int object for each id below it, kept until the process ends."""
     code = (

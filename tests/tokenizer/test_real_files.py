@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from prelude.tokenizer import DecodeStream, Tokenizer
+from prelude.tokenizer._core import CoreTokenizer
 
-from tests.tokenizer.shared import families
-
-FAMILIES = families()
+from tests.fuzz_tokenizer import Pair, Strings
+from tests.tokenizer.conftest import REAL as FAMILIES
+from tests.tokenizer.conftest import needs_shared
+from tests.tokenizer.shared import golden, tokenizer_json
 
 
 @pytest.fixture(scope="module", params=FAMILIES or [pytest.param("", marks=pytest.mark.skip("no shared files"))])
@@ -94,3 +99,96 @@ def test_rank_files(shared: Path, golden_lines: list[str], name: str) -> None:
             golden = json.loads(line)
             text = golden.get("t") or golden_lines[golden["k"]]
             assert ours.encode_array(text).tolist() == golden["ids"], text
+
+
+# ---- recorded results, and fixed strings, through the core alone
+
+
+@needs_shared
+@pytest.mark.parametrize("name", FAMILIES)
+def test_golden(name: str, golden_lines: list[str]) -> None:
+    core = CoreTokenizer.from_json(tokenizer_json(name))
+    wrong: dict[str, list] = {"ids": [], "offsets": [], "decode": [], "skip": []}
+    lines = 0
+    for line in golden(name):
+        lines += 1
+        text = line["t"] if "t" in line else golden_lines[line["k"]]
+        ids, offsets, _ = core.encode_full(text)
+        if ids.tolist() != line["ids"] or core.encode_ids(text) != line["ids"]:
+            wrong["ids"].append(text)
+            continue
+        if not np.array_equal(offsets.reshape(-1), np.array(line["off"], np.int32)):
+            wrong["offsets"].append((text, offsets.reshape(-1).tolist(), line["off"]))
+        decoded = core.decode(ids, False)
+        expected = line.get("dec", text)
+        if decoded != expected:
+            wrong["decode"].append((text, decoded, expected))
+        if core.decode(ids, True) != line.get("dec_skip", expected):
+            wrong["skip"].append(text)
+    assert lines > 2000
+    assert {k: (len(v), v[:2]) for k, v in wrong.items() if v} == {}
+
+
+LLAMA_CPP = {
+    "bert-bge": "bert-base-uncased",
+    "command-r": "command-r",
+    "deepseek-r1-qwen": "qwen3",
+    "gpt-2": "gpt2",
+    "llama-bpe": "llama-3.2",
+    "llama-spm": "llama2",
+    "mpt": "gpt-neox",
+    "phi-3": "phi-3",
+    "qwen2": "qwen3",
+    "roberta-bpe": "roberta",
+}
+
+
+@needs_shared
+@pytest.mark.parametrize("name", LLAMA_CPP)
+def test_llama_cpp_vectors(name: str, shared: Path) -> None:
+    folder = shared / "conformance" / "llama.cpp"
+    texts = (folder / "inputs.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    expected = [
+        [int(i) for i in row.split()] for row in (folder / f"{name}.out").read_text(encoding="utf-8").split("\n")
+    ]
+    core = CoreTokenizer.from_json(tokenizer_json(LLAMA_CPP[name]))
+    got = [core.encode_ids(text) for text in texts]
+    assert got == expected[: len(texts)]
+
+
+CASES = 10_000
+
+
+def cases(pair: Pair) -> list[str]:
+    found: dict[str, None] = {}
+    maker = iter(Strings(random.Random(f"cases of {pair.name}"), pair.tokens, pair.added, []))
+    while len(found) < CASES:
+        found[next(maker)] = None
+    return list(found)
+
+
+@pytest.mark.long
+@pytest.mark.feature("J1")
+@needs_shared
+@pytest.mark.parametrize("name", FAMILIES)
+def test_ten_thousand_cases(name: str) -> None:
+    pair = Pair(name, tokenizer_json(name))
+    texts = cases(pair)
+    ids, offsets, words, starts = pair.core.encode_batch_full(texts)
+    encodings = pair.hf.encode_batch(texts, add_special_tokens=False)
+    rows = [e.ids for e in encodings]
+    checked = 0
+    flat, begins = pair.core.encode_batch_array(texts)
+    plain = [row.tolist() for row in np.split(flat, begins[1:-1])]
+    for i, (text, theirs, encoding) in enumerate(zip(texts, rows, encodings, strict=True)):
+        begin, end = starts[i], starts[i + 1]
+        assert plain[i] == theirs and ids[begin:end].tolist() == theirs, text
+        spans = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * len(theirs))
+        assert np.array_equal(offsets[begin:end].reshape(-1), spans), text
+        assert words[begin:end].tolist() == encoding.word_ids, text
+        checked += 1
+    assert checked >= 10_000
+    for skip in (False, True):
+        ours, theirs = pair.core.decode_batch(rows, skip), pair.hf.decode_batch(rows, skip_special_tokens=skip)
+        wrong = [(t, a, b) for t, a, b in zip(texts, ours, theirs, strict=True) if a != b]
+        assert wrong == []
