@@ -11,7 +11,7 @@ import pytest
 from prelude.tokenizer import Tokenizer
 
 from prelude import default_model
-from prelude.streaming.detokenize import BROKEN, RUN_BYTES, ByteDecoder, PieceDecoder, Texts, WindowDecoder
+from prelude.streaming.detokenize import BROKEN, RUN_BYTES, Texts, WindowDecoder
 from prelude.streaming.text import WORD_CHARS, Stops, TextState
 from tests import fuzz_streaming
 from tests.fuzz_streaming import SAMPLES, check, chunks, naive_cut
@@ -139,17 +139,6 @@ def test_a_state_belongs_to_one_text(tokenizer: Tokenizer) -> None:
 
 
 # ------------------------------------------------------------------ byte fallback, and anything else
-
-
-@pytest.mark.feature("I2")
-def test_the_decoder_follows_from_the_file(texts: Texts, shared: Path) -> None:
-    assert isinstance(texts.decoder(), ByteDecoder)
-    for name, kind in (("llama2", PieceDecoder), ("bert-base-uncased", PieceDecoder), ("t5", PieceDecoder)):
-        made = Texts(Tokenizer.from_file(shared / "tokenizers" / name / "tokenizer.json"))
-        assert isinstance(made.decoder(), kind), name
-    path = shared / "models" / "stories260k" / "tokenizer.json"
-    if path.is_file():
-        assert isinstance(Texts(Tokenizer.from_file(path)).decoder(), PieceDecoder)
 
 
 @pytest.mark.feature("I3")

@@ -22,15 +22,12 @@ from prelude.values import validation
 
 
 def asks_fitted(questions: Any) -> bool:
-    """Return whether one of a decision's questions is a fitted one."""
     if isinstance(questions, Mapping):
         questions = tuple(questions.values())
-    listed = type(questions) is list or type(questions) is tuple
-    return listed and any(map(is_fitted, questions))
+    return type(questions) in (list, tuple) and any(map(is_fitted, questions))
 
 
 def mixes_fitted(questions: Any) -> bool:
-    """Return whether some of a decision's questions are fitted ones, and some are not."""
     return asks_fitted(questions) and not all(map(is_fitted, named(questions)[0]))
 
 

@@ -12,11 +12,11 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
-from prelude.api.base import Health
+from prelude.api.engine import AsyncEngine, Engine
 from prelude.results import RequestStats
-from prelude.runtime.events import Event, Listener
+from prelude.runtime.events import Event
 
 # Help texts for Prometheus, by the names of ``stats()``.
 _COUNTERS = {
@@ -67,23 +67,13 @@ _REJECTED = ("queued_requests", "queued_tokens", "deadline")  # each has a serie
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Observed(Protocol):
-    """``Engine`` or ``AsyncEngine``."""
-
-    def stats(self) -> dict[str, Any]: ...
-
-    def health(self) -> Health: ...
-
-    def on_event(self, listener: Listener) -> Any: ...
-
-
 class PrometheusMetrics:
     """Registers a collector that reads ``engine.stats()`` when it is scraped, and histograms of times per request.
 
     ``registry`` defaults to a new one (``.registry``). ``close`` unregisters it.
     """
 
-    def __init__(self, engine: Observed, registry: Any = None, *, prefix: str = "prelude") -> None:
+    def __init__(self, engine: Engine | AsyncEngine, registry: Any = None, *, prefix: str = "prelude") -> None:
         try:
             from prometheus_client import CollectorRegistry, Histogram
         except ImportError as error:
@@ -179,7 +169,7 @@ def json_handler(stream: TextIO | None = None) -> logging.Handler:
     return handler
 
 
-def log_requests(engine: Observed, logger: logging.Logger | None = None) -> Any:
+def log_requests(engine: Engine | AsyncEngine, logger: logging.Logger | None = None) -> Any:
     """Logs the end of every request: its label and counters in the message, and as extra fields for ``json_handler``.
     Returns a function that stops it."""
     logger = logger or logging.getLogger("prelude.requests")

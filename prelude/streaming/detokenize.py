@@ -13,23 +13,13 @@ from __future__ import annotations
 
 import re
 from codecs import utf_8_decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 RUN_BYTES = 64
 BROKEN = "\ufffd"
 _WINDOW = 48
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-class Detokenizes(Protocol):
-    """The methods that any tokenizer needs; further ones of the package's own are used if they exist."""
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-
-    def id_to_token(self, token_id: int) -> str | None: ...
-
-    def get_vocab_size(self) -> int: ...
 
 
 class Decoder(Protocol):
@@ -183,7 +173,8 @@ class _Firsts(dict[int, "str | bytes | None"]):
 
 
 class WindowDecoder:
-    """Any other tokenizer: with each new token the last few are decoded again.
+    """Any other tokenizer, of which ``decode`` and ``id_to_token`` are known: with each new token the last few are
+    decoded again.
 
     ``ids`` begin with the last ones that made whole characters, for the context of those after them: some that are
     more than white space, since a decoder may strip the beginning of a text. The first ``known`` characters of their
@@ -192,7 +183,7 @@ class WindowDecoder:
 
     __slots__ = ("_decode", "_ids", "_known", "_read", "_run", "_token")
 
-    def __init__(self, tokenizer: Detokenizes) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._decode, self._token = tokenizer.decode, tokenizer.id_to_token
         self._ids: list[int] = []
         self._read = 0
@@ -209,7 +200,7 @@ class WindowDecoder:
         text = self._decode(self._ids)
         # An open character shows as one U+FFFD at the end; the text before it is certain.
         certain = len(text) - 1 if text.endswith(BROKEN) and not full else len(text)
-        new = text[self._known : certain]
+        new: str = text[self._known : certain]
         self._known = max(self._known, certain)
         if full or certain == len(text):
             later = self._ids[self._read :]
@@ -219,7 +210,7 @@ class WindowDecoder:
         return new
 
     def finish(self) -> str:
-        rest = self._decode(self._ids)[self._known :] if self._ids else ""
+        rest: str = self._decode(self._ids)[self._known :] if self._ids else ""
         self._ids = []
         return rest
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -56,7 +56,6 @@ class SystemOne:
         self._engines = Engines(engine)
         own, options = split_options(decide, Decide)
         self._model = Decide("", (), **own)
-        self._more = _after_questions(self._model)
         self._fitted = {one.name: one for one in fitted}
         if options is not None:
             raise ConfigError("options of one request are given with the request: answer(request, priority=...)")
@@ -117,7 +116,7 @@ class SystemOne:
     def _systemone(self, request: Any) -> Work:
         parsed = parse(request, self._fitted)
         self._check_model(request.get("model"))
-        parts = yield from self._answered(parsed, self._more)
+        parts = yield from self._answered(parsed, self._model)
         answers = {at: answer for numbers, part in parts for at, answer in zip(numbers, part)}
         usage, truncated = usage_of([part for _, part in parts])
         body: dict[str, Any] = {
@@ -132,13 +131,10 @@ class SystemOne:
     def _openai(self, request: Any) -> Work:
         parsed, asked, keywords = parse_openai(request)
         self._check_model(request.get("model"))
-        more = self._more
-        if keywords:
-            if "salt" in keywords:
-                keywords["salt"] = _joined(self._model.salt, keywords["salt"])
-            more = _after_questions(replace(self._model, **keywords))
+        if "salt" in keywords:
+            keywords["salt"] = _joined(self._model.salt, keywords["salt"])
         try:
-            parts = yield from self._answered(parsed, more)
+            parts = yield from self._answered(parsed, replace(self._model, **keywords))
         except SystemOneError as error:
             raise relocated(error, parsed.raw) from error
         return openai_body(self.name, asked, [part for _, part in parts])
@@ -153,10 +149,10 @@ class SystemOne:
             error_type="not_found_error" if isinstance(model, str) else None,
         )
 
-    def _answered(self, parsed: Parsed, more: tuple[Any, ...]) -> Generator[list[Decide], list[Any], list[Part]]:
+    def _answered(self, parsed: Parsed, model: Decide) -> Generator[list[Decide], list[Any], list[Part]]:
         """The answers of all questions, in parts that fit: a part that is too large is halved, down to one question.
         Fitted questions are a part of their own."""
-        settings, questions = Decide(parsed.state, (), *more), parsed.questions
+        settings, questions = replace(model, state=parsed.state), parsed.questions
         waiting = apart(settings, questions, range(len(questions)))
         done: list[Part] = []
         while waiting:
@@ -198,11 +194,6 @@ def system_one(given: Any, **options: Any) -> SystemOne:
     if options:
         raise ConfigError(f"{', '.join(options)}: options of a SystemOne are given where it is made")
     return given
-
-
-def _after_questions(task: Decide) -> tuple[Any, ...]:
-    """Return the fields of a task behind state and questions."""
-    return tuple([getattr(task, field.name) for field in fields(Decide)][2:])
 
 
 def _joined(salt: str | None, key: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,25 +57,23 @@ def main(chosen: argparse.Namespace) -> int:
     truth = [row.label for row in rows]
     report = calibrate(answers, truth, labels=chosen.labels, method=chosen.method, prior=prior, seed=chosen.seed)
     print(table(report))
-    if chosen.save:
-        with writing(chosen.save):
-            report.calibrator.save(chosen.save)
-    if chosen.save_prior and report.prior is not None:
-        with writing(chosen.save_prior):
-            report.prior.save(chosen.save_prior)
-    if chosen.report:
-        with writing(chosen.report):
-            Path(chosen.report).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
-    title = title_of(report, chosen)
+    figures = json.dumps(report.as_json(), indent=1) + "\n"
+    writes: list[tuple[str | None, Callable[[str], object]]] = [
+        (chosen.save, report.calibrator.save),
+        (chosen.report, lambda path: Path(path).write_text(figures, encoding="utf-8")),
+    ]
+    if report.prior is not None:
+        writes.append((chosen.save_prior, report.prior.save))
     if chosen.plot or chosen.risk_plot:
         from prelude.calibration import plots
 
-        if chosen.plot:
-            with writing(chosen.plot):
-                plots.reliability_plot(report.curves, chosen.plot, title=title)
-        if chosen.risk_plot:
-            with writing(chosen.risk_plot):
-                plots.risk_coverage_plot(report.curves, chosen.risk_plot, title=title)
+        title = title_of(report, chosen)
+        writes.append((chosen.plot, lambda path: plots.reliability_plot(report.curves, path, title=title)))
+        writes.append((chosen.risk_plot, lambda path: plots.risk_coverage_plot(report.curves, path, title=title)))
+    for path, write in writes:
+        if path:
+            with writing(path):
+                write(path)
     return 0
 
 

@@ -31,7 +31,6 @@ class Memo(Generic[K, V]):
 
     @property
     def weight(self) -> int:
-        """Weight of all entries."""
         return self._held + self._before
 
     def get(self, key: K) -> V | None:

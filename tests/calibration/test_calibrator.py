@@ -329,11 +329,3 @@ def test_a_file_that_is_no_prior(wrong: dict[str, Any], tmp_path: Path) -> None:
     if name in good:
         with pytest.raises(CalibrationError, match=rf"p\.json: {name} is missing"):
             PriorCorrection.load(path)
-
-
-def test_a_calibrator_is_never_applied_on_its_own() -> None:
-    """No field of a task, of the configuration or of an engine takes one."""
-    from prelude import Decide, EngineConfig, RequestOptions
-
-    names = [field.name for kind in (Decide, EngineConfig, RequestOptions) for field in dataclasses.fields(kind)]
-    assert not any("calibrat" in name or "prior" in name.replace("priority", "") for name in names)

@@ -48,18 +48,6 @@ def test_the_command_fits_on_some_rows_and_measures_on_the_others(
     assert "400 held-out answers; fitted on 200" in said and "ece, 95 %" in said
 
 
-def test_logprobs_are_normalised(tmp_path: Path) -> None:
-    shares, logs = (
-        [
-            list(row.answer.probabilities.values())
-            for row in read_rows(write_answered(tmp_path / name, 50, name))
-            if row.answer
-        ]
-        for name in ("probabilities", "logprobs")
-    )
-    assert np.abs(np.array(shares) - np.array(logs)).max() < 1e-12
-
-
 def test_rows_for_a_model_become_its_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = [("The library is open.", "English"), ("Der Zug hat Verspätung.", "German"), ("Il fait beau.", "French")]
     question, labels = "Which language is it?", ["English", "French", "German"]
@@ -152,14 +140,6 @@ def test_files_without_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "empty.jsonl").write_text("\n\n", encoding="utf-8")
     assert main(["calibrate", str(tmp_path / "empty.jsonl")]) == 2
     assert "no rows" in capsys.readouterr().err
-
-
-def test_the_label_of_a_level_may_be_a_number(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    rows = [{"probabilities": {"0": 0.2, "1": 0.8}, "label": label} for label in (0, 1)]
-    rows += [{"probabilities": {"yes": 0.2, "no": 0.8}, "label": label} for label in (True, False)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    assert [row.label for row in read_rows(file)] == ["0", "1", "yes", "no"]
 
 
 def test_a_text_may_hold_other_ends_of_lines(tmp_path: Path) -> None:
