@@ -27,7 +27,7 @@ cdef extern from "prelude/status.hpp" namespace "prelude" nogil:
 
 cdef extern from "prelude/block_allocator.hpp" namespace "prelude" nogil:
     cdef struct AllocatorAudit:
-        int64_t free, used, cached, counted_free, counted_held, counted_trie
+        int64_t free, used, cached
 
     cdef cppclass CBlockAllocator "prelude::BlockAllocator":
         CBlockAllocator(int32_t num_blocks, int32_t block_size) except +
@@ -209,8 +209,6 @@ cdef extern from "prelude/fold_finder.hpp" namespace "prelude" nogil:
 
 cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
     cdef enum class CacheMode(int32_t):
-        never
-        automatic
         always
 
     cdef struct RequestRow:
@@ -232,7 +230,6 @@ cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
 
     cdef enum class Verdict "prelude::OneShotGroup::Verdict"(int32_t):
         admitted
-        deferred
         full
 
     cdef cppclass COneShotGroup "prelude::OneShotGroup":
@@ -258,9 +255,7 @@ cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
 cdef extern from "pythread.h" nogil:
     ctypedef void* PyThread_type_lock
     ctypedef enum PyLockStatus:
-        PY_LOCK_FAILURE
         PY_LOCK_ACQUIRED
-        PY_LOCK_INTR
     PyThread_type_lock PyThread_allocate_lock()
     void PyThread_free_lock(PyThread_type_lock)
     PyLockStatus PyThread_acquire_lock_timed(PyThread_type_lock, long long microseconds, int interruptible)

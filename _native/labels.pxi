@@ -56,10 +56,6 @@ cdef class LabelPaths:
 
         Returns (the best label's index, probabilities by label in order, {label: probability}, {label: logprob},
         mass). The first label wins a tie."""
-        return self.weighed(labels, logprobs, first, alone, by_length, relative)
-
-    cdef tuple weighed(self, tuple labels, list logprobs, Py_ssize_t first, Py_ssize_t alone, cbool by_length,
-                       cbool relative):
         cdef Py_ssize_t i, n = self.ends.size(), index = 0
         cdef vector[double] joint, other
         cdef double best = -INFINITY, score, total, mass, level

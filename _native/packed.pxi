@@ -74,12 +74,8 @@ cdef extern from "prelude/cpu/targets.hpp" namespace "prelude::cpu" nogil:
 
 
 cdef const PackedKernels* for_packed[6]
-for_packed[0] = best_packed_kernels(Packing.f32)
-for_packed[1] = best_packed_kernels(Packing.bf16)
-for_packed[2] = best_packed_kernels(Packing.int8)
-for_packed[3] = best_packed_kernels(Packing.widened)
-for_packed[4] = best_packed_kernels(Packing.f16)
-for_packed[5] = best_packed_kernels(Packing.q4_k)
+for _at in range(6):
+    for_packed[<int> _at] = best_packed_kernels(<Packing> <int> _at)
 
 PACKINGS = {
     "float32": <int32_t> Packing.f32,

@@ -2,22 +2,12 @@
 #
 # The queues hold a reference on their contents, from push to take. Nothing here waits for a lock but WakeEvent.wait.
 
-cdef Py_ssize_t _links(const Link* link) noexcept:
-    cdef Py_ssize_t n = 0
-    while link != NULL:
-        n += 1
-        link = link.next
-    return n
-
-
 cdef list _contents(Link* link):
     """The contents of a chain, in its order; the queue's references on them are given back."""
     cdef list out = []
-    cdef object content
     try:
-        for _ in range(_links(link)):
-            content = <object>(<Parcel*>link).content
-            out.append(content)
+        while link != NULL:
+            out.append(<object>(<Parcel*>link).content)
             link = _drop_first(link)
     finally:
         _drop_all(link)  # no memory for the list

@@ -1,7 +1,7 @@
 # Recurrent layers over the forest of a step; the drawing is in include/prelude/cpu/recurrent.hpp.
 
 
-cdef extern from "prelude/cpu/recurrent_types.hpp" namespace "prelude::cpu" nogil:
+cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
     cdef struct ConvolveArgs:
         const void* x
         void* out
@@ -95,7 +95,7 @@ def state_floats(tuple shape) -> int:
 
 cdef class Sequences:
     """The segments of a step, for all of its recurrent layers: ``starts`` [S + 1], ``parents``, ``load`` and ``store``
-    [S]; see ``Segments`` in recurrent_types.hpp. ``entries``: how many states the caller has memory for. ``kernel``:
+    [S]; see ``Segments`` in types.hpp. ``entries``: how many states the caller has memory for. ``kernel``:
     inputs that a convolution reads for a token. ``ValueError`` where the segments are no forest or share an entry."""
 
     cdef SequencePlan plan

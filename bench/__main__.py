@@ -16,11 +16,9 @@ FOLDER = Path(__file__).resolve().parent
 # Names by folder; a module's name is that of its file.
 COMMANDS = {
     "engine": "engine.decisions",
-    "overlap": "engine.overlap",
     "prefixes": "engine.prefixes",
     "allowed_tokens": "engine.allowed_tokens",
     "bulk": "engine.bulk",
-    "pauses": "engine.pauses",
     "shares": "engine.shares",
     "fidelity": "engine.fidelity",
     "fit": "engine.fit",
@@ -35,9 +33,7 @@ COMMANDS = {
     "host_path": "host.path",
     "typed_decisions": "host.typed_decisions",
     "clients": "host.clients",
-    "tiny": "host.tiny",
     "instructions": "host.instructions",
-    "shared_cpu": "shared_cpu",
     "tables": "tables",
     "serving": "serving.service",
     "gpu_first": "gpu.first",

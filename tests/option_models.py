@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tests.markers import byte_tokenizer
-
 Formula = Callable[..., Any]
 
 
@@ -45,16 +43,21 @@ def random_weights(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict
 
 def save_tokenizer(path: Path, specials: tuple[str, ...], added: Mapping[str, int] | None = None) -> None:
     """One token a byte behind ``specials``, and ``added`` ones at their ids."""
-    found = byte_tokenizer()
-    alphabet = [token for token in found["model"]["vocab"] if len(token) == 1]
-    names = {name: index for index, name in enumerate(specials)}
-    found["model"]["vocab"] = names | {token: len(names) + at for at, token in enumerate(sorted(alphabet))}
+    usual = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = sorted(map(chr, [*usual, *range(256, 256 + 256 - len(usual))]))
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    found["added_tokens"] = [
-        {"id": index, "content": name, "special": True} | plain for name, index in (names | dict(added or {})).items()
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found), encoding="utf-8")
+    ids = {name: index for index, name in enumerate(specials)} | dict(added or {})
+    spaces = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    vocab = {token: index for index, token in enumerate((*specials, *alphabet))}
+    found = {
+        "version": "1.0",
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
+        "added_tokens": [{"id": index, "content": name, "special": True} | plain for name, index in ids.items()],
+        "pre_tokenizer": spaces,
+        "decoder": spaces,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "[UNK]", "dropout": None},
+    }
+    write_json(path, found)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -140,4 +143,49 @@ def write_pointer(path: Path, **changes: Any) -> Path:
     save_file({name: 4 * value for name, value in random_weights(shapes).items()}, path / "pointer_head.safetensors")
     write_json(path / "pointer_head.json", {"head_dim": 32, "temperature": 1.5, **changes})
     save_tokenizer(path / "tokenizer.json", KEV_TOKENS)
+    return path
+
+
+def write_laya(path: Path, recorded: dict[str, Any], tensor: Formula) -> Path:
+    """A model with a marker head. ``tensor(name, shape, gain)`` makes a weight."""
+    made = weights(recorded, tensor) | {"temperature": torch.ones(3)}
+    write_json(path / "rl_agent_config.json", recorded["agent_config"])
+    write_json(path / "encoder/config.json", recorded["encoder_config"])
+    save_tokenizer(path / "tokenizer/tokenizer.json", BERT_SPECIALS)
+    save_file(made, path / "model.safetensors")
+    return path
+
+
+AGENT: dict[str, Any] = {
+    "head_layers": 2,
+    "max_len": 200,
+    "head_max_len": 120,
+    "temperature": [1.5, 0.75, 2.0],
+    "temperature_by_options": {"choice:2": 1.25, "choice:11+": 0.1},
+}
+ENCODER: dict[str, Any] = {
+    "model_type": "modernbert",
+    "vocab_size": 261,
+    "hidden_size": 128,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "local_attention": 16,
+}
+
+
+def write_random(path: Path, agent: dict[str, Any] | None = None, encoder: dict[str, Any] | None = None) -> Path:
+    """One with random weights; ``agent`` and ``encoder`` change its two configs."""
+    from prelude.models.files import ModelDirectory
+    from prelude.models.options.laya import LAYA
+
+    write_laya(path, {"agent_config": AGENT, "encoder_config": ENCODER, "tensors": {}, "gains": []}, lambda *_: None)
+    made = random_weights(LAYA.network(ModelDirectory(path)).spec.tensors())
+    made["scorer.0.weight"] += 1
+    save_file(
+        {name.replace("in_proj.", "in_proj_"): value for name, value in made.items()}, path / "model.safetensors"
+    )
+    write_json(path / "rl_agent_config.json", {**AGENT, **(agent or {})})
+    write_json(path / "encoder/config.json", {**ENCODER, **(encoder or {})})
     return path

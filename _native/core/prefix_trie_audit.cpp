@@ -31,7 +31,7 @@ void PrefixTrie::audit_lists(TrieAudit& a) const {
       before = i;
     }
     if (before != list->hottest() || length != list->size()) a.fail("a list's end or length is wrong", before);
-    (list == &probation_ ? a.probation : a.protect) = length;
+    a.listed += length;
   }
 }
 
@@ -39,8 +39,7 @@ void PrefixTrie::audit_lists(TrieAudit& a) const {
 void PrefixTrie::audit_node(int32_t i, const std::vector<int64_t>& rank, TrieAudit& a) const {
   const Node& n = nodes_[i];
   ++a.nodes;
-  ++(state(i) == NodeState::ready ? a.ready : a.promised);
-  a.covered += n.cover != 0;
+  a.promised += state(i) == NodeState::promised;
   const int64_t mine = rank[static_cast<size_t>(i)];
   if ((mine >= 0) != (n.cover == 0) || (mine >= 0) != n.listed) a.fail("listed is not the same as not covered", i);
   if (state(i) == NodeState::promised && n.cover == 0) a.fail("a promised node is not covered", i);
@@ -118,7 +117,7 @@ TrieAudit PrefixTrie::audit() const {
   audit_table(a);
   if (a.in_table != a.nodes || a.nodes != num_nodes()) a.fail("table, arena and counter disagree", -1);
   if (a.promised != num_promised()) a.fail("the counter of promised nodes is wrong", -1);
-  if (a.probation + a.protect != a.pool.cached) a.fail("listed nodes != cached blocks", -1);
+  if (a.listed != a.pool.cached) a.fail("listed nodes != cached blocks", -1);
   return a;
 }
 

@@ -1,5 +1,3 @@
-// GCC and Clang compile a region for another target than the build's; elsewhere, and on other machines, there is
-// the portable version alone. Nothing of a region is called before the processor was asked.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -7,15 +5,8 @@
 #include <initializer_list>
 #include <limits>
 
+#include "prelude/cpu/regions.hpp"
 #include "prelude/cpu/targets.hpp"
-
-#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
-#define PRELUDE_X86_TARGETS 1
-#include <immintrin.h>
-#elif defined(__aarch64__) && defined(__GNUC__)
-#define PRELUDE_NEON 1
-#include <arm_neon.h>
-#endif
 
 namespace prelude::cpu {
 
@@ -40,16 +31,7 @@ PRELUDE_KERNELS("portable")
 
 #ifdef PRELUDE_X86_TARGETS
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
-// GCC 12 takes the undefined vectors of its own intrinsics for a mistake.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-#endif
+PRELUDE_REGION("avx2,fma")
 namespace avx2 {
 // clang-format off: the order matters
 #include "prelude/cpu/lanes_avx2.hpp"
@@ -60,14 +42,9 @@ namespace avx2 {
 // clang-format on
 PRELUDE_KERNELS("avx2")
 }  // namespace avx2
-#if defined(__clang__)
-#pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx2,fma"))), apply_to = function)
-#else
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx2,fma")
-#endif
+PRELUDE_REGION_END
+
+PRELUDE_REGION("avx512f,avx2,fma")
 namespace avx512 {
 // clang-format off: the order matters
 #include "prelude/cpu/lanes_avx512.hpp"
@@ -78,12 +55,7 @@ namespace avx512 {
 // clang-format on
 PRELUDE_KERNELS("avx512")
 }  // namespace avx512
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#pragma GCC diagnostic pop
-#endif
+PRELUDE_REGION_END
 
 #endif  // PRELUDE_X86_TARGETS
 

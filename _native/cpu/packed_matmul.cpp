@@ -15,6 +15,7 @@
 
 #include "prelude/cpu/blocks.hpp"
 #include "prelude/cpu/half.hpp"
+#include "prelude/cpu/regions.hpp"
 #include "prelude/cpu/targets.hpp"
 #include "prelude/status.hpp"
 
@@ -22,24 +23,25 @@
 #include <sys/mman.h>
 #endif
 
-#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
-#define PRELUDE_X86_TARGETS 1
+#ifdef PRELUDE_X86_TARGETS
 #include <cpuid.h>
-#include <immintrin.h>
 #if defined(__linux__) && defined(__x86_64__)
 #define PRELUDE_AMX 1
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
-#elif defined(__aarch64__) && defined(__GNUC__)
-#define PRELUDE_NEON 1
-#include <arm_neon.h>
-#ifdef __linux__
+#elif defined(PRELUDE_NEON) && defined(__linux__)
 #include <sys/auxv.h>
-#endif
 #endif
 
 namespace prelude::cpu {
+
+// The tables of a target, by packing; pairs of bfloat16 take an instruction that most have not.
+#define PRELUDE_TABLES(name, Int8)                                                                  \
+  const PackedKernels kF32 = packed_table<F32Dot>(name), kInt8 = packed_table<Int8>(name);          \
+  const PackedKernels kWidened = packed_table<WidenedDot>(name), kF16 = packed_table<F16Dot>(name); \
+  const PackedKernels kFour = packed_table<FourDot<Int8>>(name);                                    \
+  const PackedKernels* const kTables[] = {&kF32, nullptr, &kInt8, &kWidened, &kF16, &kFour};
 
 // The namespaces are not those of kernels.cpp: the same functions are compiled here for other processors.
 namespace packed_portable {
@@ -49,25 +51,12 @@ namespace packed_portable {
 #include "prelude/cpu/dots_portable.hpp"
 #include "prelude/cpu/body_packed.hpp"
 // clang-format on
-const PackedKernels kF32 = packed_table<F32Dot>("portable");
-const PackedKernels kInt8 = packed_table<Int8Dot>("portable");
-const PackedKernels kFour = packed_table<FourDot<Int8Dot>>("portable");
-const PackedKernels kWidened = packed_table<WidenedDot>("portable");
-const PackedKernels kF16 = packed_table<F16Dot>("portable");
+PRELUDE_TABLES("portable", Int8Dot)
 }  // namespace packed_portable
 
 #ifdef PRELUDE_X86_TARGETS
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-// GCC 12 takes the undefined vectors of its own intrinsics for a mistake.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
+PRELUDE_REGION("avx2,fma,f16c")
 namespace packed_avx2 {
 // clang-format off: the order matters
 #include "prelude/cpu/lanes_avx2.hpp"
@@ -75,21 +64,11 @@ namespace packed_avx2 {
 #include "prelude/cpu/dots_avx2.hpp"
 #include "prelude/cpu/body_packed.hpp"
 // clang-format on
-const PackedKernels kF32 = packed_table<F32Dot>("avx2");
-const PackedKernels kInt8 = packed_table<Int8Dot>("avx2");
-const PackedKernels kFour = packed_table<FourDot<Int8Dot>>("avx2");
-const PackedKernels kWidened = packed_table<WidenedDot>("avx2");
-const PackedKernels kF16 = packed_table<F16Dot>("avx2");
+PRELUDE_TABLES("avx2", Int8Dot)
 }  // namespace packed_avx2
-#if defined(__clang__)
-#pragma clang attribute pop
-#pragma clang attribute push( \
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")
-#endif
+PRELUDE_REGION_END
+
+PRELUDE_REGION("avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")
 namespace packed_avx512 {
 // clang-format off: the order matters
 #include "prelude/cpu/lanes_avx512.hpp"
@@ -100,22 +79,13 @@ namespace packed_avx512 {
 #include "prelude/cpu/dots_amx.hpp"
 #endif
 // clang-format on
-const PackedKernels kInt8 = packed_table<Int8Dot>("avx512");
-const PackedKernels kFour = packed_table<FourDot<Int8Dot>>("avx512");
-const PackedKernels kWidened = packed_table<WidenedDot>("avx512");
-const PackedKernels kF16 = packed_table<F16Dot>("avx512");
+PRELUDE_TABLES("avx512", Int8Dot)
 const PackedKernels kBf16 = packed_table<Bf16Dot>("avx512");
-const PackedKernels kF32 = packed_table<F32Dot>("avx512");
 #ifdef PRELUDE_AMX
 const PackedKernels kPairTiles = pair_tiles(std::make_integer_sequence<int, kMostPackedRows>{});
 #endif
 }  // namespace packed_avx512
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#pragma GCC diagnostic pop
-#endif
+PRELUDE_REGION_END
 
 #endif  // PRELUDE_X86_TARGETS
 
@@ -127,13 +97,9 @@ namespace packed_neon {
 #include "prelude/cpu/dots_neon.hpp"
 #include "prelude/cpu/body_packed.hpp"
 // clang-format on
-const PackedKernels kF32 = packed_table<F32Dot>("neon");
-const PackedKernels kInt8 = packed_table<Int8Sums<false>>("neon");
-const PackedKernels kFour = packed_table<FourDot<Int8Sums<false>>>("neon");
+PRELUDE_TABLES("neon", Int8Sums<false>)
 const PackedKernels kInt8Dot = packed_table<Int8Sums<true>>("neon_dot");
 const PackedKernels kFourDot = packed_table<FourDot<Int8Sums<true>>>("neon_dot");
-const PackedKernels kWidened = packed_table<WidenedDot>("neon");
-const PackedKernels kF16 = packed_table<F16Dot>("neon");
 }  // namespace packed_neon
 #endif
 
@@ -242,14 +208,6 @@ bool supported(const char* name, Packing packing) {
   if (std::strcmp(name, "neon_dot") == 0) return quantizes(packing) && has_dot();
 #endif
   return std::strcmp(name, "portable") == 0;
-}
-
-// Of a target without an instruction for pairs of bfloat16.
-const PackedKernels* without_pairs(Packing packing, const PackedKernels& f32, const PackedKernels& int8,
-                                   const PackedKernels& widened, const PackedKernels& f16,
-                                   const PackedKernels& four) {
-  const PackedKernels* found[] = {&f32, nullptr, &int8, &widened, &f16, &four};
-  return found[static_cast<int>(packing)];
 }
 
 // Outputs [first, last) of a packed weight; `weight` is the first one's row.
@@ -455,24 +413,17 @@ const PackedKernels* packed_kernels_named(const char* name, Packing packing) {
 #ifdef PRELUDE_AMX
   if (std::strcmp(name, "amx") == 0) return &packed_avx512::kPairTiles;
 #endif
+  const auto at = static_cast<int>(packing);
 #ifdef PRELUDE_X86_TARGETS
-  if (std::strcmp(name, "avx512") == 0) {
-    const PackedKernels* found[] = {&packed_avx512::kF32,     &packed_avx512::kBf16, &packed_avx512::kInt8,
-                                    &packed_avx512::kWidened, &packed_avx512::kF16,  &packed_avx512::kFour};
-    return found[static_cast<int>(packing)];
-  }
-  if (std::strcmp(name, "avx2") == 0)
-    return without_pairs(packing, packed_avx2::kF32, packed_avx2::kInt8, packed_avx2::kWidened, packed_avx2::kF16,
-                         packed_avx2::kFour);
+  if (std::strcmp(name, "avx512") == 0)
+    return packing == Packing::bf16 ? &packed_avx512::kBf16 : packed_avx512::kTables[at];
+  if (std::strcmp(name, "avx2") == 0) return packed_avx2::kTables[at];
 #elif defined(PRELUDE_NEON)
   if (std::strcmp(name, "neon_dot") == 0)
     return packing == Packing::int8 ? &packed_neon::kInt8Dot : &packed_neon::kFourDot;
-  if (std::strcmp(name, "neon") == 0)
-    return without_pairs(packing, packed_neon::kF32, packed_neon::kInt8, packed_neon::kWidened, packed_neon::kF16,
-                         packed_neon::kFour);
+  if (std::strcmp(name, "neon") == 0) return packed_neon::kTables[at];
 #endif
-  return without_pairs(packing, packed_portable::kF32, packed_portable::kInt8, packed_portable::kWidened,
-                       packed_portable::kF16, packed_portable::kFour);
+  return packed_portable::kTables[at];
 }
 
 const PackedKernels* best_packed_kernels(Packing packing) {

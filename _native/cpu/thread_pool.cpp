@@ -1,3 +1,5 @@
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -9,10 +11,6 @@
 #include "prelude/cpu/parallel.hpp"
 #include "prelude/cpu/places.hpp"
 #include "prelude/pause.hpp"
-
-#ifndef _WIN32
-#include <pthread.h>
-#endif
 
 namespace prelude::cpu {
 namespace {
@@ -125,9 +123,7 @@ class Pool {
 
 constinit Pool pool;
 
-#ifndef _WIN32
 [[maybe_unused]] const int kForks = pthread_atfork(nullptr, nullptr, [] { pool.forget_workers(); });
-#endif
 
 std::atomic<int> count_of_process{1};
 thread_local int count_of_thread = 0;

@@ -11,6 +11,7 @@
 
 #include "check.hpp"
 #include "prelude/cpu/attention_plan.hpp"
+#include "prelude/cpu/row_work.hpp"
 #include "random_values.hpp"
 
 namespace prelude::cpu::portable {

@@ -1,6 +1,10 @@
 // The pool of threads: every piece is computed once, by threads of the call alone; a worker that sleeps is woken;
 // calls of several threads and forked processes are served. Under ThreadSanitizer this also shows that a caller sees
 // all that its workers have written.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -10,12 +14,6 @@
 
 #include "check.hpp"
 #include "prelude/cpu/parallel.hpp"
-
-#ifndef _WIN32
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-#endif
 
 using namespace prelude::cpu;
 
@@ -106,7 +104,7 @@ void check_ids() {
 }
 
 // ThreadSanitizer refuses threads in a forked child.
-#if !defined(_WIN32) && !defined(__SANITIZE_THREAD__)
+#if !defined(__SANITIZE_THREAD__)
 void check_forked_children_have_workers_of_their_own() {
   std::atomic<bool> ended{false};
   std::thread busy([&] {  // owns the pool in the moment of most forks

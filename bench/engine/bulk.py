@@ -22,7 +22,6 @@ import psutil
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
-from bench.host.tiny import write_model
 from prelude import Engine, EngineConfig, Loglikelihood
 from prelude.bulk.files import Table
 from prelude.bulk.form import Form
@@ -30,6 +29,38 @@ from prelude.bulk.journal import Journal
 from prelude.bulk.run import BulkRun
 
 RUBRIC, TAIL, WINDOW = 2000, 20, 1024
+SIZES: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+    "initializer_range": 0.12,
+}
+
+
+def write_model(path: Path) -> None:
+    """131,520 random parameters, and a tokenizer of 512 bytes and pairs of them."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(path)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=["<pad>", "<s>", "</s>"], initial_alphabet=alphabet)
+    draw = np.random.default_rng(0)
+    texts = [" ".join(map(str, draw.integers(0, 1000, 50))) for _ in range(200)]
+    tokenizer.train_from_iterator(texts, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(path)
 
 
 def rubric(report: Report, rows: int) -> None:

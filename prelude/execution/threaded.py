@@ -5,7 +5,7 @@
     its own thread  ... run n ─────────────▶ run n+1 ──────┴──▶ ...
 
 It saves the time of the host between two steps, as far as the interpreter lock is free then; it costs
-the way from thread to thread, twice a step. ``python -m bench overlap`` measures both.
+the way from thread to thread, twice a step.
 """
 
 from __future__ import annotations

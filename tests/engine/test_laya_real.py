@@ -17,8 +17,7 @@ from prelude.models.files import ModelDirectory
 from prelude.models.options.laya import LAYA
 from prelude.readouts.batch import HeadOutput
 from tests.admission import toys
-from tests.markers import write_random
-from tests.option_models import random_weights, write_json
+from tests.option_models import random_weights, write_json, write_random
 
 SPECIALS = {"[UNK]": 50280, "[CLS]": 50281, "[SEP]": 50282, "[PAD]": 50283, "[MASK]": 50284}
 ENCODER = {"vocab_size": 50288, "hidden_size": 64, "max_position_embeddings": 1024, "num_attention_heads": 2}

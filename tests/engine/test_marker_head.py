@@ -16,8 +16,7 @@ from prelude.errors import InvalidRequest, ModelError, PromptTooLong, Unsupporte
 from prelude.systemone import SystemOne
 from prelude.values.model_settings import OptionSettings
 from tests.engine.test_option_models import QUESTIONS, STATE
-from tests.markers import write_laya, write_random
-from tests.option_models import formula_of
+from tests.option_models import formula_of, write_laya, write_random
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from prelude import Choice, Decide, Engine, EngineConfig, Noul, Score
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, UnsupportedModel
 from prelude.systemone import SystemOne
 from tests.encoders import write_encoder
-from tests.markers import write_random
 from tests.option_models import (
     BERT_SPECIALS,
     formula_of,
@@ -27,6 +26,7 @@ from tests.option_models import (
     write_json,
     write_opendecider,
     write_pointer,
+    write_random,
 )
 from tests.threads import use_threads
 

@@ -30,8 +30,7 @@ namespace prelude {
 struct AllocatorAudit {
   const char* broken = nullptr;  // the invariant that fails, or null
   int64_t at = -1;               // the block where it shows
-  int64_t total = 0, free = 0, used = 0, cached = 0;
-  int64_t counted_free = 0, counted_held = 0, counted_trie = 0;
+  int64_t free = 0, used = 0, cached = 0, counted_free = 0;
 };
 
 class BlockAllocator {
@@ -149,14 +148,14 @@ inline Result BlockAllocator::release(const int32_t* ids, int64_t n) {
 
 inline AllocatorAudit BlockAllocator::audit() const {
   AllocatorAudit a;
-  a.total = num_blocks_, a.free = num_free(), a.used = num_used(), a.cached = num_cached();
+  a.free = num_free(), a.used = num_used(), a.cached = num_cached();
   auto fail = [&a](const char* what, int64_t at) {
     if (a.broken == nullptr) a.broken = what, a.at = at;
   };
   for (int32_t b = 0; b < num_blocks_; ++b) {
     const uint32_t s = blocks_[b].state;
     if (s == kMarked) fail("a block is left marked", b);
-    ++(s == kFree ? a.counted_free : s == kInTrie ? a.counted_trie : a.counted_held);
+    a.counted_free += s == kFree;
   }
   std::vector<bool> on_list(static_cast<size_t>(num_blocks_));
   for (int64_t i = 0; i < a.free && i < num_blocks_; ++i) {
@@ -169,9 +168,8 @@ inline AllocatorAudit BlockAllocator::audit() const {
       on_list[static_cast<size_t>(b)] = true;
     }
   }
-  if (a.free + a.used + a.cached != a.total) fail("free + used + cached != total", -1);
+  if (a.free + a.used + a.cached != num_blocks_) fail("free + used + cached != total", -1);
   if (a.free != a.counted_free) fail("free blocks are missing from the free list", -1);
-  if (a.used + a.cached != a.counted_held + a.counted_trie) fail("used + cached != held + in trie", -1);
   return a;
 }
 

@@ -66,7 +66,6 @@ class HostBlocks final : public Leaver {
   int64_t num_evicted() const { return static_cast<int64_t>(host_.counters().evicted) - dropped_; }
   int64_t least() const { return least_; }
   const HostCounters& counters() const { return counters_; }
-  bool waiting() const { return !out_blocks_.empty(); }
 
   void leaves(const int32_t* nodes, int32_t count) noexcept override;
 

@@ -1,10 +1,6 @@
 // A word to the processor that this thread looks at memory again and again.
 #pragma once
 
-#if defined(_M_X64) || defined(_M_ARM64)
-#include <intrin.h>
-#endif
-
 namespace prelude {
 
 inline void pause() noexcept {
@@ -12,10 +8,6 @@ inline void pause() noexcept {
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
-#elif defined(_M_X64)
-  _mm_pause();
-#elif defined(_M_ARM64)
-  __yield();
 #endif
 }
 

@@ -79,7 +79,7 @@ struct TrieCounters {
 struct TrieAudit {
   const char* broken = nullptr;
   int64_t at = -1;
-  int64_t nodes = 0, ready = 0, promised = 0, covered = 0, probation = 0, protect = 0, in_table = 0;
+  int64_t nodes = 0, promised = 0, listed = 0, in_table = 0;
   AllocatorAudit pool;
 
   void fail(const char* what, int64_t where) {  // the first one is kept

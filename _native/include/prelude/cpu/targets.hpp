@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "prelude/cpu/half.hpp"
-#include "prelude/cpu/recurrent_types.hpp"
 #include "prelude/cpu/types.hpp"
 
 namespace prelude::cpu {
