@@ -105,7 +105,7 @@ def check_messages(ctx: AdmissionContext, messages: Sequence[Any], field: str) -
         here = f"{field}[{index}]"
         if not isinstance(message.get("role"), str):
             raise InvalidRequest(f"role {shown(message.get('role'))} is not a string", field=f"{here}.role")
-        content_text(message.get("content"), f"{here}.content", ctx.max_chars)
+        check_content(message.get("content"), f"{here}.content", ctx.max_chars)
     return chars
 
 
@@ -275,20 +275,19 @@ def too_many_characters(ctx: AdmissionContext, field: str) -> RequestTooLarge:
     )
 
 
-def content_text(content: Any, field: str, most: int) -> str:
-    """A message's content as text: a string, ``None``, or a list of ``{"type": "text", "text": ...}`` parts."""
+def check_content(content: Any, field: str, most: int) -> None:
+    """A message's content is text, ``None``, or a list of ``{"type": "text", "text": ...}`` parts."""
     if content is None:
-        return ""
+        return
     if isinstance(content, str):
-        return validation.text(content, field, most)
+        validation.text(content, field, most)
+        return
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
         raise InvalidRequest(f"{shown(content)} is not text or a list of text parts", field=field)
     if len(content) > most:
         raise RequestTooLarge(f"{len(content)} parts; the limit is {most}", field=field)
-    texts = []
     for index, part in enumerate(content):
         if not isinstance(part, Mapping) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, Mapping) else part
             raise InvalidRequest(f"{shown(kind)} is not a text part; only text is taken", field=f"{field}[{index}]")
-        texts.append(validation.text(part.get("text"), f"{field}[{index}].text", most))
-    return "".join(texts)
+        validation.text(part.get("text"), f"{field}[{index}].text", most)

@@ -64,11 +64,22 @@ def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed, 
     def finish(outcome: Outcome) -> Embedding:
         vector = outcome.output.vectors[0]
         for module in dense:
-            vector = module(vector)
+            vector = _projected(vector, module)
         vector = (unit(vector) if by_module else vector)[:dimensions]
         return Embedding.of(unit(vector) if normalize else vector.copy(), outcome.stats)
 
     return admitted(ctx, scope, task, TokenTree.single(prompt.token_ids), readout, finish, truncated=prompt.truncated)
+
+
+def _projected(vector: F32, module: Dense) -> F32:
+    made = module.weight @ vector
+    if module.bias is not None:
+        made += module.bias
+    if module.activation == "tanh":
+        np.tanh(made, out=made)
+    elif module.activation == "relu":
+        np.maximum(made, 0.0, out=made)
+    return made
 
 
 def _sizes(ctx: AdmissionContext, pooling: str) -> tuple[tuple[Dense, ...], int, int]:

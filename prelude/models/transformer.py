@@ -22,7 +22,7 @@ with rows of float32.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -30,11 +30,14 @@ from prelude._native import cpu
 from prelude.models.arrays import F32, Array, aligned, as_type, widen
 from prelude.models.mixer_sides import BeforeMixer, BehindMixer, InProj, SomeOutputs, before_attention, part_of
 from prelude.models.ops import RotaryTable, activate
+from prelude.models.packed import PackedLinear
 from prelude.models.recurrent import StepStates, room_of
 from prelude.models.spec import Attention, ModelSpec
 from prelude.models.weights import LayerWeights, ModelWeights
 from prelude.records import dataclass
 from prelude.values.arrays import F64
+
+Logits = TypeVar("Logits", F32, F64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,30 +159,34 @@ class Transformer:
 
     def logits(self, normed: F32) -> F32:
         """Float32 logits of rows after the final norm."""
-        head = self.weights.lm_head
-        if head is None:
-            raise ValueError("this model has no language-model head, so it has no logits")
-        masked = self.weights.masked
-        if masked is not None:
-            logits = head(self._rows(masked(normed)))
-            logits += masked.bias
-            return logits
-        logits = head(self._rows(normed))
-        if self.spec.logit_cap:
-            _cap(logits, np.float32(self.spec.logit_cap))
-        return logits
+        head, rows = self._head(normed)
+        logits = head(self._rows(rows))
+        if self.weights.masked is not None:
+            logits += self.weights.masked.bias
+        return self._capped(logits)
 
     def logits_of(self, normed: F32, tokens: Array) -> F64:
         """Logit n of token ``tokens[n]``, int64, for row n after the final norm."""
-        head = self.weights.lm_head
+        head, rows = self._head(normed)
+        logits = head.of_pairs(rows, tokens)
+        if self.weights.masked is not None:
+            logits += self.weights.masked.bias[tokens]
+        return self._capped(logits)
+
+    def _head(self, normed: F32) -> tuple[PackedLinear, F32]:
+        """Return the language-model head and the rows that it reads."""
+        head, masked = self.weights.lm_head, self.weights.masked
         if head is None:
             raise ValueError("this model has no language-model head, so it has no logits")
-        masked = self.weights.masked
-        if masked is not None:
-            return head.of_pairs(masked(normed), tokens) + masked.bias[tokens]
-        logits = head.of_pairs(normed, tokens)
+        return head, normed if masked is None else masked(normed)
+
+    def _capped(self, logits: Logits) -> Logits:
+        """Return ``cap * tanh(logits / cap)``, in the memory of ``logits``."""
         if self.spec.logit_cap:
-            _cap(logits, np.float64(self.spec.logit_cap))
+            cap = logits.dtype.type(self.spec.logit_cap)
+            np.divide(logits, cap, out=logits)
+            np.tanh(logits, out=logits)
+            np.multiply(logits, cap, out=logits)
         return logits
 
     def _rows(self, rows: F32) -> Array:
@@ -391,10 +398,3 @@ def _gated(attended: Array, gates: Array | None) -> Array:
     if gates is not None:
         cpu.gate(attended, gates, attended)
     return attended
-
-
-def _cap(logits: F32 | F64, cap: np.floating[Any]) -> None:
-    """``cap * tanh(logits / cap)``, in place."""
-    np.divide(logits, cap, out=logits)
-    np.tanh(logits, out=logits)
-    np.multiply(logits, cap, out=logits)

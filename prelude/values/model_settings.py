@@ -4,12 +4,12 @@ that reads the options of a question."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from prelude.records import dataclass, field
-from prelude.values.arrays import F32
+
+if TYPE_CHECKING:
+    from prelude.values.arrays import F32
 
 POOLINGS = ("last", "cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean")
 """sentence-transformers' names, but for its "lasttoken". "mean_sqrt_len_tokens" divides the sum by the root of the
@@ -25,16 +25,6 @@ class Dense:
     weight: F32  # [outputs, inputs]
     bias: F32 | None
     activation: str  # "identity", "tanh" or "relu"
-
-    def __call__(self, vector: F32) -> F32:
-        made = self.weight @ vector
-        if self.bias is not None:
-            made += self.bias
-        if self.activation == "tanh":
-            np.tanh(made, out=made)
-        elif self.activation == "relu":
-            np.maximum(made, 0.0, out=made)
-        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,7 @@ def test_a_prepared_request_owns_its_arrays(preparer: Preparer) -> None:
 def test_a_snapshot_of_a_task_that_cannot_change_is_the_task_itself() -> None:
     for task in (Embed("x"), Decide("x", (YesNo("a"), Choice("b", ("c",)))), Generate("x"), Loglikelihood("x", "y")):
         assert snapshot(task) is task
+    assert snapshot(Classify(("a text", "another"))).prompt == ("a text", "another")  # a pair stays a pair
     for bad in (Embed(None), Decide(5, 5), Generate({"role": "user"}), Decide("x", ["y"])):  # type: ignore[arg-type, list-item]
         with pytest.raises(InvalidRequest):
             toys.make().prepare(snapshot(bad))
@@ -187,6 +188,40 @@ def test_threads_share_a_preparer() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+# ------------------------------------------------------------------ many tasks
+
+
+class Kind(Decide):
+    """A subclass of a task."""
+
+
+def test_a_subclass_of_a_task_is_the_task(preparer: Preparer) -> None:
+    asked = (Choice("Which?", ("red", "blue")),)
+    [found] = preparer.prepare_all([Kind("a state", asked)])
+    assert not isinstance(found, Exception)
+    assert same(found.prepared, preparer.prepare(Decide("a state", asked)).prepared)
+
+
+@pytest.mark.feature("H3")
+def test_each_task_of_a_run_draws_a_seed_of_its_own(preparer: Preparer) -> None:
+    params = SamplingParams(max_tokens=1, temperature=1.0)
+    found = preparer.prepare_all([Generate([1, 2, 3], params) for _ in range(20)])
+    seeds = {one.prepared.sampling.seed for one in found if not isinstance(one, Exception) and one.prepared.sampling}
+    assert len(seeds) == 20
+
+
+def test_a_callers_function_is_asked_once_for_each_task(preparer: Preparer) -> None:
+    asked: list[list[int]] = []
+
+    def allowed(output: list[int]) -> list[int]:
+        asked.append(output)
+        return [5, 6]
+
+    params = SamplingParams(max_tokens=4, allowed_tokens_fn=allowed)
+    preparer.prepare_all([Generate([1, 2, 3], params) for _ in range(5)])
+    assert len(asked) == 5
 
 
 # ------------------------------------------------------------------ cost
@@ -253,7 +288,3 @@ def test_one_decision_is_prepared_in_microseconds(preparer: Preparer) -> None:
     timer = timeit.Timer(lambda: preparer.prepare(task), timer=time.thread_time)
     assert shown(lambda: timer.timeit(200) / 200 < 150e-6)
     assert preparer.tokenizer_calls == before
-
-
-def test_a_pair_of_texts_stays_a_pair_when_a_task_is_copied() -> None:
-    assert snapshot(Classify(("a text", "another"))).prompt == ("a text", "another")

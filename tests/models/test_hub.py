@@ -24,8 +24,8 @@ from .conftest import Copy
 
 
 @pytest.fixture
-def downloads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Calls of ``snapshot_download``, which finds nothing."""
+def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Calls of ``snapshot_download``, which finds nothing; the working directory is the test's own."""
     import huggingface_hub
 
     calls: list[tuple[str, dict[str, Any]]] = []
@@ -37,6 +37,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]
     for key in names._OFFLINE:
         monkeypatch.delenv(key, raising=False)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
+    monkeypatch.chdir(tmp_path)
     return calls
 
 
@@ -60,7 +61,6 @@ def test_directory_is_itself(
 ) -> None:
     directory = tmp_path / "org" / "name"
     directory.mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     typed: Any = {
         "absolute": str(directory),
@@ -97,20 +97,14 @@ def test_directory_is_itself(
         (Path("org/name"), "no such file or directory"),
     ],
 )
-def test_a_name_that_is_neither_a_directory_nor_a_repository(
-    typed: Any, match: str, downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_name_that_is_neither_a_directory_nor_a_repository(typed: Any, match: str, downloads: list[Any]) -> None:
     with pytest.raises(ModelError, match=match) as failure:
         resolve(typed)
     assert downloads == [] and len(str(failure.value)) < 1000
 
 
 @pytest.mark.fault(47)
-def test_file_or_dangling_link_instead_of_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downloads: list[Any]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_file_or_dangling_link_instead_of_a_directory(tmp_path: Path, downloads: list[Any]) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "gone").symlink_to("nowhere")
     with pytest.raises(ModelError, match=r"a file; give the directory that holds config\.json"):
@@ -163,12 +157,9 @@ def test_hub_name_asks_for_safe_files_only(
 
 
 @pytest.mark.fault(47)
-def test_a_path_that_is_missing_is_no_hub_name(
-    downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_that_is_missing_is_no_hub_name(downloads: list[Any], tmp_path: Path) -> None:
     """``models/finetune`` with its last part misspelt would have been downloaded from the user named models."""
     (tmp_path / "models" / "finetune").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(
         ModelError,
         match=r"models/finetun: there is no such file .*, though models is here; .*revision='main'",
@@ -180,24 +171,8 @@ def test_a_path_that_is_missing_is_no_hub_name(
     assert [(name, options["revision"]) for name, options in downloads] == [("models/finetun", "main")]
 
 
-def test_a_hub_name_without_a_revision_is_taken_with_a_warning(
-    downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError):
-        resolve("org/name")
-    assert "org/name: no such file or directory, so this is a hub name" in caplog.text
-    caplog.clear()
-    with pytest.raises(ModelError):
-        resolve("org/name", revision="0123abc")
-    assert caplog.text == ""
-
-
 @pytest.mark.parametrize("make", [Engine.from_pretrained, started], ids=["sync", "async"])
-def test_from_pretrained_takes_a_revision(
-    make: Any, downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_from_pretrained_takes_a_revision(make: Any, downloads: list[Any]) -> None:
     with pytest.raises(ModelError, match="not loaded from the hub"):
         make("org/name", revision="v1.5")
     assert [options["revision"] for _, options in downloads] == ["v1.5"]
@@ -219,18 +194,22 @@ def test_a_path_has_no_revision(tmp_path: Path, downloads: list[Any]) -> None:
     assert downloads == []
 
 
-def test_hub_failure_says_the_way_out(downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_hub_failure_says_the_way_out(downloads: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    """A name without a revision is taken with a warning."""
     with pytest.raises(ModelError, match=r"org/name: no such file or dir.*check the name, the network.*no route"):
         resolve("org/name")
-    assert [name for name, _ in downloads] == ["org/name"]
+    assert "org/name: no such file or directory, so this is a hub name" in caplog.text
+    caplog.clear()
+    with pytest.raises(ModelError):
+        resolve("org/name", revision="0123abc")
+    assert caplog.text == ""
+    assert [name for name, _ in downloads] == ["org/name"] * 2
 
 
 @pytest.mark.parametrize("key, value", [("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "true")])
 def test_offline_looks_in_the_cache_only(
-    key: str, value: str, downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str, value: str, downloads: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(key, value)
     with pytest.raises(ModelError, match="stay offline; unset HF_HUB_OFFLINE"):
         resolve("org/name")

@@ -141,9 +141,15 @@ def config_of(file: GgufFile, architecture: str) -> dict[str, Any]:
     config |= {ours: keys.needed(theirs) for theirs, ours in _SIZES.items()}
     config["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
     heads = config["num_attention_heads"]
-    config["num_key_value_heads"] = heads if keys.get("attention.head_count_kv") is None else _kv_heads(keys)
+    kv_heads = keys.get("attention.head_count_kv")
+    if isinstance(kv_heads, list):
+        raise UnsupportedModel(f"{file.path}: unsupported: {architecture}.attention.head_count_kv by layer")
+    config["num_key_value_heads"] = heads if kv_heads is None else kv_heads
     config["head_dim"] = _head_dim(keys, config)
-    config["vocab_size"] = _vocabulary(file, keys)
+    keys.get("vocab_size")
+    if "token_embd.weight" not in file:
+        raise ModelError(f"{file.path}: tensor token_embd.weight is missing")
+    config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file
     biased = "blk.0.attn_q.bias" in file
     if architecture == "llama":
@@ -176,13 +182,6 @@ def pooling_of(metadata: dict[str, Any]) -> str | None:
     return _POOLINGS.get(metadata.get(f"{metadata['general.architecture']}.pooling_type", 0))
 
 
-def _kv_heads(keys: _Keys) -> Any:
-    value = keys.get("attention.head_count_kv")
-    if isinstance(value, list):
-        raise UnsupportedModel(f"{keys.file.path}: unsupported: {keys.architecture}.attention.head_count_kv by layer")
-    return value
-
-
 def _head_dim(keys: _Keys, config: dict[str, Any]) -> Any:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     length = keys.get("attention.key_length")
@@ -201,25 +200,14 @@ def _head_dim(keys: _Keys, config: dict[str, Any]) -> Any:
     return length
 
 
-def _vocabulary(file: GgufFile, keys: _Keys) -> int:
-    keys.get("vocab_size")
-    table = file.tensors.get("token_embd.weight")
-    if table is None:
-        raise ModelError(f"{file.path}: tensor token_embd.weight is missing")
-    return table.shape[0]
-
-
 def _gemma(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
     if keys.architecture == "gemma":
         return {}
     found: dict[str, Any] = {"sliding_window": keys.needed("attention.sliding_window")}
-    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
-    whole = layers == (_GEMMA2_27B if keys.architecture == "gemma2" else _GEMMA3_27B)
+    whole = config["num_hidden_layers"] == (_GEMMA2_27B if keys.architecture == "gemma2" else _GEMMA3_27B)
     width, heads = config["hidden_size"], config["num_attention_heads"]
-    if whole and type(width) is type(heads) is int and heads > 0:
-        found["query_pre_attn_scalar"] = width / heads
-    else:
-        found["query_pre_attn_scalar"] = head_dim
+    divided = whole and type(width) is type(heads) is int and heads > 0
+    found["query_pre_attn_scalar"] = width / heads if divided else config["head_dim"]
     if keys.architecture == "gemma2":
         found["attn_logit_softcapping"] = keys.number("attn_logit_softcapping", 50.0)
         found["final_logit_softcapping"] = keys.number("final_logit_softcapping", 30.0)

@@ -1,4 +1,4 @@
-"""A directory's pooling, in both spellings, and refusals."""
+"""Directories of sentence-transformers: pooling in both spellings, refusals, and the old layout."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from prelude import Engine
 from prelude.errors import ModelError
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
 from prelude.models.files import ModelDirectory
 from prelude.models.sentence_transformers import read_embedding
+from prelude.tools.convert import convert
 from prelude.values.model_settings import EmbeddingSettings
+from tests.encoders import write_encoder
+from tests.option_models import save_tokenizer
 
 KIND = "sentence_transformers.models."
 
@@ -132,3 +139,45 @@ def test_a_path_may_not_lead_out_of_the_directory(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelError):
         read_embedding(model)
+
+
+def written(root: Path, folder: str) -> Path:
+    """Write a model in the old layout: its own files lie in a folder that modules.json names."""
+    own = root / folder
+    own.mkdir(parents=True)
+    write_encoder(own, family="bert", vocab_size=300)
+    save_tokenizer(own / "tokenizer.json", ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"))
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    (own / "tokenizer_config.json").write_text(json.dumps(told), encoding="utf-8")
+    (own / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64}), encoding="utf-8")
+    modules = [{**module, "name": str(module["idx"])} for module in listing("Transformer", "Pooling")]
+    modules[0]["path"] = folder
+    return directory(root, {"word_embedding_dimension": 48, "pooling_mode_mean_tokens": True}, modules)
+
+
+def test_vectors_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    root = written(tmp_path / "old", "0_Transformer")
+    texts = ["a short text", "another one, a little longer " * 9]
+    wanted = library.SentenceTransformer(str(root), device="cpu").encode(texts)
+    with Engine.from_pretrained(root) as engine:
+        found = [engine.embed(text, truncation="tail", normalize=False) for text in texts]
+    assert np.abs(np.stack(found) - wanted).max() < 1e-5
+
+
+def test_the_layout_is_converted(tmp_path: Path) -> None:
+    root = written(tmp_path / "old", "0_Transformer")
+    convert(root, tmp_path / "new")
+    with Engine.from_pretrained(root) as before, Engine.from_pretrained(tmp_path / "new") as after:
+        assert np.abs(before.embed("a text") - after.embed("a text")).max() < 1e-6
+
+
+@pytest.mark.parametrize("path", ["..", "a/b", "/etc", 3, None])
+def test_a_path_that_is_no_folder_of_the_directory(path: object, tmp_path: Path) -> None:
+    root = written(tmp_path / "old", "0_Transformer")
+    modules = json.loads((root / "modules.json").read_text(encoding="utf-8"))
+    modules[0]["path"] = path
+    (root / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"modules\.json|config\.json: missing"):
+        config = ModelConfig.from_dir(ModelDirectory.of(root))
+        Checkpoint.open(root, config).close()
