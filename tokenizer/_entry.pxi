@@ -71,8 +71,7 @@ cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object)
     void* PyUnicode_DATA(object)
     Py_ssize_t PyUnicode_GET_LENGTH(object)
-    void* PyMem_Malloc(size_t)
-    void PyMem_Free(void*)
+    char* PyBytes_AS_STRING(object)
     int PyErr_CheckSignals() except -1
 
 cdef tuple _nothing = ()
@@ -127,7 +126,7 @@ cdef class FreshEncoding:
     """The ids of one text; the columns of its subclass are made at the first that is asked for. Nothing that it has
     refers to it, so that the collector need not know it."""
 
-    cdef int32_t* raw
+    cdef bytes raw  # count of them
     cdef Py_ssize_t count
     cdef bint parse_special
     cdef bint placed  # the ids say where they lie
@@ -140,13 +139,13 @@ cdef class FreshEncoding:
     cdef Py_ssize_t row, padding  # its number, and how many tokens pad it
     cdef bint pads_left
 
-    def __dealloc__(self):
-        PyMem_Free(self.raw)
+    cdef int32_t* data(self):
+        return <int32_t*> PyBytes_AS_STRING(self.raw)
 
     @property
     def ids(self):
         if self.columns is None:
-            return list_of_shared(self.core._int_items, self.core._int_count, self.raw, self.count)
+            return list_of_shared(self.core._int_items, self.core._int_count, self.data(), self.count)
         return self._ids.tolist()
 
     @property
@@ -160,12 +159,13 @@ cdef class FreshEncoding:
         """None if an id alone does not give its token."""
         cdef Py_ssize_t i, begin = self.frame.before.size(), end = self.count - <Py_ssize_t> self.frame.after.size()
         cdef int32_t shown = self.frame.shown
+        cdef const int32_t* ids = self.data()
         cdef list out = self.frame.tokens_before + [None] * (end - begin) + self.frame.tokens_after
         cdef Py_ssize_t at = len(self.frame.tokens_before)
         for i in range(begin, end):
-            if self.raw[i] == shown:
+            if ids[i] == shown:
                 return None
-            out[at] = self.core.token_text(self.raw[i])
+            out[at] = self.core.token_text(ids[i])
             at += 1
         return out
 
@@ -188,7 +188,7 @@ cdef class FreshEncoding:
             return self._offset_list()
         pairs.resize(self.count)  # not cleared
         before, n = self.frame.before.size(), self.count - self.frame.around(0)
-        if not self.placed or not self.core.spans_into(self.raw + before, n, self.text, pairs.data() + before):
+        if not self.placed or not self.core.spans_into(self.data() + before, n, self.text, pairs.data() + before):
             if self.count >= SHORT:
                 return self._offset_list()
             self.core.full_into(self.text, self.parse_special, "char", True, found)
@@ -215,7 +215,7 @@ cdef class FreshEncoding:
                 self.source.fill(made, self.row)
             else:
                 self.frame.sequences.fill_fresh(
-                    made, int32_array(self.raw, self.count), self.text, self.frame.frame, self.parse_special,
+                    made, int32_array(self.data(), self.count), self.text, self.frame.frame, self.parse_special,
                     self.placed, self.bare,
                 )
             self.columns = made.columns
@@ -260,10 +260,8 @@ cdef class EncodeEntry:
         use[0] = ids.use
         cdef FreshEncoding made = new_of(<PyObject*> frame.type, <PyObject*> _nothing)
         made.count = frame.around(ids.size())
-        made.raw = <int32_t*> PyMem_Malloc(made.count * 4 + 4)
-        if made.raw == NULL:
-            raise MemoryError()
-        frame.put(made.raw, ids)
+        made.raw = PyBytes_FromStringAndSize(NULL, made.count * 4)
+        frame.put(made.data(), ids)
         made.core, made.frame, made.text = self.native, frame, text
         made.parse_special, made.placed, made.bare = parse_special, placed and not bare, bare
         return made
@@ -327,10 +325,7 @@ cdef class EncodeEntry:
         for i in range(rows.count()):
             n = rows.length(i)
             made = new_of(<PyObject*> type, <PyObject*> _nothing)
-            made.raw = <int32_t*> PyMem_Malloc(n * 4 + 4)
-            if made.raw == NULL:
-                raise MemoryError()
-            memcpy(made.raw, flat.data() + at, n * 4)
+            made.raw = PyBytes_FromStringAndSize(<const char*> (flat.data() + at), n * 4)
             made.count, made.padding = n, n - rows.without_padding(i)
             made.pads_left = padding is not None and padding.direction == "left"
             made.core, made.source, made.row = self.native, source, i

@@ -29,18 +29,19 @@ struct WordKey {
 
   static constexpr size_t longest = 15;
 
-  // Of a word of 1 to 15 bytes, reading nothing past its end.
+  // Of a word of at most 15 bytes, reading nothing past its end. No byte is copied: reading a word of bytes that were
+  // just written one by one waits for them.
   static WordKey of(const char* p, size_t n) {
-    char bytes[16] = {};
-    std::memcpy(bytes, p, n);
-    bytes[15] = static_cast<char>(n);
-    WordKey key;
-    std::memcpy(&key, bytes, 16);
-    if constexpr (std::endian::native == std::endian::big) {
-      key.low = __builtin_bswap64(key.low);
-      key.high = __builtin_bswap64(key.high);
-    }
-    return key;
+    const auto one = [&](size_t i) { return uint64_t{static_cast<unsigned char>(p[i])} << 8 * i; };
+    const auto four = [](const char* from) {
+      uint32_t word;
+      std::memcpy(&word, from, 4);
+      return uint64_t{std::endian::native == std::endian::big ? __builtin_bswap32(word) : word};
+    };
+    const uint64_t size = uint64_t{n} << 56;
+    if (n < 4) return {n ? one(0) | one(n / 2) | one(n - 1) : 0, size};
+    if (n <= 8) return {four(p) | four(p + n - 4) << 8 * (n - 4), size};
+    return {four(p) | four(p + 4) << 32, (four(p + n - 8) | four(p + n - 4) << 32) >> 8 * (16 - n) | size};
   }
   // The same where 16 bytes can be read.
   static WordKey of_readable(const char* p, size_t n) {

@@ -8,6 +8,7 @@
 //   where_   id -> where its bytes begin; the next one's beginning is their end. Empty: nothing is kept
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -67,7 +68,9 @@ class TokenBytes {
   template <class Ids, class Skip>
   std::string text(const Ids& ids, Skip&& skip, std::optional<uint32_t> leading) const {
     std::string out;
-    size_t run = 0;  // of single bytes at the end of out
+    size_t run = 0, room = 0;  // run: of single bytes at the end of out
+    for (auto one : ids) room += (*this)[static_cast<uint32_t>(one)].size();
+    out.reserve(std::min(room, max_text));
     auto flush = [&] {
       if (run && utf8_invalid_at(std::string_view(out).substr(out.size() - run)) != std::string_view::npos) {
         out.resize(out.size() - run);
