@@ -133,8 +133,8 @@ EDITS = (
         "24",
         (
             "tokenizer/core/unicode/unicode.hpp",
-            "      if (!ordered) order(",
-            "      if (!ordered && out.size() - run <= few_marks) order(",
+            "      if (!ordered)  // equal",
+            "      if (!ordered && out.size() - run <= 24)  // equal",
         ),
     ),
     edit(

@@ -1,7 +1,7 @@
 """How much longer the normalizers, pre-tokenizers and decoders of a file may make a text in HF ``tokenizers``.
 
 HF ends the process if memory ends, so the result of a call is bounded before HF is asked. The bounds are those
-of the native core (``core/text/growth.hpp``), but for ``LITTLE``: how long a step can make a text is only known from
+of the native core (``core/errors.hpp``), but for ``LITTLE``: how long a step can make a text is only known from
 above here, and honest files of many steps must not be refused for that.
 """
 

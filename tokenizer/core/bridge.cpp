@@ -4,7 +4,7 @@
 #include <cstring>
 #include <span>
 
-#include "text/transcode.hpp"
+#include "text/utf8.hpp"
 #include "vocab/stream.hpp"
 
 namespace fasttoken {

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "encoded.hpp"
-#include "memory/id_buffer.hpp"
-#include "split/external_use.hpp"
+#include "errors.hpp"
+#include "memory/scratch_vector.hpp"
 
 namespace fasttoken {
 

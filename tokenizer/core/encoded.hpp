@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "split/external_use.hpp"
+#include "errors.hpp"
 
 namespace fasttoken {
 

@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "encoded.hpp"
-#include "memory/id_buffer.hpp"
+#include "memory/scratch_vector.hpp"
 #include "text/text.hpp"
 
 namespace fasttoken {

@@ -19,14 +19,11 @@
 #include "loading/loader.hpp"
 #include "loading/tables_file.hpp"
 #include "model.hpp"
-#include "scratch.hpp"
 #include "sinks.hpp"
 #include "split/blanks.hpp"
-#include "split/kernels.hpp"
 #include "split/pretokenizers.hpp"
-#include "text/char_spans.hpp"
-#include "text/space_marks.hpp"
-#include "text/trimming.hpp"
+#include "split/words.hpp"
+#include "text/offsets.hpp"
 #include "vocab/decoders.hpp"
 #include "vocab/token_bytes.hpp"
 
@@ -65,8 +62,9 @@ class Tokenizer {
   void write_tables(TableWriter& out) const;
   // The bytes of the tables, and the most that the caches grow to.
   size_t table_bytes() const {
-    return model_.vocab.bytes() + model_.bpe.bytes() + model_.word_piece.bytes() + model_.unigram.bytes() +
-           token_bytes_.bytes() + trims_.bytes() + special_.bytes() + spans_.bytes();
+    TableBytes all;
+    const_cast<Tokenizer*>(this)->tables(all);  // which writes nothing
+    return all.bytes;
   }
 
   // ---- encoding
@@ -501,8 +499,9 @@ class Tokenizer {
   // ---- loading, in loading.cpp
 
   void load(const Json& root);
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io);
+  void tables(auto& io) {
+    io(model_.vocab, model_.bpe, model_.word_piece, model_.unigram, trims_, special_, token_bytes_, spans_);
+  }
   void plan();
   void plan_blanks();
   void plan_cuts();

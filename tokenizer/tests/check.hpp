@@ -1,8 +1,12 @@
 // The smallest possible test kit: CHECK counts, and main returns whether any failed.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
+#include <string_view>
+#include <vector>
 
 inline int failures = 0;
 
@@ -33,6 +37,25 @@ constexpr int rounds(int all) {
 #else
   return all;
 #endif
+}
+
+// Calls f once for each set of instructions that a tokenizer may be told to use.
+template <class F>
+void each_isa(F&& f) {
+  for (const char* isa : {"scalar", "avx2", "avx512"}) {
+    setenv("PRELUDE_TOKENIZER_ISA", isa, 1);
+    f();
+  }
+  unsetenv("PRELUDE_TOKENIZER_ISA");
+}
+
+inline std::vector<std::string> split(std::string_view text, char by) {
+  std::vector<std::string> out;
+  for (size_t at = 0, end; at <= text.size(); at = end + 1) {
+    end = std::min(text.find(by, at), text.size());
+    out.emplace_back(text.substr(at, end - at));
+  }
+  return out;
 }
 
 inline int finish(const char* name) {

@@ -26,9 +26,9 @@ struct Made {
 
 // Characters that share first or last bytes, so that merges of half characters pay.
 const char* const alphabets[] = {
-    "\xE3\x81\x82 \xE3\x81\x84 \xE3\x82\x82 \xE3\x82\xA2 \xE4\xB8\x80 \xE4\xB8\x81 \xE4\xB9\x80 \xE4\xB9\x82 x",
-    "\xD0\xB0 \xD0\xB1 \xD1\x80 \xD1\x81 \xCC\x81 a b \x20",
-    "\xE4\xB8\x80 \xF0\x9F\x98\x80 \xF0\x9F\x98\x81 \xF0\x9F\x99\x80 \xE2\x80\x8D \xE2\x81\x8D a \xC3\xA9",
+    "\xE3\x81\x82,\xE3\x81\x84,\xE3\x82\x82,\xE3\x82\xA2,\xE4\xB8\x80,\xE4\xB8\x81,\xE4\xB9\x80,\xE4\xB9\x82,x",
+    "\xD0\xB0,\xD0\xB1,\xD1\x80,\xD1\x81,\xCC\x81,a,b,\x20",
+    "\xE4\xB8\x80,\xF0\x9F\x98\x80,\xF0\x9F\x98\x81,\xF0\x9F\x99\x80,\xE2\x80\x8D,\xE2\x81\x8D,a,\xC3\xA9",
 };
 
 std::string text_of(std::mt19937& random, const std::vector<std::string>& letters, size_t most) {
@@ -81,25 +81,25 @@ void train(std::mt19937& random, const std::vector<std::string>& letters, uint32
     symbols.swap(next);
   }
   made.matcher.build(made.merges, made.order, made.vocab, made.byte_ids);
-  made.words.reserve(tokens.size(), static_cast<uint32_t>(tokens.size()));
-  WordTable::Filler words(made.words);
+  std::vector<WordTable::Word> words;
   for (uint32_t id = 0; id < tokens.size(); ++id)
-    if (tokens[id].size() <= WordTable::longest && made.matcher.known(id)) words.add(tokens[id], id);
+    if (tokens[id].size() <= WordTable::longest && made.matcher.known(id))
+      words.push_back({WordKey::of(tokens[id].data(), tokens[id].size()), id});
+  made.words.build(words, static_cast<uint32_t>(tokens.size()));
 }
 
 std::vector<Symbol> merged(const Made& made, std::string_view word, MergeScratch& s) {
   std::vector<Symbol> out;
   for (unsigned char b : word) out.push_back({b, 1});
-  out.resize(Merger(made.merges, made.ranks).queue(out.data(), out.size(), s));
+  out.resize(Merger(made.merges).queue(out.data(), out.size(), s));
   return out;
 }
 
 bool same(const Made& made, const std::string& word, LongestMatchScratch& g, MergeScratch& s, bool& said) {
   std::vector<Symbol> expected = merged(made, word, s);
-  said = made.matcher.encode(Merger(made.merges, made.ranks), made.merges, made.byte_ids, &made.words, word, g, s);
+  said = made.matcher.encode(Merger(made.merges), made.merges, made.byte_ids, &made.words, word, g, s);
   if (!said) return true;
-  return std::equal(expected.begin(), expected.end(), s.chain.begin(), s.chain.end(),
-                    [](const Symbol& a, const Symbol& b) { return a.id == b.id && a.length == b.length; });
+  return std::equal(expected.begin(), expected.end(), s.chain.begin(), s.chain.end());
 }
 
 void longest_match_is_what_merging_gives() {
@@ -108,18 +108,12 @@ void longest_match_is_what_merging_gives() {
   MergeScratch s;
   size_t asked = 0, answered = 0;
   for (int round = 0; round < 150; ++round) {
-    std::vector<std::string> letters;
-    std::string alphabet = alphabets[round % 3];
-    for (size_t at = 0; at < alphabet.size();) {
-      size_t end = std::min(alphabet.find(' ', at + 1), alphabet.size());
-      letters.push_back(alphabet.substr(at, end - at));
-      at = end + 1;
-    }
+    const std::vector<std::string> letters = split(alphabets[round % 3], ',');
     Made made;
     train(random, letters, 20 + random() % 300, made);
     for (int i = 0; i < 120; ++i) {
       std::string word = text_of(random, letters, 1 + random() % (i % 10 ? 70 : 700));
-      if (is_ascii(word)) continue;
+      if (!made.matcher.takes(word)) continue;
       for (int again = 0; again < 2; ++again) {  // the second time by the pairs that are remembered
         bool said;
         CHECK(same(made, word, g, s, said));
@@ -128,7 +122,7 @@ void longest_match_is_what_merging_gives() {
       }
     }
   }
-  CHECK(asked > 20'000 && answered > asked * 8 / 10);
+  CHECK(asked > 15'000 && answered > asked * 8 / 10);
   std::printf("longest match: %zu of %zu words said\n", answered, asked);
 }
 

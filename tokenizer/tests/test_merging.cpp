@@ -1,5 +1,5 @@
-// The table of merges against a map, and words merged side by side against the same words one by one, for every set
-// of instructions.
+// The table of merges against a map; the ways of merging against each other, for every set of instructions; and which
+// tokens stand beside each other.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bpe/merge_batch.hpp"
+#include "bpe/pair_validity.hpp"
 #include "check.hpp"
 #include "errors.hpp"
 
@@ -105,23 +106,89 @@ void pairs_in_one_line() {
 struct Made {
   MergeTable merges;
   uint32_t ranks = 0;
+  std::vector<std::vector<uint32_t>> texts;  // of each token, its letters
 };
 
-// Merges of letters whose ids begin at `first`: up to 256 they are in the table of bytes.
+// Merges of any two tokens. The ids of letters begin at `first`: up to 256 they are in the table of bytes.
 void make(std::mt19937& random, uint32_t letters, uint32_t first, uint32_t count, Made& made) {
   made.merges.reserve(count + 1, first + letters + count);
-  std::vector<std::vector<uint32_t>> texts;
   std::map<std::vector<uint32_t>, uint32_t> ids;
-  for (uint32_t i = 0; i < letters; ++i) ids[texts.emplace_back(1, i)] = i;
+  for (uint32_t i = 0; i < letters; ++i) ids[made.texts.emplace_back(1, i)] = i;
   for (; made.ranks < count; ++made.ranks) {
-    size_t a = random() % texts.size(), b = random() % texts.size();
-    std::vector<uint32_t> joined = texts[a];
-    joined.insert(joined.end(), texts[b].begin(), texts[b].end());
-    auto [at, is_new] = ids.emplace(joined, static_cast<uint32_t>(texts.size()));
-    if (is_new) texts.push_back(joined);
+    size_t a = random() % made.texts.size(), b = random() % made.texts.size();
+    std::vector<uint32_t> joined = made.texts[a];
+    joined.insert(joined.end(), made.texts[b].begin(), made.texts[b].end());
+    auto [at, is_new] = ids.emplace(joined, static_cast<uint32_t>(made.texts.size()));
+    if (is_new) made.texts.push_back(joined);
     made.merges.add(first + static_cast<uint32_t>(a), first + static_cast<uint32_t>(b), made.ranks,
                     first + at->second);
   }
+}
+
+// All ways of merging give the same, with windows of any size.
+void all_ways_of_merging() {
+  std::mt19937 random(11);
+  MergeScratch scratch;
+  for (int round = 0; round < 400; ++round) {
+    const uint32_t letters = 1 + random() % 4;
+    Made made;
+    make(random, letters, 0, random() % 40, made);
+    const Merger merger(made.merges);
+    size_t n = 1 + random() % (round % 4 ? 64 : 2000), period = 1 + random() % (round % 3 ? n : 5);
+    ScratchVector<Symbol> word;
+    for (size_t i = 0; i < n; ++i)
+      word.push_back(i < period || random() % 200 == 0 ? Symbol{static_cast<uint32_t>(random() % letters), 1}
+                                                       : word[i - period]);
+    ScratchVector<Symbol> whole = word;
+    whole.resize(merger.queue(whole.data(), n, scratch));
+    for (size_t narrow : {2, 3, 8, 16, 64}) {
+      merger.windows(word.data(), n, scratch, narrow);
+      CHECK(scratch.chain == whole);
+    }
+    if (n > Merger::linear_limit) continue;
+    word.resize(merger.linear(word.data(), n));
+    CHECK(word == whole);
+  }
+}
+
+// Two tokens stand beside each other just when their bytes, merged from the first on, come out as the two.
+void neighbours_as_merging_has_them() {
+  std::mt19937 random(21);
+  MergeScratch scratch;
+  int stood = 0, fell = 0, seen = 0;  // seen: at once, of those that stand
+  for (int round = 0; round < 150; ++round) {
+    const uint32_t letters = 1 + random() % 4;
+    Made made;
+    make(random, letters, 0, random() % 30, made);
+    const Merger merger(made.merges);
+    const uint32_t tokens = static_cast<uint32_t>(made.texts.size());
+    PairValidity pair_validity;  // a pair that came twice once, at its later rank
+    pair_validity.build(made.merges, made.merges.in_order(), tokens, [&](uint32_t id) { return id < letters; });
+    const auto comes_out = [&](std::vector<uint32_t> symbols, const std::vector<uint32_t>& as) {
+      ScratchVector<Symbol> word;
+      for (uint32_t id : symbols) word.push_back({id, 1});
+      word.resize(merger.queue(word.data(), word.size(), scratch));
+      return std::equal(as.begin(), as.end(), word.begin(), word.end(),
+                        [](uint32_t id, const Symbol& symbol) { return id == symbol.id; });
+    };
+    for (uint32_t a = 0; a < tokens; ++a) {
+      CHECK(!pair_validity.known(a) || comes_out(made.texts[a], {a}));
+      for (uint32_t b = 0; b < tokens; ++b) {
+        if (!pair_validity.known(a) || !pair_validity.known(b)) {
+          CHECK(!pair_validity.surely_stands(a, b));
+          continue;
+        }
+        std::vector<uint32_t> both = made.texts[a];
+        both.insert(both.end(), made.texts[b].begin(), made.texts[b].end());
+        bool stands = pair_validity.stands(made.merges, a, b);
+        CHECK(stands == comes_out(both, {a, b}));
+        ++(stands ? stood : fell);
+        CHECK(stands || !pair_validity.surely_stands(a, b));
+        seen += pair_validity.surely_stands(a, b);
+      }
+    }
+  }
+  CHECK(stood > 1000 && fell > 1000 && seen * 3 > stood && seen < stood);
 }
 
 void side_by_side_as_one_by_one() {
@@ -136,7 +203,7 @@ void side_by_side_as_one_by_one() {
     const uint32_t first = firsts[round % 6];
     Made made;
     make(random, letters, first, random() % (round % 3 ? 60 : 400), made);
-    const Merger merger(made.merges, made.ranks);
+    const Merger merger(made.merges);
     std::vector<ScratchVector<Symbol>> words(round % 7 ? random() % 70 : 300);
     for (auto& word : words) {
       size_t n = 1 + random() % (random() % 4 ? 20 : MergeBatch::longest);
@@ -151,11 +218,7 @@ void side_by_side_as_one_by_one() {
       batch_merger(isa)(made.merges, batch);
       CHECK(batch.size() == words.size());
       for (size_t i = 0; i < words.size(); ++i) {
-        auto equal = [&](const ScratchVector<Symbol>& x) {
-          auto y = batch[i];
-          return std::equal(x.begin(), x.end(), y.begin(), y.end(),
-                            [](const Symbol& p, const Symbol& q) { return p.id == q.id && p.length == q.length; });
-        };
+        auto equal = [&](const ScratchVector<Symbol>& x) { return std::ranges::equal(x, batch[i]); };
         ScratchVector<Symbol> one = words[i];
         one.resize(merger.linear(one.data(), one.size()));
         CHECK(equal(one));
@@ -175,6 +238,8 @@ void side_by_side_as_one_by_one() {
 int main() {
   table_as_a_map();
   pairs_in_one_line();
+  all_ways_of_merging();
+  neighbours_as_merging_has_them();
   side_by_side_as_one_by_one();
   return finish("merging");
 }

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "check.hpp"
-#include "memory/id_buffer.hpp"
 #include "memory/scratch_vector.hpp"
 
 using namespace fasttoken;

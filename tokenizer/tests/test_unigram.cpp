@@ -1,6 +1,5 @@
-// Unigram beside a Viterbi over all positions, its trie, unknown characters, numbers as serde_json reads them,
-// grapheme clusters and sentencepiece's map of characters.
-#include <cmath>
+// Unigram beside a Viterbi over all positions, its trie, unknown characters, grapheme clusters and sentencepiece's
+// map of characters.
 #include <map>
 #include <random>
 
@@ -171,31 +170,6 @@ void files_left_to_others() {
   CHECK(left(R"({"version":"1.0","model":{"type":"Unigram","unk_id":0,"vocab":[["a",1e999]]}})"));
 }
 
-void numbers() {
-  CHECK(json_double("0") == 0.0 && json_double("-0") == 0.0 && std::signbit(*json_double("-0")));
-  CHECK(json_double("-2.5") == -2.5 && json_double("1e2") == 100.0 && json_double("1.5E-3") == 1.5e-3);
-  CHECK(json_double("18446744073709551616") == 18446744073709551616.0);
-  CHECK(json_double("123456789012345678901234567890") == 1234567890123456789e11);
-  CHECK(json_double("1e-400") == 0.0 && json_double("1e-320").value() > 0 && !json_double("1e309"));
-  CHECK(!json_double("1e99999999999") && json_double("1e-99999999999") == 0.0);
-  const auto written = [](double value) {
-    std::string out;
-    write_json_double(out, value);
-    return out;
-  };
-  for (auto [value, text] : std::vector<std::pair<double, std::string>>{{0, "0.0"},
-                                                                        {-0.0, "-0.0"},
-                                                                        {-2, "-2.0"},
-                                                                        {1234e7, "12340000000.0"},
-                                                                        {12.34, "12.34"},
-                                                                        {0.00001234, "0.00001234"},
-                                                                        {1e-7, "1e-7"},
-                                                                        {1.5e300, "1.5e+300"},
-                                                                        {1e15, "1000000000000000.0"},
-                                                                        {1e16, "1e+16"}})
-    CHECK(written(value) == text);
-}
-
 void clusters() {
   const auto ends = [](const std::string& text) {
     std::vector<size_t> out;
@@ -327,7 +301,6 @@ int main() {
   trie();
   unknown_characters();
   files_left_to_others();
-  numbers();
   clusters();
   maps();
   layout_of_the_model();

@@ -63,64 +63,14 @@ void clauses_of_one_mark_are_their_own() {
   CHECK(equal && pairs > 5);
 }
 
-// Two tokens stand beside each other just when their bytes, merged from the first on, come out as the two.
-void neighbours_as_merging_has_them() {
-  std::mt19937 random(21);
-  MergeScratch scratch;
-  int stood = 0, fell = 0, seen = 0;  // seen: at once, of those that stand
-  for (int round = 0; round < 150; ++round) {
-    uint32_t letters = 1 + random() % 4, ranks = 0;
-    MergeTable merges;
-    merges.reserve(64, 256);
-    std::vector<std::vector<uint32_t>> texts;  // of a token, its letters
-    std::map<std::vector<uint32_t>, uint32_t> ids;
-    for (uint32_t i = 0; i < letters; ++i) ids[texts.emplace_back(1, i)] = i;
-    for (uint32_t count = random() % 30; ranks < count; ++ranks) {
-      size_t a = random() % texts.size(), b = random() % texts.size();
-      std::vector<uint32_t> joined = texts[a];
-      joined.insert(joined.end(), texts[b].begin(), texts[b].end());
-      auto [at, is_new] = ids.emplace(joined, static_cast<uint32_t>(texts.size()));
-      if (is_new) texts.push_back(joined);
-      merges.add(static_cast<uint32_t>(a), static_cast<uint32_t>(b), ranks, at->second);
-    }
-    std::vector<Merge> order = merges.in_order();  // a pair that came twice once, at its later rank
-    Merger merger(merges, ranks);
-    PairValidity pair_validity;
-    pair_validity.build(merges, order, static_cast<uint32_t>(texts.size()),
-                        [&](uint32_t id) { return id < letters; });
-    auto merged = [&](std::vector<uint32_t> symbols) {
-      ScratchVector<Symbol> word;
-      for (uint32_t id : symbols) word.push_back({id, 1});
-      word.resize(merger.queue(word.data(), word.size(), scratch));
-      std::vector<uint32_t> out;
-      for (Symbol symbol : word) out.push_back(symbol.id);
-      return out;
-    };
-    for (uint32_t a = 0; a < texts.size(); ++a) {
-      for (uint32_t b = 0; b < texts.size(); ++b)
-        if (!pair_validity.known(a) || !pair_validity.known(b)) CHECK(!pair_validity.surely_stands(a, b));
-      if (!pair_validity.known(a)) continue;
-      CHECK(merged(texts[a]) == std::vector<uint32_t>{a});
-      for (uint32_t b = 0; b < texts.size(); ++b) {
-        if (!pair_validity.known(b)) continue;
-        std::vector<uint32_t> both = texts[a];
-        both.insert(both.end(), texts[b].begin(), texts[b].end());
-        bool stands = pair_validity.stands(merges, a, b);
-        CHECK(stands == (merged(both) == std::vector<uint32_t>{a, b}));
-        ++(stands ? stood : fell);
-        CHECK(stands || !pair_validity.surely_stands(a, b));
-        seen += pair_validity.surely_stands(a, b);
-      }
-    }
-  }
-  CHECK(stood > 1000 && fell > 1000 && seen * 3 > stood && seen < stood);
-}
+void reserve(WordCache& cache, size_t bytes) { cache.reserve(bytes, bytes); }
+void reserve(ClauseCache& cache, size_t bytes) { cache.reserve(bytes); }
 
 // One set of the cache for many words, and every answer is none or the right one, with any interleaving of threads.
 template <class Cache>
 void cache_in_threads(size_t bytes) {
   Cache cache;
-  cache.reserve(bytes);
+  reserve(cache, bytes);
   CHECK(cache.bytes() >= bytes && cache.bytes() <= bytes + bytes / 32);  // with the rows of an index
   auto word = [](uint32_t i) {
     std::string out = "word " + std::to_string(i * 7919 % 4096);
@@ -153,7 +103,7 @@ void cache_in_threads(size_t bytes) {
 template <class Cache>
 void cache_keeps_rows() {
   Cache cache;
-  cache.reserve(size_t{1} << 20);
+  reserve(cache, size_t{1} << 20);
   bool equal = true;
   for (size_t length = 1; length <= Cache::longest; ++length)
     for (size_t n = 1; n <= Cache::most_ids; ++n) {
@@ -239,8 +189,10 @@ void threads_share_a_tokenizer() {
       for (int round = 0; round < 3; ++round)
         for (size_t i = 0; i < texts.size(); ++i) {
           std::vector<int32_t> ids;
+          Encoded columns;
           t.encode_ids(texts[i], true, Tokenizer::scratch(), ids);
-          equal += ids == expected[i];
+          t.encode(texts[i], true, Tokenizer::scratch(), columns);
+          equal += ids == expected[i] && columns.ids == ids;
         }
     });
   for (auto& thread : pool) thread.join();
@@ -253,7 +205,6 @@ int main() {
   hashes_of_texts_depend_on_each_byte();
   words_are_met_again();
   clauses_of_one_mark_are_their_own();
-  neighbours_as_merging_has_them();
   cache_in_threads<WordCache>(1024);
   cache_in_threads<ClauseCache>(4096);
   cache_keeps_rows<WordCache>();

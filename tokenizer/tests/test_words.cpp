@@ -1,15 +1,12 @@
 // Ids by the kernels against ids by the pieces of the pattern, one by one: the same for every family, set of
 // instructions, place in a block, and cache.
-#include <cstdlib>
-
 #include "words.hpp"
 
 namespace {
 
 void kernels_equal_pieces() {
   constexpr size_t apart = rounds(10) < 10 ? 7 : 1;  // places of a block
-  for (const char* isa : {"scalar", "avx2", "avx512"}) {
-    setenv("PRELUDE_TOKENIZER_ISA", isa, 1);
+  each_isa([&] {
     uint32_t seed = 1;
     for (const char* pattern : {gpt2, qwen, llama, marks, nemo, o200k, deepseek}) {
       Tokenizer t(file(pattern, seed++));
@@ -27,14 +24,12 @@ void kernels_equal_pieces() {
             equal = equal && same(t, s, std::string(at, 'x').replace(at / 2, 1, " ") + shards[i] + next);
       CHECK(equal);
     }
-  }
-  unsetenv("PRELUDE_TOKENIZER_ISA");
+  });
 }
 
 // The characters that NFC may change are found alike by each set of instructions, 64 bytes at a time.
 void dirty_characters() {
-  for (const char* isa : {"scalar", "avx2", "avx512"}) {
-    setenv("PRELUDE_TOKENIZER_ISA", isa, 1);
+  each_isa([&] {
     const DirtyOf dirty_of = dirty_finder(best_isa());
     std::mt19937 random(7);
     bool equal = true;
@@ -56,8 +51,7 @@ void dirty_characters() {
         equal = (dirty_of(one.data(), ucd().dirty_rows().data()) | large) == (expected | large);
       }
     CHECK(equal);
-  }
-  unsetenv("PRELUDE_TOKENIZER_ISA");
+  });
 }
 
 // Words beyond ASCII are looked up and matched many at a time, from the beginning of a text on: long and short
@@ -161,8 +155,7 @@ void letters_of_both_cases() {
       "A",        "\xC3\x89",     "\xC7\x85", "\xD0\x9F", "a", "\xC3\xA9", "\xD1\x8F", "\xE4\xB8\xAD", "\xE6\x96\x87",
       "\xCA\xB0", "\xED\x95\x9C", "\xD7\xA9"};
   const char* const between[] = {" ", ".", "'s", "\n", "1", "'", " (", "\xCC\x81"};
-  for (const char* isa : {"scalar", "avx2", "avx512"}) {
-    setenv("PRELUDE_TOKENIZER_ISA", isa, 1);
+  each_isa([&] {
     uint32_t seed = 80;
     for (const char* pattern : {nemo, o200k, qwen}) {
       Tokenizer t(file(pattern, seed));
@@ -178,8 +171,7 @@ void letters_of_both_cases() {
       }
       CHECK(equal);
     }
-  }
-  unsetenv("PRELUDE_TOKENIZER_ISA");
+  });
 }
 
 // A stretch is read where it lies, in front of other text, which would make words longer were it part of it.
@@ -190,8 +182,7 @@ void what_follows_a_stretch_is_not_its() {
   for (size_t i = 0; i < std::size(behind); ++i)
     added += std::string(i ? "," : "") + "{\"id\":" + std::to_string(20000 + i) + ",\"content\":\"" + behind[i] +
              R"(","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true})";
-  for (const char* isa : {"scalar", "avx2", "avx512"}) {
-    setenv("PRELUDE_TOKENIZER_ISA", isa, 1);
+  each_isa([&] {
     uint32_t seed = 60;
     for (const char* pattern : {gpt2, qwen, llama, marks, nemo, o200k, deepseek}) {
       std::string json = file(pattern, seed);
@@ -215,8 +206,7 @@ void what_follows_a_stretch_is_not_its() {
                                       std::string(90, 'y'));
       CHECK(equal);
     }
-  }
-  unsetenv("PRELUDE_TOKENIZER_ISA");
+  });
 }
 
 // A pattern that is only almost one of the families is left to the engine.

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <map>
 #include <random>
-#include <sstream>
 
 #include "check.hpp"
 #include "tokenizer.hpp"
@@ -58,8 +57,8 @@ inline const char* const shards[] = {
 
 inline std::string quoted(const std::string& text) {
   std::string out;
-  for (char x : text) out += (x == '"' || x == '\\') ? std::string("\\") + x : std::string(1, x);
-  return "\"" + out + "\"";
+  write_json_string(out, text);
+  return out;
 }
 
 // Every byte, and merges of two tokens each, made at random. Several patterns: one a line.
@@ -97,8 +96,7 @@ inline std::string file(const char* pattern, uint32_t seed) {
   std::string vocab;
   for (size_t i = 0; i < tokens.size(); ++i) vocab += (i ? "," : "") + quoted(tokens[i]) + ":" + std::to_string(i);
   std::string splits;
-  std::istringstream lines{std::string(pattern)};
-  for (std::string one; std::getline(lines, one);)
+  for (const std::string& one : split(pattern, '\n'))
     splits += R"({"type":"Split","pattern":{"Regex":")" + one + R"("},"behavior":"Isolated","invert":false},)";
   return R"({"version":"1.0","normalizer":{"type":"NFC"},"pre_tokenizer":{"type":"Sequence","pretokenizers":[)" +
          splits + R"({"type":"ByteLevel","add_prefix_space":false,"trim_offsets":false,"use_regex":false}]},

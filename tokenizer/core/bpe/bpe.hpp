@@ -1,21 +1,12 @@
 // Byte pair encoding over ids.
 //
-//   piece   " hello"  -->  symbols  Ġ h e l l o  -->  lowest-ranked pair merges, again and again  -->  Ġhello
-//
-//   first symbols   from bytes (the pre-tokenizer ends in ByteLevel: the alphabet is a table of 256) or from
-//                   characters (a paged table by code point), with the prefix and suffix of the file
-//   merging         merging.hpp: short pieces on the stack, long ones in windows
-//
-//   characters      words beyond ASCII are matched from their characters (longest_match.hpp); where that does not
-//   hold,
-//                   they are merged from their bytes
-//
-//   words           those that come out as one token are looked up whole (word_table.hpp). A piece of characters is
-//                   cut first where no merge can reach across (joins.hpp)
-//
-//   invariants      HF's treatment of unknown characters, in its order: bytes if the file falls back
-//                   to bytes and has them all; else the unknown token, fused or not; else nothing at all,
-//                   and then the character counts in no offset
+//   first symbols   from bytes (the pre-tokenizer ends in ByteLevel) or from characters, with the file's prefix and
+//                   suffix. HF's treatment of unknown ones, in its order: bytes if the file falls back to bytes and
+//                   has them all; else the unknown token, fused or not; else nothing at all, and then the character
+//                   counts in no offset
+//   words           those that come out as one token are looked up whole. A piece of characters is cut first where no
+//                   merge can reach across (joins.hpp)
+//   others          beyond ASCII by longest match (longest_match.hpp), where that holds; else merged (merging.hpp)
 #pragma once
 
 #include <algorithm>
@@ -25,13 +16,11 @@
 #include <string_view>
 #include <vector>
 
-#include "bpe/character_ids.hpp"
 #include "bpe/joins.hpp"
 #include "bpe/longest_match.hpp"
 #include "bpe/merge_batch.hpp"
 #include "bpe/merging.hpp"
 #include "cache/word_table.hpp"
-#include "text/bytelevel.hpp"
 #include "text/utf8.hpp"
 #include "vocab/vocab.hpp"
 
@@ -64,28 +53,24 @@ class Bpe {
  public:
   BpeConfig config;
   MergeTable merges;
-  uint32_t ranks = 0;           // past the highest rank
   std::vector<Merge> in_order;  // all merges by rank, until finish_loading()
 
+  // Before the rest.
+  void index_bytes(const Vocab& vocab) {
+    for (size_t b = 0; b < 256; ++b)
+      for (size_t variant = 0; variant < 4; ++variant) {
+        std::string text;
+        utf8_append(text, byte_level_char(static_cast<unsigned char>(b)));
+        byte_ids_[variant][b] = vocab.find(dressed(text, static_cast<int>(variant))).value_or(none);
+      }
+  }
   // bytes: pieces are raw bytes that stand for the byte-level alphabet.
   void finish_loading(const Vocab& vocab, bool bytes) {
     bytes_ = bytes;
-    for (int b = 0; b < 256; ++b) {
-      char name[8];
-      std::snprintf(name, sizeof name, "<0x%02X>", b);
-      fallback_[static_cast<size_t>(b)] = vocab.find(name).value_or(none);
-      for (int variant = 0; variant < 4; ++variant) {
-        std::string text;
-        utf8_append(text, byte_level_char(static_cast<unsigned char>(b)));
-        byte_ids_[static_cast<size_t>(variant)][static_cast<size_t>(b)] =
-            vocab.find(dressed(text, variant)).value_or(none);
-      }
-    }
+    fallback_ = vocab.byte_tokens();
     falls_back_ = config.byte_fallback && std::find(fallback_.begin(), fallback_.end(), none) == fallback_.end();
     plain_ = config.prefix.empty() && config.suffix.empty();
-    complete_ = bytes;
-    for (auto& table : byte_ids_)
-      for (uint32_t id : table) complete_ &= id != none;
+    complete_ = bytes && knows_all_bytes();
     if (!bytes) index_characters(vocab);
     if (!bytes && plain_ && !config.ignore_merges) find_joins(vocab);
     if (complete_ && plain_) longest_match_.build(merges, in_order, vocab, byte_ids_[0]);
@@ -97,35 +82,15 @@ class Bpe {
   bool falls_back() const { return falls_back_; }
   // Whether every byte has a token wherever it stands in a word. Only then may pieces be read as bytes:
   // HF's offsets of omitted characters depend on the alphabet's spelling.
-  bool knows_all_bytes(const Vocab& vocab) const {
-    for (int b = 0; b < 256; ++b) {
-      std::string text;
-      utf8_append(text, byte_level_char(static_cast<unsigned char>(b)));
-      for (int variant = 0; variant < 4; ++variant)
-        if (!vocab.find(dressed(text, variant))) return false;
-    }
-    return true;
+  bool knows_all_bytes() const {
+    return std::ranges::none_of(byte_ids_, [](const auto& table) { return std::ranges::count(table, none) != 0; });
   }
 
   size_t cache_bytes() const { return longest_match_.cache_bytes(); }
-  size_t bytes() const {
-    return merges.bytes() + characters_.bytes() + longest_match_.bytes() + words_.bytes() + short_words_.bytes() +
-           spaced_words_.bytes() + joins_.bytes();
-  }
   // Made by finish_loading() and the reading of merges; the configuration is read again from the file's own words.
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io) {
-    MergeTable::tables(self.merges, io);
-    io.value(self.ranks);
-    io.value(self.byte_ids_);
-    io.value(self.fallback_);
-    CharacterIds::tables(self.characters_, io);
-    LongestMatch::tables(self.longest_match_, io);
-    Vocab::tables(self.words_, io);
-    WordTable::tables(self.short_words_, io);
-    WordTable::tables(self.spaced_words_, io);
-    Joins::tables(self.joins_, io);
-    for (auto* flag : {&self.bytes_, &self.plain_, &self.complete_, &self.falls_back_}) io.value(*flag);
+  void tables(auto& io) {
+    io(merges, fallback_, characters_, longest_match_, words_, short_words_, spaced_words_, joins_, bytes_, plain_,
+       complete_, falls_back_);
   }
 
   // Whether a word is read as bytes that each have a token, with any neighbours.
@@ -139,9 +104,7 @@ class Bpe {
   // Whether the tokens of a word that is none by itself come from the longest matches (longest_match.hpp), so that
   // several words may be tokenized together: read_match() each, match() all, then out() of each as encode() would
   // call it.
-  bool matches_longest(std::string_view piece) const {
-    return longest_match_.built() && !is_ascii(piece) && !long_token(piece);
-  }
+  bool matches_longest(std::string_view piece) const { return longest_match_.takes(piece) && !long_token(piece); }
   // Whether such a word may be merged together with others: add_to() a batch, which a batch_merger() then merges.
   bool merges_bytes(std::string_view piece) const {
     return plain_bytes() && piece.size() <= MergeBatch::longest && !long_token(piece);
@@ -154,7 +117,7 @@ class Bpe {
     size_t n = 0;
     for (const char *p = part.data(), *end = p + part.size(); p < end;) {
       const char* const from = p;
-      const uint32_t c = utf8_next(p), id = characters_.find(c == ' ' ? Joins::mark : c);
+      const uint32_t c = utf8_next(p), id = characters_[c == ' ' ? Joins::mark : c];
       const bool known = id != none;
       const std::string_view bytes = c == ' ' ? mark : std::string_view(from, static_cast<size_t>(p - from));
       if (n + (known ? 1 : bytes.size()) > MergeBatch::longest || !(known || falls_back_)) return false;
@@ -169,12 +132,10 @@ class Bpe {
   void read_match(std::string_view piece, BpeScratch& s) const {
     longest_match_.read(piece, byte_ids_[0], s.together);
   }
-  void match(BpeScratch& s) const {
-    longest_match_.match(Merger(merges, ranks), byte_ids_[0], &short_words_, s.together, s.merging);
-  }
+  void match(BpeScratch& s) const { longest_match_.match(Merger(merges), byte_ids_[0], &short_words_, s.together); }
   template <class Out>
   void resolve_match(const Vocab& vocab, size_t word, BpeScratch& s, Out&& out) const {
-    if (!longest_match_.resolve(Merger(merges, ranks), merges, byte_ids_[0], word, s.together, s.merging))
+    if (!longest_match_.resolve(Merger(merges), merges, byte_ids_[0], word, s.together, s.merging))
       return merge_all(vocab, s.together.words[word].text, s, out);
     for (const Symbol& token : s.merging.chain) out(token.id, token.length);
   }
@@ -211,9 +172,8 @@ class Bpe {
 
   template <class Out>
   void merge_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
-    if (!longest_match_.built() || is_ascii(piece) ||
-        !longest_match_.encode(Merger(merges, ranks), merges, byte_ids_[0], &short_words_, piece, s.matching,
-                               s.merging))
+    if (!longest_match_.takes(piece) ||
+        !longest_match_.encode(Merger(merges), merges, byte_ids_[0], &short_words_, piece, s.matching, s.merging))
       return merge_all(vocab, piece, s, out);
     for (const Symbol& token : s.merging.chain) out(token.id, token.length);
   }
@@ -221,7 +181,7 @@ class Bpe {
   // From the first symbols on; bytes of the alphabet need not be a text here.
   template <class Out>
   void merge_all(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
-    const Merger merger(merges, ranks);
+    const Merger merger(merges);
     if (piece.size() <= small && complete_) {
       Symbol symbols[small];
       size_t n = 0;
@@ -273,7 +233,6 @@ class Bpe {
   }
 
   void index_characters(const Vocab& vocab) {
-    characters_.clear();
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       if (!vocab.has(id)) continue;
       std::string_view t = vocab.text(id);
@@ -283,11 +242,12 @@ class Bpe {
   }
 
   void index_words(const Vocab& vocab) {
-    short_words_.reserve(vocab.size(), vocab.end());
     const bool cuts = joins_.built();
-    if (cuts) spaced_words_.reserve(vocab.size(), vocab.end());
     if (config.ignore_merges) words_.reserve(vocab.size(), vocab.size() * 8);
-    WordTable::Filler short_words(short_words_), spaced_words(spaced_words_);
+    std::vector<WordTable::Word> short_words, spaced_words;
+    const auto add = [](std::vector<WordTable::Word>& to, std::string_view word, uint32_t id) {
+      if (word.size() <= WordTable::longest) to.push_back({WordKey::of(word.data(), word.size()), id});
+    };
     std::string bytes, text;
     BpeScratch s;
     // Words and the one token of each, or its number in the batch: of those that are to be merged for it, many
@@ -307,10 +267,8 @@ class Bpe {
         if (word.merged != known && batch[word.merged].size() != 1) continue;
         uint32_t only = word.merged == known ? word.id : batch[word.merged][0].id;
         std::string_view t = std::string_view(text).substr(word.from, word.size);
-        if (t.size() <= WordTable::longest) short_words.add(t, only);
-        if (!cuts || t.find(' ') != std::string_view::npos) continue;
-        const std::string with_spaces = spaced(t);
-        if (with_spaces.size() <= WordTable::longest) spaced_words.add(with_spaces, only);
+        add(short_words, t, only);
+        if (cuts && t.find(' ') == t.npos) add(spaced_words, spaced(t), only);
       }
       words.clear();
       text.clear();
@@ -326,10 +284,8 @@ class Bpe {
       }
       if (t.empty()) continue;
       if (config.ignore_merges) {
-        if (t.size() <= WordTable::longest)
-          short_words.add(t, id);
-        else
-          words_.add(t, id);
+        add(short_words, t, id);
+        if (t.size() > WordTable::longest) words_.add(t, id);
         continue;
       }
       if ((cuts ? spaced(t) : std::string(t)).size() > WordTable::longest) continue;
@@ -349,6 +305,8 @@ class Bpe {
       if (words.size() == enough) add_words();
     }
     add_words();
+    short_words_.build(short_words, vocab.end());
+    if (cuts) spaced_words_.build(spaced_words, vocab.end());
   }
 
   static std::string spaced(std::string_view text) {
@@ -376,7 +334,7 @@ class Bpe {
   uint32_t find_first(const Vocab& vocab, std::string_view text, int variant, BpeScratch& s) const {
     if (bytes_) return byte_ids_[static_cast<size_t>(variant)][static_cast<unsigned char>(text[0])];
     bool bare = (!(variant & 1) || config.prefix.empty()) && (!(variant & 2) || config.suffix.empty());
-    if (bare) return characters_.find(utf8_at(text.data()));
+    if (bare) return characters_[utf8_at(text.data())];
     s.text = dressed(text, variant);
     return vocab.find(s.text).value_or(none);
   }
@@ -431,7 +389,7 @@ class Bpe {
 
   std::array<std::array<uint32_t, 256>, 4> byte_ids_{};
   std::array<uint32_t, 256> fallback_{};
-  CharacterIds characters_;  // of a file whose first symbols are characters
+  PagedTable<uint32_t> characters_{none};  // tokens, of a file whose first symbols are characters
   LongestMatch longest_match_;
   Vocab words_;  // of more than 16 bytes, if merges are ignored for words of the vocabulary
   WordTable short_words_, spaced_words_;

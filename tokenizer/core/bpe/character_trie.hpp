@@ -1,27 +1,97 @@
 // The tokens of whole characters: a trie from character to longer token.
 //
-//   characters_   character -> token                                  character_ids.hpp
-//   extensions_   (token or prefix, character) -> token or prefix     extensions.hpp
+//   characters_   character -> token
+//   extensions_   (token or prefix, character) -> token or prefix
 //
 //   invariants   immutable after build()
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "bpe/character_ids.hpp"
-#include "bpe/extensions.hpp"
 #include "bpe/merging.hpp"
-#include "text/bytelevel.hpp"
+#include "memory/table_array.hpp"
 #include "text/utf8.hpp"
+#include "unicode/paged_table.hpp"
 #include "vocab/vocab.hpp"
 
 namespace fasttoken {
+
+// The longer tokens of a token: (node, character) -> node, in one hash table.
+//
+//   entries_  node and character in 40 bits, the node reached in 24; 0: free. Open addressing, at most 3/4 full
+//   filter_   a bit for each entry, 5 bits or more an entry: most pairs asked for are not there
+class Extensions {
+ public:
+  static constexpr uint32_t none = UINT32_MAX;
+  static constexpr uint32_t leads_on = 1u << 23;  // of an entry: there are longer ones
+
+  static uint64_t hash_of(uint32_t node, uint32_t c) { return (uint64_t{node} << 16 | c) * 0x9E3779B97F4A7C15u; }
+  // Whether there may be an entry of this hash.
+  bool may_be(uint64_t hash) const {
+    size_t bit = filter_bit(hash);
+    return filter_[bit / 64] >> (bit & 63) & 1;
+  }
+  // Requests the cache line of the entry; of the first entry where `extends` is false.
+  void prefetch(uint64_t hash, bool extends) const { __builtin_prefetch(&entries_[extends ? place_of(hash) : 0]); }
+  // The node, with leads_on or not.
+  uint32_t find(uint32_t node, uint32_t c) const {
+    if (c > 0xFFFF) return none;
+    return may_be(hash_of(node, c)) ? find_unfiltered(node, c) : none;
+  }
+  // The same where the filter was asked; c < 0x10000.
+  uint32_t find_unfiltered(uint32_t node, uint32_t c) const {
+    const uint64_t key = uint64_t{node} << 16 | c, hash = hash_of(node, c);
+    for (size_t i = place_of(hash);; i = (i + 1) & (entries_.size() - 1)) {
+      uint64_t entry = entries_[i];
+      if (entry == 0) return none;
+      if (entry >> 24 == key) return static_cast<uint32_t>(entry & (2 * leads_on - 1));
+    }
+  }
+
+  // An empty table with room for `most` entries; add() fills it and build() makes the smallest one that holds them.
+  void reserve(size_t most) {
+    made_.clear();
+    entries_.assign(std::bit_ceil(most * 2 + 8), 0);
+    filter_.assign(entries_.size() / 8, 0);
+  }
+  void add(uint32_t node, uint32_t c, uint32_t next) {
+    made_.push_back((uint64_t{node} << 16 | c) << 24 | next);
+    place(made_.back());
+  }
+  // `nodes`: all of them are below.
+  void build(uint32_t nodes) {
+    std::vector<bool> leads(nodes);
+    for (uint64_t entry : made_) leads[entry >> 40] = true;
+    entries_.assign(std::bit_ceil(made_.size() * 4 / 3 + 8), 0);
+    filter_.assign(std::max<size_t>(1, entries_.size() / 16), 0);
+    for (uint64_t entry : made_) place(entry | (leads[entry & (leads_on - 1)] ? leads_on : 0));
+    made_ = {};
+  }
+
+  void tables(auto& io) { io(entries_, filter_); }
+
+ private:
+  size_t place_of(uint64_t hash) const { return hash >> (std::countl_zero(entries_.size()) + 1); }
+  size_t filter_bit(uint64_t hash) const { return hash >> 20 & (filter_.size() * 64 - 1); }
+  void place(uint64_t entry) {
+    const uint64_t hash = hash_of(static_cast<uint32_t>(entry >> 40), static_cast<uint32_t>(entry >> 24 & 0xFFFF));
+    const size_t bit = filter_bit(hash);
+    filter_[bit / 64] |= uint64_t{1} << (bit & 63);
+    size_t i = place_of(hash);
+    while (entries_[i]) i = (i + 1) & (entries_.size() - 1);
+    entries_[i] = entry;
+  }
+
+  TableArray<uint64_t> entries_, filter_;
+  std::vector<uint64_t> made_;  // while it is filled
+};
 
 class CharacterTrie {
  public:
@@ -43,7 +113,6 @@ class CharacterTrie {
     tokens_ = vocab.end();
     blank_ = byte_ids[' '];
     std::string bytes;
-    characters_.clear();
     std::vector<std::pair<uint32_t, uint32_t>> longer;  // in bytes, and the token
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       if (!vocab.has(id) || !known(id) || !whole_characters(vocab, id, bytes)) continue;
@@ -59,7 +128,7 @@ class CharacterTrie {
 
   const Extensions& extensions() const { return extensions_; }
   // The token of a character, or none.
-  uint32_t character(uint32_t c) const { return characters_.find(c); }
+  uint32_t character(uint32_t c) const { return characters_[c]; }
   // How many tokens there are: nodes from here on are prefixes and no tokens.
   uint32_t tokens() const { return tokens_; }
 
@@ -71,7 +140,7 @@ class CharacterTrie {
     if (p == end || (*p != ' ' && static_cast<unsigned char>(*p) < 0xC0)) return;
     const bool blank = *p == ' ';
     uint32_t node = utf8_next(p);
-    node = blank ? blank_ : characters_.find(node);
+    node = blank ? blank_ : characters_[node];
     for (uint32_t entry = node == none ? none : node | leads_on; entry != none;) {
       if (node < tokens_) {
         path.token[path.n++] = {node, static_cast<uint32_t>(p - text.data())};
@@ -86,14 +155,7 @@ class CharacterTrie {
   // Whether a character is of a script of its own: of three bytes, or of two and no letter of Latin with a mark.
   static bool is_apart(unsigned char lead) { return lead >= 0xCE && lead < 0xF0; }
 
-  size_t bytes() const { return characters_.bytes() + extensions_.bytes(); }
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io) {
-    CharacterIds::tables(self.characters_, io);
-    Extensions::tables(self.extensions_, io);
-    io.value(self.blank_);
-    io.value(self.tokens_);
-  }
+  void tables(auto& io) { io(characters_, extensions_, blank_, tokens_); }
 
  private:
   // The bytes of a token, if they are whole characters and not ASCII alone.
@@ -124,7 +186,7 @@ class CharacterTrie {
     for (auto [size, id] : longer) {
       if (!whole_characters(vocab, id, bytes)) continue;
       const char *p = bytes.data(), *end = p + bytes.size();
-      uint32_t c = utf8_next(p), node = c < 0x80 ? byte_ids[c] : characters_.find(c);
+      uint32_t c = utf8_next(p), node = c < 0x80 ? byte_ids[c] : characters_[c];
       while (node != none && p < end) {
         c = utf8_next(p);
         uint32_t next = extensions_.find(node, c);
@@ -138,7 +200,7 @@ class CharacterTrie {
     extensions_.build(fresh);
   }
 
-  CharacterIds characters_;  // beyond ASCII, that come out of their bytes
+  PagedTable<uint32_t> characters_{none};  // beyond ASCII, that come out of their bytes
   Extensions extensions_;
   uint32_t blank_ = none;  // the token of a blank
   uint32_t tokens_ = 0;

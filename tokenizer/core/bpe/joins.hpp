@@ -72,9 +72,7 @@ class Joins {
   }
   bool built() const { return !filter_.empty(); }
 
-  // Of ASCII, a before b.
-  uint8_t left(unsigned char a) const { return left_[a]; }
-  uint8_t right(unsigned char b) const { return right_[b]; }
+  // Of ASCII: a joins b behind it if the entries of a and b share a bit.
   const std::array<uint8_t, 128>& lefts() const { return left_; }
   const std::array<uint8_t, 128>& rights() const { return right_; }
 
@@ -100,14 +98,7 @@ class Joins {
     return text.size();
   }
 
-  size_t bytes() const { return filter_.bytes(); }
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io) {
-    io.value(self.left_);
-    io.value(self.right_);
-    io.array(self.filter_);
-    io.value(self.everywhere_);
-  }
+  void tables(auto& io) { io(left_, right_, filter_, everywhere_); }
 
  private:
   static constexpr size_t most_held = size_t{1} << 20;

@@ -1,10 +1,9 @@
 // Words beyond ASCII, tokenized by longest match and then checked, which takes fewer look-ups than merging their
 // bytes.
 //
-//   match      finds candidates. In words with characters of three bytes: the longest token of whole characters at
-//              each place, by a trie; ASCII between them, found whole or merged; a character that begins no token,
-//              and a blank before a character, as their bytes merge. In other words: the characters that are tokens,
-//              merged
+//   match      finds candidates: the longest token of whole characters at each place, by a trie; ASCII between them,
+//              found whole or merged; a character that begins no token, and a blank before a character, as their
+//              bytes merge
 //   resolve    goes from left to right. A candidate stays if it is valid behind the token before it
 //              (pair_validity.hpp). If it is not, these are tried in order: a shorter token of whole characters at
 //              its place, or at the place of a token before it, then longest matches until they meet a candidate's
@@ -29,7 +28,6 @@
 #include <bit>
 #include <cstdint>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "bpe/character_trie.hpp"
@@ -79,6 +77,12 @@ class LongestMatch {
     remember();
   }
   bool built() const { return pair_validity_.built(); }
+  // Whether a word is to be read here: its last character is of a script of its own.
+  bool takes(std::string_view piece) const {
+    return built() &&
+           ((piece.size() >= 2 && CharacterTrie::is_apart(static_cast<unsigned char>(piece[piece.size() - 2]))) ||
+            (piece.size() >= 3 && leads_wide(piece[piece.size() - 3])));
+  }
   // Whether the token comes out of its own bytes, as far as is known.
   bool known(uint32_t id) const { return pair_validity_.known(id); }
 
@@ -88,7 +92,7 @@ class LongestMatch {
               std::string_view piece, LongestMatchScratch& g, MergeScratch& s) const {
     g.clear();
     read(piece, byte_ids, g);
-    match(merger, byte_ids, words, g, s);
+    match(merger, byte_ids, words, g);
     return resolve(merger, merges, byte_ids, 0, g, s);
   }
 
@@ -123,15 +127,11 @@ class LongestMatch {
     g.characters.resize(static_cast<size_t>(to - g.characters.data()));
     g.words.push_back({piece, g.characters.size(), 0});
   }
-  void match(const Merger& merger, const ByteIds& byte_ids, const WordTable* words, LongestMatchScratch& g,
-             MergeScratch& s) const {
+  void match(const Merger& merger, const ByteIds& byte_ids, const WordTable* words, LongestMatchScratch& g) const {
     const LongestMatchScratch::Character* from = g.characters.data();
     for (LongestMatchScratch::Word& word : g.words) {
       const LongestMatchScratch::Character* to = g.characters.data() + word.characters;
-      if (is_wide(word.text))
-        longest(from, static_cast<size_t>(to - from), byte_ids, words, word.text, merger, g);
-      else
-        merged(from, static_cast<size_t>(to - from), byte_ids, word.text, merger, g, s);
+      longest(from, static_cast<size_t>(to - from), byte_ids, words, word.text, merger, g);
       word.candidates = g.candidates.size();
       from = to;
     }
@@ -150,7 +150,6 @@ class LongestMatch {
     const std::string_view piece = g.words[word].text;
     const Symbol* candidates = g.candidates.data() + (word ? g.words[word - 1].candidates : 0);
     const size_t found = static_cast<size_t>(g.candidates.data() + g.words[word].candidates - candidates);
-    const bool wide = is_wide(piece);
     g.resolved.resize(piece.size());  // no token is shorter than a byte
     Chain out{g.resolved.data(), g.resolved.data()};
     size_t at = 0, spent = 0, searched = 0;
@@ -166,8 +165,7 @@ class LongestMatch {
         continue;
       }
       follows = false;
-      if (wide && 2 * searched <= piece.size() + 128 && resumed(merges, piece, candidates, i, at, searched, out))
-        continue;
+      if (2 * searched <= piece.size() + 128 && resumed(merges, piece, candidates, i, at, searched, out)) continue;
       size_t begin = at, end = at + token.length;
       if (++i < found) end += candidates[i++].length & ~sure;
       Symbol window[small];
@@ -187,14 +185,10 @@ class LongestMatch {
     return true;
   }
 
-  size_t bytes() const { return pair_validity_.bytes() + trie_.bytes(); }
   size_t cache_bytes() const { return (pairs_.size() + pieces_.size()) * 8 + repairs_.bytes(); }
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io) {
-    PairValidity::tables(self.pair_validity_, io);
-    CharacterTrie::tables(self.trie_, io);
-    if constexpr (!std::is_const_v<Self>)
-      if (self.built()) self.remember();
+  void tables(auto& io) {
+    io(pair_validity_, trie_);
+    if (io.reads && built()) remember();
   }
 
  private:
@@ -207,12 +201,6 @@ class LongestMatch {
   static constexpr uint32_t sure = 1u << 31;  // in the length of a candidate: it is valid behind the one before it
 
   static bool leads_wide(char c) { return (static_cast<unsigned char>(c) & 0xF0) == 0xE0; }
-  // Whether the last character is.
-  static bool is_wide(std::string_view piece) {
-    return (piece.size() >= 2 && CharacterTrie::is_apart(static_cast<unsigned char>(piece[piece.size() - 2]))) ||
-           (piece.size() >= 3 && leads_wide(piece[piece.size() - 3]));
-  }
-
   void remember() {
     pairs_ = BigArray<uint64_t>(size_t{1} << pair_bits);
     pair_entries_ = pairs_.data();
@@ -222,10 +210,6 @@ class LongestMatch {
   }
 
   // ---- the candidates
-
-  static void put_bytes(std::string_view bytes, const ByteIds& byte_ids, ScratchVector<Symbol>& out) {
-    for (char b : bytes) out.push_back({byte_ids[static_cast<unsigned char>(b)], 1});
-  }
 
   // How many tokens the bytes merge to, of which there are at most `small`.
   static size_t merged_bytes(std::string_view bytes, const ByteIds& byte_ids, const Merger& merger, Symbol* out) {
@@ -333,45 +317,6 @@ class LongestMatch {
     }
     cell.store(found, std::memory_order_relaxed);
     return made;
-  }
-
-  void merged(const LongestMatchScratch::Character* all, size_t n, const ByteIds& byte_ids, std::string_view piece,
-              const Merger& merger, LongestMatchScratch& g, MergeScratch& s) const {
-    auto& symbols = g.candidates;
-    const size_t before = symbols.size();
-    size_t at = 0, i = 0;
-    // A blank and a letter are often merged before the letter's own bytes are.
-    if (n > 1 && all[0].code == ' ' && all[1].code >= 0x80) {
-      uint32_t entry = trie_.extensions().find(all[0].id, all[1].code), both = entry & (leads_on - 1);
-      if (entry != none && both < trie_.tokens()) {
-        at = 1 + utf8_length_of(all[1].code);
-        i = 2;
-        symbols.push_back({both, static_cast<uint32_t>(at)});
-      }
-    }
-    for (; i < n; ++i) {
-      uint32_t size = utf8_length_of(all[i].code);
-      if (all[i].id != none)
-        symbols.push_back({all[i].id, size});
-      else
-        put_bytes(piece.substr(at, size), byte_ids, symbols);
-      at += size;
-    }
-    const size_t many = symbols.size() - before;
-    if (many <= small) {
-      symbols.resize(before + merger.linear(symbols.data() + before, many));
-    } else {
-      merger.windows(symbols.data() + before, many, s);
-      const Symbol* symbol = symbols.data() + before;
-      for (Symbol& token : s.chain) {
-        uint32_t length = 0;
-        for (uint32_t k = 0; k < token.length; ++k) length += symbol++->length;
-        token.length = length;
-      }
-      symbols.resize(before);
-      symbols.insert(symbols.end(), s.chain.begin(), s.chain.end());
-    }
-    for (size_t k = before; k < symbols.size(); ++k) pair_validity_.fetch(symbols[k].id);
   }
 
   // ---- resolving them

@@ -1,9 +1,6 @@
 // Words to be merged together, and their tokens: the look-ups of one wait while those of others are made.
 //
 //   batch.clear(); batch.add(...) each; batch_merger(best_isa())(merges, batch); batch[i] each
-//
-//   ids_     the first symbols of all words, each word's from its last to its first
-//   tokens_  the tokens of the words, in the order in which they were done
 #pragma once
 
 #include <cstdint>

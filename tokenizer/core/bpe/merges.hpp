@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 #include "errors.hpp"
@@ -154,15 +153,9 @@ class MergeTable {
     std::sort(out.begin(), out.end(), [](const Merge& x, const Merge& y) { return x.rank < y.rank; });
     return out;
   }
-  size_t bytes() const { return lines_.size() * sizeof(Line) + filter_.bytes() + ids_.bytes() + direct_.bytes(); }
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io) {
-    io.array(self.lines_);
-    io.array(self.filter_);
-    io.array(self.ids_);
-    io.array(self.direct_);
-    io.value(layout_of(self.probe_));
-    if constexpr (!std::is_const_v<Self>) self.point();
+  void tables(auto& io) {
+    io(lines_, filter_, ids_, direct_, static_cast<Layout&>(probe_));
+    if (io.reads) point();
   }
 
  private:
@@ -179,8 +172,6 @@ class MergeTable {
   // each other.
   static size_t step(uint64_t key) { return key >> 56 | 1; }
 
-  static const Layout& layout_of(const Probe& p) { return p; }
-  static Layout& layout_of(Probe& p) { return p; }
   void point() {
     probe_.lines = lines_.data();
     probe_.direct_rests = direct_.data();

@@ -2,7 +2,7 @@
 //
 //   up to 16 symbols   scan: the best pair, and the symbols after it move up
 //   up to 64           linear: one key (rank, position) a pair, and the best of them is the next merge
-//   a longer run       queue: RankQueue, linked by position
+//   a longer run       queue: a heap of (rank, position), linked by position
 //   a long word        windows, each merged alone, joined where two agree
 //
 //       chain    |t0|t1|t2|t3|t4|t5|          a window starts at a boundary near the end of the chain; at the
@@ -19,50 +19,22 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <functional>
 
 #include "bpe/merges.hpp"
-#include "bpe/rank_queue.hpp"
 #include "memory/scratch_vector.hpp"
 
 namespace fasttoken {
 
 struct Symbol {
   uint32_t id, length;
-};
-
-// The last windows of one word, before and after merging: a text that repeats itself makes the same ones again.
-class RecentWindows {
- public:
-  void clear() { count_ = 0; }
-  const ScratchVector<Symbol>* find(const Symbol* symbols, size_t n) const {
-    auto same = [](const Symbol& a, const Symbol& b) { return a.id == b.id; };
-    for (size_t i = 0; i < std::min(count_, kept); ++i)
-      if (before_[i].size() == n && std::equal(symbols, symbols + n, before_[i].begin(), same)) return &after_[i];
-    return nullptr;
-  }
-  // The place for the result of these symbols; it holds them, each of length 1. Very wide windows are not known
-  // again.
-  ScratchVector<Symbol>& add(const Symbol* symbols, size_t n) {
-    auto& before = before_[count_ % kept];
-    auto& after = after_[count_++ % kept];
-    after.resize(n);
-    for (size_t i = 0; i < n; ++i) after[i] = {symbols[i].id, 1};
-    before.clear();
-    if (n <= widest) before = after;
-    return after;
-  }
-
- private:
-  static constexpr size_t kept = 8, widest = 1 << 14;
-  ScratchVector<Symbol> before_[kept], after_[kept];
-  size_t count_ = 0;
+  bool operator==(const Symbol&) const = default;
 };
 
 struct MergeScratch {
   ScratchVector<uint32_t> next, previous, rank, id;
-  ScratchVector<Symbol> chain;
-  RecentWindows windows;
-  RankQueue queue;
+  ScratchVector<Symbol> chain, window;
+  ScratchVector<uint64_t> heap;
 };
 
 class Merger {
@@ -70,8 +42,7 @@ class Merger {
   static constexpr size_t linear_limit = 64;
   static constexpr uint32_t rank_limit = (1u << 25) - 1;
 
-  // ranks: past the highest rank, at most rank_limit.
-  Merger(const MergeTable& merges, uint32_t ranks) : merges_(merges), ranks_(ranks) {}
+  explicit Merger(const MergeTable& merges) : merges_(merges) {}
 
   // Merges in place and returns how many symbols are left.
   size_t linear(Symbol* symbols, size_t n) const {
@@ -103,10 +74,12 @@ class Merger {
     return left;
   }
 
+  // The same for any number of symbols.
   size_t queue(Symbol* symbols, size_t size, MergeScratch& s) const {
     uint32_t n = static_cast<uint32_t>(size);
     if (n < 2) return n;
-    s.queue.prepare(ranks_ + 1);
+    auto& heap = s.heap;  // rank and position of each pair that merges, and of some that are gone
+    heap.clear();
     for (auto* column : {&s.next, &s.previous, &s.rank, &s.id})
       if (column->size() < n) column->resize(n);
     for (uint32_t i = 0; i < n; ++i) {
@@ -117,11 +90,16 @@ class Merger {
       Merge m = merges_.find(symbols[i].id, symbols[j].id);
       s.rank[i] = m.rank;
       s.id[i] = m.id;
-      if (m.rank != no_rank) s.queue.push(m.rank, i);
+      if (m.rank == no_rank) return;
+      heap.push_back(uint64_t{m.rank} << 32 | i);
+      std::push_heap(heap.begin(), heap.end(), std::greater());
     };
     for (uint32_t i = 0; i + 1 < n; ++i) look(i, i + 1);
     s.rank[n - 1] = no_rank;
-    for (uint32_t rank, i; s.queue.pop(rank, i);) {
+    while (!heap.empty()) {
+      std::pop_heap(heap.begin(), heap.end(), std::greater());
+      const uint32_t rank = static_cast<uint32_t>(heap.back() >> 32), i = static_cast<uint32_t>(heap.back());
+      heap.pop_back();
       if (s.rank[i] != rank) continue;  // gone, or the pair is no longer the one that was queued
       uint32_t j = s.next[i], k = s.next[j];
       symbols[i] = {s.id[i], symbols[i].length + symbols[j].length};
@@ -140,7 +118,6 @@ class Merger {
   void windows(const Symbol* symbols, size_t n, MergeScratch& s, size_t narrow = linear_limit) const {
     auto& chain = s.chain;
     chain.clear();
-    s.windows.clear();
     size_t window = narrow, spent = 0, joined = 0, patience = 0;
     size_t from = 0, at = 0;  // where the window starts in the word, and which token of the chain starts there
     for (;;) {
@@ -200,8 +177,9 @@ class Merger {
   }
 
   const ScratchVector<Symbol>& merged_window(const Symbol* symbols, size_t n, MergeScratch& s) const {
-    if (auto* known = s.windows.find(symbols, n)) return *known;
-    ScratchVector<Symbol>& out = s.windows.add(symbols, n);
+    ScratchVector<Symbol>& out = s.window;
+    out.resize(n);
+    for (size_t i = 0; i < n; ++i) out[i] = {symbols[i].id, 1};
     out.resize(n <= linear_limit ? linear(out.data(), n) : queue(out.data(), n, s));
     return out;
   }
@@ -225,7 +203,6 @@ class Merger {
   }
 
   const MergeTable& merges_;
-  uint32_t ranks_;
 };
 
 }  // namespace fasttoken

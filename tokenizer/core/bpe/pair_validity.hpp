@@ -63,12 +63,7 @@ class PairValidity {
       borders_[id].begin |= on_left[id] | not_known | 2;
     }
   }
-  size_t bytes() const { return entries_.bytes() + borders_.bytes(); }
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io) {
-    io.array(self.entries_);
-    io.array(self.borders_);
-  }
+  void tables(auto& io) { io(entries_, borders_); }
   bool built() const { return !entries_.empty(); }
 
   // Whether the token comes out of its own bytes, as far as is known.

@@ -34,7 +34,6 @@ class WordLines {
   static constexpr size_t ids_in_word = 64 / id_bits;
   static constexpr size_t longest = key_words * 8 - 1, most_ids = id_words * ids_in_word;
   static constexpr uint32_t ids_end = static_cast<uint32_t>((uint64_t{1} << id_bits) - 1);  // past the largest
-  static constexpr size_t usual_bytes = size_t{8} << 20;
 
   size_t bytes() const { return memory_.size() * sizeof(Line); }
 
@@ -134,11 +133,10 @@ class CacheOfWords : public WordLines<key_words, id_words, id_bits> {
   using typename Lines::Line;
 
  public:
-  using Lines::usual_bytes;
   using typename Lines::Key;
 
   // bytes: a power of two, at least that of two lines.
-  void reserve(size_t bytes = usual_bytes, size_t at_first = size_t{1} << 21) {
+  void reserve(size_t bytes, size_t at_first) {
     memory_ = BigArray<Line>(bytes / sizeof(Line));
     lines_ = memory_.data();
     most_ = memory_.size() - 2;
@@ -148,7 +146,6 @@ class CacheOfWords : public WordLines<key_words, id_words, id_bits> {
   void touch() { memory_.touch((mask_ + 2) * sizeof(Line)); }
   // How many lines are in use.
   size_t used_lines() const { return mask() + 2; }
-  bool ready() const { return lines_ != nullptr; }
 
   void fetch(uint64_t hash) const { __builtin_prefetch(lines_ + (hash & mask())); }
 
@@ -199,7 +196,7 @@ class CacheInOrder : public WordLines<key_words, id_words> {
   using typename Lines::Key;
 
   // bytes: of the lines, a power of two, at least that of two and less than that of 65,536.
-  void reserve(size_t bytes = Lines::usual_bytes) {
+  void reserve(size_t bytes) {
     memory_ = BigArray<Line>(bytes / sizeof(Line), false);
     lines_ = memory_.data();
     row_memory_ = BigArray<uint64_t>(memory_.size());
@@ -361,7 +358,7 @@ struct WordCaches {
     words.reserve(size_t{4} << 20, size_t{1} << 20);
     short_words.touch();
     words.touch();
-    clauses.reserve();
+    clauses.reserve(size_t{8} << 20);
     roles.reserve(size_t{1} << 16, size_t{1} << 16);
     segments.reserve(size_t{1} << 21);
     met.reserve();

@@ -16,9 +16,9 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "memory/big_array.hpp"
 
@@ -109,6 +109,7 @@ class WordTable {
     x ^= x >> 32 & used;
     return x * factors[2];
   }
+
   // For other tables, of the same word.
   static uint64_t hash(uint64_t mixed) { return std::rotl(mixed, 32); }
 
@@ -167,54 +168,33 @@ class WordTable {
   uint32_t find(const WordKey& key) const { return probe().find(key); }
   uint32_t find(std::string_view word) const { return find(WordKey::of(word.data(), word.size())); }
 
-  size_t bytes() const { return lines_.size() * sizeof(Line); }
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io) {
-    io.array(self.lines_);
-    io.value(self.bits_);
-  }
+  void tables(auto& io) { io(lines_, bits_); }
 
-  // For about so many words, with ids below `end`.
-  void reserve(size_t words, uint32_t end) {
-    int bits = std::max(static_cast<int>(std::bit_width(words / 12)), 1);
-    resize(std::max(bits, static_cast<int>(std::bit_width(end)) - spare_bits + 1));
-  }
-
-  // Adds words of 1 to 15 bytes, a few at a time, since the line of each is far from the last. The same word again
-  // takes the new id; words added first are found fastest.
-  class Filler {
-   public:
-    explicit Filler(WordTable& table) : table_(table) {}
-    Filler(const Filler&) = delete;
-    ~Filler() { flush(); }
-    void add(std::string_view word, uint32_t id) {
-      WordKey key = WordKey::of(word.data(), word.size());
-      table_.probe().fetch(table_.probe().place(key).line);
-      held_[count_] = {key, id};
-      if (++count_ == std::size(held_)) flush();
-    }
-
-   private:
-    void flush() {
-      for (size_t n = 0; n < count_; ++n) table_.add(held_[n].key, held_[n].id);
-      count_ = 0;
-    }
-    struct Held {
-      WordKey key;
-      uint32_t id;
-    };
-    WordTable& table_;
-    size_t count_ = 0;
-    Held held_[16];
+  struct Word {
+    WordKey key;
+    uint32_t id;
   };
+  // Of words of 1 to 15 bytes with ids below `end`. The same word again takes the new id; those that come first are
+  // found fastest.
+  void build(const std::vector<Word>& words, uint32_t end) {
+    bits_ = std::max({1, static_cast<int>(std::bit_width(words.size() / 12)),
+                      static_cast<int>(std::bit_width(end)) - spare_bits + 1});
+    for (;; ++bits_) {
+      lines_ = BigArray<Line>(size_t{2} << bits_);
+      const Probe at = probe();
+      constexpr size_t ahead = 16;  // the line of each is far from the last
+      size_t n = 0;
+      for (; n < words.size(); ++n) {
+        if (n + ahead < words.size()) at.fetch(at.place(words[n + ahead].key).line);
+        if (!add(words[n].key, words[n].id)) break;
+      }
+      if (n == words.size()) return;
+    }
+  }
 
  private:
   static constexpr uint64_t golden = 0x9E3779B97F4A7C15u;
 
-  void resize(int bits) {
-    bits_ = bits;
-    lines_ = BigArray<Line>(size_t{2} << bits);
-  }
   // An entry that was taken out.
   struct Entry {
     uint64_t low, said;  // rest, second and id + 1
@@ -233,7 +213,8 @@ class WordTable {
     return false;
   }
 
-  void add(const WordKey& key, uint32_t id) {
+  // False: there is no room for it.
+  bool add(const WordKey& key, uint32_t id) {
     const Probe at = probe();
     const Place p = at.place(key), second = at.second(p);
     const uint64_t ids = (uint64_t{1} << at.id_bits()) - 1;
@@ -242,24 +223,22 @@ class WordTable {
         uint64_t& said = lines_[one.line].at[i];
         if (said == 0 || (said & ~ids) != one.rest || (p.wide && lines_[one.line].at[i - 4] != p.low)) continue;
         said = one.rest | (id + 1);
-        return;
+        return true;
       }
-    put(p.line, p.wide, {p.low, p.rest | (id + 1)});
+    return put(p.line, p.wide, {p.low, p.rest | (id + 1)});
   }
   // Into the line, or the entry's other one; where both are full one of the entries there has to go to its own other.
-  void put(uint32_t number, bool wide, Entry entry) {
+  bool put(uint32_t number, bool wide, Entry entry) {
     constexpr size_t most_moved = 256;
     for (size_t moved = 0; moved < most_moved; ++moved) {
-      if (put_if_free(lines_[number], wide, entry)) return;
+      if (put_if_free(lines_[number], wide, entry)) return true;
       uint32_t elsewhere = moved_over(number, entry);
-      if (put_if_free(lines_[elsewhere], wide, entry)) return;
+      if (put_if_free(lines_[elsewhere], wide, entry)) return true;
       moved_over(elsewhere, entry);
       swap(lines_[number], 7 - moved % (wide ? 4 : 8), wide, entry);
       number = moved_over(number, entry);
     }
-    const int before = bits_;
-    grow();
-    put_anew(number, wide, entry, before);
+    return false;
   }
   // The number of the entry's other line, for which it says itself now.
   uint32_t moved_over(uint32_t number, Entry& entry) const {
@@ -268,27 +247,6 @@ class WordTable {
     number ^= at.other(entry.said & ~(2 * second - 1));
     entry.said ^= second;
     return number;
-  }
-
-  void grow() {
-    BigArray<Line> old = std::move(lines_);
-    const int before = bits_;
-    resize(before + 1);
-    for (size_t number = 0; number < old.size(); ++number) {
-      const bool wide = number >> before;
-      for (size_t i = wide ? 4 : 0; i < 8 && old[number].at[i]; ++i)
-        put_anew(static_cast<uint32_t>(number), wide, {wide ? old[number].at[i - 4] : 0, old[number].at[i]}, before);
-    }
-  }
-  // An entry of a table of so many bits, into this one.
-  void put_anew(uint32_t number, bool wide, Entry entry, int bits) {
-    const Probe then{nullptr, bits}, now = probe();
-    const uint64_t second = uint64_t{1} << then.id_bits();
-    uint64_t rest = entry.said & ~(2 * second - 1), id = entry.said & (second - 1);
-    if (entry.said & second) number ^= then.other(rest);
-    uint64_t mixed = uint64_t{number & ((1u << bits) - 1)} << (64 - bits) | rest >> bits;
-    number = static_cast<uint32_t>(mixed >> (64 - now.bits) | uint64_t{wide} << now.bits);
-    put(number, wide, {entry.low, mixed << now.bits | id});
   }
 
   BigArray<Line> lines_{4};

@@ -16,6 +16,18 @@ std::string content_of(const Json& json) {
   return content;
 }
 
+// Of Metaspace: "always", "first" or "never".
+std::string_view prepend_scheme(const Json& json) {
+  std::string_view scheme = "always";
+  if (auto said = json.get("prepend_scheme")) {
+    scheme = said->string();
+    if (scheme != "always" && scheme != "first" && scheme != "never") said->fail("not a scheme of Metaspace");
+  }
+  if (json.flag("add_prefix_space", true)) return scheme;
+  if (scheme != "always") json.fail("add_prefix_space does not match prepend_scheme");
+  return "never";
+}
+
 // Called before a step is added to so many.
 void require_step(const Json& json, size_t before) {
   if (before >= most_steps) json.fail("more than " + std::to_string(most_steps) + " steps");
@@ -98,11 +110,11 @@ void Normalizer::read_bert(const Json& json) {
 
 // ---- pre-tokenizers
 
-void PreTokenizer::read_one(const Json& json, Externals& externals) {
+void PreTokenizer::read(const Json& json, Externals& externals) {
   std::string_view type = json.need("type").string();
   Step step;
   if (type == "Sequence") {
-    json.need("pretokenizers").each([&](const Json& one) { read_one(one, externals); });
+    json.need("pretokenizers").each([&](const Json& one) { read(one, externals); });
     return;
   }
   require_step(json, steps_.size());
@@ -163,21 +175,8 @@ void PreTokenizer::read_metaspace(const Json& json, Step& step) {
   step.content.clear();
   utf8_append(step.content, step.character);
   step.split = json.flag("split", true);
-  if (auto scheme = json.get("prepend_scheme")) {
-    std::string_view name = scheme->string();
-    if (name == "always")
-      step.prepend = Prepend::always;
-    else if (name == "first")
-      step.prepend = Prepend::first;
-    else if (name == "never")
-      step.prepend = Prepend::never;
-    else
-      scheme->fail("not a scheme of Metaspace");
-  }
-  if (!json.flag("add_prefix_space", true)) {
-    if (step.prepend != Prepend::always) json.fail("add_prefix_space does not match prepend_scheme");
-    step.prepend = Prepend::never;
-  }
+  const std::string_view scheme = prepend_scheme(json);
+  step.prepend = scheme == "first" ? Prepend::first : scheme == "never" ? Prepend::never : Prepend::always;
   step.pattern = Pattern::fixed(step.content);
   if (step.prepend != Prepend::first) return;
   needs_shift_ = true;
@@ -235,14 +234,7 @@ void Decoder::read(const Json& json, Externals& externals) {
 void Decoder::read_metaspace(const Json& json, Step& step) {
   step.kind = Kind::metaspace;
   utf8_append(step.content, json.need("replacement").character());
-  std::string_view scheme = "always";
-  if (auto s = json.get("prepend_scheme")) scheme = s->string();
-  if (scheme != "always" && scheme != "first" && scheme != "never") json.fail("not a scheme of Metaspace");
-  if (!json.flag("add_prefix_space", true)) {
-    if (scheme != "always") json.fail("add_prefix_space does not match prepend_scheme");
-    scheme = "never";
-  }
-  step.keep_first = scheme == "never";
+  step.keep_first = prepend_scheme(json) == "never";
 }
 
 void Decoder::apply(const Step& step, Tokens& tokens, RegexScratch& scratch, Growth& growth) const {

@@ -1,13 +1,9 @@
-// A JSON document as one flat tape of values; strings point into the file unless they held escapes.
-//
-//   tape    [obj n=2][key "a"][1][key "b"][arr n=1]["x"] ...      a value is followed by its items
-//   skip    of a container: index just past its last value, so siblings are reached without recursion
-//
-//   invariants   the text is valid UTF-8, depth <= 128, object keys alternate with values,
-//                numbers keep their text: the reader of one decides its type
-//   ownership    the file's bytes belong to the caller and outlive the document; unescaped strings are ours
+// A JSON document as one flat tape of values, each followed by its items; `skip` of a container is the index past its
+// last one. The file's bytes outlive the document: strings point into them unless they held escapes. The text is
+// valid UTF-8, at most 128 levels deep, and numbers keep their text: the reader of one decides its type.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -37,7 +33,11 @@ class JsonDocument {
     size_t bad = utf8_invalid_at(file);
     if (bad != std::string_view::npos) fail(bad, "not valid UTF-8");
     if (file.size() > UINT32_MAX - 16) fail(0, "larger than 4 GB");
-    parse();
+    tape_.reserve(file.size() / 12 + 16);
+    ends_.reserve(file.size() / 12 + 16);
+    value(0);
+    space();
+    if (at_ != text_.size()) fail(at_, "something follows the document");
   }
   JsonDocument(const JsonDocument&) = delete;
   JsonDocument& operator=(const JsonDocument&) = delete;
@@ -52,23 +52,16 @@ class JsonDocument {
 
  private:
   [[noreturn]] void fail(size_t at, const std::string& what) const {
-    size_t line = 1, column = 1;
-    for (size_t i = 0; i < at && i < text_.size(); ++i) {
-      ++column;
-      if (text_[i] == '\n') {
-        ++line;
-        column = 1;
-      }
-    }
+    const std::string_view before = text_.substr(0, at);
+    const auto line = std::count(before.begin(), before.end(), '\n') + 1;
+    const size_t column = before.size() - (before.rfind('\n') + 1) + 1;  // npos + 1 is 0
     throw FileError("line " + std::to_string(line) + " column " + std::to_string(column), what);
   }
 
   void space() {
-    while (at_ < text_.size()) {
-      char c = text_[at_];
-      if (c != ' ' && c != '\n' && c != '\r' && c != '\t') break;
+    while (at_ < text_.size() &&
+           (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\r' || text_[at_] == '\t'))
       ++at_;
-    }
   }
 
   char peek() {
@@ -76,69 +69,41 @@ class JsonDocument {
     return at_ < text_.size() ? text_[at_] : '\0';
   }
 
-  void parse() {
-    tape_.reserve(text_.size() / 12 + 16);
-    ends_.reserve(text_.size() / 12 + 16);
-    std::vector<uint32_t> open;  // containers not yet closed
-    bool want_value = true;
-    for (;;) {
-      if (want_value) {
-        char c = peek();
-        if (at_ >= text_.size()) fail(at_, "the file ends too early");
-        if (c == '{' || c == '[') {
-          if (open.size() >= 128) fail(at_, "nested deeper than 128 levels");
-          push(c == '{' ? JsonKind::object : JsonKind::array, at_);
-          open.push_back(static_cast<uint32_t>(tape_.size() - 1));
-          ++at_;
-          char close = c == '{' ? '}' : ']';
-          if (peek() == close) {
-            ++at_;
-            shut(open);
-            want_value = false;
-          } else if (c == '{') {
-            key();
-          }
-          if (want_value) continue;
-        } else {
-          scalar(c);
-          want_value = false;
-        }
-      }
-      if (open.empty()) break;
-      JsonValue& top = tape_[open.back()];
-      ++top.count;
-      char c = peek();
-      if (at_ >= text_.size()) fail(at_, "the file ends too early");
-      if (c == ',') {
-        ++at_;
-        if (top.kind == JsonKind::object) {
-          if (peek() == '}') fail(at_, "a comma before the end of an object");
-          key();
-        } else if (peek() == ']') {
-          fail(at_, "a comma before the end of an array");
-        }
-        want_value = true;
-      } else if (c == (top.kind == JsonKind::object ? '}' : ']')) {
-        ++at_;
-        shut(open);
-      } else {
-        fail(at_, top.kind == JsonKind::object ? "expected , or }" : "expected , or ]");
-      }
+  void value(size_t depth) {
+    const char c = peek();
+    if (at_ >= text_.size()) fail(at_, "the file ends too early");
+    if (c != '{' && c != '[') return scalar(c);
+    if (depth >= 128) fail(at_, "nested deeper than 128 levels");
+    const bool object = c == '{';
+    const char close = object ? '}' : ']';
+    const size_t place = tape_.size();
+    push(object ? JsonKind::object : JsonKind::array, at_++);
+    uint32_t count = 0;
+    for (; count == 0 ? peek() != close : more(object, close); ++count) {
+      if (object) key();
+      value(depth + 1);
     }
-    space();
-    if (at_ != text_.size()) fail(at_, "something follows the document");
+    ++at_;
+    tape_[place].count = count;
+    tape_[place].skip = static_cast<uint32_t>(tape_.size());
+    ends_[place] = static_cast<uint32_t>(at_);
+  }
+
+  // Behind a value of a container: whether another one follows.
+  bool more(bool object, char close) {
+    const char c = peek();
+    if (c == close) return false;
+    if (at_ >= text_.size()) fail(at_, "the file ends too early");
+    if (c != ',') fail(at_, object ? "expected , or }" : "expected , or ]");
+    ++at_;
+    if (peek() == close)
+      fail(at_, object ? "a comma before the end of an object" : "a comma before the end of an array");
+    return true;
   }
 
   void push(JsonKind kind, size_t begin, std::string_view s = {}, bool truth = false) {
     tape_.push_back({kind, truth, 0, 0, static_cast<uint32_t>(begin), s});
     ends_.push_back(static_cast<uint32_t>(at_));
-  }
-
-  void shut(std::vector<uint32_t>& open) {
-    JsonValue& value = tape_[open.back()];
-    value.skip = static_cast<uint32_t>(tape_.size());
-    ends_[open.back()] = static_cast<uint32_t>(at_);
-    open.pop_back();
   }
 
   void key() {
@@ -162,25 +127,23 @@ class JsonDocument {
     fail(at_, "expected a value");
   }
 
-  void digits() {
-    if (at_ >= text_.size() || text_[at_] < '0' || text_[at_] > '9') fail(at_, "expected a digit");
-    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') ++at_;
+  bool take(std::string_view any) {
+    for (char c : any)
+      if (at_ < text_.size() && text_[at_] == c) return ++at_;
+    return false;
   }
-
+  void digits() {
+    const size_t from = at_;
+    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') ++at_;
+    if (at_ == from) fail(at_, "expected a digit");
+  }
   void number() {
     size_t begin = at_;
-    if (text_[at_] == '-') ++at_;
-    if (at_ < text_.size() && text_[at_] == '0')
-      ++at_;
-    else
-      digits();
-    if (at_ < text_.size() && text_[at_] == '.') {
-      ++at_;
-      digits();
-    }
-    if (at_ < text_.size() && (text_[at_] == 'e' || text_[at_] == 'E')) {
-      ++at_;
-      if (at_ < text_.size() && (text_[at_] == '+' || text_[at_] == '-')) ++at_;
+    take("-");
+    if (!take("0")) digits();
+    if (take(".")) digits();
+    if (take("eE")) {
+      take("+-");
       digits();
     }
     push(JsonKind::number, begin, text_.substr(begin, at_ - begin));
@@ -190,42 +153,29 @@ class JsonDocument {
     if (at_ + 4 > text_.size()) fail(at_, "the file ends too early");
     uint32_t value = 0;
     for (int i = 0; i < 4; ++i) {
-      char c = text_[at_++];
-      uint32_t digit = c >= '0' && c <= '9'   ? static_cast<uint32_t>(c - '0')
-                       : c >= 'a' && c <= 'f' ? static_cast<uint32_t>(c - 'a' + 10)
-                       : c >= 'A' && c <= 'F' ? static_cast<uint32_t>(c - 'A' + 10)
-                                              : 99;
-      if (digit == 99) fail(at_ - 1, "not a hexadecimal digit");
-      value = value << 4 | digit;
+      const int digit = hex_digit(text_[at_++]);
+      if (digit < 0) fail(at_ - 1, "not a hexadecimal digit");
+      value = value << 4 | static_cast<uint32_t>(digit);
     }
     return value;
   }
 
   void string() {
-    size_t begin = at_++;
-    size_t from = at_;
-    while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\' &&
-           static_cast<unsigned char>(text_[at_]) >= 0x20)
-      ++at_;
-    if (at_ < text_.size() && text_[at_] == '"') {
-      ++at_;
-      return push(JsonKind::string, begin, text_.substr(from, at_ - 1 - from));
-    }
-    std::string& out = owned_.emplace_back(text_.substr(from, at_ - from));
-    for (;;) {
+    const size_t begin = at_++;
+    std::string* made = nullptr;  // of one with escapes
+    for (size_t from = at_;; from = at_) {
+      while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\' &&
+             static_cast<unsigned char>(text_[at_]) >= 0x20)
+        ++at_;
       if (at_ >= text_.size()) fail(at_, "a string does not end");
-      char c = text_[at_];
-      if (c == '"') break;
-      if (static_cast<unsigned char>(c) < 0x20) fail(at_, "a control character in a string");
-      ++at_;
-      if (c != '\\') {
-        out += c;
-        continue;
-      }
-      escape(out);
+      const std::string_view plain = text_.substr(from, at_ - from);
+      const char c = text_[at_++];
+      if (made) made->append(plain);
+      if (c == '"') return push(JsonKind::string, begin, made ? std::string_view(*made) : plain);
+      if (c != '\\') fail(at_ - 1, "a control character in a string");
+      if (!made) made = &owned_.emplace_back(plain);
+      escape(*made);
     }
-    ++at_;
-    push(JsonKind::string, begin, out);
   }
 
   void escape(std::string& out) {

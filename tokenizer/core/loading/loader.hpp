@@ -11,7 +11,6 @@
 
 #include "bpe/bpe.hpp"
 #include "loading/json.hpp"
-#include "loading/json_number.hpp"
 #include "loading/json_text.hpp"
 #include "model.hpp"
 #include "split/added.hpp"
@@ -224,7 +223,6 @@ class ModelReader {
     }
     add_held(wrong);
     Bpe& bpe = model_.bpe;
-    bpe.ranks = static_cast<uint32_t>(bpe.in_order.size());
     if (repeated_)
       std::erase_if(bpe.in_order, [&](const Merge& m) { return bpe.merges.find(m.a, m.b).rank != m.rank; });
   }

@@ -12,18 +12,6 @@
 
 namespace fasttoken {
 
-template <class Self, class Io>
-void Tokenizer::tables(Self& self, Io& io) {
-  Vocab::tables(self.model_.vocab, io);
-  Bpe::tables(self.model_.bpe, io);
-  WordPiece::tables(self.model_.word_piece, io);
-  Unigram::tables(self.model_.unigram, io);
-  io.array(self.trims_);
-  io.array(self.special_);
-  TokenBytes::tables(self.token_bytes_, io);
-  CharSpans::tables(self.spans_, io);
-}
-
 Tokenizer::Tokenizer(std::string_view file, bool allow_external) {
   externals_.allowed = allow_external;
   JsonDocument document(file);
@@ -32,8 +20,8 @@ Tokenizer::Tokenizer(std::string_view file, bool allow_external) {
 
 Tokenizer::Tokenizer(TableReader& in) {
   std::string file;
-  in.array(file);
-  tables(*this, in);
+  in(file);
+  tables(in);
   in.finish();
   content_ = in.content();
   tables_known_ = true;
@@ -44,8 +32,8 @@ Tokenizer::Tokenizer(TableReader& in) {
 void Tokenizer::write_tables(TableWriter& out) const {
   std::string file = "{";
   for (auto& [name, text] : sections_) file.append("\"").append(name).append("\":").append(text).append(",");
-  out.array(file.append("\"model\":").append(model_settings_).append("}"));
-  tables(*this, out);
+  out(file.append("\"model\":").append(model_settings_).append("}"));
+  const_cast<Tokenizer*>(this)->tables(out);  // which writes nothing to it
 }
 
 std::string Tokenizer::model_json() const { return write_model(model_); }
@@ -70,7 +58,8 @@ void Tokenizer::load(const Json& root) {
   if (auto d = root.get("decoder")) decoder_.read(*d, externals_);
   if (auto p = root.get("post_processor")) read_post(*p);
   if (auto a = root.get("added_tokens")) added_.read(*a, model_.vocab);
-  pre_.finish_loading(model_.kind == ModelKind::bpe && model_.bpe.knows_all_bytes(model_.vocab));
+  if (model_.kind == ModelKind::bpe) model_.bpe.index_bytes(model_.vocab);
+  pre_.finish_loading(model_.kind == ModelKind::bpe && model_.bpe.knows_all_bytes());
   if (!tables_known_) {
     if (model_.kind == ModelKind::bpe)
       model_.bpe.finish_loading(model_.vocab, pre_.bytes_ready());

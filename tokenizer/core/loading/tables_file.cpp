@@ -112,7 +112,8 @@ Digest::Value digest_of(int file, const Digest::Key& key) {
   }
 }
 
-TableContent::TableContent(int file, size_t size) : size_(size) {
+// Of an open file that stands at its beginning and has this size.
+static TableContent content_of(int file, size_t size) {
 #ifndef _WIN32
   if (is_local(file)) {
 #ifdef MAP_POPULATE
@@ -121,20 +122,12 @@ TableContent::TableContent(int file, size_t size) : size_(size) {
     constexpr int flags = MAP_PRIVATE;
 #endif
     void* p = ::mmap(nullptr, size, PROT_READ, flags, file, 0);
-    mapped_ = p != MAP_FAILED;
-    if (mapped_) data_ = static_cast<const char*>(p);
+    if (p != MAP_FAILED) return {static_cast<const char*>(p), size, [size](void* all) { ::munmap(all, size); }};
   }
 #endif
-  if (mapped_) return;
-  memory_ = BigArray<char>(size);
-  if (read_some(file, memory_.data(), size) != size) throw TablesError("cut short while it was read");
-  data_ = memory_.data();
-}
-
-TableContent::~TableContent() {
-#ifndef _WIN32
-  if (mapped_) ::munmap(const_cast<char*>(data_), size_);
-#endif
+  TableContent read(size);
+  if (read_some(file, read.data(), size) != size) throw TablesError("cut short while it was read");
+  return read;
 }
 
 TableWriter::TableWriter(const Digest::Key& key, const Digest::Value& source)
@@ -151,8 +144,8 @@ std::string TableWriter::finish() {
 
 TableReader::TableReader(int file, uint64_t size, const Digest::Key& key, const Digest::Value& source) {
   if (size < sizeof(Header)) throw TablesError("shorter than a header");
-  content_ = std::make_shared<TableContent>(file, static_cast<size_t>(size));
-  all_ = content_->bytes();
+  content_ = std::make_shared<TableContent>(content_of(file, static_cast<size_t>(size)));
+  all_ = {content_->data(), content_->size()};
   Header header;
   value(header);
   if (header.magic != magic) throw TablesError("another kind of file");

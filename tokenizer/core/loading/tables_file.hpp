@@ -64,24 +64,42 @@ Digest::Value digest_of(std::string_view content, const Digest::Key& key);
 Digest::Value digest_of(int file, const Digest::Key& key);
 
 // The contents of a file of tables, mapped or read.
-class TableContent {
- public:
-  // The file stands at its beginning and has this size.
-  TableContent(int file, size_t size);
-  ~TableContent();
-  TableContent(const TableContent&) = delete;
-  std::string_view bytes() const { return {data_, size_}; }
-
- private:
-  BigArray<char> memory_;
-  const char* data_ = nullptr;
-  size_t size_ = 0;
-  bool mapped_ = false;
-};
+using TableContent = BigArray<char>;
 
 inline constexpr size_t table_alignment = 64;
 
-class TableWriter {
+// What is done with tables: one call names all of an object's, which are arrays, values, and objects that have a
+// tables(io) of their own.
+template <class Io>
+class Tables {
+ public:
+  static constexpr bool reads = false;
+  template <class... Parts>
+  void operator()(Parts&... parts) {
+    (each(parts), ...);
+  }
+
+ private:
+  template <class T>
+  void each(T& part) {
+    Io& io = static_cast<Io&>(*this);
+    if constexpr (requires { part.tables(io); })
+      part.tables(io);
+    else if constexpr (requires { part.bytes(); } || std::is_same_v<T, std::string>)
+      io.array(part);
+    else
+      io.value(part);
+  }
+};
+
+// The bytes of all arrays in memory.
+struct TableBytes : Tables<TableBytes> {
+  size_t bytes = 0;
+  void value(const auto&) {}
+  void array(const auto& a) { bytes += a.bytes(); }
+};
+
+class TableWriter : public Tables<TableWriter> {
  public:
   // source: the digest of the tokenizer.json.
   TableWriter(const Digest::Key& key, const Digest::Value& source);
@@ -106,8 +124,9 @@ class TableWriter {
   std::string out_;
 };
 
-class TableReader {
+class TableReader : public Tables<TableReader> {
  public:
+  static constexpr bool reads = true;
   // The file stands at its beginning and has this size. Throws unless it is unchanged since it was written.
   TableReader(int file, uint64_t size, const Digest::Key& key, const Digest::Value& source);
   template <class T>
@@ -127,7 +146,7 @@ class TableReader {
   template <class T>
   void array(BigArray<T>& a) {
     auto [p, n] = elements<T>();
-    a = BigArray<T>::view(p, n);
+    a = BigArray<T>(p, n, nullptr);
   }
   // Throws if something is left.
   void finish() const;

@@ -6,11 +6,13 @@
 //   invariants  resize() does not clear new elements: they are written before they are read
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <new>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #ifdef __linux__
@@ -26,9 +28,8 @@ inline constexpr size_t page = size_t{2} << 20, least = page / 2;
 
 constexpr size_t mapped_bytes(size_t bytes) { return (bytes + page - 1) / page * page; }
 
-// Not cleared twice: mapped memory reads as zeros.
-inline void* take(size_t bytes) {
-  if (bytes < least) return ::operator new(bytes);
+// Memory of whole pages, which reads as zeros; of so many bytes the system is asked for huge ones.
+inline void* map(size_t bytes, size_t huge) {
   size_t whole = mapped_bytes(bytes);
   void* mapped = mmap(nullptr, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
@@ -36,9 +37,10 @@ inline void* take(size_t bytes) {
   size_t before = (page - reinterpret_cast<uintptr_t>(mapped) % page) % page;
   if (before) (void)munmap(from, before);
   (void)munmap(from + before + whole, page - before);
-  (void)madvise(from + before, whole, MADV_HUGEPAGE);
+  if (huge) (void)madvise(from + before, huge, MADV_HUGEPAGE);
   return from + before;
 }
+inline void* take(size_t bytes) { return bytes < least ? ::operator new(bytes) : map(bytes, mapped_bytes(bytes)); }
 inline void give_back(void* p, size_t bytes) noexcept {
   if (bytes < least)
     ::operator delete(p);
@@ -46,6 +48,8 @@ inline void give_back(void* p, size_t bytes) noexcept {
     (void)munmap(p, mapped_bytes(bytes));
 }
 #else
+inline constexpr size_t page = SIZE_MAX;
+inline void* map(size_t, size_t) { throw std::bad_alloc(); }
 inline void* take(size_t bytes) { return ::operator new(bytes); }
 inline void give_back(void* p, size_t) noexcept { ::operator delete(p); }
 #endif
@@ -79,5 +83,37 @@ struct ScratchAllocator {
 template <class T>
   requires std::is_trivially_copyable_v<T>
 using ScratchVector = std::vector<T, ScratchAllocator<T>>;
+
+// Where ids are written: grows, is kept between calls, and gives back the memory of one long text.
+class IdBuffer {
+ public:
+  const int32_t* data() const { return room_.data(); }
+  size_t size() const { return size_; }
+  void clear() {
+    if (room_.size() > kept) room_ = {};
+    size_ = 0;
+  }
+  // The end, with room for n more; ids written there count after finish().
+  int32_t* room(size_t n) {
+    if (size_ + n > room_.size()) grow(size_ + n);
+    return room_.data() + size_;
+  }
+  const int32_t* limit() const { return room_.data() + room_.size(); }
+  void finish(const int32_t* end) { size_ = static_cast<size_t>(end - data()); }
+  void push_back(int32_t id) {
+    *room(1) = id;
+    ++size_;
+  }
+
+ private:
+  static constexpr size_t kept = size_t{1} << 18;  // 1 MB
+  void grow(size_t least) {
+    ScratchVector<int32_t> wider(std::max(least, std::max<size_t>(256, room_.size() * 2)));
+    std::copy_n(room_.data(), size_, wider.data());
+    room_ = std::move(wider);
+  }
+  ScratchVector<int32_t> room_;
+  size_t size_ = 0;
+};
 
 }  // namespace fasttoken

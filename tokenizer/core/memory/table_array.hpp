@@ -1,7 +1,5 @@
-// An array that is made while a tokenizer.json is loaded, or lies in a file of tables that was read.
-//
-//   made     own_ has the elements, and grows
-//   viewed   data_ points into the content of the file, which the tokenizer keeps; nothing is written to it
+// An array that is made while a tokenizer.json is loaded (own_), or lies in a file of tables that was read, which the
+// tokenizer keeps and nothing writes to.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +16,8 @@ class TableArray {
  public:
   TableArray() = default;
   TableArray(size_t n, const T& value) { assign(n, value); }
-  TableArray(const TableArray&) = delete;
-  TableArray& operator=(const TableArray&) = delete;
+  TableArray(TableArray&&) = default;
+  TableArray& operator=(TableArray&&) = default;
 
   void view(const T* data, size_t n) {
     own_ = {};

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "errors.hpp"
-#include "regex/regex_tree.hpp"
+#include "regex/regex_program.hpp"
 
 namespace fasttoken {
 
@@ -40,13 +40,9 @@ class ClassParser {
     uint32_t value = 0;
     size_t n = 0;
     for (; n < most && more(); ++n, ++at_) {
-      char c = look();
-      uint32_t digit = c >= '0' && c <= '9'   ? static_cast<uint32_t>(c - '0')
-                       : c >= 'a' && c <= 'f' ? static_cast<uint32_t>(c - 'a' + 10)
-                       : c >= 'A' && c <= 'F' ? static_cast<uint32_t>(c - 'A' + 10)
-                                              : 99;
-      if (digit == 99) break;
-      value = value << 4 | digit;
+      const int digit = hex_digit(look());
+      if (digit < 0) break;
+      value = value << 4 | static_cast<uint32_t>(digit);
     }
     if (n < least || value >= code_points) refuse("a bad code point");
     return value;
@@ -56,32 +52,33 @@ class ClassParser {
   bool class_escape(CharSet& s, uint32_t& c, bool in_brackets) {
     if (!more()) refuse("a backslash at its end");
     uint32_t x = character();
+    static constexpr std::string_view names = "ntrfvae", meanings = "\n\t\r\f\v\a\x1B";
+    if (x < 0x80)
+      if (size_t i = names.find(static_cast<char>(x)); i != names.npos) {
+        c = static_cast<unsigned char>(meanings[i]);
+        return false;
+      }
+    const auto set = [&](const CharSet& found, bool negative) {
+      s = negative ? found.negated() : found;
+      return true;
+    };
     switch (x) {
       case 's':
-        s = CharSet::flagged(onig_space);
-        return true;
       case 'S':
-        s = CharSet::flagged(onig_space).negated();
-        return true;
+        return set(CharSet::flagged(onig_space), x == 'S');
       case 'w':
-        s = CharSet::word(in_brackets);
-        return true;
       case 'W':
-        s = CharSet::word(in_brackets).negated();
-        return true;
+        return set(CharSet::word(in_brackets), x == 'W');
       case 'd':
-        s = *CharSet::property("Nd");
-        return true;
       case 'D':
-        s = CharSet::property("Nd")->negated();
-        return true;
+        return set(*CharSet::property("Nd"), x == 'D');
       case 'h':
-      case 'H':
-        s = CharSet::range('0', '9');
-        s.add(CharSet::range('a', 'f'));
-        s.add(CharSet::range('A', 'F'));
-        if (x == 'H') s = s.negated();
-        return true;
+      case 'H': {
+        CharSet digits = CharSet::range('0', '9');
+        digits.add(CharSet::range('a', 'f'));
+        digits.add(CharSet::range('A', 'F'));
+        return set(digits, x == 'H');
+      }
       case 'p':
       case 'P': {
         if (!take("{")) refuse("\\p without braces");
@@ -91,30 +88,8 @@ class ClassParser {
         auto found = CharSet::property(pattern_.substr(at_, end - at_));
         if (!found) refuse("the property " + std::string(pattern_.substr(at_, end - at_)));
         at_ = end + 1;
-        s = negative ? found->negated() : *found;
-        return true;
+        return set(*found, negative);
       }
-      case 'n':
-        c = '\n';
-        return false;
-      case 't':
-        c = '\t';
-        return false;
-      case 'r':
-        c = '\r';
-        return false;
-      case 'f':
-        c = '\f';
-        return false;
-      case 'v':
-        c = '\v';
-        return false;
-      case 'a':
-        c = '\a';
-        return false;
-      case 'e':
-        c = 0x1B;
-        return false;
       case 'x':
         if (take("{")) {
           c = hex(1, 8);

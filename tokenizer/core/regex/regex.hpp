@@ -1,16 +1,12 @@
-// Matching a pattern: a backtracking program over character classes, with a memory that makes it linear.
+// Matching a pattern: a backtracking program over character classes that prefers left, like the engine it copies.
 //
-//   text     H e l l o _ w ...      classes   3 4 4 4 4 1 4 ...        (charclass.hpp)
-//   program  split | set | run | ahead ... match                      prefers left, like the engine it copies
 //   stack    (pc, position) still to try; a run of one set keeps [least, most] and gives back from the end
-//
 //   linear   a failed (pc, position) fails for ever: nothing is captured or referred back to. Once a text
 //            costs more than a few steps a byte, failed states are kept in a bit map and never tried again;
 //            inside a look-ahead also those that succeeded, so that it is decided once a position.
 //   table    most patterns are also one (dfa.hpp), and then it does the work
 //
-//   invariants   no loop body matches the empty text (refused), so every cycle of the program moves on;
-//                recursion only by the nesting of look-aheads and atomic groups in the pattern
+//   No loop body matches the empty text (refused), so every cycle of the program moves on.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include "errors.hpp"
 #include "regex/charclass.hpp"
 #include "regex/dfa.hpp"
 #include "regex/regex_program.hpp"
-#include "split/external_use.hpp"
 
 namespace fasttoken {
 

@@ -18,8 +18,9 @@ class RegexCompiler {
     ReNode root = parse_regex(pattern_, path_);
     collect(root);
     if (!made_.classes.build(sets_)) refuse("too many distinct character sets");
-    made_.matches_empty = nullable(root);
-    if (!made_.matches_empty) made_.first = first(root).first;
+    const auto [begins, empty] = first(root);
+    made_.matches_empty = empty;
+    if (!empty) made_.first = begins;
     emit(root, ~0ull);
     add(ReIns(ReOp::match));
     for (ReIns& i : made_.code)
@@ -57,27 +58,6 @@ class RegexCompiler {
     for (const ReNode& part : node.parts) collect(part);
   }
   uint64_t mask(const CharSet& set) { return made_.classes.mask(number(set)); }
-
-  static bool nullable(const ReNode& node) {
-    switch (node.kind) {
-      case ReKind::set:
-        return false;
-      case ReKind::repeat:
-        return node.min == 0 || nullable(node.parts[0]);
-      case ReKind::alt:
-        for (const ReNode& p : node.parts)
-          if (nullable(p)) return true;
-        return false;
-      case ReKind::seq:
-        for (const ReNode& p : node.parts)
-          if (!nullable(p)) return false;
-        return true;
-      case ReKind::atomic:
-        return nullable(node.parts[0]);
-      default:
-        return true;
-    }
-  }
 
   // The characters that a match of the node can begin with; second: whether it may also match nothing.
   std::pair<uint64_t, bool> first(const ReNode& node) {
@@ -124,12 +104,9 @@ class RegexCompiler {
   // follow: the characters that can come after the node; ~0 when any can, the end included.
   void emit(const ReNode& node, uint64_t follow) {
     switch (node.kind) {
-      case ReKind::set: {
-        ReIns i{ReOp::set};
-        i.mask = mask(node.set);
-        add(i);
+      case ReKind::set:
+        made_.code[add(ReIns(ReOp::set))].mask = mask(node.set);
         return;
-      }
       case ReKind::seq: {
         for (size_t p = 0; p < node.parts.size(); ++p) {
           uint64_t after = 0;
@@ -157,12 +134,9 @@ class RegexCompiler {
         made_.code[at].x = here();
         return;
       }
-      case ReKind::assertion: {
-        ReIns i{ReOp::assertion};
-        i.assertion = node.assertion;
-        add(i);
+      case ReKind::assertion:
+        made_.code[add(ReIns(ReOp::assertion))].assertion = node.assertion;
         return;
-      }
       case ReKind::behind: {
         ReIns i{ReOp::behind};
         i.negative = node.negative;
@@ -213,7 +187,7 @@ class RegexCompiler {
       add(i);
       return;
     }
-    if (nullable(body) && node.max > 1) refuse("a repetition of an empty match");
+    if (first(body).second && node.max > 1) refuse("a repetition of an empty match");
     if (node.greed == ReGreed::possessive) {
       uint32_t at = add(ReIns(ReOp::atomic));
       emit_loop(node, body, ~0ull, true);

@@ -5,13 +5,12 @@
 //   ^ and $ are at lines; . is all but \n; (?i:s) also matches U+017F, as simple case folding has it
 #pragma once
 
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "regex/class_parser.hpp"
-#include "regex/regex_tree.hpp"
+#include "regex/regex_program.hpp"
 
 namespace fasttoken {
 
@@ -59,10 +58,8 @@ class RegexParser : private ClassParser {
       literal_ = 0;
       ReNode atom{ReKind::seq};
       if (!this->atom(depth, atom)) continue;
-      uint32_t plain = literal_;
-      bool repeated = false;
-      if (quantifier(atom)) repeated = true;
-      if (plain && fold_ && !repeated) {
+      const uint32_t plain = literal_;
+      if (!quantifier(atom) && plain && fold_) {
         literal.push_back(plain);
         check_multifold(literal);
       } else {
@@ -77,7 +74,7 @@ class RegexParser : private ClassParser {
   void check_multifold(const std::vector<uint32_t>& literal) const {
     auto multi = ucd().multifold();
     for (unsigned i = 0; i < multi.size; ++i) {
-      auto sequence = multi.find(multi.keys[i]);
+      auto sequence = multi[i];
       if (literal.size() < sequence.size()) continue;
       bool same = true;
       for (size_t k = 0; k < sequence.size(); ++k) {
@@ -111,7 +108,6 @@ class RegexParser : private ClassParser {
         out = assertion(c == '^' ? ReAssert::line_start : ReAssert::line_end);
       return true;
     }
-    if (c == '#' && extended_) refuse("a comment");
     out = literal(character());
     return true;
   }
@@ -184,24 +180,14 @@ class RegexParser : private ClassParser {
       else
         break;
     }
-    if (look() == ')') {
-      ++at_;
-      // The rest of the group up to its end, alternatives included.
-      bool old_fold = fold_, old_dot = dot_all_;
-      fold_ = fold;
-      dot_all_ = dot_all;
-      out = alternatives(depth + 1);
-      fold_ = old_fold;
-      dot_all_ = old_dot;
-      return true;
-    }
-    if (!take(":")) refuse("a group option that is not supported");
-    bool old_fold = fold_, old_dot = dot_all_;
+    const bool rest = take(")");  // of the group up to its end, alternatives included
+    if (!rest && !take(":")) refuse("a group option that is not supported");
+    std::swap(fold, fold_);
+    std::swap(dot_all, dot_all_);
+    out = alternatives(depth + 1);
     fold_ = fold;
     dot_all_ = dot_all;
-    out = alternatives(depth + 1);
-    fold_ = old_fold;
-    dot_all_ = old_dot;
+    if (rest) return true;
     close();
     literal_ = 0;
     return true;
@@ -209,30 +195,16 @@ class RegexParser : private ClassParser {
 
   void escape(ReNode& out) {
     ++at_;
-    switch (look()) {
-      case 'A':
-        ++at_;
-        out = assertion(ReAssert::text_start);
+    static constexpr std::pair<std::string_view, ReAssert> assertions[] = {{"A", ReAssert::text_start},
+                                                                           {"z", ReAssert::text_end},
+                                                                           {"Z", ReAssert::text_end_line},
+                                                                           {"b", ReAssert::word},
+                                                                           {"B", ReAssert::not_word}};
+    for (auto [name, meaning] : assertions)
+      if (take(name)) {
+        out = assertion(meaning);
         return;
-      case 'z':
-        ++at_;
-        out = assertion(ReAssert::text_end);
-        return;
-      case 'Z':
-        ++at_;
-        out = assertion(ReAssert::text_end_line);
-        return;
-      case 'b':
-        ++at_;
-        out = assertion(ReAssert::word);
-        return;
-      case 'B':
-        ++at_;
-        out = assertion(ReAssert::not_word);
-        return;
-      default:
-        break;
-    }
+      }
     CharSet s;
     uint32_t c = 0;
     if (class_escape(s, c, false)) {
@@ -314,7 +286,7 @@ class RegexParser : private ClassParser {
     return true;
   }
 
-  bool dot_all_ = false, extended_ = false;
+  bool dot_all_ = false;
   uint32_t literal_ = 0;
 };
 

@@ -1,4 +1,7 @@
-// A compiled pattern: regex_compile.cpp writes it, regex.cpp runs it and dfa.hpp makes tables of it.
+// A parsed pattern as a tree, and as a program: regex_compile.cpp writes it, regex.cpp runs it and dfa.hpp makes
+// tables of it.
+//
+//   Alt( Seq( Set Repeat(Set) ... ) ... )       groups leave no node: nothing refers back to them
 #pragma once
 
 #include <cstdint>
@@ -7,9 +10,26 @@
 #include <vector>
 
 #include "regex/charclass.hpp"
-#include "regex/regex_tree.hpp"
 
 namespace fasttoken {
+
+enum class ReKind : uint8_t { set, seq, alt, repeat, ahead, atomic, assertion, behind };
+enum class ReAssert : uint8_t { line_start, line_end, text_start, text_end, text_end_line, word, not_word };
+enum class ReGreed : uint8_t { greedy, lazy, possessive };
+
+struct ReNode {
+  explicit ReNode(ReKind k) : kind(k) {}
+  ReKind kind;
+  bool negative = false;  // of ahead and behind
+  ReGreed greed = ReGreed::greedy;
+  ReAssert assertion{};
+  uint32_t min = 0, max = 0;  // of repeat; max UINT32_MAX: no limit
+  CharSet set;                // of set and behind
+  std::vector<ReNode> parts;
+};
+
+// path: where the pattern stands in its file, for errors. Throws Unsupported for syntax that regex_parse.hpp refuses.
+ReNode parse_regex(std::string_view pattern, const std::string& path);
 
 enum class ReOp : uint8_t { set, run, split, jump, ahead, atomic, leave, assertion, behind, match };
 

@@ -1,12 +1,8 @@
 // The added tokens of a file, and finding them in a text in one pass.
 //
-//   text   Hi <|im_start|> user ...
-//             '--- first byte in the set? walk the trie, remember the longest end
-//
 //   trie   nodes_[n]: bytes that must follow (labels_), then the token that ends here, edges sorted by byte in
 //          edges_[from, to); the root has a table of 256 instead. Up to four possible first bytes are looked
-//          for with memchr, each remembered until it is passed. Most contents are known by their first and last
-//          eight bytes (wholes_), without a walk
+//          for with memchr. Most contents are known by their first and last eight bytes (wholes_), without a walk
 //
 //   Leftmost start, then longest, then first in the file: as HF's automaton has it. A match that its flags
 //   discard is skipped together with its text, and the search goes on behind it (also as HF has it).
@@ -198,20 +194,10 @@ class AddedMatcher {
   };
 
   uint32_t step(const Node& node, unsigned char byte) const {
-    uint32_t from = node.from, to = node.to;
-    if (to - from <= 8) {
-      for (; from < to; ++from)
-        if (edges_[from].byte == byte) return edges_[from].to;
-      return 0;
-    }
-    while (from < to) {
-      uint32_t middle = (from + to) / 2;
-      if (edges_[middle].byte < byte)
-        from = middle + 1;
-      else
-        to = middle;
-    }
-    return from < node.to && edges_[from].byte == byte ? edges_[from].to : 0;
+    const auto begin = edges_.begin() + node.from, end = edges_.begin() + node.to;
+    const auto at =
+        std::lower_bound(begin, end, byte, [](const Edge& edge, unsigned char b) { return edge.byte < b; });
+    return at != end && at->byte == byte ? at->to : 0;
   }
 
   std::vector<Node> nodes_;

@@ -1,93 +1,141 @@
-// The classes of 64 bytes as bit masks, in three ways; kernels.cpp includes this once for each.
+// The classes of 64 bytes as bit masks; kernels.cpp includes this once for each set of instructions.
 //
 //   FASTTOKEN_KERNEL   the namespace: scalar, avx2 or avx512
-//
-//   masks_of() knows ASCII alone; add_others() then adds the characters beyond it, by their code points.
+//   Bytes              64 bytes, and the few things that are done with them in each set's own way
 
 namespace fasttoken::FASTTOKEN_KERNEL {
 
 #if FASTTOKEN_LEVEL == 2
 
-struct AsciiClasses {
-  __m512i low, high;
-  explicit AsciiClasses(const ClassTable& t)
-      : low(_mm512_loadu_si512(t.ascii.data())), high(_mm512_loadu_si512(t.ascii.data() + 64)) {}
+using Bytes = __m512i;
+static inline Bytes load(const void* p) { return _mm512_loadu_si512(p); }
+static inline Bytes all_of(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+// 0xFF where the mask has a bit, else 0; the bytes where it has one.
+static inline Bytes spread(uint64_t mask) { return _mm512_movm_epi8(mask); }
+static inline Bytes only(uint64_t mask, Bytes a) { return _mm512_maskz_mov_epi8(mask, a); }
+static inline Bytes united(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+// Entries of a table of 64, by the lowest six bits.
+static inline Bytes look_up(Bytes table, Bytes at) { return _mm512_permutexvar_epi8(at, table); }
+// Where the highest bit is set, where both share a bit, where both are the same, where the first is not greater.
+static inline uint64_t high(Bytes a) { return _mm512_movepi8_mask(a); }
+static inline uint64_t common(Bytes a, Bytes b) { return _mm512_test_epi8_mask(a, b); }
+static inline uint64_t equal(Bytes a, Bytes b) { return _mm512_cmpeq_epi8_mask(a, b); }
+static inline uint64_t at_most(Bytes a, Bytes b) { return _mm512_cmple_epu8_mask(a, b); }
+
+#elif FASTTOKEN_LEVEL == 1
+
+struct Bytes {
+  __m256i half[2];
 };
-
-static inline Leads leads_of(const char* p, const ClassTable& t) {
-  __m512i bytes = _mm512_loadu_si512(p);
-  __m512i kinds =
-      _mm512_permutex2var_epi8(_mm512_loadu_si512(t.leads.data()), bytes, _mm512_loadu_si512(t.leads.data() + 64));
-  uint64_t high = _mm512_movepi8_mask(bytes);
-  auto with = [&](int bit) {
-    return _mm512_mask_test_epi8_mask(high, kinds, _mm512_set1_epi8(static_cast<char>(bit)));
-  };
-  uint64_t from = _mm512_cmpge_epu8_mask(bytes, _mm512_set1_epi8(static_cast<char>(lead_from_byte)));
-  uint64_t to = _mm512_cmplt_epu8_mask(bytes, _mm512_set1_epi8(static_cast<char>(lead_to_byte)));
-  uint64_t three = with(lead_three) | (with(lead_from) & from >> 1) | (with(lead_to) & to >> 1);
-  return {with(lead_two), three, three & with(lead_upper), three & with(lead_special)};
+static inline Bytes load(const void* p) {
+  auto from = static_cast<const __m256i*>(p);
+  return {{_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1)}};
 }
-
-// Masks of neighbours within ASCII: whether they join, and the bytes that join the one before them. The first byte
-// has no entry. 65 bytes can be read.
-struct AsciiJoins {
-  __m512i left[2], right[2];
-  explicit AsciiJoins(const Joins& joins) {
-    for (int half = 0; half < 2; ++half) {
-      left[half] = _mm512_loadu_si512(joins.lefts().data() + 64 * half);
-      right[half] = _mm512_loadu_si512(joins.rights().data() + 64 * half);
-    }
+static inline Bytes all_of(uint8_t value) {
+  const __m256i all = _mm256_set1_epi8(static_cast<char>(value));
+  return {{all, all}};
+}
+template <class F>
+static inline Bytes each_half(F&& f) {
+  return {{f(0), f(1)}};
+}
+static inline Bytes spread(uint64_t mask) {
+  const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
+  const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  return each_half([&](int i) {
+    const __m256i bits = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(mask >> (i * 32))), places);
+    return _mm256_cmpeq_epi8(_mm256_and_si256(bits, own), own);
+  });
+}
+static inline Bytes united(Bytes a, Bytes b) {
+  return each_half([&](int i) { return _mm256_or_si256(a.half[i], b.half[i]); });
+}
+static inline Bytes only(uint64_t mask, Bytes a) {
+  const Bytes where = spread(mask);
+  return each_half([&](int i) { return _mm256_and_si256(where.half[i], a.half[i]); });
+}
+static inline Bytes look_up(Bytes table, Bytes at) {
+  Bytes found = all_of(0);
+  for (int row = 0; row < 4; ++row) {
+    const __m256i half = table.half[row / 2], entries = row % 2 ? _mm256_permute2x128_si256(half, half, 0x11)
+                                                                : _mm256_permute2x128_si256(half, half, 0x00);
+    // Where another row is asked for, the highest bit comes out set, which gives 0.
+    const Bytes own = each_half([&](int i) {
+      const __m256i rest = _mm256_xor_si256(_mm256_and_si256(at.half[i], _mm256_set1_epi8(63)),
+                                            _mm256_set1_epi8(static_cast<char>(16 * row)));
+      return _mm256_shuffle_epi8(entries, _mm256_adds_epu8(rest, _mm256_set1_epi8(0x70)));
+    });
+    found = united(found, own);
   }
+  return found;
+}
+static inline uint64_t high(Bytes a) {
+  auto half = [&](int i) { return uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(a.half[i]))}; };
+  return half(0) | half(1) << 32;
+}
+static inline uint64_t equal(Bytes a, Bytes b) {
+  return high(each_half([&](int i) { return _mm256_cmpeq_epi8(a.half[i], b.half[i]); }));
+}
+static inline uint64_t common(Bytes a, Bytes b) {
+  return ~equal(each_half([&](int i) { return _mm256_and_si256(a.half[i], b.half[i]); }), all_of(0));
+}
+static inline uint64_t at_most(Bytes a, Bytes b) {
+  return equal(each_half([&](int i) { return _mm256_min_epu8(a.half[i], b.half[i]); }), a);
+}
+
+#else
+
+struct Bytes {
+  uint8_t of[64];
 };
-static inline uint64_t high_bytes(const char* p) { return _mm512_movepi8_mask(_mm512_loadu_si512(p)); }
-
-static inline uint64_t joined_ascii(const char* p, const AsciiJoins& t) {
-  const __m512i bytes = _mm512_loadu_si512(p), next = _mm512_loadu_si512(p + 1);
-  const __m512i left = _mm512_maskz_permutex2var_epi8(~_mm512_movepi8_mask(bytes), t.left[0], bytes, t.left[1]);
-  const __m512i right = _mm512_maskz_permutex2var_epi8(~_mm512_movepi8_mask(next), t.right[0], next, t.right[1]);
-  return static_cast<uint64_t>(_mm512_test_epi8_mask(left, right)) << 1;
+template <class F>
+static inline Bytes each_byte(F&& f) {
+  Bytes out;
+  for (int i = 0; i < 64; ++i) out.of[i] = static_cast<uint8_t>(f(i));
+  return out;
+}
+static inline Bytes load(const void* p) {
+  Bytes out;
+  std::memcpy(&out, p, sizeof out);
+  return out;
+}
+static inline Bytes all_of(uint8_t value) {
+  return each_byte([&](int) { return value; });
+}
+static inline Bytes spread(uint64_t mask) {
+  return each_byte([&](int i) { return mask >> i & 1 ? 0xFF : 0; });
+}
+static inline Bytes united(const Bytes& a, const Bytes& b) {
+  return each_byte([&](int i) { return a.of[i] | b.of[i]; });
+}
+static inline Bytes only(uint64_t mask, const Bytes& a) {
+  return each_byte([&](int i) { return mask >> i & 1 ? a.of[i] : 0; });
+}
+static inline Bytes look_up(const Bytes& table, const Bytes& at) {
+  return each_byte([&](int i) { return table.of[at.of[i] & 63]; });
+}
+static inline uint64_t high(const Bytes& a) {
+  uint64_t out = 0, eight;
+  for (int i = 0; i < 64; i += 8) {
+    std::memcpy(&eight, a.of + i, 8);
+    if constexpr (std::endian::native == std::endian::big) eight = __builtin_bswap64(eight);
+    out |= ((eight >> 7 & 0x0101010101010101u) * 0x0102040810204080u >> 56) << i;
+  }
+  return out;
+}
+static inline uint64_t common(const Bytes& a, const Bytes& b) {
+  return high(each_byte([&](int i) { return a.of[i] & b.of[i] ? 0x80 : 0; }));
+}
+static inline uint64_t equal(const Bytes& a, const Bytes& b) {
+  return high(each_byte([&](int i) { return a.of[i] == b.of[i] ? 0x80 : 0; }));
+}
+static inline uint64_t at_most(const Bytes& a, const Bytes& b) {
+  return high(each_byte([&](int i) { return a.of[i] <= b.of[i] ? 0x80 : 0; }));
 }
 
-// The classes of characters whose last bytes are at p on: entries of a row of 64, by the lowest six bits.
-using Classes = __m512i;
-static inline Classes no_classes() { return _mm512_setzero_si512(); }
-static inline void add_row(Classes& all, const char* p, const uint8_t* row, uint64_t where) {
-  all = _mm512_mask_permutexvar_epi8(all, where, _mm512_loadu_si512(p), _mm512_loadu_si512(row));
-}
-// The bytes whose lowest six bits say a bit of the row that is set.
-static inline uint64_t in_row(const char* p, uint64_t row) {
-  const __m512i bytes = _mm512_loadu_si512(p), seven = _mm512_set1_epi8(7);
-  const __m512i eight = _mm512_shuffle_epi8(_mm512_set1_epi64(static_cast<int64_t>(row)),
-                                            _mm512_and_si512(_mm512_srli_epi16(bytes, 3), seven));
-  const __m512i one = _mm512_shuffle_epi8(_mm512_set1_epi64(static_cast<int64_t>(0x8040201008040201u)),
-                                          _mm512_and_si512(bytes, seven));
-  return _mm512_test_epi8_mask(eight, one);
-}
-static inline uint64_t between(const char* p, uint8_t from, uint8_t to) {
-  const __m512i above = _mm512_sub_epi8(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(from)));
-  return _mm512_cmple_epu8_mask(above, _mm512_set1_epi8(static_cast<char>(to - from)));
-}
-static inline uint64_t in_class(const Classes& all, uint8_t bit) {
-  return _mm512_test_epi8_mask(all, _mm512_set1_epi8(static_cast<char>(bit)));
-}
+#endif
 
-static inline uint64_t mask_of(const char* p, char c) {
-  return _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(p), _mm512_set1_epi8(c));
-}
-
-static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
-  __m512i bytes = _mm512_loadu_si512(p);
-  m.high = _mm512_movepi8_mask(bytes);
-  __m512i classes = _mm512_maskz_permutex2var_epi8(~m.high, t.low, bytes, t.high);
-  auto with = [&](int bit) { return _mm512_test_epi8_mask(classes, _mm512_set1_epi8(static_cast<char>(bit))); };
-  m.letter = with(class_letter);
-  m.number = with(class_number);
-  m.space = with(class_space);
-  m.newline = with(class_newline);
-  m.blank = with(class_blank);
-  m.quote = with(class_quote);
-  m.upper = with(class_upper);
-}
+#if FASTTOKEN_LEVEL == 2
 
 // Where the bits of a mask are, counted from `from`; 16 are written at a time.
 static inline void put_places(uint64_t mask, uint32_t from, uint32_t* out) {
@@ -209,227 +257,7 @@ static inline size_t not_found(const FoundWords& f, uint32_t* out) {
   return n;
 }
 
-#elif FASTTOKEN_LEVEL == 1
-
-// For each class a row by low half of the byte: the high halves (below 8) with which it is in the class.
-struct AsciiClasses {
-  __m256i row[7];
-  explicit AsciiClasses(const ClassTable& t) {
-    for (int bit = 0; bit < 7; ++bit) {
-      alignas(32) uint8_t bytes[32] = {};
-      for (unsigned c = 0; c < 128; ++c)
-        if (t.ascii[c] >> bit & 1) bytes[c & 15] |= static_cast<uint8_t>(1u << (c >> 4));
-      std::memcpy(bytes + 16, bytes, 16);
-      row[bit] = _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes));
-    }
-  }
-};
-
-static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
-  uint64_t* out[7] = {&m.letter, &m.number, &m.space, &m.newline, &m.blank, &m.quote, &m.upper};
-  const __m256i half = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
-  const __m256i powers = _mm256_setr_epi8(1, 2, 4, 8, 16, 32, 64, -128, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 32,
-                                          64, -128, 0, 0, 0, 0, 0, 0, 0, 0);
-  m.high = 0;
-  for (int bit = 0; bit < 7; ++bit) *out[bit] = 0;
-  for (int part = 0; part < 2; ++part) {
-    __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32));
-    m.high |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(bytes))} << (part * 32);
-    __m256i low = _mm256_and_si256(bytes, half), high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), half);
-    __m256i power = _mm256_shuffle_epi8(powers, high);
-    for (int bit = 0; bit < 7; ++bit) {
-      __m256i in = _mm256_and_si256(_mm256_shuffle_epi8(t.row[bit], low), power);
-      uint32_t outside = static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(in, zero)));
-      *out[bit] |= uint64_t{~outside} << (part * 32);
-    }
-  }
-}
-
-static inline Leads leads_of(const char* p, const ClassTable& t) {
-  Leads out{0, 0, 0, 0};
-  uint64_t from = 0, to = 0, upper = 0, special = 0, at_least = 0, below = 0;
-  const __m256i half = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
-  // The bits by low half, for each high half from 8 on.
-  __m256i row[8];
-  for (int i = 0; i < 8; ++i)
-    row[i] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(t.leads.data() + 16 * i)));
-  for (int part = 0; part < 2; ++part) {
-    __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32));
-    __m256i low = _mm256_and_si256(bytes, half), high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), half);
-    __m256i kinds = zero;
-    for (int i = 4; i < 7; ++i)  // C, D and E
-      kinds = _mm256_or_si256(kinds,
-                              _mm256_and_si256(_mm256_shuffle_epi8(row[i], low),
-                                               _mm256_cmpeq_epi8(high, _mm256_set1_epi8(static_cast<char>(8 + i)))));
-    auto with = [&](int bit) {
-      __m256i in = _mm256_and_si256(kinds, _mm256_set1_epi8(static_cast<char>(bit)));
-      return uint64_t{~static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(in, zero)))} << (part * 32);
-    };
-    out.two |= with(lead_two);
-    out.three |= with(lead_three);
-    from |= with(lead_from);
-    to |= with(lead_to);
-    upper |= with(lead_upper);
-    special |= with(lead_special);
-    auto reach = [&](uint8_t least) {
-      __m256i reached = _mm256_max_epu8(bytes, _mm256_set1_epi8(static_cast<char>(least)));
-      return uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(reached, bytes)))} << (part * 32);
-    };
-    at_least |= reach(lead_from_byte);
-    below |= reach(lead_to_byte);
-  }
-  out.three |= (from & at_least >> 1) | (to & ~below >> 1);
-  out.upper = out.three & upper;
-  out.special = out.three & special;
-  return out;
-}
-
-struct Classes {
-  __m256i half[2];
-};
-static inline Classes no_classes() { return {{_mm256_setzero_si256(), _mm256_setzero_si256()}}; }
-// Each bit of a mask as a byte of all ones.
-static inline __m256i bytes_of(uint32_t mask) {
-  const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
-  const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(mask)),
-                                             _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2,
-                                                              2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
-  return _mm256_cmpeq_epi8(_mm256_and_si256(spread, own), own);
-}
-static inline void add_row(Classes& all, const char* p, const uint8_t* row, uint64_t where) {
-  for (int part = 0; part < 2; ++part) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32));
-    const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi8(15)),
-                  high = _mm256_and_si256(bytes, _mm256_set1_epi8(0x30));
-    __m256i found = _mm256_setzero_si256();
-    for (int i = 0; i < 4; ++i) {
-      const __m256i sixteen =
-          _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 16 * i)));
-      found = _mm256_or_si256(found,
-                              _mm256_and_si256(_mm256_shuffle_epi8(sixteen, low),
-                                               _mm256_cmpeq_epi8(high, _mm256_set1_epi8(static_cast<char>(16 * i)))));
-    }
-    all.half[part] = _mm256_or_si256(all.half[part],
-                                     _mm256_and_si256(found, bytes_of(static_cast<uint32_t>(where >> (part * 32)))));
-  }
-}
-static inline uint64_t in_row(const char* p, uint64_t row) {
-  const __m256i seven = _mm256_set1_epi8(7);
-  uint64_t out = 0;
-  for (int part = 0; part < 2; ++part) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32));
-    const __m256i eight = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(row)),
-                                              _mm256_and_si256(_mm256_srli_epi16(bytes, 3), seven));
-    const __m256i one = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u)),
-                                            _mm256_and_si256(bytes, seven));
-    const __m256i in = _mm256_cmpeq_epi8(_mm256_and_si256(eight, one), one);
-    out |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(in))} << (part * 32);
-  }
-  return out;
-}
-static inline uint64_t between(const char* p, uint8_t from, uint8_t to) {
-  uint64_t out = 0;
-  for (int part = 0; part < 2; ++part) {
-    const __m256i above = _mm256_sub_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32)),
-                                          _mm256_set1_epi8(static_cast<char>(from)));
-    const __m256i in =
-        _mm256_cmpeq_epi8(_mm256_min_epu8(above, _mm256_set1_epi8(static_cast<char>(to - from))), above);
-    out |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(in))} << (part * 32);
-  }
-  return out;
-}
-static inline uint64_t in_class(const Classes& all, uint8_t bit) {
-  uint64_t out = 0;
-  for (int part = 0; part < 2; ++part) {
-    const __m256i in = _mm256_and_si256(all.half[part], _mm256_set1_epi8(static_cast<char>(bit)));
-    const __m256i outside = _mm256_cmpeq_epi8(in, _mm256_setzero_si256());
-    out |= uint64_t{~static_cast<uint32_t>(_mm256_movemask_epi8(outside))} << (part * 32);
-  }
-  return out;
-}
-
-static inline uint64_t mask_of(const char* p, char c) {
-  uint64_t out = 0;
-  for (int part = 0; part < 2; ++part) {
-    __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32));
-    __m256i equal = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(c));
-    out |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(equal))} << (part * 32);
-  }
-  return out;
-}
-
-#define FASTTOKEN_WORDS_ONE_BY_ONE
-
 #else
-
-struct AsciiClasses {
-  const ClassTable& table;
-  explicit AsciiClasses(const ClassTable& t) : table(t) {}
-};
-
-static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
-  m = {};
-  for (int part = 0; part < 64; part += 8) {
-    uint64_t classes = 0, high = 0;
-    for (int i = 0; i < 8; ++i) {
-      unsigned char b = static_cast<unsigned char>(p[part + i]);
-      high |= uint64_t{b} >> 7 << i;
-      classes |= uint64_t{b < 128 ? t.table.ascii[b] : uint8_t{0}} << (i * 8);
-    }
-    // Bit k of eight bytes, gathered into one byte.
-    auto with = [&](int k) { return ((classes >> k & 0x0101010101010101u) * 0x0102040810204080u >> 56) << part; };
-    m.high |= high << part;
-    m.letter |= with(0);
-    m.number |= with(1);
-    m.space |= with(2);
-    m.newline |= with(3);
-    m.blank |= with(4);
-    m.quote |= with(5);
-    m.upper |= with(6);
-  }
-}
-
-static inline Leads leads_of(const char*, const ClassTable&) { return {0, 0, 0, 0}; }
-
-struct Classes {
-  uint8_t of[64];
-};
-static inline Classes no_classes() { return {}; }
-static inline void add_row(Classes& all, const char* p, const uint8_t* row, uint64_t where) {
-  for (; where; where &= where - 1) {
-    const int at = std::countr_zero(where);
-    all.of[at] = row[p[at] & 63];
-  }
-}
-static inline uint64_t in_row(const char* p, uint64_t row) {
-  uint64_t out = 0;
-  for (int i = 0; i < 64; ++i) out |= (row >> (p[i] & 63) & 1) << i;
-  return out;
-}
-static inline uint64_t between(const char* p, uint8_t from, uint8_t to) {
-  uint64_t out = 0;
-  for (int i = 0; i < 64; ++i)
-    out |= uint64_t{static_cast<uint8_t>(p[i]) >= from && static_cast<uint8_t>(p[i]) <= to} << i;
-  return out;
-}
-static inline uint64_t in_class(const Classes& all, uint8_t bit) {
-  uint64_t out = 0;
-  for (int i = 0; i < 64; ++i) out |= uint64_t{(all.of[i] & bit) != 0} << i;
-  return out;
-}
-
-static inline uint64_t mask_of(const char* p, char c) {
-  uint64_t out = 0;
-  for (int i = 0; i < 64; ++i) out |= uint64_t{p[i] == c} << i;
-  return out;
-}
-
-#define FASTTOKEN_WORDS_ONE_BY_ONE
-
-#endif
-
-#ifdef FASTTOKEN_WORDS_ONE_BY_ONE
-#undef FASTTOKEN_WORDS_ONE_BY_ONE
 
 static inline void put_places(uint64_t mask, uint32_t from, uint32_t* out) {
   for (; mask; mask &= mask - 1) *out++ = from + static_cast<uint32_t>(std::countr_zero(mask));
@@ -467,36 +295,58 @@ static inline size_t not_found(const FoundWords& f, uint32_t* out) {
 
 #endif
 
-#if FASTTOKEN_LEVEL < 2
-struct AsciiJoins {
-  const Joins& joins;
-  explicit AsciiJoins(const Joins& j) : joins(j) {}
-};
-static inline uint64_t high_bytes(const char* p) {
-  uint64_t out = 0;
-  for (int i = 0; i < 64; ++i) out |= uint64_t{static_cast<unsigned char>(p[i]) >= 128} << i;
-  return out;
-}
-static inline uint64_t joined_ascii(const char* p, const AsciiJoins& t) {
-  uint64_t out = 0;
-  auto known = [](char c) { return static_cast<unsigned char>(c) < 128; };
-  for (int i = 1; i < 64; ++i) {
-    const bool both = known(p[i - 1]) & known(p[i]);
-    const unsigned char a = p[i - 1] & 127, b = p[i] & 127;
-    out |= uint64_t{both && (t.joins.left(a) & t.joins.right(b))} << i;
-  }
-  return out;
-}
+// Entries of a table of 128, by the lowest seven bits.
+static inline Bytes of_table(const std::array<uint8_t, 128>& table, Bytes at) {
+#if FASTTOKEN_LEVEL == 2
+  return _mm512_permutex2var_epi8(load(table.data()), at, load(table.data() + 64));
+#else
+  const uint64_t upper = common(at, all_of(64));
+  return united(only(~upper, look_up(load(table.data()), at)), only(upper, look_up(load(table.data() + 64), at)));
 #endif
+}
+static inline uint64_t mask_of(const char* p, char c) { return equal(load(p), all_of(static_cast<uint8_t>(c))); }
+static inline uint64_t between(const char* p, uint8_t from, uint8_t to) {
+  return at_most(all_of(from), load(p)) & at_most(load(p), all_of(to));
+}
 
-// Which of 64 bytes belong to a word with the byte before them: the first begins a character. high: those beyond
+// Of ASCII.
+static inline void masks_of(const char* p, const ClassTable& t, Masks& m) {
+  const Bytes bytes = load(p);
+  m.high = high(bytes);
+  const Bytes classes = only(~m.high, of_table(t.ascii, bytes));
+  const auto with = [&](uint8_t bit) { return common(classes, all_of(bit)); };
+  m.letter = with(class_letter);
+  m.number = with(class_number);
+  m.space = with(class_space);
+  m.newline = with(class_newline);
+  m.blank = with(class_blank);
+  m.quote = with(class_quote);
+  m.upper = with(class_upper);
+}
+
+static inline Leads leads_of(const char* p, const ClassTable& t) {
+  const Bytes bytes = load(p), kinds = only(high(bytes), of_table(t.leads, bytes));
+  const auto with = [&](uint8_t bit) { return common(kinds, all_of(bit)); };
+  const uint64_t from = at_most(all_of(lead_from_byte), bytes), to = ~at_most(all_of(lead_to_byte), bytes);
+  const uint64_t three = with(lead_three) | (with(lead_from) & from >> 1) | (with(lead_to) & to >> 1);
+  return {with(lead_two), three, three & with(lead_upper), three & with(lead_special)};
+}
+
+// Which bytes of ASCII join the one before them, which is ASCII too. The first has no entry. 65 bytes can be read.
+static inline uint64_t joined_ascii(const char* p, const Joins& joins) {
+  const Bytes bytes = load(p), next = load(p + 1);
+  const uint64_t both = common(of_table(joins.lefts(), bytes), of_table(joins.rights(), next));
+  return (both & ~high(bytes) & ~high(next)) << 1;
+}
+
+// Which of 64 bytes belong to a word with the byte before them: the first begins a character. beyond: those beyond
 // ASCII.
-static inline uint64_t joined(const char* p, const Joins& joins, const AsciiJoins& ascii, uint64_t high) {
-  uint64_t out = joined_ascii(p, ascii);
+static inline uint64_t joined(const char* p, const Joins& joins, uint64_t beyond) {
+  uint64_t out = joined_ascii(p, joins);
   uint32_t before = 0;
   size_t end = 64;  // of the character before
-  while (high) {
-    const size_t i = static_cast<size_t>(std::countr_zero(high));
+  while (beyond) {
+    const size_t i = static_cast<size_t>(std::countr_zero(beyond));
     const char* to = p + i;
     const uint32_t c = utf8_next(to);
     if (i > 0) out |= uint64_t{joins.join(i == end ? before : static_cast<unsigned char>(p[i - 1]), c)} << i;
@@ -506,7 +356,7 @@ static inline uint64_t joined(const char* p, const Joins& joins, const AsciiJoin
     if (end >= 64) break;
     const unsigned char next = static_cast<unsigned char>(p[end]);
     if (next < 128) out |= uint64_t{joins.join(c, next)} << end;
-    high = high >> end << end;
+    beyond = beyond >> end << end;
   }
   return out;
 }
@@ -532,7 +382,7 @@ static inline uint64_t dirty_of(const char* p, const uint64_t* rows) {
   uint64_t found = between(p, 0xF0, 0xFF);
   each_row(p, leads & ~(found | between(p, 0xE4, 0xE9) | between(p, 0xEB, 0xEC)),
            [&](uint64_t where, unsigned size, uint32_t row) {
-             if (rows[row]) found |= where & in_row(p + size - 1, rows[row]);
+             if (rows[row]) found |= where & high(look_up(spread(rows[row]), load(p + size - 1)));
            });
   return found;
 }
@@ -548,16 +398,16 @@ static inline void add_others(const char* p, const ClassTable& t, uint64_t valid
   m.upper |= known & upper & valid;
   m.special |= (sure.special | sure.special << 1 | sure.special << 2) & known & valid;
   if (const uint64_t left = m.high & valid & ~known & between(p, 0xC0, 0xFF)) {
-    Classes classes = no_classes();
+    Bytes classes = all_of(0);
     uint64_t of[5] = {};  // where characters of so many bytes begin
     each_row(p, left, [&](uint64_t where, unsigned size, uint32_t row) {
-      add_row(classes, p + size - 1, t.row(row << 6), where);
+      classes = united(classes, only(where, look_up(load(t.row(row << 6)), load(p + size - 1))));
       of[size] |= where;
     });
     leads |= left;
     const uint64_t wide = of[3] | of[4];
     const auto all = [&](uint8_t bit) {
-      const uint64_t in = in_class(classes, bit);
+      const uint64_t in = common(classes, all_of(bit));
       return in | in << 1 | (in & wide) << 2 | (in & of[4]) << 3;
     };
     m.letter |= all(class_letter);

@@ -1,6 +1,4 @@
 // The kernels of word_kernel.hpp for each set of instructions, and the one for this machine.
-#include "split/kernels.hpp"
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -8,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "split/words.hpp"
 #include "text/normalizers.hpp"
 
 namespace fasttoken {
@@ -60,14 +59,18 @@ struct FoundWords {
   size_t size(size_t i) const { return at[i + 1] - at[i]; }
 };
 
+// What a set of instructions has.
+struct Kernels {
+  CutWords cut;
+  DirtyOf dirty;
+  MergeWords merge;
+};
+
 }  // namespace fasttoken
 
 #define FASTTOKEN_KERNEL scalar
 #define FASTTOKEN_LEVEL 0
-#include "split/class_masks.hpp"
 #include "split/word_kernel.hpp"
-#undef FASTTOKEN_KERNEL
-#undef FASTTOKEN_LEVEL
 
 #ifdef FASTTOKEN_X86
 #include <immintrin.h>
@@ -80,10 +83,7 @@ struct FoundWords {
 #endif
 #define FASTTOKEN_KERNEL avx2
 #define FASTTOKEN_LEVEL 1
-#include "split/class_masks.hpp"
 #include "split/word_kernel.hpp"
-#undef FASTTOKEN_KERNEL
-#undef FASTTOKEN_LEVEL
 #ifdef __clang__
 #pragma clang attribute pop
 #pragma clang attribute push(                                                                                   \
@@ -99,10 +99,7 @@ struct FoundWords {
 #endif
 #define FASTTOKEN_KERNEL avx512
 #define FASTTOKEN_LEVEL 2
-#include "split/class_masks.hpp"
 #include "split/word_kernel.hpp"
-#undef FASTTOKEN_KERNEL
-#undef FASTTOKEN_LEVEL
 #ifdef __clang__
 #pragma clang attribute pop
 #else
@@ -112,31 +109,16 @@ struct FoundWords {
 
 namespace fasttoken {
 
-CutWords cutter(Isa isa) {
+static const Kernels& kernels(Isa isa) {
 #ifdef FASTTOKEN_X86
-  if (isa == Isa::avx512) return avx512::cut_any;
-  if (isa == Isa::avx2) return avx2::cut_any;
+  if (isa == Isa::avx512) return avx512::kernels;
+  if (isa == Isa::avx2) return avx2::kernels;
 #endif
   (void)isa;
-  return scalar::cut_any;
+  return scalar::kernels;
 }
-
-DirtyOf dirty_finder(Isa isa) {
-#ifdef FASTTOKEN_X86
-  if (isa == Isa::avx512) return avx512::dirty_of;
-  if (isa == Isa::avx2) return avx2::dirty_of;
-#endif
-  (void)isa;
-  return scalar::dirty_of;
-}
-
-MergeWords batch_merger(Isa isa) {
-#ifdef FASTTOKEN_X86
-  if (isa == Isa::avx512) return avx512::merge_batch;
-  if (isa == Isa::avx2) return avx2::merge_batch;
-#endif
-  (void)isa;
-  return scalar::merge_batch;
-}
+CutWords cutter(Isa isa) { return kernels(isa).cut; }
+DirtyOf dirty_finder(Isa isa) { return kernels(isa).dirty; }
+MergeWords batch_merger(Isa isa) { return kernels(isa).merge; }
 
 }  // namespace fasttoken

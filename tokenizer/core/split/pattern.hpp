@@ -1,11 +1,6 @@
-// A pattern of a file: a fixed text, a regular expression of ours, or one that only the caller's
-// matcher can do.
-//
-//   each(text, scratch, found)   the successive matches, as byte positions
-//
-//   external   a function of the caller's: from text to matches; the tokenizer holds it, it outlives calls. It may
-//              be slow out of all proportion to the text: each call of the tokenizer's API has one ExternalUse, in
-//              its scratch, by which the function bounds all its work of that call
+// A pattern of a file: a fixed text, a regular expression of ours, or one that only the caller's matcher can do. That
+// may be slow out of all proportion to the text: each call of the tokenizer's API has one ExternalUse, in its
+// scratch, by which the matcher bounds all its work of that call.
 #pragma once
 
 #include <functional>

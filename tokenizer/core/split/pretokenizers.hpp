@@ -1,7 +1,5 @@
-// The pre-tokenizers of a file, flattened to steps; they cut a text into pieces and may rewrite the pieces.
-//
-//   text    H o w _ a r e 2 0 ...
-//   pieces  [0,3) [3,7) [7,8) ...        ascending in the current text; a step maps pieces to pieces
+// The pre-tokenizers of a file, flattened to steps; they cut a text into pieces, which ascend in the current text,
+// and may rewrite the pieces.
 //
 //   A final ByteLevel rewrites nothing: its alphabet is a renaming of bytes that the model reads directly
 //   (bytes_ready). Elsewhere in a sequence it is carried out.
@@ -15,9 +13,35 @@
 
 #include "split/splitting.hpp"
 #include "text/normalizers.hpp"
-#include "text/space_marks.hpp"
 
 namespace fasttoken {
+
+// How a file writes U+2581 for spaces, where all it does to a text before the model is that: its words are then cut
+// and looked up in the text as it is.
+struct SpaceMarks {
+  // The texts that get a mark before them: none; the one at the text's first byte, if it does not begin with a space;
+  // each text between added tokens that does not; each.
+  enum class Prefix : uint8_t { none, first, each_without, each };
+
+  Prefix prefix = Prefix::none;
+  bool each_space = false;  // whether a piece begins at each space
+
+  // Whether stretches between added tokens need no look at where they begin, but the text's first one.
+  bool only_at_start() const { return prefix <= Prefix::first; }
+  // base: where the stretch begins in the text. It is not empty and has no marks.
+  bool puts_before(std::string_view stretch, uint32_t base) const {
+    switch (prefix) {
+      case Prefix::none:
+        return false;
+      case Prefix::first:
+        return base == 0 && stretch[0] != ' ';
+      case Prefix::each_without:
+        return stretch[0] != ' ';
+      default:
+        return true;
+    }
+  }
+};
 
 class PreTokenizer {
  public:
@@ -27,24 +51,19 @@ class PreTokenizer {
     ScratchVector<Piece> pieces, cut;
   };
 
-  void read(const Json& json, Externals& externals) { read_one(json, externals); }
+  void read(const Json& json, Externals& externals);
 
   // After the last step was read. fuse: whether the model reads bytes.
   void finish_loading(bool fuse) {
-    if (fuse && !steps_.empty() && steps_.back().kind == Kind::bytes) {
-      bool earlier = false;
-      for (size_t i = 0; i + 1 < steps_.size(); ++i) earlier |= steps_[i].kind == Kind::bytes;
-      if (!earlier) {
-        steps_.pop_back();
-        bytes_ready_ = true;
-      }
-    }
+    const auto is_bytes = [](const Step& step) { return step.kind == Kind::bytes; };
+    bytes_ready_ = fuse && !steps_.empty() && is_bytes(steps_.back()) &&
+                   std::count_if(steps_.begin(), steps_.end(), is_bytes) == 1;
+    if (bytes_ready_) steps_.pop_back();
   }
   bool bytes_ready() const { return bytes_ready_; }
   // Whether a step asks where in the original its piece starts: of text that an earlier step may have rewritten.
   bool needs_shift() const { return needs_shift_; }
   bool needs_shift_of_rewritten() const { return follows_rewriting_; }
-  bool empty() const { return steps_.empty(); }
   // The patterns that cut a text one after the other, where each match and the texts between them are pieces; none
   // where more happens.
   std::vector<const Regex*> only_patterns() const {
@@ -160,8 +179,6 @@ class PreTokenizer {
     step.flag = kept;
     steps_.push_back(step);
   }
-
-  void read_one(const Json& json, Externals& externals);
 
   void read_metaspace(const Json& json, Step& step);
 

@@ -15,14 +15,11 @@
 //
 //   A family is recognized by the tree of the parsed pattern, part by part, and its sets: never by the name of
 //   a file, and not by the spelling. A pattern that is almost the same is not recognized.
-//
-//   table   code point --> bits of `Class`: pages of 256, those of ASCII apart
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,7 +28,7 @@
 
 #include "bpe/joins.hpp"
 #include "regex/regex.hpp"
-#include "regex/regex_shapes.hpp"
+#include "regex/regex_program.hpp"
 #include "split/joined_splits.hpp"
 
 namespace fasttoken {
@@ -60,36 +57,24 @@ inline constexpr uint8_t lead_from_byte = 0xB8, lead_to_byte = 0xBE;  // the sec
 struct ClassTable {
   std::array<uint8_t, 128> ascii{};
   std::array<uint8_t, 128> leads{};  // bits of Lead, by the byte less 128
-  std::vector<uint16_t> page;
-  std::vector<uint8_t> bits;
+  PagedTable<uint8_t> bits;
 
-  uint8_t of(uint32_t c) const { return *(row(c) + (c & 63)); }
+  uint8_t of(uint32_t c) const { return bits[c]; }
   // Of the 64 characters that differ from c in the lowest six bits alone.
-  const uint8_t* row(uint32_t c) const { return &bits[size_t{page[c >> 8]} * 256 + (c & 0xC0)]; }
+  const uint8_t* row(uint32_t c) const { return bits.at(c & ~63u); }
 
-  // flat: the bits of every code point.
-  void fill(const std::vector<uint8_t>& flat) {
-    std::map<std::string_view, uint16_t> seen;
-    std::string_view all_bits(reinterpret_cast<const char*>(flat.data()), flat.size()), last;
-    page.clear();
-    for (uint32_t first = 0; first < code_points; first += 256) {
-      std::string_view one = all_bits.substr(first, 256);
-      if (one == last) {  // as most are
-        page.push_back(page.back());
-        continue;
-      }
-      last = one;
-      auto [at, fresh] = seen.try_emplace(one, static_cast<uint16_t>(seen.size()));
-      if (fresh) bits.insert(bits.end(), one.begin(), one.end());
-      page.push_back(at->second);
-    }
-    std::copy_n(flat.begin(), ascii.size(), ascii.begin());
+  void mark(const CharSet& set, uint8_t bit) {
+    for (const CharSet::Range& r : set.ranges())
+      bits.change(r.first, r.last + 1, [&](uint8_t all) { return static_cast<uint8_t>(all | bit); });
+  }
+  // Once all sets are marked.
+  void finish() {
+    std::copy_n(bits.at(0), ascii.size(), ascii.begin());
     auto all = [&](uint8_t char_class, uint32_t from, uint32_t to) {
       for (uint32_t c = from; c < to; ++c)
         if (of(c) != char_class) return false;
       return true;
     };
-    leads.fill(0);
     for (uint32_t b = 0xC2; b < 0xE0; ++b)
       if (all(class_letter, (b & 31) << 6, ((b & 31) + 1) << 6)) leads[b - 128] = lead_two;
     constexpr uint8_t class_both = class_letter | class_special;
@@ -145,15 +130,15 @@ class PlanReader : private Shapes {
     plan->family = SplitFamily::scripted;
     plan->digits = 3;
     plan->trail = "\r\n";
-    std::vector<uint8_t> flat(code_points);
-    mark(flat, sets->letter, class_letter);
-    mark(flat, sets->number, class_number);
-    mark(flat, sets->script_letter, class_upper);
-    mark(flat, sets->script_other, class_upper | class_special);
-    mark(flat, sets->rest, class_special);
-    mark(flat, sets->script_rest, class_special);
-    mark(flat, sets->rest.common(CharSet::range(0, 127)), class_quote);
-    fill(*plan, flat);
+    ClassTable& classes = plan->classes;
+    classes.mark(sets->letter, class_letter);
+    classes.mark(sets->number, class_number);
+    classes.mark(sets->script_letter, class_upper);
+    classes.mark(sets->script_other, class_upper | class_special);
+    classes.mark(sets->rest, class_special);
+    classes.mark(sets->script_rest, class_special);
+    classes.mark(sets->rest.common(CharSet::range(0, 127)), class_quote);
+    finish(classes);
     return plan;
   }
 
@@ -283,27 +268,23 @@ class PlanReader : private Shapes {
     return true;
   }
 
-  static void mark(std::vector<uint8_t>& flat, const CharSet& set, uint8_t bit) {
-    for (const CharSet::Range& r : set.ranges())
-      for (uint32_t c = r.first; c <= r.last; ++c) flat[c] |= bit;
-  }
-  static void fill(SplitPlan& plan, std::vector<uint8_t>& flat) {
-    mark(flat, space(), class_space);
-    mark(flat, newline(), class_newline);
-    mark(flat, CharSet::one(' '), class_blank);
-    plan.classes.fill(flat);
+  static void finish(ClassTable& classes) {
+    classes.mark(space(), class_space);
+    classes.mark(newline(), class_newline);
+    classes.mark(CharSet::one(' '), class_blank);
+    classes.finish();
   }
   void fill(const CharSet& letter, const CharSet& number, const CharSet& upper, const CharSet& special) {
-    std::vector<uint8_t> flat(code_points);
-    mark(flat, letter, class_letter);
-    mark(flat, number, class_number);
+    ClassTable& classes = plan_.classes;
+    classes.mark(letter, class_letter);
+    classes.mark(number, class_number);
     if (plan_.family != SplitFamily::cased)
-      mark(flat, CharSet::one('\''), class_quote);
+      classes.mark(CharSet::one('\''), class_quote);
     else if (plan_.trail.ends_with('/'))
-      mark(flat, CharSet::one('/'), class_quote);
-    mark(flat, upper, class_upper);
-    mark(flat, special, class_special);
-    fill(plan_, flat);
+      classes.mark(CharSet::one('/'), class_quote);
+    classes.mark(upper, class_upper);
+    classes.mark(special, class_special);
+    finish(classes);
   }
 
   const Parts& parts_;

@@ -27,6 +27,7 @@
 //     are ASCII: the next starts a word
 
 #include "bpe/lockstep.hpp"
+#include "split/class_masks.hpp"
 
 namespace fasttoken::FASTTOKEN_KERNEL {
 
@@ -260,48 +261,31 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
   found.count = 0;
 }
 
-// Finds the starts of words in 64 bytes.
+// Finds the starts of words in 64 bytes. beyond: the bytes beyond ASCII. False: ask the table.
 template <SplitFamily family>
-class Starts {
- public:
-  explicit Starts(const SplitPlan& plan) : plan_(plan), ascii_(plan.classes) {}
-  // high: of the bytes beyond ASCII. False: ask the table.
-  bool find(const char* p, size_t left, uint64_t valid, uint64_t& starts, uint64_t& runs, uint64_t& high) const {
-    Masks m{};
-    masks_of(p, ascii_, m);
-    if (left < 64) m.only(valid);
-    high = m.high & valid;
-    constexpr bool cased = family == SplitFamily::cased || family == SplitFamily::scripted;
-    if (high) add_others<cased>(p, plan_.classes, valid, m);
-    return starts_of<family>(p, left, plan_, m, valid, starts, runs);
-  }
-
- private:
-  const SplitPlan& plan_;
-  const AsciiClasses ascii_;
-};
-template <>
-class Starts<SplitFamily::spaced> {
- public:
-  explicit Starts(const SplitPlan& plan) : plan_(plan), ascii_(*plan.joins) {}
-  bool find(const char* p, size_t, uint64_t valid, uint64_t& starts, uint64_t& runs, uint64_t& high) const {
-    high = high_bytes(p) & valid;
-    starts = ~joined(p, *plan_.joins, ascii_, high) & valid;
-    if (plan_.each_space) starts |= mask_of(p, ' ') & valid;
+static inline bool find_starts(const SplitPlan& plan, const char* p, size_t left, uint64_t valid, uint64_t& starts,
+                               uint64_t& runs, uint64_t& beyond) {
+  if constexpr (family == SplitFamily::spaced) {
+    beyond = high(load(p)) & valid;
+    starts = ~joined(p, *plan.joins, beyond) & valid;
+    if (plan.each_space) starts |= mask_of(p, ' ') & valid;
     runs = starts |= 1;
     return true;
+  } else {
+    Masks m{};
+    masks_of(p, plan.classes, m);
+    if (left < 64) m.only(valid);
+    beyond = m.high & valid;
+    constexpr bool cased = family == SplitFamily::cased || family == SplitFamily::scripted;
+    if (beyond) add_others<cased>(p, plan.classes, valid, m);
+    return starts_of<family>(p, left, plan, m, valid, starts, runs);
   }
-
- private:
-  const SplitPlan& plan_;
-  const AsciiJoins ascii_;
-};
+}
 
 template <SplitFamily family>
 static void cut(const SplitPlan& plan, std::string_view text, const char* readable, std::span<const Stop> stops,
                 WordWriter& out) {
   const char *p = text.data(), *all_end = p + text.size();
-  const Starts<family> finder(plan);
   const WordTable::Probe table = out.table.probe();
   FoundWords found;
   found.base = p;
@@ -337,8 +321,8 @@ static void cut(const SplitPlan& plan, std::string_view text, const char* readab
       size_t left = static_cast<size_t>(end - p);
       bool last = left <= block;
       uint64_t valid = left >= block ? ~uint64_t{0} : (uint64_t{1} << left) - 1;
-      uint64_t starts, runs, high;
-      if (!finder.find(p, left, valid, starts, runs, high)) {
+      uint64_t starts, runs, beyond;
+      if (!find_starts<family>(plan, p, left, valid, starts, runs, beyond)) {
         put_found();
         out.room(left);
         for (const char* until = p + std::min(left, block); p < until;) p = one_by_table(plan, p, end, out);
@@ -360,7 +344,7 @@ static void cut(const SplitPlan& plan, std::string_view text, const char* readab
       put_places(starts, static_cast<uint32_t>(p - found.base), found.at + found.count);
       found.count += static_cast<size_t>(std::popcount(starts));
       p = next;
-      const bool wide = std::popcount(high) > 24;
+      const bool wide = std::popcount(beyond) > 24;
       if (found.count >= (wide ? FoundWords::enough_wide : FoundWords::enough)) put_found();
     }
     if (stop == stops.data() + stops.size()) break;
@@ -395,4 +379,9 @@ static void cut_any(const SplitPlan& plan, std::string_view text, const char* re
   }
 }
 
+static constexpr Kernels kernels{cut_any, dirty_of, merge_batch};
+
 }  // namespace fasttoken::FASTTOKEN_KERNEL
+
+#undef FASTTOKEN_KERNEL
+#undef FASTTOKEN_LEVEL

@@ -1,15 +1,19 @@
-// From a word to ids: the table of single tokens, the cache of other words, and merging for words that neither has.
+// From a word to ids: the table of single tokens, the cache of other words, and merging for words that neither has;
+// and cutting a text into words, for each set of instructions (kernels.cpp compiles word_kernel.hpp once for each).
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <iterator>
+#include <span>
 #include <type_traits>
 
 #include "bpe/bpe.hpp"
 #include "cache/word_cache.hpp"
-#include "memory/id_buffer.hpp"
+#include "memory/isa.hpp"
+#include "memory/scratch_vector.hpp"
+#include "split/split_plan.hpp"
 
 namespace fasttoken {
 
@@ -248,5 +252,18 @@ class WordWriter {
   BpeScratch& scratch_;
   IdBuffer& ids_;
 };
+
+// An added token that is found in a text, as bytes of it, and is no matter of words.
+struct Stop {
+  uint32_t begin, end;
+  int32_t id;
+};
+
+// Appends the ids of a text's words, and of the added tokens in it, which are in order. The third: the end, at or
+// past the text's, of the readable bytes.
+using CutWords = void (*)(const SplitPlan&, std::string_view, const char*, std::span<const Stop>, WordWriter&);
+
+// The one for this machine.
+CutWords cutter(Isa isa);
 
 }  // namespace fasttoken

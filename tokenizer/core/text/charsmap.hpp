@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "text/growth.hpp"
+#include "errors.hpp"
 #include "text/text.hpp"
 #include "unicode/graphemes.hpp"
 

@@ -1,9 +1,5 @@
-// The normalizers of a file, flattened to a list of steps over one Text.
-//
-//   {"type": "Sequence", [NFC, Sequence[Replace, Lowercase]]}   -->   NFC, Replace, Lowercase
-//
-//   Each step rewrites the text through Rewrite with HF's rules of alignment, or leaves it untouched: a text
-//   that no step changes is never copied.
+// The normalizers of a file, flattened to a list of steps over one Text. Each rewrites the text with HF's rules of
+// alignment, or leaves it untouched: a text that no step changes is never copied.
 #pragma once
 
 #include <algorithm>
@@ -16,9 +12,9 @@
 #include "memory/isa.hpp"
 #include "split/blanks.hpp"
 #include "split/pattern.hpp"
-#include "text/bytelevel.hpp"
 #include "text/charsmap.hpp"
 #include "text/text.hpp"
+#include "text/utf8.hpp"
 #include "unicode/unicode.hpp"
 
 namespace fasttoken {
@@ -231,21 +227,34 @@ class Normalizer {
     out.finish();
   }
 
-  static void lowercase(Text& text) {
-    std::string_view v = text.view();
-    const Unicode& u = ucd();
-    Rewrite out(text, v.size() + 16);
+  // Calls put(out, c) for each character that changes(c), in whose place it writes others.
+  template <class Changes, class Put>
+  static void rewrite(Text& text, size_t reserve, Changes&& changes, Put&& put) {
+    const std::string_view v = text.view();
+    Rewrite out(text, reserve);
     out.piece(text.whole());
+    bool changed = false;
     for (const char *p = v.data(), *end = p + v.size(); p < end;) {
       const char* from = p;
-      uint32_t c = utf8_next(p);
-      if (!(u.quick(c) & quick_lower)) continue;
+      const uint32_t c = utf8_next(p);
+      if (!changes(c)) continue;
+      changed = true;
       out.copy_to(static_cast<size_t>(from - v.data()));
-      auto to = u.lower(c);
-      for (size_t i = 0; i < to.size(); ++i) out.put(to[i], i > 0);
+      put(out, c);
     }
+    if (!changed) return;
     out.copy_to(v.size());
     out.finish();
+  }
+
+  static void lowercase(Text& text) {
+    const Unicode& u = ucd();
+    rewrite(
+        text, text.view().size() + 16, [&](uint32_t c) { return u.quick(c) & quick_lower; },
+        [&](Rewrite& out, uint32_t c) {
+          auto to = u.lower(c);
+          for (size_t i = 0; i < to.size(); ++i) out.put(to[i], i > 0);
+        });
   }
 
   static void strip(Text& text, bool left, bool right) {
@@ -271,44 +280,27 @@ class Normalizer {
   }
 
   static void filter(Text& text, uint16_t remove, uint16_t space) {
-    std::string_view v = text.view();
     const Unicode& u = ucd();
-    Rewrite out(text, v.size());
-    out.piece(text.whole());
-    bool changed = false;
-    for (const char *p = v.data(), *end = p + v.size(); p < end;) {
-      const char* from = p;
-      uint32_t c = utf8_next(p);
-      uint16_t flags = u.flags(c);
-      if (!(flags & (remove | space)) || c == ' ') continue;
-      out.copy_to(static_cast<size_t>(from - v.data()));
-      changed = true;
-      if (flags & remove)
-        out.skip();
-      else
-        out.put(' ', 0);
-    }
-    if (!changed) return;
-    out.copy_to(v.size());
-    out.finish();
+    const uint16_t any = remove | space;
+    rewrite(
+        text, text.view().size(), [&](uint32_t c) { return c != ' ' && u.is(c, any); },
+        [&](Rewrite& out, uint32_t c) {
+          if (u.is(c, remove))
+            out.skip();
+          else
+            out.put(' ', 0);
+        });
   }
 
   static void chinese(Text& text) {
-    std::string_view v = text.view();
     const Unicode& u = ucd();
-    Rewrite out(text, v.size() + v.size() / 2);
-    out.piece(text.whole());
-    for (const char *p = v.data(), *end = p + v.size(); p < end;) {
-      const char* from = p;
-      uint32_t c = utf8_next(p);
-      if (!(u.quick(c) & quick_cjk)) continue;
-      out.copy_to(static_cast<size_t>(from - v.data()));
-      out.put(' ', 0);
-      out.put(c, 1);
-      out.put(' ', 1);
-    }
-    out.copy_to(v.size());
-    out.finish();
+    rewrite(
+        text, text.view().size() + text.view().size() / 2, [&](uint32_t c) { return u.quick(c) & quick_cjk; },
+        [&](Rewrite& out, uint32_t c) {
+          out.put(' ', 0);
+          out.put(c, 1);
+          out.put(' ', 1);
+        });
   }
 
   static void byte_level(Text& text) {

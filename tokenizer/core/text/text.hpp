@@ -1,15 +1,10 @@
-// A text in the pipeline: its present bytes, and the origin of each byte.
-//
-//   original   T h e   c a f e ◌́ ...          bytes of the caller's text
-//                        \ | |/                 Align [begin, end) of each current byte, in the original
-//   current    t h e   c a f é ...            bytes after normalization
+// A text in the pipeline: its present bytes, and where in the caller's text each comes from.
 //
 //   piece      [begin, end) of the current text; shift: where its slice starts in the original, which is
 //              the alignment of a character that was put before all others of the piece
 //
-//   invariants  all bytes of one current character have the same Align; an untouched text has no table:
-//               its bytes align to the character they are part of
-//   ownership   untouched: a view of the caller's bytes. Touched: the layer holds text and table
+//   invariants  all bytes of one current character have the same Align; an untouched text is a view of the caller's
+//               bytes and has no table: its bytes align to the character they are part of
 #pragma once
 
 #include <algorithm>
@@ -18,8 +13,8 @@
 #include <string_view>
 
 #include "encoded.hpp"
+#include "errors.hpp"
 #include "memory/scratch_vector.hpp"
-#include "text/growth.hpp"
 #include "text/utf8.hpp"
 
 namespace fasttoken {
@@ -71,7 +66,6 @@ class Text {
     size_t to = from + utf8_length(static_cast<unsigned char>(view_[from]));
     return {base_ + static_cast<uint32_t>(from), base_ + static_cast<uint32_t>(to)};
   }
-  uint32_t base() const { return base_; }
   bool touched() const { return touched_; }
 
   Piece whole() const { return {0, static_cast<uint32_t>(view_.size()), base_}; }

@@ -1,9 +1,8 @@
-#include "text/transcode.hpp"
-
 #include <algorithm>
 #include <bit>
 
 #include "memory/isa.hpp"
+#include "text/utf8.hpp"
 
 #ifdef FASTTOKEN_X86
 #include <immintrin.h>

@@ -1,6 +1,7 @@
 // UTF-8: one decoder, one encoder, one validator. Everything past the entrance of the core is valid UTF-8.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -10,7 +11,13 @@
 
 namespace fasttoken {
 
-inline constexpr uint32_t replacement_char = 0xFFFD;
+// The value of a hexadecimal digit, or -1.
+inline int hex_digit(char c) {
+  return c >= '0' && c <= '9'   ? c - '0'
+         : c >= 'a' && c <= 'f' ? c - 'a' + 10
+         : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                : -1;
+}
 
 // Length of the character that starts with this byte; 1 for a continuation byte.
 inline uint32_t utf8_length(unsigned char lead) { return lead < 0xC0 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
@@ -164,6 +171,51 @@ inline size_t utf8_count(std::string_view text) {
   size_t n = 0;
   for (unsigned char b : text) n += !utf8_continues(b);
   return n;
+}
+
+// The UTF-8 of characters that lie in one, two or four bytes each, as Python's strings have them (transcode.cpp): how
+// many bytes were written; not_transcoded: a surrogate is among them, or this machine has no quick way. `out` has
+// `width + 1` bytes for each character (4 for those of four) and `transcode_margin` more.
+inline constexpr size_t not_transcoded = SIZE_MAX, transcode_margin = 64;
+size_t utf8_of(const void* characters, size_t n, int width, char* out);
+
+// The byte-level alphabet: each byte as a printable character, so that any bytes are a text.
+//
+//   0x21..0x7E, 0xA1..0xAC, 0xAE..0xFF  themselves;  the other 68, in order, U+0100..U+0143
+namespace detail {
+constexpr auto byte_level_chars = [] {
+  std::array<uint16_t, 256> out{};
+  uint16_t next = 256;
+  for (uint32_t b = 0; b < 256; ++b) {
+    const bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+    out[b] = printable ? static_cast<uint16_t>(b) : next++;
+  }
+  return out;
+}();
+constexpr auto byte_level_bytes = [] {
+  std::array<int16_t, 324> out{};
+  for (auto& x : out) x = -1;
+  for (uint32_t b = 0; b < 256; ++b) out[byte_level_chars[b]] = static_cast<int16_t>(b);
+  return out;
+}();
+}  // namespace detail
+
+inline uint32_t byte_level_char(unsigned char b) { return detail::byte_level_chars[b]; }
+// The byte a character stands for, or -1.
+inline int byte_level_byte(uint32_t c) { return c < 324 ? detail::byte_level_bytes[c] : -1; }
+
+// Appends the bytes a text stands for; false, and nothing appended, if a character stands for none.
+inline bool byte_level_decode(std::string_view text, std::string& out) {
+  size_t old = out.size();
+  for (const char *p = text.data(), *end = p + text.size(); p < end;) {
+    int b = byte_level_byte(utf8_next(p));
+    if (b < 0) {
+      out.resize(old);
+      return false;
+    }
+    out += static_cast<char>(b);
+  }
+  return true;
 }
 
 }  // namespace fasttoken

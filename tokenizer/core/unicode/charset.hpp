@@ -30,15 +30,13 @@ class CharSet {
   static CharSet where(F&& holds) {
     using namespace tables;
     CharSet s;
-    for (unsigned i = 0; i < run_start_size; ++i) {
-      if (!holds(run_record[i])) continue;
-      uint32_t first = run_start[i];
-      uint32_t last = (i + 1 < run_start_size ? run_start[i + 1] : code_points) - 1;
+    each_run(run_start, run_start_size, [&](uint32_t first, uint32_t end, unsigned i) {
+      if (!holds(run_record[i])) return;
       if (!s.ranges_.empty() && s.ranges_.back().last + 1 == first)
-        s.ranges_.back().last = last;
+        s.ranges_.back().last = end - 1;
       else
-        s.ranges_.push_back({first, last});
-    }
+        s.ranges_.push_back({first, end - 1});
+    });
     return s;
   }
 
@@ -87,8 +85,7 @@ class CharSet {
     for (const Range& r : ranges_) {
       size_t i = static_cast<size_t>(std::lower_bound(fold.keys, fold.keys + fold.size, r.first) - fold.keys);
       for (; i < fold.size && fold.keys[i] <= r.last; ++i)
-        for (size_t k = fold.index[i]; k < fold.index[i + 1]; ++k)
-          more.ranges_.push_back({fold.flat[k], fold.flat[k]});
+        for (unsigned c : fold[i]) more.ranges_.push_back({c, c});
     }
     out.add(more);
     return out;
@@ -118,69 +115,47 @@ class CharSet {
     std::string key = plain(name);
     if (key == "any") return range(0, code_points - 1);
     if (key == "ascii") return range(0, 127);
+    // The names of groups of categories; then the long name of each category, in their order.
     static constexpr std::pair<std::string_view, std::string_view> groups[] = {
-        {"l", "Lu Ll Lt Lm Lo"},
-        {"letter", "Lu Ll Lt Lm Lo"},
-        {"lc", "Lu Ll Lt"},
-        {"casedletter", "Lu Ll Lt"},
-        {"m", "Mn Mc Me"},
-        {"mark", "Mn Mc Me"},
-        {"combiningmark", "Mn Mc Me"},
-        {"n", "Nd Nl No"},
-        {"number", "Nd Nl No"},
-        {"p", "Pc Pd Ps Pe Pi Pf Po"},
-        {"punctuation", "Pc Pd Ps Pe Pi Pf Po"},
-        {"s", "Sm Sc Sk So"},
-        {"symbol", "Sm Sc Sk So"},
-        {"z", "Zs Zl Zp"},
-        {"separator", "Zs Zl Zp"},
-        {"c", "Cc Cf Cs Co Cn"},
-        {"other", "Cc Cf Cs Co Cn"},
-        {"uppercaseletter", "Lu"},
-        {"lowercaseletter", "Ll"},
-        {"titlecaseletter", "Lt"},
-        {"modifierletter", "Lm"},
-        {"otherletter", "Lo"},
-        {"nonspacingmark", "Mn"},
-        {"spacingmark", "Mc"},
-        {"enclosingmark", "Me"},
-        {"decimalnumber", "Nd"},
-        {"letternumber", "Nl"},
-        {"othernumber", "No"},
-        {"connectorpunctuation", "Pc"},
-        {"dashpunctuation", "Pd"},
-        {"openpunctuation", "Ps"},
-        {"closepunctuation", "Pe"},
-        {"initialpunctuation", "Pi"},
-        {"finalpunctuation", "Pf"},
-        {"otherpunctuation", "Po"},
-        {"mathsymbol", "Sm"},
-        {"currencysymbol", "Sc"},
-        {"modifiersymbol", "Sk"},
-        {"othersymbol", "So"},
-        {"spaceseparator", "Zs"},
-        {"lineseparator", "Zl"},
-        {"paragraphseparator", "Zp"},
-        {"control", "Cc"},
-        {"format", "Cf"},
-        {"surrogate", "Cs"},
-        {"privateuse", "Co"},
-        {"unassigned", "Cn"}};
-    std::string_view list;
-    for (auto& [alias, members] : groups)
-      if (alias == key) list = members;
+        {"l letter", "Lu Ll Lt Lm Lo"},
+        {"lc casedletter", "Lu Ll Lt"},
+        {"m mark combiningmark", "Mn Mc Me"},
+        {"n number", "Nd Nl No"},
+        {"p punctuation", "Pc Pd Ps Pe Pi Pf Po"},
+        {"s symbol", "Sm Sc Sk So"},
+        {"z separator", "Zs Zl Zp"},
+        {"c other", "Cc Cf Cs Co Cn"}};
+    static constexpr std::string_view names[] = {
+        "uppercaseletter",    "lowercaseletter",  "titlecaseletter",  "modifierletter",
+        "otherletter",        "nonspacingmark",   "spacingmark",      "enclosingmark",
+        "decimalnumber",      "letternumber",     "othernumber",      "connectorpunctuation",
+        "dashpunctuation",    "openpunctuation",  "closepunctuation", "initialpunctuation",
+        "finalpunctuation",   "otherpunctuation", "mathsymbol",       "currencysymbol",
+        "modifiersymbol",     "othersymbol",      "spaceseparator",   "lineseparator",
+        "paragraphseparator", "control",          "format",           "surrogate",
+        "privateuse",         "unassigned"};
+    static_assert(std::size(names) == std::size(category_names));
+    const auto one_of = [](std::string_view list, std::string_view word) {
+      for (size_t at = 0, end; at < list.size(); at = end + 1) {
+        end = std::min(list.find(' ', at), list.size());
+        if (list.substr(at, end - at) == word) return true;
+      }
+      return false;
+    };
+    std::string_view group;
+    for (auto& [aliases, members] : groups)
+      if (one_of(aliases, key)) group = members;
     uint32_t bits = 0;
-    for (uint32_t i = 0; i < std::size(category_names); ++i)
-      if (list.find(category_names[i]) != std::string_view::npos || plain(category_names[i]) == key) bits |= 1u << i;
+    for (uint32_t i = 0; i < std::size(names); ++i)
+      if (one_of(group, category_names[i]) || names[i] == key || plain(category_names[i]) == key) bits |= 1u << i;
     if (bits) return categories(bits);
     using namespace tables;
     for (unsigned s = 1; s < script_names_size; ++s) {
       if (plain(script_names[s]) != key) continue;
       CharSet out;
-      for (unsigned i = 0; i < script_start_size; ++i) {
-        uint32_t end = i + 1 < script_start_size ? script_start[i + 1] : code_points;
-        if (script_value[i] == s) out.ranges_.push_back({script_start[i], end - 1});
-      }
+      each_run(script_start, script_start_size, [&](uint32_t first, uint32_t end, unsigned i) {
+        if (script_value[i] == s) out.ranges_.push_back({first, end - 1});
+      });
       return out;
     }
     return std::nullopt;

@@ -1,11 +1,6 @@
 // Grapheme clusters as HF's normalizer of sentencepiece's maps cuts a text into them, by the rules of UAX 29.
-//
-//   e + U+0301  one     \r\n  one     a letter and the spacing vowel behind it  one     syllables of jamo  one
-//
-//   Regional indicators are taken one by one: HF's result depends on clusters of at most five bytes alone, and two of
-//   them have eight.
-//
-//   invariants   immutable after the first use of graphemes(); any thread reads it without a lock
+// Regional indicators are taken one by one: HF's result depends on clusters of at most five bytes alone, and two of
+// them have eight.
 #pragma once
 
 #include "text/utf8.hpp"
@@ -35,23 +30,10 @@ class Graphemes {
  public:
   Graphemes() {
     using namespace tables;
-    PagedTable<uint16_t>::Page page;
-    unsigned run = 0;
-    for (uint32_t first = 0; first < code_points; first += 256) {
-      while (run + 1 < grapheme_start_size && grapheme_start[run + 1] <= first) ++run;
-      const bool whole = run + 1 == grapheme_start_size || grapheme_start[run + 1] >= first + 256;
-      if (whole && (first + 256 <= Unicode::hangul || first >= Unicode::hangul_end)) {
-        flags_.add(grapheme_flags[run]);
-        continue;
-      }
-      for (uint32_t c = first; c < first + 256; ++c) {
-        while (run + 1 < grapheme_start_size && grapheme_start[run + 1] <= c) ++run;
-        page[c - first] = grapheme_flags[run];
-        if (c >= Unicode::hangul && c < Unicode::hangul_end)
-          page[c - first] = (c - Unicode::hangul) % 28 == 0 ? hangul_lv : hangul_lvt;
-      }
-      flags_.add(page);
-    }
+    each_run(grapheme_start, grapheme_start_size,
+             [&](uint32_t first, uint32_t end, unsigned i) { flags_.set(first, end, grapheme_flags[i]); });
+    flags_.set(Unicode::hangul, Unicode::hangul_end, hangul_lvt);
+    for (uint32_t c = Unicode::hangul; c < Unicode::hangul_end; c += 28) flags_.set(c, hangul_lv);
   }
 
   uint16_t flags(uint32_t c) const { return flags_[c]; }

@@ -41,24 +41,8 @@ Tibetan Tifinagh Tirhuta Todhri Toto Tulu_Tigalari Ugaritic Unknown Vai Vithkuqi
 Zanabazar_Square""".split()  # noqa: SIM905
 
 # bits of a record's flags; unicode.hpp has the same names
-FLAGS = [
-    "onig_space",
-    "onig_word",
-    "rust_space",
-    "rust_numeric",
-    "rust_word",
-    "re_space",
-    "punctuation",
-    "bert_removed",
-    "bert_space",
-    "bert_cjk",
-    "mark_nonspacing",
-    "combining_mark",
-    "nmt_removed",
-    "nmt_space",
-    "nfc_dirty",
-    "composes_back",
-]
+FLAGS = """onig_space onig_word rust_space rust_numeric rust_word re_space punctuation bert_removed bert_space
+bert_cjk mark_nonspacing combining_mark nmt_removed nmt_space nfc_dirty composes_back""".split()  # noqa: SIM905
 
 
 def matches(pattern: str, text: str = ALL) -> list[tuple[int, int]]:

@@ -1,12 +1,8 @@
-// Properties of code points, expanded once from the generated runs into a two-level table.
+// Properties of code points, expanded once from the generated runs; any thread reads them without a lock.
 //
-//   code point --> page of c >> 8 --> record --> category, class, flags
-//
-//   normal forms   an iterator of (character, change) as HF's normalization crate yields them: change 0
-//                  replaces a source character, 1 inserts, -n replaces one and removes n more. Offsets
-//                  depend on it, so the order of sorting and composing below is part of the contract.
-//
-//   invariants     immutable after the first use of ucd(); any thread reads it without a lock
+//   normal forms   characters and changes as HF's normalization crate yields them: change 0 replaces a source
+//                  character, 1 inserts, -n replaces one and removes n more. Offsets depend on it, so the order of
+//                  sorting and composing below is part of the contract.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +14,7 @@
 
 #include "memory/scratch_vector.hpp"
 #include "text/utf8.hpp"
+#include "unicode/paged_table.hpp"
 #include "unicode/unicode_tables.hpp"
 
 namespace fasttoken {
@@ -42,7 +39,6 @@ enum UnicodeFlag : uint16_t {
   composes_back = 1 << 15,
 };
 
-inline constexpr uint32_t code_points = 0x110000;
 inline constexpr std::string_view category_names[] = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl",
                                                       "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc",
                                                       "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co", "Cn"};
@@ -64,41 +60,11 @@ enum Quick : uint8_t {
   quick_clean = 1 << 6,  // removed, or made a space, by BERT's cleaning
 };
 
-// A value of 8 or 16 bits for each code point, in pages that are kept once.
-template <class T>
-class PagedTable {
- public:
-  using Page = std::array<T, 256>;
-  T operator[](uint32_t c) const { return pages_[at_[c >> 8]][c & 255]; }
-  // Pages come in order.
-  void add(const Page& page) {
-    if (std::all_of(page.begin(), page.end(), [&](T v) { return v == page[0]; })) return add(page[0]);
-    at_[added_++] = static_cast<uint16_t>(pages_.size());
-    pages_.push_back(page);
-  }
-  // A page of one value. There are many, of few values, and one is kept of each.
-  void add(T value) {
-    for (uint16_t one : even_)
-      if (pages_[one][0] == value) {
-        at_[added_++] = one;
-        return;
-      }
-    even_.push_back(static_cast<uint16_t>(pages_.size()));
-    at_[added_++] = even_.back();
-    pages_.emplace_back().fill(value);
-  }
-  // Whether the page of c has nothing but zeros.
-  bool none(uint32_t c) const {
-    uint16_t at = at_[c >> 8];
-    return pages_[at][0] == 0 && std::find(even_.begin(), even_.end(), at) != even_.end();
-  }
-
- private:
-  std::array<uint16_t, code_points / 256> at_{};
-  std::vector<Page> pages_;
-  std::vector<uint16_t> even_;
-  size_t added_ = 0;
-};
+// Calls f(first, end, i) for each run of a table: the code points from starts[i] up to the next one's start.
+template <class F>
+void each_run(const unsigned* starts, unsigned size, F&& f) {
+  for (unsigned i = 0; i < size; ++i) f(starts[i], i + 1 < size ? starts[i + 1] : code_points, i);
+}
 
 class Unicode {
  public:
@@ -108,10 +74,8 @@ class Unicode {
     unsigned size;
     const unsigned short* index;
     const unsigned* flat;
-    std::span<const unsigned> find(uint32_t c) const {
-      const unsigned* at = std::lower_bound(keys, keys + size, c);
-      if (at == keys + size || *at != c) return {};
-      size_t i = static_cast<size_t>(at - keys);
+    // Of keys[i].
+    std::span<const unsigned> operator[](size_t i) const {
       return {flat + index[i], static_cast<size_t>(index[i + 1] - index[i])};
     }
   };
@@ -129,33 +93,17 @@ class Unicode {
     place(canonical_, canonical_keys, canonical_keys_size);
     place(compatible_, compatible_keys, compatible_keys_size);
     place(lower_, lower_keys, lower_keys_size);
-    PagedTable<uint8_t>::Page page, quick;
-    unsigned run = 0;
-    for (uint32_t first = 0; first < code_points; first += 256) {
-      while (run + 1 < run_start_size && run_start[run + 1] <= first) ++run;
-      bool plain = canonical_.none(first) && lower_.none(first) && (first + 256 <= hangul || first >= hangul_end);
-      bool whole = run + 1 == run_start_size || run_start[run + 1] >= first + 256;
-      if (plain && whole) {  // most of them
-        record_.add(static_cast<uint8_t>(run_record[run]));
-        quick_.add(quick_of(run_record[run]));
-        continue;
-      }
-      for (uint32_t c = first; c < first + 256;) {
-        while (run + 1 < run_start_size && run_start[run + 1] <= c) ++run;
-        uint32_t end = run + 1 < run_start_size ? std::min(run_start[run + 1], first + 256) : first + 256;
-        std::fill(&page[c - first], page.data() + (end - first), static_cast<uint8_t>(run_record[run]));
-        std::fill(&quick[c - first], quick.data() + (end - first), quick_of(run_record[run]));
-        c = end;
-      }
-      for (uint32_t c = first; c < first + 256; ++c) {
-        bool syllable = c >= hangul && c < hangul_end;
-        if (syllable || canonical_[c]) quick[c - first] |= quick_canonical;
-        if (lower_[c]) quick[c - first] |= quick_lower;
-      }
-      if (first == 0) quick[' '] &= static_cast<uint8_t>(~quick_clean);  // a space becomes a space
-      record_.add(page);
-      quick_.add(quick);
-    }
+    each_run(run_start, run_start_size, [&](uint32_t first, uint32_t end, unsigned i) {
+      record_.set(first, end, static_cast<uint8_t>(run_record[i]));
+      quick_.set(first, end, quick_of(run_record[i]));
+    });
+    const auto add = [&](uint32_t first, uint32_t end, uint8_t bit) {
+      quick_.change(first, end, [&](uint8_t bits) { return static_cast<uint8_t>(bits | bit); });
+    };
+    add(hangul, hangul_end, quick_canonical);
+    for (unsigned i = 0; i < canonical_keys_size; ++i) add(canonical_keys[i], canonical_keys[i] + 1, quick_canonical);
+    for (unsigned i = 0; i < lower_keys_size; ++i) add(lower_keys[i], lower_keys[i] + 1, quick_lower);
+    quick_.set(' ', quick_[' '] & static_cast<uint8_t>(~quick_clean));  // a space becomes a space
     for (uint32_t c = 0x300; c < 0x10000; ++c)
       dirty_rows_[c / 64] |= uint64_t{(quick_[c] & quick_nfc) != 0} << c % 64;
   }
@@ -220,7 +168,9 @@ class Unicode {
     uint8_t last = 0;
     bool ordered = true;
     auto flush = [&] {
-      if (!ordered) order(std::span(out).subspan(run));
+      if (!ordered)  // equal ones stay as they were
+        std::stable_sort(out.begin() + static_cast<std::ptrdiff_t>(run), out.end(),
+                         [](const Changed& a, const Changed& b) { return a.k < b.k; });
       ordered = true;
       last = 0;
     };
@@ -273,21 +223,10 @@ class Unicode {
   struct Pair {
     uint32_t first, second, result;
   };
-  static constexpr size_t few_marks = 24;
 
   // Where the entry of each key is, plus one.
   static void place(PagedTable<uint16_t>& table, const unsigned* keys, unsigned size) {
-    PagedTable<uint16_t>::Page page;
-    unsigned i = 0;
-    for (uint32_t first = 0; first < code_points; first += 256) {
-      if (i == size || keys[i] >= first + 256) {
-        table.add(0);
-        continue;
-      }
-      page.fill(0);
-      for (; i < size && keys[i] < first + 256; ++i) page[keys[i] - first] = static_cast<uint16_t>(i + 1);
-      table.add(page);
-    }
+    for (unsigned i = 0; i < size; ++i) table.set(keys[i], static_cast<uint16_t>(i + 1));
   }
   static std::span<const unsigned> part(size_t place, const unsigned short* index, const unsigned* flat) {
     if (!place) return {};
@@ -301,24 +240,6 @@ class Unicode {
                                 (flags & (bert_removed | bert_space) ? quick_clean : 0));
   }
   size_t pair_place(uint32_t a, uint32_t b) const { return (a * 0x9E3779B1u ^ b * 0x85EBCA77u) >> 21; }
-
-  // By class, equal ones as they were; in time that grows with the run.
-  static void order(std::span<Changed> marks) {
-    if (marks.size() > few_marks) {
-      std::array<size_t, 257> next{};
-      for (const Changed& m : marks) ++next[m.k + 1u];
-      for (size_t k = 0; k < 256; ++k) next[k + 1] += next[k];
-      ScratchVector<Changed> before(marks.begin(), marks.end());
-      for (const Changed& m : before) marks[next[m.k]++] = m;
-      return;
-    }
-    for (size_t i = 1; i < marks.size(); ++i) {
-      Changed m = marks[i];
-      size_t at = i;
-      for (; at > 0 && marks[at - 1].k > m.k; --at) marks[at] = marks[at - 1];
-      marks[at] = m;
-    }
-  }
 
   PagedTable<uint8_t> record_, quick_;
   std::array<uint64_t, 1024> dirty_rows_{};

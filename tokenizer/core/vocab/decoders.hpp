@@ -1,9 +1,6 @@
-// From token strings back to text: the decoder of a file, flattened to steps over a list of strings.
-//
-//   ["▁Hey", "▁you", "<0xE4>", ...]  Replace  ByteFallback  Fuse  Strip  -->  "Hey you..."
-//
-//   Each step maps the whole list, as HF's decode_chain does, and the result is joined. A decoder that is
-//   only ByteLevel (by far the most common) works on bytes alone: see Tokenizer::decode.
+// From token strings back to text: the decoder of a file, flattened to steps. Each maps the whole list, as HF's
+// decode_chain does, and the result is joined. A decoder that is only ByteLevel works on bytes alone
+// (Tokenizer::decode).
 #pragma once
 
 #include <optional>
@@ -12,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "errors.hpp"
 #include "split/pattern.hpp"
-#include "text/bytelevel.hpp"
-#include "text/growth.hpp"
+#include "text/utf8.hpp"
 
 namespace fasttoken {
 
@@ -69,19 +66,13 @@ class Decoder {
   }
   // Of one that is apart(): the text of a token, and whether that is one byte of a character.
   std::pair<std::string, bool> piece(std::string_view token, RegexScratch& scratch) const {
-    if (apart()->first) return {alone(token, scratch), false};
-    std::string now(token);
-    Growth growth(token.size());
-    for (const Step& step : steps_) {
-      if (step.kind == Kind::replace) now = replaced(step, now, scratch, growth);
-      if (step.kind != Kind::byte_fallback) continue;
-      if (int b = fallback_byte(now); b >= 0) return {std::string(1, static_cast<char>(b)), true};
-    }
-    return {now, false};
+    bool raw = false;
+    std::string text = alone(token, scratch, &raw);
+    return {text, raw && !apart()->first};
   }
 
-  // The text of a token in the middle of a text, in bytes.
-  std::string alone(std::string_view token, RegexScratch& scratch) const {
+  // The text of a token in the middle of a text, in bytes. raw: whether that is one byte of a character.
+  std::string alone(std::string_view token, RegexScratch& scratch, bool* raw = nullptr) const {
     std::string now(token);
     Growth growth(token.size());
     for (const Step& step : steps_) {
@@ -89,7 +80,9 @@ class Decoder {
         std::string bytes;
         if (byte_level_decode(now, bytes)) now = bytes;
       } else if (step.kind == Kind::byte_fallback) {
-        if (int b = fallback_byte(now); b >= 0) now = std::string(1, static_cast<char>(b));
+        const int b = fallback_byte(now);
+        if (raw) *raw = b >= 0;
+        if (b >= 0) now = std::string(1, static_cast<char>(b));
       } else if (step.kind == Kind::replace) {
         now = replaced(step, now, scratch, growth);
       } else if (step.kind == Kind::metaspace) {
@@ -133,13 +126,7 @@ class Decoder {
   // The byte of "<0xHH>", or -1; read as Rust reads a hexadecimal number, a plus sign included.
   static int fallback_byte(std::string_view t) {
     if (t.size() != 6 || !t.starts_with("<0x") || t[5] != '>') return -1;
-    auto digit = [](char c) {
-      return c >= '0' && c <= '9'   ? c - '0'
-             : c >= 'a' && c <= 'f' ? c - 'a' + 10
-             : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                    : -1;
-    };
-    int high = t[3] == '+' ? 0 : digit(t[3]), low = digit(t[4]);
+    const int high = t[3] == '+' ? 0 : hex_digit(t[3]), low = hex_digit(t[4]);
     return high < 0 || low < 0 ? -1 : high * 16 + low;
   }
 

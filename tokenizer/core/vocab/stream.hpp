@@ -2,11 +2,10 @@
 //
 //   byte-level decoders   text_ | tail_      text decoded and not yet given out, an unfinished character
 //                         given out as soon as it does not end in U+FFFD, and then forgotten
-//   others                ids_ , prefix_     decode all ids of the window, give out the text past the prefix
-//   of these, where ids   alone_             the window is one id that was given out, as after most steps: another of
-//   do not touch                             whole characters adds its own text, and is the window then
+//   others                ids_ , prefix_     decode all ids of the window, give out the text past the prefix. alone_:
+//                         the window is one id that was given out, and another of whole characters adds its own text
 //
-//   ownership   the tokenizer is the caller's and outlives the stream; a stream belongs to one thread at a time
+//   The tokenizer outlives the stream; a stream belongs to one thread at a time.
 #pragma once
 
 #include <optional>

@@ -1,8 +1,6 @@
-// The text of each id in a decoded text, where it does not depend on its neighbours.
-//
-//   byte-level decoders        the bytes of the token
-//   Replace, ByteFallback,     the token's text after Replace; of "<0xHH>" one byte, which is text only with those
-//   Fuse, Strip                around it: raw_ says so. The reader applies Strip to the beginning
+// The text of each id in a decoded text, where it does not depend on its neighbours: of a byte-level decoder the
+// bytes of the token; of Replace, ByteFallback, Fuse and Strip the token's text after Replace, where "<0xHH>" is one
+// byte, which is text only with those around it (raw_). The reader applies Strip to the beginning.
 //
 //   arena_   all bytes, one after the other, and `slack` more that copies may read
 //   where_   id -> where its bytes begin; the next one's beginning is their end. Empty: nothing is kept
@@ -94,13 +92,7 @@ class TokenBytes {
     return out;
   }
 
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io) {
-    io.array(self.arena_);
-    io.array(self.where_);
-    io.array(self.raw_);
-  }
-  size_t bytes() const { return arena_.bytes() + where_.bytes() + raw_.bytes(); }
+  void tables(auto& io) { io(arena_, where_, raw_); }
 
  private:
   static constexpr size_t slack = 16;

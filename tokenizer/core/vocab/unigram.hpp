@@ -16,7 +16,6 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <cstdio>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -61,23 +60,11 @@ class Unigram {
     double least = std::numeric_limits<double>::infinity();
     for (uint32_t id = 0; id < vocab.end(); ++id) least = std::min(least, score(id));
     unknown_score_ = std::bit_cast<uint64_t>(least - 10.0);
-    for (int b = 0; b < 256; ++b) {
-      char name[8];
-      std::snprintf(name, sizeof name, "<0x%02X>", b);
-      fallback_[static_cast<size_t>(b)] = vocab.find(name).value_or(none);
-    }
+    fallback_ = vocab.byte_tokens();
     return Builder(*this, vocab).build();
   }
 
-  size_t bytes() const { return units_.bytes() + scores_.bytes(); }
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io) {
-    io.array(self.units_);
-    io.array(self.scores_);
-    io.value(self.fallback_);
-    io.value(self.unknown_score_);
-    io.value(self.deepest_);
-  }
+  void tables(auto& io) { io(units_, scores_, fallback_, unknown_score_, deepest_); }
 
   // Calls put(id, begin, end, is_text) for each token of the piece, which is not empty. is_text: the token is
   // unknown, and shown as the text that it stands for.

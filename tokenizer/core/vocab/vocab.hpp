@@ -1,17 +1,15 @@
-// Token strings and ids.
+// Token strings and ids, immutable once loaded.
 //
-//   arena_   "!\"#$...Ġthe..."          all strings, one after the other
-//   where_   id -> (offset, length)     length `hole` where the id is not defined
-//   entries_   hash -> (tag, id)          open addressing, a power of two, at most 5/8 full
-//
-//   seed        of the hash: a secret of this process, or of the one that wrote the tables. Without it no file can be
-//               made whose tokens share their hash. Where a token's place is far from its hash, the file is refused
-//   invariants  ids < 4 * tokens + 2^20 (a sparser file is refused); immutable once loaded
+//   arena_   all strings, one after the other     where_   id -> (offset, length); length `hole`: it is not defined
+//   entries_   hash -> (tag, id)                  open addressing, a power of two, at most 5/8 full
+//   seed_    of the hash: a secret of this process, or of the one that wrote the tables. Without it no file can be
+//            made whose tokens share their hash. Where a token's place is far from its hash, the file is refused
 #pragma once
 
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <random>
@@ -117,20 +115,22 @@ class Vocab {
     const Entry* entry = const_cast<Vocab*>(this)->probe<false>(token);
     return entry->id == hole ? std::nullopt : std::optional<uint32_t>(entry->id);
   }
+  // The token "<0xHH>" of each byte, or `hole`.
+  std::array<uint32_t, 256> byte_tokens() const {
+    std::array<uint32_t, 256> all;
+    for (unsigned b = 0; b < 256; ++b) {
+      char name[8];
+      std::snprintf(name, sizeof name, "<0x%02X>", b);
+      all[b] = find(name).value_or(hole);
+    }
+    return all;
+  }
   bool has(uint32_t id) const { return id < where_.size() && where_[id].length != hole; }
   std::string_view text(uint32_t id) const { return {arena_.data() + where_[id].offset, where_[id].length}; }
   size_t size() const { return count_; }
   uint32_t end() const { return static_cast<uint32_t>(where_.size()); }  // past the largest id
-  // Calls with all there is, for a file of tables: io is a TableWriter or a TableReader.
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io) {
-    io.array(self.arena_);
-    io.array(self.where_);
-    io.array(self.entries_);
-    io.value(self.count_);
-    io.value(self.seed_);
-  }
-  size_t bytes() const { return arena_.bytes() + where_.bytes() + entries_.bytes(); }
+  // Calls io, of loading/tables_file.hpp, with all that a file of tables has; so in all classes.
+  void tables(auto& io) { io(arena_, where_, entries_, count_, seed_); }
 
  private:
   struct Where {

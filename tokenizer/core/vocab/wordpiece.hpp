@@ -28,27 +28,21 @@ class WordPiece {
     if (whole_words) return true;
     tokens_.assign(2, none);
     entries_.assign(1 << 16, {empty, 0});
-    words_.reserve(vocab.size(), vocab.end());
-    WordTable::Filler words(words_);
+    std::vector<WordTable::Word> words;
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       if (!vocab.has(id)) continue;
       std::string_view t = vocab.text(id);
       if (tokens_.size() + 2 * t.size() > most_nodes) return false;  // it is inserted below one root or both
       if (!t.empty()) insert(0, t, id);
-      if (!t.empty() && t.size() <= WordTable::longest && utf8_count(t) <= max_characters) words.add(t, id);
+      if (!t.empty() && t.size() <= WordTable::longest && utf8_count(t) <= max_characters)
+        words.push_back({WordKey::of(t.data(), t.size()), id});
       if (t.size() > prefix.size() && t.starts_with(prefix)) insert(1, t.substr(prefix.size()), id);
     }
+    words_.build(words, vocab.end());
     return true;
   }
 
-  size_t bytes() const { return words_.bytes() + tokens_.bytes() + entries_.bytes(); }
-  template <class Self, class Io>
-  static void tables(Self& self, Io& io) {
-    WordTable::tables(self.words_, io);
-    io.array(self.tokens_);
-    io.array(self.entries_);
-    io.value(self.unknown_);
-  }
+  void tables(auto& io) { io(words_, tokens_, entries_, unknown_); }
 
   // Appends the tokens of the word, which is not empty.
   void encode(const Vocab& vocab, std::string_view word, std::vector<Token>& out) const {
