@@ -266,7 +266,7 @@ cdef class KvPool:
         _check(self.c.release(lease.c))
 
     def watch(self, tokens, uint64_t salt, int64_t max_blocks) -> tuple:
-        """(id, cached blocks of the prompt now, ``max_blocks`` at most): ``moved`` reports the id if the number may have
+        """(id, cached blocks of the prompt now, ``max_blocks`` at most): ``moved`` has the id if the number may have
         changed. Not a hit. The tokens are not kept; ``unwatch`` when no request waits any more."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         cdef int32_t watch, ready = 0
@@ -319,8 +319,8 @@ cdef class KvPool:
         return counts
 
     def prefixes(self) -> list[dict]:
-        """Every node of the prefix trie, parents first. ``locks`` are its own: those of nodes below it hold its block as
-        well. ``rank`` is its place in eviction order, 0 the coldest, -1 while it is held."""
+        """Every node of the prefix trie, parents first. ``locks`` are its own; nodes below hold its block by theirs,
+        too. ``rank`` is its place in eviction order, 0 the coldest, -1 while it is held."""
         cdef Writing writing
         self.enter(writing)
         cdef vector[TrieNodeView] rows = self.trie.dump()

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from prelude._native.core import KvPool
 
-from prelude import AsyncEngine, Engine
+from prelude import AsyncEngine, Engine, EngineConfig
 from prelude.admission.prepared import Admitted, Outcome, Prepared
 from prelude.readouts.batch import ForwardBatch, LogprobOutput, SampleOutput, StepResult
 from prelude.runtime.core import EngineCore
@@ -165,7 +166,7 @@ def service_core(
 class ToyPreparer:
     """Tasks are ``Prepared`` already; results are outcomes."""
 
-    prepare_threads = 2
+    context = SimpleNamespace(config=EngineConfig())
     tokenizer_calls = 0
     kept_bytes = 0
     decode_states: dict[str, int] = {}  # noqa: RUF012
