@@ -175,6 +175,8 @@ def _rendered(
 ) -> str:
     compiled = _sandbox().compiled
     _check_names(kwargs)
+    if not isinstance(continue_final_message, bool):
+        _fail(f"continue_final_message takes True or False, not {continue_final_message!r:.80}")
     if continue_final_message and add_generation_prompt:
         _fail("continue_final_message and add_generation_prompt exclude each other")
     rendering = Rendering(bounds or Bounds())

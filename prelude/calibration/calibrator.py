@@ -224,7 +224,7 @@ class Calibrator:
     def score(self, logit: float) -> float:
         """The calibrated probability of yes of a number such as ``RerankResult.logit``, for a calibrator that was
         fitted on rows (1 - p, p) with p = sigmoid(logit)."""
-        return float(self.probabilities(pair(logit), self.labels)[1])
+        return float(self.probabilities(pair(_number({"logit": logit}, "logit")), self.labels)[1])
 
     # -------------------------------------------------------------- kept
 
@@ -276,7 +276,9 @@ class PriorCorrection:
         """Return the mean probabilities of answers to one question."""
         labels = _common(answers)
         mean = np.mean([list(answer.probabilities.values()) for answer in answers], axis=0)
-        aim = None if target is None else tuple(float(target.get(label, 0.0)) for label in labels)
+        if target is not None and (not isinstance(target, Mapping) or set(target) != set(labels)):
+            raise CalibrationError(f"target {shown(target)}: it takes a share for each of the labels {shown(labels)}")
+        aim = None if target is None else tuple(_number(target, label) for label in labels)
         return cls(labels, tuple(np.maximum(mean, _LEAST_SHARE).tolist()), aim, common_asked(answers))
 
     @classmethod
@@ -285,6 +287,8 @@ class PriorCorrection:
     ) -> PriorCorrection:
         """The mean answer of ``engine`` (an ``Engine``) to ``question`` about states without content. They should
         have the form of the real ones, with an empty text in the place of the judged one."""
+        if isinstance(states, str):
+            raise CalibrationError(f"states: {shown(states)} is one text; give a list")
         return cls.of_answers([engine.decide(state, [question], **keywords)[0] for state in states])
 
     def apply(self, answer: Answer) -> Answer:

@@ -196,14 +196,15 @@ class MemoryPlan:
         wanted = config.resolved_length(self.spec.max_positions)
         if length < 1:
             advice = f"lower {self._lower}max_running, logits_bytes or kv_bytes, or free memory"
-            raise self._too_little(step, least, advice)
+            raise self._too_little(step, 1 + config.max_running, least, advice)
         if config.max_length is not None or config.max_step_tokens is not None:
             if length >= wanted and config.max_step_tokens is None:  # a step may hold fewer prompts than by default
                 return replace(config, max_step_tokens=length + config.max_running)
             if step.measured:
                 length = max(1, length * SURE_EIGHTHS // 8)
             also = f", beside host_kv_bytes={self.host_kv}" if self.host_kv else ""
-            raise self._too_little(step, least, f"the largest max_length that surely fits is {length}{also}")
+            advice = f"the largest max_length that surely fits is {length}{also}"
+            raise self._too_little(step, self.step_tokens, least, advice)
         log.warning(
             "max_length is lowered from %d to %d: a step of more tokens does not fit into the %d bytes that the "
             "weights%s leave",
@@ -259,13 +260,13 @@ class MemoryPlan:
             return self.config.expert.kv_blocks
         return 0 if self.config.kv_bytes is None else max(1, self.config.kv_bytes // self.block_bytes)
 
-    def _too_little(self, step: Step, blocks: int, advice: str) -> InsufficientMemory:
+    def _too_little(self, step: Step, tokens: int, blocks: int, advice: str) -> InsufficientMemory:
         available = self.budget or 0
-        needed = available - (self.room or 0) + step.step_bytes(self.step_tokens) + blocks
-        held = available - (self.room or 0) - self.host_kv
+        held = self.held + (0 if self.config.max_memory is None else self.host)
+        needed = held + self.host_kv + step.step_bytes(tokens) + blocks
         return InsufficientMemory(
-            f"weights, states and tokenizer ({held:,} bytes){self._host_kv}, a step of {self.step_tokens} tokens "
-            f"({step.step_bytes(self.step_tokens):,}) and KV blocks ({blocks:,}) need {needed:,} bytes, of which "
+            f"weights, states and tokenizer ({held:,} bytes){self._host_kv}, a step of {tokens} tokens "
+            f"({step.step_bytes(tokens):,}) and KV blocks ({blocks:,}) need {needed:,} bytes, of which "
             f"{available:,} are there ({self._limit}): {advice}",
             needed=needed,
             available=available,

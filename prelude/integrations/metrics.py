@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from prelude.api.engine import AsyncEngine, Engine
@@ -94,10 +94,13 @@ class PrometheusMetrics:
         self._total = histogram("request", "from the inbox to the end")
         self._per_token = histogram("output_token", "between a chat's tokens, on average")
         self.registry.register(self)
-        self._remove = engine.on_event(self._heard)
+        self._remove: Callable[[], None] | None = engine.on_event(self._heard)
 
     def close(self) -> None:
+        if self._remove is None:
+            return
         self._remove()
+        self._remove = None
         for collector in (self, self._queue, self._first, self._total, self._per_token):
             self.registry.unregister(collector)
 

@@ -11,8 +11,8 @@ is the parent. pip install 'prelude-engine[opentelemetry]'.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from opentelemetry import trace
@@ -50,6 +50,16 @@ class TracedSystemOne(SystemOne):
     async def aanswer(self, request: Any, **keywords: Any) -> dict[str, Any]:
         with self._span(request, "typesafe") as span:
             return self._told(span, await super().aanswer(request, **keywords))
+
+    def answer_many(self, requests: Sequence[Any], **keywords: Any) -> list[dict[str, Any]]:
+        with ExitStack() as stack:
+            spans = [stack.enter_context(self._span(request, "typesafe")) for request in requests]
+            return [*map(self._told, spans, super().answer_many(requests, **keywords))]
+
+    async def aanswer_many(self, requests: Sequence[Any], **keywords: Any) -> list[dict[str, Any]]:
+        with ExitStack() as stack:
+            spans = [stack.enter_context(self._span(request, "typesafe")) for request in requests]
+            return [*map(self._told, spans, await super().aanswer_many(requests, **keywords))]
 
     def decisions(self, request: Any, **keywords: Any) -> dict[str, Any]:
         with self._span(request, "openai") as span:

@@ -130,8 +130,20 @@ class Checkpoint:
 
     def nbytes(self, itemsize: int, keep: bool = False) -> int:
         """Bytes of all weights with ``itemsize`` bytes a value; with ``keep`` those of two bytes stay as they are.
-        Blocks take 8 bits."""
-        return sum(_bytes_in(place.info, itemsize, keep) for place in self._places.values())
+        Blocks of a projection take 8 bits, but for Q4_K alone."""
+        repacked = self._repacked()
+        return sum(_bytes_in(place.info, itemsize, keep, name in repacked) for name, place in self._places.items())
+
+    def _repacked(self) -> set[str]:
+        """Return the weights of projections that have blocks of several kinds, or numbers beside blocks."""
+        found: set[str] = set()
+        for layer in self.config.spec.layers:
+            for projection in (layer.mixer.in_proj, layer.mlp.up):
+                names = [f"{name}.weight" for name in projection.names if f"{name}.weight" in self._places]
+                kinds = {self._places[name].info.dtype for name in names}
+                if len(kinds) > 1 and not kinds.isdisjoint(BLOCK_TYPES):
+                    found.update(names)
+        return found
 
     def tensor(self, name: str) -> Array:
         """Return the weight as it is stored: a view of the file, valid while the file is not truncated.
@@ -223,10 +235,10 @@ class Checkpoint:
         return place
 
 
-def _bytes_in(info: TensorInfo, itemsize: int, keep: bool) -> int:
-    if info.dtype == "Q4_K":
+def _bytes_in(info: TensorInfo, itemsize: int, keep: bool, repacked: bool) -> int:
+    if info.dtype == "Q4_K" and not repacked:
         return info.nbytes * 148 // 144  # a byte a scale of 6 bits
-    if info.dtype in BLOCK_TYPES:
+    if info.dtype in BLOCK_TYPES or repacked:
         return -(-math.prod(info.shape) // Q8_VALUES) * Q8_BYTES
     stays = info.dtype == PACKED or (keep and info.dtype in ("BF16", "F16"))
     return info.nbytes if stays else math.prod(info.shape) * itemsize

@@ -68,7 +68,7 @@ class PackedLinear:
         if inputs != self.inputs or first + outputs > self.outputs:
             raise ValueError(f"[{outputs}, {inputs}] from {first} on of [{self.outputs}, {self.inputs}]")
         types = ("float16",) if self.packing == "float16" else ("bfloat16", "float32")
-        if name_of(weight.dtype) not in types or weight.strides[1] != weight.itemsize:
+        if name_of(weight.dtype) not in types or (inputs > 1 and weight.strides[1] != weight.itemsize):
             raise ValueError(
                 f"rows of {weight.dtype} with strides {weight.strides} bytes; {' or '.join(types)} side by side"
             )

@@ -41,6 +41,8 @@ def main(chosen: argparse.Namespace) -> int:
     for option, path in outputs.items():
         check_target(option, path, figure="plot" in option)
     check_apart({"the rows": chosen.file, **{option: path for option, path in outputs.items() if path is not None}})
+    if chosen.save and chosen.prior != "none" and not chosen.save_prior:
+        raise CalibrationError("--save without --save-prior: the calibrator is of answers that the prior has changed")
     rows = read_rows(chosen.file, FittedQuestion.load)
     prior: Any = chosen.prior
     if all(row.task is None for row in rows):

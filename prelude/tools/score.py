@@ -91,7 +91,10 @@ def run(chosen: argparse.Namespace, form: Form, source: Table, target: Table, jo
                 if isinstance(error, KeyboardInterrupt):
                     return INTERRUPTED
                 raise
-            journal.remove()
+            if chosen.journal is None or journal.rows <= report.rows:
+                journal.remove()
+            else:
+                print(f"{journal_path}: is kept, since it has rows of other inputs", file=sys.stderr)
     print(summary(report, seconds, target.path))
     return FAILED if chosen.fail_on_errors and report.failed else 0
 

@@ -16,6 +16,7 @@ import pytest
 from prelude import Choice, Decide, Engine, EngineConfig, Noul
 from prelude.bulk.files import Table
 from prelude.bulk.form import Form
+from prelude.bulk.journal import Journal
 from prelude.tools import cli
 from tests.bulk.kills import write_input
 from tests.bulk.runs import FLAGS, ROWS, read_rows, score, write_rows
@@ -43,6 +44,22 @@ def test_a_journal_that_was_moved_away_during_the_run_costs_no_output(
 
     monkeypatch.setattr(os, "replace", moved)
     assert score(source, target) == 0 and len(read_rows(target)) == 3
+
+
+def test_a_journal_with_rows_of_another_output_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    journal = tmp_path / "out.jsonl.journal"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "remove", lambda self: None)
+        assert score(source, target) == 0
+    few = tmp_path / "few.jsonl"
+    few.write_bytes(source.read_bytes().splitlines(keepends=True)[0])
+    capsys.readouterr()
+    assert score(few, tmp_path / "other.jsonl", "--journal", str(journal)) == 0
+    said = capsys.readouterr()
+    assert journal.exists() and "is kept, since it has rows of other inputs" in said.err
+    target.unlink()
+    assert score(source, target) == 0 and "0 computed" in capsys.readouterr().out and not journal.exists()
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"])

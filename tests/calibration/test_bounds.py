@@ -195,10 +195,18 @@ def test_shares_of_a_prior() -> None:
     assert PriorCorrection(LABELS, rounded).prior == rounded, "a sum within 1e-12 of 1 keeps its bits"
     assert sum(PriorCorrection(LABELS, (0.1, 0.2, 0.7 + 1e-11)).prior) == pytest.approx(1.0, abs=1e-15)
     sure = [answer([0.9, 0.1], ("a", "b"))]
-    aimed = PriorCorrection.of_answers(sure, {"a": 1.0, "b": 3.0, "other": 2.0})
+    aimed = PriorCorrection.of_answers(sure, {"a": 1.0, "b": 3.0})
     assert aimed.target == (0.25, 0.75) and aimed.prior == pytest.approx((0.9, 0.1))
-    with pytest.raises(CalibrationError, match="target"):
-        PriorCorrection.of_answers(sure, {"a": 1.0})
+    wrong: list[Any] = [{"a": 1.0}, {"a": 1.0, "b": 3.0, "other": 2.0}, ["a", "b"]]
+    for target in wrong:
+        with pytest.raises(CalibrationError, match=r"^target .*: it takes a share for each of the labels"):
+            PriorCorrection.of_answers(sure, target)
+    with pytest.raises(CalibrationError, match=r"^b: 'x' is not a number"):
+        PriorCorrection.of_answers(sure, {"a": 1.0, "b": "x"})  # type: ignore[dict-item]
+    with pytest.raises(CalibrationError, match=r"^states: 'N/A' is one text; give a list"):
+        PriorCorrection.content_free(None, None, "N/A")
+    with pytest.raises(CalibrationError, match=r"^logit: nan is not a number"):
+        Calibrator("temperature", {"temperature": 1.0}).score(math.nan)
     for answers in ([], [*sure, answer([0.9, 0.1], ("b", "a"))]):
         with pytest.raises(CalibrationError, match="one set of labels"):
             PriorCorrection.of_answers(answers)

@@ -119,6 +119,7 @@ def test_a_wrong_line_is_named(line: str, message: str, tmp_path: Path, capsys: 
         (["--labels", "571"], "leaves 30"),
         (["--prior", "content-free"], "answered already"),
         (["--save", "rows.jsonl"], "the rows and --save are one file"),
+        (["--save", "a.json", "--prior", "labels"], "--save without --save-prior"),
         (["--report", "a.json", "--save", "./a.json"], "--save and --report are one file"),
     ],
 )
@@ -157,5 +158,6 @@ def test_a_file_that_cannot_be_written_is_named(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_answered(tmp_path / "rows.jsonl")
-    assert main(["calibrate", str(file), "--prior", "labels", option, "/dev/full"]) != 0
+    kept = ["--save-prior", str(tmp_path / "prior.json")]
+    assert main(["calibrate", str(file), "--prior", "labels", *kept, option, "/dev/full"]) != 0
     assert "/dev/full: cannot be written: No space left on device" in capsys.readouterr().err

@@ -230,6 +230,7 @@ def test_prometheus_reads_the_same_numbers() -> None:
     second = PrometheusMetrics(engine, own, prefix="mine")
     assert second.registry is own and own.get_sample_value("mine_finished_total") == 6
     metrics.close()
+    metrics.close()
     second.close()
     assert prometheus.generate_latest(own) == b""
     engine.close()

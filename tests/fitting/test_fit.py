@@ -63,6 +63,13 @@ def test_it_answers_texts_that_it_has_not_seen(engine: Engine, team: FittedQuest
         assert answer.label == max(answer.probabilities, key=answer.probabilities.__getitem__)
 
 
+@pytest.mark.parametrize("count", range(4, 13))
+def test_few_rows_are_fitted(engine: Engine, count: int) -> None:
+    texts = [f"{('cards', 'loans')[at % 2]} {at}" for at in range(count)]
+    found = engine.fit(texts, [text.split()[0] for text in texts], name="few")
+    assert found.labels == ("cards", "loans")
+
+
 def test_the_head_reads_the_vector_of_embed(engine: Engine, team: FittedQuestion) -> None:
     [answer] = engine.decide("w3 w10 w10", [team])
     vector = np.asarray(engine.embed("w3 w10 w10"), np.float64)

@@ -72,6 +72,16 @@ def test_content_is_recorded_on_request_and_errors_are_marked(
     assert (failed.attributes or {})["decision.system"] == "openai"
 
 
+def test_requests_that_run_together_have_a_span_each(
+    engine: Engine, provider: Any, exporter: InMemorySpanExporter
+) -> None:
+    one = TracedSystemOne(engine, tracer_provider=provider)
+    assert one.answer_many([REQUEST] * 2) == asyncio.run(one.aanswer_many([REQUEST] * 2))
+    told = exporter.get_finished_spans()
+    assert len(told) == 4 and all(span.status.is_ok for span in told)
+    assert {(span.attributes or {})["decision.model_name"] for span in told} == {one.name}
+
+
 def test_a_request_that_is_no_json_is_refused_as_without_spans(
     engine: Engine, provider: Any, exporter: InMemorySpanExporter
 ) -> None:

@@ -251,6 +251,8 @@ def test_continue_final_message() -> None:
         render("nothing", messages, continue_final_message=True)
     with pytest.raises(ChatTemplateError, match="exclude each other"):
         render(CHATML, messages, continue_final_message=True, add_generation_prompt=True)
+    with pytest.raises(ChatTemplateError, match="continue_final_message takes True or False, not 'content'"):
+        render(CHATML, messages, continue_final_message="content")
 
 
 def test_features_that_templates_rely_on() -> None:

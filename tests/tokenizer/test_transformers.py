@@ -363,6 +363,18 @@ def test_a_tokenizer_that_cannot_be_serialised_stays_with_hf(folder: Path, caplo
     assert sum("keeps its own" in r.message for r in caplog.records) == 1
 
 
+def test_a_method_that_is_set_on_the_object_is_kept(folder: Path) -> None:
+    """As CLIP's tokenizer sets ``decode``."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids, decode = tokenizer("Hello there")["input_ids"], tokenizer._tokenizer.decode
+    tokenizer._tokenizer.decode = lambda *args, **kwargs: decode(*args, **kwargs) + "!"
+    wanted = tokenizer.decode(ids)
+    for one in (tokenizer, fast_tokenizer(tokenizer)):
+        with patched_transformers():
+            assert one("Hello there")["input_ids"] == ids
+            assert one.decode(ids) == wanted and wanted.endswith("!")
+
+
 def test_patches_nest_and_undo(folder: Path) -> None:
     fast = transformers.PreTrainedTokenizerFast
     original = vars(fast)["_encode_plus"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize
 
 from ..tokenizer import Tokenizer
-from .changes import unwatch, version, watch
+from .changes import COUNT, unwatch, version, watch
 
 _log = logging.getLogger("prelude.tokenizer")
 _DECODES = ("decode", "decode_batch")
@@ -164,6 +164,8 @@ def ours_for(owner: Any, theirs: Any) -> Tokenizer | None:
     ours: Tokenizer | None = None
     digest = b""
     try:
+        if replaced := vars(theirs).keys() - {COUNT}:  # as CLIP's tokenizer sets ``decode``
+            raise ValueError(f"its object has a method of its own: {', '.join(replaced)}")
         text = theirs.to_str()
         digest = hashlib.blake2b(text.encode()).digest()
         same = found is not None and found.theirs is theirs and found.digest == digest

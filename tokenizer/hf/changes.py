@@ -21,7 +21,7 @@ _TRAINING = ("train", "train_from_iterator")
 _TOKENIZER_MEMBERS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
 _COMPONENT_METHODS = ("__setitem__", "__setstate__")
 _MODULES = ("models", "normalizers", "pre_tokenizers", "decoders", "processors")
-_NAME = "_prelude_version"
+COUNT = "_prelude_version"
 
 _versions = itertools.count(1)
 _components = 0
@@ -33,7 +33,7 @@ def version(tokenizer: Any) -> tuple[int, int, bool]:
 
     Truncation and padding do not count. ``encode_special_tokens`` is part of it because it is not serialised.
     """
-    return vars(tokenizer).get(_NAME, 0), _components, tokenizer.encode_special_tokens
+    return vars(tokenizer).get(COUNT, 0), _components, tokenizer.encode_special_tokens
 
 
 def watch() -> None:
@@ -93,7 +93,7 @@ def _counting_member(member: Any, count: Callable[[Any], None]) -> property:
 
 
 def _count_tokenizer(tokenizer: Any) -> None:
-    vars(tokenizer)[_NAME] = next(_versions)
+    vars(tokenizer)[COUNT] = next(_versions)
 
 
 def _count_component(component: Any) -> None:
