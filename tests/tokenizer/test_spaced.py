@@ -84,7 +84,7 @@ def made(seed: int, way: str) -> dict[str, Any]:
         **WAYS[way],
         "model": {
             "type": "BPE",
-            "unk_token": "<unk>",
+            "unk_token": rng.choice(["<unk>", "<unk>", None]),
             "fuse_unk": rng.random() < 0.7,
             "byte_fallback": fallback != "none",
             "vocab": {token: i for i, token in enumerate(vocab)},
@@ -126,3 +126,15 @@ def test_a_merge_of_bytes_leaves_nothing_to_cut() -> None:
     text = "a\U0001f680\U0001f681 b"
     assert core.encode_ids(text) == hf.encode(text).ids
     assert vocab["<0xF0><0x9F>"] in core.encode_ids(text)
+
+
+def test_unknown_characters_that_become_nothing_leave_nothing_to_cut() -> None:
+    """Marks on both sides of such a character are merged."""
+    file = {**made(1, "metaspace never False"), "added_tokens": []}
+    vocab = {MARK: 0, "a": 1, MARK * 2: 2}
+    model = {"type": "BPE", "unk_token": None, "vocab": vocab, "merges": [[MARK, MARK]]}
+    data = json.dumps({**file, "model": model})
+    pair = Pair("vanishing", data.encode())
+    for text in ("o \n }", "a o a", "x  y z", "a\na"):
+        assert not pair.differences(text, random.Random(0)), text
+    assert tokenizers.Tokenizer.from_str(data).encode("o \n }").ids == [2]

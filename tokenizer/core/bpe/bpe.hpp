@@ -208,7 +208,8 @@ class Bpe {
 
   void find_joins(const Vocab& vocab) {
     const bool everywhere = falls_back_;
-    if (!everywhere && !vocab.find(mark)) return;  // a space may be unknown itself
+    // A space may be unknown itself; unknown characters that become nothing let merges reach across them.
+    if (!everywhere && (!vocab.find(mark) || !config.wants_unknown)) return;
     std::vector<bool> made(vocab.end()), apart(vocab.end());
     for (uint32_t id : fallback_)
       if (id != none) apart[id] = true;
