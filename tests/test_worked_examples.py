@@ -137,7 +137,7 @@ def engine() -> Iterator[ToyEngine]:
 
 
 def test_a_readout_and_a_verb_of_ones_own(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prelude.readouts, "READOUTS", (*prelude.readouts.READOUTS, SpreadRows))
+    monkeypatch.setattr(prelude.readouts, "BATCH_TYPES", (*prelude.readouts.BATCH_TYPES, SpreadRows))
     vectors = [engine.embed(text, pooling="last", normalize=False) for text in TEXTS]
     want = [float(np.ptp(vector)) for vector in vectors]
     assert [engine.spread(text) for text in TEXTS] == pytest.approx(want, rel=1e-5)
