@@ -109,7 +109,10 @@ cdef Packing checked_packing(int packing) except *:
 
 def packed_words(int64_t outputs, int64_t inputs, int packing):
     """Words of 32 bits that a weight [outputs, inputs] takes; ``packing`` is one of ``PACKINGS``."""
-    return packed_words_of(outputs, inputs, checked_packing(packing))
+    cdef Packing kind = checked_packing(packing)
+    if kind == Packing.q4_k and inputs % kFourInputs:
+        raise ValueError(f"{inputs} inputs are not whole blocks of {kFourInputs}")
+    return packed_words_of(outputs, inputs, kind)
 
 
 cdef PackedWeight packed_weight(uintptr_t words, int64_t outputs, int64_t inputs, Packing packing):

@@ -121,10 +121,8 @@ cdef class QuickFrame:
         return out
 
 
-@cython.no_gc
 cdef class FreshEncoding:
-    """The ids of one text; the columns of its subclass are made at the first that is asked for. Nothing that it has
-    refers to it, so that the collector need not know it."""
+    """The ids of one text; the columns of its subclass are made at the first that is asked for."""
 
     cdef bytes raw  # count of them
     cdef Py_ssize_t count
@@ -209,7 +207,8 @@ cdef class FreshEncoding:
     def _columns(self):
         cdef FreshEncoding made
         if self.columns is None:
-            # Another thread may do the same at the same time, with the same result; the ids stay where they are.
+            # Another thread may do the same at the same time, with the same result, and then change it; the ids stay
+            # where they are.
             made = type(self)()
             if self.frame is None:
                 self.source.fill(made, self.row)
@@ -218,7 +217,8 @@ cdef class FreshEncoding:
                     made, int32_array(self.data(), self.count), self.text, self.frame.frame, self.parse_special,
                     self.placed, self.bare,
                 )
-            self.columns = made.columns
+            if self.columns is None:
+                self.columns = made.columns
         return self.columns
 
     @_columns.setter

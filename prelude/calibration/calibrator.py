@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -147,9 +148,7 @@ class Calibrator:
             raise CalibrationError(f"{len(rows)} labelled rows to fit on; it takes at least {LEAST_ROWS}")
         index = [int(label) for label in truth]
         if method == "platt" and (labels is None or {len(row) for row in rows} != {len(labels)}):
-            raise CalibrationError(
-                "platt has an offset for each label: give labels, the same in the same order for all rows"
-            )
+            raise CalibrationError("platt has an offset for each label: give labels, in the same order for all rows")
         named = None if labels is None else tuple(labels)
         held = list(rows)
         fold_of = np.random.default_rng(0).permutation(len(rows)) % FOLDS
@@ -362,7 +361,7 @@ def _common(answers: Sequence[Answer]) -> tuple[str, ...]:
 
 def _number(values: Mapping[str, Any], name: str) -> float:
     value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST <= value <= _LARGEST:
+    if isinstance(value, bool) or not isinstance(value, Real) or not -_LARGEST <= value <= _LARGEST:
         raise CalibrationError(f"{name}: {shown(value)} is not a number from {-_LARGEST:g} to {_LARGEST:g}")
     return float(value)
 

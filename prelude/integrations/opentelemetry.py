@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from opentelemetry import trace
+from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Span, Status, StatusCode
 
 from prelude import __version__
@@ -53,12 +54,12 @@ class TracedSystemOne(SystemOne):
 
     def answer_many(self, requests: Sequence[Any], **keywords: Any) -> list[dict[str, Any]]:
         with ExitStack() as stack:
-            spans = [stack.enter_context(self._span(request, "typesafe")) for request in requests]
+            spans = self._spans(requests, stack)
             return [*map(self._told, spans, super().answer_many(requests, **keywords))]
 
     async def aanswer_many(self, requests: Sequence[Any], **keywords: Any) -> list[dict[str, Any]]:
         with ExitStack() as stack:
-            spans = [stack.enter_context(self._span(request, "typesafe")) for request in requests]
+            spans = self._spans(requests, stack)
             return [*map(self._told, spans, await super().aanswer_many(requests, **keywords))]
 
     def decisions(self, request: Any, **keywords: Any) -> dict[str, Any]:
@@ -69,8 +70,12 @@ class TracedSystemOne(SystemOne):
         with self._span(request, "openai") as span:
             return self._told(span, await super().adecisions(request, **keywords))
 
+    def _spans(self, requests: Sequence[Any], stack: ExitStack) -> list[Span]:
+        parent = get_current()
+        return [stack.enter_context(self._span(request, "typesafe", parent)) for request in requests]
+
     @contextmanager
-    def _span(self, request: Any, system: str) -> Iterator[Span]:
+    def _span(self, request: Any, system: str, parent: Context | None = None) -> Iterator[Span]:
         attributes = {
             "openinference.span.kind": "DECISION",
             "decision.system": system,
@@ -83,7 +88,7 @@ class TracedSystemOne(SystemOne):
         if self._content:
             attributes |= {"input.value": _json(request), "input.mime_type": _JSON}
         with self._tracer.start_as_current_span(
-            "decision", attributes=attributes, set_status_on_exception=False
+            "decision", parent, attributes=attributes, set_status_on_exception=False
         ) as span:
             try:
                 yield span

@@ -42,7 +42,9 @@ def main(chosen: argparse.Namespace) -> int:
         check_target(option, path, figure="plot" in option)
     check_apart({"the rows": chosen.file, **{option: path for option, path in outputs.items() if path is not None}})
     if chosen.save and chosen.prior != "none" and not chosen.save_prior:
-        raise CalibrationError("--save without --save-prior: the calibrator is of answers that the prior has changed")
+        raise CalibrationError(
+            "--save without --save-prior: the calibrator needs the prior; give --save-prior FILE too"
+        )
     rows = read_rows(chosen.file, FittedQuestion.load)
     prior: Any = chosen.prior
     if all(row.task is None for row in rows):

@@ -116,7 +116,12 @@ def _copy_others(directory: ModelDirectory, target: Path, beside: set[str]) -> N
     modules = [Path(folder) for _, folder in directory.modules() if folder]
     for root, folders, names in os.walk(directory.path):
         inside = Path(root).relative_to(directory.path)
-        folders[:] = [name for name in folders if any((inside / name) in (one, *one.parents) for one in modules)]
+        numbered = inside == Path() and not modules  # a folder of Pooling without modules.json is read too
+        folders[:] = [
+            name
+            for name in folders
+            if (numbered and name[:1].isdigit()) or any((inside / name) in (one, *one.parents) for one in modules)
+        ]
         for name in names:
             own = str(inside) in (".", directory.inner) and (
                 name.endswith((*_WEIGHTS, _INDEX)) and name not in beside

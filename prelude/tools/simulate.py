@@ -154,12 +154,12 @@ def _check(chosen: argparse.Namespace) -> None:
         files["the trace"] = chosen.workload
     check_apart({use: path for use, path in files.items() if path is not None})
     for option, given, beside in (
-        ("--option", chosen.option and _is_file(chosen), "a trace file"),
-        ("--think", chosen.think and chosen.clients is None, "no --clients"),
-        ("--seeds", chosen.seeds != 1 and not chosen.equal_p99, "no --equal-p99"),
+        ("--option", chosen.option and _is_file(chosen), "workloads, not for a trace file"),
+        ("--think", chosen.think and chosen.clients is None, "--clients alone"),
+        ("--seeds", chosen.seeds != 1 and not chosen.equal_p99, "--equal-p99 alone"),
     ):
         if given:
-            raise ConfigError(f"{option} changes nothing beside {beside}; leave it out")
+            raise ConfigError(f"{option} is for {beside}; leave it out")
     if chosen.seed < 0 or not 0 <= chosen.think < math.inf:
         raise ConfigError("--seed and --think take numbers from 0 on")
     if chosen.rate is not None:

@@ -207,6 +207,7 @@ def test_shares_of_a_prior() -> None:
         PriorCorrection.content_free(None, None, "N/A")
     with pytest.raises(CalibrationError, match=r"^logit: nan is not a number"):
         Calibrator("temperature", {"temperature": 1.0}).score(math.nan)
+    assert Calibrator("temperature", {"temperature": 1.0}).score(np.float32(0)) == 0.5
     for answers in ([], [*sure, answer([0.9, 0.1], ("b", "a"))]):
         with pytest.raises(CalibrationError, match="one set of labels"):
             PriorCorrection.of_answers(answers)

@@ -193,6 +193,10 @@ def test_folders_of_modules_are_copied_under_any_name(tmp_path: Path) -> None:
     (source / "parts" / "other").mkdir()
     (source / "parts" / "pooler" / "config.json").write_text('{"pooling_mode": "max"}', encoding="utf-8")
     convert(source, tmp_path / "made")
+    (source / "modules.json").unlink()
+    (source / "1_Pooling").mkdir()
+    convert(source, tmp_path / "plain")
+    assert (tmp_path / "plain").exists() and not (tmp_path / "plain" / "parts").exists()
     kept = tmp_path / "made" / "parts" / "pooler" / "config.json"
     assert kept.read_text(encoding="utf-8") == '{"pooling_mode": "max"}' and not (kept.parents[1] / "other").exists()
 

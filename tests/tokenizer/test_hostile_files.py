@@ -401,3 +401,18 @@ def test_kept_tables_hold_nothing_but_the_file() -> None:
         digests = apart(code, text).split()
         assert len(digests) == 3 and len(set(digests)) == 1
         assert CoreTokenizer.from_json(text.encode()).tables(b"k" * 64, b"s" * 16)
+
+
+def test_words_that_share_a_hash_are_refused() -> None:
+    """Each line of the table of words, however large, would have to hold nine of them."""
+    words = "zdrp65xgt|bViHn aaaaaaaabbbbbbb f6m78tho_GjE69R mnlkwaaqa-;jPz. lx5na24zs\x7f/'^nZ d7qgsqg5vc}4X@&"
+    words += " rmrmalg8k?3$E=H 87v07z1i5+q&aMa igo1gq1hETTEJ3>"
+    for count, said in ((8, None), (9, "words of its tokens share a hash")):
+        vocab = {"[UNK]": 0, **{word: at for at, word in enumerate(words.split(" ")[:count], 1)}}
+        model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "vocab": vocab}
+        file = json.dumps({"version": "1.0", "model": {**model, "max_input_chars_per_word": 100}})
+        if said is None:
+            assert Tokenizer.from_str(file).encode(words.split(" ")[3]).ids == [4]
+        else:
+            with pytest.raises(TokenizerFileError, match=said):
+                Tokenizer.from_str(file)

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "errors.hpp"
 #include "memory/big_array.hpp"
 
 namespace fasttoken {
@@ -179,7 +180,8 @@ class WordTable {
   void build(const std::vector<Word>& words, uint32_t end) {
     bits_ = std::max({1, static_cast<int>(std::bit_width(words.size() / 12)),
                       static_cast<int>(std::bit_width(end)) - spare_bits + 1});
-    for (;; ++bits_) {
+    for (const int most = bits_ + 4;; ++bits_) {
+      if (bits_ > most) throw FileError("model.vocab", "words of its tokens share a hash");
       lines_ = BigArray<Line>(size_t{2} << bits_);
       const Probe at = probe();
       constexpr size_t ahead = 16;  // the line of each is far from the last
