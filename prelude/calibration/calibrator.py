@@ -7,7 +7,6 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -361,7 +360,11 @@ def _common(answers: Sequence[Answer]) -> tuple[str, ...]:
 
 def _number(values: Mapping[str, Any], name: str) -> float:
     value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, Real) or not -_LARGEST <= value <= _LARGEST:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float | np.integer | np.floating)
+        or not -_LARGEST <= value <= _LARGEST
+    ):
         raise CalibrationError(f"{name}: {shown(value)} is not a number from {-_LARGEST:g} to {_LARGEST:g}")
     return float(value)
 
