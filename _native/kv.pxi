@@ -14,7 +14,7 @@ class AuditError(NativeError, RuntimeError):
 
 # By status.
 cdef tuple _WRONG = (
-    "", "more blocks than are available", "not a block of this pool", "a block that nobody holds",
+    "", "more blocks than are available", "not a block of this pool", "a block that is not held",
     "a block of the prefix cache", "blocks of more tokens than there are", "no node, or one that was evicted",
     "a node that is not locked", "a node that is promised", "a node that is not promised",
 )

@@ -314,9 +314,8 @@ void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* wor
 void pack_q4_k(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* words) {
   constexpr int64_t kBytes = bytes_of_block(BlockKind::q4_k);
   const int64_t together = inputs / kFourInputs;
-  std::memset(words + outputs / kGroup * kFourGroupWords * together, 0,
-              static_cast<size_t>((outputs + kGroup - 1) / kGroup - outputs / kGroup) * kFourGroupWords * 4 *
-                  static_cast<size_t>(together));
+  const int64_t whole = packed_words(outputs / kGroup * kGroup, inputs, Packing::q4_k);
+  std::fill(words + whole, words + packed_words(outputs, inputs, Packing::q4_k), 0);  // a group that is not full
   for (int64_t output = 0; output < outputs; ++output)
     for (int64_t i = 0; i < together; ++i) {
       const uint8_t* from = rows + (output * together + i) * kBytes;
@@ -326,13 +325,11 @@ void pack_q4_k(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* w
         std::memcpy(reinterpret_cast<uint16_t*>(to) + half * kGroup + lane, from + 2 * half, 2);
       for (int block = 0; block < kFourBlocks; ++block) {
         uint32_t* at = to + kGroup + block * kFourBlockGroupWords;
-        const uint8_t* integers = from + 16 + block / 2 * kBlock;
+        const auto integer = [&](int input) { return from[16 + block / 2 * kBlock + input] >> (block % 2 * 4) & 15; };
         for (int w = 0; w < kBlockWords / 2; ++w) {
           uint8_t four[4];
-          for (int b = 0; b < 4; ++b) {
-            const auto integer = [&](int input) { return integers[input] >> (block % 2 * 4) & 15; };
+          for (int b = 0; b < 4; ++b)
             four[b] = static_cast<uint8_t>(integer(4 * w + b) | integer(kBlock / 2 + 4 * w + b) << 4);
-          }
           std::memcpy(at + w * kGroup + lane, four, 4);
         }
         auto* by = reinterpret_cast<uint8_t*>(at + kFourWords) + lane;

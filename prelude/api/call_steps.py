@@ -14,6 +14,7 @@ from prelude.runtime.delivery import Completions
 from prelude.runtime.entry import Call, Options, make_calls
 from prelude.scheduling.request import Request
 from prelude.tasks import Task
+from prelude.values.options import merge_options
 
 # More than this is prepared on threads, so that it cannot hold up the caller's loop.
 INLINE_CHARS = 4096
@@ -81,10 +82,14 @@ def batches(tasks: Iterable[Task]) -> list[list[Task]]:
 def parts(tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any]) -> Iterator[tuple[Any, Options]]:
     """Yield ``PART_TASKS`` tasks at a time, and their options as they are at that time."""
     began = time.monotonic()
-    all_options = [call.options for call in make_calls(len(tasks), options, keywords)[0]]
+    each: list[Any] = []  # of each task; else one is of all tasks, and every part shares it
+    if isinstance(options, Sequence):
+        each = [call.options for call in make_calls(len(tasks), options, keywords)[0]]
+    shared = None if isinstance(options, Sequence) else merge_options(options, keywords)
     for at in range(0, len(tasks), PART_TASKS):
         passed = time.monotonic() - began
-        yield tasks[at : at + PART_TASKS], [one.after(passed) for one in all_options[at : at + PART_TASKS]]
+        part = slice(at, at + PART_TASKS)
+        yield tasks[part], [one.after(passed) for one in each[part]] if shared is None else shared.after(passed)
 
 
 def task_list(tasks: Any) -> Sequence[Any]:

@@ -216,9 +216,10 @@ def check_target(target: Table, overwrite: bool) -> None:
         raise BulkError(f"{target.path}: is already there; --overwrite replaces it")
 
 
-def check_apart(paths: Mapping[str, str]) -> None:
-    """``BulkError`` if two of the files are one, under any name. ``paths``: by each file's use."""
-    for (one, path), (other, there) in itertools.combinations(paths.items(), 2):
+def check_apart(paths: Mapping[str, str | None]) -> None:
+    """``BulkError`` if two of the files are one, under any name. ``paths``: by each file's use; None: not given."""
+    given = [(use, path) for use, path in paths.items() if path is not None]
+    for (one, path), (other, there) in itertools.combinations(given, 2):
         if is_one_file(path, there):
             raise BulkError(f"{there}: {one} and {other} are one file")
 

@@ -40,7 +40,7 @@ def main(chosen: argparse.Namespace) -> int:
     outputs = {f"--{name.replace('_', '-')}": getattr(chosen, name) for name in _OUTPUTS}
     for option, path in outputs.items():
         check_target(option, path, figure="plot" in option)
-    check_apart({"the rows": chosen.file, **{option: path for option, path in outputs.items() if path is not None}})
+    check_apart({"the rows": chosen.file, **outputs})
     if chosen.save and chosen.prior != "none" and not chosen.save_prior:
         raise CalibrationError(
             "--save without --save-prior: the calibrator needs the prior; give --save-prior FILE too"

@@ -150,9 +150,7 @@ def _check(chosen: argparse.Namespace) -> None:
     """Options that exclude each other, shares out of range, and a figure that could not be drawn."""
     check_target("--plot", chosen.plot, figure=True)
     files = {"--json": chosen.json, "--plot": chosen.plot, "--write-trace": chosen.write_trace}
-    if _is_file(chosen):
-        files["the trace"] = chosen.workload
-    check_apart({use: path for use, path in files.items() if path is not None})
+    check_apart({**files, "the trace": chosen.workload if _is_file(chosen) else None})
     for option, given, beside in (
         ("--option", chosen.option and _is_file(chosen), "workloads, not for a trace file"),
         ("--think", chosen.think and chosen.clients is None, "--clients alone"),

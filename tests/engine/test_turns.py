@@ -105,8 +105,8 @@ def test_a_deadline_counts_from_the_call_in_every_part(monkeypatch: pytest.Monke
     clock = iter([100.0, 100.0, 101.5, 104.0])
     # The name in that module alone: watchdogs of other engines read the clock as well.
     monkeypatch.setattr("prelude.api.call_steps.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    said = [options for _, options in parts(draws(MANY), RequestOptions(deadline=2.0), {})]
-    assert [{one.deadline for one in options} for options in said] == [{2.0}, {0.5}, {0.0}]  # type: ignore[union-attr]
+    said = [one for _, one in parts(draws(MANY), RequestOptions(deadline=2.0), {})]
+    assert [one.deadline for one in said] == [2.0, 0.5, 0.0]  # type: ignore[union-attr]
 
 
 def test_cancelling_a_large_call_gives_everything_back(checkpoint: Path) -> None:
