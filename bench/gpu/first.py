@@ -57,7 +57,7 @@ LIMITS: dict[str, float] = {
 SOURCES = (".pyx", ".pxd", ".pxi", ".hpp", ".cpp", ".h")
 GRACE = 5.0  # seconds between the signals to end and to kill
 LEAST = 0.5  # of a stage's limit: with less time left it is not begun
-KEPT_LINES = 200  # of each stage's output
+KEPT_LINES = 400  # of each stage's output
 
 
 @dataclass(slots=True)

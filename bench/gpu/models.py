@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.chips import Chip
-from prelude.models.arrays import Array, narrow
+from prelude.models.arrays import Array, BF16
 from prelude.models.config import ModelConfig
 
 
@@ -72,8 +72,8 @@ class RandomSource:
         return list(self._shapes)
 
     def tensor(self, name: str) -> Array:
-        values: Array = self.drawn(name).float().cpu().numpy()
-        return narrow(values) if self.dtype == torch.bfloat16 else values
+        drawn = self.drawn(name).cpu()
+        return drawn.view(torch.int16).numpy().view(BF16) if self.dtype == torch.bfloat16 else drawn.numpy()
 
     def drawn(self, name: str) -> Tensor:
         shape = self._shapes[name]

@@ -143,7 +143,7 @@ def sanitize(stage: Stage) -> None:
 
 def tests(stage: Stage) -> None:
     """The tests that need a GPU. Each one that was collected has to have its verdict."""
-    base = [sys.executable, "-m", "pytest", *QUIET, "-m", TEST_MARK, "--no-header", "--tb=line"]
+    base = [sys.executable, "-m", "pytest", *QUIET, "-m", TEST_MARK, "--no-header", "--tb=short"]
     listed = [line for line in lines_of([*base, "--collect-only", "-q", GPU_TESTS]) if "::" in line]
     left = [line.split("::", 1)[1].strip() for line in listed]
     stage.tell("tests.collected", value=len(left))

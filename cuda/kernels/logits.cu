@@ -21,6 +21,23 @@ __device__ __forceinline__ Found both(Found a, Found b) {
     return out;
 }
 
+// Takes the logits of a part of a line, by 16 bytes if lines begin at 16 bytes. A function, for NVRTC compiles no generic
+// lambda for the device.
+template <class Take>
+__device__ void each_logit(const float* line, int vocab, int from, int to, Take take) {
+    if (vocab % 4) {
+        for (int i = from + (int)threadIdx.x; i < to; i += blockDim.x) take(i, line[i]);
+        return;
+    }
+    for (int i = from + (int)threadIdx.x * 4; i < to; i += blockDim.x * 4) {
+        const float4 four = *(const float4*)(line + i);
+        take(i, four.x);
+        take(i + 1, four.y);
+        take(i + 2, four.z);
+        take(i + 3, four.w);
+    }
+}
+
 // Largest, log(sum(exp(l - largest))), the first id of the largest where `best` is there, and whether every logit is finite. A cluster has a
 // row, each of its blocks a part, which it reads twice: from memory, then from the caches. Dynamic shared memory: a
 // Found for each warp and one for the block.
@@ -35,19 +52,7 @@ extern "C" __global__ void row_stats(const float* logits, int vocab, float* larg
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, count = blockDim.x >> 5;
     const float* line = logits + (long long)row * vocab;
     Found found = {0.0, -INFINITY_F, vocab, 0};
-    const auto for_each = [&](auto take) {  // by 16 bytes, if rows begin at 16 bytes
-        if (vocab % 4)
-            for (int i = from + (int)threadIdx.x; i < to; i += blockDim.x) take(i, line[i]);
-        else
-            for (int i = from + (int)threadIdx.x * 4; i < to; i += blockDim.x * 4) {
-                const float4 four = *(const float4*)(line + i);
-                take(i, four.x);
-                take(i + 1, four.y);
-                take(i + 2, four.z);
-                take(i + 3, four.w);
-            }
-    };
-    for_each([&](int i, float v) {
+    each_logit(line, vocab, from, to, [&](int i, float v) {
         if (v > found.most || (v == found.most && i < found.best)) {
             found.most = v;
             found.best = i;
@@ -55,7 +60,7 @@ extern "C" __global__ void row_stats(const float* logits, int vocab, float* larg
         found.bad |= !(fabsf(v) < INFINITY_F);
     });
     const float most = warp_max(found.most);  // of the warp: one exponent's base for its lanes
-    for_each([&](int, float v) {
+    each_logit(line, vocab, from, to, [&](int, float v) {
         if (v > -INFINITY_F) found.sum += (double)expf(v - most);
     });
     if (found.most != most) found.best = vocab;
