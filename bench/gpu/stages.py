@@ -15,6 +15,7 @@ import platform
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -23,10 +24,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bench.command_line import options_parser
 from bench.gpu.first import LIMITS, ROOT, output
+
+if TYPE_CHECKING:
+    from prelude.cuda.executor import CudaExecutor
+
+    from prelude.readouts.batch import ForwardBatch
 
 GPU_TESTS = "tests/cuda/test_gpu.py"
 TEST_MARK = "gpu"
@@ -35,7 +41,8 @@ QUIET = ("-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
 TRIAL = ("prelude.cuda.own_trial",)
 PACKAGES = ("torch", "flashinfer-python", "cuda-bindings", "cuda-python", "numpy", "transformers", "prelude-engine")
 ATTENTION = "PRELUDE_ATTENTION"  # in the environment: figures by another backend say so
-LONGEST = 5  # kernels of a profile
+LONGEST = 16  # kernels of a profile
+PROFILED = 10  # steps
 
 
 @dataclass(slots=True)
@@ -187,30 +194,41 @@ def part(stage: Stage, name: str) -> None:
 
 
 def profile(stage: Stage) -> None:
-    """The kernels that take most of a step of one prompt of 128 tokens."""
+    """A step's time, the sum of its kernels' and the longest of them: of one prompt of 128 tokens, of four texts that
+    run, and of 8 prompts of 512 tokens."""
     import torch
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
-    from bench.gpu.batches import draw, forest, greedy
+    from bench.gpu.host import decoding, root, roots
     from bench.gpu.loads import Bench
-    from prelude.readouts.batch import OneShotBatch
 
+    on_gpu = torch.cuda.is_available()
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    time_of = f"self_{'device' if on_gpu else 'cpu'}_time_total"
     bench = Bench(stage.repeats)
-    executor = bench.executor("06b")
-    batch = OneShotBatch(forest([(draw(0, 128), -1)]), greedy([127]))
-    for _ in range(4):
-        executor.wait(executor.submit(batch))
-    activity = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
-    with profiled(activities=[activity]) as seen:
-        for _ in range(10):
+    for name, model, batch in (
+        ("oneshot", "06b", root(128)),
+        ("decode", "06b", decoding(4, 144)),
+        ("throughput", "4b", roots(8, 512)),
+    ):
+        executor = bench.executor(model, num_blocks=256)
+        bench.search_large_steps(executor)
+
+        def step(executor: CudaExecutor = executor, batch: ForwardBatch = batch) -> None:
             executor.wait(executor.submit(batch))
-    rows = seen.key_averages()
-    time_of = f"self_{'device' if torch.cuda.is_available() else 'cpu'}_time_total"
-    longest = sorted(rows, key=lambda row: -getattr(row, time_of))[:LONGEST]
-    for at, row in enumerate(longest):
-        stage.tell(f"profile.oneshot.{at}", kernel=row.key, us=getattr(row, time_of) / 10, calls=row.count / 10)
-    bench.release()
+
+        seconds = bench.timed(step, PROFILED)
+        with profiled(activities=[activity]) as seen:
+            for _ in range(PROFILED):
+                step()
+        rows = sorted(seen.key_averages(), key=lambda row: -getattr(row, time_of))
+        busy = sum(getattr(row, time_of) for row in rows) / PROFILED
+        stage.tell(f"profile.{name}", step_us=statistics.median(seconds) * 1e6, kernels_us=busy)
+        for at, row in enumerate(rows[:LONGEST]):
+            us = getattr(row, time_of) / PROFILED
+            stage.tell(f"profile.{name}.{at}", kernel=row.key, us=us, calls=row.count / PROFILED)
+        bench.release()
 
 
 _APART = {stage.__name__: stage for stage in (versions, own_trial, sanitize, tests, profile)}
