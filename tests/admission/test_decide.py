@@ -16,10 +16,9 @@ from prelude.tokenizer import Tokenizer
 from tokenizers import models, pre_tokenizers
 
 from prelude.admission.labels import build_trie
-from prelude.admission.prepared import ExecutionClass, classify
 from prelude.admission.preparer import Preparer
 from prelude.admission.template import DecisionTemplate
-from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError, UnknownParameter
+from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError
 from prelude.readouts.batch import LogprobOutput
 from prelude.tasks import Choice, Decide, Score, YesNo
 from tests.admission import toys
@@ -83,12 +82,6 @@ def test_decisions_equal_brute_force(label_sets: list[list[str]], norm: Any, as_
 
 @pytest.mark.fault(14)
 def test_a_label_that_begins_another_is_counted_once() -> None:
-    trie = build_trie([(7,), (7, 8), (7, 8, 9), (5,)], ["A", "AB", "ABC", "D"], "labels")
-    edge = np.log(np.array([0.6, 0.9, 0.5, 0.3])).tolist()
-    _, _, _, joint, mass = trie.paths.weigh(("A", "AB", "ABC", "D"), edge, 0)
-    np.testing.assert_allclose(np.exp(list(joint.values())), [0.6, 0.54, 0.27, 0.3])
-    assert mass == pytest.approx(0.9)
-    assert trie.counted == (0, 3)
     answer = toys.run(toys.make(), Decide(STATE, [Choice("Which?", ["New", "New York", "New York and"])]))[0]
     assert answer.mass == pytest.approx(math.exp(answer.logprobs["New"]))
     assert answer.logprobs["New"] > answer.logprobs["New York"] > answer.logprobs["New York and"]
@@ -146,21 +139,6 @@ def test_many_labels_share_their_edges() -> None:
     assert len(np.unique(np.stack([prepared.readout.target_rows, prepared.readout.targets]), axis=1).T) == edges  # type: ignore[union-attr]
 
 
-def test_a_path_without_branches_is_one_segment(preparer: Preparer) -> None:
-    trie = build_trie([(5, 6, 7, 8), (5, 6, 7, 9, 10), (4,)], ["a", "b", "c"], "labels")
-    assert [(above, ids.tolist()) for above, ids in trie.segments] == [(-1, [5, 6, 7, 9])]
-    split = build_trie([(5, 6, 7), (5, 8, 9), (5, 8, 10)], ["a", "b", "c"], "labels")
-    assert [(above, ids.tolist()) for above, ids in split.segments] == [(-1, [5]), (0, [6]), (0, [8])]
-    assert split.depth == 2
-
-
-def test_single_token_labels_need_no_tokens_of_their_own(preparer: Preparer) -> None:
-    prepared = preparer.prepare(Decide(STATE, [YesNo("Polite?")])).prepared
-    assert len(prepared.tree.parents) == 1
-    assert prepared.rows.tolist() == [prepared.tree.num_tokens - 1]
-    assert classify(prepared) is ExecutionClass.ONESHOT
-
-
 def test_the_state_is_one_trunk_and_is_tokenised_once(preparer: Preparer) -> None:
     questions = [YesNo(f"Is it number {index}?") for index in range(10)]
     state = encode(f"{STATE}\n\n")
@@ -190,16 +168,6 @@ def test_the_same_state_has_the_same_ids_whatever_is_asked(preparer: Preparer) -
 def test_a_value_that_is_not_a_list_of_questions(preparer: Preparer, questions: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^questions"):
         preparer.prepare(Decide(STATE, questions))
-
-
-@pytest.mark.fault(19)
-def test_misspelt_keywords_name_the_nearest() -> None:
-    with pytest.raises(UnknownParameter, match=r"did you mean 'truncation'"):
-        Decide(STATE, [YesNo("x")], trunctation="head")  # type: ignore[call-arg]
-    with pytest.raises(UnknownParameter, match=r"did you mean 'question'"):
-        DecisionTemplate(questions="{question}")  # type: ignore[call-arg]
-    with pytest.raises(InvalidRequest, match=r"length_norm: 'tokens' is not one of"):
-        toys.make().prepare(Decide(STATE, [YesNo("x")], length_norm="tokens"))  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------ numbers

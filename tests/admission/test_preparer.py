@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
-import timeit
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,6 @@ from prelude.tasks import (
 )
 from prelude.values.memo import Memo
 from tests.admission import toys
-from tests.patience import shown
 
 TASKS: list[Any] = [
     Decide("The quick", [Choice("Which?", ["New York", "York"]), YesNo("Polite?"), Score("Clear?")]),
@@ -51,32 +48,6 @@ def same(a: Any, b: Any) -> bool:
         names = [field.name for field in dataclasses.fields(a) if field.name != "tokenize_ms"]
         return type(a) is type(b) and all(same(getattr(a, name), getattr(b, name)) for name in names)
     return bool(a == b)
-
-
-@pytest.mark.feature("A10")
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
-def test_prepared_is_arrays_and_numbers_of_the_right_types(task: Any) -> None:
-    preparer = toys.make(chat=toys.chat, num_labels=2)
-    prepared = preparer.prepare(task).prepared
-    tree = prepared.tree
-    for array in (tree.token_ids, tree.positions, tree.starts, tree.parents, prepared.rows):
-        assert array.dtype == np.int32 and array.flags.c_contiguous
-    assert tree.starts[-1] == tree.num_tokens and (tree.parents < np.arange(len(tree.parents))).all()
-    assert len(toys.sequences(tree)) == tree.num_tokens
-    assert same(prepared, preparer.prepare(task).prepared)
-
-
-@pytest.mark.feature("A10")
-def test_a_request_is_tokenised_once(preparer: Preparer) -> None:
-    tasks: list[Any] = [Embed("The quick", pooling="last"), Generate("The quick"), PromptLogprobs("The quick")]
-    for task in tasks:
-        before = preparer.tokenizer_calls
-        admitted = preparer.prepare(task)
-        assert preparer.tokenizer_calls == before + 1
-        assert admitted.prepared.tokenize_ms > 0
-    before = preparer.tokenizer_calls
-    preparer.prepare(Embed([5, 6], pooling="last"))
-    assert preparer.tokenizer_calls == before
 
 
 @pytest.mark.feature("A10")
@@ -110,18 +81,6 @@ def test_changes_after_submitting_change_nothing() -> None:
     for task, expected, late in zip(owned, before, tasks):
         assert same(preparer.prepare(task).prepared, expected)
         assert not same(preparer.prepare(late).prepared, expected)
-
-
-@pytest.mark.fault(20)
-def test_a_prepared_request_owns_its_arrays(preparer: Preparer) -> None:
-    array = np.array([5, 6, 7], dtype=np.int32)
-    tasks: list[Any] = [Embed(array, pooling="last"), Loglikelihood([5], array), Decide(array, [YesNo("Polite?")])]
-    for task in tasks:
-        prepared = preparer.prepare(task).prepared
-        assert not np.shares_memory(prepared.tree.token_ids, array)
-        assert prepared.readout is not None and not np.shares_memory(prepared.readout.rows, array)
-        if isinstance(task, Loglikelihood):
-            assert not np.shares_memory(prepared.readout.targets, array)  # type: ignore[union-attr]
 
 
 def test_a_snapshot_of_a_task_that_cannot_change_is_the_task_itself() -> None:
@@ -246,45 +205,3 @@ def test_a_memo_holds_at_most_its_capacity() -> None:
         assert memo.get(0) == 0  # entries that are asked for stay
     memo.put(1000, 1, 11)
     assert memo.get(1000) is None and memo.get(50) is None
-
-
-def test_a_memo_keeps_one_value_for_readers_that_find_it_after_their_own_put() -> None:
-    memo: Memo[str, object] = Memo(10_000)
-    first, again = object(), object()
-    assert memo.put_for("key", "a", first, 1) is first
-    assert memo.get_for("key", "b") is None and memo.get_for("key", None) is None
-    assert memo.put_for("key", "b", again, 1) is first and memo.put_for("key", None, again, 1) is first
-    assert [memo.get_for("key", reader) for reader in ("a", "b", None, "c")] == [first, first, first, None]
-    for number in range(1000):
-        memo.put_for("key", f"reader {number}", again, 1)
-        assert memo.weight <= 10_000
-
-
-def test_a_key_that_replaces_a_memos_generations_harms_no_other_dict() -> None:
-    """The key's ``__hash__`` runs inside ``get`` and ``put``; both generations are new when it returns."""
-    memo: Memo[Any, Any] = Memo(2)
-    others: list[dict[Any, Any]] = []
-
-    class Key:
-        def __hash__(self) -> int:
-            for i in range(2):
-                memo.put(i, i)
-            others.extend({} for _ in range(200))  # they take the memory of generations that were freed
-            return 0
-
-    for _ in range(20):
-        key = Key()
-        memo.put(key, "its value")
-        assert memo.get(Key()) is None
-        assert not any(others)
-        others.clear()
-
-
-def test_one_decision_is_prepared_in_microseconds(preparer: Preparer) -> None:
-    """About 25 us of the thread's own time."""
-    task = Decide(list(range(5, 85)), [Choice("Which language is it?", ("English", "French"))])
-    preparer.prepare(task)
-    before = preparer.tokenizer_calls
-    timer = timeit.Timer(lambda: preparer.prepare(task), timer=time.thread_time)
-    assert shown(lambda: timer.timeit(200) / 200 < 150e-6)
-    assert preparer.tokenizer_calls == before

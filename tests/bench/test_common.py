@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shlex
-import struct
 from pathlib import Path
 
 import pytest
@@ -42,13 +40,6 @@ def test_a_table_is_at_most_120_columns_wide_and_loses_no_word(capsys: pytest.Ca
     assert "412.50 x" in printed and "[2.50 .. 3.50]" in printed and ">= 2.5" in printed
 
 
-def test_a_table_without_any_reach_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report("A title", "the command")
-    report.add("64 decisions", "host time", (3.0, 2.5, 3.5), "us")
-    report.show()
-    assert "64 decisions  host time  3.00 us  [2.50 .. 3.50]" in capsys.readouterr().out
-
-
 def test_a_result_has_its_date_commit_and_command(tmp_path: Path) -> None:
     report_with_rows().write(tmp_path / "new" / "result.json")
     kept = json.loads((tmp_path / "new" / "result.json").read_text(encoding="utf-8"))
@@ -74,17 +65,6 @@ def test_the_figures_format_is_checked_before_any_work(
     assert "does not end in .png" in capsys.readouterr().err
 
 
-def test_a_missing_matplotlib_is_said_before_any_work(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    parser = argparse.ArgumentParser()
-    add_outputs(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--plot", "x.png"])
-    assert "matplotlib is not installed" in capsys.readouterr().err
-
-
 def test_a_figure_has_a_panel_a_measure_and_single_rows_share_one(tmp_path: Path) -> None:
     report = report_with_rows()
     report.add("another load", "transformers / prelude", (1.2, 1.0, 9.0), "x")
@@ -97,13 +77,3 @@ def test_a_figure_has_a_panel_a_measure_and_single_rows_share_one(tmp_path: Path
     ]
     report.plot(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5_000
-
-
-def test_many_panels_stand_in_two_columns(tmp_path: Path) -> None:
-    """One below the other they were three times as high as wide."""
-    pytest.importorskip("matplotlib")
-    report = report_with_rows()
-    rows = [(f"load {number}", report.rows[0]) for number in range(25)]
-    report.plot(tmp_path / "figure.png", panels={f"panel {number}": rows for number in range(4)})
-    width, height = struct.unpack(">II", (tmp_path / "figure.png").read_bytes()[16:24])
-    assert width > height

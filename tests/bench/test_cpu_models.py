@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from bench.common import Report
-from bench.engine.cpu_models import AIMS, DECODER_LOADS, ENCODER_LOADS, PAIRS, Run, fastest
+from bench.engine.cpu_models import Run, fastest
 from bench.engine.peers import fed
 from bench.engine.shapes import QWEN3, floors
 
@@ -78,15 +78,6 @@ def test_no_time_is_reported_beside_other_answers(tmp_path: Path) -> None:
         run().measure("MiniLM-L6", "load", tmp_path, [4], 1, ours, {"ONNX Runtime": {"graph": wrong}})
 
 
-def test_a_peer_that_does_not_take_a_network_is_named() -> None:
-    def refuses() -> None:
-        raise ValueError("no such operation")
-
-    measured = run()
-    assert measured.variants("BERT-base", [("ONNX Runtime", refuses)]) == {}
-    assert measured.report.facts["left out of BERT-base"] == {"ONNX Runtime": "ValueError: no such operation"}
-
-
 def test_the_floor_of_a_decoder_has_the_head_once_a_token_that_is_said(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
@@ -103,8 +94,3 @@ def test_the_floor_of_a_decoder_has_the_head_once_a_token_that_is_said(tmp_path:
     found = floors(tmp_path, "int8", [16], 3, 1, {"vpdpbusd": 1.0, "memory": 1.0})
     assert found["arithmetic"] == pytest.approx(1e-6 * 2 * (32 * 16 + 40 + 2 * (32 + 40)))
     assert found["memory"] == pytest.approx(1e-6 * 3 * (32 + 40) * 34 / 32)
-
-
-def test_each_aim_is_of_a_load_and_of_a_peer_that_meets_ours() -> None:
-    for load, peer in AIMS:
-        assert load in ENCODER_LOADS | DECODER_LOADS and peer in PAIRS

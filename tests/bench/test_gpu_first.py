@@ -3,7 +3,6 @@ fails."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -13,14 +12,12 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from prelude.tokenizer import Tokenizer
 
-from bench.gpu import chips, clients, first, loads, stages
+from bench.gpu import first, loads, stages
 from bench.gpu.clients import texts_of
 from bench.gpu.table import ROWS, table
 from prelude import default_model
@@ -75,11 +72,6 @@ def test_a_fault_costs_no_other_stage(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [line["stage"] for line in found if line["key"] == "end"] == list(NAMES), "a torn line costs no other"
     assert "output of decode" in (made.out / "log.txt").read_text("utf-8")
     assert not made.cache.exists()
-
-
-def test_without_flashinfer_figures_name_their_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = run(tmp_path, {"flashinfer": "raise"}, monkeypatch)
-    assert "| decode.ms (attention by key lists)" in (made.out / "table.md").read_text("utf-8")
 
 
 def ends(process: int) -> bool:
@@ -154,20 +146,6 @@ def test_a_call_that_is_ended_ends_its_stage(tmp_path: Path) -> None:
     assert ends(child)
 
 
-def test_kernels_are_tried_first_and_correctness_and_the_table_come_before_all_else() -> None:
-    order = list(first.LIMITS)
-    rows = ["oneshot", "throughput", "decode", "questions", "deterministic", "ready"]
-    assert order[:10] == ["versions", "flashinfer", "own_trial", "correctness", *rows]
-    assert sum(first.LIMITS[name] for name in order[:10]) <= 1200 and set(stages.STAGES) == set(order)
-    assert first.LIMITS["flashinfer"] == 20, "the seconds that a FlashInfer which fails may cost"
-
-
-def test_a_stage_is_begun_if_half_of_its_limit_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first, "LIMITS", {**first.LIMITS, "oneshot": 2000.0})
-    made = run(tmp_path, {}, monkeypatch, seconds=900.0)
-    assert [end.how for end in made.ends] == ["done", "done", "done", "not begun", "done"]
-
-
 def test_the_table_has_its_rows_first_and_says_what_was_not_shown() -> None:
     """What fails of one model or path marks the figures of that one alone."""
 
@@ -213,17 +191,6 @@ def test_a_failure_of_one_model_costs_the_others_no_verdict(monkeypatch: pytest.
     assert found == [(f"correctness_{name}.worst", ok) for name, ok in names.items()]
 
 
-def test_slow_loads_have_a_figure_after_their_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loads.Bench, "chip", chips.H200)
-    bench = loads.Bench(5)
-    for name in ("executor", "engine", "search_large_steps"):
-        monkeypatch.setattr(bench, name, lambda *_, **__: None)
-    monkeypatch.setattr(bench, "_saturated", lambda engine, n, seconds=4.0: [2.0] * n)
-    assert [len(load.values) for load in bench.throughput()] == [1, 5]
-    told = [(load.key.rpartition(".")[2], len(load.values)) for load in bench.deterministic()]
-    assert told[1:3] == [("requests_s", 1), ("over_default", 1)] and told[-1] == ("over_default", 5)
-
-
 def test_a_wheel_of_other_sources_does_not_run(tmp_path: Path) -> None:
     """A hash of the names and bytes of native sources stands in the pack, and the commit."""
     base = [sys.executable, "-m", "bench", "gpu_first"]
@@ -237,16 +204,6 @@ def test_a_wheel_of_other_sources_does_not_run(tmp_path: Path) -> None:
     for option, error in wrong.items():
         done = subprocess.run([*base, option, "0" * 40], capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 2 and error in done.stderr
-
-
-@pytest.mark.parametrize("narrow", ["FAILED", "no end after 40 s"])
-def test_a_trial_needs_its_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: str) -> None:
-    lines, good = ["attention, heads of 128: passed", f"attention, heads of 64: {narrow}"], narrow == "FAILED"
-    monkeypatch.setattr(stages, "lines_of", lambda command: iter(lines))
-    stage = stages.Stage("own_trial", tmp_path / "results.jsonl")
-    with contextlib.nullcontext() if good else pytest.raises(RuntimeError, match=r"no verdict: \[64\]"):
-        stages.own_trial(stage)
-    assert [line["ok"] for line in first.read_results(stage.results)] == [False, True]
 
 
 @pytest.mark.parametrize(("found", "right"), [("0 errors", True), ("3 errors", False), (None, False)])
@@ -295,25 +252,6 @@ def test_a_stage_that_hangs_is_ended_and_leaves_its_place(tmp_path: Path, monkey
         if "begun" in text:
             break
     assert [end.how for end in made.ends] == ["out of time", "done"] and "waits_for_ever" in text
-
-
-def test_a_stage_ends_well_whatever_libraries_do_when_they_are_unloaded() -> None:
-    code = "import atexit, os, threading, time\nfrom bench.gpu import stages\natexit.register(os.abort)\n"
-    code += "threading.Thread(target=time.sleep, args=(600,)).start()\nprint('said')\nstages.leave(0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "said\n")
-
-
-def test_rounds_are_measured_when_no_shape_is_recorded_any_more() -> None:
-    graphs, seen, engine = SimpleNamespace(captures=0), list[int](), MagicMock()
-    engine.engine.core.executor.graphs = graphs
-
-    async def one(number: int) -> None:
-        seen.append(number)
-        graphs.captures += max(0, 2 - number)
-
-    asyncio.run(clients.settle(engine, one))
-    assert seen == [0, 1, 2]
 
 
 @pytest.mark.parametrize("tokens", [12, 33, 128, 512])

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,10 +40,3 @@ def test_counts_are_steady_and_the_kept_ones_are_of_these_operations(built: Path
     assert set(kept) == {f"{name} {blocks}" for name in listed for blocks in instructions.POOLS}
     first, second = (instructions.count(driver, "allocate_evict_free", 4096, cache=False) for _ in range(2))
     assert first == second and first.instructions > 32
-
-
-@needs_tools
-def test_an_unknown_operation_is_refused(built: Path) -> None:
-    command = [sys.executable, "-m", "bench", "instructions", "nothing_like_it", "--build", str(built)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=instructions.ROOT)
-    assert done.returncode == 1 and "no operation nothing_like_it" in done.stderr

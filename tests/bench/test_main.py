@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from bench.__main__ import COMMANDS, FOLDER, summary
-from bench.command_line import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,7 +59,3 @@ def test_the_help_of_every_benchmark_begins_with_the_command_that_runs_it() -> N
     for name, text in printed.items():
         assert text.startswith(f"usage: python -m bench {name} [-h]"), text
         assert summary(COMMANDS[name]) in " ".join(text.split())
-
-
-def test_a_script_of_bench_without_a_name_says_its_module() -> None:
-    assert command_line("train.train", ["--seed", "1"]) == "python -m bench.train.train --seed 1"

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import COMMANDS
-from bench.serving import service as serving
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "bench" / "results").glob("*.json"))
@@ -30,10 +29,3 @@ def test_a_kept_result_has_a_command_whose_options_there_are(path: Path) -> None
     source = "".join(each.read_text(encoding="utf-8") for each in sources)
     for option in (word for word in words if word.startswith("--")):
         assert f'"{option.partition("=")[0]}"' in source, f"{command}: {option}"
-
-
-def test_the_times_of_single_requests_are_kept_on_demand() -> None:
-    report = serving.ServingReport("title", "command")
-    report.loads["load"] = {"runs": [{"samples_ms": [[1.0]], "requests": 1}]}
-    serving.drop_samples(report)
-    assert report.loads == {"load": {"runs": [{"requests": 1}]}}

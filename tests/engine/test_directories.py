@@ -60,24 +60,6 @@ def test_default_scores_are_those_of_the_transformers_pipeline(tmp_path: Path, l
             assert found.label == max(wanted, key=lambda label: wanted[label])
 
 
-@pytest.mark.parametrize(
-    "config, scores",
-    [
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "none"),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "none"),
-        (
-            {"sentence_transformers": {"activation_fn": "torch.nn.Softmax"}, "problem_type": "regression"},
-            "softmax",
-        ),
-    ],
-)
-def test_the_activation_that_a_config_names(config: dict[str, Any], scores: str, tmp_path: Path) -> None:
-    with Engine.from_pretrained(classifier(tmp_path, 3, **config)) as engine:
-        found = engine.classify(TEXTS[0])
-        assert np.array_equal(found.scores, engine.classify(TEXTS[0], activation=scores).scores)
-
-
 @pytest.mark.parametrize("name", ["torch.nn.modules.activation.ELU", "os.system", "Sigmoid"])
 def test_an_activation_that_is_not_supported(name: str, tmp_path: Path) -> None:
     with Engine.from_pretrained(classifier(tmp_path, 2, sbert_ce_default_activation_function=name)) as engine:

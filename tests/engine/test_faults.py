@@ -292,24 +292,6 @@ def test_a_listener_that_raises_no_ordinary_error_fails_no_request(kind: type[Ba
     assert is_empty(core)
 
 
-@pytest.mark.fault(61)
-def test_a_listener_cannot_wait_for_the_engine_that_calls_it() -> None:
-    core = service_core()
-    seen: list[BaseException] = []
-
-    def waits(event: Any) -> None:
-        if event.name == "finished" and not seen:
-            try:
-                core.run_inline([core.request(last_logprob(prompt(4, 1)), Collect())])
-            except ExecutionError as error:
-                seen.append(error)
-
-    core.events.add(waits)
-    sink = Collect()
-    core.run_inline([core.request(last_logprob(prompt(4, 1)), sink)])
-    assert len(seen) == 1 and len(sink.ends) == 1
-
-
 @pytest.mark.fault(60)
 def test_ctrl_c_in_the_thread_that_runs_a_step_fails_no_other_request() -> None:
     class Interrupted(toy.ToyExecutor):

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from prelude import AsyncEngine, RequestOptions
+from prelude import AsyncEngine, Engine, Noul, RequestOptions
 from prelude.errors import EngineClosed, InvalidRequest, UnknownParameter
+from prelude.runtime.delivery import BlockingSink
+from prelude.scheduling.request import Request
 from tests import toy
 from tests.patience import PATIENCE, Paced, comes, shown, until
 from tests.scheduling.cores import Collect, chat, generated, last_logprob, prompt
@@ -379,3 +381,21 @@ def test_warmup_takes_living_objects_out_of_the_collectors_sight() -> None:
         gc.unfreeze()
         del heap
     engine.close()
+
+
+def test_a_request_alone_leaves_no_reference_cycle() -> None:
+    with Engine.from_pretrained(device="cpu") as decider:
+        decider.decide("a state", [Noul("Is it?")])
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(20):
+                decider.decide("a state", [Noul("Is it?")])
+            gc.collect()
+            left = [one for one in gc.garbage if isinstance(one, Request | BlockingSink)]
+            assert not left, "engines of other tests may be among the garbage"
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()

@@ -20,49 +20,16 @@ from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt
 from tests.service import Fault, FaultyExecutor, run_steps, service_core, toy_service
 
 ENGINE_COUNTERS = [
-    "steps",
-    "prefill_tokens",
-    "decode_tokens",
-    "lm_head_rows",
-    "tokenizer_calls",
-    "blocks_free",
-    "blocks_used",
-    "blocks_cached",
-    "blocks_locked",
-    "states_free",
-    "states_used",
-    "evictions",
-    "preemptions",
-    "prefix_hit_tokens",
-    "deferrals",
-    "graph_replays",
-    "eager_steps",
-    "peak_activation_bytes",
-    "queued_requests",
-    "queued_tokens",
-    "rejected",
-    "live_streams",
-    "live_futures",
-    "decode_state_objects",
-    "streaming_objects",
-    "gc_pauses",
-]
+    "steps", "prefill_tokens", "decode_tokens", "lm_head_rows", "tokenizer_calls", "blocks_free", "blocks_used",
+    "blocks_cached", "blocks_locked", "states_free", "states_used", "evictions", "preemptions", "prefix_hit_tokens",
+    "deferrals", "graph_replays", "eager_steps", "peak_activation_bytes", "queued_requests", "queued_tokens",
+    "rejected", "live_streams", "live_futures", "decode_state_objects", "streaming_objects", "gc_pauses",
+]  # fmt: skip
 REQUEST_COUNTERS = [
-    "execution_class",
-    "prompt_tokens",
-    "cached_tokens",
-    "computed_tokens",
-    "deferred_ticks",
-    "chunks",
-    "preemptions",
-    "queue_ms",
-    "forward_ms",
-    "detok_ms",
-    "finish_reason",
-    "truncated_tokens",
-    "estimated_jct",
+    "execution_class", "prompt_tokens", "cached_tokens", "computed_tokens", "deferred_ticks", "chunks",
+    "preemptions", "queue_ms", "forward_ms", "detok_ms", "finish_reason", "truncated_tokens", "estimated_jct",
     "batch_size_seen",
-]
+]  # fmt: skip
 
 
 def test_every_named_counter_is_there() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -63,10 +62,6 @@ def same(chunks: list[Chunk], whole: Completion) -> None:
 
 def in_words(chunks: list[Chunk]) -> bool:
     return all(chunk.text[-1].isspace() or "\u2e80" <= chunk.text[-1] <= "\uffef" for chunk in chunks[:-1])
-
-
-def test_words_are_held_on_request_alone() -> None:
-    assert inspect.signature(Engine.generate).parameters["hold_words"].default is False
 
 
 VARIANTS = [

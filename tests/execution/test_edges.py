@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +16,8 @@ from prelude.cpu.hidden_rows import best, log_normalisers, logprobs_of
 from prelude.errors import EngineClosed
 from prelude.execution.executor import Executor
 from prelude.models.arrays import Array
-from prelude.models.checkpoint import Checkpoint
-from prelude.models.config import ModelConfig
-from prelude.models.gguf.blocks import Blocks
 from prelude.models.packed import PackedLinear
-from prelude.readouts.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows
+from prelude.readouts.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch, PooledRows
 from tests.checkpoints import save_model
 from tests.execution.helpers import (
     Model,
@@ -232,51 +228,6 @@ def test_lengths_at_the_limits(tmp_path_factory: pytest.TempPathFactory, determi
 # ------------------------------------------------------------------ heads
 
 
-class WithScore:
-    """A checkpoint that also has a classification head."""
-
-    def __init__(self, checkpoint: Checkpoint, score: torch.Tensor) -> None:
-        self.checkpoint, self.score = checkpoint, score
-
-    def names(self) -> list[str]:
-        return [*self.checkpoint.names(), "score.weight"]
-
-    def tensor(self, name: str) -> Array:
-        return self.score.numpy() if name == "score.weight" else self.checkpoint.tensor(name)
-
-    def finite(self, name: str) -> Array:
-        return self.score.numpy() if name == "score.weight" else self.checkpoint.finite(name)
-
-    def in_blocks(self, name: str) -> bool:
-        return False
-
-    def blocks(self, name: str) -> Blocks:
-        raise TypeError(name)
-
-    converted: None = None
-    used: None = None
-
-    def packed(self, names: Sequence[str]) -> None:
-        return None
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_classification_head(model: Model, dtype: str) -> None:
-    score = torch.randn(3, 64)
-    head = {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 3}
-    config = ModelConfig.from_dict(json.loads((model.path / "config.json").read_text(encoding="utf-8")) | head)
-    with Checkpoint.open(model.path, model.config) as checkpoint:
-        executor = CpuExecutor(config, WithScore(checkpoint, score), num_blocks=1, dtype=dtype)
-    assert executor.limits().num_labels == 3
-    s = prompts(random_ids(0, 9), random_ids(1, 4))
-    logits = run(executor, OneShotBatch(s, HeadRows(ends(s)))).outputs[0].logits
-    # The head is float32 for a body of any type.
-    expected = hidden(executor, s, ends(s)) @ score.numpy().T
-    assert logits.dtype == np.float32 and np.abs(logits - expected).max() < 1e-4
-    with pytest.raises(ValueError, match="no classification head"):
-        run(model.executor(), OneShotBatch(s, HeadRows(ends(s))))
-
-
 def test_bfloat16_against_float32(model: Model) -> None:
     s = prompts(random_ids(0, 90), random_ids(1, 4))
     rows = np.arange(94)
@@ -305,10 +256,3 @@ def test_logprob_pairs_in_any_order(model: Model) -> None:
     result = run(executor, OneShotBatch(s, LogprobRows(rows, at, targets)))
     assert np.allclose(result.outputs[0].logprobs, table[rows[at], targets], atol=1e-5)
     assert result.outputs[0].ranks is None and result.lm_head_rows == 4, "row 3 is read once"
-
-
-def test_config_is_all_it_takes(model: Model) -> None:
-    assert isinstance(model.config, ModelConfig)
-    limits = model.executor().limits()
-    assert (limits.vocab_size, limits.hidden_size, limits.max_positions, limits.num_labels) == (211, 64, 1024, 0)
-    assert (limits.device, limits.dtype, limits.block_size, limits.num_blocks) == ("cpu", "float32", 16, 128)

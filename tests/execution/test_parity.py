@@ -12,7 +12,6 @@ import pytest
 import torch
 from prelude._native import cpu
 
-from prelude.models.transformer import _Workspace
 from prelude.readouts.batch import MixedBatch, OneShotBatch, PooledRows
 from tests.checkpoints import save_model
 from tests.execution.conftest import VARIANTS
@@ -87,18 +86,6 @@ def test_last_five_of_4096_positions(tmp_path_factory: pytest.TempPathFactory) -
     assert few.extra["activation_bytes"] == many.extra["activation_bytes"]
     five = few.outputs[0].logprobs.reshape(5, -1)
     assert np.abs(five - long.logprobs(ids)[-5:]).max() < 1e-4
-
-
-@pytest.mark.parametrize("variant", ["plain", "phi3", "gemma2", "gemma3"])
-def test_activation_bytes_count_the_memory_that_the_layers_share(variant: str, tmp_path: Path) -> None:
-    """Beside it the residual stream and the output of attention: a step of one run, of which one row is read."""
-    executor = Model(save_model(tmp_path, **VARIANTS[variant])).executor()
-    tokens, decoder = 90, executor.decoder
-    found = run(executor, OneShotBatch(prompts(random_ids(0, tokens)), all_logprobs(np.array([tokens - 1]))))
-    shared = _Workspace(decoder.sizes, tokens, tokens, tokens, decoder.dtype)
-    parts = (shared.kept, shared.normed, shared.up, shared.room, shared.sums)
-    beside = tokens * 4 * (decoder.sizes.hidden + executor.config.spec.attention.query_width)
-    assert found.extra["activation_bytes"] == beside + sum(part.nbytes for part in parts if part is not None)
 
 
 @pytest.mark.feature("A17")

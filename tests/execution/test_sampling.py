@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from prelude._native.core import worked_rows
 
-from prelude import Engine
 from prelude.admission.sampling import resolve_edits
 from prelude.execution.dump import load, save
-from prelude.readouts import sample
 from prelude.readouts.batch import LogprobRows, OneShotBatch
 from prelude.readouts.draw import distribution, edited, uniforms
 from prelude.readouts.sample import sample_token
-from prelude.readouts.sampling import NO_EDITS, History, Sampling, SamplingState, logit_edits, sample_rows
+from prelude.readouts.sampling import NO_EDITS, History, Sampling, SamplingState, sample_rows
 from prelude.tasks import SamplingParams
 from tests import reference_sampler as reference
 from tests.execution.helpers import Model, i32, prompts, random_ids, run, sampling
@@ -177,58 +173,11 @@ def test_no_row_alters_another(model: Model) -> None:
             assert tokens([parts[row]])[0] == together[row]
 
 
-def test_tables_of_many_rows_are_those_of_each_row_one_after_the_other() -> None:
-    rng = np.random.default_rng(0)
-    params = [random_params(rng) for _ in range(6)] + [SamplingParams(seed=1)]
-    draws = [drawing(p, [1, 2], [3, 3], 100 + at) for at, p in enumerate(params)]
-    alone = [sample_rows([draw]) for draw in draws]
-    together = sample_rows(draws)
-    assert together.rows.tolist() == [100 + at for at in range(7)]
-    assert sample_rows(draws, [5, 4, 3, 2, 1, 0, 6]).rows.tolist() == [5, 4, 3, 2, 1, 0, 6]
-    for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "steps"):
-        assert np.array_equal(getattr(together, name), np.concatenate([getattr(one, name) for one in alone])), name
-    logits = rng.normal(size=VOCAB).astype(np.float32)
-    assert together.edits is not None
-    assert 6 not in worked_rows(np.zeros(7, np.float32), together.edits.tables())[0]
-    for at, one in enumerate(alone):
-        expected = logits if one.edits is None else edited(logits, one.edits, 0)
-        assert np.array_equal(edited(logits, together.edits, at), expected)
-
-
 def test_a_dumped_batch_keeps_its_edits(tmp_path: Path) -> None:
     params = SamplingParams(repetition_penalty=2.0, logit_bias={3: 1.0}, min_tokens=4)
     batch = OneShotBatch(prompts(random_ids(0, 4)), sample_rows([drawing(params, [1, 2], [2], 3)]))
     save(tmp_path / "step", batch)
     assert repr(load(tmp_path / "step")) == repr(batch)
-
-
-def test_a_history_counts_the_drawn_tokens() -> None:
-    history = History(i32([4, 4, 7]))
-    for token in [7, 9, 9, *range(100, 300)]:
-        history.add(token)
-    counts = dict(zip(history.ids().tolist(), history.counts().tolist()))
-    assert len(history.ids()) == len(counts) == 203
-    assert (counts[4], counts[7], counts[9], counts[100]) == (0, 1, 2, 1)
-
-
-def test_a_row_that_is_masked_alone_costs_no_more_than_its_mask() -> None:
-    """One row of allowed ids, as a constrained text has at each step: the tables that it has no entry in are the same
-    arrays at every step, its ids are not copied, and its logits stay float32."""
-    allowed = np.array([2, 5, 9], dtype=np.int32)
-    edits = replace(NO_EDITS, allowed=allowed, choose=lambda output, waits: allowed)
-    sampling = Sampling(0.0, 0, 1.0, 0.0, 0, frozenset(), edits)
-    history = History.of(edits, np.zeros(0, dtype=np.int32))
-    one, other = (logit_edits([SamplingState(0, sampling, step, history)]) for step in (3, 4))
-    assert one is not None and other is not None
-    own = {"allowed_indptr", "allowed_ids"}
-    for field in dataclasses.fields(one):
-        if field.name not in own:
-            assert getattr(one, field.name) is getattr(other, field.name), field.name
-    assert one.allowed_ids is allowed and worked_rows(np.zeros(1, np.float32), one.tables()) == ([0], False)
-    logits = np.random.default_rng(3).normal(size=12).astype(np.float32)
-    row = edited(logits, one, 0)
-    assert row.dtype == np.float32
-    assert np.flatnonzero(np.isfinite(row)).tolist() == [2, 5, 9] and np.array_equal(row[allowed], logits[allowed])
 
 
 @pytest.mark.feature("H3")
@@ -245,16 +194,6 @@ def test_a_masked_greedy_row_looks_at_its_allowed_ids_alone() -> None:
         readout = sample_rows([SamplingState(0, Sampling(0.0, 0, 1.0, 0.0, 0, frozenset(), edits))])
         assert readout.edits is not None
         assert sample_token(logits, readout, 0, 0.0) == int(edited(logits, readout.edits, 0).argmax())
-
-
-def test_greedy_rows_draw_no_uniform_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any) -> Any:
-        raise AssertionError("numbers were drawn")
-
-    monkeypatch.setattr(sample, "uniforms", never)
-    with Engine.from_pretrained() as engine:
-        params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, allowed_token_ids=[7, 8])
-        assert set(engine.complete([11, 12], params).token_ids) <= {7, 8}
 
 
 @pytest.mark.feature("H3")

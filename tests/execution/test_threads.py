@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from prelude._native import cpu
-from prelude._native.cpu import ThreadPlaces, rms_norm, thread_ids
+from prelude._native.cpu import rms_norm, thread_ids
 
 from prelude import Engine, EngineConfig
 from prelude.cpu.threads import Governor, Team
@@ -261,15 +261,6 @@ def test_a_step_after_a_pause_keeps_its_threads_off_the_processor_of_its_own(bou
         assert os.sched_getaffinity(other) == places - {bound}
         rms_norm(np.ones((2000, 1000), np.float32), 1e-6, None)
         assert os.sched_getaffinity(other) == places, "it was woken by now"
-
-
-def test_threads_that_have_ended_are_left_alone() -> None:
-    thread = threading.Thread(target=lambda: None)
-    thread.start()
-    thread.join()
-    places = ThreadPlaces([thread.native_id or 0])
-    places.keep_off()
-    places.give_back()
 
 
 QUOTAS = [

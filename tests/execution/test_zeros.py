@@ -7,25 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.cpu.profile import resident_bytes
 from prelude.execution.host_blocks import lazy_zeros
 from prelude.models.arrays import BF16, FLOAT32, address
-from tests.patience import shown
-
-SIZE = 64 << 20
-
-
-@pytest.mark.skipif(resident_bytes() is None, reason="the system does not count a process's memory")
-def test_an_empty_pool_takes_the_pages_that_are_written_alone() -> None:
-    """A value in each of 32 parts of 2 MB takes 32 pages, not 64 MB."""
-
-    def taken() -> int:
-        before = resident_bytes() or 0
-        pool = lazy_zeros((32, SIZE // 128), FLOAT32)
-        pool[:, 5] = 1.0
-        return (resident_bytes() or 0) - before
-
-    assert shown(lambda: taken() < SIZE // 16)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BF16])

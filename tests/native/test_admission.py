@@ -41,23 +41,3 @@ def test_labels_are_weighed_by_the_formulas(seed: int) -> None:
             )
             assert math.isnan(none)
             np.testing.assert_allclose(np.exp(list(relative.values())), shares, rtol=1e-9)
-
-
-def test_labels_outside_their_trie_are_refused() -> None:
-    for paths, counted, edges in [
-        ([[0], [2]], [], 2),
-        ([[0], [-1]], [], 2),
-        ([[]], [], 1),
-        ([], [], 1),
-        ([[0]], [1], 1),
-    ]:
-        with pytest.raises(ValueError):
-            LabelPaths(paths, counted, edges)
-    two = LabelPaths([[0], [1]], [0, 1], 2)
-    for first, alone in [(1, -1), (-1, -1), (0, 1)]:
-        with pytest.raises(IndexError):
-            two.weigh(("a", "b"), [-1.0, -2.0], first, alone)
-    with pytest.raises(ValueError):
-        two.weigh(("a",), [-1.0, -2.0], 0)
-    with pytest.raises(TypeError):
-        two.weigh(("a", "b"), ["x", -2.0], 0)  # type: ignore[list-item]

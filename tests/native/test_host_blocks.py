@@ -115,45 +115,6 @@ def test_a_prompt_goes_on_where_the_pool_ends_and_the_host_has_more() -> None:
 
 
 @pytest.mark.feature("G10")
-def test_a_lease_that_is_given_back_at_once_has_moved_nothing() -> None:
-    machine = Machine(6, 32)
-    first, second = prompt(1, 6), prompt(2, 6)
-    machine.ask(first)
-    machine.ask(second)
-    for _ in range(3):
-        lease = machine.pool.attach(first, 0, len(first) - 1, growable=True)
-        assert (lease.num_shared, lease.on_host) == (0, 6)
-        machine.pool.release(lease)
-    assert machine.counts("copied_out", "copied_in", "hits") == (6, 0, 0)
-    lease = machine.attach(first)
-    assert (lease.num_shared, lease.on_host) == (6, 0) and machine.counts("copied_in", "hits") == (6, 1)
-    machine.pool.bring_back(lease, first, 0, len(first) - 1)
-    assert machine.counts("hits") == (1,)
-    machine.pool.release(lease)
-    with pytest.raises(RuntimeError, match="released"):
-        machine.pool.bring_back(lease, first, 0, len(first) - 1)
-    lease = machine.pool.attach(second, 0, len(second) - 1, growable=True)
-    assert (lease.num_shared, lease.on_host) == (0, 6), "nothing holds the first prompt's blocks"
-    held = machine.pool.attach(first, 0, len(first) - 1, growable=True)
-    machine.pool.bring_back(lease, second, 0, len(second) - 1)
-    assert lease.num_shared == 0, "and now a lease holds them"
-    for one in (lease, held):
-        machine.pool.release(one)
-    machine.pool.audit([])
-
-
-@pytest.mark.fault(65)
-@pytest.mark.feature("G10")
-def test_a_salt_finds_its_own_blocks_alone() -> None:
-    machine = Machine(6, 32)
-    tokens = prompt(1, 6)
-    machine.ask(tokens, salt=7)
-    machine.ask(prompt(2, 6), salt=7)
-    assert machine.ask(tokens, salt=8) == 0, "the same tokens of another tenant"
-    assert machine.ask(tokens, salt=7) == 6
-
-
-@pytest.mark.feature("G10")
 def test_host_memory_is_bounded_and_gives_up_blocks_that_were_asked_for_the_longest_time_ago() -> None:
     machine = Machine(4, 12)
     prompts = [prompt(i, 4) for i in range(6)]
@@ -200,16 +161,6 @@ def test_blocks_that_are_in_use_are_not_evicted_for_those_that_come_back() -> No
     machine.pool.release(held)
     machine.pool.release(lease)
     machine.pool.audit([])
-
-
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_after_a_copy_that_fails_nothing_of_it_is_read(failing: int) -> None:
-    machine = Machine(6, 32, failing=frozenset([failing]))
-    prompts = [prompt(i, 6) for i in range(3)]
-    for tokens in prompts * 3:
-        assert machine.ask(tokens) in (0, 6)  # attach() compares the content
-    assert machine.counts("failed") == (1,)
-    assert machine.counts("hits")[0] > 0, "later copies are made again"
 
 
 def compute_two(pool: KvPool) -> None:

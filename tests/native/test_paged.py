@@ -156,37 +156,3 @@ def test_scores_far_apart_do_not_overflow() -> None:
     case = Case.make([130], 2, 1, 16, 16, 2)
     case.k *= 1e4
     assert np.abs(case.run().numpy() - case.expected()).max() < 2e-5
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"lengths": [33]}, "33 tokens in 2 blocks of 16: more tokens"),
-        ({"lengths": [0]}, "no token"),
-        ({"lengths": [32], "offsets": [1]}, "32 tokens in 2 blocks of 16: more tokens"),
-        ({"offsets": [16]}, "do not begin in its first block"),
-        ({"offsets": [-1]}, "do not begin in its first block"),
-        ({"offsets": [0, 0]}, "1 rows and 2 offsets"),
-        ({"ends": [3]}, "outside the blocks"),
-        ({"begins": [-1]}, "outside the blocks"),
-        ({"begins": [2], "ends": [1]}, "outside the blocks"),
-        ({"blocks": [4, -1]}, "below 0"),
-        ({"lengths": [1, 1]}, "2 lengths"),
-        ({"block_size": 0}, "not positive"),
-    ],
-)
-def test_tables_that_do_not_fit_are_refused(change: dict[str, Any], words: str) -> None:
-    given: dict[str, Any] = {"blocks": [4, 0], "begins": [0], "ends": [2], "lengths": [20], "block_size": 16}
-    assert PagedRows(**given).num_slots == 80
-    with pytest.raises(ValueError, match=words):
-        PagedRows(**{**given, **change})
-
-
-def test_a_pool_that_is_too_small_is_refused() -> None:
-    case = Case.make([20], 2, 1, 16, 16, 0)
-    case.k = case.k[:16]
-    case.tables = [[2, 0]]
-    with pytest.raises(ValueError, match="slot 47 is outside a pool of 16"):
-        case.run()
-    with pytest.raises(ValueError, match="do not share"):
-        Case.make([20], 3, 2, 16, 16, 0).run()

@@ -8,49 +8,10 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 import pytest
-from prelude._native.core import SameIds, best_of, ids_below, ids_once, join_ids, worked_rows
+from prelude._native.core import SameIds, ids_below, join_ids
 
 KINDS = [list, tuple, lambda ids: np.array(ids, np.int32), lambda ids: np.array(ids, np.int64)]
 IDS = [0, 1, 255, 256, 99_999, 5, 6, 7] * 3
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_copied_and_every_one_of_them_is_checked(kind: object) -> None:
-    given = kind(IDS)  # type: ignore[operator]
-    found = ids_below(given, 100_000)
-    assert found is not None and found.dtype == np.int32 and found.tolist() == IDS
-    assert found is not given and not np.shares_memory(found, np.asarray(given))
-    for at in (0, 11, len(IDS) - 1):
-        for wrong in (-1, 100_000, (1 << 31) - 1, -(1 << 31)):
-            assert ids_below(kind([*IDS[:at], wrong, *IDS[at + 1 :]]), 100_000) is None  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("wrong", [True, 1.0, "1", None, 1 << 31, 1 << 40, 1 << 80, -(1 << 80), np.int32(3)])
-def test_a_value_that_is_no_plain_int_or_too_large_is_not_taken(wrong: object) -> None:
-    assert ids_below([1, 2, wrong, 3], 1 << 40) is None
-    assert ids_below([1, 2, (1 << 31) - 1], 1 << 40) is not None
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 500, 3_000])
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_sorted_and_each_is_there_once(kind: object, count: int) -> None:
-    limit = 4_003  # no multiple of 64
-    rng = np.random.default_rng(count)
-    for ids in (rng.integers(0, limit, count).tolist(), list(range(count)), [limit - 1, *range(count - 1)][:count]):
-        given = kind(ids)  # type: ignore[operator]
-        found = ids_once(given, limit)
-        assert found is not None and found.dtype == np.int32 and found.tolist() == sorted(set(ids))
-        assert list(given) == ids and not np.shares_memory(found, np.asarray(given))
-    if count:
-        for wrong in (-1, limit):
-            assert ids_once(kind([*ids[:-1], wrong]), limit) is None  # type: ignore[operator]
-    assert ids_once([1] * limit, limit) is not None and ids_once([1] * (limit + 1), limit) is None
-
-
-@pytest.mark.parametrize("wrong", [1 << 31, 1 << 32, (1 << 32) + 5, -1, -(1 << 63), (1 << 63) - 1])
-def test_a_wide_integer_of_an_array_is_not_cut_to_an_id(wrong: int) -> None:
-    assert ids_below(np.array([1, 2, wrong, 3]), 1 << 40) is None
-    assert ids_once(np.array([1, 2, wrong, 3]), 1 << 40) is None
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
@@ -96,36 +57,6 @@ def test_the_items_of_a_list_are_read_whatever_its_iterator_gives() -> None:
     for _ in range(4):
         found = reader.of(Twofold([9, 8, 7]))
         assert found is not None and found.tolist() == [7, 8, 9]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 100, 1_001])
-def test_the_best_of_some_ids_is_the_smallest_of_the_largest(count: int) -> None:
-    rng = np.random.default_rng(count)
-    for levels in (2, 5, 1 << 20):  # many equal logits, few, none
-        row = rng.integers(-levels, levels, 2_000).astype(np.float32)
-        ids = rng.permutation(2_000)[:count].astype(np.int32)
-        assert best_of(row, ids) == min(ids[row[ids] == row[ids].max()])
-    row[:] = -np.inf
-    assert best_of(row, ids) == ids.min()
-    for wrong in (-1, 2_000):
-        with pytest.raises(IndexError, match="outside a row of 2000"):
-            best_of(row, np.array([*ids, wrong], np.int32))
-    with pytest.raises(ValueError, match="no ids"):
-        best_of(row, ids[:0])
-    with pytest.raises(TypeError, match="float32"):
-        best_of(row.astype(np.float64), ids)
-
-
-def test_rows_that_take_more_than_an_argmax() -> None:
-    cold, some = np.zeros(4, np.float32), np.array([0, 0, 2, 2, 2], np.int32)
-    assert worked_rows(cold, ()) == ([], False)
-    assert worked_rows(cold, (some, np.array([0, 0, 0, 0, 1], np.int32))) == ([1, 3], False)
-    assert worked_rows(np.array([0, 0, 0.5, 0], np.float32), (some,)) == ([1, 2], True)
-    with pytest.raises(ValueError, match="4 places of entries for 4 rows"):
-        worked_rows(cold, (some[:4],))
-    for wrong in (np.zeros(4), np.array(0.0, np.float32), np.zeros((2, 2), np.float32)):
-        with pytest.raises(TypeError, match="flat float32"):
-            worked_rows(wrong, ())
 
 
 def test_large_arrays_are_their_holders_until_the_last_view_is_gone() -> None:

@@ -181,29 +181,6 @@ def test_each_policy_serves_in_its_own_order(policy: Any, order: str) -> None:
     assert "".join(served) == order
 
 
-@pytest.mark.feature("A15")
-def test_oneshot_load_does_not_lower_decode_capacity() -> None:
-    def capacity(shots: int) -> int:
-        core = service_core(toy.ToyExecutor(num_blocks=24), running=64, step_tokens=512, chunk=64)
-        sink = Collect()
-        core.lifecycle.post([core.request(chat(prompt(8, i), 8), sink) for i in range(12)])
-        most = 0
-        for step in range(200):
-            if shots:
-                core.lifecycle.post(
-                    [core.request(last_logprob(prompt(20, 1000 * step + i)), sink) for i in range(shots)]
-                )
-            if not core.step():
-                break
-            most = max(most, len(core.queues.running))
-            core.audit()
-            if all(r.state is State.FINISHED for r in core.queues.running) and not core.queues.decode:
-                break
-        return most
-
-    assert capacity(0) == capacity(6)
-
-
 def chunk_of(batch: Any) -> list[int]:
     return list(batch.slices.token_ids)
 

@@ -101,15 +101,6 @@ def test_neither_phase_starves_the_other_under_saturation() -> None:
 
 
 @pytest.mark.feature("F19")
-def test_a_lone_request_starts_in_the_first_step() -> None:
-    for prepared in (last_logprob(prompt(5, 1)), chat(prompt(5, 1), 4)):
-        core = service_core()
-        request = post(core, prepared, Collect())
-        core.step()
-        assert request.planned and request.state is not State.WAITING
-
-
-@pytest.mark.feature("F19")
 @pytest.mark.feature("Q14")
 @pytest.mark.parametrize("kind", ["decision", "chat"])
 def test_no_request_is_held_back_to_make_a_larger_batch(kind: str) -> None:

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import time
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prelude import Engine, EngineConfig, Loglikelihood
-from prelude.cpu.executor import Finished
 from prelude.errors import ConfigError
 from prelude.scheduling.cost import CostModel, Work
 from prelude.values.arrays import prompt_keys
-from tests.patience import shown
 from tests.scheduling.cores import Collect, last_logprob, prompt
 from tests.scheduling.test_pace import BASE, PER_TOKEN, Timed
 from tests.service import run_steps, service_core
-from tests.threads import use_threads
 
 TRUE = {"constant": 2e-3, "token": 3e-5, "key": 4e-9, "lm_row": 1e-5}
 
@@ -169,43 +162,3 @@ def test_a_kept_model_of_one_term_is_known_from_the_first_step(term: str, tmp_pa
     before = model.predict(work)
     model.observe(work, 3 * before)
     assert model.predict(work) < 1.5 * before, "one step among many"
-
-
-@pytest.mark.feature("G3")
-def test_on_the_cpu_executor_the_estimate_follows_the_time_that_a_request_takes() -> None:
-    """Prompts of 8 to 1,500 tokens, half of them with a part that was seen before. The executor's seconds are CPU
-    time of the one thread that computes. Other processes that use the memory and the caches are part of it all the
-    same: where they come or go in the middle, the model of before does not hold after, and it is learned anew."""
-    threads = use_threads(1)
-    draw = np.random.default_rng(5)
-
-    def ids(count: int) -> list[int]:
-        return draw.integers(8, 4000, count).tolist()
-
-    def timed(submit: Any) -> Any:
-        def by_the_threads_clock(batch: object) -> Finished:
-            began = time.thread_time()
-            handle = submit(batch)
-            taken = time.thread_time() - began
-            return Finished(replace(handle.result, seconds=taken), None)
-
-        return by_the_threads_clock
-
-    def follows() -> bool:
-        pairs = []
-        with Engine.from_pretrained(None, config=EngineConfig(max_step_tokens=4096)) as engine:
-            executor: Any = engine._core.executor
-            executor.submit = timed(executor.submit)
-            known = ids(1500)
-            for i in range(160):
-                length = int(np.exp(draw.uniform(np.log(8), np.log(1500))))
-                hit = int(draw.integers(0, length)) if i % 2 else 0
-                [result] = engine.run_many([Loglikelihood(known[:hit] + ids(length - hit), [9])])
-                pairs.append((result.stats.estimated_jct * 1e3, result.stats.forward_ms))
-        expected, taken = np.array(pairs[80:]).T
-        return bool(np.corrcoef(expected, taken)[0, 1] > 0.95 and 0.7 < np.median(expected / taken) < 1.4)
-
-    try:
-        assert shown(follows, 10)
-    finally:
-        use_threads(threads)

@@ -14,7 +14,6 @@ from prelude.admission.prepared import Prepared, TokenTree
 from prelude.errors import DeadlineExceeded, ExecutionError, RequestCancelled
 from prelude.readouts.batch import DecodeBatch, DecodeRows, MixedBatch
 from prelude.readouts.sampling import RowEdits, Sampling, SamplingState
-from prelude.scheduling import planner
 from prelude.scheduling.request import Request
 from prelude.values.options import RequestOptions
 from tests import toy
@@ -236,27 +235,6 @@ def test_half_a_prompt_is_settled_before_the_other_half_is_planned() -> None:
     ids = named(core)
     assert [ids[i] for i in halves[:1]] == [[-1]], "the token before was in flight"
     assert all(ids[i + 1][0] >= 0 for i in halves), "they were not"
-
-
-@pytest.mark.feature("H13")
-def test_no_row_is_preempted_while_it_is_in_flight() -> None:
-    """A pool for two and a half of four: steps that need the blocks of other rows are planned once those are
-    postprocessed."""
-    gave_way: list[int] = []
-    core = service_core(OverlappedExecutor(2, 1, num_blocks=20), chunk=64, overlap=True)
-    before = planner.preempt
-
-    def preempt(request: Request, *rest: Any) -> None:
-        gave_way.append(request.in_flight)
-        before(request, *rest)
-
-    sink = Collect()
-    requests = [post(core, chat(prompt(9, i), 24), sink) for i in range(4)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "preempt", preempt)
-        run_steps(core)
-    check(sink, requests)
-    assert gave_way and not any(gave_way) and is_empty(core)
 
 
 # ------------------------------------------------------------------ steps that fail

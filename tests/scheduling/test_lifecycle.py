@@ -112,21 +112,6 @@ def test_decode_steps_bring_one_token_a_row_and_tables_grow_page_by_page() -> No
         assert set(steps.tolist()) <= {0, 1} and np.diff(np.flatnonzero(steps)).tolist() in ([4] * 3, [4] * 4)
 
 
-@pytest.mark.feature("C10")
-def test_a_position_is_a_page_and_an_offset() -> None:
-    """Pages of 16: token 42 lies in logical page 2 at offset 10, wherever that page is."""
-    core = service_core(toy.ToyExecutor(num_blocks=32, block_size=16))
-    _, [other, request] = start(core, text([1] * 20, 40), text([2] * 42, 3))
-    while request.num_known < 44:
-        core.step()
-    batch = core.executor.batches[-1]  # type: ignore[attr-defined]
-    assert isinstance(batch, DecodeBatch) and batch.rows.positions[1] == 42
-    table = batch.rows.block_ids[batch.rows.block_indptr[1] :]
-    assert len(table) == 3 and batch.rows.write_slots[1] == table[2] * 16 + 10
-    assert not set(table.tolist()) & set(batch.rows.block_ids[: batch.rows.block_indptr[1]].tolist())
-    assert other.state is State.DECODE
-
-
 @pytest.mark.feature("C2")
 @pytest.mark.feature("C5")
 @pytest.mark.feature("C6")
@@ -238,21 +223,6 @@ def test_a_hundred_thousand_texts_leave_nothing() -> None:
         while core.step():
             pass
     assert ended == 100_000 and is_empty(core) and core.pool.num_free == 1024
-
-
-@pytest.mark.feature("C13")
-def test_a_request_holds_one_lease_which_cannot_be_assigned() -> None:
-    core = service_core()
-    request = core.request(text([5] * 9, 2), Collect())
-    with pytest.raises(AttributeError):
-        request.lease = None  # type: ignore[misc]
-    first, second = (core.pool.attach(request.known, 0, 8, growable=True) for _ in range(2))
-    request.hold(first)
-    with pytest.raises(RuntimeError, match=f"request {request.id} holds a lease and is given another"):
-        request.hold(second)
-    request.give_back(core.pool)
-    assert first.released and request.lease is None
-    request.give_back(core.pool)  # it holds none: nothing happens
 
 
 @pytest.mark.feature("D1")

@@ -14,7 +14,7 @@ from prelude.readouts.batch import ForwardBatch, StepResult
 from tests import toy
 from tests.engine.test_faults import HANG_SECONDS
 from tests.patience import PATIENCE, shown, until
-from tests.scheduling.cores import Collect, chat, check, expected_logprob, last_logprob, post, prompt, submit, text
+from tests.scheduling.cores import Collect, chat, check, expected_logprob, last_logprob, post, prompt, submit
 from tests.scheduling.test_shared_prefixes import tails
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
@@ -179,45 +179,6 @@ def test_the_watchdog_sees_a_step_that_hangs_behind_one_that_failed() -> None:
             device.over.clear()
 
     assert shown(sees_it, len(HANG_SECONDS))
-
-
-def test_ctrl_c_while_a_step_that_could_not_be_submitted_waits_for_the_one_before() -> None:
-    """Its rows go back into their queues with those in flight, and its promises to the trie are broken."""
-
-    class Device(toy.ToyExecutor):
-        armed = failed = False
-
-        def submit(self, batch: Any) -> Any:
-            if self.armed and not self.failed:
-                self.failed = True
-                raise MemoryError("injected")
-            return super().submit(batch)
-
-        def wait(self, handle: Any) -> StepResult:
-            if self.failed and self.armed:
-                self.armed = False
-                raise KeyboardInterrupt
-            return super().wait(handle)
-
-    device = Device(num_blocks=256)
-    core = service_core(device, chunk=64, overlap=True, fold=False)
-    sink = Collect()
-    rubric = prompt(24, 7)
-    talk = post(core, chat(prompt(9, 1), 8), sink)
-    core.step()
-    core.step()
-    scores = [post(core, last_logprob(np.concatenate([rubric, prompt(5, i)])), sink) for i in range(2)]
-    late = post(core, chat(np.concatenate([rubric, prompt(4, 9)]), 3), sink)
-    device.armed = True
-    with pytest.raises(KeyboardInterrupt):
-        run_steps(core)
-    assert device.failed
-    core.audit()
-    run_steps(core)
-    assert text(sink, talk) == toy.generate(prompt(9, 1).tolist(), 8)
-    assert text(sink, late) == toy.generate([*rubric, *prompt(4, 9)], 3)
-    assert all(sink.ends[score.id][1] is None for score in scores)
-    assert core.healthy and is_empty(core)
 
 
 @pytest.mark.feature("H13")

@@ -21,9 +21,7 @@ from prelude.scheduling.policies import (
     PrefillFirst,
     ResponseRatio,
     ShortestPrefillFirst,
-    WaitingColumns,
     policy_named,
-    ranked,
 )
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import Request
@@ -176,17 +174,6 @@ def test_ten_thousand_are_ranked_as_a_few_are() -> None:
         assert next(queue.in_order(0)) is request
         queue.serve(request)
     assert list(queue.in_order(0)) == expected[700:]
-
-
-def test_the_beginning_of_an_order_has_as_many_as_were_asked_for_though_many_are_equal() -> None:
-    count = 100
-    work = np.repeat(np.arange(count / 10), 10)
-    zeros, ones = np.zeros(count), np.ones(count, np.int64)
-    waiting = WaitingColumns(work, work, zeros, np.arange(count), ones, ones, zeros, zeros)
-    whole = ranked(ShortestPrefillFirst(), waiting, 0)
-    for least in (1, 9, 10, 11, 30):
-        first = ranked(ShortestPrefillFirst(), waiting, 0, least)
-        assert least <= len(first) and first.tolist() == whole[: len(first)].tolist()
 
 
 # ------------------------------------------------------------------ starvation

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prelude._native.core import KvPool
 
 from prelude.runtime.core import EngineCore
 from tests import recurrent
@@ -119,29 +118,3 @@ def test_nothing_is_kept_of_a_request_that_says_so() -> None:
     assert core.pool.prefix_states == 0
     run(core, [chat(prompt(40, 1), 3)])
     assert core.pool.prefix_states == 1
-
-
-@pytest.mark.feature("A8")
-def test_the_auditor_counts_states_of_prefixes() -> None:
-    pool = KvPool(8, 4, running_states=1, prefix_states=2)
-    tokens = prompt(12, 1)
-    lease = pool.attach(tokens, 0, 11, growable=True)
-    assert pool.take_running_state(lease) and pool.grow(lease, 3) and lease.state_from == -1
-    pool.keep_states(lease, 0, 12, 11)
-    assert lease.kept == [(1, 2)], "entries for prefixes are behind those for sequences"
-    pool.audit([lease])
-    pool.publish(lease, tokens, 0)
-    assert lease.kept == [] and pool.prefix_states == 1
-    pool.audit([lease])
-    other = pool.attach(tokens, 0, 11, growable=False)
-    assert (other.state_from, other.base, other.num_shared) == (1, 2, 2)
-    pool.audit([lease, other])
-    pool.release(lease)
-    pool.keep_states(other, 0, 12, 8)
-    assert other.kept == [], "it has a state there"
-    pool.release(other)
-    pool.audit([])
-    evict(pool, 8)
-    assert pool.prefix_states == 0
-    with pytest.raises(ValueError, match="prefix_states"):
-        KvPool(8, 4, prefix_states=-1)

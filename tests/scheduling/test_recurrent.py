@@ -96,18 +96,6 @@ def test_oneshot_rows_take_no_entry_and_leave_none() -> None:
 
 
 @pytest.mark.feature("A8")
-def test_a_model_without_recurrent_layers_has_no_state_entries() -> None:
-    core = service_core(chunk=4)
-    run(core, [chat(prompt(9, 1), 5), last_logprob(prompt(6, 2)), chat(prompt(3, 3), 9)])
-    assert {type(batch) for batch in core.executor.batches} >= {DecodeBatch, MixedBatch}
-    for batch in core.executor.batches:
-        for name in ("state_indices", "decode_state_indices"):
-            assert getattr(batch, name, None) is None
-        slices = getattr(batch, "slices", None)
-        assert slices is None or slices.state_from is slices.state_to is None
-
-
-@pytest.mark.feature("A8")
 @OVERLAP
 def test_a_request_that_finds_no_state_entry_waits_for_one(overlap: bool) -> None:
     core = service_core(RecurrentToy(entries=2, num_blocks=256), running=8, overlap=overlap)
