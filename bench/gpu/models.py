@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.chips import Chip
-from prelude.models.arrays import Array, BF16
+from prelude.models.arrays import BF16, Array
 from prelude.models.config import ModelConfig
 
 

@@ -42,7 +42,9 @@ def on_gpu(wide: Model) -> Iterator[Callable[..., CudaExecutor]]:
     def make(element: torch.dtype, *, deterministic: bool = False, **options: Any) -> CudaExecutor:
         device = CudaDevice(element, head_dim=wide.config.spec.attention.head_dim, deterministic=deterministic)
         calls = attention_calls(wide.config, device, "auto" if attention.missing() is None else "keys")
-        made.append(on_device(wide, device=device, **{"calls": calls, "logits_chunk_rows": 16, "step_rows": 256} | options))
+        made.append(
+            on_device(wide, device=device, **{"calls": calls, "logits_chunk_rows": 16, "step_rows": 256} | options)
+        )
         return made[-1]
 
     yield make
