@@ -64,35 +64,25 @@ def _call(options: RequestOptions) -> Call:
     return Call(options, options.expires(), Timeline() if options.trace else None)
 
 
+@dataclass(eq=False, repr=False)
 class Entry:
     """Its methods may be called from any thread."""
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        lifecycle: Lifecycle,
-        events: Listeners,
-        budgets: Budgets,
-        pool: KvPool,
-        limits: ExecutorLimits,
-        owner: Forkable,
-    ) -> None:
-        self._classes = (ExecutionClass.ONESHOT, ExecutionClass.DECODE)  # of at most one new token, and of more
-        self._most_oneshot = budgets.step_tokens - budgets.running  # tokens, beside running rows
-        self._inbox = inbox
-        self._lifecycle = lifecycle
-        self._events = events
-        self._pool = pool
-        self._limits = limits
-        self._owner = owner
+    inbox: Inbox
+    lifecycle: Lifecycle
+    events: Listeners
+    budgets: Budgets
+    pool: KvPool
+    limits: ExecutorLimits
+    owner: Forkable
 
     def reserve(self, count: int) -> Reservation:
         """Places in the queue, before anything is tokenised; use it in a ``with`` block around ``requests`` and the
         posting of them."""
-        self._owner.check_process()
-        places = self._inbox.reserve(count)
+        self.owner.check_process()
+        places = self.inbox.reserve(count)
         if places.left < count:
-            self._events.emit("rejected", reason="queued_requests", count=count - places.left)
+            self.events.emit("rejected", reason="queued_requests", count=count - places.left)
         return places
 
     def requests(
@@ -122,10 +112,6 @@ class Entry:
             found.append(request)
         return found
 
-    def force_class(self, kind: ExecutionClass) -> None:
-        """Give every request this class, with the same numbers. For tests."""
-        self._classes = (kind, kind)
-
     def request(
         self,
         prepared: Prepared,
@@ -136,23 +122,23 @@ class Entry:
     ) -> Request:
         """Make one request, with a place of its own if none is given; raise the error of a bad one. ``expires``: the
         moment of its deadline, on the monotonic clock."""
-        request = Request(prepared, sink, self._classes[prepared.max_new_tokens > 1], options)
-        request.ending = self._lifecycle.ended
+        request = Request(prepared, sink, options)
+        request.ending = self.lifecycle.ended
         request.expires = options.expires() if expires is None else expires
         if places is not None:
             self._place(request, places)
             return request
-        self._owner.check_process()
-        with self._inbox.reserve(1) as own:
+        self.owner.check_process()
+        with self.inbox.reserve(1) as own:
             self._place(request, own)
             own.posted()
         return request
 
     def _place(self, request: Request, places: Reservation) -> None:
         self._check_fits(request)
-        if request.expires < math.inf and self._lifecycle.clock() >= request.expires:
-            self._inbox.refused("deadline")
-            self._events.emit("rejected", request.options.request_id, reason="deadline", count=1)
+        if request.expires < math.inf and self.lifecycle.clock() >= request.expires:
+            self.inbox.refused("deadline")
+            self.events.emit("rejected", request.options.request_id, reason="deadline", count=1)
             raise DeadlineExceeded(
                 f"the deadline of {request.options.deadline:g} s passed before the request was queued"
             )
@@ -160,21 +146,21 @@ class Entry:
 
     def _check_fits(self, request: Request) -> None:
         tree = request.prepared.tree
-        most = self._most_oneshot
+        most = self.budgets.step_tokens - self.budgets.running
         if request.execution_class is ExecutionClass.ONESHOT and tree.num_tokens > most:
             raise RequestTooLarge(
                 f"the request has {tree.num_tokens} tokens with all its branches, a step computes at most {most} "
                 "beside running rows; ask fewer questions at a time or raise max_step_tokens"
             )
         if request.execution_class is ExecutionClass.DECODE:
-            if self._limits.bytes_per_state and not self._pool.num_running_states:
+            if self.limits.bytes_per_state and not self.pool.num_running_states:
                 raise RequestTooLarge(
                     "a request for more than one token takes a recurrent state, the executor has room for none; ask "
                     "for one token (max_tokens=1), or give it room for states"
                 )
-            blocks = -(-(request.max_device_len - 1) // self._pool.block_size)  # the last token is never written
-            if blocks > self._pool.num_blocks:
+            blocks = -(-(request.max_device_len - 1) // self.pool.block_size)  # the last token is never written
+            if blocks > self.pool.num_blocks:
                 raise RequestTooLarge(
                     f"{request.max_device_len} tokens (prompt and max_tokens) need {blocks} KV blocks, the pool has "
-                    f"{self._pool.num_blocks}; lower max_tokens or raise kv_blocks"
+                    f"{self.pool.num_blocks}; lower max_tokens or raise kv_blocks"
                 )

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from prelude._native.core import KvPool, WakeEvent
 from prelude.errors import ExecutionError, ExecutorLost, is_interrupt, starting_thread
+from prelude.records import dataclass
 from prelude.runtime.events import Listeners
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.lifecycle import Lifecycle
@@ -28,39 +29,29 @@ from prelude.scheduling.queues import Queues
 log = logging.getLogger("prelude.engine")
 
 
+@dataclass(eq=False, repr=False)
 class Failures:
     """``limit``: rows that a step may have while rows of one that ran out of memory run again; None: there are none.
     ``broken``: an error of the engine's own has closed it. ``last_error`` is text: an exception refers to the frames
     of the caller that ran the step, and so to the engine."""
 
-    def __init__(
-        self,
-        queues: Queues,
-        pool: KvPool,
-        inbox: Inbox,
-        lifecycle: Lifecycle,
-        sinks: Sinks,
-        stats: EngineStats,
-        events: Listeners,
-        unhealthy_after: int,
-    ) -> None:
-        self.in_a_row = 0
-        self.last_error: str | None = None
-        self._hang_told = False  # and nothing else has failed since
-        self.limit: int | None = None
-        self.broken = False
-        self._unhealthy_after = unhealthy_after
-        self._queues = queues
-        self._pool = pool
-        self._inbox = inbox
-        self._lifecycle = lifecycle
-        self._sinks = sinks
-        self._stats = stats
-        self._events = events
+    queues: Queues
+    pool: KvPool
+    inbox: Inbox
+    lifecycle: Lifecycle
+    sinks: Sinks
+    stats: EngineStats
+    events: Listeners
+    unhealthy_after: int
+    in_a_row: int = 0
+    last_error: str | None = None
+    limit: int | None = None
+    broken: bool = False
+    _hang_told: bool = False  # and nothing else has failed since
 
     @property
     def healthy(self) -> bool:
-        return not self.broken and self.in_a_row < self._unhealthy_after
+        return not self.broken and self.in_a_row < self.unhealthy_after
 
     def step_failed(self, plan: Plan, error: BaseException) -> None:
         """``plan``: the failed step without its void rows."""
@@ -68,22 +59,22 @@ class Failures:
             return
         if not is_interrupt(error):  # Ctrl-C is not the executor's failure
             self._count(plan, error)
-        again = recover(plan, error, self._queues, self._pool)
-        self._stats.replays += len(again)
-        self._events.emit_each("replayed", again)
+        again = recover(plan, error, self.queues, self.pool)
+        self.stats.replays += len(again)
+        self.events.emit_each("replayed", again)
         if out_of_memory(error):
             self.limit = max(1, len(again) // 2) if again else None
         if not self.healthy:
-            self._events.emit("unhealthy", failures=self.in_a_row, error=type(error).__name__)
+            self.events.emit("unhealthy", failures=self.in_a_row, error=type(error).__name__)
             self.limit = None
             lost = isinstance(error, ExecutorLost)
             said = "the engine has ended" if lost else f"the engine failed {self.in_a_row} steps in a row"
-            self._lifecycle.end_waiting(failure_of(error, said))
+            self.lifecycle.end_waiting(failure_of(error, said))
 
     def _count(self, plan: Plan, error: BaseException) -> None:
         self._note(error)
-        self.in_a_row = max(self.in_a_row + 1, self._unhealthy_after if isinstance(error, ExecutorLost) else 0)
-        self._stats.failed_steps += 1
+        self.in_a_row = max(self.in_a_row + 1, self.unhealthy_after if isinstance(error, ExecutorLost) else 0)
+        self.stats.failed_steps += 1
         ids = [request.options.request_id for request in plan.requests() if request.options.request_id]
         log.error(
             "a step failed: %s: %s (%s)",
@@ -93,10 +84,10 @@ class Failures:
             exc_info=error,
             extra={"event": "step_failed", "request_ids": ids[:16], "failures_in_a_row": self.in_a_row},
         )
-        self._events.emit("step_failed", kind=plan.kind, rows=len(plan.requests()), error=type(error).__name__)
+        self.events.emit("step_failed", kind=plan.kind, rows=len(plan.requests()), error=type(error).__name__)
 
     def step_succeeded(self) -> None:
-        if self.limit is not None and not any(request.failures for request in self._queues):
+        if self.limit is not None and not any(request.failures for request in self.queues):
             self.limit = None
 
     def stuck(self, plan: Plan) -> None:
@@ -108,36 +99,36 @@ class Failures:
         if self.limit is not None:
             self.limit = None
             return
-        request = min(self._queues, key=lambda r: r.order)
+        request = min(self.queues, key=lambda r: r.order)
         log.error("unplannable request of %d tokens failed", request.num_known)
-        self._lifecycle.end(request, ExecutionError("the request could not be planned"))
-        self._sinks.flush()
+        self.lifecycle.end(request, ExecutionError("the request could not be planned"))
+        self.sinks.flush()
 
     def hung(self, seconds: float) -> None:
         """Give all callers an error for a step that may never return. The watchdog calls it."""
         if not self._hang_told:
-            self._stats.hangs += 1
+            self.stats.hangs += 1
             log.error("a step has run for %.1f s", seconds, extra={"event": "hung", "seconds": seconds})
-            self._events.emit("hung", seconds=seconds)
+            self.events.emit("hung", seconds=seconds)
         error = TimeoutError(f"a step has run for {seconds:.1f} s")
         self._note(error)
         self._hang_told = True
-        self._lifecycle.tell_hung(error)
-        self._sinks.flush()
+        self.lifecycle.tell_hung(error)
+        self.sinks.flush()
 
     def close(self, error: BaseException) -> None:
         """Close the engine for an error of its own: no account can be trusted. It takes no request any more, and all
         callers are told. Raises if memory is missing; ``tell_all`` goes on."""
         self.broken = True
-        self._inbox.close()
+        self.inbox.close()
         self._note(error)
-        self._inbox.closed_by = self.last_error
+        self.inbox.closed_by = self.last_error
         log_failure("the engine closes after an error of its own", error)
         self.tell_all(failure_of(error, "the engine failed"))
 
     def tell_all(self, error: ExecutionError | None = None) -> None:
-        self._lifecycle.tell_all(error or ExecutionError("the engine failed"))
-        self._sinks.flush()
+        self.lifecycle.tell_all(error or ExecutionError("the engine failed"))
+        self.sinks.flush()
 
     def _note(self, error: BaseException) -> None:
         self.last_error = f"{type(error).__name__}: {error}"

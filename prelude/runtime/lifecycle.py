@@ -14,6 +14,7 @@ from collections.abc import Callable
 from prelude._native.core import KvPool
 from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
+from prelude.records import dataclass, field
 from prelude.runtime.events import Listeners
 from prelude.runtime.in_flight import StepsInFlight
 from prelude.runtime.inbox import Inbox, Reservation
@@ -24,33 +25,23 @@ from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 
 
+@dataclass(eq=False, repr=False)
 class Lifecycle:
     """``clock``: seconds, for deadlines. ``aborting``: requests that wait end with ``EngineClosed``."""
 
-    def __init__(
-        self,
-        queues: Queues,
-        pool: KvPool,
-        steps: StepsInFlight,
-        inbox: Inbox,
-        sinks: Sinks,
-        stats: EngineStats,
-        events: Listeners,
-        clock: Callable[[], float],
-    ) -> None:
-        self.live: dict[int, Request] = {}
-        self.expiring: list[tuple[float, int, Request]] = []  # a heap
-        self.aborting = False
-        self.clock = clock
-        self._queues = queues
-        self._pool = pool
-        self._steps = steps
-        self._inbox = inbox
-        self._sinks = sinks
-        self._stats = stats
-        self._events = events
-        self._cancels: deque[Request] = deque()
-        self.late: list[tuple[Request, Exception]] = []  # ends that wait for a step in flight
+    queues: Queues
+    pool: KvPool
+    steps: StepsInFlight
+    inbox: Inbox
+    sinks: Sinks
+    stats: EngineStats
+    events: Listeners
+    clock: Callable[[], float]
+    aborting: bool = False
+    live: dict[int, Request] = field(default_factory=dict)
+    expiring: list[tuple[float, int, Request]] = field(default_factory=list)  # a heap
+    late: list[tuple[Request, Exception]] = field(default_factory=list)  # ends that wait for a step in flight
+    _cancels: deque[Request] = field(default_factory=deque)
 
     # -------------------------------------------------------------- in
 
@@ -59,16 +50,16 @@ class Lifecycle:
         for request in requests:
             self.live[request.id] = request
         try:
-            self._inbox.enter(requests)
+            self.inbox.enter(requests)
         except BaseException:
             for request in requests:
                 self.live.pop(request.id, None)
-                self._inbox.leave(request)
+                self.inbox.leave(request)
             raise
         if places is not None:
             places.posted()
-        if self._events.heard:
-            self._events.emit_accepted(requests)
+        if self.events.heard:
+            self.events.emit_accepted(requests)
 
     def cancel(self, request: Request) -> bool:
         """End a request when the next step begins; False if it has ended. Any thread, and takes no lock."""
@@ -85,11 +76,11 @@ class Lifecycle:
 
     def take_in(self) -> None:
         """Move the inbox into the queues; end requests that were cancelled, expired, or have a closed loop."""
-        for request in self._inbox.take():
+        for request in self.inbox.take():
             self._enter(request)
-        if self._sinks.loops:
-            for loop in self._sinks.remove_closed():
-                self._cancels.extend(request for request in self._queues if request.completions is loop)
+        if self.sinks.loops:
+            for loop in self.sinks.remove_closed():
+                self._cancels.extend(request for request in self.queues if request.completions is loop)
         if self._cancels or self.expiring or self.aborting:
             self._end_pending()
 
@@ -102,18 +93,18 @@ class Lifecycle:
             request = heapq.heappop(self.expiring)[2]
             self.end(request, _expired(request))
         if self.aborting:
-            for request in list(self._queues):
+            for request in list(self.queues):
                 self.end(request, EngineClosed("the engine was closed"))
 
     def _enter(self, request: Request) -> None:
-        self._stats.requests[request.execution_class.value] += 1
+        self.stats.requests[request.execution_class.value] += 1
         if request.cancelled:
             request.move(State.FINISHED)
             self.ended(request, None, RequestCancelled("cancelled before it was queued"))
             return
-        self._queues.add(request)
-        self._stats.decode_state_objects += request.execution_class is ExecutionClass.DECODE
-        self._stats.streaming_objects += request.sink.streams
+        self.queues.add(request)
+        self.stats.decode_state_objects += request.execution_class is ExecutionClass.DECODE
+        self.stats.streaming_objects += request.sink.streams
         if request.expires < math.inf:
             heapq.heappush(self.expiring, (request.expires, request.id, request))
 
@@ -127,10 +118,10 @@ class Lifecycle:
 
     def end(self, request: Request, error: Exception) -> None:
         """Ends a request that waits or runs. A OneShot row in flight ends with its step."""
-        if self._steps.has(request):
+        if self.steps.has(request):
             self.late.append((request, error))
         elif request.order and request.state is not State.FINISHED:
-            finish(request, self._queues, self._pool, None, error)
+            finish(request, self.queues, self.pool, None, error)
 
     def end_late(self) -> None:
         """Tell, after a step, the ends that waited for it."""
@@ -141,7 +132,7 @@ class Lifecycle:
 
     def end_waiting(self, error: Exception) -> None:
         """End all that wait or run with ``error``."""
-        for request in list(self._queues):
+        for request in list(self.queues):
             self.end(request, error)
 
     def tell_all(self, error: BaseException) -> None:
@@ -167,8 +158,8 @@ class Lifecycle:
     def ended(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         """Tells a request's end, unless it has been told."""
         if request.lease is not None and request.state is State.FINISHED:
-            self._steps.keep_lease(request)
-        self._inbox.leave(request)
+            self.steps.keep_lease(request)
+        self.inbox.leave(request)
         if self.live.pop(request.id, None) is None:
             return
         try:
@@ -186,9 +177,9 @@ class Lifecycle:
         if error is None and self.clock() >= request.expires:
             outcome, error = None, _expired(request)
         name = _end_of(error)
-        setattr(self._stats, name, getattr(self._stats, name) + 1)
-        if self._events.heard:
-            self._events.emit(
+        setattr(self.stats, name, getattr(self.stats, name) + 1)
+        if self.events.heard:
+            self.events.emit(
                 name,
                 request.options.request_id,
                 error=type(error).__name__ if error else None,

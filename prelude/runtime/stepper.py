@@ -13,6 +13,7 @@ from prelude._native.core import KvPool
 from prelude.errors import is_interrupt
 from prelude.execution.executor import Executor
 from prelude.readouts.batch import StepResult
+from prelude.records import dataclass, field
 from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures, Watchdog
 from prelude.runtime.in_flight import InFlightStep, StepsInFlight
@@ -66,79 +67,65 @@ class PrefixWarnings:
             )
 
 
+@dataclass(eq=False, repr=False)
 class Stepper:
     """``began``: when the oldest step in flight, or the one that is submitted, began, on the monotonic clock; 0
     between steps. ``plan_hooks`` are called with each plan before its rows run."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        pool: KvPool,
-        budgets: Budgets,
-        queues: Queues,
-        steps: StepsInFlight,
-        inbox: Inbox,
-        lifecycle: Lifecycle,
-        failures: Failures,
-        sinks: Sinks,
-        stats: EngineStats,
-        events: Listeners,
-        pacer: Pacer,
-        cost: CostModel,
-    ) -> None:
-        self.executor = executor
-        self.began = 0.0
-        self.plan_hooks: list[Callable[[Plan], None]] = []
-        self.watchdog: Watchdog | None = None
-        self._prefix_warnings = PrefixWarnings(pool, queues)
-        self._pool = pool
-        self._budgets = budgets
-        self._queues = queues
-        self._steps = steps
-        self._inbox = inbox
-        self._lifecycle = lifecycle
-        self._failures = failures
-        self._sinks = sinks
-        self._stats = stats
-        self._events = events
-        self._pacer = pacer
-        self._cost = cost
-        self._overlap = steps.overlap
-        self._block_size, self._recurrent = pool.block_size, pool.num_running_states > 0
-        self._vocab_size = executor.limits().vocab_size
+    executor: Executor
+    pool: KvPool
+    budgets: Budgets
+    queues: Queues
+    steps: StepsInFlight
+    inbox: Inbox
+    lifecycle: Lifecycle
+    failures: Failures
+    sinks: Sinks
+    stats: EngineStats
+    events: Listeners
+    pacer: Pacer
+    cost: CostModel
+    watchdog: Watchdog | None = None
+    began: float = 0.0
+    plan_hooks: list[Callable[[Plan], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._prefix_warnings = PrefixWarnings(self.pool, self.queues)
+        self._overlap, self._recurrent = self.steps.overlap, self.pool.num_running_states > 0
+        self._vocab_size = self.executor.limits().vocab_size
         self._interrupt: BaseException | None = None  # Ctrl-C that ended a call of the executor in this step
         self._blocked = 0.0  # seconds of this step in the executor
 
     @property
     def busy(self) -> bool:
         """Whether requests wait or run."""
-        return not self._failures.broken and bool(self._steps or not self._inbox.empty or not self._queues.empty)
+        return not self.failures.broken and bool(self.steps or not self.inbox.empty or not self.queues.empty)
 
     @property
     def has_work(self) -> bool:
         """Whether another step may do anything. Asked before it begins: a caller that was told of the last step's
         ends waits for the interpreter's lock meanwhile."""
-        return self.busy or (self._lifecycle.pending and not self._failures.broken)
+        return self.busy or (self.lifecycle.pending and not self.failures.broken)
 
     @property
     def closed(self) -> bool:
-        return self._inbox.closed
+        return self.inbox.closed
 
     def hung(self, seconds: float) -> None:
         """Fail a step that has run for longer than it may. The watchdog calls it."""
-        self._failures.hung(seconds)
+        self.failures.hung(seconds)
 
     def step(self) -> bool:
         """One step; the caller holds the step lock. False when there was nothing to do. It never raises for the sake
         of a request or of an executor; an error of the engine's own closes the engine. Ctrl-C is raised: when every
         account is whole, if the executor was at work, else as such an error."""
-        if self._failures.broken:
-            self._failures.tell_all()
+        if self.failures.broken:
+            self.failures.tell_all()
             return False
         try:
             went_on = self._step()
         except BaseException as error:
-            self._failures.close(error)
+            self.failures.close(error)
             if is_interrupt(error):
                 raise
             return False
@@ -153,12 +140,12 @@ class Stepper:
         are postprocessed before the next is planned: one that comes first (penalties, part of a prompt), one that
         runs rows again for want of memory, one beside which a row would have to be preempted."""
         began, self._blocked = time.perf_counter(), 0.0
-        self._lifecycle.take_in()
-        steps, failures = self._steps, self._failures
+        self.lifecycle.take_in()
+        steps, failures = self.steps, self.failures
         completed = submitted = False
         if steps and (failures.limit is not None or steps[-1].comes_first):
             completed = self._complete_all()
-        if not self._queues.empty:
+        if not self.queues.empty:
             plan = self.plan()
             if plan.postprocess_first:
                 completed = self._complete_all()
@@ -172,14 +159,14 @@ class Stepper:
             completed = True
             if not self._complete():
                 self._complete_all()  # it has rows that went on from the step that failed
-        self._stats.host_seconds += time.perf_counter() - began - self._blocked
-        if self._lifecycle.expiring:
-            self._lifecycle.forget_expiring()
-        if self._sinks.to_wake:
-            self._sinks.flush()
+        self.stats.host_seconds += time.perf_counter() - began - self._blocked
+        if self.lifecycle.expiring:
+            self.lifecycle.forget_expiring()
+        if self.sinks.to_wake:
+            self.sinks.flush()
         if submitted or completed:
             return True
-        if self._queues.empty:
+        if self.queues.empty:
             return False
         failures.stuck(plan)
         return True
@@ -189,14 +176,14 @@ class Stepper:
         self._blocked += seconds
 
     def plan(self) -> Plan:
-        in_flight, limit = bool(self._steps), self._failures.limit
-        return plan_step(self._queues, self._pool, self._budgets, self._pacer, limit, in_flight=in_flight)
+        in_flight, limit = bool(self.steps), self.failures.limit
+        return plan_step(self.queues, self.pool, self.budgets, self.pacer, limit, in_flight=in_flight)
 
     def _note_waiting(self, plan: Plan) -> None:
-        self._stats.deferrals += len(plan.deferred)
-        self._stats.preemptions += len(plan.preempted)
-        if self._events.heard:
-            self._events.emit_each("preempted", plan.preempted)
+        self.stats.deferrals += len(plan.deferred)
+        self.stats.preemptions += len(plan.preempted)
+        if self.events.heard:
+            self.events.emit_each("preempted", plan.preempted)
 
     # -------------------------------------------------------------- submit
 
@@ -206,7 +193,7 @@ class Stepper:
         began = time.perf_counter()
         for hook in self.plan_hooks:
             hook(plan)
-        if self._queues.not_kept != self._prefix_warnings.seen:
+        if self.queues.not_kept != self._prefix_warnings.seen:
             self._prefix_warnings.look(plan)
         requests = plan.requests()
         fresh = [request for request in requests if request.planned == 0.0]
@@ -215,21 +202,21 @@ class Stepper:
         self.began = time.monotonic()
         if self.watchdog is not None:
             self.watchdog.step_begins()
-        self._events.emit_each("scheduled", fresh)
+        self.events.emit_each("scheduled", fresh)
         try:
-            packed = pack(plan, self._block_size, self._recurrent)
+            packed = pack(plan, self.pool.block_size, self._recurrent)
             entered = time.perf_counter() if self._overlap else 0.0
             handle = self.executor.submit(packed.batch)
         except BaseException as error:
-            self.began = time.monotonic() if self._steps else 0.0
+            self.began = time.monotonic() if self.steps else 0.0
             void: set[int] = set()
             self._complete_all(void)
             self._note_interrupt(error)
-            self._failures.step_failed(plan.without(void), error)
+            self.failures.step_failed(plan.without(void), error)
             return
         if self._overlap:
             self._blocked += time.perf_counter() - entered
-        self._steps.add(InFlightStep(plan, packed, began, requests, handle))
+        self.steps.add(InFlightStep(plan, packed, began, requests, handle))
 
     def _planned(self, request: Request, now: float) -> None:
         """Note that a request runs for the first time: it waits no more."""
@@ -237,8 +224,8 @@ class Stepper:
         cached = request.stats.cached_tokens
         tokens = request.num_known - cached
         work = Work(tokens, prompt_keys(tokens, cached), request.logits_rows)
-        request.stats.estimated_jct = self._cost.predict(work)
-        self._inbox.leave(request)
+        request.stats.estimated_jct = self.cost.predict(work)
+        self.inbox.leave(request)
         if request.timeline is not None:
             request.timeline.mark("schedule", end=now)
 
@@ -247,7 +234,7 @@ class Stepper:
     def _complete_all(self, void: set[int] | None = None) -> bool:
         """Waits for and postprocesses all steps in flight; whether there were any. ``void`` gets the ids of Decode
         requests in steps that failed."""
-        steps = self._steps
+        steps = self.steps
         completed = bool(steps)
         while steps:
             step = steps[0]
@@ -257,7 +244,7 @@ class Stepper:
 
     def _complete(self) -> bool:
         """Wait for the oldest step in flight and postprocess it. Return whether it succeeded."""
-        steps = self._steps
+        steps = self.steps
         step, succeeded = steps[0], False
         entered = time.perf_counter() if self._overlap else 0.0
         try:
@@ -267,7 +254,7 @@ class Stepper:
             self._note_interrupt(error)
             steps.complete(step, failed=True)
             self.began = time.monotonic() if steps else 0.0  # the step behind it may hang as well
-            self._failures.step_failed(step.plan.without(step.void), error)
+            self.failures.step_failed(step.plan.without(step.void), error)
         else:
             succeeded = True
             self._blocked += time.perf_counter() - entered if self._overlap else result.seconds
@@ -277,12 +264,12 @@ class Stepper:
                 if request.timeline is not None:
                     request.timeline.mark_run(step.began, result.extra.get("sample_seconds", 0.0))
             self._postprocess(step, result, bad_rows)
-            if self._failures.limit is not None:
-                self._failures.step_succeeded()
+            if self.failures.limit is not None:
+                self.failures.step_succeeded()
         if steps.holding:
             steps.give_back_ended()
-        if self._lifecycle.late:
-            self._lifecycle.end_late()
+        if self.lifecycle.late:
+            self.lifecycle.end_late()
         return succeeded
 
     def _note_interrupt(self, error: BaseException) -> None:
@@ -291,18 +278,18 @@ class Stepper:
 
     def _postprocess(self, step: InFlightStep, result: StepResult, bad_rows: list[frozenset[int]]) -> None:
         plan, packed = step.plan, step.packed
-        valid = self._steps.valid(step) if self._steps.holding or step.void else plan
+        valid = self.steps.valid(step) if self.steps.holding or step.void else plan
         if valid is not plan:
-            self._stats.discarded_rows += len(plan.decode) - len(valid.decode)
+            self.stats.discarded_rows += len(plan.decode) - len(valid.decode)
         if valid is plan or not valid.empty:  # else it shows nothing that the step before has not shown
-            self._failures.in_a_row = 0
-        tokens = self._stats.count_step(plan, packed.batch, result, self._pacer, self._cost)
-        if self._events.heard:
-            self._events.emit_step(plan, tokens, result.seconds)
-        first = [r for r in (row.request for row in valid.prefill) if not r.output] if self._events.heard else ()
+            self.failures.in_a_row = 0
+        tokens = self.stats.count_step(plan, packed.batch, result, self.pacer, self.cost)
+        if self.events.heard:
+            self.events.emit_step(plan, tokens, result.seconds)
+        first = [r for r in (row.request for row in valid.prefill) if not r.output] if self.events.heard else ()
         CompletedStep(
-            plan, packed, result, bad_rows, self._queues, self._pool, self._vocab_size, step.void
+            plan, packed, result, bad_rows, self.queues, self.pool, self._vocab_size, step.void
         ).postprocess()
         for request in first:
             if request.output:
-                self._events.emit("first_token", request.options.request_id)
+                self.events.emit("first_token", request.options.request_id)

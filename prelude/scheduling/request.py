@@ -109,12 +109,11 @@ class Request(Record):
         self,
         prepared: Prepared,
         sink: Sink,
-        execution_class: ExecutionClass | None = None,
         options: RequestOptions = NO_OPTIONS,
     ) -> None:
         self.id = next(_IDS)
         self.prepared, self.sink, self.options = prepared, sink, options
-        self.execution_class = execution_class or classify(prepared)
+        self.execution_class = classify(prepared)
         self.ending: Ending = sink.deliver
         self._state = State.WAITING
         self._lease: Lease | None = None

@@ -42,7 +42,7 @@ def test_same_bits_in_any_company(make_engine: Make, dtype: str) -> None:
 
 @pytest.mark.feature("A21")
 @pytest.mark.feature("A3")
-def test_same_bits_through_either_class_and_either_path(make_engine: Make) -> None:
+def test_same_bits_through_either_class_and_either_path(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 
     from prelude import AsyncEngine
@@ -54,8 +54,9 @@ def test_same_bits_through_either_class_and_either_path(make_engine: Make) -> No
     direct = [engine.run(Generate(p, params)) for p in prompts]
     queued = asyncio.run(AsyncEngine(engine).run_many([Generate(p, params) for p in prompts]))
     forced = make_engine(deterministic=True)
-    forced._core.entry.force_class(ExecutionClass.DECODE)
-    decoded = [forced.run(Generate(p, params)) for p in prompts]
+    with monkeypatch.context() as patched:
+        patched.setattr("prelude.scheduling.request.classify", lambda prepared: ExecutionClass.DECODE)
+        decoded = [forced.run(Generate(p, params)) for p in prompts]
     assert {r.stats.execution_class for r in direct + queued} == {"oneshot"}
     assert {r.stats.execution_class for r in decoded} == {"decode"}
     assert [r.token_ids for r in direct] == [r.token_ids for r in queued] == [r.token_ids for r in decoded]
@@ -64,7 +65,10 @@ def test_same_bits_through_either_class_and_either_path(make_engine: Make) -> No
         for p in prompts
         for i in range(3)
     ]
-    assert [engine.run(one).token_ids for one in drawn] == [forced.run(one).token_ids for one in drawn]
+    direct_ids = [engine.run(one).token_ids for one in drawn]
+    monkeypatch.setattr("prelude.scheduling.request.classify", lambda prepared: ExecutionClass.DECODE)
+    assert direct_ids == [forced.run(one).token_ids for one in drawn]
+    monkeypatch.undo()
     state = engine.run(task(3))
     again = asyncio.run(AsyncEngine(engine).run(task(3)))
     assert bits(state) == bits(again)

@@ -89,9 +89,7 @@ class Asked:
 
 
 def waiting_request(tokens: int, order: int, priority: int = 0, tenant: str | None = None) -> Request:
-    request = Request(
-        last_logprob(prompt(tokens, order)), Asked(), None, RequestOptions(priority=priority, tenant=tenant)
-    )
+    request = Request(last_logprob(prompt(tokens, order)), Asked(), RequestOptions(priority=priority, tenant=tenant))
     request.order = order
     return request
 
@@ -101,7 +99,7 @@ def test_all_that_wait_are_given_or_those_that_share_a_batch_with_the_first() ->
     for order in range(1, 7):
         request = waiting_request(3, order)
         if order % 2:
-            request = Request(chat(prompt(3, order), 5), Asked(), None, RequestOptions())
+            request = Request(chat(prompt(3, order), 5), Asked(), RequestOptions())
             request.order = order
         queue.append(request, 0)
     assert [r.order for r in queue.in_order(0)] == [1, 2, 3, 4, 5, 6]
