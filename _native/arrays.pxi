@@ -48,7 +48,23 @@ cdef cbool _copy_ids(object x, Py_ssize_t n, int64_t limit, int32_t* out) noexce
         if cnp.PyArray_TYPE(<cnp.ndarray>x) == cnp.NPY_INT64:
             return c_copy_below(<const int64_t*>cnp.PyArray_DATA(<cnp.ndarray>x), n, limit, out)
         return c_copy_below(_data(<cnp.ndarray>x), n, limit, out)
-    return copy_numbers_below(PySequence_Fast_ITEMS(x), n, limit, out)
+    return _copy_numbers(PySequence_Fast_ITEMS(x), n, limit, out)
+
+
+cdef cbool _copy_numbers(PyObject** items, Py_ssize_t n, int64_t limit, int32_t* out) noexcept:
+    """False where one of the items is no plain int, or not in [0, limit)."""
+    cdef Py_ssize_t i
+    cdef int too_large = 0
+    cdef long long value
+    cdef int64_t most = min(limit, INT32_MAX + <int64_t>1)
+    for i in range(n):
+        if not PyLong_CheckExact(<object>items[i]):
+            return False
+        value = PyLong_AsLongLongAndOverflow(<object>items[i], &too_large)
+        if too_large != 0 or not 0 <= value < most:
+            return False
+        out[i] = <int32_t>value
+    return True
 
 
 def ids_below(object x, int64_t limit):
@@ -112,62 +128,6 @@ cdef class SameIds:
         if ids is not None:
             self._held, self._ids = held, ids
         return ids
-
-
-def best_of(object row, cnp.ndarray ids not None):
-    """The smallest id among those of ``ids`` whose entries of a float32 ``row`` without NaN are the largest."""
-    cdef cnp.ndarray a = <cnp.ndarray?>row
-    if cnp.PyArray_TYPE(a) != cnp.NPY_FLOAT32 or cnp.PyArray_NDIM(a) != 1 or not cnp.PyArray_ISCARRAY_RO(a):
-        raise TypeError("row is not a flat float32 array")
-    ids = _int32(ids, "ids")
-    if _len(ids) == 0:
-        raise ValueError("no ids")
-    if not c_all_below(_data(ids), _len(ids), _len(a)):
-        raise IndexError(f"an id is outside a row of {_len(a)}")
-    return c_best_of(<const float*>cnp.PyArray_DATA(a), _data(ids), _len(ids))
-
-
-def worked_rows(cnp.ndarray temperature not None, tables):
-    """The rows that take more than an argmax: those with a ``temperature`` above 0, and those with entries in one of
-    ``tables``, of which each is where every row's entries begin and end. And whether there is one of the former."""
-    cdef int64_t i, n
-    cdef cnp.ndarray indptr, a = temperature
-    cdef const float* t
-    cdef const int32_t* p
-    cdef vector[char] worked
-    cdef bint drawn = False
-    # An array without dimensions has no length to read.
-    if cnp.PyArray_TYPE(a) != cnp.NPY_FLOAT32 or cnp.PyArray_NDIM(a) != 1 or not cnp.PyArray_ISCARRAY_RO(a):
-        raise TypeError("temperature is not a flat float32 array")
-    n, t = _len(a), <const float*>cnp.PyArray_DATA(a)
-    worked.resize(n)
-    for i in range(n):
-        worked[i] = t[i] > 0
-        drawn |= t[i] > 0
-    for one in tables:
-        indptr = _int32(one, "indptr")
-        if _len(indptr) != n + 1:
-            raise ValueError(f"{_len(indptr)} places of entries for {n} rows")
-        p = _data(indptr)
-        for i in range(n):
-            worked[i] |= p[i + 1] > p[i]
-    return [i for i in range(n) if worked[i]], drawn
-
-
-cpdef bint any_nan(values) except -1:
-    """Whether a number of an array is NaN."""
-    cdef cnp.ndarray a
-    cdef const double* p
-    cdef Py_ssize_t i
-    cdef bint found = False
-    if cnp.PyArray_Check(values):
-        a = <cnp.ndarray>values
-        if cnp.PyArray_TYPE(a) == cnp.NPY_FLOAT64 and cnp.PyArray_NDIM(a) == 1 and cnp.PyArray_ISCARRAY_RO(a):
-            p = <const double*>cnp.PyArray_DATA(a)
-            for i in range(_len(a)):
-                found |= p[i] != p[i]
-            return found
-    return bool(np.isnan(values).any())
 
 
 def join_ids(*parts):
@@ -243,32 +203,7 @@ cdef inline int64_t _len(cnp.ndarray a) noexcept:
 
 
 cdef inline cnp.ndarray _new_int32(cnp.npy_intp n):
-    cdef _Recycled memory
-    if n * <int64_t>sizeof(int32_t) < RECYCLED_BYTES:
-        return <cnp.ndarray>cnp.new_array(1, &n, cnp.NPY_INT32)
-    memory = _Recycled.__new__(_Recycled, n * sizeof(int32_t))
-    return <cnp.ndarray>cnp.array_over(1, &n, cnp.NPY_INT32, memory.chunk.data, memory)
-
-
-cdef ChunkPool _chunks
-
-
-@cython.final
-@cython.no_gc
-@cython.freelist(64)
-cdef class _Recycled:
-    """A large array's memory: back in the pool when the last array over it is gone."""
-
-    cdef Chunk* chunk
-
-    def __cinit__(self, size_t bytes):
-        self.chunk = _chunks.take(bytes)
-        if self.chunk == NULL:
-            raise MemoryError(f"no memory for an array of {bytes} bytes")
-
-    def __dealloc__(self):
-        if self.chunk != NULL:
-            _chunks.give(self.chunk)
+    return <cnp.ndarray>cnp.new_array(1, &n, cnp.NPY_INT32)
 
 
 cdef int64_t _count(int64_t n, str name) except -1:

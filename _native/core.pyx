@@ -8,18 +8,16 @@ here. Writing calls on one pool belong to one thread at a time (``ConcurrentUse`
 
 from __future__ import annotations
 
-import math as _math
 import os
 
 cimport cython
 cimport ndarray as cnp
 from cpython.list cimport PyList_AsTuple
-from cpython.long cimport PyLong_CheckExact
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_GetSlice
-from libc.math cimport INFINITY, NAN, exp, log
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
@@ -48,6 +46,4 @@ include "records.pxi"
 include "kv.pxi"
 include "packing.pxi"
 include "queues.pxi"
-include "cost.pxi"
 include "planning.pxi"
-include "labels.pxi"

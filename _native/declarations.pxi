@@ -309,42 +309,6 @@ cdef extern from "prelude/handover.hpp" namespace "prelude" nogil:
         uint64_t holder()
 
 
-cdef extern from "<array>" namespace "std" nogil:
-    cdef cppclass FourDoubles "std::array<double, 4>":
-        FourDoubles()
-        double& operator[](size_t)
-
-
-cdef extern from "prelude/cost_fit.hpp" namespace "prelude" nogil:
-    cdef cppclass CCostFit "prelude::CostFit":
-        CCostFit(int64_t memory) except +
-        int64_t steps()
-        void observe(const FourDoubles& x, double seconds)
-        void add(const FourDoubles& x, double seconds, double weight)
-        void start_from(const FourDoubles& coefficients, cbool trusted)
-        const FourDoubles& fitted()
-        double predict(const FourDoubles& x)
-
-
-cdef extern from "prelude/chunks.hpp" namespace "prelude" nogil:
-    cdef struct Chunk:
-        size_t capacity
-        void* data
-
-    cdef cppclass ChunkPool:
-        Chunk* take(size_t bytes)
-        void give(Chunk* chunk)
-
-    int64_t RECYCLED_BYTES "prelude::ChunkPool::kSmallest"
-
-
 cdef extern from "prelude/token_ids.hpp" namespace "prelude" nogil:
     cbool c_copy_below "prelude::copy_below"[Id](const Id* ids, int64_t n, int64_t limit, int32_t* out)
-    cbool c_all_below "prelude::all_below"(const int32_t* ids, int64_t n, int64_t limit)
-    int32_t c_best_of "prelude::best_of"(const float* row, const int32_t* ids, int64_t n)
     int64_t c_sort_once "prelude::sort_once"(int32_t* ids, int64_t n, int64_t limit) except +
-
-
-cdef extern from "prelude/pylong.hpp" namespace "prelude::pylong":
-    cbool copy_numbers_below "prelude::pylong::copy_below"(PyObject** items, Py_ssize_t n, int64_t limit,
-                                                          int32_t* out) noexcept

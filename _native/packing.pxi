@@ -42,32 +42,6 @@ cdef PromptRow _prompt_row(tuple row, int64_t i, _Borrowed borrowed) except *:
     return r
 
 
-cdef bint _are_plain(const vector[PromptRow]& packed, const PromptSizes& sizes) noexcept:
-    """Whether every row is one segment of its own, with nothing cached before it."""
-    cdef size_t i
-    if sizes.context != 0 or sizes.segments != <int64_t>packed.size():
-        return False
-    for i in range(packed.size()):
-        if packed[i].parent >= 0 or packed[i].context_len != 0 or packed[i].starts != NULL:
-            return False
-    return True
-
-
-cdef tuple _last_plain = (-1, None)
-
-
-cdef tuple _plain_arrays(int64_t count):
-    """parents, context_lens, context_indptr and context_blocks of so many plain rows: shared with the step before
-    where that had as many, since their values are the same."""
-    global _last_plain
-    cdef tuple last = _last_plain
-    if count == <int64_t>last[0]:
-        return last[1]
-    arrays = (_new_int32(count), _new_int32(count), _new_int32(count + 1), _new_int32(0))
-    _last_plain = (count, arrays)
-    return arrays
-
-
 cdef tuple _slices_of(const vector[PromptRow]& packed, int32_t block_size, vector[int32_t]& places):
     """The first eight arrays of ``pack_step``. ``places``: every row's first token, then every row's first
     segment."""
@@ -83,13 +57,10 @@ cdef tuple _slices_of(const vector[PromptRow]& packed, int32_t block_size, vecto
     token_ids = _new_int32(sizes.tokens)
     positions = _new_int32(sizes.tokens)
     starts = _new_int32(sizes.segments + 1)
-    if _are_plain(packed, sizes):
-        parents, context_lens, context_indptr, context_blocks = _plain_arrays(count)
-    else:
-        parents = _new_int32(sizes.segments)
-        context_lens = _new_int32(sizes.segments)
-        context_indptr = _new_int32(sizes.segments + 1)
-        context_blocks = _new_int32(sizes.context)
+    parents = _new_int32(sizes.segments)
+    context_lens = _new_int32(sizes.segments)
+    context_indptr = _new_int32(sizes.segments + 1)
+    context_blocks = _new_int32(sizes.context)
     write_slots = _new_int32(sizes.tokens) if sizes.writes else None
     a.token_ids, a.positions, a.starts, a.parents = _data(token_ids), _data(positions), _data(starts), _data(parents)
     a.context_lens, a.context_indptr = _data(context_lens), _data(context_indptr)

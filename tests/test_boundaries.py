@@ -61,7 +61,7 @@ def test_a_folder_imports_only_the_folders_below_it(folder: str) -> None:
 
 
 # Headers of C++ that read Python's objects where they lie; no other one includes Python.
-READS_PYTHON = {"ndarray.hpp", "pylong.hpp"}
+READS_PYTHON = {"ndarray.hpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', re.MULTILINE)
 
 

@@ -23,13 +23,6 @@ bool ascending(const int32_t* ids, int64_t n) {
 
 }  // namespace
 
-bool all_below(const int32_t* ids, int64_t n, int64_t limit) {
-  const uint32_t most = bounded(limit);
-  uint32_t outside = 0;
-  for (int64_t i = 0; i < n; ++i) outside |= static_cast<uint32_t>(ids[i]) >= most ? 1u : 0u;
-  return outside == 0;
-}
-
 template <class Id>
 bool copy_below(const Id* in, int64_t n, int64_t limit, int32_t* out) {
   using Word = std::make_unsigned_t<Id>;
@@ -58,20 +51,6 @@ int64_t sort_once(int32_t* ids, int64_t n, int64_t limit) {
     for (uint64_t left = present[word]; left != 0; left &= left - 1)
       ids[kept++] = static_cast<int32_t>(word * 64 + static_cast<size_t>(std::countr_zero(left)));
   return kept;
-}
-
-int32_t best_of(const float* row, const int32_t* ids, int64_t n) {
-  constexpr int64_t kLanes = 4;  // a comparison waits for the one before it in its lane alone
-  float lanes[kLanes] = {row[ids[0]], row[ids[0]], row[ids[0]], row[ids[0]]};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = std::max(lanes[lane], row[ids[i + lane]]);
-  for (; i < n; ++i) lanes[0] = std::max(lanes[0], row[ids[i]]);
-  const float largest = *std::max_element(lanes, lanes + kLanes);
-  int32_t best = INT32_MAX;
-  for (i = 0; i < n; ++i)
-    if (row[ids[i]] == largest) best = std::min(best, ids[i]);
-  return best;
 }
 
 }  // namespace prelude

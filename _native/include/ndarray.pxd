@@ -29,5 +29,4 @@ cdef extern from "prelude/ndarray.hpp" namespace "prelude::ndarray":
     bint PyArray_ISCARRAY_RO(ndarray) noexcept nogil
     bint PyArray_Check(object) noexcept
     object new_array(int, const npy_intp*, int)
-    object array_over(int, const npy_intp*, int, void*, object)
     int import_ndarray() except -1

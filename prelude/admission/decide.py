@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from prelude._native.core import join_ids
 from prelude.admission.context import LEAST_MASS, AdmissionContext, admitted, warn_of_mass
 from prelude.admission.conversation import is_conversation, turns_of
 from prelude.admission.decision import Decision, assembled, decision_of
+from prelude.admission.labels import Weighed, shares_of
 from prelude.admission.messages import check_bounds, shorten_messages
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import Admitted, Outcome
@@ -131,7 +132,7 @@ def _weighed(
 ) -> tuple[tuple[str, ...], Weighed]:
     """Return the labels in the caller's order and their numbers."""
     if plan.copies == 1 and not (plan.lettered and plan.starts[0]):
-        weighed: Weighed = plan.trie.paths.weigh(plan.labels, logprobs, first, alone, by_length, relative)
+        weighed: Weighed = plan.trie.weigh(plan.labels, logprobs, first, alone, by_length, relative)
     else:
         weighed = weigh_shifts(plan, logprobs, first, alone, by_length, relative)
     return (plan.labels, weighed) if places is None else replaced(plan.labels, places, weighed)
@@ -226,17 +227,13 @@ def transcript(turns: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-# As ``LabelPaths.weigh`` gives them: the best label's index, shares in order, the same by label, logprobs, mass.
-Weighed: TypeAlias = tuple[int, list[float], dict[str, float], dict[str, float], float]
-
-
 def weigh_shifts(
     plan: QuestionPlan, logprobs: list[float], at: int, alone: int, by_length: bool, relative: bool
 ) -> Weighed:
     """The means over the plan's shifts, whose edges stand one after another from ``at`` on, and without the state
     from ``alone`` on (-1: nowhere). The logarithms of the probabilities are averaged, and the joint logprobs, and the
     masses. Letters are read as the labels in their places. The first label in the plan's order wins a tie."""
-    weigh, labels, edges = plan.trie.paths.weigh, plan.labels, len(plan.trie.targets)
+    weigh, labels, edges = plan.trie.weigh, plan.labels, len(plan.trie.targets)
     logs: list[dict[str, float]] = []
     joints: list[dict[str, float]] = []
     masses: list[float] = []
@@ -249,12 +246,9 @@ def weigh_shifts(
             joints.append(joint)
             masses.append(mass)
     scores = [_mean([log[label] for log in logs]) for label in labels]
-    best = max(scores)
-    weights = [math.exp(score - best) for score in scores]
-    total = math.fsum(weights)
-    shares = [weight / total for weight in weights]
+    shares, best, rest = shares_of(scores)
     if relative:
-        level = best + math.log(total)
+        level = best + rest
         means, mass = [score - level for score in scores], math.nan
     else:
         means, mass = [_mean([joint[label] for joint in joints]) for label in labels], _mean(masses)

@@ -132,6 +132,6 @@ def continuations(recipe: GuardRecipe, field: GuardField, said: tuple[str, ...],
 
 
 def _answer(field: str, labels: tuple[str, ...], trie: LabelTrie, outcome: Outcome) -> GuardAnswer:
-    index, _, probabilities, logprobs, mass = trie.paths.weigh(labels, outcome.pairs(), 0)
+    index, _, probabilities, logprobs, mass = trie.weigh(labels, outcome.pairs(), 0)
     label = labels[index]
     return GuardAnswer(field, label, probabilities, logprobs, mass, outcome.stats, labels=(label,))

@@ -25,6 +25,7 @@ from prelude.admission.conversation import is_conversation, turns_of
 from prelude.admission.decide import made_answer, named, refuse_settings, state_content
 from prelude.admission.decision import template_of
 from prelude.admission.forms import FORMS, Asked, Form, Rendered
+from prelude.admission.labels import shares_of
 from prelude.admission.messages import check_bounds
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
@@ -231,10 +232,7 @@ def _masked_answers(
         logprobs = outcome.output.logprobs[at : at + len(labels)].tolist()
         at += len(labels)
         mass = min(1.0, math.fsum(map(math.exp, logprobs)))
-        highest = max(logprobs)
-        weights = [math.exp(one - highest) for one in logprobs]
-        total = math.fsum(weights)
-        shares = [weight / total for weight in weights]
+        shares, _, _ = shares_of(logprobs)
         best, shared = shares.index(max(shares)), dict(zip(labels, shares))
         weighed = best, shares, shared, dict(zip(labels, logprobs)), mass
         found.append(made_answer(ctx.warned, plain, asked, labels, weighed))

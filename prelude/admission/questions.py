@@ -187,7 +187,7 @@ def make_plan(
 
 def label_bytes(label_ids: Sequence[Sequence[int]]) -> int:
     """Memory of labels with these ids and of their trie, their text left out: an estimate from above."""
-    return 512 + 160 * len(label_ids) + 40 * sum(map(len, label_ids))
+    return 512 + 220 * len(label_ids) + 76 * sum(map(len, label_ids))
 
 
 def template_bytes(ctx: AdmissionContext, template: DecisionTemplate) -> int:

@@ -27,9 +27,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from prelude._native.core import best_of
 from prelude.records import dataclass
-from prelude.values.arrays import F32, F64, I32, U64
+from prelude.values.arrays import F32, F64, I32, U64, Mask
 
 Logits: TypeAlias = F32 | F64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -58,9 +57,10 @@ class LogitEdits:
     banned_indptr: I32
     banned_ids: I32
 
-    def tables(self) -> tuple[I32, I32, I32, I32]:
-        """Where each row's entries begin and end, of every sparse part."""
-        return self.seen_indptr, self.bias_indptr, self.allowed_indptr, self.banned_indptr
+    def rows(self) -> Mask:
+        """[N]: whether a sparse part has an entry of the row."""
+        tables = (self.seen_indptr, self.bias_indptr, self.allowed_indptr, self.banned_indptr)
+        return np.logical_or.reduce([table[1:] > table[:-1] for table in tables])
 
 
 def _mix(z: U64) -> U64:
@@ -113,7 +113,8 @@ def best(logits: npt.NDArray[np.float32], edits: LogitEdits, n: int) -> int:
     if first == last or seen[n] < seen[n + 1] or bias[n] < bias[n + 1] or ban[n] < ban[n + 1]:
         return int(edited(logits, edits, n).argmax())
     allowed = edits.allowed_ids[first:last]  # masked alone: the other ids are not looked at
-    return best_of(logits, allowed)
+    values = logits[allowed]
+    return int(allowed[values == values.max()].min())
 
 
 def distribution(logits: Logits, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> F64:

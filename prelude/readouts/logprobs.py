@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prelude._native.core import any_nan, join_pairs
+from prelude._native.core import join_pairs
 from prelude.readouts.base import (
     Joined,
     Key,
@@ -20,8 +20,6 @@ from prelude.readouts.base import (
 )
 from prelude.records import dataclass, replace
 from prelude.values.arrays import F32, F64, I32
-
-_NO_ROWS: I32 = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ class LogprobRows(Readout, RequestReadout):
         return not self.top or shape(output.top_ids)[:1] == shape(output.top_logprobs)[:1] == rows
 
     def not_finite(self, output: LogprobOutput) -> I32:
-        return self.target_rows[np.isnan(output.logprobs)] if any_nan(output.logprobs) else _NO_ROWS
+        return self.target_rows[np.isnan(output.logprobs)]
 
     def blank(self) -> LogprobOutput:
         return LogprobOutput(np.full(len(self.targets), -1.0), None, None, None)

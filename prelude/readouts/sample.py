@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from prelude._native.core import worked_rows
 from prelude.readouts.base import Output, Readout, Rows, bad_rows, shape
 from prelude.readouts.draw import LogitEdits, Logits, best, distribution, draw, edited, uniforms
 from prelude.records import dataclass
@@ -72,8 +71,10 @@ class SampleRows(Readout):
         logprobs = np.zeros(count, np.float32) if self.logprobs else None
         top_ids = np.zeros((count, top), np.int32) if top else None
         top_logprobs = np.zeros((count, top), np.float32) if top else None
-        worked, drawn = worked_rows(self.temperature, () if self.edits is None else self.edits.tables())
-        uniform = uniforms(self.seeds, self.steps) if drawn else np.zeros(count)
+        drawn = self.temperature > 0
+        # The rows that take more than an argmax.
+        worked = np.flatnonzero(drawn if self.edits is None else drawn | self.edits.rows()).tolist()
+        uniform = uniforms(self.seeds, self.steps) if drawn.any() else np.zeros(count)
         for start, stop, some in rows.chunks(self.rows):
             finite[start:stop] = some.finite()
             these = worked[bisect_left(worked, start) : bisect_left(worked, stop)]

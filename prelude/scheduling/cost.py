@@ -12,17 +12,19 @@ a machine that changes and forgets no faster than that; sums stay bounded howeve
 weighted by 1 / seconds, so small steps count as large ones do. A slow step of a busy machine has a bounded effect on
 the model: past the first few steps a step counts as at most four times its prediction.
 
-The sums and their solution are in ``_native/include/prelude/cost_fit.hpp``; no torch, no NumPy.
+Terms are scaled to typical sizes, so that the sums are of one magnitude.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from prelude._native.core import CostFit, KvPool
+from prelude._native.core import KvPool
 from prelude.errors import ConfigError, reason, shown
 from prelude.records import dataclass
 from prelude.scheduling.request import Request
@@ -30,7 +32,12 @@ from prelude.tokenizer.backends.files import read_plain
 from prelude.values.strict_json import parse
 
 _TERMS = ("constant", "token", "key", "lm_row")
+_SCALE = (1.0, 1e2, 1e5, 1e1)
 _N = len(_TERMS)
+_TRUSTED = 32  # steps after which a prediction is good enough to tell an outlier
+_REFIT = 32  # steps between two solutions, from then on
+_OUTLIER = 4.0  # a step is taken as at most so many times its prediction
+_ALIKE = 1e-10  # a share of a term's own sum: with less of it left the sums do not tell it from the others
 _MAX_BYTES = 1 << 20
 _MOST_SECONDS = 1e6
 
@@ -62,40 +69,59 @@ class CostModel:
         if memory < 8:
             raise ConfigError(f"memory={memory} steps do not hold a model of {_N} terms; it takes 8 or more")
         self.memory = memory
-        self.fit = CostFit(memory)
+        self.steps = 0  # measured so far
+        self._seconds: tuple[float, ...] = (0.0,) * _N  # by term
+        self._squares = [[0.0] * _N for _ in _TERMS]  # weighted sums of x x', its upper triangle
+        self._products = [0.0] * _N  # and of x y
+        self._unfitted = 0
         if coefficients is not None:
             self._start_from(coefficients)
-
-    @property
-    def steps(self) -> int:
-        """Measured so far."""
-        return self.fit.steps
 
     # -------------------------------------------------------------- learning
 
     def observe(self, work: Work, seconds: float) -> None:
         """Learn from a measured step. Values that cannot be a time (zero, not a number) are ignored."""
-        self.fit.observe(work.tokens, work.keys, work.lm_rows, seconds)
+        if not 0.0 < seconds < math.inf:
+            return
+        if self.steps >= _TRUSTED and (expected := self.predict(work)) > 0.0:
+            seconds = min(seconds, _OUTLIER * expected)
+        self._add(work, seconds, 1.0)
+        if self._unfitted >= (1 if self.steps <= _TRUSTED else _REFIT):
+            self._unfitted = 0
+            self._seconds = _solution(self._squares, self._products)
+
+    def _add(self, work: Work, seconds: float, weight: float) -> None:
+        """Add a step that is taken as it is; it counts as ``weight`` of them."""
+        x = (1.0, work.tokens / _SCALE[1], work.keys / _SCALE[2], work.lm_rows / _SCALE[3])
+        keep = 1.0 if self.steps < self.memory else 1.0 - 1.0 / self.memory
+        for i, row in enumerate(self._squares):
+            share = weight / seconds * x[i]
+            for j in range(i, _N):
+                row[j] = keep * row[j] + share * x[j]
+            self._products[i] = keep * self._products[i] + share * seconds
+        self.steps += 1
+        self._unfitted += 1
 
     # -------------------------------------------------------------- asking
 
     def predict(self, work: Work) -> float:
         """Return seconds of a step with this work; 0 before anything was measured."""
-        return self.fit.predict(work.tokens, work.keys, work.lm_rows)
+        constant, token, key, row = self._seconds
+        return constant + token * work.tokens + key * work.keys + row * work.lm_rows
 
     def seconds(self) -> tuple[float, ...]:
         """Return the coefficients, by term."""
-        return self.fit.seconds()
+        return self._seconds
 
     @property
     def coefficients(self) -> dict[str, float]:
         """Seconds by term."""
-        return dict(zip(_TERMS, self.fit.seconds()))
+        return dict(zip(_TERMS, self._seconds))
 
     @property
     def curvature(self) -> float:
         """Seconds of a key over seconds of a token, for ``ShortestPrefillFirst`` and ``ResponseRatio``."""
-        _, token, key, _ = self.fit.seconds()
+        _, token, key, _ = self._seconds
         return key / token if token > 0 else 0.0
 
     # -------------------------------------------------------------- keeping
@@ -130,15 +156,48 @@ class CostModel:
                 raise ConfigError(
                     f"cost model: {name}={shown(value)} is not a number of seconds from 0 to {_MOST_SECONDS:g}"
                 )
-        constant, token, key, row = (float(coefficients[name]) for name in _TERMS)
-        learnt = any((constant, token, key, row))
-        if learnt:
+        self._seconds = tuple(float(coefficients[name]) for name in _TERMS)
+        if any(self._seconds):
             known = [Work(1), Work(64, 2e3, 8), Work(512, 1.3e5, 64), Work(512, 1e6, 1), Work(4096, 8e6, 16)]
-            weight = self.memory / 4 / len(known)
-            self.fit.start_from(constant, token, key, row, False)
-            for work, seconds in [(work, self.predict(work)) for work in known]:
-                self.fit.add(work.tokens, work.keys, work.lm_rows, seconds, weight)
-        self.fit.start_from(constant, token, key, row, learnt)
+            for work in known:
+                if (seconds := self.predict(work)) > 0.0:
+                    self._add(work, seconds, self.memory / 4 / len(known))
+            self.steps, self._unfitted = _TRUSTED, 0
+
+
+def _solution(squares: Sequence[Sequence[float]], products: Sequence[float]) -> tuple[float, ...]:
+    """The best of all subsets of terms whose own solution is not negative: exact for the few terms there are, and
+    without the choice of a start. All zero if no subset has a solution."""
+    best, least = [0.0] * _N, 0.0
+    for count in (_N, *range(1, _N)):
+        for terms in combinations(range(_N), count):
+            found = _solved(squares, products, terms)
+            if found is None or min(found) < 0.0:
+                continue
+            residual = -sum([x * y for x, y in zip(found, products)])  # up to a constant
+            if residual < least * (1 + 1e-12):
+                best, least = found, residual
+        if count == _N and least < 0.0:  # no subset does better than all terms together
+            break
+    return tuple([x / scale for x, scale in zip(best, _SCALE)])
+
+
+def _solved(
+    squares: Sequence[Sequence[float]], products: Sequence[float], terms: tuple[int, ...]
+) -> list[float] | None:
+    """The solution with all other terms at 0, by elimination; None if the sums do not tell these terms apart."""
+    rows = [[*[squares[min(i, j)][max(i, j)] for j in terms], products[i]] for i in terms]
+    for k, row in enumerate(rows):
+        if not row[k] > _ALIKE * squares[terms[k]][terms[k]]:
+            return None
+        for other in rows[k + 1 :]:
+            factor = other[k] / row[k]
+            other[k:] = [below - factor * above for below, above in zip(other[k:], row[k:])]
+    found = [0.0] * _N
+    for k, row in reversed(list(enumerate(rows))):
+        rest = sum([row[j] * found[terms[j]] for j in range(k + 1, len(terms))])
+        found[terms[k]] = (row[-1] - rest) / row[k]
+    return found
 
 
 class Estimates(Protocol):

@@ -6,13 +6,11 @@ room for KV, and the engine's limits.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from prelude._native.core import CostFit
 from prelude.errors import ConfigError
 from prelude.execution.executor import ExecutorLimits
 from prelude.readouts.batch import DecodeBatch, DecodeRows, ForwardBatch, OneShotBatch, PromptSlices
@@ -20,8 +18,6 @@ from prelude.records import dataclass, replace
 from prelude.scheduling.cost import CostModel, Work
 from prelude.values.arrays import prompt_keys
 from prelude.values.config import CPU_KV_BYTES, EngineConfig, ExpertConfig
-
-_MEMORY = 8  # steps that a fit remembers; these observe none
 
 
 class StepCost(Protocol):
@@ -57,16 +53,9 @@ def _decode_pairs(rows: DecodeRows) -> int:
     return int(rows.context_lens.sum()) + rows.num_rows
 
 
-@lru_cache(maxsize=64)
-def _fit_from(step: float, token: float, pair: float, row: float) -> CostFit:
-    fit = CostFit(_MEMORY)
-    fit.start_from(step, token, pair, row, False)
-    return fit
-
-
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """Seconds linear in a step's work, by the coefficients of a fit to measured ones; ``CostFit`` has the formula."""
+    """Seconds linear in a step's work, by the coefficients of a ``CostModel``."""
 
     step: float
     token: float
@@ -74,8 +63,7 @@ class LinearCost:
     row: float = 0.0
 
     def seconds(self, work: Work) -> float:
-        fit = _fit_from(self.step, self.token, self.pair, self.row)
-        return fit.predict(work.tokens, work.keys, work.lm_rows)
+        return self.step + self.token * work.tokens + self.pair * work.keys + self.row * work.lm_rows
 
     @property
     def coefficients(self) -> dict[str, float]:

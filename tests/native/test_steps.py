@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import numpy as np
 import numpy.typing as npt
 import pytest
-from prelude._native.core import SameIds, ids_below, join_ids
+from prelude._native.core import SameIds, join_ids
 
 KINDS = [list, tuple, lambda ids: np.array(ids, np.int32), lambda ids: np.array(ids, np.int64)]
 IDS = [0, 1, 255, 256, 99_999, 5, 6, 7] * 3
@@ -57,27 +54,6 @@ def test_the_items_of_a_list_are_read_whatever_its_iterator_gives() -> None:
     for _ in range(4):
         found = reader.of(Twofold([9, 8, 7]))
         assert found is not None and found.tolist() == [7, 8, 9]
-
-
-def test_large_arrays_are_their_holders_until_the_last_view_is_gone() -> None:
-    """Memory that is used again is never two arrays' at a time."""
-    rng = np.random.default_rng(1)
-    kept: list[tuple[np.ndarray, np.ndarray]] = []
-    for round in range(200):
-        prompt = rng.integers(0, 1000, int(rng.integers(9_000, 60_000))).astype(np.int32)
-        ids = ids_below(prompt, 1000)
-        assert ids is not None
-        part = ids[10:20]  # a view alone keeps the memory
-        kept.append((part, prompt[10:20].copy()))
-        if round % 3:
-            kept.pop(int(rng.integers(len(kept))))
-        assert all((view == expected).all() for view, expected in kept)
-    ids = ids_below(np.zeros(50_000, np.int32), 10)
-    assert ids is not None and ids.base is not None
-    gone = weakref.ref(ids)
-    del ids
-    gc.collect()
-    assert gone() is None
 
 
 TOKENS = np.arange(-8, 56, dtype=np.int32)

@@ -75,14 +75,6 @@ using New = PyObject*(PyTypeObject*, int, const npy_intp*, int, const npy_intp*,
 inline PyObject* new_array(int nd, const npy_intp* shape, int type) {
   return reinterpret_cast<New*>(numpy_api[93])(array_type(), nd, shape, type, nullptr, nullptr, 0, 0, nullptr);
 }
-// The same over memory that `owner` keeps: the array holds a reference on it.
-inline PyObject* array_over(int nd, const npy_intp* shape, int type, void* data, PyObject* owner) {
-  constexpr int carray = contiguous | aligned | writeable;
-  PyObject* array =
-      reinterpret_cast<New*>(numpy_api[93])(array_type(), nd, shape, type, nullptr, data, 0, carray, nullptr);
-  if (array != nullptr) reinterpret_cast<PyArrayObject*>(array)->base = Py_NewRef(owner);
-  return array;
-}
 
 // -1: a Python error is set.
 inline int import_ndarray() {
