@@ -60,7 +60,8 @@ class LogitEdits:
     def rows(self) -> Mask:
         """[N]: whether a sparse part has an entry of the row."""
         tables = (self.seen_indptr, self.bias_indptr, self.allowed_indptr, self.banned_indptr)
-        return np.logical_or.reduce([table[1:] > table[:-1] for table in tables])
+        found: Mask = np.logical_or.reduce([table[1:] > table[:-1] for table in tables])
+        return found
 
 
 def _mix(z: U64) -> U64:

@@ -66,14 +66,13 @@ class Budgets:
         return Ledger(self.step_tokens, rows, self.logits_bytes)
 
 
-def _oneshot_first(queues: Queues) -> bool:
-    """Whether the oldest OneShot request goes before every prompt of a Decode request: by priority, then arrival.
-    Within its class another may go first; between classes age decides, so neither starves the other."""
-    if not queues.oneshot:
-        return False
-    prompts = [r for r in queues.running if _has_prompt_left(r)]
-    first = queues.oneshot.oldest()
-    return (not queues.decode or first <= queues.decode.oldest()) and all(first <= r.rank for r in prompts)
+def preempt(request: Request, queues: Queues, pool: KvPool) -> None:
+    """Recompute later: blocks and state entry go back, cached blocks stay in the trie, sampled tokens are kept."""
+    request.give_back(pool)
+    request.cached_len = request.staged_len = 0
+    request.stats.preemptions += 1
+    request.move(State.WAITING)
+    queues.requeue(request)
 
 
 def _has_prompt_left(request: Request) -> bool:
@@ -89,195 +88,218 @@ def _defer(request: Request, deferred: list[Request]) -> None:
     deferred.append(request)
 
 
-# ------------------------------------------------------------------ decode rows
-
-
-def _plan_decode(
-    queues: Queues, pool: KvPool, ledger: Ledger, retry: bool, in_flight: bool
-) -> tuple[list[Request] | None, list[Request]]:
-    """Running rows, oldest first. A row that cannot grow preempts the last running request, itself at worst; beside a
-    step in flight no row is preempted and there is no plan. Rows that are being drawn a token go on from it, as if
-    it did not end them; those that end with it by their budget do not."""
-    planned: list[Request] = []
-    preempted: list[Request] = []
-    size = pool.block_size
-    for request in list(queues.running):
-        if (request.state is not State.DECODE and not request.ahead) or (retry and not request.failures):
-            continue
-        if request.ends_ahead:
-            continue
-        lease = request.held
-        tokens = request.num_known + request.ahead
-        while lease.num_blocks * size < tokens and not _grow_to(pool, lease, tokens):
-            if in_flight:
-                return None, []
-            victim = queues.running[-1]
-            preempt(victim, queues, pool)
-            preempted.append(victim)
-            if victim is request:
-                break
-            if victim in planned:
-                planned.remove(victim)
-                ledger.give_back(1)
-        else:
-            if ledger.take(1):
-                planned.append(request)
-    for request in planned:
-        request.staged_len = request.num_known + request.ahead
-    return planned, preempted
-
-
 def _grow_to(pool: KvPool, lease: Lease, tokens: int) -> bool:
     return pool.grow(lease, -(-tokens // pool.block_size) - lease.num_blocks)
 
 
-def preempt(request: Request, queues: Queues, pool: KvPool) -> None:
-    """Recompute later: blocks and state entry go back, cached blocks stay in the trie, sampled tokens are kept."""
-    request.give_back(pool)
-    request.cached_len = request.staged_len = 0
-    request.stats.preemptions += 1
-    request.move(State.WAITING)
-    queues.requeue(request)
+@dataclass(slots=True, eq=False)
+class _Step:
+    """The step that is being planned. ``retry``: only rows of failed steps. ``in_flight``: another step is not
+    postprocessed."""
 
+    queues: Queues
+    pool: KvPool
+    budgets: Budgets
+    ledger: Ledger
+    retry: bool
+    in_flight: bool
+    chunks: list[PrefillRow] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    deferred: list[Request] = field(default_factory=list)
 
-# ------------------------------------------------------------------ prompts of Decode requests
+    def oneshot_first(self) -> bool:
+        """Whether the oldest OneShot request goes before every prompt of a Decode request: by priority, then arrival.
+        Within its class another may go first; between classes age decides, so neither starves the other."""
+        queues = self.queues
+        if not queues.oneshot:
+            return False
+        prompts = [r for r in queues.running if _has_prompt_left(r)]
+        first = queues.oneshot.oldest()
+        return (not queues.decode or first <= queues.decode.oldest()) and all(first <= r.rank for r in prompts)
 
+    # -------------------------------------------------------------- decode rows
 
-def _plan_prefill(
-    queues: Queues,
-    pool: KvPool,
-    budgets: Budgets,
-    ledger: Ledger,
-    beside_rows: bool,
-    retry: bool,
-    deferred: list[Request],
-) -> list[PrefillRow]:
-    """Chunks of prompts under way, oldest first, then of those that wait, in their policy's order. Beside running
-    rows a step prefills ``chunk_tokens`` at most, so that the rows' next token is never far away."""
-    rows: list[PrefillRow] = []
-    policy = queues.decode.policy
-    chunked = beside_rows and not policy.whole_prompts
-    left = min(ledger.tokens, budgets.chunk_tokens) if chunked else ledger.tokens
-    under_way = [r for r in queues.running if _has_prompt_left(r) and (r.failures or not retry)]
-    waiting: Iterator[Request] = iter(())
-    if queues.decode and len(queues.running) < budgets.running and (policy.refills or not queues.running):
-        waiting = queues.decode.in_order(queues.served)
-    most = budgets.chunk_tokens if policy.takes_turns else left
-    for request in _in_turn(under_way, waiting) if policy.takes_turns else chain(under_way, waiting):
-        if left <= 0:
-            break
-        if request.state is State.PREFILL:
-            left -= _chunk(request, pool, ledger, min(left, most), rows, retry)
-        elif len(queues.running) < budgets.running and (request.failures or not retry):
-            before = len(deferred)
-            count = _start(request, queues, pool, budgets, ledger, min(left, most), rows, retry, deferred)
-            if not count and len(deferred) == before:
-                if not policy.takes_turns:
-                    break
+    def plan_decode(self) -> list[Request] | None:
+        """Running rows, oldest first. A row that cannot grow preempts the last running request, itself at worst;
+        beside a step in flight no row is preempted and there is no plan. Rows that are being drawn a token go on from
+        it, as if it did not end them; those that end with it by their budget do not."""
+        planned: list[Request] = []
+        running, pool = self.queues.running, self.pool
+        size = pool.block_size
+        for request in list(running):
+            if (request.state is not State.DECODE and not request.ahead) or (self.retry and not request.failures):
                 continue
-            left -= count
-        request.turn = queues.arrivals
-    return rows
+            if request.ends_ahead:
+                continue
+            lease = request.held
+            tokens = request.num_known + request.ahead
+            while lease.num_blocks * size < tokens and not _grow_to(pool, lease, tokens):
+                if self.in_flight:
+                    return None
+                victim = running[-1]
+                preempt(victim, self.queues, pool)
+                self.preempted.append(victim)
+                if victim is request:
+                    break
+                if victim in planned:
+                    planned.remove(victim)
+                    self.ledger.give_back(1)
+            else:
+                if self.ledger.take(1):
+                    planned.append(request)
+        for request in planned:
+            request.staged_len = request.num_known + request.ahead
+        return planned
 
+    # -------------------------------------------------------------- prompts of Decode requests
 
-def _room_beside_first(request: Request, lease: Lease, queues: Queues, pool: KvPool, count: int) -> bool:
-    """Whether the oldest running row can still grow to its end of the prompt when another prompt starts, whose blocks
-    in the pool's cache are locked by now. If turns put that one first, prompts would else start and be preempted
-    for each other for ever."""
-    if not queues.running:
+    def plan_prefill(self, beside_rows: bool) -> None:
+        """Chunks of prompts under way, oldest first, then of those that wait, in their policy's order. Beside running
+        rows a step prefills ``chunk_tokens`` at most, so that the rows' next token is never far away."""
+        queues, most_running = self.queues, self.budgets.running
+        policy = queues.decode.policy
+        chunked = beside_rows and not policy.whole_prompts
+        left = min(self.ledger.tokens, self.budgets.chunk_tokens) if chunked else self.ledger.tokens
+        under_way = [r for r in queues.running if _has_prompt_left(r) and (r.failures or not self.retry)]
+        waiting: Iterator[Request] = iter(())
+        if queues.decode and len(queues.running) < most_running and (policy.refills or not queues.running):
+            waiting = queues.decode.in_order(queues.served)
+        most = self.budgets.chunk_tokens if policy.takes_turns else left
+        for request in _in_turn(under_way, waiting) if policy.takes_turns else chain(under_way, waiting):
+            if left <= 0:
+                break
+            if request.state is State.PREFILL:
+                left -= self._chunk(request, min(left, most))
+            elif len(queues.running) < most_running and (request.failures or not self.retry):
+                before = len(self.deferred)
+                count = self._start(request, min(left, most))
+                if not count and len(self.deferred) == before:
+                    if not policy.takes_turns:
+                        break
+                    continue
+                left -= count
+            request.turn = queues.arrivals
+
+    def _start(self, request: Request, left: int) -> int:
+        """The first chunk of a prompt that waits; how many tokens it has. 0: it found no room, or is deferred."""
+        queues, pool = self.queues, self.pool
+        if pool.num_running_states and not pool.free_running_states:
+            return 0
+        known = request.known[: request.num_known]
+        lease = pool.attach(known, request.salt, request.reusable, growable=True)
+        request.hold(lease)
+        if self.budgets.limits.must_wait(pool, lease, known, request.salt, request.deferred, self.retry):
+            request.give_back(pool)
+            _defer(request, self.deferred)
+            return 0
+        if queues.decode.policy.takes_turns and not self._room_beside_first(request, lease, left):
+            request.give_back(pool)
+            return 0
+        if lease.on_host and not self._bring_back(request, lease, known, left):
+            request.give_back(pool)
+            return 0
+        if pool.num_running_states:
+            pool.take_running_state(lease)
+        cached = lease.num_shared * pool.block_size
+        request.cached_len = request.staged_len = cached
+        count = self._chunk(request, left)
+        if not count:
+            request.give_back(pool)
+            request.cached_len = request.staged_len = 0
+            return 0
+        if not request.output:
+            request.stats.cached_tokens = cached
+        request.move(State.PREFILL)
+        queues.start(request)
+        return count
+
+    def _chunk(self, request: Request, left: int) -> int:
+        """Up to ``left`` tokens of a prompt; how many they are. 0: no room."""
+        pool = self.pool
+        count = min(left, request.num_known - request.cached_len)
+        if count <= 0 or not self.ledger.fits(count):
+            return 0
+        if not _grow_to(pool, request.held, request.cached_len + count):
+            return 0
+        self.ledger.take(count)
+        request.staged_len = request.cached_len + count
+        self.chunks.append(PrefillRow(request, request.cached_len, count))
+        if request.cache != "never" and not self.retry:
+            prompt = min(request.staged_len, request.prompt_tokens)
+            pool.promise(request.held, request.known[:prompt], request.salt)
+            if pool.keeps_states:  # an equal request later reads the last token of the prompt
+                always, last = request.cache == "always", request.prompt_tokens - 1
+                pool.keep_states(request.held, request.cached_len, prompt, last, evict_used=always)
+        return count
+
+    def _room_beside_first(self, request: Request, lease: Lease, count: int) -> bool:
+        """Whether the oldest running row can still grow to its end of the prompt when another prompt starts, whose
+        blocks in the pool's cache are locked by now. If turns put that one first, prompts would else start and be
+        preempted for each other for ever."""
+        pool = self.pool
+        if not self.queues.running:
+            return True
+        first = self.queues.running[0]
+        lacking = -(-first.num_known // pool.block_size) - first.held.num_blocks
+        return pool.num_free + pool.num_cached >= lacking + self._taken(request, lease, count)
+
+    def _taken(self, request: Request, lease: Lease, count: int) -> int:
+        """Blocks that a prompt takes when it starts with ``count`` tokens: those that come back from host memory, and
+        those of its tokens."""
+        size = self.pool.block_size
+        known = min(request.num_known, (lease.num_shared + lease.on_host) * size + count)
+        return -(-known // size) - lease.num_shared
+
+    def _bring_back(self, request: Request, lease: Lease, known: I32, left: int) -> bool:
+        """Bring the prompt's blocks back from host memory if it then starts for sure. False, and nothing is copied,
+        if it would find no room: it may be asked again each step."""
+        pool = self.pool
+        count = min(left, request.num_known - (lease.num_shared + lease.on_host) * pool.block_size)
+        room = pool.num_free + pool.num_cached
+        if not self.ledger.fits(count) or room < self._taken(request, lease, count):
+            return False
+        pool.bring_back(lease, known, request.salt, request.reusable)
         return True
-    first = queues.running[0]
-    lacking = -(-first.num_known // pool.block_size) - first.held.num_blocks
-    return pool.num_free + pool.num_cached >= lacking + _taken(request, lease, pool, count)
 
+    # -------------------------------------------------------------- OneShot rows
 
-def _taken(request: Request, lease: Lease, pool: KvPool, count: int) -> int:
-    """Blocks that a prompt takes when it starts with ``count`` tokens: those that come back from host memory, and
-    those of its tokens."""
-    known = min(request.num_known, (lease.num_shared + lease.on_host) * pool.block_size + count)
-    return -(-known // pool.block_size) - lease.num_shared
-
-
-def _bring_back(request: Request, lease: Lease, known: I32, pool: KvPool, ledger: Ledger, left: int) -> bool:
-    """Bring the prompt's blocks back from host memory if it then starts for sure. False, and nothing is copied,
-    if it would find no room: it may be asked again each step."""
-    count = min(left, request.num_known - (lease.num_shared + lease.on_host) * pool.block_size)
-    room = pool.num_free + pool.num_cached
-    if not ledger.fits(count) or room < _taken(request, lease, pool, count):
-        return False
-    pool.bring_back(lease, known, request.salt, request.reusable)
-    return True
+    def plan_group(self, allowance: int | None) -> tuple[list[OneShotRow], list[Fold]]:
+        """One group: the requests that may share a batch with the first one, in order, until one of them does not
+        fit. Each is matched first, and charged for the tokens that the cache does not have. ``allowance`` bounds the
+        group beside running rows; the first request may be longer than it. Those behind the first bring
+        ``budgets.group_tokens`` at most: a short request is not made to wait for the long one that would fill up its
+        step."""
+        queues, budgets, ledger, retry = self.queues, self.budgets, self.ledger, self.retry
+        queue = queues.oneshot
+        waiting = len(queue)
+        if not waiting or allowance == 0:
+            return [], []
+        requests: Iterable[Request]
+        most = min(ledger.tokens, budgets.group_tokens)
+        logits_rows = ledger.logits_bytes // (budgets.vocab_size * LOGITS_BYTES)
+        if allowance is None and not retry and queue.fits(most, ledger.rows, logits_rows):
+            requests = list(queue)  # all of them fit, in any order
+        else:
+            requests = _one_group(queues, retry)
+        seen = not retry and (budgets.overlap or waiting > 1)
+        limit = -1 if allowance is None else allowance
+        left = ledger.tokens, ledger.rows, ledger.logits_bytes
+        group = OneShotGroup(self.pool, budgets.limits, *left, limit, retry, seen)
+        rows = _admit(group, requests, self.deferred)
+        ledger.tokens, ledger.rows, ledger.logits_bytes = group.end()
+        for row in rows:
+            queue.serve(row.request)
+        folds = _folds(group, rows) if len(rows) > 1 else []
+        if self.pool.caching:
+            # A promise costs time: only if another request may find it before it is kept.
+            _keep(group, rows, folds, not retry and (budgets.overlap or bool(queues.decode)), queues)
+        return rows, folds
 
 
 def _in_turn(under_way: list[Request], waiting: Iterator[Request]) -> Iterator[Request]:
     """Put a prompt that had a chunk behind all that arrived before that chunk."""
     under_way.sort(key=lambda r: r.turn)
     return merge(under_way, waiting, key=lambda r: (r.turn, 1) if r.state is State.PREFILL else (r.order, 0))
-
-
-def _start(
-    request: Request,
-    queues: Queues,
-    pool: KvPool,
-    budgets: Budgets,
-    ledger: Ledger,
-    left: int,
-    rows: list[PrefillRow],
-    retry: bool,
-    deferred: list[Request],
-) -> int:
-    """The first chunk of a prompt that waits; how many tokens it has. 0: it found no room, or is deferred."""
-    if pool.num_running_states and not pool.free_running_states:
-        return 0
-    known = request.known[: request.num_known]
-    lease = pool.attach(known, request.salt, request.reusable, growable=True)
-    request.hold(lease)
-    if budgets.limits.must_wait(pool, lease, known, request.salt, request.deferred, retry):
-        request.give_back(pool)
-        _defer(request, deferred)
-        return 0
-    if queues.decode.policy.takes_turns and not _room_beside_first(request, lease, queues, pool, left):
-        request.give_back(pool)
-        return 0
-    if lease.on_host and not _bring_back(request, lease, known, pool, ledger, left):
-        request.give_back(pool)
-        return 0
-    if pool.num_running_states:
-        pool.take_running_state(lease)
-    cached = lease.num_shared * pool.block_size
-    request.cached_len = request.staged_len = cached
-    count = _chunk(request, pool, ledger, left, rows, retry)
-    if not count:
-        request.give_back(pool)
-        request.cached_len = request.staged_len = 0
-        return 0
-    if not request.output:
-        request.stats.cached_tokens = cached
-    request.move(State.PREFILL)
-    queues.start(request)
-    return count
-
-
-def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list[PrefillRow], retry: bool) -> int:
-    """Up to ``left`` tokens of a prompt; how many they are. 0: no room."""
-    count = min(left, request.num_known - request.cached_len)
-    if count <= 0 or not ledger.fits(count):
-        return 0
-    if not _grow_to(pool, request.held, request.cached_len + count):
-        return 0
-    ledger.take(count)
-    request.staged_len = request.cached_len + count
-    rows.append(PrefillRow(request, request.cached_len, count))
-    if request.cache != "never" and not retry:
-        prompt = min(request.staged_len, request.prompt_tokens)
-        pool.promise(request.held, request.known[:prompt], request.salt)
-        if pool.keeps_states:  # an equal request later reads the last token of the prompt
-            always = request.cache == "always"
-            pool.keep_states(request.held, request.cached_len, prompt, request.prompt_tokens - 1, evict_used=always)
-    return count
-
-
-# ------------------------------------------------------------------ OneShot rows
 
 
 def _one_group(queues: Queues, retry: bool) -> Iterable[Request]:
@@ -297,45 +319,6 @@ def _common(request: Request, skip: int, estimates: Estimates | None) -> int:
     n = min(request.num_known, peer.num_known)
     differ = np.flatnonzero(request.known[:n] != peer.known[:n])
     return int(differ[0]) if len(differ) else n
-
-
-def _plan_group(
-    queues: Queues,
-    pool: KvPool,
-    budgets: Budgets,
-    ledger: Ledger,
-    allowance: int | None,
-    retry: bool,
-    deferred: list[Request],
-) -> tuple[list[OneShotRow], list[Fold]]:
-    """One group: the requests that may share a batch with the first one, in order, until one of them does not fit.
-    Each is matched first, and charged for the tokens that the cache does not have. ``allowance`` bounds the group
-    beside running rows; the first request may be longer than it. Those behind the first bring
-    ``budgets.group_tokens`` at most: a short request is not made to wait for the long one that would fill up its
-    step."""
-    queue = queues.oneshot
-    waiting = len(queue)
-    if not waiting or allowance == 0:
-        return [], []
-    requests: Iterable[Request]
-    most = min(ledger.tokens, budgets.group_tokens)
-    logits_rows = ledger.logits_bytes // (budgets.vocab_size * LOGITS_BYTES)
-    if allowance is None and not retry and queue.fits(most, ledger.rows, logits_rows):
-        requests = list(queue)  # all of them fit, in any order
-    else:
-        requests = _one_group(queues, retry)
-    seen = not retry and (budgets.overlap or waiting > 1)
-    limit = -1 if allowance is None else allowance
-    group = OneShotGroup(pool, budgets.limits, ledger.tokens, ledger.rows, ledger.logits_bytes, limit, retry, seen)
-    rows = _admit(group, requests, deferred)
-    ledger.tokens, ledger.rows, ledger.logits_bytes = group.end()
-    for row in rows:
-        queue.serve(row.request)
-    folds = _folds(group, rows) if len(rows) > 1 else []
-    if pool.caching:
-        # A promise costs time: only if another request may find it before it is kept.
-        _keep(group, rows, folds, not retry and (budgets.overlap or bool(queues.decode)), queues)
-    return rows, folds
 
 
 def _admit(group: OneShotGroup, requests: Iterable[Request], deferred: list[Request]) -> list[OneShotRow]:
@@ -401,29 +384,28 @@ def plan_step(
 ) -> Plan:
     """``limit``: only rows of failed steps, so many at most. ``in_flight``: another step is not postprocessed; rows
     that it draws a token for go on from there, and no row is preempted beside it."""
-    ledger, retry = budgets.ledger(limit), limit is not None
+    retry = limit is not None
+    step = _Step(queues, pool, budgets, budgets.ledger(limit), retry, in_flight)
     running: list[Request] = []
-    chunks: list[PrefillRow] = []
-    preempted: list[Request] = []
-    deferred: list[Request] = []
     pool.begin_plan()
     queues.look_again()
     if queues.running:
-        planned, preempted = _plan_decode(queues, pool, ledger, retry, in_flight)
+        planned = step.plan_decode()
         if planned is None:
             return Plan(postprocess_first=True)
         running = planned
     allowance = None if pacer is None or retry else pacer.allowance(len(running))
     prompts = bool(queues.running or queues.decode)  # of Decode requests, that may get a chunk
-    if prompts and not _oneshot_first(queues):
-        chunks = _plan_prefill(queues, pool, budgets, ledger, bool(running), retry, deferred)
-        prompts = False
-    rows, folds = _plan_group(queues, pool, budgets, ledger, allowance, retry, deferred)
-    if prompts:
-        chunks = _plan_prefill(queues, pool, budgets, ledger, bool(running), retry, deferred)
+    oneshot_first = prompts and step.oneshot_first()
+    if prompts and not oneshot_first:
+        step.plan_prefill(bool(running))
+    rows, folds = step.plan_group(allowance)
+    if oneshot_first:
+        step.plan_prefill(bool(running))
+    chunks, preempted = step.chunks, step.preempted
     if len(queues.running) > 1 and not (rows or chunks or running or preempted or retry or in_flight):
         # Prompts that wait for each other's blocks: the last one gives way, so the first one moves on.
         preempted = [queues.running[-1]]
         preempt(preempted[0], queues, pool)
-    queues.served += budgets.step_tokens - ledger.tokens
-    return Plan(tuple(rows), tuple(folds), tuple(chunks), tuple(running), tuple(preempted), tuple(deferred))
+    queues.served += budgets.step_tokens - step.ledger.tokens
+    return Plan(tuple(rows), tuple(folds), tuple(chunks), tuple(running), tuple(preempted), tuple(step.deferred))
