@@ -13,12 +13,13 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from prelude.calibration.fitting import LEAST_T, MOST_T, fit_isotonic, fit_platt, fit_temperature, softmax
-from prelude.calibration.metrics import F64, check_rows, summary, worsened
+from prelude.calibration.metrics import F64, check_rows, row_of, summary, worsened
 from prelude.errors import CalibrationError, reason, shown
 from prelude.models.identity import known_hash
 from prelude.records import dataclass, field
 from prelude.results import Answer
 from prelude.values.strict_json import parse
+from prelude.values.validation import listed
 
 _SAID = {
     "question": "question",
@@ -52,6 +53,7 @@ def common_asked(answers: Sequence[Answer]) -> dict[str, Any]:
 
 def check_asked(of: str, labels: Sequence[str] | None, asked: Mapping[str, Any], answer: Answer) -> None:
     """Raise ``CalibrationError`` if ``answer`` differs from the answers that a calibrator or prior is of."""
+    _answers([answer])
     if labels is not None and sorted(answer.labels) != sorted(labels):
         raise CalibrationError(f"labels {shown(answer.labels)}; this {of} is of {shown(labels)}")
     if not asked:
@@ -141,7 +143,8 @@ class Calibrator:
         probabilities get worse, a warning says so, and ``facts`` has the numbers. Raises ``CalibrationError``."""
         if method not in METHODS:
             raise CalibrationError(f"method {shown(method)} is not one of {', '.join(METHODS)}")
-        rows = [np.asarray(row, dtype=np.float64) for row in probabilities]
+        rows = [row_of(row, f"rows[{at}]") for at, row in enumerate(listed(probabilities, "probabilities"))]
+        truth = listed(truth, "truth")
         check_rows(rows, truth)
         if len(rows) < LEAST_ROWS:
             raise CalibrationError(f"{len(rows)} labelled rows to fit on; it takes at least {LEAST_ROWS}")
@@ -185,6 +188,7 @@ class Calibrator:
     ) -> Calibrator:
         """Fit answers to one question to the true label of each. The calibrator knows their question, template and
         model, and is applied to no others."""
+        answers = _answers(answers)
         rows, index = rows_of(answers, truth)
         labels = answers[0].labels
         same = all(answer.labels == labels for answer in answers)
@@ -195,7 +199,7 @@ class Calibrator:
 
     def probabilities(self, given: Sequence[float], labels: Sequence[str] | None = None) -> F64:
         """Return the calibrated probabilities of one row, float64 [labels], which sum to 1."""
-        logs = log_of(np.asarray(given, dtype=np.float64))
+        logs = log_of(row_of(given, "probabilities"))
         if self.method == "temperature":
             return softmax(logs / self.parameters["temperature"])
         if self.method == "isotonic":
@@ -272,6 +276,7 @@ class PriorCorrection:
     @classmethod
     def of_answers(cls, answers: Sequence[Answer], target: Mapping[str, float] | None = None) -> PriorCorrection:
         """Return the mean probabilities of answers to one question."""
+        answers = _answers(answers)
         labels = _common(answers)
         mean = np.mean([list(answer.probabilities.values()) for answer in answers], axis=0)
         if target is not None and (not isinstance(target, Mapping) or set(target) != set(labels)):
@@ -283,11 +288,11 @@ class PriorCorrection:
     def content_free(
         cls, engine: Any, question: Any, states: Sequence[str] = ("N/A", "[...]", "-"), **keywords: Any
     ) -> PriorCorrection:
-        """The mean answer of ``engine`` (an ``Engine``) to ``question`` about states without content. They should
+        """The mean answer of ``engine`` to ``question`` about states without content. They should
         have the form of the real ones, with an empty text in the place of the judged one."""
-        if isinstance(states, str):
-            raise CalibrationError(f"states: {shown(states)} is one text; give a list")
-        return cls.of_answers([engine.decide(state, [question], **keywords)[0] for state in states])
+        engine = getattr(engine, "engine", engine)  # of an AsyncEngine
+        asked = listed(states, "states", " of texts")
+        return cls.of_answers([engine.decide(state, [question], **keywords)[0] for state in asked])
 
     def apply(self, answer: Answer) -> Answer:
         check_asked("prior", self.labels, self.asked, answer)
@@ -323,6 +328,7 @@ def pair(logit: float) -> tuple[float, float]:
 
 
 def rows_of(answers: Sequence[Answer], truth: Sequence[str]) -> tuple[list[list[float]], list[int]]:
+    answers, truth = _answers(answers), listed(truth, "labels")
     if len(answers) == 0 or len(answers) != len(truth):
         raise CalibrationError(f"{len(answers)} answers and {len(truth)} labels; one label an answer, at least one")
     index = []
@@ -350,6 +356,13 @@ def changed(answer: Answer, shares: F64) -> Answer:
         probability=probability,
         expected=expected,
     )
+
+
+def _answers(given: Any) -> list[Answer]:
+    for at, answer in enumerate(found := listed(given, "answers")):
+        if not isinstance(answer, Answer):
+            raise CalibrationError(f"answers[{at}]: {shown(answer)} is not the Answer to one question")
+    return found
 
 
 def _common(answers: Sequence[Answer]) -> tuple[str, ...]:

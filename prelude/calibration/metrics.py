@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from prelude.errors import CalibrationError
+from prelude.errors import CalibrationError, shown
 from prelude.records import dataclass
 
 F64 = npt.NDArray[np.float64]
@@ -42,6 +43,19 @@ class Summary:
     aurc: float
 
 
+def row_of(given: Any, where: str) -> F64:
+    """One row of probabilities, float64 [labels]. ``CalibrationError`` that begins with ``where`` if it is none."""
+    try:
+        row: F64 = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        row = np.empty((0, 0))
+    if row.ndim != 1 or not row.size or not np.isfinite(row).all() or row.min() < 0 or row.sum() <= 0:
+        raise CalibrationError(
+            f"{where}: probabilities are finite, not negative, and not all zero; {shown(given)} is no list of such"
+        )
+    return row
+
+
 def check_rows(rows: Rows, truth: Sequence[int]) -> None:
     """``CalibrationError`` unless there is a true label in range for each row, and a row at all."""
     if len(rows) == 0 or len(rows) != len(truth):
@@ -49,10 +63,11 @@ def check_rows(rows: Rows, truth: Sequence[int]) -> None:
             f"{len(rows)} rows of probabilities and {len(truth)} labels; one label a row, at least one"
         )
     for at, (row, label) in enumerate(zip(rows, truth)):
-        if not 0 <= int(label) < len(row):
-            raise CalibrationError(f"rows[{at}]: label {int(label)} of {len(row)} labels")
-        if not np.isfinite(row).all() or row.min() < 0 or row.sum() <= 0:
-            raise CalibrationError(f"rows[{at}]: probabilities are finite, not negative, and not all zero")
+        if not isinstance(label, int | np.integer) or not 0 <= label < len(row):
+            raise CalibrationError(
+                f"rows[{at}]: label {shown(label)} of {len(row)} labels; it takes the index of one"
+            )
+        row_of(row, f"rows[{at}]")
 
 
 def confident(rows: Rows, truth: Sequence[int]) -> tuple[F64, F64]:

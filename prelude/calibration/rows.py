@@ -73,16 +73,21 @@ def _row(line: str, where: str, head: Head | None) -> Row:
             return Row(label, answer=answer)
     if "state" not in found or not ("question" in found or (head and "head" in found)):
         raise CalibrationError(f"{where}: it has neither probabilities nor logprobs, nor a state and a question")
-    return Row(label, task=Decide(found["state"], [_question(found, head)]))
+    return Row(label, task=Decide(found["state"], [_question(found, head, where)]))
 
 
-def _question(found: dict[str, Any], head: Head | None) -> Any:
+def _question(found: dict[str, Any], head: Head | None, where: str) -> Any:
     if head and "head" in found:
         return head(str(found["head"]))
     if "labels" in found:
         return Choice(found["question"], found["labels"])
     if "levels" in found:
         return Score(found["question"], found["levels"])
+    if unknown := sorted(found.keys() - {"state", "question", "criteria", "label"}):
+        raise CalibrationError(
+            f"{where}: {shown(unknown[0])} is no field of a question of yes or no, as a row without labels, levels "
+            "and head has it; leave it out, or give one of those"
+        )
     return Noul(found["question"], found.get("criteria"))
 
 

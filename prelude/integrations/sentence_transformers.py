@@ -29,7 +29,7 @@ class SentenceEncoder:
 
     def encode(
         self,
-        sentences: str | Sequence[str],
+        inputs: str | Sequence[str],
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
@@ -48,8 +48,8 @@ class SentenceEncoder:
         _refuse("precision", precision, "float32")
         _refuse("convert_to_tensor", convert_to_tensor, False)
         _refuse("convert_to_numpy", convert_to_numpy, True)
-        one = isinstance(sentences, str)
-        texts = [sentences] if isinstance(sentences, str) else listed(sentences, "sentences", " of texts")
+        one = isinstance(inputs, str)
+        texts = [inputs] if isinstance(inputs, str) else listed(inputs, "inputs", " of texts")
         dimensions = truncate_dim if truncate_dim is not None else self._truncate_dim
         tasks = [
             Embed(
@@ -98,14 +98,14 @@ class PairScorer:
     def predict(
         self,
         inputs: Sequence[Any],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
         activation_fn: Callable[[Any], Any] | None = None,
         apply_softmax: bool | None = False,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
     ) -> Any:
         """Scores of (query, document) pairs: float32 [n], or [n, labels] of a model with several; of one pair a
         number. ``activation_fn`` gets the raw scores as an array. ``prompt``, or the model's own one of the name
@@ -142,11 +142,11 @@ class PairScorer:
         documents: Sequence[str],
         top_k: int | None = None,
         return_documents: bool = False,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
         activation_fn: Callable[[Any], Any] | None = None,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
     ) -> list[dict[str, Any]]:
         """``corpus_id`` and ``score`` of each document, and its ``text`` if asked for, the best first."""
         if self.num_labels > 1:

@@ -10,7 +10,8 @@ and new.
     sentence_bert_config.json            the longest text, and whether it is lowered
     tokenizer_config.json                the longest text if no other file says it, and the side that is cut
 
-Names and meanings are those of sentence-transformers; a setting that is not followed is named in a warning.
+Names and meanings are those of sentence-transformers; a setting that is not followed is named in a warning. It
+reads its own two files of settings beside modules.json alone, and so do we.
 
 If no file says how to pool, the caller has to name it, because a guess would be silently wrong. A pooling that is
 not implemented concerns ``embed`` alone: such a model loads, and ``EmbeddingSettings.unsupported`` states the reason.
@@ -184,7 +185,7 @@ def _prompts(fields: Fields) -> tuple[dict[str, str], str | None]:
 
 def _read_settings(directory: ModelDirectory) -> dict[str, Any]:
     """Read ``config_sentence_transformers.json``, and ``config.json``, in which older files have the activation."""
-    fields = directory.fields(_SETTINGS_FILE, needed=False)
+    fields = _settings(directory, _SETTINGS_FILE)
     prompts, default = _prompts(fields)
     dimensions, similarity = fields.get("truncate_dim", None), fields.get("similarity_fn_name", None)
     activation = activation_name(fields, "activation_fn", fields.get("activation_fn", None))
@@ -205,6 +206,9 @@ def _read_tokenizing(directory: ModelDirectory, side: str) -> dict[str, Any]:
     is cut: that of ``tokenizer_config.json``, or else ``side``, which is that of ``tokenizer.json``. And whether
     there are token types."""
     fields, name = transformer_settings(directory), "tokenizer_config.json"
+    for unread in () if directory.has(MODULES) else (fields.where, str(directory.path / _SETTINGS_FILE)):
+        if directory.has(Path(unread).name):
+            log.warning("%s is not followed without %s, as in sentence-transformers", unread, MODULES)
     values = directory.object(name, _TOKENIZER_LIMIT) if directory.has(name) else {}
     tokenizer = Fields(values, str(directory.path / name))
     longest: int | None
@@ -244,7 +248,12 @@ def lowers_text(directory: ModelDirectory) -> bool:
 def transformer_settings(directory: ModelDirectory) -> Fields:
     """Return the settings of sentence-transformers' Transformer module, from the first of its files that is there."""
     names = [f"sentence_{kind}_config.json" for kind in _KINDS]
-    return directory.fields(next(filter(directory.has, names), names[0]), needed=False)
+    return _settings(directory, next(filter(directory.has, names), names[0]))
+
+
+def _settings(directory: ModelDirectory, name: str) -> Fields:
+    """Return a file of settings; one without keys if the library reads none."""
+    return directory.fields(name, needed=False) if directory.has(MODULES) else Fields({}, str(directory.path / name))
 
 
 def _warn_unread(fields: Fields, read: tuple[str, ...]) -> None:

@@ -252,7 +252,8 @@ def _text(value: Any, name: str) -> str:
 
 def _texts(values: Any, name: str, most: int, least: int = 0) -> tuple[str, ...]:
     if not isinstance(values, list | tuple) or not least <= len(values) <= most:
-        raise RecipeError(f"{shown(values)} is not a list of {least} to {most} texts", field=f"recipe.{name}")
+        count = most if least == most else f"{least} to {most}"
+        raise RecipeError(f"{shown(values)} is not a list of {count} texts", field=f"recipe.{name}")
     return tuple(_text(text, f"{name}[{at}]") for at, text in enumerate(values))
 
 

@@ -75,7 +75,7 @@ class Checker:
 
 def parse(body: Any, fitted: Mapping[str, FittedQuestion]) -> Parsed:
     """``SystemOneError`` lists all that is wrong with the shape of the body. ``fitted``: the questions that a field
-    ``x_fitted`` may name; without any, such a field is the caller's own."""
+    ``x_fitted`` may name."""
     if not isinstance(body, Mapping):
         raise SystemOneError([fault((), f"{shown(body)} is not an object", "dict_type")])
     check = Checker()
@@ -95,9 +95,7 @@ def parse(body: Any, fitted: Mapping[str, FittedQuestion]) -> Parsed:
             _check_question(check, name, question, fitted)
     check.finish()
     asked = body["questions"]
-    questions = tuple(
-        [fitted[one[FITTED]] if fitted and FITTED in one else question_of(one) for one in asked.values()]
-    )
+    questions = tuple([fitted[one[FITTED]] if FITTED in one else question_of(one) for one in asked.values()])
     return Parsed(state_of(body["state"], ("state",)), tuple(asked), questions, tuple(asked.values()))
 
 
@@ -118,7 +116,7 @@ def _check_question(check: Checker, name: Any, question: Any, fitted: Mapping[st
             message = f"a {kind} has no such field; it has {', '.join(sorted(_FIELDS))}"
             check.wrong((*loc, key), message, "extra_forbidden")
     check.text(question.get("instructions"), (*loc, "instructions"))
-    if fitted and FITTED in question:
+    if FITTED in question:
         asked, known = question[FITTED], {name: one.kind for name, one in fitted.items()}
         if not isinstance(asked, str) or known.get(asked) != kind:
             message = f"{shown(asked)} is no fitted {kind} of this service, which has {shown(known)}"

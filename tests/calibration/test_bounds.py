@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from prelude.calibration import metrics
 from prelude.calibration.calibrator import pair
 from prelude.calibration.report import calibrate
 from prelude.calibration.rows import answers_of, read_rows
-from prelude.errors import CalibrationError
+from prelude.errors import CalibrationError, InvalidRequest
 from prelude.tools.calibrate import table, title_of
 from prelude.tools.cli import main
 from tests.calibration.test_calibrator import LABELS, answer, drawn
@@ -52,11 +53,37 @@ def test_a_summary_by_hand() -> None:
         ([[0.5, math.inf]], [0], r"rows\[0\]: probabilities are finite"),
         ([[-1e-9, 1.0]], [1], r"rows\[0\]: probabilities are finite, not negative"),
         ([[0.0, 0.0]], [0], r"rows\[0\]: probabilities are finite, not negative, and not all zero"),
+        ([[0.5, 0.5]], [0.9], r"rows\[0\]: label 0.9 of 2 labels"),
     ],
 )
-def test_rows_without_figures(rows: Any, truth: list[int], says: str) -> None:
+def test_rows_without_figures(rows: Any, truth: list[Any], says: str) -> None:
     with pytest.raises(CalibrationError, match=says):
         metrics.summary([np.array(row) for row in rows], truth)
+
+
+WRONG: list[Any] = [[0.0, 0.0], [math.nan, 1.0], [-1.0, 2.0], [[0.5, 0.5]], [], ["a", "b"], "ab", None, 0.5]
+
+
+@pytest.mark.parametrize("row", WRONG, ids=repr)
+def test_what_is_no_row_of_probabilities_is_refused(row: Any) -> None:
+    with pytest.raises(CalibrationError, match=r"^probabilities: probabilities are finite"):
+        Calibrator("temperature", {"temperature": 1.0}).probabilities(row)
+    with pytest.raises(CalibrationError, match=r"^rows\[29\]: probabilities are finite"):
+        Calibrator.fit([*[[0.5, 0.5]] * 29, row], [0] * 30)
+
+
+@pytest.mark.parametrize("other", [3, None, {"a": 0.5}, [answer([0.9, 0.1], ("a", "b"))]], ids=repr)
+def test_what_is_no_answer_is_refused(other: Any) -> None:
+    one = Calibrator("temperature", {"temperature": 1.0})
+    calls: list[Callable[[], Any]] = [
+        lambda: one.apply(other),
+        lambda: PriorCorrection(("a", "b"), (0.5, 0.5)).apply(other),
+        lambda: PriorCorrection.of_answers([other]),
+        lambda: Calibrator.fit_answers([other] * 30, ["a"] * 30),
+    ]
+    for call in calls:
+        with pytest.raises(CalibrationError, match=r"^answers\[0\]: .* is not the Answer to one question"):
+            call()
 
 
 # ------------------------------------------------------------------ calibrators
@@ -203,7 +230,7 @@ def test_shares_of_a_prior() -> None:
             PriorCorrection.of_answers(sure, target)
     with pytest.raises(CalibrationError, match=r"^b: 'x' is not a number"):
         PriorCorrection.of_answers(sure, {"a": 1.0, "b": "x"})  # type: ignore[dict-item]
-    with pytest.raises(CalibrationError, match=r"^states: 'N/A' is one text; give a list"):
+    with pytest.raises(InvalidRequest, match=r"^states: 'N/A' is not a list of texts"):
         PriorCorrection.content_free(None, None, "N/A")
     with pytest.raises(CalibrationError, match=r"^logit: nan is not a number"):
         Calibrator("temperature", {"temperature": 1.0}).score(math.nan)
@@ -303,6 +330,7 @@ def test_the_title_of_a_figure_is_cut() -> None:
         ({"label": ["a"], "probabilities": {"a": 1, "b": 1}}, r"label \['a'\] is not text"),
         ({"label": "a", "state": "x"}, "nor a state and a question"),
         ({"label": "a", "question": "x"}, "nor a state and a question"),
+        ({"label": "yes", "state": "x", "question": "q", "lables": ["yes", "no", "so"]}, "'lables' is no field of"),
         ({"label": "a", "probabilities": {"a": 1, "b": 2e100}}, "finite numbers by label"),
         ({"label": "a", "probabilities": ["a", "b"]}, "finite numbers by label"),
         ({"label": "a", "probabilities": {"a": 0, "b": 0}}, "not negative and not all zero"),

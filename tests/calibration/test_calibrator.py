@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude import Choice, Engine, Score, YesNo
+from prelude import AsyncEngine, Choice, Engine, Score, YesNo
 from prelude.calibration import METHODS, Calibrator, PriorCorrection, metrics
 from prelude.calibration.calibrator import pair
 from prelude.errors import CalibrationError
@@ -205,6 +205,7 @@ def test_a_content_free_prior_of_an_engine(tmp_path: Path) -> None:
         alone = [engine.decide(state, [question])[0] for state in ("N/A", "-")]
         mean = np.mean([list(one.probabilities.values()) for one in alone], axis=0)
         assert prior.prior == pytest.approx(tuple(np.maximum(mean, 1e-9).tolist()), rel=1e-3)
+        assert PriorCorrection.content_free(AsyncEngine(engine), question, ("N/A", "-")) == prior
         answers = engine.decide("The library is open.", [question, YesNo("Is it?"), Score("How clear is it?")])
         found = prior.apply(answers[0])
         assert sum(found.probabilities.values()) == pytest.approx(1.0)

@@ -206,6 +206,15 @@ SETTINGS: dict[str, Row] = {
         "vectors", {"sentence_bert_config": None, "sentence_roberta_config": {"max_seq_length": 20}}
     ),
     "truncation of tokenizer.json": Row(ENCODERS, {"tokenizer": part("truncation", value=RIGHT)}),
+    "settings without modules.json": Row(
+        "scores labels",
+        {
+            "modules": None,
+            "sentence_bert_config": {"max_seq_length": 20, "do_lower_case": True},
+            "config_sentence_transformers": {"prompts": PROMPTS, "default_prompt_name": "other"},
+            "tokenizer_config": {"model_max_length": 30},
+        },
+    ),
     # the side
     "truncation_side": tokenizer_config(ALL, truncation_side="left", model_max_length=42),
     "truncation_side of tokenizer.json": Row(ALL, {"tokenizer": part("truncation", value=LEFT)}),
@@ -215,6 +224,7 @@ SETTINGS: dict[str, Row] = {
     # prompts
     "prompts": settings(f"{ENCODERS} recipe roberta", prompts=PROMPTS),
     "default_prompt_name": settings(f"{ENCODERS} recipe roberta", prompts=PROMPTS, default_prompt_name="other"),
+    "no prompt of the name": settings("vectors", prompts={"other": "Harbour "}, default_prompt_name="other"),
     "a default prompt of null": settings(ENCODERS, prompts={"query": None}, default_prompt_name="query"),
     "default prompt, left": Row(
         ENCODERS,

@@ -124,6 +124,7 @@ def test_an_unsupported_pooling_is_refused_by_name(
     ],
 )
 def test_malformed_settings(name: str, content: dict[str, Any], match: str, tmp_path: Path) -> None:
+    directory(tmp_path, {"pooling_mode": "cls"}, listing("Transformer", "Pooling"))
     (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ModelError, match=match):
         read_embedding(tmp_path)

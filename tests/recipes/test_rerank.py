@@ -342,6 +342,11 @@ def test_a_recipe_of_lists_is_the_recipe_of_tuples(kind: type[Any], values: dict
     assert made == kind(**values) and hash(made) == hash(kind(**values))
 
 
+def test_a_list_of_one_length_is_asked_for_by_that_length() -> None:
+    with pytest.raises(RecipeError, match="is not a list of 3 texts"):
+        GuardField("x", "x", ("a", "b"), unless=("w", "a"))  # type: ignore[arg-type]
+
+
 def test_the_shipped_recipes_have_the_names_that_they_are_found_by() -> None:
     assert set(names()) == set(shipped()) and "qwen3-reranker" in names(RerankRecipe)
 

@@ -69,14 +69,9 @@ def test_a_name_of_no_fitted_choice_is_refused_at_its_place(
     assert raised.value.errors[0]["loc"] == ["body", "questions", "which", "choice", "x_fitted"]
 
 
-def test_without_fitted_questions_the_field_is_the_caller_s_own(engine: Engine) -> None:
-    one = SystemOne(engine)
-    assert (
-        "language"
-        in one.answer({"state": STATE, "questions": {"language": {**LANGUAGE, "x_fitted": "x"}}})["answers"]
-    )
-    with pytest.raises(SystemOneError, match="is not an object of options"):
-        one.answer({"state": STATE, "questions": {"which": {"type": "choice", "x_fitted": "team"}}})
+def test_a_service_without_fitted_questions_answers_none_in_their_place(engine: Engine) -> None:
+    with pytest.raises(SystemOneError, match=r"'x' is no fitted choice of this service, which has \{\}"):
+        SystemOne(engine).answer({"state": STATE, "questions": {"language": {**LANGUAGE, "x_fitted": "x"}}})
 
 
 def test_a_vector_of_another_size_is_named_at_its_question(engine: Engine) -> None:
