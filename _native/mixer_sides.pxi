@@ -20,6 +20,11 @@ cdef extern from "prelude/cpu/mixer_sides.hpp" namespace "prelude::cpu" nogil:
     cdef struct Projection:
         const PackedKernels* kernels
         PackedWeight weight
+        const Projection* behind
+
+    int64_t outputs_of(const Projection&)
+    cbool multiply "prelude::cpu::sides::multiply"(const Team&, const Projection&, const void*, int64_t stride, Type,
+                                                   void* out, int64_t stride, Type, cbool adds, int64_t rows)
 
     cdef struct Rotation:
         int64_t first
@@ -73,6 +78,7 @@ cdef extern from "prelude/cpu/mixer_sides.hpp" namespace "prelude::cpu" nogil:
 
     cbool run_before(const BeforePart&, const BeforeArgs&, const Team&)
     cbool run_behind(const BehindPart&, const BehindArgs&, const Team&)
+    cbool product_worth_releasing "prelude::cpu::worth_releasing_gil"(const Projection&, int64_t rows)
     cbool before_worth_releasing "prelude::cpu::worth_releasing_gil"(const BeforePart&, const BeforeArgs&)
     cbool behind_worth_releasing "prelude::cpu::worth_releasing_gil"(const BehindPart&, const BehindArgs&)
 
@@ -80,40 +86,47 @@ cdef extern from "prelude/cpu/mixer_sides.hpp" namespace "prelude::cpu" nogil:
 @cython.final
 cdef class PackedProduct:
     """Products with one packed weight [outputs, inputs], of which addresses and sizes are asked once. ``words`` int32
-    are those of ``packed_words``, ``bias`` is float32 [outputs] or None."""
+    are those of ``packed_words``, ``bias`` is float32 [outputs] or None. ``behind``: makes the outputs behind these,
+    of a weight that is packed otherwise."""
 
-    cdef object words, bias  # their memory stays where it is while this object lives
+    cdef object words, bias, behind  # their memory stays where it is while this object lives
     cdef Projection projection
 
-    def __cinit__(self, cnp.ndarray words not None, cnp.ndarray bias, int64_t outputs, int64_t inputs, int packing):
+    def __cinit__(self, cnp.ndarray words not None, cnp.ndarray bias, int64_t outputs, int64_t inputs, int packing,
+                  PackedProduct behind=None):
         cdef Packing kind = checked_packing(packing)
         if outputs < 0 or inputs < 1 or cnp.PyArray_NDIM(words) != 1 or cnp.PyArray_TYPE(words) != cnp.NPY_INT32 or (
                 cnp.PyArray_DIM(words, 0) < packed_words_of(outputs, inputs, kind)) or (
-                kind == Packing.q4_k and inputs % kFourInputs):
+                inputs % whole_inputs(kind)):
             raise ValueError(f"{_told(words)} are not the words of [{outputs}, {inputs}]")
         self.projection.kernels = for_packed[<int> kind]
-        self.words, self.bias = words, bias
+        self.words, self.bias, self.behind = words, bias, behind
+        self.projection.behind = NULL
+        if behind is not None:
+            if behind.projection.weight.inputs != inputs:
+                raise ValueError(f"{inputs} inputs, and {behind.projection.weight.inputs} of the outputs behind")
+            self.projection.behind = &behind.projection
         self.projection.weight = packed_weight(<uintptr_t> _memory(words), outputs, inputs, kind)
         self.projection.weight.bias = _factors(bias, 0, outputs, "bias")
 
     def __call__(self, cnp.ndarray x not None, cnp.ndarray out not None, bint adds=False) -> None:
         """``out = x @ weight.T + bias`` for the rows of ``x`` [T, inputs], or ``out += ...``, which is float32."""
-        cdef PackedArgs args
+        cdef Team team = _team()
         cdef cbool done
+        cdef int64_t outputs = outputs_of(self.projection)
         _check_kernels(self.projection)
-        args.weight, args.adds = self.projection.weight, adds
-        cdef Rows rows = _rows(x, args.weight.inputs, "x"), made = _rows(out, args.weight.outputs, "out", True)
+        cdef Rows rows = _rows(x, self.projection.weight.inputs, "x"), made = _rows(out, outputs, "out", True)
         if rows.count != made.count:
-            raise ValueError(f"{_told(x)} by [{args.weight.outputs}, {args.weight.inputs}] into {_told(out)}")
-        args.x, args.x_stride, args.x_type, args.rows = rows.at, rows.stride, rows.type, rows.count
-        args.out, args.out_stride, args.out_type = made.at, made.stride, made.type
-        if adds and args.out_type == Type.bf16:
+            raise ValueError(f"{_told(x)} by [{outputs}, {self.projection.weight.inputs}] into {_told(out)}")
+        if adds and made.type == Type.bf16:
             raise ValueError("sums are added in float32")
-        if packed_worth_releasing_gil(args):
+        if product_worth_releasing(self.projection, rows.count):
             with nogil:
-                done = run_packed(self.projection.kernels[0], args, thread_count())
+                done = multiply(team, self.projection, rows.at, rows.stride, rows.type, made.at, made.stride,
+                                made.type, adds, rows.count)
         else:
-            done = run_packed(self.projection.kernels[0], args, thread_count())
+            done = multiply(team, self.projection, rows.at, rows.stride, rows.type, made.at, made.stride, made.type,
+                            adds, rows.count)
         check(done)
 
     def gather(self, cnp.ndarray outputs not None):
@@ -130,7 +143,7 @@ cdef class PackedProduct:
 
     def integer_pairs(self, cnp.ndarray x not None, cnp.ndarray outputs not None):
         """[n] float64: output ``outputs[i]``, int64, of row i of ``x`` [n, inputs] float32, as ``self(x)`` has it
-        without the bias. The weight is packed in int8 or q4_k."""
+        without the bias. The weight is packed in int8, q4_k or q6_k."""
         cdef PackedWeight weight = self.projection.weight
         cdef int64_t i, count = self.chosen(outputs)
         cdef const int64_t* which = <const int64_t*> cnp.PyArray_DATA(outputs)
@@ -221,9 +234,9 @@ cdef class BeforeMixer:
             return
         first, heads, width, eps, gain = rotation
         if (heads < 1 or width < 2 or width % 2 or first < 0
-                or first + heads * width > projection.projection.weight.outputs):
+                or first + heads * width > outputs_of(projection.projection)):
             raise ValueError(f"{heads} heads of {width} from {first} on do not lie in "
-                             f"{projection.projection.weight.outputs} values")
+                             f"{outputs_of(projection.projection)} values")
         self.part.rotation.first, self.part.rotation.heads, self.part.rotation.width = first, heads, width
         self.part.rotation.eps = eps
         self.part.rotation.gain = _factors(gain, heads, width, "gain")
@@ -236,7 +249,7 @@ cdef class BeforeMixer:
         cdef Team team = _team()
         cdef cbool done
         cdef int64_t inputs = self.part.projection.weight.inputs
-        cdef Rows rows = _rows(x, inputs, "x"), made = _rows(out, self.part.projection.weight.outputs, "out", True)
+        cdef Rows rows = _rows(x, inputs, "x"), made = _rows(out, outputs_of(self.part.projection), "out", True)
         if rows.type != Type.f32 or chunk < 1 or rows.count != made.count:
             raise ValueError(f"{_told(x)} into {_told(out)}, {chunk} rows at a time")
         args.x, args.x_stride, args.rows, args.chunk = <const float*> rows.at, rows.stride, rows.count, chunk
@@ -267,15 +280,15 @@ cdef class BehindMixer:
 
     def __cinit__(self, PackedProduct out not None, PackedProduct up not None, PackedProduct down not None,
                   activation, bint gated, bint norm_first, mixer_norm, mlp_norm, mixer_after, mlp_after):
-        cdef int64_t width = up.projection.weight.inputs, made = up.projection.weight.outputs
+        cdef int64_t width = up.projection.weight.inputs, made = outputs_of(up.projection)
         for one in (out, up, down):
             _check_kernels((<PackedProduct> one).projection)
         if gated:
             made //= 2
-        if (out.projection.weight.outputs != width or down.projection.weight.outputs != width
+        if (outputs_of(out.projection) != width or outputs_of(down.projection) != width
                 or down.projection.weight.inputs != made or mlp_norm is None):
-            raise ValueError(f"products into {out.projection.weight.outputs}, {up.projection.weight.outputs} and "
-                             f"{down.projection.weight.outputs} values do not make a layer of {width}")
+            raise ValueError(f"products into {outputs_of(out.projection)}, {outputs_of(up.projection)} and "
+                             f"{outputs_of(down.projection)} values do not make a layer of {width}")
         self.part.out, self.part.up, self.part.down = out.projection, up.projection, down.projection
         self.part.activation, self.part.gated = <Activation> <int> ACTIVATIONS[activation], gated
         self.part.norm_first = norm_first
@@ -300,7 +313,7 @@ cdef class BehindMixer:
         some = min(chunk, rows.count)
         if up is None:
             raise ValueError("up: None, where a room is needed")
-        wide = _room(up, some, self.part.up.weight.outputs, _type_of(up), "up")
+        wide = _room(up, some, outputs_of(self.part.up), _type_of(up), "up")
         args.normed = _full_room(normed, some, width, wide.type, "normed").at
         args.sums = NULL
         if self.part.mixer_after.kind != NormKind.none or self.part.mlp_after.kind != NormKind.none:

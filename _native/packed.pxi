@@ -9,6 +9,7 @@ cdef extern from "prelude/cpu/packed_matmul.hpp" namespace "prelude::cpu" nogil:
         widened
         f16
         q4_k
+        q6_k
 
     cdef struct PackedWeight:
         const uint32_t* words
@@ -16,17 +17,6 @@ cdef extern from "prelude/cpu/packed_matmul.hpp" namespace "prelude::cpu" nogil:
         int64_t inputs
         int64_t outputs
         Packing packing
-
-    cdef struct PackedArgs:
-        PackedWeight weight
-        const void* x
-        void* out
-        int64_t x_stride
-        int64_t out_stride
-        int64_t rows
-        Type x_type
-        Type out_type
-        cbool adds
 
     cdef cppclass PackedKernels:
         const char* name
@@ -40,18 +30,16 @@ cdef extern from "prelude/cpu/packed_matmul.hpp" namespace "prelude::cpu" nogil:
                      int64_t first, int threads)
     void prefer_large_pages(void*, size_t)
     void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t*)
-    void pack_q4_k(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t*)
+    void pack_few(const uint8_t* rows, int64_t outputs, int64_t inputs, Packing, uint32_t*)
     cbool quantizes(Packing)
     void unpack_output(const PackedWeight&, int64_t output, float* to)
     float integer_pair(const PackedWeight&, const float* x, int64_t output, uint32_t* room)
     int64_t row_words(int64_t inputs, Packing)
-    cbool packed_worth_releasing_gil(const PackedArgs&)
-    cbool run_packed "prelude::cpu::packed_matmul"(const PackedKernels&, const PackedArgs&, int threads)
 
     const int64_t kGroup
     const int64_t kBlock
     const int64_t kQ8Bytes
-    const int64_t kFourInputs
+    const int64_t kFewInputs
     const float kMostScaled
 
 
@@ -73,8 +61,8 @@ cdef extern from "prelude/cpu/targets.hpp" namespace "prelude::cpu" nogil:
     int64_t count_not_finite[Bits](const Bits*, int64_t count, Bits exponent)
 
 
-cdef const PackedKernels* for_packed[6]
-for _at in range(6):
+cdef const PackedKernels* for_packed[7]
+for _at in range(7):
     for_packed[<int> _at] = best_packed_kernels(<Packing> <int> _at)
 
 PACKINGS = {
@@ -84,6 +72,7 @@ PACKINGS = {
     "widened": <int32_t> Packing.widened,
     "float16": <int32_t> Packing.f16,
     "q4_k": <int32_t> Packing.q4_k,
+    "q6_k": <int32_t> Packing.q6_k,
 }
 BLOCK_KINDS = {
     "Q8_0": <int32_t> BlockKind.q8_0,
@@ -102,16 +91,25 @@ MOST_INT8_WEIGHT = kMostScaled
 
 
 cdef Packing checked_packing(int packing) except *:
-    if packing < 0 or packing > 5:
+    if packing < 0 or packing > 6:
         raise ValueError(f"there is no packing {packing}")
     return <Packing> packing
+
+
+cdef bint few_bits(Packing packing):
+    return packing == Packing.q4_k or packing == Packing.q6_k
+
+
+cdef int64_t whole_inputs(Packing packing):
+    """The inputs of a weight are a multiple of it."""
+    return kFewInputs if few_bits(packing) else 1
 
 
 def packed_words(int64_t outputs, int64_t inputs, int packing):
     """Words of 32 bits that a weight [outputs, inputs] takes; ``packing`` is one of ``PACKINGS``."""
     cdef Packing kind = checked_packing(packing)
-    if kind == Packing.q4_k and inputs % kFourInputs:
-        raise ValueError(f"{inputs} inputs are not whole blocks of {kFourInputs}")
+    if inputs % whole_inputs(kind):
+        raise ValueError(f"{inputs} inputs are not whole blocks of {kFewInputs}")
     return packed_words_of(outputs, inputs, kind)
 
 
@@ -131,8 +129,8 @@ def pack_rows(uintptr_t weight, int64_t stride, bint half, int64_t outputs, int6
     cdef Packing kind = checked_packing(packing)
     if kind == Packing.f16 and not half:
         raise ValueError("float16 is packed from float16")
-    if kind == Packing.q4_k:
-        raise ValueError("q4_k is packed from blocks")
+    if few_bits(kind):
+        raise ValueError("q4_k and q6_k are packed from blocks")
     with nogil:
         if half:
             pack_weight(<const uint16_t*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first,
@@ -176,14 +174,15 @@ def large_pages(uintptr_t memory, size_t count):
 
 
 def pack_blocks(uintptr_t rows, int64_t outputs, int64_t inputs, int packing, uintptr_t words):
-    """Packs rows of Q8_0 into the words of int8, rows of Q4_K into those of q4_k, value for value."""
+    """Packs rows of Q8_0 into the words of int8, rows of Q4_K and Q6_K into those of q4_k and q6_k, value for value."""
     cdef Packing kind = checked_packing(packing)
-    cdef int64_t whole = kFourInputs if kind == Packing.q4_k else kBlock
+    cdef bint few = few_bits(kind)
+    cdef int64_t whole = kFewInputs if few else kBlock
     if not quantizes(kind) or inputs % whole:
         raise ValueError(f"{inputs} inputs are not whole blocks of {whole}, or packing {packing} has none")
     with nogil:
-        if kind == Packing.q4_k:
-            pack_q4_k(<const uint8_t*> rows, outputs, inputs, <uint32_t*> words)
+        if few:
+            pack_few(<const uint8_t*> rows, outputs, inputs, kind, <uint32_t*> words)
         else:
             pack_q8(<const uint8_t*> rows, outputs, inputs, <uint32_t*> words)
 

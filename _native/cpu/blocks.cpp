@@ -46,12 +46,8 @@ void dequantize_q45_k(const uint8_t* block, float* to) {
 void dequantize_q6_k(const uint8_t* block, float* to) {
   const float scale = half_at(block + 208);
   for (int i = 0; i < 256; ++i) {
-    const int half = i / 128, quarter = i % 128 / 32, column = i % 32;
-    const uint8_t low = block[half * 64 + quarter % 2 * 32 + column];
-    const uint8_t high = block[128 + half * 32 + column];
-    const int value = ((quarter < 2 ? low & 15 : low >> 4) | (high >> (2 * quarter) & 3) << 4) - 32;
     const float by = scale * static_cast<float>(static_cast<int8_t>(block[192 + i / 16]));
-    to[i] = by * static_cast<float>(value);
+    to[i] = by * static_cast<float>(q6_k_at(block, i) - 32);
   }
 }
 

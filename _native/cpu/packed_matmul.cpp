@@ -40,8 +40,9 @@ namespace prelude::cpu {
 #define PRELUDE_TABLES(name, Int8)                                                                  \
   const PackedKernels kF32 = packed_table<F32Dot>(name), kInt8 = packed_table<Int8>(name);          \
   const PackedKernels kWidened = packed_table<WidenedDot>(name), kF16 = packed_table<F16Dot>(name); \
-  const PackedKernels kFour = packed_table<FourDot<Int8>>(name);                                    \
-  const PackedKernels* const kTables[] = {&kF32, nullptr, &kInt8, &kWidened, &kF16, &kFour};
+  const PackedKernels kFour = packed_table<FewDot<Int8, Packing::q4_k>>(name);                      \
+  const PackedKernels kSix = packed_table<FewDot<Int8, Packing::q6_k>>(name);                       \
+  const PackedKernels* const kTables[] = {&kF32, nullptr, &kInt8, &kWidened, &kF16, &kFour, &kSix};
 
 // The namespaces are not those of kernels.cpp: the same functions are compiled here for other processors.
 namespace packed_portable {
@@ -99,7 +100,8 @@ namespace packed_neon {
 // clang-format on
 PRELUDE_TABLES("neon", Int8Sums<false>)
 const PackedKernels kInt8Dot = packed_table<Int8Sums<true>>("neon_dot");
-const PackedKernels kFourDot = packed_table<FourDot<Int8Sums<true>>>("neon_dot");
+const PackedKernels kFourDot = packed_table<FewDot<Int8Sums<true>, Packing::q4_k>>("neon_dot");
+const PackedKernels kSixDot = packed_table<FewDot<Int8Sums<true>, Packing::q6_k>>("neon_dot");
 }  // namespace packed_neon
 #endif
 
@@ -311,30 +313,37 @@ void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* wor
   }
 }
 
-void pack_q4_k(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* words) {
-  constexpr int64_t kBytes = bytes_of_block(BlockKind::q4_k);
-  const int64_t together = inputs / kFourInputs;
-  const int64_t whole = packed_words(outputs / kGroup * kGroup, inputs, Packing::q4_k);
-  std::fill(words + whole, words + packed_words(outputs, inputs, Packing::q4_k), 0);  // a group that is not full
+void pack_few(const uint8_t* rows, int64_t outputs, int64_t inputs, Packing packing, uint32_t* words) {
+  const bool six = packing == Packing::q6_k;
+  const int64_t bytes = bytes_of_block(six ? BlockKind::q6_k : BlockKind::q4_k), together = inputs / kFewInputs;
+  const Few few = few_of(packing);
+  const int size = block_inputs(packing);
+  const int64_t whole = packed_words(outputs / kGroup * kGroup, inputs, packing);
+  std::fill(words + whole, words + packed_words(outputs, inputs, packing), 0);  // a group that is not full
   for (int64_t output = 0; output < outputs; ++output)
     for (int64_t i = 0; i < together; ++i) {
-      const uint8_t* from = rows + (output * together + i) * kBytes;
-      uint32_t* to = words + (output / kGroup * together + i) * kFourGroupWords;
+      const uint8_t* from = rows + (output * together + i) * bytes;
+      uint32_t* to = words + (output / kGroup * together + i) * few.all();
       const int64_t lane = output % kGroup;
-      for (int half = 0; half < 2; ++half)
-        std::memcpy(reinterpret_cast<uint16_t*>(to) + half * kGroup + lane, from + 2 * half, 2);
-      for (int block = 0; block < kFourBlocks; ++block) {
-        uint32_t* at = to + kGroup + block * kFourBlockGroupWords;
-        const auto integer = [&](int input) { return from[16 + block / 2 * kBlock + input] >> (block % 2 * 4) & 15; };
-        for (int w = 0; w < kBlockWords / 2; ++w) {
-          uint8_t four[4];
-          for (int b = 0; b < 4; ++b)
-            four[b] = static_cast<uint8_t>(integer(4 * w + b) | integer(kBlock / 2 + 4 * w + b) << 4);
-          std::memcpy(at + w * kGroup + lane, four, 4);
+      for (int scale = 0; scale < few.scales; ++scale)
+        std::memcpy(reinterpret_cast<uint16_t*>(to) + scale * kGroup + lane, from + (six ? 208 : 2 * scale), 2);
+      for (int block = 0; block < few.blocks; ++block) {
+        auto* by = reinterpret_cast<uint8_t*>(to + few.bytes_at()) + block * few.scales * kGroup + lane;
+        if (six) {
+          *by = from[192 + block];
+        } else {
+          const SixBits both = six_bits(from + 4, block);
+          by[0] = both.scale, by[kGroup] = both.least;
         }
-        auto* by = reinterpret_cast<uint8_t*>(at + kFourWords) + lane;
-        const SixBits six = six_bits(from + 4, block);
-        by[0] = six.scale, by[kGroup] = six.least;
+        uint8_t integers[kBlock], made[kBlockWords / 2 * 4] = {};
+        for (int j = 0; j < size; ++j)
+          integers[j] = six ? q6_k_at(from, block * size + j) : q4_k_at(from, block * size + j);
+        for (int j = 0; j < size; ++j) {
+          made[j % (size / 2)] |= static_cast<uint8_t>((integers[j] & 15) << (j < size / 2 ? 0 : 4));
+          if (six) made[size / 2 + j % 4] |= static_cast<uint8_t>(integers[j] >> 4 << (j / 4 * 2));
+        }
+        uint32_t* at = to + few.words_at() + block * few.words * kGroup + lane;
+        for (int w = 0; w < few.words; ++w) std::memcpy(at + w * kGroup, made + 4 * w, 4);
       }
     }
 }
@@ -344,23 +353,26 @@ namespace {
 // A block of integers of an output: weight i is (bytes[i] - 128) * scale - least.
 struct Block {
   uint8_t bytes[kBlock];
-  float scale, least;
+  float scale, least = 0;
 
   template <class Bits>
   void open(const PackedWeight& weight, int64_t output, int64_t block) {
     const auto lane = static_cast<int>(output % kHalf), part = lane / packed_portable::kLanes;
+    const int in_part = lane % packed_portable::kLanes;
     Bits bits;
     bits.open(weight.words + output / kGroup * group_words(weight.inputs, weight.packing),
               static_cast<int>(output % kGroup) - lane, block);
-    for (int w = 0; w < kBlockWords; ++w) std::memcpy(bytes + 4 * w, bits.words + w * Bits::kApart + lane, 4);
-    scale = bits.scale(part).lane[lane % packed_portable::kLanes];
-    least = bits.least(part).lane[lane % packed_portable::kLanes];
+    for (int w = 0; w < Bits::kWords; ++w) std::memcpy(bytes + 4 * w, bits.words + w * Bits::kApart + lane, 4);
+    scale = bits.scale(part).lane[in_part];
+    if (weight.packing == Packing::q4_k) least = bits.least(part).lane[in_part];
   }
   Block(const PackedWeight& weight, int64_t output, int64_t block) {
     if (weight.packing == Packing::int8)
       open<packed_portable::EightBits>(weight, output, block);
+    else if (weight.packing == Packing::q4_k)
+      open<packed_portable::FewBits<Packing::q4_k>>(weight, output, block);
     else
-      open<packed_portable::FourBits>(weight, output, block);
+      open<packed_portable::FewBits<Packing::q6_k>>(weight, output, block);
   }
 };
 
@@ -369,9 +381,10 @@ struct Block {
 void unpack_output(const PackedWeight& weight, int64_t output, float* to) {
   const int64_t inputs = weight.inputs;
   if (quantizes(weight.packing)) {
-    for (int64_t i = 0; i < inputs; i += kBlock) {
-      const Block block(weight, output, i / kBlock);
-      for (int64_t j = i; j < std::min(inputs, i + kBlock); ++j)
+    const int size = block_inputs(weight.packing);
+    for (int64_t i = 0; i < inputs; i += size) {
+      const Block block(weight, output, i / size);
+      for (int64_t j = i; j < std::min(inputs, i + size); ++j)
         to[j] = static_cast<float>(block.bytes[j - i] - 128) * block.scale - block.least;
     }
     return;
@@ -388,19 +401,22 @@ void unpack_output(const PackedWeight& weight, int64_t output, float* to) {
 }
 
 float integer_pair(const PackedWeight& weight, const float* x, int64_t output, uint32_t* room) {
-  packed_portable::quantize_row(x, weight.inputs, room);
+  const int size = block_inputs(weight.packing), words = size / 4;
+  if (size == kBlock)
+    packed_portable::quantize_row<kBlock>(x, weight.inputs, room);
+  else
+    packed_portable::quantize_row<kBlock / 2>(x, weight.inputs, room);
   float total = 0;
-  for (int64_t b = 0; b < blocks_of(weight.inputs); ++b, room += kRowWords) {
+  for (int64_t b = 0; b < blocks_of(weight.inputs, weight.packing); ++b, room += words + 2) {
     const Block block(weight, output, b);
-    const auto start = static_cast<int32_t>(room[kBlockWords]);
     int8_t integers[kBlock];
-    std::memcpy(integers, room, kBlock);
-    int32_t sum = start;
-    for (int i = 0; i < kBlock; ++i) sum += int32_t{block.bytes[i]} * integers[i];
+    std::memcpy(integers, room, static_cast<size_t>(size));
+    int32_t sum = 0, of_row = 0;
+    for (int i = 0; i < size; ++i) sum += (block.bytes[i] - 128) * integers[i], of_row += integers[i];
     float scale_of_row;
-    std::memcpy(&scale_of_row, room + kBlockWords + 1, 4);
+    std::memcpy(&scale_of_row, room + words + 1, 4);
     const float scaled = static_cast<float>(sum) * block.scale;
-    total = std::fma(std::fma(static_cast<float>(start) / 128.0f, block.least, scaled), scale_of_row, total);
+    total = std::fma(std::fma(static_cast<float>(-of_row), block.least, scaled), scale_of_row, total);
   }
   return total;
 }
@@ -417,7 +433,9 @@ const PackedKernels* packed_kernels_named(const char* name, Packing packing) {
   if (std::strcmp(name, "avx2") == 0) return packed_avx2::kTables[at];
 #elif defined(PRELUDE_NEON)
   if (std::strcmp(name, "neon_dot") == 0)
-    return packing == Packing::int8 ? &packed_neon::kInt8Dot : &packed_neon::kFourDot;
+    return packing == Packing::int8   ? &packed_neon::kInt8Dot
+           : packing == Packing::q4_k ? &packed_neon::kFourDot
+                                      : &packed_neon::kSixDot;
   if (std::strcmp(name, "neon") == 0) return packed_neon::kTables[at];
 #endif
   return packed_portable::kTables[at];
@@ -439,10 +457,6 @@ bool pairs_are_quick() {
 #else
   return true;
 #endif
-}
-
-bool packed_worth_releasing_gil(const PackedArgs& a) {
-  return a.rows * a.weight.outputs * a.weight.inputs / 100 > kReleaseGilNs;
 }
 
 bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int threads) {

@@ -79,19 +79,34 @@ Block of_q4_k(const uint8_t* row, int64_t block) {
   return found;
 }
 
-// One row of int8 or q4_k by the definition: integers of row and weight, the sum of each block, scales, the bias.
+// Block `block`, of 16 values, of a row of Q6_K, likewise.
+Block of_q6_k(const uint8_t* row, int64_t block) {
+  const uint8_t* at = row + block / 16 * bytes_of_block(BlockKind::q6_k);
+  const int j = static_cast<int>(block % 16);
+  Block found{};
+  for (int i = 0; i < 16; ++i) {
+    const int value = j * 16 + i, half = value / 128, quarter = value % 128 / 32, column = value % 32;
+    const int low = at[half * 64 + quarter % 2 * 32 + column], high = at[128 + half * 32 + column];
+    found.integers[i] = ((quarter < 2 ? low & 15 : low >> 4) | (high >> (2 * quarter) & 3) << 4) - 32;
+  }
+  found.scale = from_half(static_cast<uint16_t>(at[208] | at[209] << 8)) * static_cast<float>(int8_t(at[192 + j]));
+  return found;
+}
+
+// One row of integers by the definition: those of row and weight, the sum of each block, scales, the bias.
 struct Reference {
   std::vector<int> integers;
   std::vector<float> scales;
+  int64_t size;  // of a block
 
-  Reference(const float* x, int64_t inputs) {
-    for (int64_t first = 0; first < inputs; first += kBlock) {
-      const int64_t count = std::min<int64_t>(kBlock, inputs - first);
+  Reference(const float* x, int64_t inputs, Packing packing = Packing::int8) : size(block_inputs(packing)) {
+    for (int64_t first = 0; first < inputs; first += size) {
+      const int64_t count = std::min<int64_t>(size, inputs - first);
       float most = 0;
       for (int64_t i = 0; i < count; ++i) most = std::max(most, std::fabs(x[first + i]));
       scales.push_back(most < 1e-30f ? 0.0f : most / 127.0f);
       const double by = most < 1e-30f ? 0.0 : static_cast<double>(127.0f / most);
-      for (int64_t i = 0; i < kBlock; ++i)
+      for (int64_t i = 0; i < size; ++i)
         integers.push_back(i < count ? static_cast<int>(std::nearbyint(static_cast<double>(x[first + i]) * by)) : 0);
     }
   }
@@ -102,9 +117,9 @@ struct Reference {
     for (size_t b = 0; b < scales.size(); ++b) {
       const Block block = block_at(static_cast<int64_t>(b));
       int64_t sum = 0, of_row = 0;
-      for (size_t i = 0; i < kBlock; ++i) {
-        sum += int64_t{integers[b * kBlock + i]} * block.integers[i];
-        of_row += integers[b * kBlock + i];
+      for (int64_t i = 0; i < size; ++i) {
+        const int integer = integers[b * static_cast<size_t>(size) + static_cast<size_t>(i)];
+        sum += int64_t{integer} * block.integers[i], of_row += integer;
       }
       const float scaled = static_cast<float>(sum) * block.scale;
       total = std::fma(std::fma(static_cast<float>(-of_row), block.least, scaled), scales[b], total);
@@ -225,41 +240,42 @@ void check_q8() {
   }
 }
 
-// Random blocks of Q4_K: their values, and products with them on every target.
-void check_q4_k(int64_t together, int64_t outputs, int64_t rows) {
+// Random blocks of Q4_K or Q6_K: their values, and products with them on every target.
+void check_few(Packing packing, int64_t together, int64_t outputs, int64_t rows) {
   Random random{static_cast<uint64_t>(together + outputs * 10 + rows)};
-  const int64_t inputs = together * kFourInputs, of_row = together * bytes_of_block(BlockKind::q4_k);
+  const bool six = packing == Packing::q6_k;
+  const BlockKind kind = six ? BlockKind::q6_k : BlockKind::q4_k;
+  const int64_t inputs = together * kFewInputs, of_row = together * bytes_of_block(kind);
   std::vector<uint8_t> stored(static_cast<size_t>(outputs * of_row));
   for (uint8_t& byte : stored) byte = static_cast<uint8_t>(random.below(256));
-  for (size_t at = 0; at < stored.size(); at += bytes_of_block(BlockKind::q4_k))
-    stored[at + 1] &= 0xA3, stored[at + 3] &= 0xA3;  // no large ones
-  std::vector<uint32_t> words(static_cast<size_t>(packed_words(outputs, inputs, Packing::q4_k)), 0xFFFFFFFFu);
-  pack_q4_k(stored.data(), outputs, inputs, words.data());
+  for (size_t at = six ? 208 : 0; at < stored.size(); at += static_cast<size_t>(bytes_of_block(kind)))
+    stored[at + 1] &= 0xA3, stored[at + (six ? 1 : 3)] &= 0xA3;  // no large ones
+  std::vector<uint32_t> words(static_cast<size_t>(packed_words(outputs, inputs, packing)), 0xFFFFFFFFu);
+  pack_few(stored.data(), outputs, inputs, packing, words.data());
   const auto bias = floats(random, outputs), x = floats(random, rows * inputs, 3.0f);
-  const PackedWeight weight{words.data(), bias.data(), inputs, outputs, Packing::q4_k};
+  const PackedWeight weight{words.data(), bias.data(), inputs, outputs, packing};
   std::vector<float> back(static_cast<size_t>(inputs)), values(back.size());
   for (int64_t o = 0; o < outputs; ++o) {
     unpack_output(weight, o, back.data());
-    dequantize(BlockKind::q4_k, stored.data() + o * of_row, inputs, values.data());
+    dequantize(kind, stored.data() + o * of_row, inputs, values.data());
     CHECK(back == values);
   }
-  std::vector<uint32_t> room(static_cast<size_t>(row_words(inputs, Packing::q4_k)));
+  std::vector<uint32_t> room(static_cast<size_t>(row_words(inputs, packing)));
   for (const char* name : kKernelNames) {
-    const PackedKernels* kernels = packed_kernels_named(name, Packing::q4_k);
+    const PackedKernels* kernels = packed_kernels_named(name, packing);
     if (kernels == nullptr) continue;
     for (const int threads : {1, 3}) {
       std::vector<float> out(static_cast<size_t>(rows * outputs));
       PackedArgs a{weight, x.data(), out.data(), inputs, outputs, rows, Type::f32, Type::f32, false};
       CHECK(packed_matmul(*kernels, a, threads));
       for (int64_t r = 0; r < rows; ++r) {
-        const Reference row(x.data() + r * inputs, inputs);
+        const Reference row(x.data() + r * inputs, inputs, packing);
         for (int64_t o = 0; o < outputs; ++o) {
-          const auto block = [&](int64_t b) { return of_q4_k(stored.data() + o * of_row, b); };
+          const auto block = [&](int64_t b) { return (six ? of_q6_k : of_q4_k)(stored.data() + o * of_row, b); };
           CHECK(out[static_cast<size_t>(r * outputs + o)] == row.output(block, bias[static_cast<size_t>(o)]));
+          if (o == r % outputs)
+            CHECK(integer_pair(weight, x.data() + r * inputs, o, room.data()) == row.output(block, 0.0f));
         }
-        const int64_t chosen = r % outputs;
-        const auto block = [&](int64_t b) { return of_q4_k(stored.data() + chosen * of_row, b); };
-        CHECK(integer_pair(weight, x.data() + r * inputs, chosen, room.data()) == row.output(block, 0.0f));
       }
     }
   }
@@ -407,7 +423,8 @@ int main() {
   for (int64_t inputs : {100, 131'072}) check_int8_limits(inputs);
   check_q8();
   for (int64_t outputs : {1, 31, 33, 100})
-    for (int64_t rows : {1, 2, 4, 7, 8, 29}) check_q4_k(1 + rows % 3, outputs, rows);
+    for (int64_t rows : {1, 2, 4, 7, 8, 29})
+      for (const Packing packing : {Packing::q4_k, Packing::q6_k}) check_few(packing, 1 + rows % 3, outputs, rows);
   check_blocks();
   for (int64_t inputs : {1, 2, 7, 48, 193})
     for (int64_t outputs : {1, 32, 70})

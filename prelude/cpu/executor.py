@@ -28,7 +28,7 @@ from prelude.execution.executor import ExecutorLimits, PendingTokens
 from prelude.execution.host_blocks import CpuHostBlocks, lazy_zeros
 from prelude.execution.layout import I64, StepTokens
 from prelude.execution.memory_plan import TOKEN_CHUNK, StepMemory, query_run
-from prelude.models.arrays import F32, Array
+from prelude.models.arrays import F32, OF_BLOCKS, Array
 from prelude.models.config import ModelConfig
 from prelude.models.precision import Precision
 from prelude.models.precision import choose as choose_precision
@@ -133,7 +133,7 @@ class CpuExecutor:
             if isinstance(checkpoint, ModelWeights)
             else load_weights(checkpoint, config.spec, self.dtype, self.precision.packing)
         )
-        kinds = {linear.packing for linear in self.weights.linears()} & {"int8", "q4_k"}
+        kinds = {linear.packing for linear in self.weights.linears()}.intersection(OF_BLOCKS.values())
         self.quantization = " and ".join(sorted(kinds)) or quantization  # asked for, or the file's own
         self.decoder = Transformer(config.spec, self.weights, TOKEN_CHUNK)
         self._query_run = query_run(config.spec)

@@ -17,8 +17,10 @@ from prelude.values.arrays import F32
 cpu.set_threads(default_threads())
 
 Array: TypeAlias = npt.NDArray[Any]
-Packing: TypeAlias = Literal["float32", "bfloat16", "int8", "widened", "float16", "q4_k"]
+Packing: TypeAlias = Literal["float32", "bfloat16", "int8", "widened", "float16", "q4_k", "q6_k"]
 """The types that a projection's weights are packed in (``packed.py``)."""
+OF_BLOCKS: dict[str, Packing] = {"Q8_0": "int8", "Q4_K": "q4_k", "Q6_K": "q6_k"}
+"""The packing that holds the values of a kind of GGUF's blocks: products of these quantize the rows of the input."""
 KEPT: dict[Packing, str] = {"bfloat16": "bfloat16", "widened": "bfloat16", "float16": "float16"}
 """The type of two bytes whose values a packing keeps."""
 
@@ -88,6 +90,7 @@ __all__ = [
     "F32",
     "FLOAT32",
     "KEPT",
+    "OF_BLOCKS",
     "ROW_TYPES",
     "Array",
     "address",

@@ -130,18 +130,17 @@ class Checkpoint:
 
     def nbytes(self, itemsize: int, keep: bool = False) -> int:
         """Bytes of all weights with ``itemsize`` bytes a value; with ``keep`` those of two bytes stay as they are.
-        Blocks of a projection take 8 bits, but for Q4_K alone."""
+        Blocks, and numbers beside blocks in a projection, take 8 bits, but for Q4_K and Q6_K."""
         repacked = self._repacked()
         return sum(_bytes_in(place.info, itemsize, keep, name in repacked) for name, place in self._places.items())
 
     def _repacked(self) -> set[str]:
-        """Return the weights of projections that have blocks of several kinds, or numbers beside blocks."""
+        """Return the weights of projections that have blocks."""
         found: set[str] = set()
         for layer in self.config.spec.layers:
             for projection in (layer.mixer.in_proj, layer.mlp.up):
                 names = [f"{name}.weight" for name in projection.names if f"{name}.weight" in self._places]
-                kinds = {self._places[name].info.dtype for name in names}
-                if len(kinds) > 1 and not kinds.isdisjoint(BLOCK_TYPES):
+                if any(self._places[name].blocks for name in names):
                     found.update(names)
         return found
 
@@ -236,8 +235,10 @@ class Checkpoint:
 
 
 def _bytes_in(info: TensorInfo, itemsize: int, keep: bool, repacked: bool) -> int:
-    if info.dtype == "Q4_K" and not repacked:
+    if info.dtype == "Q4_K":
         return info.nbytes * 148 // 144  # a byte a scale of 6 bits
+    if info.dtype == "Q6_K":
+        return info.nbytes
     if info.dtype in BLOCK_TYPES or repacked:
         return -(-math.prod(info.shape) // Q8_VALUES) * Q8_BYTES
     stays = info.dtype == PACKED or (keep and info.dtype in ("BF16", "F16"))

@@ -1,12 +1,12 @@
 """Projections whose weights are packed for the CPU's vector units: int8 with exact sums, float32, bfloat16 and
 float16 with float32 sums.
 
-A weight of int8 has a float16 scale for each block of 32 inputs of an output, as GGUF's Q8_0 has it. A weight of q4_k
-is GGUF's Q4_K, 4.6 bits a value, and is widened to the integers of int8 inside the product. A row of the
-input is quantized when it is used: blocks of 32 integers from -127 to 127, nearest, the largest absolute value at
-127. The sums of products of a block are exact int32, and blocks are added in float32 from the first to the last. So a
-product has the same bits on every processor, with any number of threads, and with any other rows of the step
-(``_native/include/prelude/cpu/packed_matmul.hpp``).
+A weight of int8 has a float16 scale for each block of 32 inputs of an output, as GGUF's Q8_0 has it. Weights of q4_k
+and q6_k are GGUF's Q4_K and Q6_K, 4.6 and 6.6 bits a value, and are widened to the integers of int8 inside the
+product. A row of the input is quantized when it is used: blocks of 32 integers, of 16 for q6_k, from -127 to 127,
+nearest, the largest absolute value at 127. The sums of products of a block are exact int32, and blocks are added in
+float32 from the first to the last. So a product has the same bits on every processor, with any number of threads, and
+with any other rows of the step (``_native/include/prelude/cpu/packed_matmul.hpp``).
 
 In "float32" a sum of products runs from the first input to the last, and each product is rounded once with its sum.
 So it too has the same bits everywhere. "widened" keeps the two bytes of a bfloat16 weight, "float16" those of a
@@ -16,13 +16,13 @@ float16 weight. A row of the input stays float32, a weight becomes float32 in a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from prelude._native import cpu
-from prelude.models.arrays import F32, Array, Packing, address, aligned, name_of
+from prelude.models.arrays import F32, OF_BLOCKS, Array, Packing, address, aligned, name_of
 from prelude.values.arrays import F64
 
 if TYPE_CHECKING:
@@ -36,11 +36,12 @@ LEAST_WEIGHT = 1e-3
 
 class PackedLinear:
     """A weight [outputs, inputs] and maybe a bias, packed; float32 and bfloat16 go in and come out. ``words``: the
-    packed weight, int32.
+    packed weight, int32. ``behind``: has the last outputs if they are packed otherwise.
 
     ``weight`` has values side by side in a row. Whether int8 holds its values: ``fits``."""
 
-    __slots__ = ("_at", "_packing", "bias", "inputs", "outputs", "packing", "product", "words")
+    __slots__ = ("_at", "_packing", "behind", "bias", "inputs", "outputs", "packing", "product", "words")
+    product: cpu.PackedProduct
 
     def __init__(self, weight: Array, bias: F32 | None = None, packing: Packing = "int8") -> None:
         outputs, inputs = weight.shape
@@ -76,12 +77,15 @@ class PackedLinear:
         cpu.pack_rows(address(weight), stride, half, outputs, inputs, self._packing, self._at, first)
 
     @classmethod
-    def of_blocks(cls, blocks: Blocks, bias: F32 | None = None) -> PackedLinear:
-        """Return a weight of int8 out of Q8_0, of q4_k out of Q4_K, value for value."""
+    def of_blocks(cls, parts: Sequence[Blocks], bias: F32 | None = None) -> PackedLinear:
+        """Return a weight of the rows of ``parts``, all of ``OF_BLOCKS``, one under the other, value for value."""
+        first, count = parts[0], parts[0].shape[0]
+        before, after = (None, None) if bias is None else (bias[:count], bias[count:])
+        behind = cls.of_blocks(parts[1:], after) if len(parts) > 1 else None
         made = object.__new__(cls)
-        made._reserve(*blocks.shape, bias, "q4_k" if blocks.kind == "Q4_K" else "int8")
-        rows = np.ascontiguousarray(blocks.data)
-        cpu.pack_blocks(address(rows), *blocks.shape, made._packing, made._at)
+        made._reserve(*first.shape, before, OF_BLOCKS[first.kind], behind)
+        rows = np.ascontiguousarray(first.data)
+        cpu.pack_blocks(address(rows), *first.shape, made._packing, made._at)
         return made
 
     @classmethod
@@ -99,15 +103,19 @@ class PackedLinear:
         self.packing: Packing = packing
         self._packing = cpu.PACKINGS[packing]
 
-    def _reserve(self, outputs: int, inputs: int, bias: F32 | None, packing: Packing) -> None:
+    def _reserve(
+        self, outputs: int, inputs: int, bias: F32 | None, packing: Packing, behind: PackedLinear | None = None
+    ) -> None:
         self._shape(outputs, inputs, bias, packing)
         words = aligned((cpu.packed_words(outputs, inputs, self._packing),), np.dtype(np.int32))
         cpu.large_pages(address(words), words.nbytes)
-        self._hold(words)
+        self._hold(words, behind)
 
-    def _hold(self, words: Array) -> None:
-        self.words, self._at = words, address(words)
-        self.product = cpu.PackedProduct(words, self.bias, self.outputs, self.inputs, self._packing)
+    def _hold(self, words: Array, behind: PackedLinear | None = None) -> None:
+        self.words, self._at, self.behind = words, address(words), behind
+        others = None if behind is None else behind.product
+        self.product = cpu.PackedProduct(words, self.bias, self.outputs, self.inputs, self._packing, others)
+        self.outputs += 0 if behind is None else behind.outputs
 
     @staticmethod
     def fits(weights: Iterable[F32]) -> bool:
@@ -131,12 +139,20 @@ class PackedLinear:
 
     def rows(self, start: int, stop: int) -> PackedLinear:
         """Take some of the outputs, in this one's memory; they begin with a group of outputs."""
+        own, behind = self.outputs, None
+        if self.behind is not None:
+            own -= self.behind.outputs
+            if start >= own:
+                return self.behind.rows(start - own, stop - own)
+            if stop > own:
+                behind = self.behind.rows(0, stop - own)
         if start % cpu.PACKED_GROUP:
             raise ValueError(f"output {start} begins within a group of {cpu.PACKED_GROUP} outputs")
+        stop = min(stop, own)
         made = object.__new__(PackedLinear)
         bias = None if self.bias is None else self.bias[start:stop]
         made._shape(stop - start, self.inputs, bias, self.packing)
-        made._hold(self.words[cpu.packed_words(start, self.inputs, self._packing) :])
+        made._hold(self.words[cpu.packed_words(start, self.inputs, self._packing) :], behind)
         return made
 
     def gather(self, outputs: Array) -> F32:
@@ -144,9 +160,9 @@ class PackedLinear:
         return self.product.gather(outputs)
 
     def of_pairs(self, x: F32, outputs: Array) -> F64:
-        """[n]: output ``outputs[n]``, int64, of row n of ``x`` [n, inputs], without the bias. In int8 and q4_k they
-        are the values that a whole product has, else sums in float64."""
-        if self.packing in ("int8", "q4_k"):
+        """[n]: output ``outputs[n]``, int64, of row n of ``x`` [n, inputs], without the bias. In int8, q4_k
+        and q6_k they are the values that a whole product has, else sums in float64."""
+        if self.packing in OF_BLOCKS.values():
             return self.product.integer_pairs(x, outputs)
         weights: F64 = self.gather(outputs).astype(np.float64)
         if x.shape != weights.shape:
@@ -156,6 +172,7 @@ class PackedLinear:
         return found
 
     def arrays(self) -> list[Array]:
+        """Return those of this packing: without those ``behind``."""
         return [self.words] if self.bias is None else [self.words, self.bias]
 
 

@@ -177,8 +177,8 @@ class _Reader:
             yield part if heads is None else arranged(part, at, heads)
             at += len(part)
 
-    def _blocks(self, names: Sequence[str], heads: Attention | None) -> Blocks:
-        """Return the rows of weights in blocks; so too if one of them is stored as numbers."""
+    def _blocks(self, names: Sequence[str], heads: Attention | None) -> list[Blocks]:
+        """Return the rows of weights in blocks, by kind; so too if one of them is stored as numbers."""
         parts, at = [], 0
         for name in names:
             if self.source.in_blocks(name):

@@ -24,6 +24,8 @@ def _leaves(part: object) -> Iterator[PackedLinear | RowNorm | Array]:
     """Yield the arrays, projections and norms in a part of a model."""
     if isinstance(part, PackedLinear | RowNorm | np.ndarray):
         yield part
+        if isinstance(part, PackedLinear):
+            yield from _leaves(part.behind)
     elif isinstance(part, SummedLinear):
         yield part.inner
     elif isinstance(part, tuple):

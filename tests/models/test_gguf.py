@@ -77,11 +77,12 @@ def test_numbers_are_those_of_transformers(family: str, kind: str, tmp_path: Pat
         ("qwen3", "Q8_0", "int8"),
         ("gemma3_text", "Q8_0", "int8"),
         ("llama", "Q4_K", "q4_k"),
+        ("llama", "Q6_K", "q6_k"),
     ],
 )
 def test_integers_are_computed_as_they_are_stored(family: str, kind: str, packing: str, tmp_path: Path) -> None:
     """Against transformers over the dequantized weights: the difference is the rounding of a product's inputs."""
-    model = source(tmp_path / "model", family, **(WIDE if kind == "Q4_K" else {}))
+    model = source(tmp_path / "model", family, **({} if kind == "Q8_0" else WIDE))
     path = write_model(model, tmp_path / "model.gguf", kind)
     oracle = Model(dequantized(path, model, tmp_path / "values"))
     executor = opened(path)
@@ -94,16 +95,16 @@ def test_integers_are_computed_as_they_are_stored(family: str, kind: str, packin
 
 
 def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
-    """Weights in 8 and in 4 bits take no more than they do in the file, but for a byte a scale of 6 bits; those of 5
-    and 6 bits are repacked into 8."""
+    """Weights in 8, 6 and 4 bits take no more than they do in the file, but for a byte a scale of 6 bits, whatever is
+    beside them; those of 5 bits, and numbers beside blocks, are repacked into 8."""
     model = source(tmp_path / "model", "llama", **WIDE)
     for kind, more in (
         ("Q8_0", 1.01),
-        ("Q6_K", 34 / 26.25 * 1.01),
+        ("Q6_K", 1.01),
         ("Q5_K", 34 / 22 * 1.01),
         ("Q4_K", 148 / 144 * 1.02),
-        (lambda name: "Q6_K" if "attn_v" in name else "Q4_K", 1.3),
-        (lambda name: "F32" if "ffn_up" in name else "Q8_0" if "attn_q" in name else "Q4_K", 1.3),
+        (lambda name: "Q6_K" if "attn_v" in name else "Q4_K", 148 / 144 * 1.02),
+        (lambda name: "F32" if "ffn_up" in name else "Q8_0" if "attn_q" in name else "Q4_K", 148 / 144 * 1.02),
     ):
         path = write_model(model, tmp_path / "model.gguf", kind)
         kept = opened(path).weights.nbytes
@@ -132,6 +133,37 @@ def test_blocks_have_the_values_of_the_packages_dequantizer(kind: str) -> None:
     most = np.abs(wanted.reshape(40, -1, 32)).max(axis=2, keepdims=True)
     assert (np.abs((eight - wanted).reshape(40, -1, 32)) <= most * 0.0045 + 5e-6).all()  # of float16's smallest scale
     assert blocks.count_bad() == 0
+
+
+def test_kinds_of_blocks_in_one_projection_are_computed_apart() -> None:
+    """Each has the outputs that it has alone, all of them or some, in any company, and keeps its values."""
+    generator = np.random.default_rng(6)
+    parts, count = [], 0
+    for kind, rows in (("Q4_K", 64), ("Q4_K", 40), ("Q6_K", 33), ("Q5_K", 8), ("Q8_0", 70)):
+        values = generator.standard_normal((rows, 512)).astype(np.float32)
+        parts.append(Blocks(kind, (rows, 512), quantized(values, kind).view(np.uint8)))
+        count += rows
+    bias = generator.standard_normal(count).astype(np.float32)
+    whole = PackedLinear.of_blocks(Blocks.joined(parts), bias)
+    assert [part.kind for part in Blocks.joined(parts)] == ["Q4_K", "Q6_K", "Q8_0"]
+    x = generator.standard_normal((11, 512)).astype(np.float32)
+    found, at = whole(x), 0
+    assert found.shape == (11, whole.outputs) == (11, count)
+    for part in parts:
+        alone = PackedLinear.of_blocks(Blocks.joined([part]))
+        outputs = slice(at, at + part.shape[0])
+        assert np.array_equal(found[:, outputs], alone(x) + bias[outputs])
+        if part.kind in ("Q4_K", "Q6_K"):
+            assert np.array_equal(alone.gather(np.arange(part.shape[0])), part.dense())
+        near = x @ part.dense().T
+        assert np.abs(alone(x) - near).max() < 0.02 * np.abs(near).max()
+        at = outputs.stop
+    for start, stop in ((0, 64), (32, 104), (64, 130), (0, 180), (32, count), (104, 137), (136, count)):
+        assert np.array_equal(whole.rows(start, stop)(x), found[:, start:stop])
+    added = found.copy()
+    whole.add_to(added, x)
+    assert np.allclose(added, 2 * found, rtol=1e-6)
+    assert np.array_equal(whole(x[3:4]), found[3:4])
 
 
 def test_mixed_types_as_q4_k_m_has_them(tmp_path: Path) -> None:

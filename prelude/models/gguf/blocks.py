@@ -3,21 +3,22 @@
     Q8_0   32 integers of 8 bits and a float16 scale: the packed form that products are computed in
     Q4_K   256 values of 4 bits, eight scales and minima of 6 bits, two float16: packed value for value too
     Q5_K   the same with values of 5 bits
-    Q6_K   256 values of 6 bits, sixteen scales of 8 bits, a float16
+    Q6_K   256 values of 6 bits, sixteen scales of 8 bits, a float16: packed value for value too
 
-Q5_K and Q6_K, and Q4_K in a projection that has others too, are repacked once, some rows at a time, into Q8_0, which
-adds a rounding of at most half of a 127th of the largest value of 32. No weight is expanded whole to float32 for it.
+Q5_K, and numbers in a projection that has blocks, are repacked once, some rows at a time, into Q8_0, which adds a
+rounding of at most half of a 127th of the largest value of 32. No weight is expanded whole to float32 for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import groupby
 
 import numpy as np
 
 from prelude._native import cpu
 from prelude.errors import UnsupportedModel
-from prelude.models.arrays import F32, Array, address
+from prelude.models.arrays import F32, OF_BLOCKS, Array, address
 from prelude.records import dataclass
 
 _CHUNK = 1 << 22
@@ -58,14 +59,15 @@ class Blocks:
         return found
 
     @classmethod
-    def joined(cls, parts: Sequence[Blocks]) -> Blocks:
-        """Return the rows of ``parts`` one under the other: in Q8_0 if they are not all of one packed kind."""
-        kinds = {part.kind for part in parts}
-        if kinds != {"Q4_K"}:
-            parts = [part.eight_bits() for part in parts]
-        rows = sum(part.shape[0] for part in parts)
-        data = parts[0].data if len(parts) == 1 else np.concatenate([part.data for part in parts])
-        return cls(parts[0].kind, (rows, parts[0].shape[1]), data)
+    def joined(cls, parts: Iterable[Blocks]) -> list[Blocks]:
+        """Return the rows of ``parts`` one under the other, neighbours of one kind together: in Q8_0 those of a kind
+        that is not packed."""
+        made, packed = [], (part if part.kind in OF_BLOCKS else part.eight_bits() for part in parts)
+        for kind, some in groupby(packed, lambda part: part.kind):
+            run = list(some)
+            data = run[0].data if len(run) == 1 else np.concatenate([part.data for part in run])
+            made.append(cls(kind, (len(data), run[0].shape[1]), data))
+        return made
 
     def eight_bits(self) -> Blocks:
         """Return the rows in Q8_0; of Q8_0 itself."""

@@ -25,6 +25,17 @@ constexpr SixBits six_bits(const uint8_t* bytes, int of) {
   return {byte((bytes[of + 4] & 15) | (bytes[of - 4] >> 6 << 4)), byte(bytes[of + 4] >> 4 | (bytes[of] >> 6 << 4))};
 }
 
+// Integer `i` of the 256 of a block.
+constexpr uint8_t q4_k_at(const uint8_t* block, int i) {
+  return static_cast<uint8_t>(block[16 + i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15);
+}
+// The same plus 32.
+constexpr uint8_t q6_k_at(const uint8_t* block, int i) {
+  const int half = i / 128, quarter = i % 128 / 32, column = i % 32;
+  const int low = block[half * 64 + quarter % 2 * 32 + column] >> (quarter < 2 ? 0 : 4) & 15;
+  return static_cast<uint8_t>(low | (block[128 + half * 32 + column] >> (2 * quarter) & 3) << 4);
+}
+
 // `values` are whole blocks.
 void dequantize(BlockKind kind, const uint8_t* blocks, int64_t values, float* to);
 

@@ -1,5 +1,5 @@
-// Products of int8 and of q4_k: integers with a scale for each block of inputs. Included once per target, inside its
-// namespace, after dots_*.hpp and before body_packed.hpp, which names the functions it takes from them.
+// Products of int8, q4_k and q6_k: integers with a scale for each block of inputs. Included once per target, inside
+// its namespace, after dots_*.hpp and before body_packed.hpp, which names the functions it takes from them.
 //
 // The order of the float32 operations is part of the format: an output begins at 0, and block after block becomes
 // fma(float(sum) * scale of the weight, scale of the row, output), of q4_k fma(fma(-sum of the row, least, float(sum)
@@ -19,13 +19,13 @@ inline Vec lanes_at(const Value* x, int64_t at, int64_t inputs) {
 }
 
 // `count` blocks of a row of `inputs`, at most four, whose vectors are folded together: integers, starts and scales.
-// kWhole: there are four, of kBlock values each. False: a block holds a NaN or an infinity.
-template <bool kWhole, class Value>
+// kWhole: there are four, of kInputs values each. False: a block holds a NaN or an infinity.
+template <bool kWhole, int kInputs, class Value>
 inline bool quantize_blocks(const Value* x, int64_t inputs, int count, uint32_t* words) {
-  constexpr int kVectors = kBlock / kLanes, kFour = 4;
+  constexpr int kVectors = kInputs / kLanes, kWords = kInputs / 4, kFour = 4;
   const Vec to_integer = same(kToInteger), one = same(1.0f);
   const auto lanes = [&](int b, int k) {
-    const int64_t at = b * kBlock + k * kLanes;
+    const int64_t at = b * kInputs + k * kLanes;
     return kWhole ? load(x + at) : lanes_at(x, at, inputs);
   };
   Vec folded[kFour];
@@ -49,37 +49,37 @@ inline bool quantize_blocks(const Value* x, int64_t inputs, int count, uint32_t*
     for (int k = 0; k < kVectors; ++k) {
       const Vec shifted = fused(lanes(b, k), same(by[b]), to_integer);
       folded[b] = add(folded[b], fnma(to_integer, one, shifted));
-      bytes(shifted, words + b * kRowWords + k * kLanes / 4);
+      bytes(shifted, words + b * (kWords + 2) + k * kLanes / 4);
     }
-    std::memcpy(words + b * kRowWords + kBlockWords + 1, scales + b, 4);
+    std::memcpy(words + b * (kWords + 2) + kWords + 1, scales + b, 4);
   }
   four_sums(folded, sums);  // of integers below 2^24, exact in any order; NaN where a value is one or an infinity
   bool finite = true;
   for (int b = 0; b < (kWhole ? kFour : count); ++b) {
-    const bool exact = std::fabs(sums[b]) <= 127.0f * kBlock;
-    const int32_t start = exact ? -128 * static_cast<int32_t>(sums[b]) : 0;
-    words[b * kRowWords + kBlockWords] = static_cast<uint32_t>(start);
+    const bool exact = std::fabs(sums[b]) <= 127.0f * kInputs;
+    const float start = kToInteger - (exact ? 128.0f * sums[b] : 0.0f);
+    std::memcpy(words + b * (kWords + 2) + kWords, &start, 4);
     finite = finite && exact;
   }
   return finite;
 }
 
-// A row of x as integers, the block's start and its scale: kRowWords words a block. A row that holds a NaN or an
+// A row of x as integers, the block's start and its scale: block_row_words a block. A row that holds a NaN or an
 // infinity has a NaN for its first scale.
-template <class Value>
+template <int kInputs, class Value>
 inline void quantize_row(const Value* x, int64_t inputs, uint32_t* words) {
-  constexpr int64_t kFour = 4 * kBlock;
+  constexpr int64_t kFour = 4 * kInputs, kWords = kInputs / 4;
   bool finite = true;
   int64_t i = 0;
-  for (; i + kFour <= inputs; i += kFour)
-    finite = quantize_blocks<true>(x + i, kFour, 4, words + i / kBlock * kRowWords) && finite;
-  if (i < inputs)
-    finite = quantize_blocks<false>(x + i, inputs - i, static_cast<int>(blocks_of(inputs - i)),
-                                    words + i / kBlock * kRowWords) &&
-             finite;
+  for (; i + kFour <= inputs; i += kFour, words += 4 * (kWords + 2))
+    finite = quantize_blocks<true, kInputs>(x + i, kFour, 4, words) && finite;
+  if (i < inputs) {
+    const auto count = static_cast<int>((inputs - i + kInputs - 1) / kInputs);
+    finite = quantize_blocks<false, kInputs>(x + i, inputs - i, count, words) && finite;
+  }
   if (!finite) {
     const float not_a_number = std::numeric_limits<float>::quiet_NaN();
-    std::memcpy(words + kBlockWords + 1, &not_a_number, 4);
+    std::memcpy(words - i / kInputs * (kWords + 2) + kWords + 1, &not_a_number, 4);
   }
 }
 
@@ -87,7 +87,7 @@ inline void quantize_row(const Value* x, int64_t inputs, uint32_t* words) {
 struct EightBits {
   const uint32_t* words;  // of the block, kApart from one to the next
   const uint32_t* scales;
-  static constexpr int kApart = kGroup;
+  static constexpr int kWords = kBlockWords, kApart = kGroup;
   void open(const uint32_t* group, int lane, int64_t block) {
     words = group + block * kBlockGroupWords + lane;
     scales = words + kBlockWords * kGroup - lane / 2;
@@ -96,20 +96,30 @@ struct EightBits {
   Vec least(int) const { return zero(); }
 };
 
-// The weights of q4_k, opened to such bytes.
-struct FourBits {
-  alignas(64) uint32_t words[kBlockWords * kHalf];
+// The weights of q4_k and q6_k, opened to such bytes.
+template <Packing kPacking>
+struct FewBits {
+  static constexpr Few kFew = few_of(kPacking);
+  static constexpr bool kSix = kPacking == Packing::q6_k;
+  static constexpr int kWords = block_inputs(kPacking) / 4, kApart = kHalf, kAhead = 1024;
+  alignas(64) uint32_t words[kWords * kHalf];
   const uint32_t* both;  // scales of float16
-  const uint8_t* by;
-  static constexpr int kApart = kHalf;
+  const int8_t* by;
   void open(const uint32_t* group, int lane, int64_t block) {
-    const uint32_t* all = group + block / kFourBlocks * kFourGroupWords;
-    const uint32_t* from = all + kGroup + block % kFourBlocks * kFourBlockGroupWords;
-    both = all + lane / 2, by = reinterpret_cast<const uint8_t*>(from + kFourWords) + lane;
-    constexpr int kApartHalves = kBlockWords / 2 * kHalf;
+    const uint32_t* all = group + block / kFew.blocks * kFew.all();
+    const int64_t of = block % kFew.blocks;
+    const uint32_t* from = all + kFew.words_at() + of * kFew.words * kGroup + lane;
+    both = all + lane / 2;
+    by = reinterpret_cast<const int8_t*>(all + kFew.bytes_at()) + of * kFew.scales * kGroup + lane;
     PRELUDE_SPELL_OUT
-    for (int i = 0; i < kApartHalves; i += kLanes)
-      open_halves(from + i / kHalf * kGroup + lane + i % kHalf, words + i, words + i + kApartHalves);
+    for (int w = 0; w < kFew.words; ++w) fetch(from + kAhead + w * kGroup);  // the processor alone does so too late
+    constexpr int kApartHalves = kWords / 2 * kHalf;
+    PRELUDE_SPELL_OUT
+    for (int i = 0; i < kApartHalves; i += kLanes) {
+      const int word = i / kHalf, first = i % kHalf;
+      open_halves<kSix>(from + word * kGroup + first, from + kWords / 2 * kGroup + first, 2 * word, words + i,
+                        words + i + kApartHalves);
+    }
   }
   Vec scale(int part) const { return mul(halves(both + part * kLanes / 2), of_bytes(by + part * kLanes)); }
   Vec least(int part) const {
@@ -123,21 +133,23 @@ inline void sum_integers(const uint32_t* const* groups, const int* lanes, const 
                          float (*made)[P * kHalf]) {
   constexpr int kParts = kHalf / kLanes;
   constexpr bool kLeast = Dot::kPacking == Packing::q4_k;
-  using Bits = std::conditional_t<kLeast, FourBits, EightBits>;
+  constexpr bool kEight = Dot::kPacking == Packing::int8;
+  using Bits = std::conditional_t<kEight, EightBits, FewBits<kEight ? Packing::q4_k : Dot::kPacking>>;
+  constexpr int kWords = Bits::kWords;
   Vec total[R][P * kParts];
   PRELUDE_SPELL_OUT
   for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
   for (int v = 0; v < P * kParts; ++v) total[r][v] = zero();
-  for (int64_t b = 0; b < of_row / kRowWords; ++b, x += kRowWords) {
+  for (int64_t b = 0; b < of_row / (kWords + 2); ++b, x += kWords + 2) {
     Bits w[P];
     PRELUDE_SPELL_OUT
     for (int p = 0; p < P; ++p) w[p].open(groups[p], lanes[p], b);
     typename Dot::Sums sums[R][P];
     PRELUDE_SPELL_OUT
     for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
-    for (int p = 0; p < P; ++p) sums[r][p] = Dot::start(static_cast<int32_t>(x[r * of_row + kBlockWords]));
+    for (int p = 0; p < P; ++p) sums[r][p] = Dot::start(static_cast<int32_t>(x[r * of_row + kWords]));
     PRELUDE_SPELL_OUT
-    for (int i = 0; i < kBlockWords; ++i) {
+    for (int i = 0; i < kWords; ++i) {
       typename Dot::Weight weight[P];
       PRELUDE_SPELL_OUT
       for (int p = 0; p < P; ++p) weight[p] = Dot::weight(w[p].words + i * Bits::kApart);
@@ -148,23 +160,26 @@ inline void sum_integers(const uint32_t* const* groups, const int* lanes, const 
         for (int p = 0; p < P; ++p) Dot::step(sums[r][p], weight[p], input);
       }
     }
-    Vec scale[P * kParts], least[P * kParts];
+    Vec scale[P * kParts], base[P * kParts], least[P * kParts];
     PRELUDE_SPELL_OUT
     for (int p = 0; p < P; ++p) PRELUDE_SPELL_OUT
     for (int part = 0; part < kParts; ++part) {
       scale[p * kParts + part] = w[p].scale(part);
+      base[p * kParts + part] = mul(scale[p * kParts + part], same(-kToInteger));
       if constexpr (kLeast) least[p * kParts + part] = w[p].least(part);
     }
     PRELUDE_SPELL_OUT
     for (int r = 0; r < R; ++r) {
       float scale_of_row;
-      std::memcpy(&scale_of_row, x + r * of_row + kBlockWords + 1, 4);
-      const Vec minus = same(static_cast<float>(static_cast<int32_t>(x[r * of_row + kBlockWords])) / 128.0f);
+      std::memcpy(&scale_of_row, x + r * of_row + kWords + 1, 4);
+      float start;
+      std::memcpy(&start, x + r * of_row + kWords, 4);
+      const Vec minus = same((start - kToInteger) / 128.0f);
       PRELUDE_SPELL_OUT
       for (int p = 0; p < P; ++p) PRELUDE_SPELL_OUT
       for (int part = 0; part < kParts; ++part) {
         Vec& one = total[r][p * kParts + part];
-        Vec sum = mul(Dot::floats(sums[r][p], part), scale[p * kParts + part]);
+        Vec sum = fused(Dot::floats(sums[r][p], part), scale[p * kParts + part], base[p * kParts + part]);
         if constexpr (kLeast) sum = fused(minus, least[p * kParts + part], sum);
         one = fused(sum, same(scale_of_row), one);
       }

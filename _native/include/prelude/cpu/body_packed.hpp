@@ -1,24 +1,25 @@
 // Products with packed weights. Included once per target, inside its namespace, after lanes_*.hpp, body_rows.hpp and
 // dots_*.hpp. A packing has a struct, that of int8 in dots_*.hpp, with
 //   Sums                      of 16 outputs and one row
-//   start                     the first value of a row's sums: of int8 a number, else zeros
-//   Weight, weight            16 words of a weight; but for int8 as the part of a row meets them
-//   kParts                    but for int8: words of a row that meet a word of a weight, one after the other
+//   start                     the first value of a row's sums: of integers a number, else zeros
+//   Weight, weight            16 words of a weight; but for integers as the part of a row meets them
+//   kParts                    but for integers: words of a row that meet a word of a weight, one after the other
 //   Input, input(word)        a word of a row, for every output
 //   step(sums, weight, input) adds their products
-//   sums(values)              but for int8: the sums that `floats` has given
-//   floats(sums, part)        outputs [part * kLanes, (part + 1) * kLanes) as floats
+//   sums(values)              but for integers: the sums that `floats` has given
+//   floats(sums, part)        outputs [part * kLanes, (part + 1) * kLanes) as floats; of integers as they are
 // and
 //   fused(a, b, c)            a * b + c, rounded once on every target
 //   bytes(v, to)              the lowest byte of each lane
 //   halves(words)             kLanes numbers of float16 as floats
-//   of_bytes(bytes)           kLanes bytes as floats
-//   open_halves(words, low, high)   the low and the high halves of the bytes of kLanes words, each plus 128
+//   of_bytes(bytes)           kLanes signed bytes as floats
+//   open_halves<six>(words, two, at, low, high)   the low and the high halves of the bytes of kLanes words, each plus
+//                             128; `six`: with the two bits above them that bytes of `two` have from bit `at` and
+//                             from bit `at` + 4 on, and plus 96
 //   of_pairs(words, part)     the lower (part 0) or upper bfloat16 of kLanes words as floats
 //   kFloatRows, kFloatWide    rows, and times 16 outputs, whose sums of float32 are in registers at a time
 
 inline constexpr int64_t kHalves = kGroup / kHalf;  // of a group
-inline constexpr float kToInteger = 12582912.0f;    // 1.5 * 2^23: adding it rounds to an integer
 
 // Loops of constant length are spelled out by the compiler: else it keeps the sums in memory.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -29,9 +30,9 @@ inline constexpr float kToInteger = 12582912.0f;    // 1.5 * 2^23: adding it rou
 
 #include "prelude/cpu/body_int8.hpp"
 
-template <class Eight>
-struct FourDot : Eight {
-  static constexpr Packing kPacking = Packing::q4_k;
+template <class Eight, Packing kFew>
+struct FewDot : Eight {
+  static constexpr Packing kPacking = kFew;
 };
 
 // Sums of float32.
@@ -216,8 +217,10 @@ template <class Value>
 inline void prepare_block(const PackedArgs& a, int64_t first, int together, uint32_t* to) {
   if (a.weight.packing == Packing::bf16) return interleave<true, Value>(a, first, together, to);
   if (!quantizes(a.weight.packing)) return interleave<false, Value>(a, first, together, to);
-  const int64_t words = row_words(a.weight.inputs, Packing::int8);
-  for (int r = 0; r < together; ++r) quantize_row(row_of<Value>(a, first + r), a.weight.inputs, to + r * words);
+  const int64_t inputs = a.weight.inputs, words = row_words(inputs, a.weight.packing);
+  const auto quantize =
+      a.weight.packing == Packing::q6_k ? quantize_row<kBlock / 2, Value> : quantize_row<kBlock, Value>;
+  for (int r = 0; r < together; ++r) quantize(row_of<Value>(a, first + r), inputs, to + r * words);
 }
 
 inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, int64_t last) {

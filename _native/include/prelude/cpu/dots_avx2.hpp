@@ -15,15 +15,22 @@ inline void bytes(Vec v, uint32_t* to) {
 inline Vec halves(const uint32_t* words) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
 }
-inline Vec of_bytes(const uint8_t* bytes) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
+inline Vec of_bytes(const int8_t* bytes) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
 }
-inline void open_halves(const uint32_t* words, uint32_t* low, uint32_t* high) {
-  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
-  const __m256i half = _mm256_set1_epi8(15), up = _mm256_set1_epi8(-128);
-  const auto opened = [&](__m256i lower) { return _mm256_or_si256(_mm256_and_si256(lower, half), up); };
-  _mm256_store_si256(reinterpret_cast<__m256i*>(low), opened(both));
-  _mm256_store_si256(reinterpret_cast<__m256i*>(high), opened(_mm256_srli_epi32(both, 4)));
+template <bool kSix>
+inline void open_halves(const uint32_t* words, const uint32_t* two, int at, uint32_t* low, uint32_t* high) {
+  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)), half = _mm256_set1_epi8(15);
+  __m256i above = _mm256_set1_epi8(-128), above_high = above;
+  if constexpr (kSix) {
+    const __m256i bits = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(two)), at);
+    const __m256i place = _mm256_set1_epi8(48), more = _mm256_set1_epi8(96);
+    above = _mm256_add_epi8(_mm256_and_si256(_mm256_slli_epi32(bits, 4), place), more);
+    above_high = _mm256_add_epi8(_mm256_and_si256(bits, place), more);
+  }
+  const __m256i upper = _mm256_srli_epi32(both, 4);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(low), _mm256_or_si256(_mm256_and_si256(both, half), above));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(high), _mm256_or_si256(_mm256_and_si256(upper, half), above_high));
 }
 inline Vec of_pairs(const uint32_t* words, int part) {
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
@@ -65,6 +72,6 @@ struct Int8Dot {
   }
   static Vec floats(const Sums& sums, int part) {
     const __m256i mixed = _mm256_hadd_epi32(sums.fours[2 * part], sums.fours[2 * part + 1]);
-    return _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(mixed, 0xD8));
+    return _mm256_castsi256_ps(_mm256_permute4x64_epi64(mixed, 0xD8));
   }
 };

@@ -7,13 +7,22 @@ inline void bytes(Vec v, uint32_t* to) {
 inline Vec halves(const uint32_t* words) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)));
 }
-inline Vec of_bytes(const uint8_t* bytes) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
+inline Vec of_bytes(const int8_t* bytes) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
 }
-inline void open_halves(const uint32_t* words, uint32_t* low, uint32_t* high) {
-  const __m512i both = _mm512_loadu_si512(words), half = _mm512_set1_epi8(15), up = _mm512_set1_epi8(-128);
-  _mm512_store_si512(low, _mm512_or_si512(_mm512_and_si512(both, half), up));
-  _mm512_store_si512(high, _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi32(both, 4), half), up));
+template <bool kSix>
+inline void open_halves(const uint32_t* words, const uint32_t* two, int at, uint32_t* low, uint32_t* high) {
+  const __m512i both = _mm512_loadu_si512(words), half = _mm512_set1_epi8(15);
+  __m512i above = _mm512_set1_epi8(-128), above_high = above;
+  if constexpr (kSix) {
+    const __m512i bits = _mm512_srli_epi32(_mm512_loadu_si512(two), static_cast<unsigned>(at));
+    const __m512i place = _mm512_set1_epi8(48), more = _mm512_set1_epi8(96);
+    above = _mm512_add_epi8(_mm512_and_si512(_mm512_slli_epi32(bits, 4), place), more);
+    above_high = _mm512_add_epi8(_mm512_and_si512(bits, place), more);
+  }
+  // 0xCA: the second operand where the first has a bit, else the third.
+  _mm512_store_si512(low, _mm512_ternarylogic_epi32(half, both, above, 0xCA));
+  _mm512_store_si512(high, _mm512_ternarylogic_epi32(half, _mm512_srli_epi32(both, 4), above_high, 0xCA));
 }
 inline Vec of_pairs(const uint32_t* words, int part) {
   const __m512i pairs = _mm512_loadu_si512(words);
@@ -38,7 +47,7 @@ struct Int8Dot {
   static void step(Sums& sums, Weight weight, Input input) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weight), "v"(input));
   }
-  static Vec floats(Sums sums, int) { return _mm512_cvtepi32_ps(sums); }
+  static Vec floats(Sums sums, int) { return _mm512_castsi512_ps(sums); }
 };
 
 // Twelve rows by 32 outputs: 24 sums, two weights and an input fit in the registers.

@@ -10,15 +10,23 @@ inline Vec halves(const uint32_t* words) {
   std::memcpy(&four, words, sizeof four);
   return vcvt_f32_f16(four);
 }
-inline Vec of_bytes(const uint8_t* bytes) {
+inline Vec of_bytes(const int8_t* bytes) {
   uint32_t four;
   std::memcpy(&four, bytes, sizeof four);
-  return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four)))));
 }
-inline void open_halves(const uint32_t* words, uint32_t* low, uint32_t* high) {
-  const uint32x4_t both = vld1q_u32(words), half = vdupq_n_u32(0x0F0F0F0Fu), up = vdupq_n_u32(0x80808080u);
-  vst1q_u32(low, vorrq_u32(vandq_u32(both, half), up));
-  vst1q_u32(high, vorrq_u32(vandq_u32(vshrq_n_u32(both, 4), half), up));
+template <bool kSix>
+inline void open_halves(const uint32_t* words, const uint32_t* two, int at, uint32_t* low, uint32_t* high) {
+  const uint32x4_t both = vld1q_u32(words), half = vdupq_n_u32(0x0F0F0F0Fu);
+  uint32x4_t above = vdupq_n_u32(0x80808080u), above_high = above;
+  if constexpr (kSix) {
+    const uint32x4_t bits = vshlq_u32(vld1q_u32(two), vdupq_n_s32(-at));
+    const uint32x4_t place = vdupq_n_u32(0x30303030u), more = vdupq_n_u32(0x60606060u);
+    above = vaddq_u32(vandq_u32(vshlq_n_u32(bits, 4), place), more);
+    above_high = vaddq_u32(vandq_u32(bits, place), more);
+  }
+  vst1q_u32(low, vorrq_u32(vandq_u32(both, half), above));
+  vst1q_u32(high, vorrq_u32(vandq_u32(vshrq_n_u32(both, 4), half), above_high));
 }
 inline Vec of_pairs(const uint32_t* words, int part) {
   const uint32x4_t pairs = vld1q_u32(words);
@@ -41,7 +49,10 @@ struct Int8Sums {
     int8x16_t fours[4];
   };
   using Input = int8x16_t;
-  static Sums start(int32_t) { return {}; }
+  static Sums start(int32_t) {
+    const int32x4_t begin = vreinterpretq_s32_f32(vdupq_n_f32(kToInteger));
+    return {{begin, begin, begin, begin}};
+  }
   static Weight weight(const uint32_t* words) {
     Weight w;
     for (int i = 0; i < 4; ++i)
@@ -66,5 +77,5 @@ struct Int8Sums {
       }
     }
   }
-  static Vec floats(const Sums& sums, int part) { return vcvtq_f32_s32(sums.fours[part]); }
+  static Vec floats(const Sums& sums, int part) { return vreinterpretq_f32_s32(sums.fours[part]); }
 };

@@ -20,15 +20,21 @@ inline Vec halves(const uint32_t* words) {
   for (int l = 0; l < kLanes; ++l) v.lane[l] = float_of_half(bits[l]);
   return v;
 }
-inline Vec of_bytes(const uint8_t* bytes) {
+inline Vec of_bytes(const int8_t* bytes) {
   Vec v;
   for (int l = 0; l < kLanes; ++l) v.lane[l] = bytes[l];
   return v;
 }
-inline void open_halves(const uint32_t* words, uint32_t* low, uint32_t* high) {
+template <bool kSix>
+inline void open_halves(const uint32_t* words, const uint32_t* two, int at, uint32_t* low, uint32_t* high) {
   for (int l = 0; l < kLanes; ++l) {
-    low[l] = (words[l] & 0x0F0F0F0Fu) | 0x80808080u;
-    high[l] = (words[l] >> 4 & 0x0F0F0F0Fu) | 0x80808080u;
+    uint32_t above = 0x80808080u, above_high = above;
+    if constexpr (kSix) {
+      above = (two[l] >> at << 4 & 0x30303030u) + 0x60606060u;
+      above_high = (two[l] >> at & 0x30303030u) + 0x60606060u;
+    }
+    low[l] = (words[l] & 0x0F0F0F0Fu) | above;
+    high[l] = (words[l] >> 4 & 0x0F0F0F0Fu) | above_high;
   }
 }
 inline Vec of_pairs(const uint32_t* words, int part) {
@@ -77,8 +83,7 @@ struct Int8Dot {
   }
   static Vec floats(const Sums& sums, int part) {
     Vec v;
-    for (int l = 0; l < kLanes; ++l)
-      v.lane[l] = static_cast<float>(static_cast<int32_t>(sums.lane[part * kLanes + l]));
+    std::memcpy(&v, sums.lane + part * kLanes, sizeof v);
     return v;
   }
 };

@@ -34,7 +34,11 @@ struct Norm {
 struct Projection {
   const PackedKernels* kernels = nullptr;
   PackedWeight weight{};
+  const Projection* behind = nullptr;  // of the outputs behind, which have another packing
 };
+inline int64_t outputs_of(const Projection& by) {
+  return by.weight.outputs + (by.behind == nullptr ? 0 : outputs_of(*by.behind));
+}
 
 // Some heads of each row, normed and rotated in place; see RotateArgs. Without heads nothing turns.
 struct Rotation {
@@ -110,8 +114,12 @@ inline bool norm_rows(const Team& team, const Norm& norm, const float* x, int64_
 
 inline bool multiply(const Team& team, const Projection& by, const void* x, int64_t x_stride, Type x_type, void* out,
                      int64_t out_stride, Type out_type, bool adds, int64_t rows) {
-  const PackedArgs args{by.weight, x, out, x_stride, out_stride, rows, x_type, out_type, adds};
-  return packed_matmul(*by.kernels, args, team.threads);
+  for (const Projection* some = &by; some != nullptr; some = some->behind) {
+    const PackedArgs args{some->weight, x, out, x_stride, out_stride, rows, x_type, out_type, adds};
+    if (!packed_matmul(*some->kernels, args, team.threads)) return false;
+    out = static_cast<char*>(out) + some->weight.outputs * size_of(out_type);
+  }
+  return true;
 }
 
 struct SumArgs {
@@ -131,7 +139,7 @@ inline bool add_product(const Team& team, const Projection& by, const Norm& afte
                         int64_t from_stride, Type from_type, const BehindArgs& a, float* x, int64_t rows) {
   if (after.kind == NormKind::none)
     return multiply(team, by, from, from_stride, from_type, x, a.x_stride, Type::f32, true, rows);
-  const int64_t width = by.weight.outputs;
+  const int64_t width = outputs_of(by);
   if (!multiply(team, by, from, from_stride, from_type, a.sums, width, Type::f32, false, rows) ||
       !norm_rows(team, after, a.sums, width, a.sums, width, Type::f32, rows, width))
     return false;
@@ -151,7 +159,8 @@ inline int64_t parts_of(int64_t rows, int64_t bytes, int threads) {
 }
 
 inline int64_t bytes_of(const Projection& by) {
-  return packed_words(by.weight.outputs, by.weight.inputs, by.weight.packing) * 4;
+  return packed_words(by.weight.outputs, by.weight.inputs, by.weight.packing) * 4 +
+         (by.behind == nullptr ? 0 : bytes_of(*by.behind));
 }
 
 // work(first row, rows, first row of the room, team) for chunks of `chunk` rows, one after the other. Where a chunk
@@ -202,7 +211,7 @@ inline bool before_rows(const BeforeMixer& part, const BeforeArgs& a, int64_t fi
 // See run_behind, and before_rows.
 inline bool behind_rows(const BehindMixer& part, const BehindArgs& all, int64_t first, int64_t rows, int64_t at,
                         const Team& team) {
-  const int64_t width = part.up.weight.inputs, made = part.up.weight.outputs;
+  const int64_t width = part.up.weight.inputs, made = outputs_of(part.up);
   BehindArgs a = all;
   a.normed = row_at(all.normed, at, width, all.type);
   a.up = row_at(all.up, at, all.up_stride, all.type);
@@ -246,12 +255,15 @@ inline bool run_behind(const BehindMixer& part, const BehindArgs& a, const Team&
                             });
 }
 
-// Whether other threads should run meanwhile.
+// Whether other threads should run meanwhile: some ten nanoseconds for each product of a thousand.
+inline bool worth_releasing_gil(const Projection& by, int64_t rows) {
+  return rows * by.weight.inputs * outputs_of(by) / 100 > kReleaseGilNs;
+}
 inline bool worth_releasing_gil(const BeforeMixer& part, const BeforeArgs& a) {
-  return a.rows * part.projection.weight.inputs * part.projection.weight.outputs / 100 > kReleaseGilNs;
+  return worth_releasing_gil(part.projection, a.rows);
 }
 inline bool worth_releasing_gil(const BehindMixer& part, const BehindArgs& a) {
-  const auto products = [](const Projection& by) { return by.weight.inputs * by.weight.outputs; };
+  const auto products = [](const Projection& by) { return by.weight.inputs * outputs_of(by); };
   return a.rows * (products(part.out) + products(part.up) + products(part.down)) / 100 > kReleaseGilNs;
 }
 

@@ -16,14 +16,17 @@
 //          sum over a block is an int32 and exact, the sum over blocks goes from the first to the last in float32, so
 //          a product has the same bits on every machine, with any instruction set.
 //   q4_k   GGUF's Q4_K, value for value: a weight is integer * scale - least, with integers from 0 to 15 and for each
-//          32 inputs of an output a scale and a least. 256 inputs of a group are words of float16, of scales and of
-//          leasts one for each output, and eight blocks: four words of an output, each with the integers of a word
-//          of int8 in the low halves of its bytes and those of the fourth word behind it in the high ones, then bytes
-//          by which the scale and the least of each output are multiplied. Rows of x are those of int8, and a product
-//          has the same bits on every machine.
+//          32 inputs of an output a scale and a least. For 256 inputs a group has words of float16, of scales and of
+//          leasts one for each output; bytes by which these are multiplied, for each 32 inputs and output; and the
+//          integers, four words of an output for each 32 inputs: low halves of bytes are the integers of a word of
+//          int8, high ones those of the fourth word behind it.
+//   q6_k   GGUF's Q6_K, likewise, without leasts, in blocks of 16 inputs: integers from -32 to 31, plus 32. Two words
+//          have the low four bits, high halves those of the second word behind; a third word has the high two bits
+//          of each word's bytes in the order of the words, the first ones lowest.
 //
+// Rows of x are those of int8, in q6_k in blocks of 16, and a product has the same bits on every machine.
 // Every kind gives a row the same bits with any other rows and any cut of the work.
-// A row of x that holds a NaN or an infinity gives a row of NaN in int8 and q4_k.
+// A row of x that holds a NaN or an infinity gives a row of NaN in int8, q4_k and q6_k.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +36,7 @@
 
 namespace prelude::cpu {
 
-enum class Packing : int32_t { f32 = 0, bf16 = 1, int8 = 2, widened = 3, f16 = 4, q4_k = 5 };
+enum class Packing : int32_t { f32 = 0, bf16 = 1, int8 = 2, widened = 3, f16 = 4, q4_k = 5, q6_k = 6 };
 
 inline constexpr int kGroup = 32;           // outputs that lie side by side
 inline constexpr int kHalf = 16;            // outputs of a kernel's sums
@@ -41,23 +44,40 @@ inline constexpr int kMostPackedRows = 16;  // of x that any kernel takes at a t
 inline constexpr int kBlock = 32;           // inputs of int8 with a scale of their own
 inline constexpr int kBlockWords = kBlock / 4;
 inline constexpr int kBlockGroupWords = kBlockWords * kGroup + kGroup / 2;  // of a block of a group, with the scales
-inline constexpr int kRowWords = kBlockWords + 2;     // of a block of a row: integers, start of the sum, scale
+inline constexpr float kToInteger = 12582912.0f;      // 1.5 * 2^23: adding it rounds to an integer, the lowest bits
 inline constexpr float kLeastScaled = 1e-30f;         // a block of a row below it is zero in int8
 inline constexpr float kMostScaled = 65504.0f * 127;  // the largest weight of int8
 inline constexpr int kQ8Bytes = 2 + kBlock;           // of a block of Q8_0: its scale, its integers
-inline constexpr int kFourBlocks = 8;                 // of q4_k that have scales of float16 together
-inline constexpr int kFourInputs = kFourBlocks * kBlock;
-inline constexpr int kFourWords = kBlockWords / 2 * kGroup;           // of a block of a group, without the bytes
-inline constexpr int kFourBlockGroupWords = kFourWords + kGroup / 2;  // with them
-inline constexpr int kFourGroupWords = kGroup + kFourBlocks * kFourBlockGroupWords;  // of 256 inputs of a group
+inline constexpr int kFewInputs = 256;                // of a block of q4_k and q6_k in a file
 
-constexpr int64_t blocks_of(int64_t inputs) { return (inputs + kBlock - 1) / kBlock; }
 // Rows of x are quantized.
-constexpr bool quantizes(Packing packing) { return packing == Packing::int8 || packing == Packing::q4_k; }
+constexpr bool quantizes(Packing packing) {
+  return packing == Packing::int8 || packing == Packing::q4_k || packing == Packing::q6_k;
+}
+// Inputs that have a scale of their own, in the weight and in a row.
+constexpr int block_inputs(Packing packing) { return packing == Packing::q6_k ? kBlock / 2 : kBlock; }
+
+// 256 inputs of a group in q4_k or q6_k: float16, bytes, integers.
+struct Few {
+  int scales;  // an output's numbers of float16, and its bytes of a block
+  int words;   // an output's words of a block
+  int blocks;
+
+  constexpr int bytes_at() const { return scales * kGroup / 2; }  // in words
+  constexpr int words_at() const { return bytes_at() + blocks * scales * kGroup / 4; }
+  constexpr int all() const { return words_at() + blocks * words * kGroup; }
+};
+constexpr Few few_of(Packing packing) { return packing == Packing::q4_k ? Few{2, 4, 8} : Few{1, 3, 16}; }
+
+constexpr int64_t blocks_of(int64_t inputs, Packing packing = Packing::int8) {
+  return (inputs + block_inputs(packing) - 1) / block_inputs(packing);
+}
+// Words of a block of a row: integers, start of the sum, scale.
+constexpr int block_row_words(Packing packing) { return block_inputs(packing) / 4 + 2; }
 // Words of a prepared row of x.
 constexpr int64_t row_words(int64_t inputs, Packing packing) {
   const int64_t pairs = (inputs + 1) / 2;
-  return quantizes(packing)            ? blocks_of(inputs) * kRowWords
+  return quantizes(packing)            ? blocks_of(inputs, packing) * block_row_words(packing)
          : packing == Packing::bf16    ? pairs
          : packing == Packing::widened ? 2 * pairs
                                        : inputs;
@@ -65,7 +85,7 @@ constexpr int64_t row_words(int64_t inputs, Packing packing) {
 // Words of a group of outputs.
 constexpr int64_t group_words(int64_t inputs, Packing packing) {
   if (packing == Packing::int8) return blocks_of(inputs) * kBlockGroupWords;
-  if (packing == Packing::q4_k) return inputs / kFourInputs * kFourGroupWords;
+  if (quantizes(packing)) return inputs / kFewInputs * few_of(packing).all();
   if (packing == Packing::f16) return inputs * (kGroup / 2);
   return (packing == Packing::f32 ? inputs : (inputs + 1) / 2) * kGroup;
 }
@@ -97,7 +117,8 @@ struct PackedArgs {
 
 // Rows of x as the kernels read them, in blocks: the first `longer` blocks have a row more than the others. Quantized
 // and by amx words[row][word], else words[block][word][row of the block]. Of integers a sum over a block of inputs
-// starts at -128 times the sum of the row's integers, since a byte of a weight is 128 too large.
+// starts at kToInteger minus 128 times the sum of the row's integers, since a byte of a weight is 128 too large: as
+// bits of a float, so that the sum's bits are those of kToInteger plus the sum.
 struct PackedRows {
   uint32_t* words;
   int64_t least;  // rows of a block
@@ -125,7 +146,7 @@ struct PackedKernels {
 };
 
 // The kernels of that name (amx, avx512, avx2, neon, neon_dot, portable), or null where this machine cannot run them
-// or there are none. neon_dot has int8 and q4_k alone, amx bf16.
+// or there are none. neon_dot has int8, q4_k and q6_k alone, amx bf16.
 const PackedKernels* packed_kernels_named(const char* name, Packing packing);
 
 // The fastest that this machine has, or those that PRELUDE_CPU_KERNELS names; null where there are none.
@@ -151,18 +172,15 @@ void prefer_large_pages(void* memory, size_t count);
 // multiple of kBlock.
 void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* words);
 
-// Rows of Q4_K to packed words of q4_k. `inputs` is a multiple of kFourInputs.
-void pack_q4_k(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* words);
+// Rows of Q4_K or Q6_K to packed words of that packing. `inputs` is a multiple of kFewInputs.
+void pack_few(const uint8_t* rows, int64_t outputs, int64_t inputs, Packing packing, uint32_t* words);
 
 // The weights of `output` as floats [inputs].
 void unpack_output(const PackedWeight& weight, int64_t output, float* to);
 
-// Output `output` of one row of x in int8 or q4_k, without the bias: the bits that a whole product has. `room` holds
-// row_words(inputs, int8) words.
+// Output `output` of one row of x in a packing that `quantizes`, without the bias: the bits that a whole product has.
+// `room` holds row_words(inputs, packing) words.
 float integer_pair(const PackedWeight& weight, const float* x, int64_t output, uint32_t* room);
-
-// Some ten nanoseconds for each product of a thousand.
-bool packed_worth_releasing_gil(const PackedArgs& a);
 
 // False: no memory for the rows of x.
 bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int threads);
