@@ -20,10 +20,7 @@ TYPE = gguf.GGMLQuantizationType
 
 
 def write_model(
-    source: Path,
-    path: Path,
-    kind: str | Callable[[str], str] = "Q8_0",
-    changed: Callable[[Any], None] | None = None,
+    source: Path, path: Path, kind: str | Callable[[str], str] = "Q8_0", changed: Callable[[Any], None] | None = None
 ) -> Path:
     """The safetensors model in ``source`` as a GGUF file. ``kind``: the type of its matrices, of all or by their GGUF
     name; ``changed`` adds metadata and tensors."""

@@ -124,6 +124,9 @@ def test_a_loaded_replica_gives_its_prefix_up() -> None:
     affinity.reported(0, chain)
     loads = {0: 3, 1: 0, 2: 0, 3: 0}
     assert affinity.ranked(chain, range(4), loads.__getitem__, 0.0)[0] == [0]
+    for load, others in ((4, 0), (16, 10)):  # its bounds: the least load, and 1.25 times the mean
+        at = {0: load, 1: others, 2: others, 3: others}
+        assert affinity.ranked(chain, range(4), at.__getitem__, 0.0)[0] != [0]
     loads[0] = 30
     assert affinity.ranked(chain, range(4), loads.__getitem__, 0.0)[0] != [0]
     busy = dict.fromkeys(range(4), 30)

@@ -22,10 +22,7 @@ FORBIDDEN = {
     "cuda": ("prelude.scheduling", "prelude.api", "prelude.loading", "prelude.runtime", "prelude.admission"),
 }
 # Exceptions from a forbidden prefix.
-ALLOWED = {
-    "_native": ("prelude._native",),
-    "tokenizer": ("prelude.tokenizer", "prelude.errors.root"),
-}
+ALLOWED = {"_native": ("prelude._native",), "tokenizer": ("prelude.tokenizer", "prelude.errors.root")}
 
 
 CYTHON_IMPORT = re.compile(r"^\s*(?:c?import|from)\s+([A-Za-z_][\w.]*)", re.MULTILINE)
@@ -156,17 +153,6 @@ def on_loading(tree: ast.Module) -> Iterable[ast.stmt]:
             ahead += node.orelse if "TYPE_CHECKING" in ast.unparse(node.test) else [*node.body, *node.orelse]
         elif isinstance(node, ast.Try):
             ahead += [*node.body, *node.orelse, *node.finalbody, *(line for h in node.handlers for line in h.body)]
-
-
-def test_no_components_module_of_the_tokenizer_imports_the_tokenizer() -> None:
-    """``tokenizer.py`` imports the components; they get their parts of it by ``attach``."""
-    for name in ("components", "models", "normalizers", "pre_tokenizers", "processors", "decoders"):
-        tree = ast.parse((ROOT / "tokenizer" / f"{name}.py").read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-                node.body = []
-        found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "tokenizer"]
-        assert not found, f"tokenizer/{name}.py imports tokenizer/tokenizer.py"
 
 
 @pytest.mark.parametrize("folder", ["runtime", "scheduling"])

@@ -56,11 +56,7 @@ BOUNDS: dict[str, tuple[Any, Any, str]] = {
     "stops": (params(stop=many(64)), params(stop=many(65)), "params.stop"),
     "a stop": (params(stop="x" * 4096), params(stop="x" * 4097), "params.stop[0]"),
     "all stops": (params(stop=["x" * 4000, "y" * 96]), params(stop=["x" * 4000, "y" * 97]), "params.stop"),
-    "stop ids": (
-        params(stop_token_ids=[5] * 1024),
-        params(stop_token_ids=[5] * 1025),
-        "params.stop_token_ids",
-    ),
+    "stop ids": (params(stop_token_ids=[5] * 1024), params(stop_token_ids=[5] * 1025), "params.stop_token_ids"),
     "bias": (params(logit_bias={427: 100}), params(logit_bias={427: 100.5}), "params.logit_bias[427]"),
     "allowed ids": (
         params(allowed_token_ids=[5] * 428),

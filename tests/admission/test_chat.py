@@ -48,6 +48,8 @@ def test_a_conversation_has_the_ids_of_its_rendered_text(tmp_path: Path) -> None
     assert prompt == toys.plain_tokenizer().encode(f"{text}<|im_start|>assistant\n").ids
     whole = preparer.prepare(Embed(messages, pooling="last")).prepared.tree.token_ids.tolist()
     assert whole == toys.plain_tokenizer().encode(text).ids  # nothing is generated: no generation prompt
+    names = made(tmp_path, "{{ messages[0].content }}{{ bos_token is defined }}{{ eos_token is defined }}")
+    assert names.explain(Embed(messages, pooling="last")).text == "be kind.TrueFalse"
 
 
 def test_decisions_leave_no_room_for_thoughts(tmp_path: Path) -> None:

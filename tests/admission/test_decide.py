@@ -383,6 +383,10 @@ def test_through_the_chat_template() -> None:
 
 def test_a_chat_template_that_strips_its_messages() -> None:
     template = DecisionTemplate(question="{question} ", chat=True)
+    begins = DecisionTemplate(state="\n{state}\n\n", question="{question} ", chat=True)
+    for one in (template, begins):
+        found = toys.make(chat=toys.stripping_chat, template=one).explain(Decide("hi", [YesNo("Polite?")]))
+        assert found.text == f"{toys.START}user\nhi\n\nPolite?{toys.STOP}\n{toys.START}assistant\n"
     shown = toys.make(chat=toys.stripping_chat, template=template).explain(Decide("  \n hi", [YesNo("Polite?")]))
     assert shown.text == f"{toys.START}user\nhi\n\nPolite?{toys.STOP}\n{toys.START}assistant\n"
     kept = toys.make(chat=toys.chat, template=template).explain(Decide("  hi", [YesNo("Polite?")]))

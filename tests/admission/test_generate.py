@@ -55,6 +55,8 @@ def test_prompt_logprobs_instead_of_text(preparer: Preparer) -> None:
     assert len(result.prompt_logprobs) == admitted.prepared.tree.num_tokens
     assert result.prompt_logprobs[0].logprob is None
     assert all(len(token.top) == 3 and token.rank >= 1 for token in result.prompt_logprobs[1:])
+    with pytest.raises(InvalidRequest, match=r"^truncation: 'all' is not one of"):
+        preparer.prepare(Generate([5], truncation="all"))  # type: ignore[arg-type]
     nothing = preparer.prepare(Generate("The quick", SamplingParams(max_tokens=0)))
     assert nothing.prepared.readout is None
     assert toys.finish(nothing).prompt_logprobs is None

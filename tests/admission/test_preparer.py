@@ -19,6 +19,7 @@ from prelude.tasks import (
     Decide,
     Embed,
     Generate,
+    Guard,
     Loglikelihood,
     PromptLogprobs,
     SamplingParams,
@@ -87,6 +88,10 @@ def test_a_snapshot_of_a_task_that_cannot_change_is_the_task_itself() -> None:
     for task in (Embed("x"), Decide("x", (YesNo("a"), Choice("b", ("c",)))), Generate("x"), Loglikelihood("x", "y")):
         assert snapshot(task) is task
     assert snapshot(Classify(("a text", "another"))).prompt == ("a text", "another")  # a pair stays a pair
+    labels = ["a"]
+    judged = snapshot(Guard([], given={"categories": labels}))
+    labels.append("b")
+    assert judged.given == {"categories": ("a",)}
     for bad in (Embed(None), Decide(5, 5), Generate({"role": "user"}), Decide("x", ["y"])):  # type: ignore[arg-type, list-item]
         with pytest.raises(InvalidRequest):
             toys.make().prepare(snapshot(bad))

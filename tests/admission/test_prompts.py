@@ -421,8 +421,7 @@ def test_a_part_that_no_truncation_can_help_names_its_own_field(mode: Any) -> No
     preparer = toys.make(max_length=64)
     question = Decide("state", [Choice("Which?", ["word " * 100, "other"])], truncation=mode)
     with pytest.raises(
-        PromptTooLong,
-        match=r"it has \d+ tokens .*in its labels; the limit is 64.*shorten the labels",
+        PromptTooLong, match=r"it has \d+ tokens .*in its labels; the limit is 64.*shorten the labels"
     ) as caught:
         preparer.prepare(question)
     assert caught.value.field == "questions[0]" and caught.value.limit == 64 < caught.value.tokens

@@ -177,13 +177,6 @@ def test_offsets_follow_truncation_and_ids_have_none(tokenizer: Any) -> None:
 # ------------------------------------------------------------------ Embed
 
 
-@pytest.mark.parametrize(("pooling", "rows"), [("last", [3]), ("cls", [0]), ("mean", [0, 1, 2, 3])])
-def test_pooling_names_rows(preparer: Preparer, pooling: Any, rows: list[int]) -> None:
-    readout = preparer.prepare(Embed([5, 6, 7, 8], pooling=pooling)).prepared.readout
-    assert isinstance(readout, PooledRows)
-    assert (readout.rows.tolist(), readout.indptr.tolist(), readout.pooling) == (rows, [0, len(rows)], pooling)
-
-
 def test_pooling_is_named_or_known(preparer: Preparer) -> None:
     with pytest.raises(InvalidRequest, match=r"pooling: the model directory does not say .* name it"):
         preparer.prepare(Embed("x"))
@@ -251,11 +244,6 @@ def test_activations() -> None:
     assert classified([9.0, 5.0]).label == "LABEL_0"
     with pytest.raises(InvalidRequest, match=r"activation: 'relu' is not one of"):
         classified([1.0], activation="relu")
-
-
-def test_a_model_without_a_head_names_the_way_out(preparer: Preparer) -> None:
-    with pytest.raises(InvalidRequest, match=r"no classification head; it serves decide"):
-        preparer.prepare(Classify("x"))
 
 
 @pytest.mark.fault(75)

@@ -86,6 +86,7 @@ def test_biases_that_are_none(preparer: Preparer, bias: Any, match: str) -> None
 def test_a_million_biases_are_refused_before_they_are_looked_at(preparer: Preparer) -> None:
     many = dict.fromkeys(range(10**6), 1)
     refused(preparer, "1000000 entries; the model has 428 logits", RequestTooLarge, logit_bias=many)
+    assert readout(preparer, logit_bias=dict.fromkeys(range(ROWS), 1)).edits is not None, "one for each logit"
     edits = readout(preparer, logit_bias={np.int32(ROWS - 1): np.float32(2), 0: -100}).edits
     assert edits is not None and edits.bias_ids.tolist() == [ROWS - 1, 0] and edits.bias_values.tolist() == [2, -100]
 

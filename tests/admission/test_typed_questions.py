@@ -152,11 +152,7 @@ def test_structures_without_end_are_refused(preparer: Preparer) -> None:
         deep = [deep]
     circle: list[Any] = []
     circle.append(circle)
-    for value in (
-        deep,
-        circle,
-        [["x"] * 40_000],
-    ):
+    for value in (deep, circle, [["x"] * 40_000]):
         for task in (
             Decide(value, [YesNo("Is it?")]),
             Decide(STATE, [Noul(value)]),

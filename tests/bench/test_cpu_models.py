@@ -15,7 +15,6 @@ pytest.importorskip("torch")
 from bench.common import Report
 from bench.engine.cpu_models import Run, fastest
 from bench.engine.peers import fed
-from bench.engine.shapes import QWEN3, floors
 
 TEXTS = [[3] * count for count in (5, 1, 9, 2, 7)]
 
@@ -76,21 +75,3 @@ def test_no_time_is_reported_beside_other_answers(tmp_path: Path) -> None:
     ours = {"prelude float32": lambda texts: np.ones((len(texts), 1))}
     with pytest.raises(SystemExit, match=r"ONNX Runtime differs from prelude float32 by 1\.0; no time is reported"):
         run().measure("MiniLM-L6", "load", tmp_path, [4], 1, ours, {"ONNX Runtime": {"graph": wrong}})
-
-
-def test_the_floor_of_a_decoder_has_the_head_once_a_token_that_is_said(tmp_path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    config = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 10, "hidden_size": 4}
-    assert set(config) - {"architectures"} <= set(QWEN3)
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    save_file(
-        {
-            "model.layers.0.weight": np.ones((8, 4), np.float32),
-            "model.embed_tokens.weight": np.ones((10, 4), np.float32),
-        },
-        tmp_path / "model.safetensors",
-    )
-    found = floors(tmp_path, "int8", [16], 3, 1, {"vpdpbusd": 1.0, "memory": 1.0})
-    assert found["arithmetic"] == pytest.approx(1e-6 * 2 * (32 * 16 + 40 + 2 * (32 + 40)))
-    assert found["memory"] == pytest.approx(1e-6 * 3 * (32 + 40) * 34 / 32)

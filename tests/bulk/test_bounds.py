@@ -11,6 +11,7 @@ from prelude import Choice, Decide, InvalidRequest
 from prelude.api.mapping import RowBar, length
 from prelude.api.windows import Window, leading_text
 from prelude.bulk.batches import BatchScorer
+from prelude.bulk.rows import Position
 from prelude.bulk.run import Pace
 from tests.ray.forms import FORM
 
@@ -59,6 +60,7 @@ def test_a_bar_counts_rows_and_the_share_of_the_cache() -> None:
         bar.end_window(2, {})
     assert (bar.rows, bar.prompt_tokens, bar.cached_tokens, bar.hit_rate) == (5, 40, 20, 0.5)
     assert bar.words() == "cache 50%" and told[-1] == (5, 5)
+    assert (Position("B", 7).read, Position("B", None).read, Position("row", 7, rows=3).read) == (7, 0, 3)
     assert length([1, 2]) == 2 and length(iter([1])) is None
 
 

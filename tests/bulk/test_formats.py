@@ -91,10 +91,7 @@ TYPES: dict[str, tuple[Any, list[Any]]] = {
         [{"a": "2024-02-29 01:02:03.456789", "b": ["/w=="]}] * 2 + [None],
     ),
     "times": (array([[DAY], [None]], pa.list_(pa.timestamp("us"))), [["2024-02-29 01:02:03.456789"], [None], None]),
-    "map": (
-        array([[("k", 1), ("k", 2)], []], pa.map_(pa.string(), pa.uint64())),
-        [[["k", 1], ["k", 2]], [], None],
-    ),
+    "map": (array([[("k", 1), ("k", 2)], []], pa.map_(pa.string(), pa.uint64())), [[["k", 1], ["k", 2]], [], None]),
     "nothing": (pa.nulls(3), [None] * 3),
 }
 TEXT = ["Hello.", "Go away", "x" * 100]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -19,7 +17,6 @@ from prelude.calibration.calibrator import pair
 from prelude.calibration.report import calibrate
 from prelude.calibration.rows import answers_of, read_rows
 from prelude.errors import CalibrationError, InvalidRequest
-from prelude.tools.calibrate import table, title_of
 from prelude.tools.cli import main
 from tests.calibration.test_calibrator import LABELS, answer, drawn
 from tests.calibration.test_command import write_answered
@@ -109,11 +106,7 @@ def test_what_is_no_answer_is_refused(other: Any) -> None:
             ("platt", {"slope": 1, "offsets": [0]}, ("a", "b")),
             "an offset for each",
         ),
-        (
-            ("platt", {"slope": 1, "offsets": []}, ()),
-            ("platt", {"slope": 1, "offsets": [0, 1]}, None),
-            "its labels",
-        ),
+        (("platt", {"slope": 1, "offsets": []}, ()), ("platt", {"slope": 1, "offsets": [0, 1]}, None), "its labels"),
         (("isotonic", LINE), ("isotonic", {**LINE, "y": [0.0, 1.1]}), "y between 0 and 1"),
         (("isotonic", LINE), ("isotonic", {**LINE, "y": [-0.1, 1.0]}), "y between 0 and 1"),
         (("isotonic", LINE), ("isotonic", {**LINE, "x": [1.0, 0.0]}), "ascending"),
@@ -287,37 +280,6 @@ def test_the_split_of_a_run() -> None:
 def _draws(n: int, count: int) -> list[Any]:
     draw = np.random.default_rng(0)
     return [draw.integers(0, n, n) for _ in range(count)]
-
-
-def test_the_table_of_a_run() -> None:
-    rows, truth = drawn(61)
-    found = calibrate([answer(row.tolist()) for row in rows], [LABELS[at] for at in truth], resamples=20)
-    lines = table(found).splitlines()
-    assert lines[0] == "31 held-out answers; fitted on 30 (temperature)"
-    names = [line.rsplit("  ", 2)[0].strip() for line in lines]
-    order = ["accuracy", "confidence", "ece", "ece, 95 %", "brier", "nll", "aurc"]
-    places = [next(at for at, line in enumerate(lines) if line.split("  ")[0].strip() == name) for name in order]
-    assert places == sorted(places), names
-    ece = lines[places[2]].split()
-    assert ece[1:] == [f"{found.before.ece:.4f}", f"{found.after.ece:.4f}"]
-
-
-def test_the_title_of_a_figure_is_cut() -> None:
-    rows, truth = drawn(61)
-    found = calibrate([answer(row.tolist()) for row in rows], [LABELS[at] for at in truth], resamples=0)
-    fitted = "temperature, fitted on 30, 31 held-out answers"
-
-    def title(model: str | None, /, **asked: Any) -> list[str]:
-        made = dataclasses.replace(found.calibrator, asked=asked)
-        chosen = argparse.Namespace(file="/data/rows.jsonl", model=model)
-        return title_of(dataclasses.replace(found, calibrator=made), chosen).split("\n")
-
-    assert title(None) == ["rows.jsonl: several questions", f"answers of rows.jsonl: {fitted}"]
-    assert title(None, model="hash") == ["rows.jsonl: several questions", f"packaged model: {fitted}"]
-    assert title("/m/" + "x" * 40, model="hash", question="q" * 70) == [f'"{"q" * 70}"', f"{'x' * 40}: {fitted}"]
-    question, name = title("/m/" + "x" * 41, model="hash", question="q" * 71)
-    assert len(question) == 72 and question[:60] == '"' + "q" * 59 and "q" * 70 not in question
-    assert len(name) == len(f": {fitted}") + 40 and "x" * 40 not in name
 
 
 # ------------------------------------------------------------------ labelled rows

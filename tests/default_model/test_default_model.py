@@ -93,20 +93,6 @@ def test_the_tokenizer_gives_every_text_back() -> None:
         assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
-@pytest.mark.long
-def test_accuracies_on_held_out_sentences() -> None:
-    """With transformers, on a sixth of the sentences; the engine's own tests ask all of them."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from bench.train.evaluate import evaluate, held_out
-
-    rows = held_out()[::6]
-    result = evaluate(rows=rows)
-    assert len(rows) == 100 and len({row["language"] for row in rows}) >= 12
-    assert result.language >= 0.97, result.table()
-    assert result.personal_data >= 0.95, result.table()
-
-
 def test_completes_with_transformers() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 
 from prelude import RequestOptions
-from prelude.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    UnknownParameter,
-)
+from prelude.errors import DeadlineExceeded, InvalidRequest, UnknownParameter
 from tests.scheduling.cores import Collect, chat, generated, last_logprob, post, prompt, text
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 

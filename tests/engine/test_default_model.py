@@ -122,9 +122,7 @@ def test_statements_about_the_packaged_model_hold() -> None:
 
 def test_the_demo_refuses_a_path_that_is_no_model() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "prelude", "demo", "--model", "/nonexistent/dir"],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "prelude", "demo", "--model", "/nonexistent/dir"], capture_output=True, text=True
     )
     assert done.returncode == 2 and "prelude: " in done.stderr and "Traceback" not in done.stderr
 

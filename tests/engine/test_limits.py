@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from prelude import EngineConfig, ExpertConfig, RequestOptions
-from prelude.errors import (
-    ConfigError,
-    InvalidRequest,
-    QueueFull,
-    RequestCancelled,
-    UnknownParameter,
-)
+from prelude.errors import ConfigError, InvalidRequest, QueueFull, RequestCancelled, UnknownParameter
 from prelude.scheduling.request import State
 from tests.patience import Paced, comes, shown
 from tests.scheduling.cores import Collect, chat, generated, last_logprob, post, prompt, text

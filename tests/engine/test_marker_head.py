@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude import Choice, Engine, EngineConfig, Noul, Score
+from prelude import Choice, Decide, Engine, EngineConfig, Noul, Score
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, UnsupportedModel
 from prelude.systemone import SystemOne
 from prelude.values.model_settings import OptionSettings
@@ -69,8 +69,6 @@ def test_a_question_has_the_same_bits_in_any_company(engine: Engine) -> None:
 
 
 def test_requests_of_several_sizes_share_a_step(engine: Engine) -> None:
-    from prelude import Decide
-
     tasks = [Decide(STATE[:n], QUESTIONS[: 1 + n % 4]) for n in range(1, 40)]
     for task, found in zip(tasks, engine.run_many(tasks)):
         alone = engine.decide(task.state, task.questions)
@@ -100,8 +98,11 @@ def test_a_text_that_is_too_long_is_refused_or_cut_as_in_training(engine: Engine
     assert cut.stats.truncated_tokens == 500 - (200 - cut_head(engine)) and cut.stats.prompt_tokens == 200
     with pytest.raises(PromptTooLong, match="60 options and their question"):
         engine.decide("x", [Choice("q", [f"option {n}" for n in range(60)])], truncation="head")
+    wide = [Choice("q", {"a": "y" * 60, "b": "z" * 60, "c": "x" * 60})]
     with pytest.raises(PromptTooLong):
-        engine.decide("x", [Choice("q", {"a": "y" * 60, "b": None})])
+        engine.decide("x", wide)
+    shown = engine.explain(Decide("x", wide, truncation="head"))
+    assert np.diff(shown.rows).tolist() == [34, 34], "a third of 120 tokens less 16 for the question"
 
 
 def cut_head(engine: Engine) -> int:

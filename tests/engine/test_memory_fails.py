@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -34,36 +32,6 @@ def test_a_call_ends_and_the_next_is_served_or_the_engine_is_closed(
 def test_a_dozen_failures_in_a_row(checkpoint: Path) -> None:
     report = no_memory.run(checkpoint, "complete", list(range(100, 380, 56)), width=12)
     assert not report.faults, "\n".join(report.faults)
-
-
-def frames_of_a_crash(script: Path, times: int, otherwise: str) -> list[str]:
-    """The frames that Python names when ``script`` crashes at the n-th allocation, with n below ``times``; the test
-    is skipped with ``otherwise`` where it never does."""
-    for n in range(times):
-        done = subprocess.run([sys.executable, script, str(n)], capture_output=True, text=True)
-        if done.returncode < 0:
-            return [line for line in done.stderr.splitlines() if line.startswith("  File")]
-    pytest.skip(otherwise)
-
-
-INDEXED = """
-import faulthandler, sys
-import _testcapi, numpy as np
-faulthandler.enable()
-numbers, places, n = np.arange(100), np.array([3, 4], np.int32), int(sys.argv[1])
-_testcapi.set_nomemory(n, n + 1)
-found = numbers[places]
-_testcapi.remove_mem_hooks()
-"""
-
-
-def test_a_crash_on_numpys_index_by_an_array_is_not_the_engines(tmp_path: Path) -> None:
-    script = tmp_path / "indexed.py"
-    script.write_text(INDEXED, encoding="utf-8")
-    frames = frames_of_a_crash(script, 12, "this numpy raises where the cast of an index finds no memory")
-    assert no_memory.indexes_by_an_array(frames[0])
-    for line in (5, 6, 8):  # calls, an item of a list by a number
-        assert not no_memory.indexes_by_an_array(f'  File "{script}", line {line} in <module>')
 
 
 class Forgetful(Collect):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prelude import AsyncEngine, EngineConfig, Event, SamplingParams, YesNo
-from prelude.errors import DeadlineExceeded, QueueFull
+from prelude.errors import DeadlineExceeded, ExecutionError, QueueFull
 from prelude.scheduling.timeline import NAMES
 from tests import toy
 from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt
@@ -177,8 +177,10 @@ def test_prometheus_reads_the_same_numbers() -> None:
     prometheus = pytest.importorskip("prometheus_client")
     from prelude.integrations.metrics import PrometheusMetrics
 
-    engine = toy_service().engine
+    engine = toy_service(service_core(FaultyExecutor(Fault("raise", "wait", 0)))).engine
     metrics = PrometheusMetrics(engine)
+    with pytest.raises(ExecutionError):
+        engine.run(last_logprob(prompt(6, 2)))
     for i in range(5):
         engine.run(chat(prompt(6, i), 7))
     engine.run(last_logprob(prompt(6, 1)))
@@ -189,7 +191,8 @@ def test_prometheus_reads_the_same_numbers() -> None:
     assert get("prelude_blocks_free") == engine.stats()["blocks_free"]
     assert get("prelude_healthy") == 1
     assert get("prelude_rejected_total", {"reason": "deadline"}) == 0, "a series before the first rejection"
-    assert get("prelude_request_seconds_count", {"execution_class": "decode"}) == 5
+    for kind, count in (("decode", 5), ("oneshot", 1)):  # those that failed have no time
+        assert get("prelude_request_seconds_count", {"execution_class": kind}) == count
     assert get("prelude_output_token_seconds_count", {"execution_class": "decode"}) == 5
     assert get("prelude_output_token_seconds_count", {"execution_class": "oneshot"}) is None
     assert b"prelude_queue_seconds_bucket" in prometheus.generate_latest(metrics.registry)
@@ -237,5 +240,6 @@ def test_logs_are_lines_of_json_with_the_requests_label() -> None:
     step = next(line for line in lines if line.get("event") == "step_failed")
     assert step["request_ids"] == ["r-1"] and "RuntimeError" in step["exception"]
     ends = {line["request_id"]: line for line in lines if line["logger"] == "prelude.requests"}
+    assert not {"args", "msg", "levelname"} & ends["r-2"].keys()
     assert ends["r-1"]["event"] == "failed" and ends["r-1"]["level"] == "WARNING"
     assert ends["r-2"]["event"] == "finished" and ends["r-2"]["prompt_tokens"] == 5

@@ -44,6 +44,7 @@ def test_both_engines_describe_their_model(make_engine: Callable[..., Engine], c
     assert info.path == checkpoint and info.device == "cpu" and info.dtype == "float32"
     assert info.kv_tokens == engine.stats()["blocks_free"] * 16 and info.lm_head and info.labels == ()
     assert engine.eos_token_ids == info.eos_token_ids == (0,)
+    assert f"{checkpoint}: float32 on cpu" in repr(engine)
     text = "Two boats lay at the quay."
     assert engine.tokenizer.decode(engine.tokenizer.encode(text).ids) == text
     twin = AsyncEngine(engine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude import AsyncEngine, Engine, Generate, SamplingParams
+from prelude import Engine, Generate, SamplingParams
 from prelude.errors import InvalidRequest, PromptTooLong
 
 ONE = SamplingParams(max_tokens=1, temperature=0)
@@ -89,18 +88,3 @@ def test_settings_that_the_caller_may_change_are_looked_at_again(make_engine: Ca
     hot = SamplingParams(max_tokens=1, temperature=5.0)
     seeds = {engine._preparer.prepare(Generate([5], hot)).prepared.sampling.seed for _ in range(4)}  # type: ignore[union-attr]
     assert len(seeds) == 4, "without a seed each task draws its own"
-
-
-def test_later_changes_of_the_callers_objects_change_nothing(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(deterministic=True)
-    given = np.array(prompts(4)[3], np.int32)
-    expected = engine.run(Generate(given.copy(), ONE)).token_ids
-
-    async def main() -> None:
-        outer = AsyncEngine(engine)
-        running = asyncio.create_task(outer.run_many([Generate(given, ONE)] * 3))
-        await asyncio.sleep(0)
-        given[:] = 9
-        assert [result.token_ids for result in await running] == [expected] * 3
-
-    asyncio.run(main())

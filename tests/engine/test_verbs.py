@@ -218,7 +218,7 @@ def test_classification_head(tmp_path: Path, make_engine: Make, family: str) -> 
     assert got.scores.sum() == pytest.approx(1, abs=1e-6)
     assert engine.classify(STATE, activation="none").scores == pytest.approx(want, abs=1e-4)
     assert got.labels == ("LABEL_0", "LABEL_1", "LABEL_2") and got.label == got.labels[int(want.argmax())]
-    with pytest.raises(InvalidRequest, match="needs a language-model head"):
+    with pytest.raises(InvalidRequest, match="a language-model head, and this model has no such head: "):
         engine.loglikelihood(STATE, " and")
 
 

@@ -6,10 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
-from prelude import Engine, EngineConfig, Noul
+from prelude import Engine, EngineConfig
 from tests.examples.conftest import ROOT, load
 
 families = load("families")
@@ -45,34 +44,6 @@ def test_grades_are_mean_levels_and_the_text_is_read_once(engine: Engine) -> Non
     assert list(found) == ["clarity", "accuracy", "style"] and all(1 < level < 5 for level in found.values())
     text = len(engine.tokenizer.encode("A text of some words. " * 40).ids)
     assert text < read < 2 * text
-
-
-@pytest.mark.feature("Q7")
-def test_a_request_is_routed_by_its_probability(engine: Engine) -> None:
-    needs = engine.decide(QUESTION, [Noul("Does this request need a large language model?")])[0].probability
-    assert families.route(engine, QUESTION, needs) == "large"
-    assert families.route(engine, QUESTION, np.nextafter(needs, 2)) == "small"
-
-
-@pytest.mark.feature("Q7")
-def test_similarities_are_cosines(engine: Engine) -> None:
-    found = np.array(families.similarities(engine, [*ANSWERS, ANSWERS[0]]))
-    assert np.allclose(np.diag(found), 1, atol=1e-5) and np.allclose(found, found.T)
-    assert found[0, 3] == pytest.approx(1, abs=1e-5) and found[0, 1] < 0.9999
-
-
-@pytest.mark.feature("Q7")
-def test_documents_are_ranked_by_the_score_of_each_alone(engine: Engine) -> None:
-    ranked = families.rerank(engine, QUESTION, ANSWERS)
-    alone = {one: families.rerank(engine, QUESTION, [one])[0][0] for one in ANSWERS}
-    assert [document for _, document in ranked] == sorted(ANSWERS, key=lambda one: -alone[one])
-    assert dict((document, score) for score, document in ranked) == alone
-
-
-@pytest.mark.feature("Q7")
-def test_of_two_answers_one_is_preferred(engine: Engine) -> None:
-    one, other = ANSWERS[:2]
-    assert families.prefers(engine, QUESTION, one, other) != families.prefers(engine, QUESTION, other, one)
 
 
 def test_the_command_says_a_line_for_each_family() -> None:

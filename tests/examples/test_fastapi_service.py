@@ -238,23 +238,3 @@ def test_a_client_that_leaves_before_its_answer_cancels_its_request() -> None:
             await nothing_left(app.state.engine, 2)
 
     run(test)
-
-
-def test_labels_that_are_empty_and_fields_that_do_not_exist_are_refused() -> None:
-    async def main() -> None:
-        async with service() as (_, client):
-            asked = {"question": "Which language is it?", "labels": []}
-            empty = await client.post("/v1/decide", json={"state": STATE, "questions": [asked]})
-            assert empty.status_code == 400
-            assert empty.json()["error"]["field"] == "questions[0].labels"
-            for body in (
-                {"state": STATE, "questions": [{"question": "Is it?", "lables": ["a", "b"]}]},
-                {"state": STATE, "questions": [{"question": "Is it?"}], "prioritiy": 3},
-            ):
-                misspelt = await client.post("/v1/decide", json=body)
-                assert misspelt.status_code == 422
-                assert "lables" in misspelt.text or "prioritiy" in misspelt.text
-            misspelt = await client.post("/v1/generate", json={"prompt": "The harbour", "max_token": 3})
-            assert misspelt.status_code == 422 and "max_token" in misspelt.text
-
-    asyncio.run(main())

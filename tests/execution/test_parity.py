@@ -213,11 +213,11 @@ def test_nothing_stays_in_the_pool_that_was_not_published(model: Model) -> None:
 def test_windows_are_counted_as_they_are_read(windowed: Model) -> None:
     """One layer of three sees all, two see 12 tokens: the cost model learns from these counts."""
     executor = windowed.executor()
-    fill = slices([Segment(random_ids(0, 30), write=[0, 1])])
+    fill = slices([Segment(random_ids(0, 30), write=[0, 1]), Segment(random_ids(2, 9))])
     rows = decode_rows([5], [30], [[0, 1]])
     seen = run(executor, OneShotBatch(fill, sampling(ends(fill)))).attended_tokens
     near = 12 * 13 // 2 + 18 * 12
-    assert seen == round((30 * 31 // 2 + 2 * near) / 3)
+    assert seen == round((30 * 31 // 2 + 2 * near) / 3 + 9 * 10 // 2)
     tail = slices([Segment(random_ids(1, 3), context=30, blocks=[0, 1])])
     both = run(executor, MixedBatch(tail, (), rows, sampling([0]))).attended_tokens
     assert both == round((31 + 31 + 32 + 33 + 2 * 4 * 12) / 3)

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from prelude._native import cpu
 
 from prelude.cpu.executor import CpuExecutor
 from prelude.models.recurrent import state_bytes
@@ -250,19 +248,6 @@ def test_bytes_of_a_token_and_of_a_state(recurrent: Model) -> None:
     assert (limits.running_states, limits.bytes_per_state) == (3, 4 * values) and state_bytes(spec) == 4 * values
 
 
-@pytest.mark.feature("A20")
-def test_weights_are_counted_once(hybrid: Model) -> None:
-    count = sum(p.numel() for p in hybrid.oracle.parameters())  # tied weights appear once
-    spec = hybrid.config.spec
-    heads, full = spec.attention, len(spec.attentions)
-    per_head_gains = full * heads.head_dim * (heads.heads + heads.kv_heads - 2)
-    folded = 2 * len(spec.layers) * spec.hidden
-    executor = hybrid.executor()
-    packed = executor.weights.linears()
-    count += sum(-linear.outputs % cpu.PACKED_GROUP * linear.inputs for linear in packed)  # the last group of each
-    assert executor.limits().weight_bytes == 4 * (count + per_head_gains - folded)
-
-
 def test_a_context_without_its_state_is_refused(hybrid: Model) -> None:
     executor = hybrid.executor(running_states=2)
     part = slices([Segment(random_ids(1, 3), context=16, blocks=[0])])
@@ -277,8 +262,3 @@ def test_a_context_without_its_state_is_refused(hybrid: Model) -> None:
         with pytest.raises(ValueError, match=told):
             run(executor, batch)
     assert len(last_logprobs(executor, prompts(random_ids(1, 3)))) == 1
-
-
-def test_a_model_without_such_layers_keeps_no_state(tmp_path: Path) -> None:
-    limits = Model(save_model(tmp_path)).executor(running_states=5).limits()
-    assert (limits.running_states, limits.bytes_per_state) == (0, 0)

@@ -302,10 +302,7 @@ def test_processors_are_bounded_by_quotas(
 CORES = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
-@pytest.mark.parametrize(
-    "said, expected",
-    [(None, 2), ("3", 3), ("5,2", 5), ("", 2), ("0", 2), ("many", 2)],
-)
+@pytest.mark.parametrize("said, expected", [(None, 2), ("3", 3), ("5,2", 5), ("", 2), ("0", 2), ("many", 2)])
 def test_without_a_setting_there_is_a_thread_for_each_core(
     said: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

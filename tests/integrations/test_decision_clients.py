@@ -289,6 +289,11 @@ def test_dspy_refuses_what_is_no_text(engine: Engine) -> None:
     with dspy.context(lm=PreludeDecisions(engine)), refused as caught:
         dspy.Predict(Look)(pictures=[dspy.Image("data:image/png;base64,iVBORw0KGgo=")])
     assert caught.value.field == "state.inputs.pictures[0][0]"
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(InvalidRequest, match="nested deeper"):
+        PreludeDecisions(engine)({"a": deep}, {"cat": {"type": "noul", "instructions": "?"}})
     for inside in ("", "no JSON", "[" * 100_000, "5", '[{"type": "text"}]'):
         with pytest.raises(InvalidRequest) as caught:
             PreludeDecisions(engine)({"a": f"{START}{inside}{END}"}, {"cat": {"type": "noul", "instructions": "?"}})

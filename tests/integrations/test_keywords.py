@@ -202,6 +202,7 @@ def test_keywords_of_langchain(pair: Engine, body: Engine) -> None:
     kept = body.embed("w1", prompt_name="passage", dimensions=4).tolist()
     assert sides.embed_query("w1") == pytest.approx(asked, abs=1e-6)
     assert sides.embed_documents(["w1"])[0] == pytest.approx(kept, abs=1e-6)
+    assert type(sides.embed_documents(["w1"])[0]) is type(sides.embed_query("w1")) is list
     assert asyncio.run(sides.aembed_query("w1")) == pytest.approx(asked, abs=1e-6)
     assert asyncio.run(sides.aembed_documents(["w1"]))[0] == pytest.approx(kept, abs=1e-6)
 

@@ -52,27 +52,6 @@ def test_the_shorter_of_the_engine_s_and_the_directory_s_limits_cuts(
         assert np.abs(SentenceEncoder(engine).encode(texts) - theirs.encode(texts)).max() < 1e-5
 
 
-def test_rank_is_that_of_the_library(tmp_path: Path) -> None:
-    import sentence_transformers as library
-
-    path = with_settings(write(tmp_path, "ForSequenceClassification", num_labels=1))
-    theirs = library.CrossEncoder(str(path), device="cpu")
-    documents = ["w5 w6", "w9 w10 w11", "w1"]
-    with Engine.from_pretrained(path) as engine:
-        ours = PairScorer(engine)
-        for wrong in ("ab", ["ab", "cd", "ef"], [("w1",)], [("w1", "w2", "w3")], [5], None, {"w1": "w2", "w3": "w4"}):
-            with pytest.raises(InvalidRequest, match=r"^inputs"):
-                ours.predict(wrong)  # type: ignore[arg-type]
-        for wrong in ("w1", None):
-            with pytest.raises(InvalidRequest, match=r"^documents"):
-                ours.rank("w1", wrong)  # type: ignore[arg-type]
-        for options in ({}, {"top_k": 2}, {"return_documents": True}):
-            mine, other = (one.rank("w1 w2", documents, **options) for one in (ours, theirs))
-            assert [item["corpus_id"] for item in mine] == [item["corpus_id"] for item in other]
-            assert [item.get("text") for item in mine] == [item.get("text") for item in other]
-            assert [item["score"] for item in mine] == pytest.approx([item["score"] for item in other], abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "name"),
     [

@@ -181,10 +181,7 @@ def test_rotary_bases_of_modernbert_in_either_spelling() -> None:
     for change, said in (
         ({"rope_parameters": new, "global_rope_theta": 1e4}, "global_rope_theta is 10000.0, and rope_parameters say"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "an object for sliding_attention"),
-        (
-            {"rope_parameters": yarn},
-            "rope_type 'yarn'",
-        ),
+        ({"rope_parameters": yarn}, "rope_type 'yarn'"),
         ({"layer_types": ["full_attention"]}, "layer_types is .* a list of 2 names"),
         ({"layer_types": ["full_attention", "linear"]}, "layer_types with .linear."),
         ({"num_attention_heads": 32}, "heads of 1 values"),

@@ -115,8 +115,7 @@ def of_runs(letters: int, longest: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "letters, longest, held",
-    [(2, 256, True), (1, 257, True), (3, 256, False), (18_000, 16, False)],
+    "letters, longest, held", [(2, 256, True), (1, 257, True), (3, 256, False), (18_000, 16, False)]
 )
 def test_merges_are_counted_before_they_are_made(letters: int, longest: int, held: bool) -> None:
     """Up to four times the tokens and a million, and the same of their characters. A token of more than 256

@@ -161,8 +161,7 @@ def test_a_path_that_is_missing_is_no_hub_name(downloads: list[Any], tmp_path: P
     """``models/finetune`` with its last part misspelt would have been downloaded from the user named models."""
     (tmp_path / "models" / "finetune").mkdir(parents=True)
     with pytest.raises(
-        ModelError,
-        match=r"models/finetun: there is no such file .*, though models is here; .*revision='main'",
+        ModelError, match=r"models/finetun: there is no such file .*, though models is here; .*revision='main'"
     ):
         resolve("models/finetun")
     assert downloads == []

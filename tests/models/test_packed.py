@@ -194,19 +194,6 @@ def test_a_value_that_is_not_finite_stays_in_its_row() -> None:
     assert torch.equal(found[~bad], whole[~bad])
 
 
-def test_wrong_shapes_are_refused() -> None:
-    x, weight, _ = given(ROWS, INPUTS, OUTPUTS)
-    linear = linear_of(weight)
-    with pytest.raises(ValueError, match="rows of 90 values"):
-        linear(x[:, :-1])
-    with pytest.raises(ValueError, match="side by side"):
-        linear(torch.empty(INPUTS, ROWS).t())
-    with pytest.raises(IndexError):
-        linear.gather(torch.tensor([OUTPUTS]))
-    with pytest.raises(ValueError, match="pairs"):
-        linear.of_pairs(x, torch.tensor([1]))
-
-
 def digest(packing: Packing) -> str:
     """Of the products of all shapes, with the kernels of this process."""
     found = hashlib.sha256()

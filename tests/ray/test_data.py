@@ -72,11 +72,7 @@ def test_each_format_of_a_batch_gives_the_same_columns(form: str) -> None:
 
     rows = [row for row in ROWS if row["text"] is not None][:6]
     scored = ray_data.from_items(rows).map_batches(
-        Scorer,
-        fn_constructor_args=[FORM],
-        compute=ray_data.ActorPoolStrategy(size=1),
-        num_cpus=1,
-        batch_format=form,
+        Scorer, fn_constructor_args=[FORM], compute=ray_data.ActorPoolStrategy(size=1), num_cpus=1, batch_format=form
     )
     found = sorted(scored.take_all(), key=lambda row: row["id"])
     assert [row["language"] for row in found] == [row["language"] for row in by_a_plain_engine(rows)]

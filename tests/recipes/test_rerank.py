@@ -14,7 +14,7 @@ import transformers
 
 from prelude import Classify, Engine, EngineConfig, ExpertConfig, Rerank
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, RecipeError
-from prelude.recipes import GuardField, GuardRecipe, RerankRecipe, names, shipped
+from prelude.recipes import GuardField, GuardRecipe, RerankRecipe
 from tests.checkpoints import make_checkpoint
 from tests.engine.test_encoders import write
 from tests.recipes.conftest import write_qwen
@@ -243,21 +243,6 @@ def test_a_cross_encoder_ranks_pairs(family: str, tmp_path: Path) -> None:
         assert read == engine.explain(Classify(("w2 w3 w1", "w5"))).token_ids.tolist()
 
 
-def test_a_cross_encoder_scores_as_sentence_transformers(tmp_path: Path) -> None:
-    import sentence_transformers as library
-
-    path = write(tmp_path, "ForSequenceClassification", num_labels=1)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_max_length": 140}
-    settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    documents = ["w5 w6", "w9 w10 w11", "w1"]
-    theirs = library.CrossEncoder(str(path), device="cpu").rank("w1 w2", documents)
-    with Engine.from_pretrained(path) as engine:
-        ours = engine.rerank("w1 w2", documents)
-    assert [item.index for item in ours] == [item["corpus_id"] for item in theirs]
-    assert [item.score for item in ours] == pytest.approx([item["score"] for item in theirs], abs=1e-5)
-
-
 def test_prompts_of_a_cross_encoder_are_those_of_sentence_transformers(tmp_path: Path) -> None:
     import sentence_transformers as library
 
@@ -345,10 +330,6 @@ def test_a_recipe_of_lists_is_the_recipe_of_tuples(kind: type[Any], values: dict
 def test_a_list_of_one_length_is_asked_for_by_that_length() -> None:
     with pytest.raises(RecipeError, match="is not a list of 3 texts"):
         GuardField("x", "x", ("a", "b"), unless=("w", "a"))  # type: ignore[arg-type]
-
-
-def test_the_shipped_recipes_have_the_names_that_they_are_found_by() -> None:
-    assert set(names()) == set(shipped()) and "qwen3-reranker" in names(RerankRecipe)
 
 
 def test_how_much_of_a_pair_was_cut(tmp_path: Path) -> None:

@@ -128,9 +128,7 @@ def test_a_budget_that_ends_with_the_token_in_flight_is_known_ahead() -> None:
 
 @pytest.mark.feature("H13")
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
-def test_a_request_cancelled_or_late_in_flight_ends_at_once_and_holds_its_blocks_until_it_lands(
-    how: str,
-) -> None:
+def test_a_request_cancelled_or_late_in_flight_ends_at_once_and_holds_its_blocks_until_it_lands(how: str) -> None:
     now = [0.0]
     core = service_core(OverlappedExecutor(2, 1, num_blocks=64), chunk=64, overlap=True, clock=lambda: now[0])
     sink = Collect()

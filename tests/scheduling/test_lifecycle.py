@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from prelude.admission.prepared import Prepared, TokenTree
-from prelude.readouts.batch import (
-    DecodeBatch,
-    ForwardBatch,
-    MixedBatch,
-    Readout,
-    SampleOutput,
-    SampleRows,
-)
+from prelude.readouts.batch import DecodeBatch, ForwardBatch, MixedBatch, Readout, SampleOutput, SampleRows
 from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, State

@@ -263,10 +263,7 @@ def test_prefill_first_takes_the_whole_prompt_in_the_next_step() -> None:
     gaps = {}
     for name in ("prefill_first", "first_come_first_served"):
         core = service_core(
-            toy.ToyExecutor(num_blocks=128),
-            step_tokens=128,
-            chunk=8,
-            policies=Policies(decode=policy_named(name)),
+            toy.ToyExecutor(num_blocks=128), step_tokens=128, chunk=8, policies=Policies(decode=policy_named(name))
         )
         sink = Collect()
         runs = post(core, chat(prompt(6, 1), 40), sink)

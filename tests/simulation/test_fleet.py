@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import subprocess
 import sys
@@ -10,20 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from prelude.errors import ConfigError, PreludeError, TraceError
+from prelude.errors import ConfigError, PreludeError
 from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, Machine, Report, machine, simulate
 from prelude.simulation.fleet import Failure, failures
 from prelude.simulation.replica import SimulatedRequest
 from prelude.simulation.report import jain
 from prelude.simulation.routing import ROUTERS, Loads, PowerOfTwo, PrefixAffine, router
-from prelude.simulation.workloads import (
-    bursts,
-    cancelled,
-    chat_beside_decisions,
-    merged,
-    post_recommendation,
-    rubrics,
-)
+from prelude.simulation.workloads import bursts, cancelled, chat_beside_decisions, merged, rubrics
 
 
 def second_per_token(**config: object) -> Machine:
@@ -109,11 +101,6 @@ def test_settings_that_make_no_sense_are_refused(wrong: Callable[[], object], sa
         wrong()
 
 
-def test_a_trace_out_of_order_is_refused() -> None:
-    with pytest.raises(TraceError, match="sort the trace"):
-        simulate(second_per_token(), [one(2.0, 5), one(1.0, 5)])
-
-
 @pytest.mark.feature("N6")
 @pytest.mark.feature("F17")
 @pytest.mark.parametrize("blocks", [150, 20_000])
@@ -168,22 +155,6 @@ def test_one_hot_prefix_spreads_over_replicas_once_its_own_is_loaded() -> None:
     assert max(loads.tokens) <= 1.25 * (loads.total + 1000) / 4 + 1000
 
 
-def test_another_replica_moves_few_prefixes() -> None:
-    def homes(count: int) -> list[int]:
-        routing = PrefixAffine(count)
-        return [routing.route(Arrival(0.0, ((f"p-{n}", 10),)), Loads(count)) for n in range(2000)]
-
-    moved = sum(a != b for a, b in zip(homes(20), homes(21)))
-    assert moved < 2000 * 3 / 21  # one in 21 in the mean
-
-
-@pytest.mark.long
-def test_a_thousand_replicas_answer_every_request() -> None:
-    chosen = machine("h200-qwen3-4b", kv_blocks=512)
-    report = simulate(chosen, rubrics(50_000.0, requests=3000, rubrics=500), replicas=1000)
-    assert report.ends == {"finished": 3000} and report.replicas == 1000
-
-
 @pytest.mark.parametrize("replicas", [0, 1001])
 def test_a_fleet_has_1_to_1000_replicas(replicas: int) -> None:
     with pytest.raises(ConfigError, match="1 to 1000"):
@@ -199,11 +170,6 @@ def test_fairness_is_jains_index_of_progress() -> None:
     assert simulate(second_per_token(), trace).fairness == pytest.approx(1.0)
     late = simulate(second_per_token(max_step_requests=1, max_running=1), trace)
     assert late.fairness == pytest.approx(jain([1.0, 0.5]))
-
-
-def test_a_report_is_json_without_nan() -> None:
-    text = json.dumps(simulate(second_per_token(), [one(0.0, 5)]).json(), allow_nan=False)
-    assert json.loads(text)["latency"]["p99"] == 5.0
 
 
 def test_hits_and_folds_are_counted_against_the_asked_tokens() -> None:
@@ -231,27 +197,6 @@ def test_a_million_requests_are_not_kept() -> None:
     gc.collect()
     assert sum(isinstance(thing, SimulatedRequest) for thing in gc.get_objects()) < 10
     assert math.isfinite(fleet.replicas[0].clock.now)
-
-
-def test_posts_of_one_user_are_computed_once() -> None:
-    report = simulate(machine("h200-qwen3-4b"), post_recommendation(20.0, users=3, posts=20))
-    distinct = {arrival.parts[0] for arrival in post_recommendation(20.0, users=3, posts=20)}
-    least = sum(tokens for _, tokens in distinct) + 60 * 150
-    assert least <= report.computed_tokens <= least + 60 * 16
-
-
-@pytest.mark.parametrize(("requests", "p99_is_lower"), [(60, False), (3000, True)])
-def test_shortest_first_delays_the_first_requests_of_rubrics_and_p99_shows_it_where_they_are_many(
-    requests: int, p99_is_lower: bool
-) -> None:
-    """Twelve rubrics: their first requests are a fifth of 60 requests, and fewer than a hundredth of 3,000."""
-    chosen = machine("h200-qwen3-4b")
-    shortest, arrival = (
-        simulate(chosen.configured(policy=policy), rubrics(250.0, requests=requests, rubrics=12)).latency
-        for policy in ("shortest_prefill_first", "first_come_first_served")
-    )
-    assert shortest.mean < arrival.mean and shortest.longest > arrival.longest
-    assert (shortest.p99 < arrival.p99) == p99_is_lower
 
 
 # ------------------------------------------------------------------ failures, and the routers of a real fleet

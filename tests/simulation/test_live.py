@@ -127,9 +127,7 @@ def live(chosen: Machine, trace: list[Arrival]) -> list[tuple[object, ...]]:
 
 @pytest.mark.feature("G12")
 @pytest.mark.parametrize("settings", [{}, {"policy": "response_ratio"}, {"fold": False, "kv_blocks": 60}])
-def test_a_trace_gives_the_same_plans_live_and_simulated(
-    settings: dict[str, object],
-) -> None:
+def test_a_trace_gives_the_same_plans_live_and_simulated(settings: dict[str, object]) -> None:
     """Decisions that share rubrics, chats, and callers that cancel: every step of an engine with its thread, its toy
     model that checks the tokens that each row reads, and its real clock, is the simulator's."""
     chosen = machine(

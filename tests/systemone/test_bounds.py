@@ -57,24 +57,6 @@ def test_a_question_within_its_bounds_is_answered(one: SystemOne, question: Any)
     assert list(one.answer(asked(question))["answers"]) == ["q"]
 
 
-@pytest.mark.parametrize(
-    ("question", "loc"),
-    [
-        ({"type": "score", "criteria": [str(at) for at in range(11)]}, ("score", "criteria", "too_long")),
-        ({"type": "choice", "criteria": ["a", "b"]}, ("choice", "criteria", "dict_type")),
-        ({"type": "choice", "instructions": True, "criteria": {"a": None}}, ("choice", "instructions", "union_type")),
-        ({"type": "noul", "instructions": "?", "criteria": ["true"]}, ("noul", "criteria", "dict_type")),
-        ({"type": "noul", "criteria": {}}, ("noul", "missing")),
-        ({"type": "noul", "instructions": []}, ("noul", "missing")),
-        ({**NOUL, "x": 1}, ("noul", "x", "extra_forbidden")),
-        ({**NOUL, 5: 1}, ("noul", "5", "extra_forbidden")),
-    ],
-)
-def test_a_question_beyond_its_bounds_is_refused_at_its_place(one: SystemOne, question: Any, loc: Any) -> None:
-    found = places(one.answer, asked(question))
-    assert [tuple(map(str, place)) for place in found] == [("questions", "q", *loc)]
-
-
 def test_four_hundred_questions_and_ids_that_are_strings(one: SystemOne) -> None:
     assert places(one.answer, {"state": "a", "questions": {5: NOUL}}) == [("questions", 5, "string_type")]
     many = {str(at): NOUL for at in range(400)}

@@ -192,6 +192,8 @@ Q: list[tuple[Any, list[Any], str]] = [
     ),
     ({"type": "score", "criteria": {"0": "a", "1": "b"}}, ["score", "criteria"], "list_type"),
     ({"type": "score", "criteria": ["a"]}, ["score", "criteria"], "too_long"),
+    ({"type": "score", "criteria": [str(i) for i in range(11)]}, ["score", "criteria"], "too_long"),
+    ({"type": "choice", "criteria": ["a", "b"]}, ["choice", "criteria"], "dict_type"),
     ({"type": "score", "criteria": ["a", None]}, ["score", "criteria", 1], "union_type"),
     ({"type": "score", "criteria": ["a", ""]}, ["score", "criteria", 1], "value_error"),
     ({"type": "box", "instructions": "?"}, ["type"], "union_tag_invalid"),
