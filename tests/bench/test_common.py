@@ -24,14 +24,6 @@ def report_with_rows() -> Report:
     return report
 
 
-def test_a_row_is_printed_when_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report("A title", "the command")
-    assert "A title" in capsys.readouterr().err
-    report.add("64 decisions", "host time", (3.0, 2.5, 3.5), "us")
-    printed = capsys.readouterr()
-    assert "64 decisions: host time: 3.00 us [2.50 .. 3.50]" in printed.err and not printed.out
-
-
 def test_a_table_is_at_most_120_columns_wide_and_loses_no_word(capsys: pytest.CaptureFixture[str]) -> None:
     report_with_rows().show()
     printed = capsys.readouterr().out
@@ -63,17 +55,3 @@ def test_the_figures_format_is_checked_before_any_work(
     with pytest.raises(SystemExit):
         parser.parse_args(["--plot", name])
     assert "does not end in .png" in capsys.readouterr().err
-
-
-def test_a_figure_has_a_panel_a_measure_and_single_rows_share_one(tmp_path: Path) -> None:
-    report = report_with_rows()
-    report.add("another load", "transformers / prelude", (1.2, 1.0, 9.0), "x")
-    report.add("a load in another unit", "time", (1.2, 1.0, 9.0), "ms")
-    panels = report.panels("x")
-    assert list(panels) == ["transformers / prelude", "others"]
-    assert [label for label, _ in panels["transformers / prelude"]] == [
-        "64 decisions of a load with a long name",
-        "another load",
-    ]
-    report.plot(tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 5_000

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from prelude.tokenizer import Tokenizer
 
-from bench.gpu import first, loads, stages
+from bench.gpu import first, stages
 from bench.gpu.clients import texts_of
 from bench.gpu.table import ROWS, table
 from prelude import default_model
@@ -99,18 +99,6 @@ def test_a_second_call_goes_on_from_the_first(tmp_path: Path, monkeypatch: pytes
     assert first.ended_well(first.read_results(made.results)) == set(NAMES)
 
 
-def test_results_of_another_gpu_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    earlier = first.FirstRun(tmp_path / "earlier", 1.0, [])
-    earlier.gpu = "H100"
-    earlier.run([])
-    earlier._tell(first.End("oneshot", "done"))
-    for gpu, taken in (("H100", {"oneshot"}), (None, {"oneshot"}), ("H200", set())):
-        later = first.FirstRun(tmp_path / f"on {gpu}", 1.0, [])
-        later.gpu = gpu
-        assert later.take(earlier.out) == taken
-        assert later.results.exists() == bool(taken)
-
-
 def main_over_fakes(tmp_path: Path, faults: dict[str, str], *options: str) -> subprocess.Popen[str]:
     (tmp_path / "fake_stages.py").write_text(FAKE, encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -171,24 +159,6 @@ def test_the_table_has_its_rows_first_and_says_what_was_not_shown() -> None:
     marked = [line.split(" | ")[0] for line in table(lines).splitlines()[4:10] if "not shown" in line]
     assert marked == [f"| {ROWS[i][0]} (correctness not shown)" for i in (0, 2, 4, 5)]
     assert "4 checks passed, 1 failed" in "\n".join(text)
-
-
-def test_a_failure_of_one_model_costs_the_others_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = loads.Bench(1)
-
-    def paths(name: str, **options: Any) -> tuple[float, float]:
-        if name == "eager":
-            raise RuntimeError("no memory")
-        return 1.0, 0.5 if name == "captured" else 2.0
-
-    monkeypatch.setattr(bench, "_paths", paths)
-    monkeypatch.setattr(bench, "_small", lambda: (1.0, 2.0))
-    found = []
-    with pytest.raises(loads.NotRight, match=r"eager: RuntimeError: no memory; captured: an error of 1, 0.5 is"):
-        for load in bench.correctness():
-            found.append((load.key, load.plain()["ok"]))
-    names = {"float32": True, "deterministic": True, "captured": False, "06b": True}
-    assert found == [(f"correctness_{name}.worst", ok) for name, ok in names.items()]
 
 
 def test_a_wheel_of_other_sources_does_not_run(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bench.blocks import blocks, means
 from bench.common import Report
-from bench.tokenizer.reference import CALLS
 from bench.tokenizer.sides import KINDS, OURS
 from bench.tokenizer.table import Table
-from bench.tokenizer.texts import EXTRA, inputs, made, texts_of, unseen
+from bench.tokenizer.texts import EXTRA, inputs, unseen
 
 ROOT = Path(__file__).resolve().parents[2]
 CHARACTERS = "The harbour was quiet; 12 boats lay at the quay. Straße, 你好世界 🙂"
@@ -192,19 +191,6 @@ def test_some_inputs_leave_a_cache_nothing_to_remember() -> None:
     assert len(set(turns)) == len(turns)
 
 
-def test_a_folder_of_texts_is_made_of_sources_and_manual_pages(tmp_path: Path) -> None:
-    page = ".TH ls 1\n.SH NAME\nls \\- \\fBlist\\fR what is in a folder, as long as it is to be listed\n" + "x " * 400
-    for name in ("man/man1/ls.1", "man/zh_CN/man1/ls.1", "man/zh_CN/man1/ls2.1"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(page, encoding="utf-8")
-    sizes = dict(made(tmp_path / "texts", [tmp_path / "man"], 50_000))
-    texts = texts_of(tmp_path / "texts")
-    assert {name: len(text) for name, text in texts.items()} == sizes
-    assert "ls - list what is in a folder" in texts["en"] and ".TH" not in texts["en"]
-    assert texts["zh"].count("list what is in a folder") == 1, "a line of two pages comes once"
-    assert sizes["code_py"] > 50_000 and not sizes["ru"]
-
-
 @pytest.mark.long
 @pytest.mark.feature("K2")
 @pytest.mark.feature("K3")
@@ -228,20 +214,3 @@ def test_the_core_is_timed_without_python_after_it_was_compared(tokenizer_file: 
     of_one = {row["measure"]: row["value"] for row in rows if row["load"].startswith("medium_prose")}
     assert set(of_one) == {"one thread", "python", "boundary", "2 threads"}
     assert of_one["one thread"] > 0 and of_one["2 threads"] > 0
-
-
-def test_the_bench_of_the_reference_backend(tokenizer_file: str, tmp_path: Path) -> None:
-    """Rows for each call, and none where a result is not HF's."""
-    state = json.loads(Path(tokenizer_file).read_text(encoding="utf-8"))
-    pieces = [["<unk>", 0.0], *([character, -2.0] for character in dict.fromkeys(CHARACTERS))]
-    pieces.append(pieces[-1])  # a token that stands twice, which the native core leaves to the reference
-    state["model"] = {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False}
-    state["added_tokens"], state["pre_tokenizer"] = [], {"type": "WhitespaceSplit"}
-    file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps(state), encoding="utf-8")
-    command = [sys.executable, "-m", "bench", "tokenizer_reference", "--tokenizer", str(file), "--quick"]
-    done = subprocess.run([*command, "--json", str(tmp_path / "rows.json")], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "backend reference" in done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]
-    assert len(rows) == len(CALLS) and all(row["value"] > 0 for row in rows)

@@ -58,25 +58,10 @@ def refused(tmp_path: Path) -> Callable[..., None]:
 # -- files that load ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        "bool",
-        "uint8",
-        "int8",
-        "int16",
-        "uint16",
-        "int32",
-        "uint32",
-        "int64",
-        "uint64",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "float8_e4m3fn",
-    ],
-)
+DTYPES = "bool uint8 int8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 float8_e4m3fn"
+
+
+@pytest.mark.parametrize("dtype", DTYPES.split())
 def test_tensors_equal_those_of_the_reference(dtype: str, tmp_path: Path) -> None:
     value = torch.randint(0, 2, (3, 4, 5)).to(getattr(torch, dtype))
     (tmp_path / "w").write_bytes(save({"a": value}, {"format": "pt"}))

@@ -123,20 +123,3 @@ def test_a_build_has_debug_symbols_where_they_are_asked_for() -> None:
     assert "-g0" in compile_flags() and "-g" not in compile_flags()
     asked = compile_flags(PRELUDE_SYMBOLS="1")
     assert {"-g", "-fno-omit-frame-pointer"} <= set(asked) and "-g0" not in asked
-
-
-def test_sources_are_compiled_alike_for_every_python() -> None:
-    """A compiler cache finds a source without Python in it again, for any flags of this Python's own compilation."""
-    command = printed_by(
-        "import sysconfig, types\n"
-        "setuptools.setup = lambda **_: None\n"
-        "sysconfig.get_config_var = lambda name: '-fno-strict-overflow -Wall -DNDEBUG -g -O3 -march=armv8'\n"
-        "build = runpy.run_path('setup.py')['ParallelBuildExt']\n"
-        "build = object.__new__(build)\n"
-        "words = sysconfig.get_config_var('').split()\n"
-        "build.__dict__['compiler'] = types.SimpleNamespace(compiler_so_cxx=['g++', *words, '-Wextra', '-fPIC'])\n"
-        "build._compile_alike()\n"
-        "print(*build.compiler.compiler_so_cxx)",
-        CXXFLAGS="-Wall",
-    )
-    assert command == ["g++", "-Wall", "-DNDEBUG", "-march=armv8", "-Wextra", "-fPIC", "-fwrapv"]

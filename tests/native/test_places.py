@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -53,13 +51,3 @@ def test_a_change_of_others_stays(sleeper: int) -> None:
     assert os.sched_getaffinity(sleeper) == {HERE}
     places.keep_off()
     assert os.sched_getaffinity(sleeper) == {HERE}, "a thread that is bound to this processor stays"
-
-
-def test_threads_of_other_processes_are_let_alone(sleeper: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        os.sched_setaffinity(child.pid, ALL)
-        places = ThreadPlaces([child.pid])
-        places.keep_off()
-        assert os.sched_getaffinity(child.pid) == ALL
-        child.kill()
-    places.keep_off()  # the id of a process that has ended
