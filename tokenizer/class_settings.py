@@ -79,8 +79,11 @@ _OF_TYPE |= {"qwen3": "Qwen2"}
 _TYPED = (*_WITH_TYPES, "Deberta", "DebertaV2")
 _NO_CLASS = ("modernbert", "phi3", "mistral")
 """Model types whose tokenizers follow tokenizer.json, whatever class the file names."""
-_FRAMES = {**dict.fromkeys(("Bert", "DistilBert", "Electra", "MPNet", "Roberta"), ("cls_token", "sep_token"))}
+_FRAMED = ("Bert", "DistilBert", "Electra", "MPNet", "Roberta", "DebertaV2")
+_FRAMES = {**dict.fromkeys(_FRAMED, ("cls_token", "sep_token"))}
 _FRAMES["XLMRoberta"] = ("bos_token", "eos_token")
+_MADE = {"DebertaV2": {"Lowercase": "do_lower_case", "Precompiled": "", "Punctuation": "split_by_punct"}}
+"""Components that a class makes if an entry is true, or never, whatever tokenizer.json has."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -145,6 +148,11 @@ def _of_frame(found: Changes, values: Mapping[str, Any], name: str | None, secti
 def _of_class(found: Changes, values: Mapping[str, Any], section: Callable[[str], Any], model: Model | None) -> None:
     name = _class_of(values, None if model is None else model.type)
     _of_frame(found, values, name, section)
+    there = {part.get("type") for part in (*_parts(section("normalizer")), *_parts(section("pre_tokenizer")))}
+    for kind, key in _MADE.get(name or "", {}).items():
+        if (kind in there) != bool(values.get(key)):
+            made, seen = ("no", "one") if kind in there else ("a", "none")
+            found.said.append(f"{name}Tokenizer makes {made} {kind}, and tokenizer.json has {seen}")
     for setting in _CLASSES.get(name or "", ()):
         said = values.get(setting.key, MISSING)
         if said is MISSING and model is None:

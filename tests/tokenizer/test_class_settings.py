@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import pytest
 import tokenizers
 from prelude.tokenizer import Tokenizer, TokenizerConfigWarning
 from prelude.tokenizer.class_settings import Model
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 TEXTS = ("ab ba", "a  b", "Ab<x>b", "<s>ab", "b<x> a</s>")
 PIECES = ["<unk>", "<s>", "</s>", "▁", "a", "b", "A", "<", ">", "x", "s", "/", "▁a", "▁b", "ab", "▁ab"]
 MERGES = [("▁", "a"), ("▁", "b"), ("a", "b"), ("▁", "ab")]
+
+
+CHANGES_NOTHING = struct.pack("<I", 1024) + bytes(1024)  # a charsmap
 
 
 def llama(kind: str) -> tokenizers.Tokenizer:
@@ -34,6 +38,16 @@ def gpt2() -> tokenizers.Tokenizer:
     made = tokenizers.Tokenizer(models.BPE({one: n for n, one in enumerate(letters)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.add_special_tokens(["<|endoftext|>"])
+    return made
+
+
+def deberta(*parts: normalizers.Normalizer) -> tokenizers.Tokenizer:
+    pieces = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "▁", "a", "b", "A", "B", "x", "▁ab", "."]
+    made = tokenizers.Tokenizer(models.Unigram([(one, -float(n)) for n, one in enumerate(pieces)], unk_id=3))
+    made.normalizer = normalizers.Sequence([*parts, normalizers.NFC()])
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace()])
+    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 1), ("[SEP]", 2)])
+    made.add_special_tokens(pieces[:4])
     return made
 
 
@@ -79,6 +93,27 @@ def test_settings_that_are_not_followed_are_named(tmp_path: Path) -> None:
     _, ours, said = both(tmp_path, gpt2(), "gpt2", 257, **extra)  # no row is left for a token
     assert "'<x>' of extra_special_tokens is not in the vocabulary" in said and "split_special_tokens" in said
     assert ours.token_to_id("<x>") is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "config", "warned"),
+    [
+        ([], {"do_lower_case": False, "split_by_punct": False}, ""),
+        ([], {"do_lower_case": True}, "makes a Lowercase, and tokenizer.json has none"),
+        ([normalizers.Lowercase()], {}, "makes no Lowercase, and tokenizer.json has one"),
+        ([], {"split_by_punct": True}, "makes a Punctuation"),
+        ([], {"sep_token": "[PAD]"}, "sep_token is '[PAD]'"),
+        ([normalizers.Precompiled(CHANGES_NOTHING)], {}, "makes no Precompiled, and tokenizer.json has one"),
+    ],
+)
+def test_what_the_class_of_deberta_makes_itself_is_named(
+    parts: list[normalizers.Normalizer], config: dict[str, Any], warned: str, tmp_path: Path
+) -> None:
+    settings = {"tokenizer_class": "DebertaV2Tokenizer", **config}
+    theirs, ours, said = both(tmp_path, deberta(*parts), "deberta-v2", 12, **settings)
+    same = all(ours.encode(text).ids == theirs(text)["input_ids"] for text in ("ab Ab.b", "AB"))
+    assert same is (not warned or "Precompiled" in warned)
+    assert warned in said and bool(said) is bool(warned)
 
 
 def test_a_tokenizer_alone_follows_its_file_and_names_what_the_class_would_do(tmp_path: Path) -> None:
