@@ -32,14 +32,14 @@ cdef extern from "prelude/gpu/step.hpp" namespace "prelude::gpu" nogil:
         cbool of_decoding
 
     cdef cppclass Limits:
-        int32_t block_size, vocab, positions, blocks, pending, alone_rows
+        int32_t block_size, vocab, positions, blocks, pending
         int64_t rows
         int32_t seen_whole, long_query, split_keys, whole_rows, whole_tiles, group
         cbool by_keys
 
     cdef cppclass Counts:
         int32_t prompts, own, longest, read_prompts, decoding, pages, read_decoding, keys, spare
-        cbool cut, long_query, split, alone
+        cbool cut, long_query, split
         int64_t attended
 
     cdef cppclass Level:
@@ -155,7 +155,7 @@ cdef class StepPacker:
         to.rows, to.seen_whole = limits["rows"], limits["seen_whole"]
         to.long_query, to.split_keys = limits["long_query"], limits["split_keys"]
         to.whole_rows, to.whole_tiles, to.group = limits["whole_rows"], limits["whole_tiles"], limits["group"]
-        to.alone_rows, to.by_keys = limits["alone_rows"], limits["by_keys"]
+        to.by_keys = limits["by_keys"]
         if to.block_size < 1 or to.group < 1:
             to.block_size = 0
             raise ValueError("block_size and group are at least 1")
@@ -163,8 +163,8 @@ cdef class StepPacker:
 
     def measure(self, slices, decode, tuple reads not None, int32_t blocks, int32_t pending):
         """The recorded shape of a step of prompts (``slices``) and decode rows (``decode``), either of which may be
-        None: ``(prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, keys, long_query, split,
-        alone)``, a level being ``(requests, entries, page_size, pool, split)``. ``reads``: for each readout ``(rows,
+        None: ``(prompts, own, levels, decoding, entries, read_prompts, read_decoding, cut, keys, long_query, split)``,
+        a level being ``(requests, entries, page_size, pool, split)``. ``reads``: for each readout ``(rows,
         whether they are decode rows)``. ``blocks`` of the pool; ``pending``: tokens that a decode row may name.
         ``ValueError`` for a step that is not sound."""
         cdef Reads part
@@ -259,7 +259,7 @@ cdef class StepPacker:
                     reads = max(reads, requests)
             levels.append((requests, pages, level.page_size, level.pool, level.split))
         return (prompts, own, tuple(levels) if levels else (), decoding, entries, reads, late, n.cut, keys,
-                n.long_query, n.split, n.alone)
+                n.long_query, n.split)
 
     @property
     def attended(self):

@@ -94,10 +94,9 @@ def build(arch: str, head_dims: Iterable[int], version: str, compile_: Compile =
     for head_dim in head_dims:
         flags = options(arch, float32=False, head_dim=head_dim)
         for name in sorted(path.stem for path in FOLDER.glob("*.cu")):
-            if name != "prompts" or head_dim in (64, 128):
-                path = BUILT / _file(name, source(name), flags, version.split(".")[0])
-                kept_choices.write(path, compile_(source(name), flags, name))
-                made.append(path)
+            path = BUILT / _file(name, source(name), flags, version.split(".")[0])
+            kept_choices.write(path, compile_(source(name), flags, name))
+            made.append(path)
     return made
 
 

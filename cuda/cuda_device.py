@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from prelude.cuda import compiler, matmul_search
 from prelude.cuda.driver import CudaError, Driver
-from prelude.cuda.kernels import FILES, Argument, Kernel, check
+from prelude.cuda.kernels import FILES, Argument, Kernel, check, few_rows
 from prelude.cuda.matmul_search import MatmulSearch
-from prelude.cuda.own_attention import trials as attention_trials
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 from prelude.cuda.device import FIXED_ROWS
 
 _WARM_UPS = 2
+_USUAL_SHARED = 48 << 10
+"""Bytes of dynamic shared memory that every launch may take."""
 
 
 class CudaMark:
@@ -106,7 +107,8 @@ class CudaDevice:
         self.capability = major, minor = self.driver.capability()
         self.processors = self.driver.processors()
         self._dependent = self._clusters = major >= 9
-        self._functions: dict[tuple[str, int], int] = {}
+        self._functions: dict[str, int] = {}
+        self._shared: dict[str, int] = {}  # bytes that launches of a function may take, if they are more than usual
         self._flags = compiler.options(
             f"sm_{major}{minor}" + ("a" if major >= 9 else ""), float32=element == torch.float32, head_dim=head_dim
         )
@@ -116,9 +118,7 @@ class CudaDevice:
         with self.scope():
             self.sums_in_float32 = self._adds_in_place()
             self.matmul_search = self._make_matmul_search() if tune and not deterministic else None
-        self.own_attention = False
-        if element == torch.bfloat16 and not deterministic:
-            self.own_attention = attention_trials(self.name).outcomes().get(str(head_dim), False)
+        self.own_products = element == torch.bfloat16 and not deterministic and major == 9 and head_dim % 16 == 0
 
     def _load_kernel(self, name: str) -> int:
         return self.driver.load(compiler.cubin(name, self._flags, version=compiler.nvrtc_version()))
@@ -200,13 +200,15 @@ class CudaDevice:
         if 0 in grid:
             return
         check(kernel, grid, args, self.element)
-        key = (kernel.name, shared)
-        function = self._functions.get(key)
+        function = self._functions.get(kernel.name)
         if function is None:
             if kernel.file not in self._modules:
                 self._modules[kernel.file] = self._load_kernel(kernel.file)
-            function = self.driver.function(self._modules[kernel.file], kernel.name, shared)
-            self._functions[key] = function
+            function = self.driver.function(self._modules[kernel.file], kernel.name)
+            self._functions[kernel.name] = function
+        if shared > self._shared.get(kernel.name, _USUAL_SHARED):
+            self.driver.allow_shared(function, shared)
+            self._shared[kernel.name] = shared
         values: list[Any] = []
         types: list[Any] = []
         for kind, value in zip(kernel.kinds, args):
@@ -242,6 +244,8 @@ class CudaDevice:
             self._matmul(_tile(x, at), weight, _tile(out, at), bias, add)
 
     def _matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
+        if bias is None and self.own_products and few_rows(self, x, weight, out, add=add):
+            return
         if bias is None and self.matmul_search is not None:
             if self._searching:
 

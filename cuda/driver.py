@@ -196,12 +196,14 @@ class Driver:
     def load(self, cubin: bytes) -> int:
         return int(_checked(self._driver.cuModuleLoadData(cubin), "loading a kernel"))
 
-    def function(self, module: int, name: str, shared: int = 0) -> int:
-        function = int(_checked(self._driver.cuModuleGetFunction(module, name.encode()), f"kernel {name}"))
-        if shared > 48 << 10:
-            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _checked(self._driver.cuFuncSetAttribute(function, attribute, shared), f"kernel {name}")
-        return function
+    def function(self, module: int, name: str) -> int:
+        return int(_checked(self._driver.cuModuleGetFunction(module, name.encode()), f"kernel {name}"))
+
+    def allow_shared(self, function: int, nbytes: int) -> None:
+        """Let launches of ``function`` take so many bytes of dynamic shared memory, which takes the place of the
+        limit before."""
+        attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked(self._driver.cuFuncSetAttribute(function, attribute, nbytes), "shared memory of a kernel")
 
     def launch(
         self,

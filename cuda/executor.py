@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from prelude._native.gpu import StepPacker, power_bucket
-from prelude.cuda import kernels, own_attention
+from prelude.cuda import kernels
 from prelude.cuda.attention import Calls
 from prelude.cuda.device import Device
 from prelude.cuda.driver import is_final
@@ -26,7 +26,7 @@ from prelude.cuda.forward import Forward, Inputs, windows_of
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
 from prelude.cuda.host_blocks import CudaHostBlocks
 from prelude.cuda.lane import Asked, Lane, MeasuredStep
-from prelude.cuda.levels import KeysAttention, LevelsAttention, PromptsAttention, ReusedCalls, StepAttention
+from prelude.cuda.levels import KeysAttention, LevelsAttention, ReusedCalls, StepAttention
 from prelude.cuda.readout_operation import ReadoutContext, RecordedReadout
 from prelude.cuda.recorder import Recorder
 from prelude.cuda.shapes import Choices, Shape
@@ -89,8 +89,7 @@ class CudaExecutor:
         self._lock = threading.Lock()  # of the list of submitted steps; submitting itself is one thread's affair
         self._clock = StepClock()
         heads, fa3 = config.spec.attention, self.calls is not None and self.calls.fa3
-        alone_rows = own_attention.ROWS if device.own_attention else 0
-        self.choices = Choices.of(fa3, device.processors, heads, alone_rows)
+        self.choices = Choices.of(fa3, device.processors, heads)
         self._eager_calls = None if self.calls is None else ReusedCalls(self.calls)
         positions = weights.rope_table.shape[0]
         given = {window for window in windows_of(config.spec) if window is not None}
@@ -306,16 +305,13 @@ class CudaExecutor:
     def _run(self, program: Program, area: Tensor, attention: StepAttention) -> Tensor:
         return self.forward.run(program.shape, Inputs.of(program.inputs, area, self.pending_tokens), attention)
 
-    def own_attention(self, shape: Shape, fields: Fields, area: Tensor) -> StepAttention:
-        """Run by a kernel of this project."""
-        if shape.alone:
-            return PromptsAttention(self.device, fields, area)
+    def keys_attention(self, shape: Shape, fields: Fields, area: Tensor) -> StepAttention:
         return KeysAttention(self.device, shape, fields, area, self.config.spec.attention.kv_heads)
 
     def eager_attention(self, program: Program, area: Tensor) -> StepAttention:
         shape, calls = program.shape, self._eager_calls
         if calls is None or not shape.levels:
-            return self.own_attention(shape, program.inputs, area)
+            return self.keys_attention(shape, program.inputs, area)
         calls.begin()
         return LevelsAttention(calls, shape, program.inputs, area, self.work)
 

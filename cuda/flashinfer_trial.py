@@ -9,10 +9,11 @@ from prelude.cuda.attention import Calls
 from prelude.cuda.device import Device
 from prelude.cuda.driver import is_final
 from prelude.cuda.kept_choices import Trials
-from prelude.cuda.own_attention import in_float32, same
 from torch import Tensor
 
 _PAGE, _PAGES = 16, 8
+_TOLERANCE = 2e-2
+"""Tolerance as a part of the largest value, as in ``matmul_search.py``."""
 Lists = dict[str, list[int]]
 
 
@@ -109,3 +110,19 @@ def _wanted(kind: str, lists: Lists, q: Tensor, k: Tensor, v: Tensor) -> list[tu
             keys, values = (x[pages].flatten(0, 1)[:count] for x in (k, v))
         found.append((part, in_float32(q[part], keys, values, causal=kind == "ragged")))
     return found
+
+
+def in_float32(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """Return the attention of ``q`` [n, heads, D] to ``k``, ``v`` [m, KV heads, D], by torch."""
+    k, v = (x.float().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = torch.einsum("nhd,mhd->hnm", q.float(), k) * q.shape[2] ** -0.5
+    if causal:
+        later = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    return torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v)
+
+
+def same(ours: Tensor, theirs: Tensor) -> bool:
+    """Return whether the largest difference is at most ``_TOLERANCE`` of the largest value; a NaN is not."""
+    difference = (ours.float() - theirs.float()).abs().max()
+    return bool(difference <= _TOLERANCE * theirs.float().abs().max())

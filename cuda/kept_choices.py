@@ -52,7 +52,7 @@ def read(path: Path, sound: Callable[[Any], bool]) -> dict[str, dict[str, Any]]:
 
 
 class Trials:
-    """Outcomes of trials by name. A trial is noted as failed before it begins: one that ends its process has."""
+    """Outcomes of trials by name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prelude.cuda.device import Device
 
 Argument: TypeAlias = "Tensor | int | float | None"
-FILES = ("norms", "heads", "attend", "logits", "sample", "publish")
+FILES = ("norms", "heads", "attend", "few_rows", "logits", "sample", "publish")
 """Loaded with the device; another file is when a kernel of it is first launched."""
 _TYPES = {"i32": torch.int32, "f32": torch.float32, "f64": torch.float64}
 
@@ -103,7 +103,7 @@ POOLINGS = ("mean", "max", "mean_sqrt_len_tokens", "weightedmean", "cls", "last"
 QK_ROPE = _kernel(
     "qk_rope",
     "heads",
-    256,
+    512,
     "element int int int i32 f32 f32? f32? float i32? element? element?",
     lambda n, heads, queries, keys, values, *rest: (n * (queries + keys + values), n, 1, 1, 1, n, 1, 1),
 )
@@ -117,6 +117,21 @@ ATTEND = _kernel(
     "element int element element int element element i32 i32 i32 int int float int int int element",
     lambda n, *args: (1, 0, 0, 0, 0, 0, args[13], args[13], args[13] * args[10]),
 )
+FEW_ROWS = 16
+"""Rows of a product by the kernels of few_rows.cu, at most."""
+_FEW_OUTPUTS, _FEW_COLUMNS, _FEW_CHUNK = 16, 32, 6144
+
+
+def _few(name: str, warps: int) -> Kernel:
+    def extents(blocks: int, *args: Any) -> tuple[int, ...]:
+        width, rows, outputs = args[2], args[3], blocks * _FEW_OUTPUTS
+        return (rows * width, outputs * width, rows * outputs, rows * outputs)
+
+    return _kernel(name, "few_rows", 32 * warps, "element element int int element? f32?", extents)
+
+
+FEW_OF_ROWS = _few("few_rows", 8)
+FEW_OF_BLOCKS = _few("few_blocks", 16)
 _TILE_QUERIES = 64
 _FULL_GRID = 1024
 """Blocks from which on a block of ``attend`` has all tiles of its rows."""
@@ -246,6 +261,22 @@ def silu_gate(device: Device, gate_up: Tensor, out: Tensor) -> None:
     inner = out.shape[1]
     per_block = SILU_GATE.block * 8
     device.launch(SILU_GATE, (out.shape[0], -(-inner // per_block)), (gate_up, inner, out))
+
+
+def few_rows(device: Device, x: Tensor, weight: Tensor, out: Tensor, *, add: bool) -> bool:
+    """Enqueue ``out = x @ weight.T`` for an ``out`` in the element type, or ``out += x @ weight.T`` for one in
+    float32, of at most ``FEW_ROWS`` rows that lie in one piece; False if the kernels do not serve these sizes."""
+    (rows, width), outputs = x.shape, weight.shape[0]
+    if not 0 < rows <= FEW_ROWS or width % _FEW_COLUMNS or outputs % _FEW_OUTPUTS:
+        return False
+    if out.dtype != (torch.float32 if add else x.dtype) or not all(t.is_contiguous() for t in (x, weight, out)):
+        return False
+    blocks = outputs // _FEW_OUTPUTS
+    kernel = FEW_OF_BLOCKS if blocks <= device.processors else FEW_OF_ROWS
+    shared = (8 if rows <= 8 else 16) * (2 * (min(width, _FEW_CHUNK) + 8) + 2 * _FEW_OUTPUTS * kernel.block // 16)
+    places = (None, out) if add else (out, None)
+    device.launch(kernel, (blocks,), (x, weight, width, rows, *places), shared=shared)
+    return True
 
 
 def publish(device: Device, source: Tensor, ticket: Tensor, areas: int, host: Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from prelude.cuda import kernels, own_attention
+from prelude.cuda import kernels
 from prelude.cuda.attention import Calls, LevelCall
 from prelude.cuda.device import Device
 from prelude.cuda.shapes import Shape, key_range
@@ -98,20 +98,6 @@ class KeysAttention:
     def run(self, heads: Heads, out: Tensor, *, last: bool, window: int | None = None) -> None:
         span = kernels.EVERY if window is None else window + 1
         kernels.attend(self.device, *heads, self.read if last else self.body, self.kv_heads, out, span)
-
-
-class PromptsAttention:
-    """Prompts that read nothing but themselves, by this project's kernel."""
-
-    def __init__(self, device: Device, fields: Fields, area: Tensor) -> None:
-        self.device = device
-        self.starts = fields.on(area, "own.qo")
-
-    def plan(self, area: Area) -> None:
-        pass
-
-    def run(self, heads: Heads, out: Tensor, *, last: bool, window: int | None = None) -> None:
-        own_attention.run(self.device, heads.q, heads.k, heads.v, self.starts, out.view(heads.q.shape))
 
 
 class LevelsAttention:

@@ -103,7 +103,8 @@ class Recorder:
 
     def _expected(self) -> Iterator[Shape]:
         executor = self.executor
-        alone_rows, levels = executor.choices.alone_rows, executor.calls is not None
+        if executor.calls is None:
+            return  # key lists: their number is part of a shape
         kinds: list[tuple[RecordedReadout, ...] | None] = [None]
         if executor.weights.lm_head is not None:
             kinds = [(RecordedReadout("greedy", 1, 0),)]
@@ -111,13 +112,9 @@ class Recorder:
         longest = min(WARM_TOKENS, executor.step_tokens, executor.graphs.policy.max_rows)
         # A bucket may have prompts on both sides of the length from which on another kernel attends.
         least = executor.choices.long_query
-        for tokens, long, alone in sorted(
-            {(token_bucket(n), n >= least and n > alone_rows, n <= alone_rows) for n in range(1, longest + 1)}
-        ):
-            if not alone and not levels:
-                return  # key lists: their number is part of a shape
+        for tokens, long in sorted({(token_bucket(n), n >= least) for n in range(1, longest + 1)}):
             for readouts in kinds:
-                yield Shape(tokens, 1, (), 0, 0, 1, 0, not alone, 0, readouts, long, alone=alone)
+                yield Shape(tokens, 1, (), 0, 0, 1, 0, True, 0, readouts, long)
         if executor.weights.lm_head is None:
             return
         rows = 1
@@ -179,7 +176,7 @@ class Recorder:
         self._write_idle(shape, fields, area)
         calls = executor.calls
         if calls is None or not shape.levels:
-            return Program(shape, fields, outputs), executor.own_attention(shape, fields, staging.input_area)
+            return Program(shape, fields, outputs), executor.keys_attention(shape, fields, staging.input_area)
 
         def levels(fields: Fields) -> RecordedLevels:
             return RecordedLevels(calls, shape, fields, staging.input_area, executor.work, executor.device)

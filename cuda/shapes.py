@@ -40,24 +40,22 @@ QUERY_TILE = 128
 class Choices:
     """The bounds between attention's ways. ``long_query``: see ``LONG_QUERY``; a number above every length if
     there is no FA3. ``whole_rows``: decode rows that fill the device, so that splitting their keys gains nothing;
-    ``whole_tiles``: tiles of prompts that do. ``group``: query heads that share a key; ``alone_rows``: up to which
-    prompts that read nothing but themselves attend by this project's kernel."""
+    ``whole_tiles``: tiles of prompts that do. ``group``: query heads that share a key."""
 
     long_query: int = 1 << 30
     split_keys: int = SPLIT_KEYS
     whole_rows: int = 1 << 30
     whole_tiles: int = 1 << 30
     group: int = 1
-    alone_rows: int = 0
 
     @classmethod
-    def of(cls, fa3: bool, processors: int, heads: Attention, alone_rows: int) -> Choices:
+    def of(cls, fa3: bool, processors: int, heads: Attention) -> Choices:
         """``processors``: multiprocessors of the device, each of which runs two blocks at a time."""
         whole = max(1, -(-2 * processors // heads.kv_heads))
         # A bucket has at most twice the tiles, and each of them room for its float32 sums in FlashInfer's workspace.
         room = FLOAT_WORKSPACE // (2 * heads.heads * QUERY_TILE * (heads.head_dim + 1) * 4)
         group = heads.heads // heads.kv_heads
-        return cls(LONG_QUERY if fa3 else 1 << 30, SPLIT_KEYS, whole, min(whole, room), group, alone_rows)
+        return cls(LONG_QUERY if fa3 else 1 << 30, SPLIT_KEYS, whole, min(whole, room), group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,6 @@ class Shape:
     readouts: tuple[RecordedReadout, ...] | None  # recorded in the graph; None: they run after it
     long_query: bool = False  # the own level is FA3's
     decode_split: bool = False  # keys of decode rows are split among blocks
-    alone: bool = False  # this project's kernel attends, in every layer
 
     @property
     def rows(self) -> int:
@@ -96,7 +93,7 @@ class Shape:
     @property
     def levels(self) -> bool:
         """Whether FlashInfer attends."""
-        return not self.keys and not self.alone
+        return not self.keys
 
     @property
     def read(self) -> int:

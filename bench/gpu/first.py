@@ -41,7 +41,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS: dict[str, float] = {
     "versions": 90,
     "flashinfer": 20,
-    "own_trial": 150,
     "correctness": 180,
     "oneshot": 90,
     "throughput": 110,

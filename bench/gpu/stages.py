@@ -38,7 +38,8 @@ GPU_TESTS = "tests/cuda/test_gpu.py"
 TEST_MARK = "gpu"
 QUIET = ("-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
 """Without the project's own ``-q``: its lines do not name the tests."""
-TRIAL = ("prelude.cuda.own_trial",)
+SANITIZED = "few_rows or bits_in_any_company"
+"""GPU tests that the sanitizers run: short ones of this project's kernels."""
 PACKAGES = ("torch", "flashinfer-python", "cuda-bindings", "cuda-python", "numpy", "transformers", "prelude-engine")
 ATTENTION = "PRELUDE_ATTENTION"  # in the environment: figures by another backend say so
 LONGEST = 16  # kernels of a profile
@@ -111,35 +112,15 @@ def _or_error(ask: Callable[[], Any]) -> Any:
 # ------------------------------------------------------------------ checks that run as other programs
 
 
-def own_trial(stage: Stage) -> None:
-    """The trial of this project's attention, in processes of its own. Widths that pass are offered to the stages
-    behind. If one has no verdict, the stage has failed."""
-    from prelude.cuda.own_attention import HEAD_DIMS
-
-    verdicts: dict[int, str] = {}
-    for line in lines_of([sys.executable, "-m", *TRIAL]):
-        said = re.match(r"attention, heads of (\d+): (.*)", line)
-        if said:
-            verdicts[int(said[1])] = said[2]
-    for width in HEAD_DIMS:
-        verdict = verdicts.get(width, "the process ended without a verdict")
-        stage.tell(f"own.attention.{width}", ok=verdict == "passed", value=verdict)
-    lost = [width for width in HEAD_DIMS if verdicts.get(width) not in ("passed", "FAILED")]
-    if lost or "passed" not in verdicts.values():
-        raise RuntimeError(f"no width of heads passed the trial, or widths have no verdict: {lost}")
-
-
 def sanitize(stage: Stage) -> None:
-    """The trial of the narrowest heads under each tool of compute-sanitizer, where that is installed."""
-    from prelude.cuda.own_attention import HEAD_DIMS
-
+    """Some tests under each tool of compute-sanitizer, where that is installed."""
     program, bad = shutil.which("compute-sanitizer"), list[str]()
     if program is None:
         stage.tell("sanitize", ok=None, value="compute-sanitizer is not installed")
         return
     for tool in ("memcheck", "racecheck", "synccheck"):
         checked = [program, "--tool", tool, "--error-exitcode", "7"]
-        said = list(lines_of([*checked, sys.executable, "-m", *TRIAL, str(min(HEAD_DIMS))]))
+        said = list(lines_of([*checked, sys.executable, "-m", "pytest", *QUIET, "-k", SANITIZED, GPU_TESTS]))
         summary = [line for line in said if "SUMMARY" in line][-1:]
         right = bool(summary) and all(re.search(r"\b0 (errors|hazards)\b", line) for line in summary)
         stage.tell(f"sanitize.{tool}", ok=right, value=" ".join(summary) or "it ended without a verdict")
@@ -231,7 +212,7 @@ def profile(stage: Stage) -> None:
         bench.release()
 
 
-_APART = {stage.__name__: stage for stage in (versions, own_trial, sanitize, tests, profile)}
+_APART = {stage.__name__: stage for stage in (versions, sanitize, tests, profile)}
 STAGES: dict[str, Callable[[Stage], None]] = {
     name: _APART.get(name) or (lambda stage, name=name: part(stage, name))  # type: ignore[misc]
     for name in LIMITS

@@ -10,14 +10,20 @@
 extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int values, const int* positions,
                                    const float* rope_table, const float* q_gain, const float* k_gain, float eps,
                                    const int* slots, element* pool_k, element* pool_v) {
-    begin();
     constexpr int half = HEAD_DIM / 2, lanes = HEAD_DIM / 8, side = 32 / lanes;
     const long long token = blockIdx.x;
     const int lane = threadIdx.x & 31, warps = blockDim.x >> 5, count = queries + keys + values;
     const int part = lane % lanes, pair = part % (lanes / 2);
     const float sign = part < lanes / 2 ? -1.0f : 1.0f;
-    const float* rotation = rope_table + (long long)positions[token] * HEAD_DIM;
+    // No kernel of the step writes these: they are there before the one in front has ended.
+    const float* rotation = rope_table + (long long)positions[token] * HEAD_DIM + 8 * pair;
     const int slot = slots ? slots[token] : -1;
+    float cosine[8], sine[8];
+    for (int n = 0; n < 8; n++) {
+        cosine[n] = rotation[n];
+        sine[n] = rotation[half + n];
+    }
+    begin();
     for (int first = (threadIdx.x >> 5) * side; first < count; first += warps * side) {
         const int own = first + lane / lanes, head = min(own, count - 1);  // lanes stay together for the exchange
         element* at = heads + (token * count + head) * HEAD_DIM + 8 * part;
@@ -38,10 +44,7 @@ extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int va
         for (int n = 0; n < 8; n++) other[n] = __shfl_xor_sync(0xffffffffu, x[n], lanes / 2);
         if (own >= count) continue;
         if (rotated) {
-            for (int n = 0; n < 8; n++) {
-                const float cosine = rotation[8 * pair + n], sine = rotation[half + 8 * pair + n];
-                bits.v[n] = narrow(x[n] * cosine + sign * other[n] * sine);
-            }
+            for (int n = 0; n < 8; n++) bits.v[n] = narrow(x[n] * cosine[n] + sign * other[n] * sine[n]);
             *(Eight*)at = bits;
         }
         if (slot < 0 || head < queries) continue;

@@ -311,13 +311,7 @@ def attention_calls(
         lack = f"it cannot be imported: {error}"
     if asked_for(setting) == "flashinfer" or not alone:
         raise DeviceUnavailable(f"attention='flashinfer': {lack}", missing=(lack,))
-    log.warning(
-        "FlashInfer is not used: %s. %s",
-        lack,
-        "Longer prompts than 256 tokens, cached prefixes and decode attend by key lists"
-        if device.own_attention
-        else "Attention goes by key lists",
-    )
+    log.warning("FlashInfer is not used: %s. Attention goes by key lists", lack)
     return None
 
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from prelude.cuda import own_trial, weights
+from prelude.cuda import weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
-from prelude.cuda.kept_choices import Trials
-from prelude.cuda.own_attention import HEAD_DIMS
 
 from bench.gpu import chips, clients, exactness, loads, models, ready, stages
 from bench.gpu.models import RandomSource, qwen3
@@ -54,13 +50,6 @@ def shortened(times: Any) -> Any:
     return run
 
 
-def trial() -> None:
-    """The trial of attention, by the kernel's twin."""
-    with tempfile.TemporaryDirectory() as folder:
-        for head_dim in HEAD_DIMS:
-            own_trial.note_attention(SimulatedDevice(torch.bfloat16), Trials(Path(folder) / "trials.json"), head_dim)
-
-
 def patch() -> None:
     simulated_gpus.install()  # for ``from_pretrained``
     loads.save_checkpoint = lambda config, folder, device: models.save_checkpoint(SMALL, folder)
@@ -82,7 +71,6 @@ def patch() -> None:
     loads.saturated = shortened(clients.saturated)
     loads.chats = shortened(clients.chats)
     torch.cuda.synchronize = lambda *given: None
-    stages.TRIAL = ("tests.cuda.dry_run", "trial")
     stages.GPU_TESTS, stages.TEST_MARK = "tests/cuda/test_refusals.py", "not gpu"  # tests that run here
 
 
@@ -99,9 +87,6 @@ def break_at(stage: type[stages.Stage]) -> None:
 
 def main() -> int:
     use_threads(1)
-    if sys.argv[1] == "trial":
-        trial()
-        return 0
     patch()
     if sys.argv[1] == "answer":
         del sys.argv[1]

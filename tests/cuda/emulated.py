@@ -15,7 +15,6 @@ import pytest
 import torch
 from prelude.cuda import compiler, kernels
 from prelude.cuda.kernels import Argument, Kernel, check
-from prelude.cuda.own_attention import ATTEND_PROMPTS
 from torch import Tensor
 
 from tests.cuda.simulated import Pointer, SimulatedDevice
@@ -49,7 +48,7 @@ def library(file: str, float32: bool, head_dim: int) -> ctypes.CDLL:
     text = compiler.source(file).replace(
         "extern __shared__ float shared[];", "float* shared = (float*)the_room->shared;"
     )
-    text += "".join(_wrapper(kernel) for kernel in (*kernels.ALL, ATTEND_PROMPTS) if kernel.file == file)
+    text += "".join(_wrapper(kernel) for kernel in kernels.ALL if kernel.file == file)
     folder = Path(tempfile.mkdtemp(prefix="emulated"))
     source, built = folder / f"{file}.cpp", folder / f"{file}.so"
     source.write_text(f'#include "{Path(__file__).parent / "emulator.hpp"}"\n' + text, encoding="utf-8")
@@ -81,7 +80,7 @@ class EmulatedDevice(SimulatedDevice):
         columns, rows = (*grid, 1)[:2]
         cluster = min(kernel.cluster, CLUSTER) if kernel.file in ("sample", "logits") else kernel.cluster
         # Where a block's work depends on its size, the grid counts on it.
-        block = kernel.block if kernel.name in ("silu_gate", "attend", "attend_prompts") else BLOCK
+        block = kernel.block if kernel.name == "silu_gate" or kernel.file in ("attend", "few_rows") else BLOCK
 
         def execute() -> None:
             raw: list[Any] = [a.everything().data_ptr() if isinstance(a, Pointer) else a for a in seen]

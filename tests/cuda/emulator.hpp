@@ -27,7 +27,7 @@ struct Dim {
   int x, y, z;
 };
 static Dim threadIdx, blockIdx;  // of the fiber that runs
-static Dim blockDim;
+static Dim blockDim, gridDim;
 
 struct Barrier {
   int expected, arrived = 0, generation = 0;
@@ -304,6 +304,7 @@ inline void run_cluster(int cluster, int block, int shared, int x, int y) {
 template <class Body>
 void run_grid(int columns, int rows, int cluster, int block, int shared, Body body) {
   blockDim = {block, 1, 1};
+  gridDim = {columns, rows, 1};
   the_body = body;
   for (int y = 0; y < rows; y++)
     for (int x = 0; x < columns; x += cluster) run_cluster(cluster, block, shared, x, y);

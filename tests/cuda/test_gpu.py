@@ -1,4 +1,4 @@
-"""On a GPU: the executor against the CPU one. Written without a GPU at hand; none of these has run yet.
+"""On a GPU: the executor against the CPU one.
 
 Head width 128 throughout, so that FlashInfer's prebuilt modules serve. FlashInfer computes in bfloat16 only: float32
 and deterministic mode go through our own attention kernel.
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prelude.cuda import attention
+from prelude.cuda import attention, kernels
 from prelude.cuda.cuda_device import CudaDevice
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
@@ -102,6 +102,22 @@ def test_replayed_decode_is_eager_decode(on_gpu: Callable[..., CudaExecutor]) ->
 @pytest.mark.parametrize("element", [torch.float32, torch.bfloat16])
 def test_bits_in_any_company(on_gpu: Callable[..., CudaExecutor], element: torch.dtype) -> None:
     bits_in_any_company(on_gpu(element, deterministic=True, policy=GraphPolicy(enabled=False)))
+
+
+def test_few_rows_are_multiplied_by_this_projects_kernels(on_gpu: Callable[..., CudaExecutor]) -> None:
+    """The shapes of Qwen3-0.6B and 4B, and one of two chunks."""
+    device = on_gpu(torch.bfloat16).device
+    torch.manual_seed(1)
+    with device.scope():
+        for outputs, inner in ((4096, 1024), (1024, 2048), (1024, 3072), (6144, 2560), (2560, 9728)):
+            weight = (torch.randn(outputs, inner, device="cuda") / inner**0.5).bfloat16()
+            for rows in range(1, kernels.FEW_ROWS + 1):
+                x = torch.randn(rows, inner, device="cuda").bfloat16()
+                wanted = x.float() @ weight.float().t()
+                for out in (torch.ones(rows, outputs, device="cuda"), torch.full_like(wanted, 7.0).bfloat16()):
+                    add = out.dtype == torch.float32
+                    assert kernels.few_rows(device, x, weight, out, add=add)
+                    assert (out.float() - wanted - add).abs().max() < 1e-2 * wanted.abs().max()
 
 
 @pytest.mark.feature("H13")

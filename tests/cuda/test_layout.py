@@ -83,7 +83,7 @@ def test_keys_of_a_prefix_are_split_if_its_tiles_would_not_fill_the_device(
 ) -> None:
     heads: Any = SimpleNamespace(heads=16, kv_heads=8, head_dim=128)
     most = dict.fromkeys(("rows", "positions", "seen_whole"), 1 << 20)
-    limits = asdict(Choices.of(True, 132, heads, 0)) | most
+    limits = asdict(Choices.of(True, 132, heads)) | most
     state = Segment(i32([1] * tokens), context=keys, blocks=list(range(-(-keys // BLOCK))))
     step = packer(**limits)
     asked = slices([state, *[Segment(i32([2] * tokens), parent=0) for _ in range(questions - 1)]])

@@ -111,6 +111,17 @@ def silu_gate(n: int, gate_up: Any, inner: int, out: Any) -> None:
     out.at(n, inner).copy_(torch.nn.functional.silu(both[:, :inner]) * both[:, inner:])
 
 
+def few_rows(blocks: int, x: Any, weight: Any, width: int, rows: int, out: Any, added: Any) -> None:
+    product = x.at(rows, width).float() @ weight.at(16 * blocks, width).float().t()
+    if added is None:
+        out.at(rows, 16 * blocks).copy_(product)
+    else:
+        added.at(rows, 16 * blocks).add_(product)
+
+
+few_blocks = few_rows
+
+
 def attend(blocks: int, *given: Any) -> None:
     q, q_stride, k, v, stride, pool_k, pool_v, keys, first, count, heads, kv_heads, scale, n, span, _, out = given
     width = q.width
@@ -218,20 +229,6 @@ def sample(n: int, *given: Any) -> None:
         line = logits.at(n, vocab)[row].numpy()
         drawn = sample_token(line, readout, row, float(uniforms[row])) if finite.at(n)[row] else 0
         tokens.at(n)[row] = drawn
-
-
-def attend_prompts(n: int, *given: Any) -> None:
-    """``scale`` is of scores in base 2. The heads are those of ``out``."""
-    q, q_stride, k, v, stride, starts, prompts, rows, group, scale, out, out_stride = given
-    width, heads = q.width, out_stride // q.width
-    assert n == (rows + 15 * prompts) // 16 and abs(scale - width**-0.5 / np.log(2)) < 1e-6
-    queries, result = (
-        x.strided((rows, heads, width), (step, width, 1)) for x, step in ((q, q_stride), (out, out_stride))
-    )
-    keys, values = (x.strided((rows, heads // group, width), (stride, width, 1)) for x in (k, v))
-    edges = starts.at(prompts + 1).tolist()
-    for part in map(slice, edges, edges[1:]):
-        result[part] = attention(queries[part], keys[part], values[part], causal=True)[0].to(result.dtype)
 
 
 def publish(n: int, source: Any, count: int, ticket: Any, stride: int, areas: int, host: Any) -> None:

@@ -93,7 +93,7 @@ def gpu_objects(module: Any) -> list[Any]:
         write_slots=None,
     )
     limits = {"block_size": 16, "vocab": 64, "positions": 128, "rows": 256, "cut": True, "seen_whole": 128}
-    limits |= {"long_query": 64, "split_keys": 64, "whole_rows": 8, "whole_tiles": 64, "group": 2, "alone_rows": 0}
+    limits |= {"long_query": 64, "split_keys": 64, "whole_rows": 8, "whole_tiles": 64, "group": 2}
     packer = module.StepPacker(limits | {"by_keys": False})
     packer.measure(slices, None, ((ints(2), False),), 8, 0)
     offsets = dict.fromkeys(("ids", "positions", "slots", "read", "read_positions"), 0)

@@ -38,7 +38,6 @@ struct Limits {
   int32_t whole_rows;   // decode rows from which on none is split
   int32_t whole_tiles;  // tiles of prompts from which on none is
   int32_t group;        // query heads that share a key
-  int32_t alone_rows;   // up to which prompts that read nothing but themselves have a kernel of ours
   bool by_keys;         // all other steps list the keys of every row; else only those that a window cuts
 };
 
@@ -46,7 +45,7 @@ struct Limits {
 struct Counts {
   int32_t prompts, own, longest, read_prompts, decoding, pages, read_decoding, keys;
   int32_t spare;  // padded decode rows
-  bool cut, long_query, split, alone;
+  bool cut, long_query, split;
   int64_t attended;
 };
 

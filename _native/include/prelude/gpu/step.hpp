@@ -64,11 +64,9 @@ class Step {
     take_reads(reads);
     const bool windowed = !detail::within(prompts_.positions, prompts_.tokens, 0, limits.seen_whole) ||
                           !detail::within(decoding_.positions, decoding_.rows, 0, limits.seen_whole);
-    counts_.alone = prompts_.tokens > 0 && prompts_.tokens <= limits.alone_rows && decoding_.rows == 0 &&
-                    level_count_ == 0 && !windowed;
-    if (!counts_.alone) take_cut();  // a few rows take the time that reading the last layer's weights takes
-    if (windowed || (limits.by_keys && !counts_.alone)) counts_.keys = std::max(1, listed());
-    if (counts_.alone || counts_.keys > 0) counts_.long_query = counts_.split = false;
+    take_cut();
+    if (windowed || limits.by_keys) counts_.keys = std::max(1, listed());
+    if (counts_.keys > 0) counts_.long_query = counts_.split = false;
     counts_.prompts = static_cast<int32_t>(prompts_.tokens);
     counts_.decoding = static_cast<int32_t>(decoding_.rows);
     counts_.spare = power_bucket(counts_.decoding) - counts_.decoding;
