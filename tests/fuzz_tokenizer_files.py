@@ -156,7 +156,6 @@ def child(seed: int, folder: Path, compare: bool) -> None:
     """Runs one chunk; a finding is a line of JSON, the file being tried lies in ``folder``."""
     if "libasan" not in os.environ.get("LD_PRELOAD", ""):
         import prelude.tokenizer  # noqa: F401
-        import regex  # noqa: F401
         import tokenizers  # noqa: F401
 
         taken = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()

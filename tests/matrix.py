@@ -46,7 +46,7 @@ TESTS += [
 ]
 QUICK_TESTS = ["tests/tokenizer/test_surface.py", "tests/tokenizer/test_encode.py", "tests/test_tables.py"]
 QUICK_TESTS += ["tests/engine/test_default_model.py", "tests/scheduling/test_overlap.py"]
-TOOLS = ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "tokenizers==0.23.3", "regex", "jinja2>=3.1.6"]
+TOOLS = ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "tokenizers==0.23.3", "jinja2>=3.1.6"]
 
 
 @dataclass(frozen=True)

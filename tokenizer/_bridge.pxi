@@ -6,10 +6,8 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         string path
         string message
     CoreError current_error()
-    int RAISED "fasttoken::CoreError::raised"
     int FILE "fasttoken::CoreError::file"
-    int COMPONENT "fasttoken::CoreError::component"
-    int REGEX "fasttoken::CoreError::regex"
+    int UNSUPPORTED "fasttoken::CoreError::unsupported"
     int TEXT "fasttoken::CoreError::text"
     int STREAM "fasttoken::CoreError::stream"
     int MEMORY "fasttoken::CoreError::memory"
@@ -20,9 +18,9 @@ from prelude.tokenizer.errors import LoneSurrogateError, TokenizerError, Tokeniz
 
 
 class UnsupportedFeature(TokenizerError):
-    def __init__(self, feature, path, kind="component"):
-        super().__init__(feature, path, kind)
-        self.feature, self.path, self.kind = feature, path, kind
+    def __init__(self, feature, path):
+        super().__init__(feature, path)
+        self.feature, self.path = feature, path
 
     def __str__(self):
         return f"{self.path}: {self.feature} is not supported by the native core"
@@ -42,12 +40,10 @@ cdef str view_str(string_view s):
 
 cdef int raise_core() except -1 with gil:
     cdef CoreError e = current_error()
-    if e.kind == RAISED:
-        return -1  # a Python exception is already set
     if e.kind == FILE:
         raise TokenizerFileError(to_str(e.path), to_str(e.message))
-    if e.kind == COMPONENT or e.kind == REGEX:
-        raise UnsupportedFeature(to_str(e.message), to_str(e.path), "regex" if e.kind == REGEX else "component")
+    if e.kind == UNSUPPORTED:
+        raise UnsupportedFeature(to_str(e.message), to_str(e.path))
     if e.kind == TEXT or e.kind == STREAM:
         raise TokenizerError(to_str(e.message))
     if e.kind == MEMORY:
@@ -58,21 +54,15 @@ cdef int raise_core() except -1 with gil:
 
 
 cdef extern from "bridge.hpp" namespace "fasttoken":
-    cppclass Matches:
-        void push_back(pair[uint32_t, uint32_t])
     cppclass Align:
         uint32_t begin, end
     cppclass Added "fasttoken::Encoded::Added":
         uint32_t index
         string text
-    cppclass ExternalUse:
-        double seconds
-        size_t bytes
     cppclass Encoded:
         vector[int32_t] ids, words
         vector[Align] offsets
         vector[Added] added
-        ExternalUse use
     cppclass AddedToken:
         uint32_t id
         string content
@@ -81,15 +71,9 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         const int32_t* data() const
         size_t size() const
         string_view utf8(const void*, size_t, int) except +raise_core
-        ExternalUse use
-    ctypedef int (*ExternalCall "fasttoken::Core::ExternalCall")(
-        void*, size_t, const char*, size_t, Matches*, ExternalUse*
-    )
     cppclass Core:
-        Core(string_view, cbool) except +raise_core
+        Core(string_view) except +raise_core
         Core(int, uint64_t, const char*, const char*) except +raise_core nogil
-        void set_matcher(void*, ExternalCall) except +raise_core
-        const vector[string]& external_patterns()
         string tables(const char*, const char*) except +raise_core
         size_t table_bytes()
         size_t cache_bytes()
@@ -105,7 +89,7 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         void trim(const vector[int32_t]&, const vector[string]*, cbool, vector[Align]&) except +raise_core
         string normalize(string_view) except +raise_core nogil
         void pre_tokenize(string_view, vector[string]&, vector[Align]&) except +raise_core
-        string decode(const vector[uint32_t]&, cbool, ExternalUse&) except +raise_core nogil
+        string decode(const vector[uint32_t]&, cbool) except +raise_core nogil
         string decode_tokens(vector[string]&) except +raise_core
         string token_bytes(uint32_t) except +raise_core
         cbool decodes_bytes()

@@ -9,7 +9,7 @@ Arrays returned belong to the caller. Token ids are int32, offsets int32 pairs, 
 piece of the text and every added token in it has the next number, as in HF.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -27,15 +27,11 @@ Text = str | bytes
 Offsets = Literal["char", "byte"]
 
 class UnsupportedFeature(TokenizerError):
-    """The file may be fine, but the core does not do ``feature``, found at ``path``: use another backend.
-
-    ``kind`` is "regex" when the only obstacle is a pattern (pass ``matcher``), else "component".
-    """
+    """The file may be fine, but the core does not do ``feature``, found at ``path``: use another backend."""
 
     feature: str
     path: str
-    kind: Literal["regex", "component"]
-    def __init__(self, feature: str, path: str, kind: str = "component") -> None: ...
+    def __init__(self, feature: str, path: str) -> None: ...
 
 class TablesError(ValueError):
     """A file of tables was changed after it was written, or was written with another key."""
@@ -47,24 +43,10 @@ def digest(data: bytes, key: bytes) -> bytes:
 def digest_file(file: int, key: bytes) -> bytes:
     """The same of an open file, from where it stands to its end."""
 
-class MatcherUse:
-    """The matchers' share of the time of one call of the API: 2 seconds of the thread's time and 5 us for
-    each byte. A call that encodes or decodes several texts one by one passes the same to each."""
-
 class CoreTokenizer:
     @staticmethod
-    def from_json(
-        data: bytes,
-        matcher: Callable[[str], Callable[[str, float], Iterable[tuple[int, int]]]] | None = None,
-    ) -> CoreTokenizer:
-        """Load a tokenizer.json.
-
-        ``matcher`` serves the patterns the native compiler refuses: it is called once with each such pattern
-        and returns a function from a text, and the seconds of the thread's time that it may take, to the
-        (start, end) of its successive matches, in code points, in order and without overlap. Its errors are
-        raised by the loading or by the call that matches. Calls then take the GIL while they match. Without it such a
-        file raises UnsupportedFeature(kind="regex").
-        """
+    def from_json(data: bytes) -> CoreTokenizer:
+        """Load a tokenizer.json."""
 
     @staticmethod
     def from_tables(file: int, size: int, key: bytes, source: bytes) -> CoreTokenizer:
@@ -81,15 +63,10 @@ class CoreTokenizer:
     def cache_bytes(self) -> int:
         """The bound of the cache of words; its memory is reserved as a whole, and given by the page."""
 
-    @property
-    def external_patterns(self) -> list[str]:
-        """The patterns served by ``matcher``; empty on the native backend."""
-
     # ---- encoding; no special tokens are added here, that is the post-processor's work
     # parse_special=False treats the text of special tokens as ordinary text.
     def encode_ids(self, text: Text, parse_special: bool = True) -> list[int]: ...
-    def matcher_use(self) -> MatcherUse: ...
-    def encode_array(self, text: Text, parse_special: bool = True, used: MatcherUse | None = None) -> Int32: ...
+    def encode_array(self, text: Text, parse_special: bool = True) -> Int32: ...
     def last_cut(self, text: str) -> tuple[int, int]:
         """Return (end, next) in characters: whatever is written behind the text, the ids of its first ``end`` are the
         first of the whole, and the others those of what begins at ``next``. (0, 0): such a place is not known."""
@@ -105,7 +82,6 @@ class CoreTokenizer:
         parse_special: bool = True,
         offsets: Offsets = "char",
         trim: bool = True,
-        used: MatcherUse | None = None,
     ) -> tuple[Int32, Int32, Int32]:
         """(ids [n], offsets [n, 2], word numbers [n]).
 
@@ -122,9 +98,7 @@ class CoreTokenizer:
         """The offsets, trimmed and in characters, of all ids of a text that nothing rewrote; None: ``encode_full``
         has to say. Only for ids of which an encoding said so: for others the offsets are wrong, or None."""
 
-    def encode_spans(
-        self, text: Text, parse_special: bool = True, used: MatcherUse | None = None
-    ) -> tuple[Int32, Int32]:
+    def encode_spans(self, text: Text, parse_special: bool = True) -> tuple[Int32, Int32]:
         """The first two of ``encode_full``, often at little more than the cost of the ids."""
 
     def trim_offsets(
@@ -190,9 +164,7 @@ class CoreTokenizer:
         """The model as JSON in HF's layout (vocabulary by id, merges as pairs), rebuilt from the tables."""
 
     # ---- decoding
-    def decode(
-        self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True, used: MatcherUse | None = None
-    ) -> str: ...
+    def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True) -> str: ...
     def decode_batch(self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True) -> list[str]: ...
     def decode_tokens(self, tokens: Sequence[str]) -> str:
         """The decoder alone over token strings (HF: ``decoder.decode(tokens)``)."""

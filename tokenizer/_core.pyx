@@ -12,11 +12,9 @@ from libcpp.memory cimport unique_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.string_view cimport string_view
-from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
 from operator import index
-from time import thread_time
 
 import numpy as np
 
@@ -57,49 +55,6 @@ include "_ints.pxi"
 include "_decode.pxi"
 
 
-# The thread's time that the matchers may take for one call of the API, however many texts it has: a part that every
-# call has, and a part for each byte. A pattern that takes longer backtracks without bound; one that does not reads
-# ten times as many bytes a second.
-cdef double _matching_seconds = 2.0, _matching_seconds_a_byte = 5e-6
-
-
-cdef int call_matcher(
-    void* owner, size_t n, const char* data, size_t size, Matches* out, ExternalUse* use
-) noexcept with gil:
-    cdef CoreTokenizer self = <CoreTokenizer> owner
-    cdef bytes raw
-    cdef Py_ssize_t at = 0, byte = 0
-    cdef double began
-    try:
-        raw = PyBytes_FromStringAndSize(data, size)
-        text = raw.decode()
-        ascii = len(text) == len(raw)
-        use.bytes += size
-        began = thread_time()
-        found = self._matchers[n](text, _matching_seconds + use.bytes * _matching_seconds_a_byte - use.seconds)
-        use.seconds += thread_time() - began
-        for begin, end in found:
-            if not at <= begin <= end <= len(text):
-                raise ValueError("the matcher's matches are out of order")
-            first = begin if ascii else byte + len(text[at:begin].encode())
-            last = end if ascii else first + len(text[begin:end].encode())
-            out.push_back(pair[uint32_t, uint32_t](first, last))
-            at, byte = end, last
-        return 0
-    except BaseException as error:
-        self_error(error)
-        return -1
-
-
-cdef extern from "Python.h":
-    void PyErr_SetObject(object, object)
-
-
-cdef int self_error(object error) noexcept:
-    PyErr_SetObject(type(error), error)
-    return 0
-
-
 cdef const char* sized(bytes data, Py_ssize_t n) except NULL:
     if len(data) != n:
         raise ValueError(f"{n} bytes are expected, not {len(data)}")
@@ -119,20 +74,12 @@ def digest_file(int file, bytes key):
     return PyBytes_FromStringAndSize(out.data(), out.size())
 
 
-@cython.final
-cdef class MatcherUse:
-    """The time that the matchers have taken of one call. A call of the API that makes several calls of the core gives
-    all of them the same."""
-    cdef ExternalUse use
-
-
 cdef object _MAKING = object()  # CoreTokenizer's own constructors pass it: no object without a core is ever visible
 
 
 @cython.final
 cdef class CoreTokenizer:
     cdef Core* core
-    cdef list _matchers
     cdef list _ints
     cdef PyObject** _int_items
     cdef uint32_t _int_count
@@ -147,7 +94,7 @@ cdef class CoreTokenizer:
         del self.core
 
     @staticmethod
-    def from_json(data, matcher=None):
+    def from_json(data):
         cdef CoreTokenizer self = CoreTokenizer.__new__(CoreTokenizer, _MAKING)
         cdef Py_ssize_t size = 0
         cdef char* raw = NULL
@@ -156,9 +103,7 @@ cdef class CoreTokenizer:
         if not isinstance(data, bytes):
             data = bytes(data)
         PyBytes_AsStringAndSize(data, &raw, &size)
-        self.core = new Core(string_view(raw, size), matcher is not None)
-        self._matchers = [matcher(p) for p in self.external_patterns]
-        self.core.set_matcher(<void*> self, call_matcher)
+        self.core = new Core(string_view(raw, size))
         self.share_ints()
         return self
 
@@ -169,7 +114,6 @@ cdef class CoreTokenizer:
         cdef const char* of = sized(source, 16)
         with nogil:
             self.core = new Core(file, size, raw, of)
-        self._matchers = []
         self.share_ints()
         return self
 
@@ -181,8 +125,6 @@ cdef class CoreTokenizer:
         return 0
 
     def tables(self, bytes key, bytes source):
-        if self.core.external_patterns().size():
-            raise ValueError("a tokenizer over the regex package has patterns that are no tables")
         cdef string out = self.core.tables(sized(key, 64), sized(source, 16))
         return PyBytes_FromStringAndSize(out.data(), out.size())
 
@@ -196,15 +138,6 @@ cdef class CoreTokenizer:
 
     def __reduce__(self):
         raise TypeError("a CoreTokenizer is not pickled: pickle the JSON it was loaded from")
-
-    @property
-    def external_patterns(self):
-        cdef size_t i
-        cdef const vector[string]* patterns = &self.core.external_patterns()
-        return [to_str(patterns[0][i]) for i in range(patterns.size())]
-
-    def matcher_use(self):
-        return MatcherUse()
 
     cdef list list_of(self, const int32_t* ids, Py_ssize_t n):
         return list_of_shared(self._int_items, self._int_count, ids, n)
@@ -234,13 +167,9 @@ cdef class CoreTokenizer:
         self.ids_into(text, parse_special, ids)
         return self.list_of(ids.data(), ids.size())
 
-    def encode_array(self, text, bint parse_special=True, MatcherUse used=None):
+    def encode_array(self, text, bint parse_special=True):
         cdef CallIds ids
-        if used is not None:
-            ids.use = used.use
         self.ids_into(text, parse_special, ids)
-        if used is not None:
-            used.use = ids.use
         return int32_array(ids.data(), ids.size())
 
     def last_cut(self, text):
@@ -280,13 +209,9 @@ cdef class CoreTokenizer:
                 self.core.encode(view, special, chars, trim, out)
         return 0
 
-    def encode_full(self, text, bint parse_special=True, offsets="char", bint trim=True, MatcherUse used=None):
+    def encode_full(self, text, bint parse_special=True, offsets="char", bint trim=True):
         cdef Encoded e
-        if used is not None:
-            e.use = used.use
         self.full_into(text, parse_special, offsets, trim, e)
-        if used is not None:
-            used.use = e.use
         return (
             int32_array(e.ids.data(), e.ids.size()),
             pair_array(e.offsets),
@@ -317,18 +242,13 @@ cdef class CoreTokenizer:
             raise IndexError("an id that is no token's")
         return self.spans_of(<const int32_t*> cnp.PyArray_DATA(ids), ids.size, text)
 
-    def encode_spans(self, text, bint parse_special=True, MatcherUse used=None):
+    def encode_spans(self, text, bint parse_special=True):
         cdef CallIds ids
-        if used is None:
-            used = MatcherUse()
-        ids.use = used.use
-        cdef bint placed = self.ids_into(text, parse_special, ids)
-        used.use = ids.use
-        if placed:
+        if self.ids_into(text, parse_special, ids):
             spans = self.spans_of(ids.data(), ids.size(), text)
             if spans is not None:
                 return int32_array(ids.data(), ids.size()), spans
-        return self.encode_full(text, parse_special, "char", True, used)[:2]
+        return self.encode_full(text, parse_special)[:2]
 
     def encode_tokens(self, text, bint parse_special=True):
         cdef Encoded e
@@ -491,28 +411,22 @@ cdef class CoreTokenizer:
     def model_json(self):
         return to_str(self.core.model_json())
 
-    def decode(self, ids, bint skip_special_tokens=True, MatcherUse used=None):
+    def decode(self, ids, bint skip_special_tokens=True):
         cdef vector[uint32_t] column
-        cdef ExternalUse use
         cdef string out
         cdef cbool skip = skip_special_tokens
         ids_of(ids, column)
         if self.core.decodes_bytes():
             return text_of_bytes(self.core[0], column, skip)
-        if used is not None:
-            use = used.use
         if column.size() < RELEASE_AT // 8:
-            out = self.core.decode(column, skip, use)
+            out = self.core.decode(column, skip)
         else:
             with nogil:
-                out = self.core.decode(column, skip, use)
-        if used is not None:
-            used.use = use
+                out = self.core.decode(column, skip)
         return to_str(out)
 
     def decode_batch(self, rows, bint skip_special_tokens=True):
-        cdef MatcherUse used = MatcherUse()
-        return [self.decode(row, skip_special_tokens, used) for row in rows]
+        return [self.decode(row, skip_special_tokens) for row in rows]
 
     def decode_tokens(self, tokens):
         cdef vector[string] texts

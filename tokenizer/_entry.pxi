@@ -253,11 +253,9 @@ cdef class EncodeEntry:
             return None
         return self.special if special else self.plain
 
-    cdef FreshEncoding fresh(self, QuickFrame frame, object text, cbool parse_special, bint bare, ExternalUse* use):
+    cdef FreshEncoding fresh(self, QuickFrame frame, object text, cbool parse_special, bint bare):
         cdef CallIds ids
-        ids.use = use[0]
         cdef bint placed = self.native.ids_into(text, parse_special, ids)
-        use[0] = ids.use
         cdef FreshEncoding made = new_of(<PyObject*> frame.type, <PyObject*> _nothing)
         made.count = frame.around(ids.size())
         made.raw = PyBytes_FromStringAndSize(NULL, made.count * 4)
@@ -268,11 +266,10 @@ cdef class EncodeEntry:
 
     def encode(self, sequence, pair=None, is_pretokenized=False, add_special_tokens=True):
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
-        cdef ExternalUse use
         cdef QuickFrame frame = self.frame_for(add_special_tokens)
         if frame is None or pair is not None or is_pretokenized is not False or not PyUnicode_CheckExact(sequence):
             return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
-        return self.fresh(frame, sequence, self._encode_special is False, False, &use)
+        return self.fresh(frame, sequence, self._encode_special is False, False)
 
     cdef list fresh_batch(self, object given, object is_pretokenized, bint special, bint bare):
         """None if a text is not a plain string, or settings want more than a frame around it."""
@@ -342,9 +339,8 @@ cdef class EncodeEntry:
             if not PyUnicode_CheckExact(text):
                 return None
         cdef Py_ssize_t since = 0
-        cdef ExternalUse use
         for text in texts:
-            out.append(self.fresh(frame, text, parse_special, bare, &use))
+            out.append(self.fresh(frame, text, parse_special, bare))
             since += PyUnicode_GET_LENGTH(text)
             if since > RELEASE_AT:  # as one long text does, for other threads and for Ctrl-C
                 since = 0
@@ -386,14 +382,11 @@ cdef class EncodeEntry:
     cdef object array_of(self, object text, cbool special, cbool parse_special):
         cdef QuickFrame frame = self.special if special else self.plain
         cdef CallIds ids
-        cdef MatcherUse used
         if frame is None:
             return self._array_general(text, special, parse_special)
         self.native.ids_into(text, parse_special, ids)
         if not parse_special and any_marked(self.control, len(self.control), ids.data(), ids.size()):
-            used = MatcherUse()
-            used.use = ids.use
-            return self._array_spelled(text, special, used)
+            return self._array_spelled(text, special)
         return frame.array(ids)
 
     def encode_with_offsets(self, text, add_special_tokens=True, *, parse_special=True, offsets="char"):

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,6 @@ import numpy.typing as npt
 from .encode.trusted import pattern_of
 from .errors import TokenizerError
 from .tokenizer import Cache, Tokenizer
-
-if TYPE_CHECKING:
-    from ._core import MatcherUse
 
 Special = Literal["all"] | Collection[str]
 Refused = Special | None  # None: no token
@@ -101,12 +98,12 @@ class TiktokenEncoding:
         if self.special_tokens_set <= allowed:
             return self._tokenizer.encode_array(text)
         # tiktoken looks for the allowed ones alone, also inside of a refused one
-        pieces, at, used = [], 0, self._tokenizer._core.matcher_use()
+        pieces, at = [], 0
         for match in self._pattern(allowed & self.special_tokens_set).finditer(text):
             control = np.array([self._special_tokens[match[0]]], np.int32)
-            pieces += [self._ordinary(text[at : match.start()], used), control]
+            pieces += [self._ordinary(text[at : match.start()]), control]
             at = match.end()
-        rest = self._ordinary(text[at:], used)
+        rest = self._ordinary(text[at:])
         return np.concatenate([*pieces, rest]) if pieces else rest
 
     def encode_batch(
@@ -216,8 +213,8 @@ class TiktokenEncoding:
             return all
         return frozenset(given)
 
-    def _ordinary(self, text: str, used: MatcherUse | None) -> npt.NDArray[np.int32]:
-        return self._tokenizer._array_general(text, False, False, used=used)
+    def _ordinary(self, text: str) -> npt.NDArray[np.int32]:
+        return self._tokenizer._array_general(text, False, False)
 
     def _pattern(self, tokens: Collection[str]) -> re.Pattern[str]:
         known = self._patterns.get(frozenset(tokens))

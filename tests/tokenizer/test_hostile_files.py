@@ -23,7 +23,6 @@ from tests.tokenizer.small_files import VOCAB, WORD, file, left_to_reference
 from tests.tokenizer.test_unigram import MAP, map_of
 
 tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("regex")
 
 
 def apart(code: str, *arguments: str, seconds: float = 2 * PATIENCE) -> str:
@@ -276,7 +275,7 @@ def test_a_tiny_file_cannot_ask_for_all_memory(kind: str, tmp_path: Path) -> Non
         "import sys, time\n"
         "from prelude.errors import PreludeError\n"
         "from prelude.tokenizer import Tokenizer\n"
-        "import tokenizers, regex\n"
+        "import tokenizers\n"
         "before = peak()\n"
         "try: Tokenizer.from_file(sys.argv[1], cache=False).encode('aab')\n"
         "except PreludeError: print(peak() - before)\n"

@@ -1,7 +1,6 @@
-"""Which backend serves a file: the native core, the native core over the ``regex`` package, or HF ``tokenizers``.
+"""Which backend serves a file: the native core or, if it raises ``UnsupportedFeature``, HF ``tokenizers``.
 
-The first that can serve the file exactly is taken. A backend that cannot raises ``UnsupportedFeature`` and the
-next is tried; the meaning of a file is never changed to make it fit.
+The meaning of a file is never changed to make it fit.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from .._core import CoreTokenizer, UnsupportedFeature
-from ..errors import TokenizerError, TokenizerFileError
 from .files import TOKENIZER_LIMIT, read_plain
 from .reference import ReferenceCore
 
@@ -38,35 +36,13 @@ def load(
             return known, "native"
     if isinstance(data, Path):
         data = read_plain(data, TOKENIZER_LIMIT)
-    core, backend, reason = _load(data if convert is None else convert())
-    if backend != "native":
-        _log.info("backend %s: %s", backend, reason)
-    elif cache is not None:
-        cache.keep(data, cast(CoreTokenizer, core))
-    return core, backend
-
-
-def _load(data: bytes) -> tuple[Core, str, str]:
+    made = data if convert is None else convert()
     try:
-        return CoreTokenizer.from_json(data), "native", ""
+        core = CoreTokenizer.from_json(made)
     except UnsupportedFeature as error:
         reason = f"{error.feature} at {error.path}"
-        if error.kind == "regex":
-            served = _over_regex(data)
-            if served is not None:
-                return served, "native+regex", reason
-        return ReferenceCore(data, reason), "reference", reason
-
-
-def _over_regex(data: bytes) -> Core | None:
-    from .. import _core as native
-    from .splitter import matcher
-
-    try:
-        core: Core = CoreTokenizer.from_json(data, matcher(native))
-    except TokenizerFileError:
-        raise  # a malformed file is malformed for every backend
-    except (ImportError, TokenizerError) as error:
-        _log.debug("not over the regex package: %s", error)
-        return None
-    return core
+        _log.info("backend reference: %s", reason)
+        return ReferenceCore(made, reason), "reference"
+    if cache is not None:
+        cache.keep(data, core)
+    return core, "native"

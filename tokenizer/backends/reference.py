@@ -87,10 +87,7 @@ class ReferenceCore:
         found: list[Any] = asked(call, given, add_special_tokens=False)
         return found
 
-    def matcher_use(self) -> None:
-        """HF's patterns are not matched here, and not bounded."""
-
-    def encode_array(self, text: str | bytes, parse_special: bool = True, used: Any = None) -> Int32:
+    def encode_array(self, text: str | bytes, parse_special: bool = True) -> Int32:
         return np.array(self.encodings([text], parse_special, True)[0].ids, np.int32)
 
     def last_cut(self, text: str) -> tuple[int, int]:
@@ -101,12 +98,7 @@ class ReferenceCore:
         return len(self.encodings([text], True, True)[0]), 0, 0, 0, len(text)
 
     def encode_full(
-        self,
-        text: str | bytes,
-        parse_special: bool = True,
-        offsets: str = "char",
-        trim: bool = True,
-        used: Any = None,
+        self, text: str | bytes, parse_special: bool = True, offsets: str = "char", trim: bool = True
     ) -> tuple[Int32, Int32, Int32]:
         [(ids, spans, words, tokens)] = self.encode_found([text], parse_special)
         if trim:
@@ -118,7 +110,7 @@ class ReferenceCore:
             spans = positions[np.minimum(spans, len(string))]  # some of HF's lie past the text
         return ids, spans, words
 
-    def encode_spans(self, text: str | bytes, parse_special: bool, used: Any) -> tuple[Int32, Int32]:
+    def encode_spans(self, text: str | bytes, parse_special: bool = True) -> tuple[Int32, Int32]:
         return self.encode_full(text, parse_special)[:2]
 
     def encode_found(self, texts: Sequence[str | bytes], parse_special: bool) -> list[Found]:
@@ -205,7 +197,7 @@ class ReferenceCore:
 
     # ---- decoding
 
-    def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True, used: Any = None) -> str:
+    def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True) -> str:
         return str(asked(self._hf.decode, self._decodable(ids), skip_special_tokens))
 
     def decode_batch(self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True) -> list[str]:

@@ -11,29 +11,19 @@ namespace fasttoken {
 
 namespace {
 
-struct CallerRaised {};
-
-// The caller's scratch: one a thread, but a fresh one where the caller's code may run in the middle.
+// The thread's scratch, for a text of so many bytes. The memory that a very long text took, up to a hundred times its
+// size, is given back.
 class ScratchFor {
  public:
-  // use: the time that the caller's matcher has taken of the call so far; it is counted on. Null: the call begins
-  // here.
-  explicit ScratchFor(const Tokenizer& t, size_t text = 0, ExternalUse* use = nullptr)
-      : own_(t.externals().patterns.empty() ? nullptr : new Scratch), use_(use), text_(text) {
-    if (own_ && use_) own_->regex().external = *use_;
-  }
+  explicit ScratchFor(size_t text) : text_(text) {}
   ScratchFor(const ScratchFor&) = delete;
-  // The memory that a very long text took, up to a hundred times its size, is given back.
   ~ScratchFor() {
-    if (own_ && use_) *use_ = own_->regex().external;
-    if (!own_ && text_ > long_text) Tokenizer::scratch() = Scratch();
+    if (text_ > long_text) Tokenizer::scratch() = Scratch();
   }
-  Scratch& get() { return own_ ? *own_ : Tokenizer::scratch(); }
+  Scratch& get() { return Tokenizer::scratch(); }
 
  private:
   static constexpr size_t long_text = size_t{1} << 18;
-  std::unique_ptr<Scratch> own_;
-  ExternalUse* use_;
   size_t text_;
 };
 
@@ -50,12 +40,10 @@ std::string raw_of(const Digest::Value& value) { return {reinterpret_cast<const 
 CoreError current_error() {
   try {
     throw;
-  } catch (const CallerRaised&) {
-    return {CoreError::raised, "", ""};
   } catch (const FileError& e) {
     return {CoreError::file, e.path, e.message};
   } catch (const Unsupported& e) {
-    return {e.regex ? CoreError::regex : CoreError::component, e.path, e.feature};
+    return {CoreError::unsupported, e.path, e.feature};
   } catch (const TextError& e) {
     return {CoreError::text, "", e.what()};
   } catch (const StreamError& e) {
@@ -86,22 +74,13 @@ std::string_view CallIds::utf8(const void* characters, size_t n, int width) {
 
 // ---- a tokenizer
 
-Core::Core(std::string_view file, bool allow_external)
-    : tokenizer_(std::make_unique<Tokenizer>(file, allow_external)) {}
+Core::Core(std::string_view file) : tokenizer_(std::make_unique<Tokenizer>(file)) {}
 Core::Core(int file, uint64_t size, const char* key, const char* source) {
   TableReader in(file, size, read_raw<Digest::Key>(key), read_raw<Digest::Value>(source));
   tokenizer_ = std::make_unique<Tokenizer>(in);
 }
 Core::~Core() = default;
 
-void Core::set_matcher(void* owner, ExternalCall call) {
-  if (external_patterns().empty()) return;
-  tokenizer_->externals().match = [owner, call](size_t n, std::string_view text, Matches& out, ExternalUse& use) {
-    if (call(owner, n, text.data(), text.size(), &out, &use) < 0) throw CallerRaised();
-  };
-  tokenizer_->finish_loading();
-}
-const std::vector<std::string>& Core::external_patterns() const { return tokenizer_->externals().patterns; }
 std::string Core::tables(const char* key, const char* source) const {
   TableWriter out(read_raw<Digest::Key>(key), read_raw<Digest::Value>(source));
   tokenizer_->write_tables(out);
@@ -111,17 +90,16 @@ size_t Core::table_bytes() const { return tokenizer_->table_bytes(); }
 size_t Core::cache_bytes() const { return tokenizer_->cache_bytes(); }
 
 bool Core::encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii) const {
-  ScratchFor s(*tokenizer_, text.size(), &call.use);
+  ScratchFor s(text.size());
   return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, ascii);
 }
 void Core::last_cut(std::string_view text, size_t& end, size_t& next) const {
-  ScratchFor s(*tokenizer_);
-  const Tokenizer::Cut cut = tokenizer_->last_cut(text, s.get());
+  const Tokenizer::Cut cut = tokenizer_->last_cut(text, Tokenizer::scratch());
   end = cut.end;
   next = cut.next;
 }
 void Core::count(std::string_view text, size_t most, CallIds& call, size_t (&found)[5]) const {
-  ScratchFor s(*tokenizer_, text.size(), &call.use);
+  ScratchFor s(text.size());
   const Tokenizer::Counted all = tokenizer_->count(text, most, s.get(), call.ids);
   for (size_t i = 0; size_t value : {all.ids, all.before, all.from, all.fits, all.end}) found[i++] = value;
 }
@@ -135,7 +113,7 @@ void Core::encode_ids_batch(const std::vector<std::string_view>& texts, bool par
                             std::vector<int64_t>& starts) const {
   size_t longest = 0;
   for (std::string_view text : texts) longest = std::max(longest, text.size());
-  ScratchFor s(*tokenizer_, longest, &call.use);
+  ScratchFor s(longest);
   starts.push_back(0);
   for (std::string_view text : texts) {
     tokenizer_->encode_ids(text, parse_special, s.get(), call.ids);
@@ -143,7 +121,7 @@ void Core::encode_ids_batch(const std::vector<std::string_view>& texts, bool par
   }
 }
 void Core::encode(std::string_view text, bool parse_special, bool chars, bool trim, Encoded& out) const {
-  ScratchFor s(*tokenizer_, text.size(), &out.use);
+  ScratchFor s(text.size());
   tokenizer_->encode(text, parse_special, s.get(), out);
   if (chars) to_characters(text, out.offsets);
   if (trim) tokenizer_->trim(out.ids.data(), out.ids.size(), out.added, 0, out.offsets.data());
@@ -176,27 +154,22 @@ void Core::trim(const std::vector<int32_t>& ids, const std::vector<std::string>*
   });
 }
 std::string Core::normalize(std::string_view text) const {
-  ScratchFor s(*tokenizer_, text.size());
+  ScratchFor s(text.size());
   return tokenizer_->normalize(text, s.get());
 }
 void Core::pre_tokenize(std::string_view text, std::vector<std::string>& pieces, std::vector<Align>& offsets) const {
-  ScratchFor s(*tokenizer_, text.size());
+  ScratchFor s(text.size());
   tokenizer_->pre_tokenize(text, s.get(), pieces, offsets);
   to_characters(text, offsets);
 }
 
-std::string Core::decode(const std::vector<uint32_t>& ids, bool skip_special, ExternalUse& use) const {
-  ScratchFor s(*tokenizer_, 0, &use);
-  return tokenizer_->decode(ids, skip_special, s.get());
+std::string Core::decode(const std::vector<uint32_t>& ids, bool skip_special) const {
+  return tokenizer_->decode(ids, skip_special, Tokenizer::scratch());
 }
 std::string Core::decode_tokens(std::vector<std::string>& tokens) const {
-  ScratchFor s(*tokenizer_);
-  return tokenizer_->decode_tokens(std::move(tokens), s.get());
+  return tokenizer_->decode_tokens(std::move(tokens), Tokenizer::scratch());
 }
-std::string Core::token_bytes(uint32_t id) const {
-  ScratchFor s(*tokenizer_);
-  return tokenizer_->token_bytes(id, s.get());
-}
+std::string Core::token_bytes(uint32_t id) const { return tokenizer_->token_bytes(id, Tokenizer::scratch()); }
 bool Core::decodes_bytes() const { return tokenizer_->decodes_bytes(); }
 size_t Core::byte_count(const std::vector<uint32_t>& ids, bool skip_special) const {
   return tokenizer_->byte_count(ids, skip_special);
@@ -231,15 +204,11 @@ Stream::~Stream() = default;
 
 bool Stream::step_whole(uint32_t id, std::string_view& out) { return stream_->step_whole(id, out); }
 bool Stream::step(const uint32_t* ids, size_t n, std::string& out) {
-  ScratchFor s(*core_->tokenizer_);
-  auto text = stream_->step(std::span(ids, n), s.get());
+  auto text = stream_->step(std::span(ids, n), Tokenizer::scratch());
   if (text) out = std::move(*text);
   return text.has_value();
 }
-std::string Stream::finish() {
-  ScratchFor s(*core_->tokenizer_);
-  return stream_->finish(s.get());
-}
+std::string Stream::finish() { return stream_->finish(Tokenizer::scratch()); }
 
 // ---- beside both
 

@@ -4,8 +4,6 @@
 //   Core      a loaded tokenizer: any number of threads, with a Scratch that belongs to the thread or to the call
 //   Stream    decoding token by token: one thread at a time; the Core outlives it
 //   CallIds   the ids of one call, in a buffer that the thread lends to it
-//
-// No Python here either: a matcher is an address and a function.
 #pragma once
 
 #include <cstdint>
@@ -25,15 +23,12 @@ namespace fasttoken {
 class DecodeStream;
 class Tokenizer;
 
-// Where a regular expression that the caller runs matched, in bytes.
-using Matches = std::vector<std::pair<uint32_t, uint32_t>>;
-
 struct CoreError {
-  enum Kind : int { raised, file, component, regex, text, stream, other, memory, tables };
+  enum Kind : int { file, unsupported, text, stream, other, memory, tables };
   Kind kind;
   std::string path, message;
 };
-// Of the exception that is being handled; `raised` passes on the caller's own error.
+// Of the exception that is being handled.
 CoreError current_error();
 
 // The ids of one call. The call has the thread's buffer for itself while it lives, since making a list or an array of
@@ -50,7 +45,6 @@ class CallIds {
   std::string_view utf8(const void* characters, size_t n, int width);
 
   IdBuffer ids;
-  ExternalUse use;  // the time that the caller's matcher has taken of the call; it is counted on
 
  private:
   ScratchVector<char> text_;
@@ -58,18 +52,12 @@ class CallIds {
 
 class Core {
  public:
-  // 0, or -1 with an error of the caller's own, which then comes out as `raised`.
-  using ExternalCall = int (*)(void* owner, size_t pattern, const char* text, size_t size, Matches*, ExternalUse*);
-
-  Core(std::string_view file, bool allow_external);
+  explicit Core(std::string_view file);
   // From tables() as they lie in an open file of this size.
   Core(int file, uint64_t size, const char* key, const char* source);
   Core(const Core&) = delete;
   ~Core();
 
-  // Of a tokenizer with external patterns: its loading ends here, and may call the matcher.
-  void set_matcher(void* owner, ExternalCall call);
-  const std::vector<std::string>& external_patterns() const;
   std::string tables(const char* key, const char* source) const;
   size_t table_bytes() const;
   size_t cache_bytes() const;
@@ -98,7 +86,7 @@ class Core {
   std::string normalize(std::string_view text) const;
   void pre_tokenize(std::string_view text, std::vector<std::string>& pieces, std::vector<Align>& offsets) const;
 
-  std::string decode(const std::vector<uint32_t>& ids, bool skip_special, ExternalUse& use) const;
+  std::string decode(const std::vector<uint32_t>& ids, bool skip_special) const;
   std::string decode_tokens(std::vector<std::string>& tokens) const;
   std::string token_bytes(uint32_t id) const;
   // Whether ids are just bytes, and then how many and which; out has room for just as many.

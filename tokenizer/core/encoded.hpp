@@ -5,16 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "errors.hpp"
-
 namespace fasttoken {
 
 struct Align {
   uint32_t begin, end;
 };
 
-// One encoded text, as columns. added: the tokens that are added tokens, and the text each stood for. use: the
-// time that the caller's matcher has taken in the call that the text is part of; it is counted on.
+// One encoded text, as columns. added: the tokens that are added tokens, and the text each stood for.
 struct Encoded {
   struct Added {
     uint32_t index;
@@ -23,7 +20,6 @@ struct Encoded {
   std::vector<int32_t> ids, words;
   std::vector<Align> offsets;
   std::vector<Added> added;
-  ExternalUse use;
 };
 
 struct AddedToken {

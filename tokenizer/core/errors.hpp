@@ -16,12 +16,11 @@ struct FileError : std::runtime_error {
   std::string path, message;
 };
 
-// The file may be right, this core does not do it: feature, path, regex or component.
+// The file may be right, this core does not do it: feature, path.
 struct Unsupported : std::runtime_error {
-  Unsupported(std::string what, std::string where, bool is_regex = false)
-      : std::runtime_error(where + ": " + what), feature(std::move(what)), path(std::move(where)), regex(is_regex) {}
+  Unsupported(std::string what, std::string where)
+      : std::runtime_error(where + ": " + what), feature(std::move(what)), path(std::move(where)) {}
   std::string feature, path;
-  bool regex;
 };
 
 // The text is not valid UTF-8 (position given) or longer than max_text.
@@ -37,12 +36,6 @@ inline constexpr size_t max_text = size_t{1} << 29;
   throw TextError("the ids decode to more than " + std::to_string(max_text) + " bytes; decode fewer at a time",
                   max_text);
 }
-
-// The work of a caller's matcher within one call of the tokenizer's API.
-struct ExternalUse {
-  double seconds = 0;  // of the thread's time
-  size_t bytes = 0;    // of all texts that it was given
-};
 
 // Bounds on the growth of the texts of one call: a few replacements in a row make any text longer than all memory,
 // and a Prepend of megabytes makes each call slow. A file has at most most_steps normalizers, as many pre-tokenizers

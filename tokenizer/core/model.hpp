@@ -25,8 +25,8 @@ struct Scratch {
   BpeScratch bpe;
   UnigramScratch unigram;
   std::vector<Token> tokens;
-  RegexScratch& regex() { return pre.normalizer.regex; }  // one for all of a call: it counts the time of matchers
-  ScratchVector<char> utf8;                               // of the text
+  RegexScratch& regex() { return pre.normalizer.regex; }
+  ScratchVector<char> utf8;  // of the text
   IdBuffer ids;
   std::vector<Stop> stops;
   std::string first_word, word;

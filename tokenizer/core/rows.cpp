@@ -43,9 +43,7 @@ bool Rows::encode(const RowText& text, Chunk& chunk) const {
   if (placed && core_.whole_spans(chunk.ids.data() + before, n, text.count, ascii, chunk.offsets.data() + before))
     return true;
   Encoded found;
-  found.use = chunk.ids.use;
   core_.encode(utf8, parse_special_, true, false, found);
-  chunk.ids.use = found.use;
   if (found.ids.size() != n) return false;
   std::copy(found.offsets.begin(), found.offsets.end(), chunk.offsets.begin() + static_cast<ptrdiff_t>(before));
   for (Encoded::Added& added : found.added) {
@@ -74,7 +72,7 @@ bool Rows::encode(const std::vector<RowText>& texts, const std::vector<RowSample
   for (const RowText& text : texts) bytes += text.utf8.data() ? text.utf8.size() : 2 * text.count;
   size_t threads = std::min(bytes / bytes_a_thread, samples.size());
   if (threads > 1) threads = std::min<size_t>(threads, std::thread::hardware_concurrency());
-  if (threads < 2 || !core_.external_patterns().empty() || !may_use_threads()) {
+  if (threads < 2 || !may_use_threads()) {
     chunks_.emplace_back();
     return encode(texts.data(), samples.data(), samples.data() + samples.size(), sequences_.data(), chunks_[0]);
   }

@@ -7,8 +7,7 @@
 //   row          one or two sequences, or parts of them, in a layout
 //   invariants   encode(), cut() and put() are called in this order; texts outlive encode(). False from any of them:
 //                nothing is known, and the caller has another way, which gives the error or the result
-//   threads      encode() shares texts of many bytes out among threads of its own, unless the caller's matcher is
-//   called
+//   threads      encode() shares texts of many bytes out among threads of its own
 #pragma once
 
 #include <cstddef>

@@ -31,17 +31,13 @@ namespace fasttoken {
 
 class Tokenizer {
  public:
-  // The file's bytes are not kept. Where it has external patterns, finish_loading() ends the loading once a matcher
-  // is set: added tokens are normalized then, and decoded tokens kept.
-  explicit Tokenizer(std::string_view file, bool allow_external = false);
+  // The file's bytes are not kept.
+  explicit Tokenizer(std::string_view file);
   // From the tables that write_tables() wrote.
   explicit Tokenizer(TableReader& in);
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
-  void finish_loading();
 
-  Externals& externals() { return externals_; }
-  const Externals& externals() const { return externals_; }
   const Model& model() const { return model_; }
   const std::vector<AddedToken>& added() const { return added_.tokens; }
   // Whether ids are made by word_kernel.hpp, and the largest size of its caches.
@@ -517,7 +513,6 @@ class Tokenizer {
   void index_spans();
 
   std::shared_ptr<const TableContent> content_;  // the memory that the tables are views of, if they were read
-  Externals externals_;
   Model model_;
   Normalizer normalizer_;
   PreTokenizer pre_;

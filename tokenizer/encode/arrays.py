@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .._core import EncodeEntry, MatcherUse
+from .._core import EncodeEntry
 from ..config import FileConfig
 from ..errors import TokenizerError
 from .literal import LiteralText
@@ -50,19 +50,13 @@ class ArrayMethods(EncodeEntry):
     # encode_array() and encode_with_offsets() are EncodeEntry's. Calls with more than one text between the tokens of
     # a frame come here.
 
-    def _array_general(
-        self,
-        text: str | bytes,
-        add_special_tokens: bool,
-        parse_special: bool,
-        used: MatcherUse | None = None,
-    ) -> Int32:
-        ids = self._core.encode_array(text, True, used) if parse_special else self._literal.ids(text, used)
+    def _array_general(self, text: str | bytes, add_special_tokens: bool, parse_special: bool) -> Int32:
+        ids = self._core.encode_array(text, True) if parse_special else self._literal.ids(text)
         return self._frame().ids(ids) if add_special_tokens else ids
 
-    def _array_spelled(self, text: str | bytes, add_special_tokens: bool, used: MatcherUse) -> Int32:
+    def _array_spelled(self, text: str | bytes, add_special_tokens: bool) -> Int32:
         """Return the ids of a text that gave control tokens, which are spelled out."""
-        ids = self._literal.encode(text, "char", used)[0]
+        ids = self._literal.encode(text)[0]
         return self._frame().ids(ids) if add_special_tokens else ids
 
     def encode_segments(self, segments: Sequence[tuple[str, bool]], add_special_tokens: bool = False) -> Int32:
@@ -72,19 +66,14 @@ class ArrayMethods(EncodeEntry):
         return self._frame().ids(ids) if add_special_tokens else ids
 
     def _offsets_general(
-        self,
-        text: str | bytes,
-        add_special_tokens: bool,
-        parse_special: bool,
-        offsets: Offsets,
-        used: MatcherUse | None = None,
+        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, offsets: Offsets
     ) -> tuple[Int32, Int32]:
         if parse_special and offsets == "char":
-            ids, spans = self._core.encode_spans(text, True, used)
+            ids, spans = self._core.encode_spans(text, True)
         elif parse_special:
-            ids, spans, _ = self._core.encode_full(text, True, offsets, True, used)
+            ids, spans, _ = self._core.encode_full(text, True, offsets, True)
         else:
-            ids, spans = self._literal.encode(text, offsets, used)
+            ids, spans = self._literal.encode(text, offsets)
             for add_prefix_space in self._core.trim_passes:
                 spans = self._core.trim_offsets(ids, spans, add_prefix_space)
         if not add_special_tokens:
@@ -108,10 +97,9 @@ class ArrayMethods(EncodeEntry):
             frame = self._frame()
             rows = [frame.ids(ids[a:b]) for a, b in pairwise(starts.tolist())]
             return _rows(rows, None)
-        used = self._core.matcher_use()
         if offsets is None:
-            return _rows([self._array_general(t, add_special_tokens, parse_special, used=used) for t in texts], None)
-        pairs = [self._offsets_general(t, add_special_tokens, parse_special, offsets, used=used) for t in texts]
+            return _rows([self._array_general(t, add_special_tokens, parse_special) for t in texts], None)
+        pairs = [self._offsets_general(t, add_special_tokens, parse_special, offsets) for t in texts]
         return _rows([p[0] for p in pairs], [p[1] for p in pairs])
 
     # ---- counting and growing; no truncation and padding here either
@@ -159,7 +147,7 @@ class ArrayMethods(EncodeEntry):
 
     @property
     def backend(self) -> str:
-        """ "native", "native+regex" (the split pattern is matched by the ``regex`` package) or "reference" (HF)."""
+        """ "native" or "reference" (HF)."""
         return self._backend
 
     def num_special_tokens_to_add(self, is_pair: bool) -> int:

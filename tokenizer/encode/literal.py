@@ -21,7 +21,6 @@ from ..backends.reference import BYTE_CHARS
 from .control import mask_of
 
 if TYPE_CHECKING:
-    from .._core import MatcherUse
     from ..backends.choice import Core
 
 Int32 = npt.NDArray[np.int32]
@@ -40,15 +39,14 @@ class LiteralText:
         decoder = json.loads(core.section("decoder") or "null")
         self._kinds = [step["type"] for step in flat(decoder, "decoders")]
 
-    def ids(self, text: str | bytes, used: MatcherUse | None = None) -> Int32:
-        """Return the ids of ``text``, without a control token. ``used``: of the call that the text is part of."""
-        used = self._core.matcher_use() if used is None else used
-        ids = self._core.encode_array(text, False, used)
-        return self.encode(text, "char", used)[0] if self._marked(ids).any() else ids
+    def ids(self, text: str | bytes) -> Int32:
+        """Return the ids of ``text``, without a control token."""
+        ids = self._core.encode_array(text, False)
+        return self.encode(text)[0] if self._marked(ids).any() else ids
 
-    def encode(self, text: str | bytes, offsets: str = "char", used: MatcherUse | None = None) -> tuple[Int32, Int32]:
+    def encode(self, text: str | bytes, offsets: str = "char") -> tuple[Int32, Int32]:
         """(ids, offsets untrimmed), without a control token."""
-        ids, spans, _ = self._core.encode_full(text, False, offsets, False, used)  # type: ignore[arg-type]
+        ids, spans, _ = self._core.encode_full(text, False, offsets, False)  # type: ignore[arg-type]
         marked = self._marked(ids)
         if not marked.any():
             return ids, spans

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from .literal import LiteralText
 
 if TYPE_CHECKING:
-    from .._core import MatcherUse
     from ..backends.choice import Core
     from .control import ControlIds
 
@@ -70,7 +69,7 @@ class ControlTokens:
             seen = [i for i in ids.tolist() if i in self._literal.control_ids]
             if seen == [id for _, _, id in found]:
                 return ids
-        return self._piecewise(whole, found, self._core.matcher_use())
+        return self._piecewise(whole, found)
 
     def _in(self, text: str) -> Found:
         return [(m.start(), m.end(), self._ids[m[0]]) for m in self._pattern.finditer(text)]
@@ -80,20 +79,20 @@ class ControlTokens:
         single, _, _ = self._flags[whole[start:end]]
         return not single or not (_wordy(whole[start - 1 : start]) or _wordy(whole[end : end + 1]))
 
-    def _piecewise(self, whole: str, found: Found, used: MatcherUse | None) -> Int32:
+    def _piecewise(self, whole: str, found: Found) -> Int32:
         pieces: list[Int32] = []
         at = 0
         for start, end, id in found:
             _, left, right = self._flags[whole[start:end]]
             stretch = whole[at:start]
-            pieces.append(self._text(stretch.rstrip() if left else stretch, used))
+            pieces.append(self._text(stretch.rstrip() if left else stretch))
             pieces.append(np.array([id], np.int32))
             at = end + (len(whole[end:]) - len(whole[end:].lstrip()) if right else 0)
-        pieces.append(self._text(whole[at:], used))
+        pieces.append(self._text(whole[at:]))
         return np.concatenate(pieces)
 
-    def _text(self, text: str, used: MatcherUse | None) -> Int32:
-        return self._literal.ids(text, used) if text else np.empty(0, np.int32)
+    def _text(self, text: str) -> Int32:
+        return self._literal.ids(text) if text else np.empty(0, np.int32)
 
 
 def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:

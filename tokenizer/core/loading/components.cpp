@@ -37,11 +37,11 @@ void require_step(const Json& json, size_t before) {
 
 // ---- normalizers
 
-void Normalizer::read(const Json& json, Externals& externals) {
+void Normalizer::read(const Json& json) {
   std::string_view type = json.need("type").string();
   Step step;
   if (type == "Sequence") {
-    json.need("normalizers").each([&](const Json& one) { read(one, externals); });
+    json.need("normalizers").each([&](const Json& one) { read(one); });
     return;
   }
   require_step(json, steps_.size());
@@ -60,7 +60,7 @@ void Normalizer::read(const Json& json, Externals& externals) {
     step = filter(nmt_removed, nmt_space);
   } else if (type == "Replace") {
     step.kind = Kind::replace;
-    step.pattern = Pattern::read(json.need("pattern"), externals);
+    step.pattern = Pattern::read(json.need("pattern"));
     step.content = content_of(json.need("content"));
     // HF aligns text inserted at the very start to nothing, and later steps then work on a part of the text.
     if (step.pattern.matches_empty() && !step.content.empty())
@@ -110,11 +110,11 @@ void Normalizer::read_bert(const Json& json) {
 
 // ---- pre-tokenizers
 
-void PreTokenizer::read(const Json& json, Externals& externals) {
+void PreTokenizer::read(const Json& json) {
   std::string_view type = json.need("type").string();
   Step step;
   if (type == "Sequence") {
-    json.need("pretokenizers").each([&](const Json& one) { read(one, externals); });
+    json.need("pretokenizers").each([&](const Json& one) { read(one); });
     return;
   }
   require_step(json, steps_.size());
@@ -125,13 +125,13 @@ void PreTokenizer::read(const Json& json, Externals& externals) {
     }
     if (json.flag("use_regex", true)) {
       step.kind = Kind::split;
-      step.pattern = Pattern::expression(gpt2, json.path(), externals);
+      step.pattern = Pattern::expression(gpt2, json.path());
       steps_.push_back(step);
     }
     step.kind = Kind::bytes;
   } else if (type == "Split") {
     step.kind = Kind::split;
-    step.pattern = Pattern::read(json.need("pattern"), externals);
+    step.pattern = Pattern::read(json.need("pattern"));
     step.behavior = behavior(json.need("behavior"));
     step.invert = json.flag("invert", false);
   } else if (type == "Digits") {
@@ -187,12 +187,12 @@ void PreTokenizer::read_metaspace(const Json& json, Step& step) {
 
 // ---- decoders
 
-void Decoder::read(const Json& json, Externals& externals) {
+void Decoder::read(const Json& json) {
   present_ = true;
   std::string_view type = json.need("type").string();
   Step step;
   if (type == "Sequence") {
-    json.need("decoders").each([&](const Json& one) { read(one, externals); });
+    json.need("decoders").each([&](const Json& one) { read(one); });
     return;
   }
   require_step(json, steps_.size());
@@ -209,7 +209,7 @@ void Decoder::read(const Json& json, Externals& externals) {
     step.stop = limit(json.need("stop"));
   } else if (type == "Replace") {
     step.kind = Kind::replace;
-    step.pattern = Pattern::read(json.need("pattern"), externals);
+    step.pattern = Pattern::read(json.need("pattern"));
     step.content = content_of(json.need("content"));
   } else if (type == "Metaspace") {
     read_metaspace(json, step);

@@ -12,8 +12,7 @@
 
 namespace fasttoken {
 
-Tokenizer::Tokenizer(std::string_view file, bool allow_external) {
-  externals_.allowed = allow_external;
+Tokenizer::Tokenizer(std::string_view file) {
   JsonDocument document(file);
   load(Json(document, 0, ""));
 }
@@ -53,9 +52,9 @@ void Tokenizer::load(const Json& root) {
   ModelReader model(root.need("model"), model_, tables_known_);
   model.read();
   model_settings_ = model.settings();
-  if (auto n = root.get("normalizer")) normalizer_.read(*n, externals_);
-  if (auto p = root.get("pre_tokenizer")) pre_.read(*p, externals_);
-  if (auto d = root.get("decoder")) decoder_.read(*d, externals_);
+  if (auto n = root.get("normalizer")) normalizer_.read(*n);
+  if (auto p = root.get("pre_tokenizer")) pre_.read(*p);
+  if (auto d = root.get("decoder")) decoder_.read(*d);
   if (auto p = root.get("post_processor")) read_post(*p);
   if (auto a = root.get("added_tokens")) added_.read(*a, model_.vocab);
   if (model_.kind == ModelKind::bpe) model_.bpe.index_bytes(model_.vocab);
@@ -73,10 +72,6 @@ void Tokenizer::load(const Json& root) {
   }
   needs_align_ = pre_.needs_shift_of_rewritten() || (pre_.needs_shift() && !normalizer_.empty());
   if (id_limit() > INT32_MAX) throw Unsupported("token ids beyond 31 bits", "model");
-  if (externals_.patterns.empty()) finish_loading();
-}
-
-void Tokenizer::finish_loading() {
   index_added();
   plan();
   plan_cuts();

@@ -20,7 +20,7 @@ class ClassParser {
     const size_t end = std::min<size_t>(pattern_.size(), 200);
     const size_t shown =
         end < pattern_.size() ? static_cast<size_t>(utf8_back(pattern_.data() + end + 1) - pattern_.data()) : end;
-    throw Unsupported("a pattern with " + what + ": " + std::string(pattern_.substr(0, shown)), path_, true);
+    throw Unsupported("a pattern with " + what + ": " + std::string(pattern_.substr(0, shown)), path_);
   }
   bool more() const { return at_ < pattern_.size(); }
   char look(size_t ahead = 0) const { return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0'; }

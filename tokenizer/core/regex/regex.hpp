@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "errors.hpp"
 #include "regex/charclass.hpp"
 #include "regex/dfa.hpp"
 #include "regex/regex_program.hpp"
@@ -34,7 +33,6 @@ struct RegexScratch {
   std::vector<uint64_t> failed, succeeded;
   bool remember = false;
   uint64_t steps = 0;
-  ExternalUse external;
 };
 
 class Regex {

@@ -39,7 +39,7 @@ class RegexCompiler {
   static constexpr uint32_t unlimited = UINT32_MAX;
 
   [[noreturn]] void refuse(const std::string& what) const {
-    throw Unsupported("a pattern with " + what + ": " + std::string(pattern_), path_, true);
+    throw Unsupported("a pattern with " + what + ": " + std::string(pattern_), path_);
   }
 
   uint32_t number(const CharSet& set) {

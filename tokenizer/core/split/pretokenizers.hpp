@@ -51,7 +51,7 @@ class PreTokenizer {
     ScratchVector<Piece> pieces, cut;
   };
 
-  void read(const Json& json, Externals& externals);
+  void read(const Json& json);
 
   // After the last step was read. fuse: whether the model reads bytes.
   void finish_loading(bool fuse) {

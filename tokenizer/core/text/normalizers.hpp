@@ -29,10 +29,10 @@ class Normalizer {
   struct Scratch {
     RegexScratch regex;
     ScratchVector<Changed> changed;
-    Matches matches;
+    std::vector<std::pair<uint32_t, uint32_t>> matches;
   };
 
-  void read(const Json& json, Externals& externals);
+  void read(const Json& json);
 
   bool empty() const { return steps_.empty(); }
   // Whether ASCII stays as it is.
@@ -85,7 +85,7 @@ class Normalizer {
   }
 
   static void replace(Text& text, const Pattern& pattern, std::string_view content, Scratch& scratch) {
-    Matches& found = scratch.matches;
+    auto& found = scratch.matches;
     found.clear();
     size_t matched = 0;
     pattern.each(text.view(), scratch.regex, [&](uint32_t b, uint32_t e) {

@@ -19,7 +19,7 @@ class Decoder {
  public:
   using Tokens = std::vector<std::string>;
 
-  void read(const Json& json, Externals& externals);
+  void read(const Json& json);
 
   bool present() const { return present_; }
   bool only_byte_level() const { return steps_.size() == 1 && steps_[0].kind == Kind::byte_level; }
