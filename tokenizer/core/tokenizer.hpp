@@ -401,6 +401,7 @@ class Tokenizer {
     const size_t before = sink.out.size();
     const bool rewritten = s.rewritten;
     const auto put_held = [&] {
+      for (size_t i = 0; i < count; ++i) caches_.meet(held[i]);
       for (size_t i = 0; i < count; ++i) {
         int32_t* const row = sink.out.room(ClauseCache::most_ids);
         const size_t from = sink.out.size(), known = caches_.find(held[i], row);

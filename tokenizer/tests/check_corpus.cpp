@@ -91,7 +91,13 @@ size_t check(const Tokenizer& t, const std::vector<Record>& records, size_t firs
   size_t found = 0;
   for (size_t i = 0; i < records.size(); ++i) {
     const Record& r = records[(first + i) % records.size()];
-    const char* difference = differs(t, r);
+    const char* difference = nullptr;
+    try {
+      difference = differs(t, r);
+    } catch (const TextError& error) {
+      // HF has no bounds on the growth of a text.
+      if (std::string_view(error.what()).find("longer than is allowed") == std::string_view::npos) throw;
+    }
     if (!difference) continue;
     if (++found <= 3)
       std::fprintf(stderr, "%s: %s: %.*s\n", name.c_str(), difference, static_cast<int>(r.text.size()),

@@ -36,6 +36,7 @@ struct BpeScratch {
   MergeScratch merging;
   LongestMatchScratch matching, together;  // of one word, and of several
   MergeBatch batch;                        // of several
+  ScratchVector<int32_t> rows;             // of cached words
   std::string text, spaced;
 };
 

@@ -294,61 +294,79 @@ struct WordCaches {
   WordCache roles;
   ClauseCache segments;
 
-  // A text whose ids are a matter of its bytes, in whichever cache it belongs to.
+  // A text whose ids are a matter of its bytes: read(); fetch(), meet() and find() in turn, each for some texts
+  // before the next; put() where its ids were not known.
   struct Text {
     const char* p;
     size_t n;
     WordKey key;  // if it is short
     uint64_t hash;
-    bool again;  // whether it may be put into a cache: long ones are when they are met again
+    // Goes to a cache only when it is met again: clauses, and longer words of wide characters. They seldom come
+    // again, and tokenizing them costs less than lines that are written for nothing.
+    bool once;
+    bool kept;  // whether a cache may have it
 
     // In place: a copy would be read before its parts are written. readable: up to where bytes can be read; null: as
     // far as the text goes.
     void read(const char* from, size_t size, const char* readable) {
-      p = from, n = size, hash = 0, again = true;
+      p = from, n = size, hash = 0, once = false, kept = n <= ClauseCache::longest;
       if (is_short()) {
         key = readable && readable - p >= 16 ? WordKey::of_readable(p, n) : WordKey::of(p, n);
-        hash = key.hash();
-      } else if (n <= ClauseCache::longest) {
+        hash = WordTable::hash(WordTable::mixed(key));
+      } else if (kept) {
         hash = hash_of_text(p, n);
+        once = n > WordCache::longest || is_wide();
       }
     }
     bool is_short() const { return n <= WordKey::longest; }
+    // Whether the last character has three bytes or more, so that most have.
+    bool is_wide() const { return n >= 3 && static_cast<unsigned char>(p[n - 3]) >= 0xE0; }
+    // Whether the cache of words may have it. Wide characters are about a token each, too many for one of its lines.
+    bool in_words() const { return n <= WordCache::longest && (n <= 3 * WordCache::most_ids || !is_wide()); }
     std::string_view text() const { return {p, n}; }
+
+    ShortWordCache::Key short_key() const { return {{key.low, key.high}}; }
+    WordCache::Key words_key() const {
+      constexpr uint64_t length = uint64_t{0xFF} << 56;
+      return is_short() ? WordCache::Key{{key.low, key.high & ~length, 0, key.high & length}}
+                        : WordCache::Key::of(p, n);
+    }
+    ClauseCache::Key clause_key() const { return ClauseCache::Key::of(p, n); }
   };
   void fetch(const Text& t) const {
-    if (t.is_short())
-      short_words.fetch(t.hash);
-    else if (t.n <= WordCache::longest)
+    if (t.is_short()) return short_words.fetch(t.hash);
+    if (!t.kept) return;
+    if (t.once) met.fetch(t.hash);
+    if (t.in_words())
       words.fetch(t.hash);
+    else
+      clauses.fetch_row(t.hash);
+  }
+  void meet(Text& t) const {
+    if (!t.once) return;
+    t.kept = met.again(t.hash);
+    if (t.kept && !t.in_words()) clauses.fetch(t.hash);
   }
   // How many ids it has, written to `out`, which has room for ClauseCache::most_ids; 0: not known.
-  size_t find(Text& t, int32_t* out) const {
+  size_t find(const Text& t, int32_t* out) const {
+    if (!t.kept) return 0;
+    if (!t.in_words()) return clauses.find(t.clause_key(), t.hash, out);
     size_t known = 0;
-    if (t.is_short()) {
-      known = short_words.find({{t.key.low, t.key.high}}, t.hash, out);
-      if (known == 1 && *out == more) known = words.find(WordCache::Key::of(t.p, t.n), t.hash, out);
-    } else if (t.n <= WordCache::longest) {
-      known = words.find(WordCache::Key::of(t.p, t.n), t.hash, out);
-    } else if ((t.again = t.n <= ClauseCache::longest && met.again(t.hash))) {
-      return clauses.find(ClauseCache::Key::of(t.p, t.n), t.hash, out);
-    }
-    if (known == 1 && *out == in_clauses) return clauses.find(ClauseCache::Key::of(t.p, t.n), t.hash, out);
-    return known;
+    if (!t.is_short() || ((known = short_words.find(t.short_key(), t.hash, out)) == 1 && *out == more))
+      known = words.find(t.words_key(), t.hash, out);
+    return known == 1 && *out == in_clauses ? clauses.find(t.clause_key(), t.hash, out) : known;
   }
-  // n ids of a text that find() did not know.
   void put(const Text& t, const int32_t* ids, size_t n) const {
-    if (n == 0 || n > ClauseCache::most_ids || !t.again) return;
-    const int32_t elsewhere = n <= WordCache::most_ids ? more : in_clauses;
+    if (n == 0 || n > ClauseCache::most_ids || !t.kept) return;
+    const bool in_words = t.in_words(), few = n <= WordCache::most_ids;
     if (t.is_short()) {
-      const ShortWordCache::Key key{{t.key.low, t.key.high}};
-      if (n <= ShortWordCache::most_ids) return short_words.put(key, t.hash, ids, n);
-      short_words.put(key, t.hash, &elsewhere, 1);
+      if (n <= ShortWordCache::most_ids) return short_words.put(t.short_key(), t.hash, ids, n);
+      short_words.put(t.short_key(), t.hash, few ? &more : &in_clauses, 1);
+    } else if (in_words && !few) {
+      words.put(t.words_key(), t.hash, &in_clauses, 1);
     }
-    if (n <= WordCache::most_ids && t.n <= WordCache::longest)
-      return words.put(WordCache::Key::of(t.p, t.n), t.hash, ids, n);
-    if (!t.is_short() && t.n <= WordCache::longest) words.put(WordCache::Key::of(t.p, t.n), t.hash, &in_clauses, 1);
-    clauses.put(ClauseCache::Key::of(t.p, t.n), t.hash, ids, n);
+    if (in_words && few) return words.put(t.words_key(), t.hash, ids, n);
+    clauses.put(t.clause_key(), t.hash, ids, n);
   }
   // In the place of ids: they are in the cache of longer words; in that of clauses.
   static constexpr int32_t more = ShortWordCache::ids_end - 1, in_clauses = more - 1;

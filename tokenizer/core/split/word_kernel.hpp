@@ -185,6 +185,14 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
   return p + n;
 }
 
+// Whether a word that its first line does not have may be in its second, and where that is.
+static inline bool in_full_line(const FoundWords& found, const WordTable::Probe& table, size_t i) {
+  return found.size(i) <= WordTable::longest && table.lines[found.line[i]].full();
+}
+static inline WordTable::Place second_place(const FoundWords& found, const WordTable::Probe& table, size_t i) {
+  return table.second({found.low[i], found.rest[i], found.line[i], found.size(i) > 7});
+}
+
 // All words found, of which the last ends at `end`; 16 bytes can be read from where each starts.
 [[gnu::noinline]] static void put_all(FoundWords& found, const char* end, const WordTable::Probe& table,
                                       WordWriter& out) {
@@ -204,57 +212,31 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
     done = until + 1;
   };
   uint32_t missing[FoundWords::most + 1];
-  if (size_t missed = not_found(found, missing)) {
-    auto placed = [&](size_t i) {
-      return WordTable::Place{found.low[i], found.rest[i], found.line[i], found.size(i) > 7};
-    };
+  if (const size_t missed = not_found(found, missing)) {
+    WordWriter::Missing words[FoundWords::most];
     for (size_t k = 0; k < missed; ++k) {
       const size_t i = missing[k];
-      if (found.size(i) > WordTable::longest) {
-        out.fetch(base + found.at[i], found.size(i));
-        continue;
-      }
-      out.fetch(WordTable::hash(table.mixed(placed(i))));
-      if (table.lines[found.line[i]].full()) table.fetch(table.second(placed(i)).line);
+      out.fetch(words[k], base + found.at[i], found.size(i));
+      if (in_full_line(found, table, i)) table.fetch(second_place(found, table, i).line);
     }
-    WordWriter::Known known[FoundWords::most];  // of those that are left
-    WordWriter::Way way[FoundWords::most];
-    size_t left = 0;
-    out.start();
     for (size_t k = 0; k < missed; ++k) {
-      const size_t i = missing[k], size = found.size(i);
-      const char* const p = base + found.at[i];
-      known[left].count = 0;
-      known[left].many = false;
-      if (size <= WordTable::longest) {
-        if (table.lines[found.line[i]].full()) {
-          found.ids[i] = static_cast<int32_t>(table.find_in(table.second(placed(i))));
-          if (found.ids[i] >= 0) continue;
-        }
-        known[left] = out.known(WordKey::of_readable(p, size), WordTable::hash(table.mixed(placed(i))));
-      }
-      way[left] = out.later(p, size, known[left]);
-      missing[left++] = static_cast<uint32_t>(i);
+      const size_t i = missing[k];
+      words[k].way = WordWriter::Way::table;
+      if (in_full_line(found, table, i))
+        found.ids[i] = static_cast<int32_t>(table.find_in(second_place(found, table, i)));
+      if (found.ids[i] >= 0) continue;
+      words[k].way = WordWriter::Way::alone;
+      out.look_up(words[k]);
     }
+    out.start(missed);
+    for (size_t k = 0; k < missed; ++k)
+      if (words[k].way != WordWriter::Way::table) out.find(words[k]);
     out.match();
     if (out.batch().size()) merge_batch(out.merges(), out.batch());
-    for (size_t k = 0; k < left; ++k) {
-      const size_t i = missing[k];
-      const char* const p = base + found.at[i];
-      put_known(i);
-      switch (way[k]) {
-        case WordWriter::Way::known:
-          out.put(known[k]);
-          break;
-        case WordWriter::Way::matched:
-          out.put_matched(p, found.size(i));
-          break;
-        case WordWriter::Way::merged:
-          out.put_merged(p, found.size(i));
-          break;
-        default:
-          out.missed(p, found.size(i), found.at[n] - found.at[i], known[k].many);
-      }
+    for (size_t k = 0; k < missed; ++k) {
+      if (words[k].way == WordWriter::Way::table) continue;
+      put_known(missing[k]);
+      out.put(words[k]);
     }
   }
   put_known(n);
