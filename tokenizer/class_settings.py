@@ -74,7 +74,7 @@ _CLASSES: dict[str, tuple[Setting, ...]] = {
     "Llama": _prefix("never", "first"),
 }
 _OF_TYPE: dict[str | None, str] = {"bert": "Bert", "distilbert": "Bert", "electra": "Bert", "gpt2": "GPT2"}
-_OF_TYPE |= {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "deberta-v2": "DebertaV2", "llama": "Llama"}
+_OF_TYPE |= {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "deberta-v2": "DebertaV2"}
 _OF_TYPE |= {"qwen3": "Qwen2"}
 _TYPED = (*_WITH_TYPES, "Deberta", "DebertaV2")
 _NO_CLASS = ("modernbert", "phi3", "mistral")

@@ -28,7 +28,8 @@ def llama(kind: str) -> tokenizers.Tokenizer:
     if kind == "Prepend":
         made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
-        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        scheme = "always" if kind == "always" else "first"
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     made.add_special_tokens(PIECES[:3])
     return made
 
@@ -74,6 +75,8 @@ def both(path: Path, made: tokenizers.Tokenizer, kind: str, rows: int, **config:
         ("Metaspace", "llama", {"tokenizer_class": "LlamaTokenizerFast", "add_prefix_space": True}),
         ("Metaspace", "llama", {"tokenizer_class": "LlamaTokenizer", "legacy": True}),
         ("Metaspace", "llama", {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}),
+        ("Metaspace", "llama", {"add_prefix_space": False}),
+        ("always", "llama", {"bos_token": "<s>"}),
         ("gpt2", "gpt2", {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}),
         ("gpt2", "gpt2", {"add_prefix_space": True, "additional_special_tokens": ["<x>", "ab"]}),
         ("gpt2", "gpt2", {"tokenizer_class": "GPT2Tokenizer", "pad_token": "<x>", "other_token": "<s>"}),
