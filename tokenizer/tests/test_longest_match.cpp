@@ -149,9 +149,30 @@ void threads_share_what_they_remember() {
   for (int n : wrong) CHECK(n == 0);
 }
 
+// Characters of one place each: looking for them would take the square of their number.
+void extensions_that_share_a_hash_are_refused() {
+  const auto refused = [](uint64_t most, auto&& takes) {
+    Extensions made;
+    made.reserve(100'000);
+    uint32_t count = 0;
+    try {
+      for (uint64_t key = 0; count < most; ++key) {
+        const uint32_t node = static_cast<uint32_t>(key >> 16), c = static_cast<uint32_t>(key & 0xFFFF);
+        if (takes(Extensions::hash_of(node, c))) made.add(node, c, ++count);
+      }
+    } catch (const FileError&) {
+      return true;
+    }
+    return false;
+  };
+  CHECK(!refused(100'000, [](uint64_t) { return true; }));
+  CHECK(refused(20'000, [](uint64_t hash) { return hash >> 48 == 7; }));
+}
+
 }  // namespace
 
 int main() {
+  extensions_that_share_a_hash_are_refused();
   longest_match_is_what_merging_gives();
   threads_share_what_they_remember();
   return finish("longest match");

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bpe/merging.hpp"
+#include "errors.hpp"
 #include "memory/table_array.hpp"
 #include "text/utf8.hpp"
 #include "unicode/paged_table.hpp"
@@ -25,7 +26,8 @@ namespace fasttoken {
 
 // The longer tokens of a token: (node, character) -> node, in one hash table.
 //
-//   entries_  node and character in 40 bits, the node reached in 24; 0: free. Open addressing, at most 3/4 full
+//   entries_  node and character in 40 bits, the node reached in 24; 0: free. Open addressing, at most 3/4 full; none
+//             lies most_tried or more places behind its own
 //   filter_   a bit for each entry, 5 bits or more an entry: most pairs asked for are not there
 class Extensions {
  public:
@@ -78,6 +80,7 @@ class Extensions {
   void tables(auto& io) { io(entries_, filter_); }
 
  private:
+  static constexpr size_t most_tried = 4096;
   size_t place_of(uint64_t hash) const { return hash >> (std::countl_zero(entries_.size()) + 1); }
   size_t filter_bit(uint64_t hash) const { return hash >> 20 & (filter_.size() * 64 - 1); }
   void place(uint64_t entry) {
@@ -85,7 +88,8 @@ class Extensions {
     const size_t bit = filter_bit(hash);
     filter_[bit / 64] |= uint64_t{1} << (bit & 63);
     size_t i = place_of(hash);
-    while (entries_[i]) i = (i + 1) & (entries_.size() - 1);
+    for (size_t tried = 0; entries_[i]; i = (i + 1) & (entries_.size() - 1))
+      if (++tried == most_tried) throw FileError("model.vocab", "beginnings of its tokens share a hash");
     entries_[i] = entry;
   }
 
@@ -121,8 +125,11 @@ class CharacterTrie {
       else if (may_extend(bytes))
         longer.push_back({static_cast<uint32_t>(bytes.size()), id});
     }
-    if (vocab.end() >= leads_on / 2) longer.clear();
-    std::sort(longer.begin(), longer.end());  // a prefix comes before the longer tokens
+    size_t nodes = 0;
+    for (auto [size, id] : longer) nodes += size / 2;
+    if (vocab.end() + nodes >= leads_on) longer.clear();  // they are candidates alone: without them words are merged
+    std::sort(longer.begin(), longer.end());              // a prefix comes before the longer tokens
+    extensions_.reserve(nodes);
     extend_all(vocab, longer, byte_ids);
   }
 
@@ -179,9 +186,6 @@ class CharacterTrie {
   void extend_all(const Vocab& vocab, const std::vector<std::pair<uint32_t, uint32_t>>& longer,
                   const ByteIds& byte_ids) {
     uint32_t fresh = tokens_;
-    size_t most = 0;
-    for (auto [size, id] : longer) most += size / 2;
-    extensions_.reserve(most);
     std::string bytes;
     for (auto [size, id] : longer) {
       if (!whole_characters(vocab, id, bytes)) continue;

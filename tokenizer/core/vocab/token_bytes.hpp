@@ -65,28 +65,35 @@ class TokenBytes {
   // none. leading: taken from the beginning of the text.
   template <class Ids, class Skip>
   std::string text(const Ids& ids, Skip&& skip, std::optional<uint32_t> leading) const {
-    std::string out;
-    size_t run = 0, room = 0;  // run: of single bytes at the end of out
-    for (auto one : ids) room += (*this)[static_cast<uint32_t>(one)].size();
-    out.reserve(std::min(room, max_text));
+    size_t room = 0;
+    for (auto one : ids) {
+      const uint32_t id = static_cast<uint32_t>(one);
+      room += (*this)[id].size() + 2 * size_t{is_raw(id)};  // a single byte may become three
+    }
+    std::string out(std::min(room, max_text), '\0');
+    char* to = out.data();
+    const char* const end = to + out.size();
+    size_t run = 0;  // of single bytes before `to`
     auto flush = [&] {
-      if (run && utf8_invalid_at(std::string_view(out).substr(out.size() - run)) != std::string_view::npos) {
-        out.resize(out.size() - run);
-        for (; run; --run) out += "\xEF\xBF\xBD";
+      if (run && utf8_invalid_at({to - run, run}) != std::string_view::npos) {
+        to -= run;
+        if (static_cast<size_t>(end - to) < 3 * run) decoded_too_long();
+        for (; run; --run) to = std::copy_n("\xEF\xBF\xBD", 3, to);
       }
       run = 0;
     };
     for (auto one : ids) {
-      uint32_t id = static_cast<uint32_t>(one);
-      std::string_view b = (*this)[id];
-      if (b.empty() || skip(id)) continue;
-      bool raw = is_raw(id);
+      const uint32_t id = static_cast<uint32_t>(one);
+      const size_t size = (*this)[id].size();
+      if (size == 0 || skip(id)) continue;
+      const bool raw = is_raw(id);
       if (run && !raw) flush();
       run += raw;
-      if (out.size() + b.size() > max_text) decoded_too_long();
-      out.append(b);
+      if (static_cast<size_t>(end - to) < size) decoded_too_long();
+      to = put(id, to, end);
     }
     flush();
+    out.resize(static_cast<size_t>(to - out.data()));
     if (leading && !out.empty() && utf8_at(out.data()) == *leading)
       out.erase(0, utf8_length(static_cast<unsigned char>(out[0])));
     return out;
