@@ -182,7 +182,8 @@ class FirstRun:
     def _write_table(self) -> None:
         results = read_results(self.results)
         (self.out / "table.md").write_text(table(results), encoding="utf-8")
-        figures = {"title": "First run on a GPU", "command": command_line(), **figures_of(results)}
+        figures = {"title": "On a GPU", "command": command_line(), **figures_of(results)}
+        figures["facts"] |= {"date": time.strftime("%Y-%m-%d"), "cpu": self.gpu, "cores": os.cpu_count()}
         (self.out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 

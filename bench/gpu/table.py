@@ -71,16 +71,21 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def figures_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The facts of a run and its figures as rows: ``value`` is the median, ``low`` and ``high`` the least and the
-    greatest."""
+    """The facts of a run and its figures as rows of ``bench/results``: ``value`` is the median, ``low`` and ``high``
+    the least and the greatest."""
     lines = latest(results)
-    facts = {x["key"]: x.get("value") for x in lines if x["stage"] in ("first", "versions") and "value" in x}
+    told = {x["key"]: x.get("value") for x in lines if x["stage"] in ("first", "versions") and "value" in x}
+    prefix = "version."
+    versions = {key.removeprefix(prefix): told.pop(key) for key in sorted(told) if key.startswith(prefix)}
+    facts = {**told, "versions": {key: one for key, one in versions.items() if one and "Error" not in str(one)}}
     facts["correctness"] = [x["key"] for x in lines if x["stage"] == "correctness" and x.get("ok") is True]
     rows = []
     for x in lines:
         if isinstance(x.get("values"), list) and x["values"]:
-            row = {"measure": x["key"], "value": x.get("value"), "low": min(x["values"]), "high": max(x["values"])}
-            rows.append(row | {key: x[key] for key in ("unit", "floor", "reach", "device", "attention") if key in x})
+            load, _, measure = x["key"].rpartition(".")
+            row = {"load": load, "measure": measure, "value": x.get("value"), "unit": x.get("unit", "")}
+            row |= {"low": min(x["values"]), "high": max(x["values"]), "reach": shown(x.get("reach"))}
+            rows.append(row | {"note": f"floor {shown(x['floor'])}" if x.get("floor") else "", "stage": x["stage"]})
     return {"facts": facts, "rows": rows}
 
 

@@ -117,7 +117,7 @@ def test_stages_that_are_named_run_again(tmp_path: Path) -> None:
     assert [line["stage"] for line in found if line["key"] == "end"] == ["versions", "oneshot", "oneshot"]
     figures = json.loads((tmp_path / "out" / "figures.json").read_text("utf-8"))
     assert figures["facts"].get("commit", "") == first.commit_here() and "bench gpu_first" in figures["command"]
-    [row] = [row for row in figures["rows"] if row["measure"] == "oneshot.ms"]
+    [row] = [row for row in figures["rows"] if (row["load"], row["measure"]) == ("oneshot", "ms")]
     assert (row["value"], row["low"], row["high"], row["unit"]) == (2.0, 1.0, 3.0, "ms")
 
 
