@@ -61,7 +61,8 @@ class CoreTokenizer:
 
     @property
     def cache_bytes(self) -> int:
-        """The bound of the cache of words; its memory is reserved as a whole, and given by the page."""
+        """The bound of the caches of words, whose memory is reserved as a whole and given by the page, and of the
+        strs that are kept for ids."""
 
     # ---- encoding; no special tokens are added here, that is the post-processor's work
     # parse_special=False treats the text of special tokens as ordinary text.

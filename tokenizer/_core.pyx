@@ -47,7 +47,7 @@ cdef enum:
     RELEASE_AT = 8192
     QUICK_FROM = 256
     QUICK_TO = 65536
-    MOST_TEXTS = 1 << 24  # bytes of the str objects that a tokenizer keeps for its ids
+    MOST_TEXTS = 1 << 23  # bytes of the str objects that a tokenizer keeps for its ids
 
 
 include "_views.pxi"
@@ -134,7 +134,7 @@ cdef class CoreTokenizer:
 
     @property
     def cache_bytes(self):
-        return self.core.cache_bytes()
+        return self.core.cache_bytes() + MOST_TEXTS
 
     def __reduce__(self):
         raise TypeError("a CoreTokenizer is not pickled: pickle the JSON it was loaded from")

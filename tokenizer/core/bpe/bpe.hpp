@@ -183,14 +183,6 @@ class Bpe {
   template <class Out>
   void merge_all(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
     const Merger merger(merges);
-    if (piece.size() <= small && complete_) {
-      Symbol symbols[small];
-      size_t n = 0;
-      first_bytes(piece, [&](uint32_t id) { symbols[n++] = {id, 1}; });
-      n = merger.linear(symbols, n);
-      for (size_t i = 0; i < n; ++i) out(symbols[i].id, symbols[i].length);
-      return;
-    }
     first_symbols(vocab, piece, s);
     const Symbol* symbol = s.symbols.data();
     size_t n = s.symbols.size();

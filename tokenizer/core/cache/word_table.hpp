@@ -134,9 +134,6 @@ class WordTable {
     uint32_t line(uint64_t mixed, bool wide) const {
       return static_cast<uint32_t>(mixed >> (64 - bits) | uint64_t{wide} << bits);
     }
-    uint64_t mixed(const Place& p) const {
-      return uint64_t{p.line & ((1u << bits) - 1)} << (64 - bits) | p.rest >> bits;
-    }
     Place place(const WordKey& key) const {
       const uint64_t mixed = WordTable::mixed(key);
       return {key.low, mixed << bits, line(mixed, key.wide()), key.wide()};

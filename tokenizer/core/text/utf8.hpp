@@ -22,8 +22,6 @@ inline int hex_digit(char c) {
 // Length of the character that starts with this byte; 1 for a continuation byte.
 inline uint32_t utf8_length(unsigned char lead) { return lead < 0xC0 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
 
-inline uint32_t utf8_length_of(uint32_t c) { return c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4; }
-
 inline bool utf8_continues(unsigned char byte) { return (byte & 0xC0) == 0x80; }
 
 // Decode the character at p of valid UTF-8 and step over it.
