@@ -127,10 +127,16 @@ struct FewBits {
   }
 };
 
+// Weights that are read next, and how many lines of the cache are fetched with each block of inputs.
+struct Ahead {
+  const char* at = nullptr;
+  int64_t lines = 0;
+};
+
 // R rows of `of_row` words at `x`, one behind the other, by P halves of groups, whose first lanes are `lanes`.
 template <class Dot, int R, int P>
 inline void sum_integers(const uint32_t* const* groups, const int* lanes, const uint32_t* x, int64_t of_row,
-                         float (*made)[P * kHalf]) {
+                         Ahead ahead, float (*made)[P * kHalf]) {
   constexpr int kParts = kHalf / kLanes;
   constexpr bool kLeast = Dot::kPacking == Packing::q4_k;
   constexpr bool kEight = Dot::kPacking == Packing::int8;
@@ -144,6 +150,7 @@ inline void sum_integers(const uint32_t* const* groups, const int* lanes, const 
     Bits w[P];
     PRELUDE_SPELL_OUT
     for (int p = 0; p < P; ++p) w[p].open(groups[p], lanes[p], b);
+    for (int64_t l = 0; l < ahead.lines; ++l, ahead.at += 64) fetch(ahead.at);
     typename Dot::Sums sums[R][P];
     PRELUDE_SPELL_OUT
     for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT

@@ -310,7 +310,7 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t step
 // The sums are in `made`, and are finished where the steps are the last ones.
 template <class Dot, int R, int P>
 inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t row, int64_t half, int64_t first,
-                           int64_t last, float (*made)[P * kHalf]) {
+                           int64_t last, const Ahead& ahead, float (*made)[P * kHalf]) {
   const int64_t of_group = group_words(a.weight.inputs, Dot::kPacking);
   const int64_t of_row = row_words(a.weight.inputs, Dot::kPacking);
   const uint32_t* w[P];
@@ -319,13 +319,26 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
   if constexpr (quantizes(Dot::kPacking)) {
     int lanes[P];
     for (int p = 0; p < P; ++p) lanes[p] = (half + p) % kHalves * kHalf;
-    sum_integers<Dot, R, P>(w, lanes, x, of_row, made);
+    sum_integers<Dot, R, P>(w, lanes, x, of_row, ahead, made);
   } else {
     for (int p = 0; p < P; ++p) w[p] += ((half + p) % kHalves + first * kHalves) * (kStep<Dot> / kHalves);
     sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, made);
     if (last * Dot::kParts < of_row) return;
   }
   finish(a, row, R, half * kHalf, made[0], P * kHalf);
+}
+
+// Where several blocks of rows meet weights of int8, each fetches a part of the next ones: else memory would rest
+// while all but the first of them compute. Weights of few bits keep the processor busy, not memory.
+template <class Dot, int R, int P>
+inline Ahead ahead(const PackedArgs& a, int64_t first_row, int64_t last_row, int64_t row, int64_t half) {
+  const int64_t blocks = (last_row - first_row) / R, inputs = blocks_of(a.weight.inputs, Dot::kPacking);
+  if (Dot::kPacking != Packing::int8 || P < kHalves || blocks < 2) return {};
+  const int64_t bytes = group_words(a.weight.inputs, Dot::kPacking) * 4, all = P / kHalves * bytes / 64;
+  const int64_t lines = (all + blocks * inputs - 1) / (blocks * inputs);
+  return {reinterpret_cast<const char*>(a.weight.words) + (half + P) / kHalves * bytes +
+              (row - first_row) / R * inputs * lines * 64,
+          lines};
 }
 
 // P halves at a time, then fewer. Where `rows` cuts the steps, the sums of all rows and outputs wait in `room`, so
@@ -348,7 +361,8 @@ inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t
         if (rows.parts > 1)
           made = reinterpret_cast<float (*)[P * kHalf]>(
               room + ((at - half) * (last_row - first_row) + (row - first_row) * P) * kHalf);
-        multiply_block<Dot, R, P>(a, rows, row, at, first, end, made);
+        multiply_block<Dot, R, P>(a, rows, row, at, first, end, ahead<Dot, R, P>(a, first_row, last_row, row, at),
+                                  made);
       }
     if (end == steps) break;
   }
