@@ -14,7 +14,7 @@ import daft
 
 from prelude.api.windows import WINDOW_ROWS
 from prelude.bulk.batches import BatchScorer, read_form
-from prelude.bulk.columnar import arrow_type
+from prelude.bulk.columnar import arrow_type, json_rows
 from prelude.bulk.form import Form
 
 
@@ -52,7 +52,7 @@ def score(
         @daft.method.batch(return_dtype=daft.DataType.from_arrow_type(kind), unnest=True, batch_size=batch_rows)
         def scored(self, *columns: Any) -> Any:
             table = pa.table(dict(zip(read, [column.to_arrow() for column in columns])))
-            rows = self._scorer.values(table.to_pylist())
+            rows = self._scorer.values(list(json_rows(table)))
             return pa.array([{name: row.get(name) for name in kind.names} for row in rows], kind)
 
     return frame.select("*", Scorer().scored(*[frame[name] for name in read]))

@@ -28,7 +28,9 @@ def scorer(
     def scored(frames: Iterator[Any]) -> Iterator[Any]:
         one = kept(given, model, keywords)
         for frame in frames:
-            yield one.arrow(as_arrow(frame)).to_pandas()
+            table = one.arrow(as_arrow(frame))
+            new = table.drop_columns(list(frame.columns)).to_pandas()
+            yield frame.assign(**{name: new[name].array for name in new})  # Arrow would make one struct of all maps
 
     return scored
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -32,6 +35,29 @@ def test_daft_adds_the_columns_with_the_same_bits() -> None:
         score(frame, {"state": "{text}"})
 
 
+def test_daft_reads_a_column_of_any_type_as_an_arrow_table_is_read() -> None:
+    daft = pytest.importorskip("daft", reason="daft is not installed")
+    import pyarrow as pa
+
+    from prelude.integrations.daft import score
+
+    row = {
+        "day": date(2026, 1, 2),
+        "at": datetime(2026, 1, 2, 3),
+        "price": Decimal("1.50"),
+        "raw": b"ab",
+        "no": math.nan,
+    }
+    several = "{day} {at} {price} {raw}"
+    table = pa.table({name: [value] for name, value in row.items()})
+    for state in (several, "{no}"):
+        scorer = BatchScorer({**FORM, "state": state})
+        wanted = scorer.arrow(table).to_pylist()
+        scorer.close()
+        found = score(daft.from_arrow(table), {**FORM, "state": state}).to_pylist()
+        assert repr(found) == repr(wanted), "repr: a NaN of the input is no other"
+
+
 def test_a_worker_of_spark_keeps_no_scorer_of_another_form() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     from prelude.integrations.spark import scorer
@@ -43,6 +69,20 @@ def test_a_worker_of_spark_keeps_no_scorer_of_another_form() -> None:
 
     assert [list(one) for one in shares(["a", "b"])] == [["a", "b"]]
     assert [list(one) for one in shares(["b", "a"])] == [["b", "a"]]
+
+
+def test_a_worker_of_spark_gives_the_columns_of_its_frame_back_as_they_are() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    from prelude.integrations.spark import scorer
+
+    maps = [{"a": 1}, {"b": 2}]  # as Spark hands over a column of maps
+    frame = pandas.DataFrame({**ROWS[0], "map": maps, "at": datetime(2026, 1, 2), "price": Decimal("1.50")}, [7, 7])
+    [found] = scorer(FORM, threads=1)(iter([frame.copy()]))
+    pandas.testing.assert_frame_equal(found[frame.columns], frame)
+    wanted = expected()[0]
+    assert [found[name].tolist() for name in wanted if name not in frame and name != "error"] == [
+        [value] * 2 for name, value in wanted.items() if name not in frame and name != "error"
+    ]
 
 
 def test_spark_adds_the_columns_with_the_same_bits() -> None:
