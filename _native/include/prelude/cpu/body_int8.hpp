@@ -127,12 +127,6 @@ struct FewBits {
   }
 };
 
-// Weights that are read next, and how many lines of the cache are fetched with each block of inputs.
-struct Ahead {
-  const char* at = nullptr;
-  int64_t lines = 0;
-};
-
 // R rows of `of_row` words at `x`, one behind the other, by P halves of groups, whose first lanes are `lanes`.
 template <class Dot, int R, int P>
 inline void sum_integers(const uint32_t* const* groups, const int* lanes, const uint32_t* x, int64_t of_row,

@@ -28,6 +28,13 @@ inline constexpr int64_t kHalves = kGroup / kHalf;  // of a group
 #define PRELUDE_SPELL_OUT
 #endif
 
+// Weights that are read next, and how many lines of the cache are fetched: of integers with each block of inputs, of
+// floats one with each step.
+struct Ahead {
+  const char* at = nullptr;
+  int64_t lines = 0;
+};
+
 #include "prelude/cpu/body_int8.hpp"
 
 template <class Eight, Packing kFew>
@@ -278,13 +285,14 @@ inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, 
 // `steps` words of the weights at `w` by those of R rows at `x`, onto the sums of the words before where it
 // `continues`.
 template <class Dot, int R, int P>
-inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t steps, bool continues,
+inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t steps, bool continues, const Ahead& ahead,
                        float (*made)[P * kHalf]) {
   typename Dot::Sums sums[R][P];
   PRELUDE_SPELL_OUT
   for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
   for (int p = 0; p < P; ++p) sums[r][p] = continues ? Dot::sums(&made[r][p * kHalf]) : Dot::start();
   for (int64_t i = 0; i < steps; ++i) {
+    if (i < ahead.lines) fetch(ahead.at + i * 64);
     PRELUDE_SPELL_OUT
     for (int part = 0; part < Dot::kParts; ++part) {
       typename Dot::Weight weight[P];
@@ -322,23 +330,26 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
     sum_integers<Dot, R, P>(w, lanes, x, of_row, ahead, made);
   } else {
     for (int p = 0; p < P; ++p) w[p] += ((half + p) % kHalves + first * kHalves) * (kStep<Dot> / kHalves);
-    sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, made);
+    sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, ahead, made);
     if (last * Dot::kParts < of_row) return;
   }
   finish(a, row, R, half * kHalf, made[0], P * kHalf);
 }
 
-// Where several blocks of rows meet weights of int8, each fetches a part of the next ones: else memory would rest
-// while all but the first of them compute. Weights of few bits keep the processor busy, not memory.
+// Where several blocks of rows meet steps [first, last) of the weights, each fetches a part of the next ones: else
+// memory would rest while all but the first of them compute. Weights of few bits keep the processor busy, not memory.
 template <class Dot, int R, int P>
-inline Ahead ahead(const PackedArgs& a, int64_t first_row, int64_t last_row, int64_t row, int64_t half) {
-  const int64_t blocks = (last_row - first_row) / R, inputs = blocks_of(a.weight.inputs, Dot::kPacking);
-  if (Dot::kPacking != Packing::int8 || P < kHalves || blocks < 2) return {};
-  const int64_t bytes = group_words(a.weight.inputs, Dot::kPacking) * 4, all = P / kHalves * bytes / 64;
-  const int64_t lines = (all + blocks * inputs - 1) / (blocks * inputs);
-  return {reinterpret_cast<const char*>(a.weight.words) + (half + P) / kHalves * bytes +
-              (row - first_row) / R * inputs * lines * 64,
-          lines};
+inline Ahead ahead(const PackedArgs& a, int64_t first_row, int64_t last_row, int64_t row, int64_t half, int64_t first,
+                   int64_t last) {
+  const int64_t blocks = (last_row - first_row) / R;
+  constexpr bool kInteger = Dot::kPacking == Packing::int8;
+  if (kInteger != quantizes(Dot::kPacking) || P < kHalves || blocks < 2) return {};
+  const int64_t of_group = group_words(a.weight.inputs, Dot::kPacking) * 4;
+  const int64_t inputs = kInteger ? blocks_of(a.weight.inputs) : 1;
+  const int64_t bytes = kInteger ? of_group : (last - first) * kStep<Dot> * 4;
+  const int64_t lines = (P / kHalves * bytes / 64 + blocks * inputs - 1) / (blocks * inputs);
+  const auto* words = reinterpret_cast<const char*>(a.weight.words) + first * kStep<Dot> * 4;
+  return {words + (half + P) / kHalves * of_group + (row - first_row) / R * inputs * lines * 64, lines};
 }
 
 // P halves at a time, then fewer. Where `rows` cuts the steps, the sums of all rows and outputs wait in `room`, so
@@ -361,8 +372,8 @@ inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t
         if (rows.parts > 1)
           made = reinterpret_cast<float (*)[P * kHalf]>(
               room + ((at - half) * (last_row - first_row) + (row - first_row) * P) * kHalf);
-        multiply_block<Dot, R, P>(a, rows, row, at, first, end, ahead<Dot, R, P>(a, first_row, last_row, row, at),
-                                  made);
+        const Ahead next = ahead<Dot, R, P>(a, first_row, last_row, row, at, first, end);
+        multiply_block<Dot, R, P>(a, rows, row, at, first, end, next, made);
       }
     if (end == steps) break;
   }
