@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prelude.api.mapping import RowBar, map_rows_now
 from prelude.api.windows import WINDOW_ROWS, window_size
-from prelude.bulk.form import Form, read_task
+from prelude.bulk.form import Form, read_task, refuse_taken
 from prelude.errors import BulkError, shown
 from prelude.values.config import EngineConfig
 from prelude.values.options import RequestOptions
@@ -69,9 +69,7 @@ class BatchScorer:
         """A ``pyarrow.Table`` with the columns of ``table`` and the new ones. ``BulkError`` if a name is taken."""
         from prelude.bulk import columnar
 
-        taken = [column.name for column in self.columns if column.name in table.column_names]
-        if taken:
-            raise BulkError(f"the batch has a column {taken[0]!r} already: prefix= puts a text before the new names")
+        refuse_taken([column.name for column in self.columns], table.column_names)
         read = [name for name in self.form.placeholders if name in table.column_names]
         found = self.values(list(columnar.json_rows(table.select(read))))
         for field, array in columnar.result_arrays(self.columns, found):

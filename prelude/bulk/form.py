@@ -109,27 +109,31 @@ class Form:
             return Decide(values["state"], self._questions, **self._options)
         return _TASKS[self.verb](**values, **self._options)
 
-    def columns(self, labels: Sequence[str]) -> list[Column]:
-        """Return the columns of every row. ``labels``: those of the model's own classification head."""
+    def columns(self, labels: Sequence[str], prefix: str = "", beside: Sequence[str] = ()) -> list[Column]:
+        """Return the columns of every row, ``prefix`` before their names. ``labels``: those of the model's own
+        classification head; ``beside``: the columns that the row has. ``BulkError`` if two columns have one name."""
+        if self.verb == "classify" and not labels:
+            raise BulkError("labels: none; give those of the model's own head, which verb: classify needs")
         found = [(name + end, question, part) for name, question, end, part in self._parts()]
         columns = [Column(name, kind, shown_labels(one) if kind == NUMBERS else ()) for name, one, (kind, _) in found]
         for name, (kind, _) in _PARTS.get(self.verb, {}).items():
             columns.append(Column(name, kind, tuple(labels) if kind == NUMBERS else ()))
-        return columns + [Column(name, kind) for name, kind in COMMON]
-
-    def served_by(self, engine: Engine, prefix: str) -> list[Column]:
-        """Return the columns of every row, ``prefix`` before their names. ``BulkError`` if every row would fail, or
-        if two columns have one name."""
-        try:
-            engine.explain(self.task(dict.fromkeys(self.placeholders, "text")))
-        except InvalidRequest as error:
-            raise BulkError(f"no row could be served: {error}") from error
-        columns = [replace(one, name=prefix + one.name) for one in self.columns(engine.model_info.labels)]
+        columns += [Column(name, kind) for name, kind in COMMON]
+        columns = [replace(one, name=prefix + one.name) for one in columns]
         names = [one.name for one in columns]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BulkError(f"questions: two of the new columns are {shown(twice)}; give a question another name")
+        refuse_taken(names, beside)
         return columns
+
+    def served_by(self, engine: Engine, prefix: str) -> list[Column]:
+        """Return the columns of every row. ``BulkError`` if every row would fail, or as ``columns``."""
+        try:
+            engine.explain(self.task(dict.fromkeys(self.placeholders, "text")))
+        except InvalidRequest as error:
+            raise BulkError(f"no row could be served: {error}") from error
+        return self.columns(engine.model_info.labels, prefix)
 
     def values(self, mapped: Mapped[Any, Any]) -> dict[str, Any]:
         """Return the columns of one row; those of a row that failed have ``error`` alone."""
@@ -182,6 +186,12 @@ class Text:
         return "".join(
             literal + ("" if name is None else as_text(value_of(row, name))) for literal, name in self._parts
         )
+
+
+def refuse_taken(new: Sequence[str], names: Sequence[str]) -> None:
+    """``BulkError`` if the rows have a column of a new one's name."""
+    if taken := [name for name in new if name in names]:
+        raise BulkError(f"the batch has a column {taken[0]!r} already: prefix= puts a text before the new names")
 
 
 def value_of(row: Mapping[str, Any], name: str) -> Any:

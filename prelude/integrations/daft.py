@@ -16,6 +16,7 @@ from prelude.api.windows import WINDOW_ROWS
 from prelude.bulk.batches import BatchScorer, read_form
 from prelude.bulk.columnar import arrow_type, json_rows
 from prelude.bulk.form import Form
+from prelude.errors import BulkError, shown
 
 
 def score(
@@ -42,12 +43,17 @@ def score(
     given = dict(read_form(form))
     shape = Form(given)
     read = shape.placeholders
-    kind = pa.struct([(prefix + column.name, arrow_type(column)) for column in shape.columns(labels)])
+    columns = shape.columns(labels, prefix, frame.column_names)
+    kind = pa.struct([(column.name, arrow_type(column)) for column in columns])
 
     @daft.cls(max_concurrency=concurrency, gpus=gpus)
     class Scorer:
         def __init__(self) -> None:
             self._scorer = BatchScorer(given, model, window=batch_rows, prefix=prefix, **keywords)
+            if self._scorer.columns != columns:
+                raise BulkError(
+                    f"labels: {shown(labels)}; the model has {shown(self._scorer.engine.model_info.labels)}"
+                )
 
         @daft.method.batch(return_dtype=daft.DataType.from_arrow_type(kind), unnest=True, batch_size=batch_rows)
         def scored(self, *columns: Any) -> Any:

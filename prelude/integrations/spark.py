@@ -52,8 +52,8 @@ def schema(rows: Any, form: Mapping[str, Any] | str, *, labels: tuple[str, ...] 
     from pyspark.sql.types import StructType
 
     found = StructType(list(rows.fields))
-    for column in Form(read_form(form)).columns(labels):
-        found = found.add(prefix + column.name, spark_type(column), True)
+    for column in Form(read_form(form)).columns(labels, prefix, rows.names):
+        found = found.add(column.name, spark_type(column), True)
     return found
 
 

@@ -7,12 +7,15 @@ import os
 import shutil
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prelude.bulk.batches import BatchScorer
 from prelude.errors import BulkError
+from tests.engine.test_encoders import write
+from tests.integrations.test_sentence_transformers import with_settings
 from tests.ray.forms import FORM, ROWS
 
 
@@ -56,6 +59,35 @@ def test_daft_reads_a_column_of_any_type_as_an_arrow_table_is_read() -> None:
         scorer.close()
         found = score(daft.from_arrow(table), {**FORM, "state": state}).to_pylist()
         assert repr(found) == repr(wanted), "repr: a NaN of the input is no other"
+
+
+@pytest.mark.parametrize("kind", ["daft", "spark"])
+def test_columns_that_are_there_and_labels_that_are_not_given_are_refused(kind: str) -> None:
+    if kind == "daft":
+        frame = pytest.importorskip("daft", reason="daft is not installed").from_pydict(
+            {"error": ["x"], "text": ["y"]}
+        )
+        from prelude.integrations.daft import score as planned
+    else:
+        types = pytest.importorskip("pyspark.sql.types", reason="pyspark is not installed")
+        frame = types.StructType().add("error", "string").add("text", "string")
+        from prelude.integrations.spark import schema as planned
+    with pytest.raises(BulkError, match="has a column 'error' already"):
+        planned(frame, {**FORM, "state": "{text}"})
+    with pytest.raises(BulkError, match="labels: none"):
+        planned(frame, {"verb": "classify", "prompt": "{text}"}, prefix="a_")
+
+
+def test_labels_that_are_not_the_model_s_are_refused_by_a_worker_of_daft(tmp_path: Path) -> None:
+    daft = pytest.importorskip("daft", reason="daft is not installed")
+    from prelude.integrations.daft import score
+
+    path = with_settings(write(tmp_path, "ForSequenceClassification", num_labels=3))
+    form, frame = {"verb": "classify", "prompt": "{text}"}, daft.from_pydict({"text": ["w1"]})
+    labels = tuple(f"LABEL_{at}" for at in range(3))
+    assert list(score(frame, form, str(path), labels=labels).to_pylist()[0]["scores"]) == [*labels]
+    with pytest.raises(Exception, match=r"labels: .*; the model has \('LABEL_0'"):  # as Daft raises it
+        score(frame, form, str(path), labels=labels[:2]).to_pylist()
 
 
 def test_a_worker_of_spark_keeps_no_scorer_of_another_form() -> None:
