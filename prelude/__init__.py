@@ -68,26 +68,9 @@ _PUBLIC = {
     "prelude.loading.open": ("serve_rank",),
     "prelude.runtime.events": ("Event",),
     "prelude.values.options": ("RequestOptions",),
-    "prelude.tasks": (
-        "Choice",
-        "Classify",
-        "ClassifyTokens",
-        "Decide",
-        "Embed",
-        "Generate",
-        "Guard",
-        "Loglikelihood",
-        "Noul",
-        "PromptLogprobs",
-        "Rerank",
-        "Reward",
-        "SamplingParams",
-        "Score",
-        "YesNo",
-    ),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-_WHOLE = ("prelude.errors", "prelude.results")  # modules whose every class is a name of this one
+_WHOLE = ("prelude.errors", "prelude.results", "prelude.tasks")  # modules whose every class is a name of this one
 
 __all__ = [
     "Answer",

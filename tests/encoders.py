@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor
 
 from prelude.cpu.executor import CpuExecutor
-from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
+from tests.execution.helpers import cpu_executor
 
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
@@ -86,9 +86,7 @@ def write_encoder(
 
 
 def run_encoder(path: Path, **options: Any) -> CpuExecutor:
-    config = ModelConfig.from_dir(path)
-    with Checkpoint.open(path, config) as checkpoint:
-        return CpuExecutor(config, checkpoint, num_blocks=1, **options)
+    return cpu_executor(path, ModelConfig.from_dir(path), num_blocks=1, **options)
 
 
 @dataclass

@@ -31,23 +31,12 @@ from prelude.execution.memory_plan import TOKEN_CHUNK, StepMemory, query_run
 from prelude.models.arrays import F32, OF_BLOCKS, Array
 from prelude.models.config import ModelConfig
 from prelude.models.precision import Precision
-from prelude.models.precision import choose as choose_precision
-from prelude.models.read_weights import WeightSource, load_weights
 from prelude.models.recurrent import StepStates
 from prelude.models.spec import Attention as Heads
 from prelude.models.spec import ModelSpec
 from prelude.models.transformer import Run, Transformer
 from prelude.models.weights import ModelWeights
-from prelude.readouts.batch import (
-    I32,
-    DecodeBatch,
-    ForwardBatch,
-    MixedBatch,
-    OneShotBatch,
-    Output,
-    Readout,
-    StepResult,
-)
+from prelude.readouts.batch import I32, ForwardBatch, MixedBatch, Output, Readout, StepResult, readouts_of
 from prelude.records import dataclass
 from prelude.values.config import Quantization
 
@@ -96,11 +85,11 @@ class CpuExecutor:
     def __init__(
         self,
         config: ModelConfig,
-        checkpoint: WeightSource | ModelWeights,
+        weights: ModelWeights,
         *,
         num_blocks: int,
         block_size: int = 16,
-        dtype: str | Precision = "auto",
+        precision: Precision,
         deterministic: bool = False,
         logits_chunk_rows: int | None = None,
         attention: str = "auto",
@@ -110,29 +99,19 @@ class CpuExecutor:
         step_memory: StepMemory | None = None,
         threads: int | None = None,
     ) -> None:
-        """``checkpoint``: a file to read, or weights that were read of it, and then ``dtype`` is the choice that they
-        were read with. ``dtype``: see ``precision``. ``attention``: see ``backends``; ``ConfigError`` if it cannot
-        serve. ``quantization``: see ``EngineConfig``. ``running_states``: of how many sequences a model with
-        recurrent layers keeps the state; ``prefix_states``: of how many cached prefixes. ``step_memory``: the
+        """``precision``: the choice that ``weights`` were read with. ``attention``: see ``backends``; ``ConfigError``
+        if it cannot serve. ``quantization``: see ``EngineConfig``. ``running_states``: of how many sequences a model
+        with recurrent layers keeps the state; ``prefix_states``: of how many cached prefixes. ``step_memory``: the
         memory of a step, as the control plane counts it. ``threads``: see ``EngineConfig``."""
         self.config = config
         self.block_size = block_size
         self._threads = threads
-        if isinstance(dtype, Precision):
-            self.precision = dtype
-        elif isinstance(checkpoint, ModelWeights):
-            raise TypeError("weights that were read before need the choice that they were read with")
-        else:
-            self.precision = choose_precision(dtype, checkpoint, config.spec, quantization)
+        self.precision = precision
         self.dtype = self.precision.dtype
         self.deterministic = deterministic
         wanted = Wanted(config.spec.attention.head_dim, self.precision.rows, deterministic)
         self.attention = choose(attention, "cpu", wanted)
-        self.weights: ModelWeights = (
-            checkpoint
-            if isinstance(checkpoint, ModelWeights)
-            else load_weights(checkpoint, config.spec, self.dtype, self.precision.packing)
-        )
+        self.weights = weights
         kinds = {linear.packing for linear in self.weights.linears()}.intersection(OF_BLOCKS.values())
         self.quantization = " and ".join(sorted(kinds)) or quantization  # asked for, or the file's own
         self.decoder = Transformer(config.spec, self.weights, TOKEN_CHUNK)
@@ -300,14 +279,10 @@ class CpuExecutor:
 
 def _readouts(batch: ForwardBatch) -> list[tuple[Readout, int]]:
     """Return the batch's readouts, each with the token its rows count from."""
-    if isinstance(batch, OneShotBatch | DecodeBatch):
-        return [(batch.readout, 0)]
-    if isinstance(batch, MixedBatch):
-        readouts: list[tuple[Readout, int]] = [(readout, 0) for readout in batch.readouts]
-        if batch.decode_readout is not None:
-            readouts.append((batch.decode_readout, batch.slices.num_tokens))
-        return readouts
-    raise TypeError(f"an executor runs OneShotBatch, DecodeBatch and MixedBatch, not {type(batch).__name__}")
+    readouts = [(readout, 0) for readout in readouts_of(batch)]
+    if isinstance(batch, MixedBatch) and batch.decode_readout is not None:
+        readouts[-1] = (batch.decode_readout, batch.slices.num_tokens)
+    return readouts
 
 
 def _read_rows(readouts: list[tuple[Readout, int]], tokens: int) -> I64 | None:

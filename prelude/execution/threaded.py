@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from prelude.errors import EngineClosed, ExecutorLost, starting_thread
 from prelude.execution.executor import Executor, ExecutorLimits
-from prelude.readouts.batch import I32, DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, StepResult
+from prelude.readouts.batch import I32, ForwardBatch, StepResult, readouts_of
 from prelude.records import dataclass
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ class ThreadedExecutor:
         return None if make is None else lambda entries: ThreadedHostBlocks(make(entries), self._ask)
 
     def submit(self, batch: ForwardBatch) -> _Job:
-        if not isinstance(batch, (OneShotBatch, DecodeBatch, MixedBatch)):
-            raise TypeError(f"an executor runs OneShotBatch, DecodeBatch and MixedBatch, not {type(batch).__name__}")
+        readouts_of(batch)  # of nothing but a batch
         inner = self.inner
         step = _Job(lambda: inner.wait(inner.submit(batch)))
         self._ask(step)

@@ -282,7 +282,7 @@ def _cpu_executor(
                     held,
                     num_blocks=blocks,
                     block_size=config.expert.block_size,
-                    dtype=precision,
+                    precision=precision,
                     deterministic=config.deterministic,
                     logits_chunk_rows=chunk_rows,
                     attention=config.attention,

@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prelude.errors import CheckpointError, ModelError, shown
@@ -90,9 +89,7 @@ class MappedFile:
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __contains__(self, name: str) -> bool:

@@ -165,10 +165,12 @@ ForwardBatch: TypeAlias = OneShotBatch | DecodeBatch | MixedBatch
 
 
 def readouts_of(batch: ForwardBatch) -> tuple[Readout, ...]:
-    """Return the batch's readouts, in the order of a result's outputs."""
-    if not isinstance(batch, MixedBatch):
+    """Return the batch's readouts, in the order of a result's outputs. ``TypeError`` for anything but a batch."""
+    if isinstance(batch, OneShotBatch | DecodeBatch):
         return (batch.readout,)
-    return batch.readouts if batch.decode_readout is None else (*batch.readouts, batch.decode_readout)
+    if isinstance(batch, MixedBatch):
+        return batch.readouts if batch.decode_readout is None else (*batch.readouts, batch.decode_readout)
+    raise TypeError(f"an executor runs OneShotBatch, DecodeBatch and MixedBatch, not {type(batch).__name__}")
 
 
 # ------------------------------------------------------------------ results

@@ -10,7 +10,6 @@ no thread waits for a lock, however many there are: ``_native/include/prelude/ha
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from prelude._native import core
@@ -112,9 +111,7 @@ class Reservation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         unposted, self._unposted = self._unposted, []
         for request in unposted:
             self._inbox.leave(request)

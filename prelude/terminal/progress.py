@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from prelude.errors import InvalidRequest, is_interrupt, shown
@@ -84,9 +83,7 @@ class Progress:
         self._bar, self._told = bar, self._move
         self._move(done, total)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._bar is not None:
             with suppress(OSError, ValueError):  # the terminal is gone
                 self._bar.close()

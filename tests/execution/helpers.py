@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM
 from prelude.cpu.executor import CpuExecutor
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
+from prelude.models.precision import choose
+from prelude.models.read_weights import load_weights
 from prelude.readouts.batch import (
     DecodeBatch,
     DecodeRows,
@@ -54,6 +56,16 @@ class Noted:
         self.side(x, *others)
 
 
+def cpu_executor(
+    path: Any, config: ModelConfig, *, dtype: str = "auto", quantization: Any = None, **options: Any
+) -> CpuExecutor:
+    """``path``: of a checkpoint, which is read for this executor alone, or its directory."""
+    with Checkpoint.open(path, config) as checkpoint:
+        precision = choose(dtype, checkpoint, config.spec, quantization)
+        weights = load_weights(checkpoint, config.spec, precision.dtype, precision.packing)
+    return CpuExecutor(config, weights, precision=precision, quantization=quantization, **options)
+
+
 @dataclass
 class Model:
     path: Path
@@ -65,8 +77,7 @@ class Model:
         self.oracle = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32).eval()
 
     def executor(self, num_blocks: int = 128, **options: Any) -> CpuExecutor:
-        with Checkpoint.open(self.path, self.config) as checkpoint:
-            return CpuExecutor(self.config, checkpoint, num_blocks=num_blocks, block_size=BLOCK, **options)
+        return cpu_executor(self.path, self.config, num_blocks=num_blocks, block_size=BLOCK, **options)
 
     def logprobs(self, ids: Sequence[int]) -> np.ndarray:
         """[tokens, vocab] from transformers in float32."""

@@ -18,12 +18,11 @@ from prelude.cpu.executor import CpuExecutor
 from prelude.errors import ConfigError, DeviceUnavailable
 from prelude.execution.backends import NAMES, VARIABLE, Wanted, choose
 from prelude.loading.cuda import attention_for
-from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from tests.checkpoints import save_model
 from tests.cuda.plans import BLOCKS, random_batch
 from tests.execution.conftest import VARIANTS
-from tests.execution.helpers import BLOCK, VOCAB, Model, greedy, random_ids, run
+from tests.execution.helpers import BLOCK, VOCAB, Model, cpu_executor, greedy, random_ids, run
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +36,7 @@ def numbers(path: Path, **options: Any) -> list[np.ndarray]:
     config = ModelConfig.from_dir(path)
 
     def executor() -> CpuExecutor:
-        with Checkpoint.open(path, config) as checkpoint:
-            return CpuExecutor(config, checkpoint, num_blocks=BLOCKS, block_size=BLOCK, **options)
+        return cpu_executor(path, config, num_blocks=BLOCKS, block_size=BLOCK, **options)
 
     ours, rng = executor(), np.random.default_rng(11)
     found: list[np.ndarray] = []

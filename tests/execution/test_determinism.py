@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from prelude.cpu.executor import CpuExecutor
-from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.readouts.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch
 from tests.checkpoints import SMALL, save_model, write_checkpoint
@@ -24,6 +23,7 @@ from tests.execution.helpers import (
     Model,
     Segment,
     all_logprobs,
+    cpu_executor,
     decode_rows,
     ends,
     hidden,
@@ -151,8 +151,7 @@ FAMILIES: dict[str, Callable[[Path], object]] = {
 def test_any_thread_count_alone_and_in_company(name: str, kind: str, tmp_path: Path) -> None:
     FAMILIES[name](tmp_path)
     config = ModelConfig.from_dir(tmp_path)
-    with Checkpoint.open(tmp_path, config) as checkpoint:
-        executor = CpuExecutor(config, checkpoint, num_blocks=32, **options_of(kind), deterministic=True)
+    executor = cpu_executor(tmp_path, config, num_blocks=32, **options_of(kind), deterministic=True)
     limits = executor.limits()
     ids = [5 + random_ids(n, n, 200) for n in (33, 1, 130)]
 

@@ -23,7 +23,7 @@ from prelude.models.packed import PackedLinear
 from prelude.models.sentence_transformers import read_embedding
 from prelude.readouts.batch import OneShotBatch
 from tests.checkpoints import PLAIN, SMALL, write_checkpoint
-from tests.execution.helpers import Model, all_logprobs, prompts, random_ids, run
+from tests.execution.helpers import Model, all_logprobs, cpu_executor, prompts, random_ids, run
 from tests.gguf_files import BYTES, SCALES, TYPE, dequantized, gguf, quantized, write_model
 
 SIZES = {**SMALL, "intermediate_size": 128, "tie_word_embeddings": True}
@@ -46,9 +46,7 @@ def source(path: Path, family: str, **changes: Any) -> Path:
 
 def opened(path: Path, **options: Any) -> CpuExecutor:
     directory = open_directory(path)
-    config = ModelConfig.from_dir(directory)
-    with Checkpoint.open(directory, config) as checkpoint:
-        return CpuExecutor(config, checkpoint, num_blocks=128, block_size=16, **options)
+    return cpu_executor(directory, ModelConfig.from_dir(directory), num_blocks=128, block_size=16, **options)
 
 
 def logprobs(executor: CpuExecutor, ids: np.ndarray) -> np.ndarray:

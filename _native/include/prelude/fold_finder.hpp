@@ -7,7 +7,7 @@
 //
 // A row joins a group only while that saves tokens: with n members sharing s tokens a group saves s * (n - 1).
 //
-//   table   hash of (salt, prefix, next block) ──▶ group ──first──▶ row ──next──▶ row ──▶ ...   open addressing
+//   table   hash of (salt, prefix, next block) ──▶ group ──first──▶ row ──next──▶ row ──▶ ...
 //
 // That is decided row by row, since the cost of a row decides whether it fits the step. finish() then looks at the
 // rows that joined no fold: those that share less than a block, sorted, deepest first.
@@ -23,6 +23,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -59,11 +60,10 @@ class FoldFinder {
     int32_t first, last, count;
   };
 
-  explicit FoldFinder(int32_t least) : least_(least), table_(kSmall, -1) {}
+  explicit FoldFinder(int32_t least) : least_(least) {}
 
   void clear() {
-    groups_.clear(), next_.clear(), loose_.clear();
-    table_.assign(kSmall, -1);
+    groups_.clear(), next_.clear(), loose_.clear(), table_.clear();
   }
 
   // For a row with `uncached` tokens to compute, `n` of them (`tokens`) shareable from the front.
@@ -113,7 +113,6 @@ class FoldFinder {
   int32_t next(int32_t row) const { return next_[static_cast<size_t>(row)]; }
 
  private:
-  static constexpr size_t kSmall = 128;
   // A shorter common prefix is not worth a segment of its own, unless it is all there is of the rows; nor is one that
   // is less than this part of a row.
   static constexpr int64_t kLeastShared = 2, kLeastPart = 4;
@@ -188,31 +187,21 @@ class FoldFinder {
   }
 
   int32_t group_of(const FoldPlace& place, const int32_t* tokens, int64_t n) {
-    if (2 * (groups_.size() + 1) > table_.size()) grow();
-    size_t at = hash(place, tokens) & (table_.size() - 1);
-    for (; table_[at] >= 0; at = (at + 1) & (table_.size() - 1)) {
-      const Group& group = groups_[static_cast<size_t>(table_[at])];
-      if (same(group.place, place) && std::equal(tokens, tokens + least_, group.tokens)) return table_[at];
+    const uint64_t key = hash(place, tokens);
+    for (auto [at, end] = table_.equal_range(key); at != end; ++at) {
+      const Group& group = groups_[static_cast<size_t>(at->second)];
+      if (compare(group.place, place) == 0 && std::equal(tokens, tokens + least_, group.tokens)) return at->second;
     }
     groups_.push_back({place, tokens, n, -1, -1, 0});  // may throw: no entry names a group that is not there
-    return table_[at] = static_cast<int32_t>(groups_.size()) - 1;
+    return table_.emplace(key, static_cast<int32_t>(groups_.size()) - 1)->second;
   }
-  void grow() {
-    table_.assign(2 * table_.size(), -1);
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      size_t at = hash(groups_[g].place, groups_[g].tokens) & (table_.size() - 1);
-      while (table_[at] >= 0) at = (at + 1) & (table_.size() - 1);
-      table_[at] = static_cast<int32_t>(g);
-    }
-  }
-  size_t hash(const FoldPlace& place, const int32_t* tokens) const {
+  uint64_t hash(const FoldPlace& place, const int32_t* tokens) const {
     uint64_t before = place.salt + static_cast<uint64_t>(place.node) * 0x9e3779b97f4a7c15u;
     for (int64_t i = 0; i < place.num_borrowed; ++i) {
       before = chain_next(before, static_cast<uint64_t>(place.borrowed[i]));
     }
-    return static_cast<size_t>(chain_next(before, content_hash(tokens, least_, 0)) >> 20);
+    return chain_next(before, content_hash(tokens, least_, 0));
   }
-  static bool same(const FoldPlace& a, const FoldPlace& b) { return compare(a, b) == 0; }
   static std::strong_ordering compare(const FoldPlace& a, const FoldPlace& b) {
     if (const auto order = a.salt <=> b.salt; order != 0) return order;
     if (const auto order = a.node <=> b.node; order != 0) return order;
@@ -222,8 +211,9 @@ class FoldFinder {
 
   const int32_t least_;
   std::vector<Group> groups_;
-  std::vector<int32_t> next_, table_;  // by row; by hash
-  std::vector<Loose> loose_;           // all rows that may fold; after finish() those that were alone
+  std::vector<int32_t> next_;                         // by row
+  std::unordered_multimap<uint64_t, int32_t> table_;  // groups by hash
+  std::vector<Loose> loose_;                          // all rows that may fold; after finish() those that were alone
 };
 
 }  // namespace prelude
