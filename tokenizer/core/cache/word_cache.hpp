@@ -312,7 +312,7 @@ struct WordCaches {
       p = from, n = size, hash = 0, once = false, kept = n <= ClauseCache::longest;
       if (is_short()) {
         key = readable && readable - p >= 16 ? WordKey::of_readable(p, n) : WordKey::of(p, n);
-        hash = WordTable::hash(WordTable::mixed(key));
+        hash = key.hash();
       } else if (kept) {
         hash = hash_of_text(p, n);
         once = n > WordCache::longest || is_wide();

@@ -84,7 +84,11 @@ inline uint64_t hash_of_text(const char* p, size_t n) {
     return bytes;
   };
   uint64_t seed = n;
-  for (; n > 16; p += 16, n -= 16) seed = WordKey{eight(p) ^ seed, eight(p + 8)}.hash();
+  if (n >= 16) {  // the last 16 bytes may be read twice: without a branch for what is left
+    const char* const last = p + n - 16;
+    for (; p < last; p += 16) seed = WordKey{eight(p) ^ seed, eight(p + 8)}.hash();
+    return WordKey{eight(last) ^ seed, eight(last + 8)}.hash();
+  }
   if (n >= 8) return WordKey{eight(p) ^ seed, eight(p + n - 8)}.hash();
   if (n >= 4) return WordKey{four(p) ^ seed, four(p + n - 4)}.hash();
   uint64_t bytes = static_cast<unsigned char>(p[0]) | uint64_t{static_cast<unsigned char>(p[n / 2])} << 8 |
@@ -110,9 +114,6 @@ class WordTable {
     x ^= x >> 32 & used;
     return x * factors[2];
   }
-
-  // For other tables, of the same word.
-  static uint64_t hash(uint64_t mixed) { return std::rotl(mixed, 32); }
 
   struct alignas(64) Line {
     uint64_t at[8];
