@@ -101,7 +101,7 @@ class Ranks:
 
     def executor(self, model: ModelConfig, weights: ModelWeights, *, num_blocks: int, **options: Any) -> RankExecutor:
         """After the ranks have agreed; with as many blocks as every rank has memory for."""
-        precision: Precision = options["dtype"]
+        precision: Precision = options["precision"]
         facts: dict[str, Any] = {name: options[name] for name in _SAME}
         facts["the type of the weights"] = precision.weights
         self._agree(precision.rows, facts)
