@@ -2,8 +2,8 @@
 """Thin wrappers of the C++ core: they check arguments, make arrays and turn a status into an error.
 
 The headers under ``include/prelude`` hold the structures, their drawings and their contracts. No policy lives
-here. Calls that change a pool belong to the holder of the step lock; ``would_hit`` and the counters may be used from
-any thread, since every call on a pool holds the interpreter's lock.
+here. Writing calls on one pool belong to one thread at a time (``ConcurrentUse`` tells a second one);
+``would_hit`` and the counters may be used from any thread at any time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,19 @@ cnp.import_ndarray()
 
 # One extension in several files, so that a call from one class into the other stays a C call.
 include "declarations.pxi"
+
+
+# One native call may let go of the GIL: where it expects enough work. Between the two only C++ runs, which
+# touches no Python object.
+cdef inline PyThreadState* _let_go(int64_t blocks) noexcept:
+    return PyEval_SaveThread() if worth_releasing_gil(blocks) else NULL
+
+
+cdef inline void _take_back(PyThreadState* state) noexcept:
+    if state != NULL:
+        PyEval_RestoreThread(state)
+
+
 include "arrays.pxi"
 include "records.pxi"
 include "kv.pxi"

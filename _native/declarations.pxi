@@ -1,5 +1,12 @@
 # The declarations of the headers under include/prelude, for Cython. Part of core.pyx.
 
+cdef extern from "Python.h" nogil:
+    ctypedef struct PyThreadState:
+        pass
+    PyThreadState* PyEval_SaveThread() noexcept
+    void PyEval_RestoreThread(PyThreadState* state) noexcept
+
+
 cdef extern from "Python.h":
     Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
     PyObject** PySequence_Fast_ITEMS(object sequence)
@@ -15,6 +22,7 @@ cdef extern from "prelude/status.hpp" namespace "prelude" nogil:
         int64_t detail
         cbool ok()
 
+    cbool worth_releasing_gil(int64_t blocks)
 
 
 cdef extern from "prelude/block_allocator.hpp" namespace "prelude" nogil:
@@ -42,7 +50,8 @@ cdef extern from "prelude/prefix_states.hpp" namespace "prelude" nogil:
 
 cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
     cdef struct TrieCounters:
-        int64_t lookups, looked_up, hit, collisions, inserted, duplicates, evicted, evicted_hit, promoted, broken
+        uint64_t lookups, looked_up, hit, collisions, inserted, duplicates, evicted, evicted_hit, promoted
+        uint64_t broken
 
     cdef struct TrieAudit:
         const char* broken
@@ -148,6 +157,12 @@ cdef extern from "prelude/host_blocks.hpp" namespace "prelude" nogil:
 
 
 cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
+    cdef cppclass OneWriter:
+        pass
+
+    cdef cppclass Writing:
+        cbool enter(OneWriter& writer)
+
     cdef struct CKept "prelude::Lease::Kept":
         int32_t entry, blocks
 

@@ -4,6 +4,10 @@ class NativeError(Exception):
     """Base of the errors that this module raises on purpose. The call that raised has changed nothing."""
 
 
+class ConcurrentUse(NativeError, RuntimeError):
+    """Two threads wrote to one pool at the same time."""
+
+
 class AuditError(NativeError, RuntimeError):
     """An invariant does not hold."""
 
@@ -60,6 +64,7 @@ cdef class KvPool:
     cdef CPrefixTrie* trie
     cdef CHostBlocks* host  # null without host memory
     cdef CKvPool* c
+    cdef OneWriter writer
     cdef object copies_out, copies_in
 
     def __cinit__(self, int64_t num_blocks, int64_t block_size, *, cbool prefix_cache=True,
@@ -81,6 +86,11 @@ cdef class KvPool:
         del self.host
         del self.trie
         del self.blocks
+
+    cdef int enter(self, Writing& writing) except -1:
+        if not writing.enter(self.writer):
+            raise ConcurrentUse("another thread is writing to this pool: only the holder of the step lock may")
+        return 0
 
     @property
     def block_size(self) -> int:
@@ -168,6 +178,8 @@ cdef class KvPool:
                     *, cbool evict_used=False) -> None:
         """Entries for the states that a step leaves behind, which computes tokens ``start`` to ``stop`` of the
         lease's prompt: at its branch, and behind the last full block of its first ``end`` tokens."""
+        cdef Writing writing
+        self.enter(writing)
         self.c.keep_states(lease.c, start, stop, end, evict_used)
 
     def take_running_state(self, Lease lease not None) -> bool:
@@ -185,6 +197,8 @@ cdef class KvPool:
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         cdef Lease lease = Lease.__new__(Lease)
         lease.c.growable = growable
+        cdef Writing writing
+        self.enter(writing)
         _check(self.c.attach(_data(t), _len(t), salt, max_tokens, &lease.c))
         return lease
 
@@ -192,14 +206,18 @@ cdef class KvPool:
         """Blocks behind the lease's shared ones come from host memory, ``on_host`` of them where their copy is made.
         The arguments are those of ``attach``, and the lease has had nothing else since."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef Writing writing
         if lease.c.released or lease.c.own.size():
             raise RuntimeError("a lease that is released, or has blocks of its own, brings none back")
+        self.enter(writing)
         _check(self.c.bring_back(lease.c, _data(t), _len(t), salt, max_tokens))
 
     def grow(self, Lease lease not None, int64_t num_blocks) -> bool:
         """Takes ``num_blocks`` more for a Decode lease; False, and nothing changed, when the pool cannot."""
         if not lease.c.growable:
             raise RuntimeError("a OneShot lease cannot grow")
+        cdef Writing writing
+        self.enter(writing)
         cdef Result r = self.c.take(lease.c, num_blocks, False)
         if r.status != Status.out_of_blocks:
             _check(r)
@@ -208,11 +226,15 @@ cdef class KvPool:
     def promise(self, Lease lease not None, tokens, uint64_t salt) -> None:
         """The lease's own blocks of ``tokens`` will be written by the step that is being planned."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef Writing writing
+        self.enter(writing)
         _check(self.c.promise(lease.c, _data(t), _len(t), salt))
 
     def withdraw(self, Lease lease not None) -> None:
         """The step never happened: its promises and borrowed blocks are gone, and with them the blocks after them.
         The lease keeps its locked path, all of it computed."""
+        cdef Writing writing
+        self.enter(writing)
         _check(self.c.withdraw(lease.c))
 
     def publish(self, Lease lease not None, tokens, uint64_t salt, *, cbool promoted=False) -> None:
@@ -222,19 +244,25 @@ cdef class KvPool:
         block that the trie does not take (a leader has promised to fill that place) stays the lease's own.
         """
         cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef Writing writing
+        self.enter(writing)
         _check(self.c.publish(lease.c, _data(t), _len(t), salt, promoted, False))
 
     def publish_rows(self, Record r not None, Lease lease not None, int64_t tokens) -> None:
         """``publish`` of the first ``tokens`` of a OneShot row's prompt, which its step has computed."""
+        cdef Writing writing
         _check_prompt(r, tokens)
         if lease.c.released:
             raise RuntimeError("a lease that is released publishes nothing")
+        self.enter(writing)
         _check(self.c.publish(lease.c, r.row.tokens, tokens, r.row.salt, r.row.cache == CacheMode.always, True))
 
     def release(self, Lease lease not None) -> None:
         """The one place where held blocks, locks and state entries are given back."""
+        cdef Writing writing
         if lease.c.released:
             raise RuntimeError("lease released twice")
+        self.enter(writing)
         _check(self.c.release(lease.c))
 
     def watch(self, tokens, uint64_t salt, int64_t max_blocks) -> tuple:
@@ -242,30 +270,44 @@ cdef class KvPool:
         changed. Not a hit. The tokens are not kept; ``unwatch`` when no request waits any more."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         cdef int32_t watch, ready = 0
+        cdef Writing writing
+        self.enter(writing)
         watch = self.trie.watch(_data(t), _len(t), salt, max_blocks, &ready)
         return watch, ready
 
     def rewatch(self, int32_t watch, tokens, uint64_t salt, int64_t max_blocks) -> int:
         """Cached blocks now, for a watch that has moved: from here on it reports again."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef Writing writing
+        self.enter(writing)
         cdef int32_t ready = self.trie.rewatch(watch, _data(t), _len(t), salt, max_blocks)
         if ready < 0:
             raise ValueError(f"watch: there is no watch {watch}")
         return ready
 
     def unwatch(self, int32_t watch) -> None:
+        cdef Writing writing
+        self.enter(writing)
         if not self.trie.unwatch(watch):
             raise ValueError(f"watch: there is no watch {watch}")
 
     def moved(self):
         """The watches whose number may have changed since they were placed, each once until ``rewatch``: int32."""
+        cdef Writing writing
+        self.enter(writing)
         cdef cnp.ndarray out = _new_int32(self.trie.num_moved())
         return out[:self.trie.take_moved(_data(out))]
 
     def would_hit(self, tokens, uint64_t salt=0) -> int:
-        """How many blocks of a prompt are cached; from any thread."""
+        """How many blocks of a prompt are cached; from any thread, without stopping the writer."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
-        return self.trie.would_hit(_data(t), _len(t), salt)
+        cdef const int32_t* p = _data(t)
+        cdef int64_t n = _len(t)
+        cdef int32_t hit
+        cdef PyThreadState* state = _let_go(n // self.c.block_size())
+        hit = self.trie.would_hit(p, n, salt)
+        _take_back(state)
+        return hit
 
     def prefix_counts(self) -> dict[str, int]:
         """Counters of cached prefixes since the pool was made, in blocks unless they say otherwise, and of now: nodes,
@@ -279,6 +321,8 @@ cdef class KvPool:
     def prefixes(self) -> list[dict]:
         """Every node of the prefix trie, parents first. ``locks`` are its own; nodes below hold its block by theirs,
         too. ``rank`` is its place in eviction order, 0 the coldest, -1 while it is held."""
+        cdef Writing writing
+        self.enter(writing)
         cdef vector[TrieNodeView] rows = self.trie.dump()
         cdef cnp.ndarray tokens
         cdef TrieNodeView row
@@ -292,7 +336,9 @@ cdef class KvPool:
     def audit(self, leases) -> None:
         """Conservation: free + used + cached == total, and no block is held that is not on ``leases``; where there
         are state entries, each Decode lease has one of its own and OneShot leases have none."""
+        cdef Writing writing
         cdef Lease lease
+        self.enter(writing)
         _check_audit(self.trie.audit())
         if self.host != NULL:
             _check_audit(self.host.audit())

@@ -61,7 +61,9 @@ cdef class OneShotGroup:
         cdef int64_t skip = 0, publish = 0
         cdef Result wrong
         cdef Verdict verdict
+        cdef Writing writing
         _check_prompt(r, 0)
+        self.pool.enter(writing)
         verdict = self.c.admit(r.row, deferred, lease.c, &skip, &publish, &wrong)
         _check(wrong)
         if verdict == Verdict.admitted:
@@ -99,9 +101,11 @@ cdef class OneShotGroup:
         ``seen``: other requests may find the prefix before it is kept."""
         cdef int64_t publish = 0
         cdef Result wrong
+        cdef Writing writing
         _check_prompt(r, end)
         if lease.c.released or not 0 <= skip <= end:
             raise ValueError(f"a lease that is released, or tokens {skip} to {end}")
+        self.pool.enter(writing)
         cdef cbool room = self.c.keep(r.row, lease.c, skip, end, evict_hit, seen, &publish, &wrong)
         _check(wrong)
         return room, publish

@@ -55,26 +55,42 @@ void PrefixTrie::audit_node(int32_t i, const std::vector<int64_t>& rank, TrieAud
   if (nodes_[p].cover == 0 && rank[static_cast<size_t>(p)] < mine) a.fail("a parent is colder than its child", i);
 }
 
-// The table: every node in it once, found by its hash, and no two with one parent and equal tokens.
+// The table: every node in it once, reachable from its home, and no two with one parent and equal tokens.
 void PrefixTrie::audit_table(TrieAudit& a) const {
   std::vector<bool> found(static_cast<size_t>(pool_.num_blocks()));
+  std::vector<uint32_t> passed(table_.size() / NodeTable::kRun);
   for (uint32_t at = 0; at < table_.size(); ++at) {
-    if (table_[at] == 0) continue;
+    const uint64_t entry = table_.load(at);
+    if (entry == 0) continue;
     ++a.in_table;
-    const int32_t i = NodeTable::index_of(table_[at]);
+    const int32_t i = NodeTable::index_of(entry);
     if (!pool_.is_block(i) || state(i) == NodeState::absent) {
       a.fail("the table holds a node that is gone", i);
       continue;
     }
     if (found[static_cast<size_t>(i)]) a.fail("the table holds a node twice", i);
     found[static_cast<size_t>(i)] = true;
+    if (nodes_[i].entry != at) {
+      a.fail("a node knows another entry than its own", i);
+      continue;
+    }
+    const NodeKey known = key_of(i);
+    if (nodes_[i].displaced == (table_.home(known) == at)) a.fail("displaced is not the same as not at home", i);
+    if (nodes_[i].displaced) {
+      table_.each_passed(known, at, [&](uint32_t line) { ++passed[line]; });
+    }
+    const auto* tokens = reinterpret_cast<const int32_t*>(&tokens_[static_cast<size_t>(i) * words_]);
     bool twin = false;
-    const int32_t reached = table_.find(nodes_[i].hash, [&](int32_t other) {
-      twin |= other != i && is_child(other, up(i), text(i), salts_[i]);
+    const int32_t reached = table_.find(known, [&](int32_t other) {
+      twin |= other != i && is_child(other, up(i), tokens, salts_[i]);
       return other == i;
     });
     if (reached != i) a.fail("a node cannot be reached", i);
     if (twin) a.fail("two children of one parent have the same tokens", i);
+  }
+  for (uint32_t l = 0; l < passed.size(); ++l) {
+    const uint32_t counted = table_.overflow(l);
+    if (counted != UINT8_MAX && counted != passed[l]) a.fail("a line counts other entries than had to go on", l);
   }
 }
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from prelude._native.core import KvPool, Lease
+from prelude._native.core import ConcurrentUse, KvPool, Lease
 
 from tests.pools import compute
 
@@ -179,6 +180,29 @@ def test_a_copy_that_raises_is_one_that_fails(error: BaseException) -> None:
     compute_two(pool)
     assert pool.host_counts()["failed"] == 1 and pool.host_counts()["blocks"] == 0
     assert pool.host_counts()["evictions"] == 0
+    pool.audit([])
+
+
+def test_a_second_writer_is_told() -> None:
+    """A copy is requested inside of a call of the pool. Another thread that writes meanwhile gets an error."""
+    pool = KvPool(2, SIZE)
+    told: list[BaseException] = []
+
+    def attach() -> None:
+        try:
+            pool.attach([], 0, 0, growable=True)
+        except ConcurrentUse as error:
+            told.append(error)
+
+    def copy(first: Any, second: Any) -> bool:
+        thread = threading.Thread(target=attach)
+        thread.start()
+        thread.join()
+        return True
+
+    pool.keep_on_host(4, SIZE, copy, copy)
+    compute_two(pool)
+    assert len(told) == 1 and pool.live_leases == 0
     pool.audit([])
 
 

@@ -15,9 +15,10 @@
 //   generation[b] counts how often b was freed: a node id that was kept across that is detected
 //
 // Ids are the physical block numbers that kernels use. Owner: this object owns the tables and nothing else;
-// KV memory is the executor's.
+// KV memory is the executor's. One writer at a time; counters and generations may be read from any thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -40,14 +41,14 @@ class BlockAllocator {
   BlockAllocator(int32_t num_blocks, int32_t block_size)
       : num_blocks_(num_blocks), block_size_(block_size), blocks_(num_blocks), stack_(num_blocks) {
     for (int32_t i = 0; i < num_blocks; ++i) stack_[i] = num_blocks - 1 - i;
-    free_ = num_blocks;
+    free_.store(num_blocks, std::memory_order_relaxed);
   }
 
   int32_t num_blocks() const { return num_blocks_; }
   int32_t block_size() const { return block_size_; }
-  int32_t num_free() const { return free_; }
-  int32_t num_used() const { return used_; }
-  int32_t num_cached() const { return cached_; }
+  int32_t num_free() const { return free_.load(std::memory_order_relaxed); }
+  int32_t num_used() const { return used_.load(std::memory_order_relaxed); }
+  int32_t num_cached() const { return cached_.load(std::memory_order_relaxed); }
 
   // n blocks, the caller's from here on. All or nothing.
   Result allocate(int64_t n, int32_t* out);
@@ -58,7 +59,8 @@ class BlockAllocator {
   bool is_held(int32_t b) const { return blocks_[b].state == kHeld; }
   bool in_trie(int32_t b) const { return blocks_[b].state == kInTrie; }
   bool is_block(int64_t b) const { return b >= 0 && b < num_blocks_; }
-  uint32_t generation(int32_t b) const { return blocks_[b].generation; }
+  // Readable from any thread. Where it has changed, the block's node of the reader is gone.
+  uint32_t generation(int32_t b) const { return blocks_[b].generation.load(std::memory_order_acquire); }
 
   // --- for the trie, the only other owner of blocks -------------------------------------------------------
 
@@ -90,7 +92,7 @@ class BlockAllocator {
   static constexpr uint32_t kFree = 0, kInTrie = 1, kMarked = 2, kHeld = 3;
   struct Block {
     uint32_t state;
-    uint32_t generation;
+    std::atomic<uint32_t> generation;
   };
 
   Result check_held(int32_t b) const {
@@ -100,28 +102,37 @@ class BlockAllocator {
     return s == kHeld ? Result{} : Result{Status::double_free, b};
   }
   void push_free(const int32_t* ids, int64_t n) {
+    int32_t top = num_free();
     for (int64_t i = 0; i < n; ++i) {
-      blocks_[ids[i]].state = kFree;
-      ++blocks_[ids[i]].generation;
-      stack_[free_++] = ids[i];
+      Block& block = blocks_[ids[i]];
+      block.state = kFree;
+      const uint32_t ended = block.generation.load(std::memory_order_relaxed);
+      block.generation.store(ended + 1, std::memory_order_release);
+      stack_[top++] = ids[i];
     }
+    free_.store(top, std::memory_order_relaxed);
   }
-  static void add(int32_t& counter, int64_t n) { counter += static_cast<int32_t>(n); }
+  // Only the writer writes a counter, so it needs no read-modify-write.
+  static void add(std::atomic<int32_t>& counter, int64_t n) {
+    counter.store(counter.load(std::memory_order_relaxed) + static_cast<int32_t>(n), std::memory_order_relaxed);
+  }
 
   const int32_t num_blocks_;
   const int32_t block_size_;
   LazyArray<Block> blocks_;
   LazyArray<int32_t> stack_;
-  int32_t free_ = 0, used_ = 0, cached_ = 0;
+  std::atomic<int32_t> free_{0}, used_{0}, cached_{0};
 };
 
 inline Result BlockAllocator::allocate(int64_t n, int32_t* out) {
-  if (n > free_) return {Status::out_of_blocks, free_};
+  int32_t top = num_free();
+  if (n > top) return {Status::out_of_blocks, top};
   for (int64_t i = 0; i < n; ++i) {
-    out[i] = stack_[--free_];
-    blocks_[out[i]].state = kHeld;
+    const int32_t b = stack_[--top];
+    blocks_[b].state = kHeld;
+    out[i] = b;
   }
-  add(used_, n);
+  add(free_, -n), add(used_, n);
   return {};
 }
 

@@ -22,7 +22,8 @@
 // Invariants: no entry is locked between two calls. Links of of_block_ may be stale, since a node's id tells it; they
 // spare work, and no answer depends on them.
 //
-// Owner: this object owns the entries' bookkeeping; the memory is the executor's.
+// Owner: this object owns the entries' bookkeeping; the memory is the executor's. One writer at a time; the counters
+// may be read from any thread.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +63,7 @@ class HostBlocks final : public Leaver {
   int32_t num_kept() const { return host_.num_nodes(); }
   int32_t num_locked() const { return entries_.num_used(); }
   // Blocks that gave way to others; drop() is another thing.
-  int64_t num_evicted() const { return host_.counters().evicted - dropped_; }
+  int64_t num_evicted() const { return static_cast<int64_t>(host_.counters().evicted) - dropped_; }
   int64_t least() const { return least_; }
   const HostCounters& counters() const { return counters_; }
 

@@ -26,7 +26,8 @@
 // prompt, for later prompts that repeat or continue it. The entries are the lease's until publish() gives them to
 // nodes. Nothing is promised in such a pool: a peer could go on from the leader's last block only.
 //
-// Owner: leases are the callers', the pool keeps pointers to leaders only, and only while they are promised.
+// Owner: leases are the callers', the pool keeps pointers to leaders only, and only while they are promised. One
+// writer at a time.
 //
 // Host memory. Where the pool has a HostBlocks, attach() counts the blocks that are there behind the last one of the
 // trie, and changes nothing: many leases are attached, refused and given back. bring_back() is for a row that starts.
@@ -41,6 +42,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -190,6 +192,32 @@ class KvPool {
   int64_t live_ = 0, evictions_ = 0;
   std::vector<Leader> leaders_;
   std::vector<int32_t> free_running_states_;  // the one given back last is taken next
+};
+
+// Detects two threads inside the writing calls of one pool, which the contract forbids (one holder of the step lock
+// at a time). It never waits: the second one is told. Costs one uncontended exchange a call.
+class OneWriter {
+ public:
+  bool enter() { return !busy_.exchange(true, std::memory_order_acquire); }
+  void leave() { busy_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> busy_{false};
+};
+
+// A call that writes: it leaves with its scope.
+class Writing {
+ public:
+  ~Writing() {
+    if (writer_ != nullptr) writer_->leave();
+  }
+  bool enter(OneWriter& writer) {
+    if (writer.enter()) writer_ = &writer;
+    return writer_ != nullptr;
+  }
+
+ private:
+  OneWriter* writer_ = nullptr;
 };
 
 }  // namespace prelude

@@ -18,7 +18,7 @@ namespace prelude {
 
 template <class T>
 class LazyArray {
-  // Zero bytes have to be a valid T.
+  // Zero bytes have to be a valid T (atomics of integers are, on every compiler we build with).
   static_assert(std::is_trivially_destructible_v<T>);
 
  public:

@@ -14,8 +14,11 @@
 //
 // Invariants: an entry is free, taken, or kept at one node; a node has one entry at most. The search for a victim
 // reads all entries: there are some hundreds, and each holds kilobytes to megabytes of computed state.
+//
+// Threads: one writer at a time; state_at() may be asked from any thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -45,7 +48,7 @@ class PrefixStates {
 
   // The entry with the state at the end of node i, or kNone.
   int32_t state_at(int32_t i) const {
-    const int32_t held = by_node_[static_cast<size_t>(i)];
+    const int32_t held = by_node_[static_cast<size_t>(i)].load(std::memory_order_acquire);
     return held == 0 ? kNone : first_ + held - 1;
   }
 
@@ -79,12 +82,12 @@ class PrefixStates {
     }
     Entry& one = entries_[static_cast<size_t>(entry - first_)];
     one.node = i, one.used = used, one.at = ++clock_;
-    by_node_[static_cast<size_t>(i)] = entry - first_ + 1;
+    by_node_[static_cast<size_t>(i)].store(entry - first_ + 1, std::memory_order_release);
     ++kept_;
   }
   // Node i is gone.
   void forget(int32_t i) noexcept {
-    const int32_t held = by_node_[static_cast<size_t>(i)];
+    const int32_t held = by_node_[static_cast<size_t>(i)].load(std::memory_order_relaxed);
     if (held == 0) return;
     release(held - 1);
     free_.push_back(held - 1);
@@ -127,12 +130,12 @@ class PrefixStates {
   }
   void release(int32_t k) noexcept {
     Entry& one = entries_[static_cast<size_t>(k)];
-    by_node_[static_cast<size_t>(one.node)] = 0;
+    by_node_[static_cast<size_t>(one.node)].store(0, std::memory_order_release);
     one.node = kNone;
     --kept_;
   }
 
-  LazyArray<int32_t> by_node_;  // entry + 1; 0: none
+  LazyArray<std::atomic<int32_t>> by_node_;  // entry + 1; 0: none
   std::vector<Entry> entries_;
   std::vector<int32_t> free_;
   int32_t first_ = 0, kept_ = 0;

@@ -27,10 +27,12 @@
 //
 // Node ids carry the block's generation above its index: an id kept after its node was evicted is detected.
 //
-// Threads. One call at a time: Python's callers hold the interpreter's lock.
+// Threads. One writer at a time; would_hit() and the counters may be called from any thread meanwhile. Such a
+// reader checks a node's generation before and after it looks and never waits; its answer is an estimate
+// only in so far as the trie may change before it is used.
 #pragma once
 
-#include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -62,16 +64,16 @@ struct TrieInsert {
 };
 
 struct TrieCounters {
-  int64_t lookups = 0;      // prompts matched
-  int64_t looked_up = 0;    // blocks asked for
-  int64_t hit = 0;          // blocks found
-  int64_t collisions = 0;   // equal hash, another prefix: the filter let it through
-  int64_t inserted = 0;     // blocks taken
-  int64_t duplicates = 0;   // blocks offered that were there
-  int64_t evicted = 0;      // blocks evicted, of both parts
-  int64_t evicted_hit = 0;  // of these, protected
-  int64_t promoted = 0;     // blocks that went from probation to protected
-  int64_t broken = 0;       // blocks of broken promises
+  uint64_t lookups = 0;      // prompts matched
+  uint64_t looked_up = 0;    // blocks asked for
+  uint64_t hit = 0;          // blocks found
+  uint64_t collisions = 0;   // equal hash, another prefix: the filter let it through
+  uint64_t inserted = 0;     // blocks taken
+  uint64_t duplicates = 0;   // blocks offered that were there
+  uint64_t evicted = 0;      // blocks evicted, of both parts
+  uint64_t evicted_hit = 0;  // of these, protected
+  uint64_t promoted = 0;     // blocks that went from probation to protected
+  uint64_t broken = 0;       // blocks of broken promises
 };
 
 struct TrieAudit {
@@ -110,12 +112,13 @@ class PrefixTrie {
   PrefixTrie(BlockAllocator& pool, uint64_t seed, int32_t hash_bits = 32)
       : pool_(pool),
         size_(pool.block_size()),
+        words_((static_cast<size_t>(size_) + 1) / 2),
         index_bits_(std::bit_width(static_cast<uint32_t>(pool.num_blocks() - 1))),
         seed_(seed),
         hash_keep_(hash_bits >= 32 ? ~uint64_t{0} : (uint64_t{1} << hash_bits) - 1),
         nodes_(pool.num_blocks()),
         salts_(pool.num_blocks()),
-        tokens_(static_cast<size_t>(pool.num_blocks()) * static_cast<size_t>(size_)),
+        tokens_(static_cast<size_t>(pool.num_blocks()) * words_),
         table_(pool.num_blocks()),
         probation_(nodes_),
         protected_(nodes_),
@@ -124,11 +127,11 @@ class PrefixTrie {
   BlockAllocator& pool() { return pool_; }
   const BlockAllocator& pool() const { return pool_; }
   int32_t block_size() const { return size_; }
-  int32_t num_nodes() const { return count_; }
-  int32_t num_promised() const { return promised_; }
+  int32_t num_nodes() const { return count_.load(std::memory_order_relaxed); }
+  int32_t num_promised() const { return promised_.load(std::memory_order_relaxed); }
   int32_t num_probation() const { return probation_.size(); }
   int32_t num_protected() const { return protected_.size(); }
-  const TrieCounters& counters() const { return stats_; }
+  TrieCounters counters() const;
 
   // --- looking ----------------------------------------------------------------------------------------------
 
@@ -137,7 +140,7 @@ class PrefixTrie {
   TrieMatch match(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks, bool touch = true) noexcept {
     const Walk w = walk(tokens, clip(n, max_blocks), salt);
     if (touch && w.ready > 0) hit(w.tail);
-    ++stats_.lookups, stats_.looked_up += clip(n, max_blocks), stats_.hit += w.ready;
+    bump(stats_.lookups, 1), bump(stats_.looked_up, clip(n, max_blocks)), bump(stats_.hit, w.ready);
     return {id_of(w.tail), w.ready, w.promised};
   }
 
@@ -186,8 +189,8 @@ class PrefixTrie {
     return i != kNil && nodes_[i].depth == depth && state(i) == NodeState::ready ? i : kNil;
   }
 
-  // How many blocks a prompt would go on behind. Not a hit.
-  int32_t would_hit(const int32_t* tokens, int64_t n, uint64_t salt) { return usable(walk(tokens, clip(n, -1), salt)); }
+  // How many blocks a prompt would go on behind. Any thread, at any time; neither waits nor changes anything.
+  int32_t would_hit(const int32_t* tokens, int64_t n, uint64_t salt) const;
 
   // The blocks from the root to `node`; `out` has room for depth(node) of them.
   Result blocks(NodeId node, int32_t* out) const {
@@ -290,13 +293,13 @@ class PrefixTrie {
   // All nodes, parents before children.
   std::vector<TrieNodeView> dump() const;
   void tokens_of(int32_t index, int32_t* out) const {
-    std::copy_n(text(index), size_, out);
+    std::memcpy(out, &tokens_[static_cast<size_t>(index) * words_], sizeof(int32_t) * static_cast<size_t>(size_));
   }
 
  private:
   // How many blocks' memory is fetched ahead together: few where a miss would waste the hashing, many where
   // all of them are going to be touched.
-  static constexpr int32_t kLookAhead = 8, kAhead = 32;
+  static constexpr int32_t kLookAhead = NodeTable::kRun, kAhead = 32;
   // Up to here all bookkeeping fits the CPU's second-level cache, and fetching further ahead gains nothing.
   static constexpr int32_t kSmallPool = 1 << 13;
 
@@ -306,6 +309,7 @@ class PrefixTrie {
     int32_t promised = 0;  // promised nodes after it
     int32_t next = kNil;   // the first of them
     uint64_t chain = 0;    // hash of the path, promised part included
+    uint32_t run = 0;      // key of the run in which the path ends, unless it ends with it
     int32_t ahead = 0;     // hashes after it that the walk knows already
     uint64_t chains[kLookAhead];
   };
@@ -324,14 +328,8 @@ class PrefixTrie {
     while (i != kNil && states_.state_at(i) == PrefixStates::kNone) i = up(i);
     return i;
   }
-  // The ready blocks behind which a prompt can go on: where prefixes have states, those up to the last state.
-  int32_t usable(const Walk& w) const {
-    if (!states_.any()) return w.ready;
-    const int32_t last = state_above(w.tail);
-    return last == kNil ? 0 : nodes_[last].depth;
-  }
-  NodeState state(int32_t i) const { return nodes_[i].state; }
-  int32_t up(int32_t i) const { return nodes_[i].parent; }
+  NodeState state(int32_t i) const { return nodes_[i].state.load(std::memory_order_relaxed); }
+  int32_t up(int32_t i) const { return nodes_[i].parent.load(std::memory_order_relaxed); }
   uint32_t index_mask() const { return (uint32_t{1} << index_bits_) - 1; }
   NodeId id_of(int32_t i) const {
     if (i == kNil) return kNoNode;
@@ -340,15 +338,28 @@ class PrefixTrie {
   }
   LruList& list_of(int32_t i) { return nodes_[i].protect ? protected_ : probation_; }
 
-  const int32_t* text(int32_t i) const { return &tokens_[static_cast<size_t>(i) * static_cast<size_t>(size_)]; }
-  bool is_child(int32_t i, int32_t parent, const int32_t* tokens, uint64_t salt) const {
-    return up(i) == parent && (parent != kNil || salts_[i] == salt) && std::equal(tokens, tokens + size_, text(i));
+  bool same_tokens(int32_t i, const int32_t* tokens) const {
+    const uint64_t* mine = &tokens_[static_cast<size_t>(i) * words_];
+    if (size_ == 16) {
+      uint64_t differ = 0;
+      for (int k = 0; k < 8; ++k) differ |= mine[k] ^ load64(tokens + 2 * k);
+      return differ == 0;
+    }
+    return std::memcmp(mine, tokens, sizeof(int32_t) * static_cast<size_t>(size_)) == 0;
   }
+  static void write_tokens(uint64_t* words, const int32_t* tokens, int32_t size);
+  // Reader side of the same: every load an acquire, so that the generation read after them is not older.
+  bool same_tokens_shared(int32_t i, const int32_t* tokens) const;
+  bool is_child(int32_t i, int32_t parent, const int32_t* tokens, uint64_t salt) const {
+    return up(i) == parent && (parent != kNil || salts_[i] == salt) && same_tokens(i, tokens);
+  }
+  NodeKey key_of(int32_t i) const;
   Walk walk(const int32_t* tokens, int64_t blocks, uint64_t salt);
   int32_t grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count, uint64_t salt,
                NodeState as, bool protect);
   void remove(const int32_t* indices, int32_t count);
   int32_t place(int32_t watch, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks);
+  uint32_t hash_of(int32_t i) const { return NodeTable::hash_of(table_.load(nodes_[i].entry)); }
 
   void look_ahead() const;
   std::vector<int64_t> ranks() const;
@@ -360,20 +371,31 @@ class PrefixTrie {
   void refresh(int32_t i);
   void hit(int32_t i);
 
+  static void bump(std::atomic<uint64_t>& counter, int64_t by) {  // one writer: no read-modify-write
+    counter.store(counter.load(std::memory_order_relaxed) + static_cast<uint64_t>(by), std::memory_order_relaxed);
+  }
+  static void bump(std::atomic<int32_t>& counter, int64_t by) {
+    counter.store(counter.load(std::memory_order_relaxed) + static_cast<int32_t>(by), std::memory_order_relaxed);
+  }
+
   BlockAllocator& pool_;
   const int32_t size_;
+  const size_t words_;  // of 8 bytes per block of tokens
   const int32_t index_bits_;
   const uint64_t seed_, hash_keep_;
   LazyArray<Node> nodes_;
   LazyArray<uint64_t> salts_;   // by node, of first blocks only: further down the parent says it
-  LazyArray<int32_t> tokens_;   // by node
+  LazyArray<uint64_t> tokens_;  // by node, two tokens a word
   NodeTable table_;
   LruList probation_, protected_;
   PrefixStates states_;
   Watches watches_;
   Leaver* leaver_ = nullptr;
-  int32_t count_ = 0, promised_ = 0;
-  TrieCounters stats_;
+  std::atomic<int32_t> count_{0}, promised_{0};
+  struct {
+    std::atomic<uint64_t> lookups, looked_up, hit, collisions, inserted, duplicates, evicted, evicted_hit, promoted,
+        broken;
+  } stats_{};
 };
 
 }  // namespace prelude

@@ -30,5 +30,8 @@ struct Result {
 // A Python wrapper lets go of the GIL where it expects more work than this. Getting the lock back beside a
 // busy Python thread costs far more than a short call, so short calls keep it.
 inline constexpr int64_t kReleaseGilNs = 10'000;
+// The cost of a block of work in that estimate.
+inline constexpr int64_t kBlockNs = 20;
+constexpr bool worth_releasing_gil(int64_t blocks) { return blocks * kBlockNs > kReleaseGilNs; }
 
 }  // namespace prelude
