@@ -267,7 +267,7 @@ def few_rows(device: Device, x: Tensor, weight: Tensor, out: Tensor, *, add: boo
     """Enqueue ``out = x @ weight.T`` for an ``out`` in the element type, or ``out += x @ weight.T`` for one in
     float32, of at most ``FEW_ROWS`` rows that lie in one piece; False if the kernels do not serve these sizes."""
     (rows, width), outputs = x.shape, weight.shape[0]
-    if not 0 < rows <= FEW_ROWS or width % _FEW_COLUMNS or outputs % _FEW_OUTPUTS:
+    if not 0 < rows <= FEW_ROWS or width % _FEW_COLUMNS or outputs % _FEW_OUTPUTS or x.dtype != device.element:
         return False
     if out.dtype != (torch.float32 if add else x.dtype) or not all(t.is_contiguous() for t in (x, weight, out)):
         return False

@@ -40,8 +40,8 @@ struct __align__(16) Eight {
     element v[8];
 };
 
-// Programmatic dependent launch: this kernel may have been started before the one in front of it ended. Nothing may be
-// read or written before `wait`; the kernel behind us may be started at once, and waits for us in the same way.
+// Programmatic dependent launch: this kernel may have been started before the one in front of it ended. Before
+// `wait` nothing may be written, and nothing read that a kernel of the step writes; the kernel behind us may be started at once, and waits for us in the same way.
 __device__ __forceinline__ void begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

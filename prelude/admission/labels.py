@@ -75,8 +75,8 @@ class LabelTrie:
         return scores.index(best), shares, dict(zip(labels, shares)), dict(zip(labels, joint)), mass
 
     def _sums(self, logprobs: list[float], first: int) -> list[float]:
-        """Return the joint logprob of each label: the sum over its path, in its order."""
-        return [sum([logprobs[first + edge] for edge in path]) for path in self.paths]
+        """Return the joint logprob of each label: the sum over its path."""
+        return [math.fsum([logprobs[first + edge] for edge in path]) for path in self.paths]
 
 
 def shares_of(scores: Sequence[float]) -> tuple[list[float], float, float]:

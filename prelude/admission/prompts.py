@@ -32,10 +32,9 @@ from prelude.readouts.batch import I32
 from prelude.records import dataclass
 from prelude.tasks import Classify, Embed, Rerank
 from prelude.values import validation
+from prelude.values.model_settings import OF_VECTORS
 
 TRUNCATIONS = ("error", "head", "tail", "middle")
-_OF_VECTORS = {"query": "", "document": ""}
-"""Prompts of every model of vectors, as in sentence-transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +132,14 @@ def prompt_before(ctx: AdmissionContext, task: Embed | Classify | Rerank, *, tex
     """The text that is put before the caller's: ``instruction``, the model's own prompt that ``prompt_name`` names,
     or its default one; "" for none. ``text``: whether the caller gave text, which alone can have a prompt."""
     settings, name, given = ctx.embedding, task.prompt_name, task.instruction
-    prompts = {**_OF_VECTORS, **settings.prompts} if isinstance(task, Embed) else settings.prompts
+    prompts = {**OF_VECTORS, **settings.prompts} if isinstance(task, Embed) else settings.prompts
     if name is not None and given is not None:
         raise InvalidRequest("the prompt and an instruction have one place; give one", field="prompt_name")
     if given is not None:
         before = validation.text(given, "instruction", ctx.max_chars)
     elif name is None:
         default = settings.default_prompt_name
-        return settings.prompts[default] if default is not None and text else ""
+        return prompts.get(default, "") if default is not None and text else ""
     elif not isinstance(name, str) or (name and name not in prompts):
         known = ", ".join(map(repr, list(prompts)[:16])) or "none"
         raise InvalidRequest(f"{shown(name)} is not a prompt of this model; it has {known}", field="prompt_name")

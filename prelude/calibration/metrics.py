@@ -47,7 +47,7 @@ def row_of(given: Any, where: str) -> F64:
     """One row of probabilities, float64 [labels]. ``CalibrationError`` that begins with ``where`` if it is none."""
     try:
         row: F64 = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         row = np.empty((0, 0))
     if row.ndim != 1 or not row.size or not np.isfinite(row).all() or row.min() < 0 or row.sum() <= 0:
         raise CalibrationError(

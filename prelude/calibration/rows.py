@@ -85,8 +85,8 @@ def _question(found: dict[str, Any], head: Head | None, where: str) -> Any:
         return Score(found["question"], found["levels"])
     if unknown := sorted(found.keys() - {"state", "question", "criteria", "label"}):
         raise CalibrationError(
-            f"{where}: {shown(unknown[0])} is no field of a question of yes or no, and the row has no labels, levels "
-            "or head, which make it another one; leave it out, or correct its name"
+            f"{where}: {shown(unknown[0])} is no field of a question of yes or no, and the row has neither labels "
+            "nor levels, which make it another one; leave it out, or correct its name"
         )
     return Noul(found["question"], found.get("criteria"))
 

@@ -36,7 +36,7 @@ from prelude.models.safetensors_file import FLOATS, SafetensorsFile
 from prelude.recipes import MAX_FILE_BYTES, GuardRecipe, ModelRecipes, RerankRecipe, read_recipe, shipped
 from prelude.tokenizer.class_settings import gives_types
 from prelude.values.arrays import F32
-from prelude.values.model_settings import POOLINGS, SIMILARITIES, Dense, EmbeddingSettings
+from prelude.values.model_settings import OF_VECTORS, POOLINGS, SIMILARITIES, Dense, EmbeddingSettings
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def _prompts(fields: Fields) -> tuple[dict[str, str], str | None]:
     if not all(isinstance(text, str) and len(text) <= _MAX_PROMPT_CHARS for text in prompts.values()):
         raise fields.wrong("prompts", f"texts of at most {_MAX_PROMPT_CHARS:,} characters are needed")
     default = fields.get("default_prompt_name", None)
-    if default is not None and (not isinstance(default, str) or default not in prompts):
+    if default is not None and (not isinstance(default, str) or default not in {**OF_VECTORS, **prompts}):
         raise fields.wrong("default_prompt_name", f"one of the prompts is needed: {shown(list(prompts))}")
     return prompts, default
 

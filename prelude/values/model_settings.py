@@ -18,6 +18,10 @@ number of tokens; "weightedmean" weighs a token by its place in the prompt, coun
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
+OF_VECTORS = {"query": "", "document": ""}
+"""Prompts of every model of vectors, as in sentence-transformers."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
     """``activation(weight @ vector + bias)``, float32: sentence-transformers' ``Dense`` on a pooled vector."""

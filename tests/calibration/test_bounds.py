@@ -58,7 +58,18 @@ def test_rows_without_figures(rows: Any, truth: list[Any], says: str) -> None:
         metrics.summary([np.array(row) for row in rows], truth)
 
 
-WRONG: list[Any] = [[0.0, 0.0], [math.nan, 1.0], [-1.0, 2.0], [[0.5, 0.5]], [], ["a", "b"], "ab", None, 0.5]
+WRONG: list[Any] = [
+    [0.0, 0.0],
+    [math.nan, 1.0],
+    [-1.0, 2.0],
+    [[0.5, 0.5]],
+    [],
+    ["a", "b"],
+    "ab",
+    None,
+    0.5,
+    [10**400, 1],
+]
 
 
 @pytest.mark.parametrize("row", WRONG, ids=repr)

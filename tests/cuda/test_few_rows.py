@@ -61,12 +61,19 @@ def test_steps_of_few_rows_are_the_cpus(model: Model, graphs: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "width", "outputs", "add", "dtype"),
-    [(17, 32, 32, False, BF16), (2, 40, 32, False, BF16), (2, 32, 24, True, torch.float32), (2, 32, 32, True, BF16)],
+    ("rows", "width", "outputs", "add", "dtypes"),  # dtypes: of x and the weight, and of the sums
+    [
+        (17, 32, 32, False, (BF16, BF16)),
+        (2, 40, 32, False, (BF16, BF16)),
+        (2, 32, 24, True, (BF16, torch.float32)),
+        (2, 32, 32, True, (BF16, BF16)),
+        (2, 32, 32, False, (torch.float32, torch.float32)),  # a classification head
+    ],
 )
 def test_other_sizes_are_left_to_the_library(
-    rows: int, width: int, outputs: int, add: bool, dtype: torch.dtype
+    rows: int, width: int, outputs: int, add: bool, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
     device = SimulatedDevice(BF16)
-    x, weight, out = (device.zeros(shape, BF16) for shape in ((rows, width), (outputs, width), (rows, outputs)))
-    assert not kernels.few_rows(device, x, weight, out.to(dtype), add=add) and not device.calls
+    x, weight = (device.zeros((count, width), dtypes[0]) for count in (rows, outputs))
+    out = device.zeros((rows, outputs), dtypes[1])
+    assert not kernels.few_rows(device, x, weight, out, add=add) and not device.calls

@@ -225,6 +225,7 @@ SETTINGS: dict[str, Row] = {
     "prompts": settings(f"{ENCODERS} recipe roberta", prompts=PROMPTS),
     "default_prompt_name": settings(f"{ENCODERS} recipe roberta", prompts=PROMPTS, default_prompt_name="other"),
     "no prompt of the name": settings("vectors", prompts={"other": "Harbour "}, default_prompt_name="other"),
+    "a default prompt of every model": settings("vectors", default_prompt_name="query"),
     "a default prompt of null": settings(ENCODERS, prompts={"query": None}, default_prompt_name="query"),
     "default prompt, left": Row(
         ENCODERS,
