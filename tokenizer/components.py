@@ -17,7 +17,7 @@ from ._building import CUSTOM, attribute_names, file_value, member_of, python_va
 from ._repr import LONG, SHORT, member_text
 from ._schema import FIELDS, canonical
 from .added_token import AddedToken
-from .backends.reference import CHAR_BYTES, ReferenceCore
+from .backends.reference import CHAR_BYTES, ReferenceCore, asked
 from .encoding import Encoding
 from .errors import TokenizersMutationError
 from .trainers import TRAINING
@@ -201,7 +201,7 @@ class Normalizer(Component):
 
     def normalize(self, normalized: Any) -> None:
         """Normalize HF's ``NormalizedString`` in place."""
-        self._theirs.normalize(normalized)
+        asked(self._theirs.normalize, normalized)
 
     def normalize_str(self, sequence: str) -> str:
         return self._tokenizer._core.normalize(sequence)
@@ -217,7 +217,7 @@ class PreTokenizer(Component):
 
     def pre_tokenize(self, pretok: Any) -> None:
         """Split HF's ``PreTokenizedString`` in place."""
-        self._theirs.pre_tokenize(pretok)
+        asked(self._theirs.pre_tokenize, pretok)
 
     def pre_tokenize_str(self, sequence: str) -> list[tuple[str, tuple[int, int]]]:
         return self._tokenizer._core.pre_tokenize(sequence)

@@ -156,3 +156,11 @@ def test_an_exponential_pattern_ends(json_of: Any) -> None:
     with pytest.raises(TokenizerError, match="retry-limit-in-match over"):
         ours.encode("a" * 60)
     assert ours.encode("xyz").ids
+    pattern = {"type": "Replace", "pattern": {"Regex": r"(?:(a)|a|aa)+\1b"}, "content": ""}
+    growing = {"type": "Replace", "pattern": {"String": "q"}, "content": "x" * 64}
+    written = json.loads(json_of("byte-level"))
+    written["normalizer"] = {"type": "Sequence", "normalizers": [pattern, growing]}
+    normalizes = Tokenizer.from_str(json.dumps(written))
+    for call in (normalizes.encode, normalizes.normalizer.normalize_str):  # the first one measures the text's growth
+        with pytest.raises(TokenizerError):
+            call("c" * 1_100_000 + "a" * 60)

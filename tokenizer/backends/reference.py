@@ -75,7 +75,7 @@ class ReferenceCore:
     def taken(self, text: str | bytes) -> str:
         """``checked_text``, which HF can normalize within the memory that a call may take."""
         string = checked_text(text)
-        self._growth.require(string, self._hf.normalizer)
+        asked(self._growth.require, string, self._hf.normalizer)
         return string
 
     def encodings(self, texts: Sequence[str | bytes], parse_special: bool, fast: bool = False) -> list[Any]:
