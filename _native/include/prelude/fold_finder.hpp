@@ -62,9 +62,7 @@ class FoldFinder {
 
   explicit FoldFinder(int32_t least) : least_(least) {}
 
-  void clear() {
-    groups_.clear(), next_.clear(), loose_.clear(), table_.clear();
-  }
+  void clear() { groups_.clear(), next_.clear(), loose_.clear(), table_.clear(); }
 
   // For a row with `uncached` tokens to compute, `n` of them (`tokens`) shareable from the front.
   FoldOffer offer(const FoldPlace& place, const int32_t* tokens, int64_t n, int64_t uncached) {
