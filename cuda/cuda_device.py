@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prelude.cuda import compiler, matmul_search
 from prelude.cuda.driver import CudaError, Driver
-from prelude.cuda.kernels import FILES, Argument, Kernel, check, few_rows
+from prelude.cuda.kernels import FILES, Argument, Kernel, check, skinny_gemm
 from prelude.cuda.matmul_search import MatmulSearch
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class CudaDevice:
         with self.scope():
             self.sums_in_float32 = self._adds_in_place()
             self.matmul_search = self._make_matmul_search() if tune and not deterministic else None
-        self.own_products = element == torch.bfloat16 and not deterministic and major == 9 and head_dim % 16 == 0
+        self.skinny_gemm = element == torch.bfloat16 and not deterministic and major == 9 and head_dim % 16 == 0
 
     def _load_kernel(self, name: str) -> int:
         return self.driver.load(compiler.cubin(name, self._flags, version=compiler.nvrtc_version()))
@@ -244,7 +244,7 @@ class CudaDevice:
             self._matmul(_tile(x, at), weight, _tile(out, at), bias, add)
 
     def _matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
-        if bias is None and self.own_products and few_rows(self, x, weight, out, add=add):
+        if bias is None and self.skinny_gemm and skinny_gemm(self, x, weight, out, add=add):
             return
         if bias is None and self.matmul_search is not None:
             if self._searching:

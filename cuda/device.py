@@ -43,8 +43,8 @@ class Graph(Protocol):
 class Device(Protocol):
     element: torch.dtype
     deterministic: bool
-    own_products: bool
-    """Whether this project's kernels serve products of few rows (``kernels/few_rows.cu``)."""
+    skinny_gemm: bool
+    """Whether this project's kernels serve skinny products, those of few rows (``kernels/skinny_gemm.cu``)."""
     divided: bool
     """Whether the device computes one rank's part of each layer; ``all_reduce`` adds the parts."""
     leads: bool

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prelude.cuda.device import Device
 
 Argument: TypeAlias = "Tensor | int | float | None"
-FILES = ("norms", "heads", "attend", "few_rows", "logits", "sample", "publish")
+FILES = ("norms", "heads", "attend", "skinny_gemm", "logits", "sample", "publish")
 """Loaded with the device; another file is when a kernel of it is first launched."""
 _TYPES = {"i32": torch.int32, "f32": torch.float32, "f64": torch.float64}
 
@@ -117,21 +117,21 @@ ATTEND = _kernel(
     "element int element element int element element i32 i32 i32 int int float int int int element",
     lambda n, *args: (1, 0, 0, 0, 0, 0, args[13], args[13], args[13] * args[10]),
 )
-FEW_ROWS = 16
-"""Rows of a product by the kernels of few_rows.cu, at most."""
-_FEW_OUTPUTS, _FEW_COLUMNS, _FEW_CHUNK = 16, 32, 6144
+SKINNY_ROWS = 16
+"""Rows of a product by the kernels of skinny_gemm.cu, at most."""
+_SKINNY_OUTPUTS, _SKINNY_COLUMNS, _SKINNY_CHUNK = 16, 32, 6144
 
 
-def _few(name: str, warps: int) -> Kernel:
+def _skinny(name: str, warps: int) -> Kernel:
     def extents(blocks: int, *args: Any) -> tuple[int, ...]:
-        width, rows, outputs = args[2], args[3], blocks * _FEW_OUTPUTS
+        width, rows, outputs = args[2], args[3], blocks * _SKINNY_OUTPUTS
         return (rows * width, outputs * width, rows * outputs, rows * outputs)
 
-    return _kernel(name, "few_rows", 32 * warps, "element element int int element? f32?", extents)
+    return _kernel(name, "skinny_gemm", 32 * warps, "element element int int element? f32?", extents)
 
 
-FEW_OF_ROWS = _few("few_rows", 8)
-FEW_OF_BLOCKS = _few("few_blocks", 16)
+SKINNY_GEMM = _skinny("skinny_gemm", 8)
+SKINNY_GEMM_WIDE = _skinny("skinny_gemm_wide", 16)
 _TILE_QUERIES = 64
 _FULL_GRID = 1024
 """Blocks from which on a block of ``attend`` has all tiles of its rows."""
@@ -263,19 +263,22 @@ def silu_gate(device: Device, gate_up: Tensor, out: Tensor) -> None:
     device.launch(SILU_GATE, (out.shape[0], -(-inner // per_block)), (gate_up, inner, out))
 
 
-def few_rows(device: Device, x: Tensor, weight: Tensor, out: Tensor, *, add: bool) -> bool:
+def skinny_gemm(device: Device, x: Tensor, weight: Tensor, out: Tensor, *, add: bool) -> bool:
     """Enqueue ``out = x @ weight.T`` for an ``out`` in the element type, or ``out += x @ weight.T`` for one in
-    float32, of at most ``FEW_ROWS`` rows that lie in one piece; False if the kernels do not serve these sizes."""
+    float32, of at most ``SKINNY_ROWS`` rows that lie in one piece; False if the kernels do not serve these sizes."""
     (rows, width), outputs = x.shape, weight.shape[0]
-    if not 0 < rows <= FEW_ROWS or width % _FEW_COLUMNS or outputs % _FEW_OUTPUTS or x.dtype != device.element:
+    if not 0 < rows <= SKINNY_ROWS or width % _SKINNY_COLUMNS or outputs % _SKINNY_OUTPUTS:
+        return False
+    if x.dtype != device.element:
         return False
     if out.dtype != (torch.float32 if add else x.dtype) or not all(t.is_contiguous() for t in (x, weight, out)):
         return False
-    blocks = outputs // _FEW_OUTPUTS
-    kernel = FEW_OF_BLOCKS if blocks <= device.processors else FEW_OF_ROWS
-    shared = (8 if rows <= 8 else 16) * (2 * (min(width, _FEW_CHUNK) + 8) + 2 * _FEW_OUTPUTS * kernel.block // 16)
-    places = (None, out) if add else (out, None)
-    device.launch(kernel, (blocks,), (x, weight, width, rows, *places), shared=shared)
+    blocks = outputs // _SKINNY_OUTPUTS
+    kernel = SKINNY_GEMM_WIDE if blocks <= device.processors else SKINNY_GEMM
+    pitch, warps = min(width, _SKINNY_CHUNK) + 8, kernel.block // 32
+    shared = (8 if rows <= 8 else 16) * (2 * pitch + 4 * warps * _SKINNY_OUTPUTS)  # rows of x, and each warp's sums
+    outs = (None, out) if add else (out, None)
+    device.launch(kernel, (blocks,), (x, weight, width, rows, *outs), shared=shared)
     return True
 
 

@@ -94,7 +94,7 @@ class NullDevice(CudaDevice):
         self.handle = self.driver.stream()
         self.capability, self.processors = (9, 0), 132
         self._dependent = self._clusters = True
-        self.own_products = False
+        self.skinny_gemm = False
         self._ranks, self.divided, self.leads = None, False, True
         self._functions, self._shared = {}, {}
         self._modules = {name: self.driver.load(b"cubin") for name in kernels.FILES}

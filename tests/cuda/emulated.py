@@ -80,7 +80,7 @@ class EmulatedDevice(SimulatedDevice):
         columns, rows = (*grid, 1)[:2]
         cluster = min(kernel.cluster, CLUSTER) if kernel.file in ("sample", "logits") else kernel.cluster
         # Where a block's work depends on its size, the grid counts on it.
-        block = kernel.block if kernel.name == "silu_gate" or kernel.file in ("attend", "few_rows") else BLOCK
+        block = kernel.block if kernel.name == "silu_gate" or kernel.file in ("attend", "skinny_gemm") else BLOCK
 
         def execute() -> None:
             raw: list[Any] = [a.everything().data_ptr() if isinstance(a, Pointer) else a for a in seen]

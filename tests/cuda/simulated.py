@@ -26,7 +26,7 @@ import torch
 from prelude._native.gpu import reached
 from prelude.cuda.cuda_device import _tile
 from prelude.cuda.device import FIXED_ROWS
-from prelude.cuda.kernels import Argument, Kernel, check, few_rows
+from prelude.cuda.kernels import Argument, Kernel, check, skinny_gemm
 from prelude.cuda.staging import Area
 from torch import Tensor
 
@@ -124,7 +124,7 @@ class SimulatedDevice:
         self.divided = ranks is not None
         self.leads = ranks is None or ranks.rank == 0
         self.element = element
-        self.own_products = False
+        self.skinny_gemm = False
         self.deterministic = deterministic
         self.total = memory
         self.name, self.capability = "simulated", (9, 0)
@@ -285,7 +285,7 @@ class SimulatedDevice:
         self.enqueue_on("all_reduce", run, x)
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
-        if bias is None and self.own_products and few_rows(self, x, weight, out, add=add):
+        if bias is None and self.skinny_gemm and skinny_gemm(self, x, weight, out, add=add):
             return
 
         def run(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> None:

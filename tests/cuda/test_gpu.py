@@ -104,19 +104,19 @@ def test_bits_in_any_company(on_gpu: Callable[..., CudaExecutor], element: torch
     bits_in_any_company(on_gpu(element, deterministic=True, policy=GraphPolicy(enabled=False)))
 
 
-def test_few_rows_are_multiplied_by_this_projects_kernels(on_gpu: Callable[..., CudaExecutor]) -> None:
+def test_skinny_gemm_against_float32(on_gpu: Callable[..., CudaExecutor]) -> None:
     """The shapes of Qwen3-0.6B and 4B, and one of two chunks."""
     device = on_gpu(torch.bfloat16).device
     torch.manual_seed(1)
     with device.scope():
         for outputs, inner in ((4096, 1024), (1024, 2048), (1024, 3072), (6144, 2560), (2560, 9728)):
             weight = (torch.randn(outputs, inner, device="cuda") / inner**0.5).bfloat16()
-            for rows in range(1, kernels.FEW_ROWS + 1):
+            for rows in range(1, kernels.SKINNY_ROWS + 1):
                 x = torch.randn(rows, inner, device="cuda").bfloat16()
                 wanted = x.float() @ weight.float().t()
                 for out in (torch.ones(rows, outputs, device="cuda"), torch.full_like(wanted, 7.0).bfloat16()):
                     add = out.dtype == torch.float32
-                    assert kernels.few_rows(device, x, weight, out, add=add)
+                    assert kernels.skinny_gemm(device, x, weight, out, add=add)
                     assert (out.float() - wanted - int(add)).abs().max() < 1e-2 * wanted.abs().max()
 
 

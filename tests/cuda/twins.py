@@ -111,7 +111,7 @@ def silu_gate(n: int, gate_up: Any, inner: int, out: Any) -> None:
     out.at(n, inner).copy_(torch.nn.functional.silu(both[:, :inner]) * both[:, inner:])
 
 
-def few_rows(blocks: int, x: Any, weight: Any, width: int, rows: int, out: Any, added: Any) -> None:
+def skinny_gemm(blocks: int, x: Any, weight: Any, width: int, rows: int, out: Any, added: Any) -> None:
     product = x.at(rows, width).float() @ weight.at(16 * blocks, width).float().t()
     if added is None:
         out.at(rows, 16 * blocks).copy_(product)
@@ -119,7 +119,7 @@ def few_rows(blocks: int, x: Any, weight: Any, width: int, rows: int, out: Any, 
         added.at(rows, 16 * blocks).add_(product)
 
 
-few_blocks = few_rows
+skinny_gemm_wide = skinny_gemm
 
 
 def attend(blocks: int, *given: Any) -> None:

@@ -101,22 +101,25 @@ __device__ __forceinline__ void product(const element* x, const element* weight,
     }
 }
 
+template <int WARPS, int AHEAD>
+__device__ __forceinline__ void gemm(const element* x, const element* weight, int width, int rows, element* out,
+                                     float* added) {
+    if (rows <= 8)
+        product<WARPS, AHEAD, 1>(x, weight, width, rows, out, added);
+    else
+        product<WARPS, AHEAD, 2>(x, weight, width, rows, out, added);
+}
+
 // x [rows][width], weight [outputs][width], outputs / OUTPUTS blocks. The sums become `out` [rows][outputs], or are added to
 // `added` [rows][outputs]; the other is null. Dynamic shared memory: `held` and `sums`.
 extern "C" __global__ void __launch_bounds__(256, 2)
-    few_rows(const element* x, const element* weight, int width, int rows, element* out, float* added) {
-    if (rows <= 8)
-        product<8, 4, 1>(x, weight, width, rows, out, added);
-    else
-        product<8, 4, 2>(x, weight, width, rows, out, added);
+    skinny_gemm(const element* x, const element* weight, int width, int rows, element* out, float* added) {
+    gemm<8, 4>(x, weight, width, rows, out, added);
 }
 
 // The same where the blocks are too few for the device: twice the warps, and more that is ahead.
 extern "C" __global__ void __launch_bounds__(512, 1)
-    few_blocks(const element* x, const element* weight, int width, int rows, element* out, float* added) {
-    if (rows <= 8)
-        product<16, 6, 1>(x, weight, width, rows, out, added);
-    else
-        product<16, 6, 2>(x, weight, width, rows, out, added);
+    skinny_gemm_wide(const element* x, const element* weight, int width, int rows, element* out, float* added) {
+    gemm<16, 6>(x, weight, width, rows, out, added);
 }
 #endif

@@ -1,4 +1,4 @@
-"""Products of few rows: the kernels by the emulator, and the steps that they serve."""
+"""Skinny products, of few rows: the kernels by the emulator, and the steps that they serve."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_kernels_are_the_products(rows: int, width: int) -> None:
         for out in (torch.full((rows, outputs), 7.0, dtype=BF16), torch.ones(rows, outputs)):
 
             def work(device: SimulatedDevice, *given: torch.Tensor, add: bool = out.dtype != BF16) -> None:
-                assert kernels.few_rows(device, *given, add=add)
+                assert kernels.skinny_gemm(device, *given, add=add)
 
             ours, theirs = both(work, x, weight, out, element=BF16)[-1]
             assert (ours.float() - theirs.float()).abs().max() <= 1e-2 * theirs.float().abs().max()
@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 def test_steps_of_few_rows_are_the_cpus(model: Model, graphs: bool) -> None:
     device = SimulatedDevice()
-    device.own_products = True
+    device.skinny_gemm = True
     policy = GraphPolicy(enabled=graphs, at_once=True)
     executor = on_device(model, device=device, policy=policy, logits_chunk_rows=16, step_rows=256)
     reference, rng = model.executor(num_blocks=BLOCKS), np.random.default_rng(1)
@@ -57,7 +57,7 @@ def test_steps_of_few_rows_are_the_cpus(model: Model, graphs: bool) -> None:
         same(run(executor, batch), run(reference, batch), 2e-4)
     if not graphs:
         ran = Counter(device.calls)
-        assert ran["few_rows"] + ran["few_blocks"] > 0 < ran["matmul"]
+        assert ran["skinny_gemm"] + ran["skinny_gemm_wide"] > 0 < ran["matmul"]
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_other_sizes_are_left_to_the_library(
     device = SimulatedDevice(BF16)
     x, weight = (device.zeros((count, width), dtypes[0]) for count in (rows, outputs))
     out = device.zeros((rows, outputs), dtypes[1])
-    assert not kernels.few_rows(device, x, weight, out, add=add) and not device.calls
+    assert not kernels.skinny_gemm(device, x, weight, out, add=add) and not device.calls
