@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -198,12 +197,3 @@ def test_agreement_and_unreadable_configurations_are_silent(json_of: Any, tmp_pa
             data = junk if isinstance(junk, bytes) else junk.encode()
             (tmp_path / "tokenizer_config.json").write_bytes(data)
             assert Tokenizer.from_file(path).bos_token_id is None
-
-
-@pytest.mark.feature("J8")
-def test_texts_are_tokenised_from_many_threads_in_order(pair_of: Pair) -> None:
-    ours, _ = pair_of("byte-level")
-    prompts = [f"prompt {i}: Hello there, how are you? " * 20 for i in range(64)]
-    expected = [ours.encode_array(p).tolist() for p in prompts]
-    with ThreadPoolExecutor(8) as pool:
-        assert [a.tolist() for a in pool.map(ours.encode_array, prompts)] == expected

@@ -102,22 +102,6 @@ def test_patterns_split_as_hf_splits(json_of: Any, pattern: str, behavior: str, 
     assert ours.encode(text).offsets == theirs.encode(text).offsets
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_patterns_are_served_by_one_of_both_backends(
-    json_of: Any, caplog: pytest.LogCaptureFixture, pattern: str
-) -> None:
-    text = split_by(json_of("byte-level"), pattern)
-    with caplog.at_level(logging.INFO, logger="prelude.tokenizer"):
-        ours = Tokenizer.from_str(text)
-    refused = pattern in PATTERNS[:2]
-    assert ours.backend == ("reference" if refused else "native")
-    assert len(caplog.records) == refused and ("backend reference: a pattern with" in caplog.text) == refused
-    theirs = tokenizers.Tokenizer.from_str(text)
-    for one in ("aabB12 \n\t# x\n#é你 ABC", "> a\n>>b \u2028c", "ñß_ñ é\u0301 xx", "A\nB-\nCC.AB\nD", ""):
-        mine, other = ours.encode(one), theirs.encode(one)
-        assert (mine.ids, mine.offsets, mine.word_ids) == (other.ids, other.offsets, other.word_ids), one
-
-
 _cache: dict[str, tuple[Tokenizer, Any]] = {}
 
 
@@ -125,28 +109,6 @@ def loaded(text: str) -> tuple[Tokenizer, Any]:
     if text not in _cache:
         _cache[text] = Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
     return _cache[text]
-
-
-@pytest.mark.fault(29)
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        r"(?i)straße(?<=x)|\w",
-        r"(?<name>a)\k<name>|.",
-        r"\G(?<=a)b|.",
-        r"a\Kb(?<=b)|.",
-        r"(?<=a)b{1,2}+|.",
-        r"(?<=a)b{2}?|.",
-        r"(?<=a)\R|.",
-        r"(?x: a )(?<=a)|.",
-        r"(?<=a)b**|.",
-    ],
-)
-def test_a_pattern_that_is_not_ours_goes_to_the_reference(json_of: Any, pattern: str) -> None:
-    ours, theirs = loaded(split_by(json_of("byte-level"), pattern))
-    assert ours.backend in ("reference", "native")
-    for text in ("aab bbb straße STRASSE", "a\r\nb", "xaba"):
-        assert ours.encode(text).ids == theirs.encode(text).ids
 
 
 @pytest.mark.fault(29)

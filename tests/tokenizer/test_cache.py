@@ -293,27 +293,6 @@ def test_the_oldest_go_where_there_are_too_many(
         assert tables(folder) == sorted(kept)
 
 
-def test_digests_see_every_byte_and_the_length(tmp_path: Path) -> None:
-    key = bytes(range(64))
-    chunk = 1 << 18
-    seen = set()
-    for size in (0, 1, 7, 63, 64, 65, 127, 128, 1000, chunk - 1, chunk, chunk + 1, 2 * chunk):
-        data = bytes(size)
-        path = tmp_path / "data"
-        path.write_bytes(data)
-        with path.open("rb") as file:
-            assert _core.digest_file(file.fileno(), key) == _core.digest(data, key)
-        seen.add(_core.digest(data, key))
-        for at in {0, size // 2, size - 1} if size else ():
-            changed = bytearray(data)
-            changed[at] = 1
-            seen.add(_core.digest(bytes(changed), key))
-        assert _core.digest(data, key) != _core.digest(data, bytes(64))
-    assert len(seen) == 13 + 1 + 3 * 11
-    with pytest.raises(ValueError):
-        _core.digest(b"", b"short")
-
-
 def test_why_tables_are_not_used_is_said(file: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     Tokenizer.from_file(file, cache=folder)
     (path,) = tables(folder)

@@ -118,6 +118,19 @@ def test_malformed_files_name_the_place(data: bytes, path: str) -> None:
 
 
 @pytest.mark.fault(30)
+def test_text_that_is_no_json_is_refused() -> None:
+    bad = ["{", "[1,]", '{"a":1,}', '{"a"1}', "[1;2]", "nul", "NaN", "01", "1.", "-", '"a', r'"\x"', r'"\u12"', "'a'"]
+    bad += [r'"\ud800"', r'"\udc00"', "{}x", "[1}", "{1:2}", '"\n"', "[" * 129 + "]" * 129, "Infinity"]
+    for value in bad:
+        with pytest.raises(TokenizerFileError):
+            CoreTokenizer.from_json(made(SMALL, surprise=0).replace(b': 0, "m', f': {value}, "m'.encode()))
+    whole = made(SMALL)
+    for size in range(len(whole)):
+        with pytest.raises(TokenizerFileError):
+            CoreTokenizer.from_json(whole[:size])
+
+
+@pytest.mark.fault(30)
 def test_a_feature_outside_the_subset_is_named() -> None:
     vocabularies: list[dict[str, int]] = [{"a": 1_000_000}, {"a": 1, "b": 1}]
     made_of = [bpe(v, []) for v in vocabularies]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 import subprocess
@@ -45,55 +44,6 @@ def test_a_str_is_read_as_its_utf8_however_its_characters_lie(pair_of: Pair, oth
         expected = ours.encode_array(text.encode()).tolist()
         assert ours.encode_array(text).tolist() == expected
         assert ours.encode(text).ids == expected  # and once more, as the str may have kept something
-
-
-@pytest.mark.parametrize("special", [True, False])
-def test_pair(name: str, pair_of: Pair, assert_same: Any, texts: list[str], special: bool) -> None:
-    ours, theirs = pair_of(name)
-    for one, two in itertools.product(texts[:6], texts[1:5]):
-        assert_same(
-            ours.encode(one, two, add_special_tokens=special),
-            theirs.encode(one, two, add_special_tokens=special),
-            (one, two),
-        )
-
-
-@pytest.mark.parametrize("special", [True, False])
-def test_words(name: str, pair_of: Pair, assert_same: Any, special: bool) -> None:
-    ours, theirs = pair_of(name)
-    lists = [[], [""], ["Hello", "there", "you"], ["two words", " lead", "trail "], ["<mask>", " ", "a<special>"]]
-    for words in lists:
-        assert_same(
-            ours.encode(words, is_pretokenized=True, add_special_tokens=special),
-            theirs.encode(words, is_pretokenized=True, add_special_tokens=special),
-            words,
-        )
-        assert_same(
-            ours.encode(words, ("pair", "words"), True, special),
-            theirs.encode(words, ("pair", "words"), True, special),
-            words,
-        )
-
-
-def test_a_batch_is_given_as_any_sequence(name: str, pair_of: Pair, assert_same: Any, texts: list[str]) -> None:
-    """Lists of plain strings take a way of their own; the results of both ways are the same."""
-
-    class Text(str):
-        pass
-
-    ours, theirs = pair_of(name)
-    for method in ("encode_batch", "encode_batch_fast"):
-        for add in (True, False):
-            expected = getattr(theirs, method)(texts, add_special_tokens=add)
-            for batch in (list(texts), tuple(texts), [Text(text) for text in texts]):
-                made = getattr(ours, method)(batch, add_special_tokens=add)
-                for mine, other in zip(made, expected, strict=True):
-                    assert_same(mine, other, (method, add, type(batch)))
-            for mine, other in zip(getattr(ours, method)(list(texts), add_special_tokens=add), expected):
-                for one in (mine, other):
-                    one.pad(9, pad_id=3)
-                    one.truncate(4)
-                assert_same(mine, other, (method, add, "changed"))
 
 
 def test_async_methods(pair_of: Pair, assert_same: Any) -> None:

@@ -251,37 +251,6 @@ def test_importing_is_light() -> None:
 # ---- malformed files
 
 
-def broken(state: dict[str, Any], path: list[Any], value: Any) -> str:
-    state = copy.deepcopy(state)
-    at: Any = state
-    for key in path[:-1]:
-        at = at[key]
-    at[path[-1]] = value
-    return json.dumps(state)
-
-
-@pytest.mark.fault(30)
-@pytest.mark.parametrize(
-    ("path", "value", "says"),
-    [
-        (["post_processor", "single"], 5, "post_processor.single"),
-        (["post_processor", "single", 0], {}, r"post_processor.single\[0\]"),
-        (["post_processor", "single", 0, "SpecialToken", "id"], 7, r"post_processor.single\[0\]"),
-        (["post_processor", "single", 0, "SpecialToken", "type_id"], -1, r"post_processor.single\[0\].type_id"),
-        (["post_processor", "special_tokens", "[CLS]", "ids"], 5, r"special_tokens\['\[CLS\]'\].ids"),
-        (["truncation"], {"max_length": "x"}, "truncation"),
-        (["truncation"], [], "truncation"),
-        (["padding"], {"strategy": "Sideways"}, "padding"),
-        (["model", "vocab"], 5, "model.vocab"),
-        (["model", "type"], "Nonsense", "model|Nonsense"),
-        (["added_tokens"], {}, "added_tokens"),
-    ],
-)
-def test_malformed_members_are_named(json_of: Any, path: list[Any], value: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Tokenizer.from_str(broken(json.loads(json_of("template")), path, value))
-
-
 @pytest.mark.fault(30)
 @pytest.mark.parametrize(
     "data",

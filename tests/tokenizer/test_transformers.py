@@ -92,23 +92,6 @@ def test_results_are_the_same(folder: Path, loads: list[Tokenizer]) -> None:
     assert len(loads) == 2
 
 
-def test_changes_are_noticed(folder: Path, loads: list[Tokenizer]) -> None:
-    theirs, ours = (transformers.AutoTokenizer.from_pretrained(folder) for _ in range(2))
-    for change in (
-        lambda t: t.add_tokens([AddedToken("there", lstrip=True)]),
-        lambda t: t.add_special_tokens({"eos_token": "<eos>"}),
-        lambda t: setattr(t._tokenizer, "pre_tokenizer", pre_tokenizers.Whitespace()),
-        lambda t: setattr(t._tokenizer, "post_processor", None),
-    ):
-        for tokenizer in (theirs, ours):
-            change(tokenizer)
-        expected = everything(theirs)
-        with patched_transformers():
-            before = len(loads)
-            assert everything(ours) == expected
-            assert len(loads) == before + 1
-
-
 def replace_model(tokenizer: Any) -> None:
     tokenizer.backend_tokenizer.model = models.WordLevel({"two": 0, "[UNK]": 1, "Hello": 2}, unk_token="[UNK]")
 
@@ -226,27 +209,6 @@ def thorough(tokenizer: Any) -> list[Any]:
     return found
 
 
-def test_a_call_serialises_nothing(folder: Path, loads: list[Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = (transformers.AutoTokenizer.from_pretrained(folder) for _ in range(2))
-    with patched_transformers():
-        for tokenizer in (one, other):
-            tokenizer(TEXTS)
-        assert len(loads) == 2
-        serialised: list[Any] = []
-        original = tokenizers.Tokenizer.to_str
-        monkeypatch.setattr(tokenizers.Tokenizer, "to_str", lambda t, *a: serialised.append(t) or original(t, *a))
-        for _ in range(5):
-            one(TEXTS)
-            other.decode([1, 2, 3])
-        other.add_tokens(["brand new"])
-        one(TEXTS)
-        assert not serialised
-        models.BPE().dropout = 0.5  # a component that no tokenizer holds: compared, not loaded anew
-        one(TEXTS)
-        assert serialised == [one.backend_tokenizer]
-        assert len(loads) == 2
-
-
 def test_the_classes_of_hf_are_as_before_once_undone(folder: Path) -> None:
     before = [(c, n, m) for c in watched_classes() for n, m in vars(c).items()]
     undo = patch_transformers()
@@ -283,25 +245,6 @@ def test_one_tokenizer_alone(folder: Path, loads: list[Tokenizer]) -> None:
         assert everything(other) == expected
     with pytest.raises(TypeError, match="fast tokenizer of transformers, not str"):
         fast_tokenizer("bert")
-
-
-def test_hf_makes_no_tokenizer_until_one_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    one = fast_tokenizer(theirs)
-    expected = theirs(TEXTS, padding=True)["input_ids"], len(theirs), theirs.get_vocab(), repr(theirs)
-    made: list[bytes] = []
-    from_str = tokenizers.Tokenizer.from_str
-    monkeypatch.setattr(tokenizers.Tokenizer, "from_str", lambda text: made.append(text) or from_str(text))
-    again = pickle.loads(pickle.dumps(one))
-    for tokenizer in (one, again, copy.copy(one)):
-        found = tokenizer(TEXTS, padding=True)["input_ids"], len(tokenizer), tokenizer.get_vocab(), repr(tokenizer)
-        assert found == expected
-        assert type(tokenizer).__name__ == type(theirs).__name__ and isinstance(tokenizer, type(theirs))
-        tokenizer.convert_tokens_to_ids(["Hello"]), tokenizer.all_special_ids, tokenizer.added_tokens_decoder
-        tokenizer.batch_decode([[5, 6], [7]], skip_special_tokens=True)
-    assert not made
-    assert type(one.backend_tokenizer.model) is type(theirs.backend_tokenizer.model)
-    assert len(made) == 1
 
 
 def test_a_saved_tokenizer_is_the_same(folder: Path, tmp_path: Path) -> None:
@@ -387,17 +330,6 @@ def test_patches_nest_and_undo(folder: Path) -> None:
     with pytest.raises(KeyError), patched_transformers():
         raise KeyError
     assert vars(fast)["_encode_plus"] is original
-
-
-def test_pickle_copy_and_save_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:
-    with patched_transformers():
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        expected = everything(tokenizer)
-        assert everything(pickle.loads(pickle.dumps(tokenizer))) == expected
-        assert everything(copy.deepcopy(tokenizer)) == expected
-        tokenizer.save_pretrained(tmp_path / "saved")
-    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
-    assert again(TEXTS, padding=True) == tokenizer(TEXTS, padding=True)
 
 
 @pytest.mark.fault(34)

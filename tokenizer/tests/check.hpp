@@ -18,17 +18,6 @@ inline int failures = 0;
     }                                                                           \
   } while (0)
 
-template <class Error, class F>
-bool throws(F&& f) {
-  try {
-    f();
-  } catch (const Error&) {
-    return true;
-  } catch (...) {
-  }
-  return false;
-}
-
 // Rounds of a test that draws its texts. Code with sanitizers takes ten times as long, so it makes a tenth of them:
 // the time of a test is bounded by its work.
 constexpr int rounds(int all) {

@@ -1,5 +1,5 @@
-// The table of merges against a map; the ways of merging against each other, for every set of instructions; and which
-// tokens stand beside each other.
+// The table of merges, filled with pairs of one line; the ways of merging against each other, for every set of
+// instructions.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "bpe/merge_batch.hpp"
-#include "bpe/pair_validity.hpp"
 #include "check.hpp"
 #include "errors.hpp"
 
@@ -35,35 +34,6 @@ void same_as(const MergeTable& table, const std::map<Pair, std::pair<uint32_t, u
     auto at = expected.find({all[i].a, all[i].b});
     CHECK(at != expected.end() && at->second == std::pair(all[i].rank, all[i].id));
   }
-}
-
-// Ids of as many bits as there may be, in the entries or apart; the same pair twice; pairs that are none.
-void table_as_a_map() {
-  std::mt19937 random(5);
-  size_t apart = 0, overflowed = 0;
-  for (int round = 0; round < 300; ++round) {
-    const uint32_t ids = 1 + random() % (1u << (1 + round % 28));
-    const uint32_t merges = 1 + random() % (round % 10 ? 300 : 20000);
-    MergeTable table;
-    table.reserve(merges, ids);
-    std::map<Pair, std::pair<uint32_t, uint32_t>> expected;
-    std::vector<Pair> asked;
-    for (uint32_t rank = 0; rank < merges; ++rank) {
-      Pair pair{random() % ids, random() % ids};
-      if (!asked.empty() && random() % 8 == 0) pair = asked[random() % asked.size()];
-      uint32_t id = random() % ids;
-      CHECK(table.add(pair.first, pair.second, rank, id) == !expected.count(pair));
-      expected[pair] = {rank, id};
-      asked.push_back(pair);
-    }
-    for (uint32_t i = 0; i < merges; ++i) asked.push_back({random() % ids, random() % ids});
-    same_as(table, expected, asked);
-    const MergeTable::Probe& probe = table.probe();
-    apart += probe.ids != nullptr;
-    for (size_t line = 0; line < size_t{1} << probe.line_bits; ++line)
-      overflowed += (probe.lines[line].entry[0] & probe.overflow) != 0;
-  }
-  CHECK(apart > 20 && overflowed > 300);
 }
 
 // Pairs that all belong into one line, and from there to the same others: the table grows until they have room, or
@@ -151,46 +121,6 @@ void all_ways_of_merging() {
   }
 }
 
-// Two tokens stand beside each other just when their bytes, merged from the first on, come out as the two.
-void neighbours_as_merging_has_them() {
-  std::mt19937 random(21);
-  MergeScratch scratch;
-  int stood = 0, fell = 0, seen = 0;  // seen: at once, of those that stand
-  for (int round = 0; round < 150; ++round) {
-    const uint32_t letters = 1 + random() % 4;
-    Made made;
-    make(random, letters, 0, random() % 30, made);
-    const Merger merger(made.merges);
-    const uint32_t tokens = static_cast<uint32_t>(made.texts.size());
-    PairValidity pair_validity;  // a pair that came twice once, at its later rank
-    pair_validity.build(made.merges, made.merges.in_order(), tokens, [&](uint32_t id) { return id < letters; });
-    const auto comes_out = [&](std::vector<uint32_t> symbols, const std::vector<uint32_t>& as) {
-      ScratchVector<Symbol> word;
-      for (uint32_t id : symbols) word.push_back({id, 1});
-      word.resize(merger.queue(word.data(), word.size(), scratch));
-      return std::equal(as.begin(), as.end(), word.begin(), word.end(),
-                        [](uint32_t id, const Symbol& symbol) { return id == symbol.id; });
-    };
-    for (uint32_t a = 0; a < tokens; ++a) {
-      CHECK(!pair_validity.known(a) || comes_out(made.texts[a], {a}));
-      for (uint32_t b = 0; b < tokens; ++b) {
-        if (!pair_validity.known(a) || !pair_validity.known(b)) {
-          CHECK(!pair_validity.surely_stands(a, b));
-          continue;
-        }
-        std::vector<uint32_t> both = made.texts[a];
-        both.insert(both.end(), made.texts[b].begin(), made.texts[b].end());
-        bool stands = pair_validity.stands(made.merges, a, b);
-        CHECK(stands == comes_out(both, {a, b}));
-        ++(stands ? stood : fell);
-        CHECK(stands || !pair_validity.surely_stands(a, b));
-        seen += pair_validity.surely_stands(a, b);
-      }
-    }
-  }
-  CHECK(stood > 1000 && fell > 1000 && seen * 3 > stood && seen < stood);
-}
-
 void side_by_side_as_one_by_one() {
   std::mt19937 random(17);
   MergeScratch scratch;
@@ -236,10 +166,8 @@ void side_by_side_as_one_by_one() {
 }  // namespace
 
 int main() {
-  table_as_a_map();
   pairs_in_one_line();
   all_ways_of_merging();
-  neighbours_as_merging_has_them();
   side_by_side_as_one_by_one();
   return finish("merging");
 }

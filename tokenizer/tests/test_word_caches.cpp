@@ -8,42 +8,6 @@
 
 namespace {
 
-void hashes_of_texts_depend_on_each_byte() {
-  std::mt19937 random(3);
-  for (size_t n = 1; n <= 200; ++n) {
-    // On the heap without room to spare, so that a sanitizer sees reads beside it.
-    std::vector<char> bytes(n);
-    for (char& b : bytes) b = static_cast<char>(random());
-    const uint64_t hash = hash_of_text(bytes.data(), n);
-    for (char& b : bytes) {
-      b = static_cast<char>(b ^ 1 << random() % 8);
-      CHECK(hash_of_text(bytes.data(), n) != hash);
-      hash_of_text(std::vector<char>(bytes).data(), n);
-    }
-  }
-}
-
-void words_are_met_again() {
-  MetBefore met;
-  met.reserve();
-  CHECK(met.bytes() <= size_t{1} << 17);
-  std::mt19937_64 random(6);
-  std::vector<uint64_t> hashes(5'000);
-  size_t known = 0, still = 0;
-  for (uint64_t& hash : hashes) known += met.again(hash = random());
-  for (uint64_t hash : hashes) still += met.again(hash);
-  CHECK(known < 20 && still > 4'950);
-  // Four of one row beside each other; the one met longest ago goes.
-  for (uint64_t row : {uint64_t{0}, uint64_t{5} << 50, ~uint64_t{0} << 50}) {
-    auto with = [&](uint64_t mark) { return row | mark << 8; };
-    MetBefore other;
-    other.reserve();
-    for (uint64_t mark : {1, 0x10, 0xFFFE, 0x8000}) CHECK(!other.again(with(mark)));
-    for (uint64_t mark : {0x8000, 0xFFFE, 0x10, 1}) CHECK(other.again(with(mark)));
-    CHECK(!other.again(with(0x300)) && other.again(with(0x10)) && !other.again(with(1)));
-  }
-}
-
 // Clauses that are taken for one another, so that some are looked for at their first time.
 void clauses_of_one_mark_are_their_own() {
   Tokenizer t(file(qwen, 3));
@@ -146,31 +110,6 @@ void cache_grows_while_words_come_in() {
   CHECK(cache.used_lines() >= 8 * lines && cache.used_lines() * (Cache::longest + 1) <= bytes);
 }
 
-// The words that came in last are kept, nearly as many as there are lines, and none that came in before.
-void clauses_are_kept_in_order() {
-  constexpr size_t lines = 1024;
-  ClauseCache cache;
-  cache.reserve(lines * 256);
-  auto kept = [&](size_t i) {
-    const std::string w = "clause " + std::to_string(i);
-    int32_t ids[ClauseCache::most_ids];
-    const size_t n = cache.find(ClauseCache::Key::of(w.data(), w.size()), hash_of_text(w.data(), w.size()), ids);
-    CHECK(n == 0 || (n == 2 && ids[0] == static_cast<int32_t>(i) && ids[1] == 7));
-    return n != 0;
-  };
-  for (size_t i = 0; i < 10 * lines; ++i) {
-    const std::string w = "clause " + std::to_string(i);
-    const int32_t row[] = {static_cast<int32_t>(i), 7};
-    CHECK(!kept(i));
-    cache.put(ClauseCache::Key::of(w.data(), w.size()), hash_of_text(w.data(), w.size()), row, 2);
-    CHECK(kept(i));
-  }
-  size_t last = 0, before = 0;
-  for (size_t i = 9 * lines; i < 10 * lines; ++i) last += kept(i);
-  for (size_t i = 0; i < 9 * lines; ++i) before += kept(i);
-  CHECK(last > lines * 8 / 10 && before == 0);  // more than two of one row displace each other
-}
-
 void threads_share_a_tokenizer() {
   Tokenizer t(file(qwen, 9));
   std::mt19937 random(4);
@@ -202,15 +141,12 @@ void threads_share_a_tokenizer() {
 }  // namespace
 
 int main() {
-  hashes_of_texts_depend_on_each_byte();
-  words_are_met_again();
   clauses_of_one_mark_are_their_own();
   cache_in_threads<WordCache>(1024);
   cache_in_threads<ClauseCache>(4096);
   cache_keeps_rows<WordCache>();
   cache_keeps_rows<ClauseCache>();
   cache_grows_while_words_come_in<WordCache>();
-  clauses_are_kept_in_order();
   threads_share_a_tokenizer();
   return finish("word caches");
 }

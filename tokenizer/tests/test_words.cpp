@@ -27,33 +27,6 @@ void kernels_equal_pieces() {
   });
 }
 
-// The characters that NFC may change are found alike by each set of instructions, 64 bytes at a time.
-void dirty_characters() {
-  each_isa([&] {
-    const DirtyOf dirty_of = dirty_finder(best_isa());
-    std::mt19937 random(7);
-    bool equal = true;
-    for (uint32_t row = 0; equal && row < code_points / 64; ++row)
-      for (int round = 0; equal && round < 4; ++round) {
-        std::string one;
-        while (one.size() < 64) {
-          const uint32_t near = random() % 4 ? row : random() % 1024, c = near * 64 + random() % 64;
-          utf8_append(one, (c >= 0xD800 && c < 0xE000) || random() % 6 == 0 ? 'x' : c);
-        }
-        uint64_t expected = 0, large = 0;
-        for (const char* p = one.data(); p < one.data() + 64;) {
-          const uint64_t here = uint64_t{1} << (p - one.data());
-          const uint32_t c = utf8_next(p);
-          if (c >= 0x300 && ucd().quick(c) & quick_nfc) expected |= here;
-          if (c >= 0x10000) large |= here;
-        }
-        one.resize(67);
-        equal = (dirty_of(one.data(), ucd().dirty_rows().data()) | large) == (expected | large);
-      }
-    CHECK(equal);
-  });
-}
-
 // Words beyond ASCII are looked up and matched many at a time, from the beginning of a text on: long and short
 // words, ASCII among them or alone, seen before or twice at once, have the ids of a word-by-word encoding.
 void words_together_equal_words_alone() {
@@ -114,39 +87,6 @@ void stretches_between_control_tokens() {
   }
   CHECK(equal);
   CHECK(kept > 50 && rewritten > 50);
-}
-
-// Words of one token to more than a line of any cache holds, met again and again: short ones and longer ones, of
-// ASCII and of characters of two bytes and three.
-void words_of_many_tokens() {
-  uint32_t seed = 90;
-  for (const char* pattern : {gpt2, qwen}) {
-    Tokenizer t(file(pattern, seed));
-    std::mt19937 random(seed++);
-    Scratch s;
-    const char* const letters[] = {"zqxjk", "\xD0\xB6\xD1\x8B\xD1\x87\xD1\x86\xD1\x8D",
-                                   "\xE9\xBE\x8D\xE9\xBA\x92\xE9\xB9\xBF\xE9\xBC\x93\xE9\xBD\x8B"};
-    std::vector<std::string> words;
-    for (size_t kind = 0; kind < 3; ++kind)
-      for (size_t n = 1; n <= 45; n += 1 + kind) {
-        std::string& word = words.emplace_back(" ");
-        while (word.size() + kind < n) word.append(letters[kind] + random() % 5 * (kind + 1), kind + 1);
-      }
-    std::vector<size_t> made(words.size());
-    for (size_t i = 0; i < words.size(); ++i) {
-      std::vector<int32_t> ids;
-      t.encode_ids(words[i], true, s, ids);
-      made[i] = ids.size();
-    }
-    CHECK(*std::max_element(made.begin(), made.end()) > ClauseCache::most_ids);
-    bool equal = true;
-    for (int round = 0; equal && round < rounds(30); ++round) {
-      std::string one;
-      for (int n = 0; n < 400; ++n) one += words[random() % words.size()];
-      equal = same(t, s, one);
-    }
-    CHECK(equal);
-  }
 }
 
 // Capitals, small letters and letters that are both, in every order, at every place of a block.
@@ -229,50 +169,14 @@ void near_misses_are_not_recognized() {
   }
 }
 
-// What stands behind a prefix of a text leaves the ids before the prefix's last cut as they are.
-void cuts_part_texts_for_good() {
-  uint32_t seed = 70;
-  for (const char* pattern : {gpt2, qwen, llama, marks, nemo, o200k, deepseek}) {
-    Tokenizer t(file(pattern, seed));
-    std::mt19937 random(seed++);
-    Scratch s;
-    IdBuffer counted;
-    int parted = 0, equal = 0;
-    for (int round = 0; round < rounds(3000); ++round) {
-      const std::string whole = text(random, 2 + random() % 120);
-      size_t size = random() % whole.size();
-      while (size < whole.size() && utf8_continues(static_cast<unsigned char>(whole[size]))) ++size;
-      const Tokenizer::Cut cut = t.last_cut(std::string_view(whole).substr(0, size), s);
-      if (!cut.end) continue;
-      std::vector<int32_t> ids, parts;
-      t.encode_ids(whole, true, s, ids);
-      t.encode_ids(whole.substr(0, cut.end), true, s, parts);
-      t.encode_ids(whole.substr(cut.next), true, s, parts);
-      equal += parts == ids;
-      ++parted;
-    }
-    CHECK(equal == parted && parted > rounds(3000) / 4);
-    std::string whole;
-    while (whole.size() < 50000) whole += "Ships lay at 12 quays; the harbour was full. ";
-    std::vector<int32_t> ids;
-    t.encode_ids(whole, true, s, ids);
-    CHECK(t.count(whole, SIZE_MAX, s, counted).ids == ids.size());
-    const Tokenizer::Counted few = t.count(whole, 100, s, counted);  // no more than is needed was looked at
-    CHECK(few.ids > 100 && few.end < 5000 && few.fits == 0);
-  }
-}
-
 }  // namespace
 
 int main() {
   kernels_equal_pieces();
-  dirty_characters();
   words_together_equal_words_alone();
   stretches_between_control_tokens();
-  words_of_many_tokens();
   letters_of_both_cases();
   what_follows_a_stretch_is_not_its();
   near_misses_are_not_recognized();
-  cuts_part_texts_for_good();
   return finish("words");
 }
