@@ -4,140 +4,15 @@ where the package is not installed."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import os
-import re
-import zipfile
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from prelude.cuda import attention
 from prelude.cuda.attention import VERSION, _used
 
 ROOT = Path(__file__).resolve().parents[2]
-WRAPPERS = {
-    "BatchPrefillWithRaggedKVCacheWrapper": "prefill.py",
-    "BatchPrefillWithPagedKVCacheWrapper": "prefill.py",
-    "BatchDecodeWithPagedKVCacheWrapper": "decode.py",
-}
-
-
-@cache
-def sources() -> dict[str, str]:
-    """The files that the tests read, by name. Skips where there are none."""
-    wanted = ("prefill.py", "decode.py", "cascade.py", "data/include/flashinfer/attention/scheduler.cuh")
-    given = os.environ.get("PRELUDE_FLASHINFER")
-    if given:
-        with zipfile.ZipFile(given) as wheel:
-            return {name: wheel.read(f"flashinfer/{name}").decode() for name in wanted}
-    found = importlib.util.find_spec("flashinfer")
-    if found is None or found.origin is None:
-        pytest.skip("flashinfer is not installed, and PRELUDE_FLASHINFER names no wheel of it")
-    if metadata.version("flashinfer-python") != VERSION:
-        pytest.skip(f"flashinfer is {metadata.version('flashinfer-python')}, not {VERSION}")
-    return {name: (Path(found.origin).parent / name).read_text(encoding="utf-8") for name in wanted}
-
-
-def function(file: str, name: str, of: str | None = None) -> ast.FunctionDef:
-    """The last definition: those before it are overloads."""
-    tree = ast.parse(sources()[file])
-    body = tree.body
-    if of is not None:
-        body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == of)
-    return [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name][-1]
-
-
-def parameters(node: ast.FunctionDef) -> list[str]:
-    return [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
-
-
-def passed_to(wrapper: str) -> set[str | None]:
-    """The names by which attention.py passes arguments to the constructor."""
-    tree = ast.parse(Path(attention.__file__).read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    (call,) = [node for node in calls if node.func.attr == wrapper]
-    return {keyword.arg for keyword in call.keywords}
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_wrappers_take_the_arguments_that_are_passed(name: str) -> None:
-    """And have the pinned buffer that a plan fills and its vector of numbers, which are private to FlashInfer."""
-    file = WRAPPERS[name]
-    made, run, reset = (
-        parameters(function(file, method, name)) for method in ("__init__", "run", "reset_workspace_buffer")
-    )
-    assert passed_to(name) <= set(made) and made[1:3] == ["float_workspace_buffer", "kv_layout"]
-    assert {"out", "lse", "return_lse"} <= set(run)
-    assert run[1:4] == ["q", "k", "v"] if "Ragged" in name else run[1:3] == ["q", "paged_kv_cache"]
-    assert reset[1:] == ["float_workspace_buffer", "int_workspace_buffer"]
-    body = sources()[file]
-    body = body[body.index(f"class {name}") :]
-    for attribute in ("self._pin_memory_int_workspace_buffer", "self._int_workspace_buffer", "self._plan_info ="):
-        assert attribute in body
-
-
-def test_plans_take_the_arguments_that_are_passed_in_this_order() -> None:
-    ragged = parameters(function("prefill.py", "plan", "BatchPrefillWithRaggedKVCacheWrapper"))
-    assert ragged[1:6] == ["qo_indptr", "kv_indptr", "num_qo_heads", "num_kv_heads", "head_dim_qk"]
-    paged = parameters(function("prefill.py", "plan", "BatchPrefillWithPagedKVCacheWrapper"))
-    tables = ["paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"]
-    heads = ["num_qo_heads", "num_kv_heads", "head_dim_qk", "page_size"]
-    assert paged[1:9] == ["qo_indptr", *tables, *heads]
-    decode = parameters(function("decode.py", "plan", "BatchDecodeWithPagedKVCacheWrapper"))
-    assert decode[1:8] == ["indptr", "indices", "last_page_len", *heads[:2], "head_dim", "page_size"]
-    named = {"disable_split_kv", "q_data_type", "kv_data_type"}
-    assert named | {"causal"} <= set(ragged) and named | {"causal"} <= set(paged)
-    legacy = re.search(r"_BATCH_DECODE_PLAN_LEGACY_POS_ARGS = \((.*?)\)", sources()["decode.py"], re.S)
-    assert legacy is not None and named <= set(re.findall(r'"(\w+)"', legacy[1])), "decode's plan takes them by name"
-
-
-def test_the_merge_is_there() -> None:
-    assert parameters(function("cascade.py", "merge_state_in_place"))[:4] == ["v", "s", "v_other", "s_other"]
 
 
 # ------------------------------------------------------------------ plans
-
-
-def vector(struct: str) -> list[str]:
-    """The numbers of a plan's vector, in order."""
-    text = sources()["data/include/flashinfer/attention/scheduler.cuh"]
-    body = text[text.index(f"struct {struct} {{") :]
-    found = re.search(r"ToVector\(\) const \{\s*return \{(.*?)\};", body, re.S)
-    assert found is not None
-    return [name.strip() for name in found[1].split(",")]
-
-
-def last_allocated(function: str) -> list[str]:
-    """The parts of the integer workspace that a plan allocates, in order."""
-    text = sources()["data/include/flashinfer/attention/scheduler.cuh"]
-    start = text.index(f"inline cudaError_t {function}(")
-    end = text.index("\ntemplate", start)
-    return re.findall(r"plan_info\.(\w+)\s*=\s*int_allocator\.aligned_alloc_offset", text[start:end])
-
-
-def test_plans_end_where_they_are_read_to_end() -> None:
-    prefill, hopper, decode = vector("PrefillPlanInfo"), vector("PrefillPlanSM90Info"), vector("DecodePlanInfo")
-    assert (prefill[0], prefill[12], len(prefill)) == ("padded_batch_size", "block_valid_mask_offset", 15)
-    assert last_allocated("PrefillPlanImpl")[-1] == "block_valid_mask_offset"
-    assert (hopper[0], hopper[1], hopper[7]) == ("qo_tile_indices_offset", "qo_indptr_offset", "batch_indices_offset")
-    assert len(hopper) == 9 and last_allocated("PrefillSM90Plan")[-1] == "batch_indices_offset"
-    assert last_allocated("PrefillSM90Plan")[:2] == hopper[:2], "as many tiles as requests"
-    assert (decode[0], decode[6]) == ("padded_batch_size", "block_valid_mask_offset")
-    assert (decode[7], decode[9], len(decode)) == ("kv_chunk_size_ptr_offset", "split_kv", 10)
-    assert last_allocated("DecodePlanImpl")[-2:] == ["kv_chunk_size_ptr_offset", "block_valid_mask_offset"]
-
-
-def test_without_splitting_a_plan_does_not_depend_on_the_keys() -> None:
-    """So a plan is kept for the lengths of the queries alone, and in decode for all steps."""
-    text = sources()["data/include/flashinfer/attention/scheduler.cuh"]
-    body = text[text.index("inline auto PrefillSplitQOKVIndptr(") : text.index("struct PrefillPlanInfo")]
-    assert "num_chunks_kv = disable_split_kv ? 1 : ceil_div(kv_len, kv_chunk_size)" in " ".join(body.split())
-    assert re.search(r"if \(disable_split_kv\) \{\s*kv_chunk_size = std::numeric_limits<int64_t>::max\(\);", body)
-    mask = text[text.index("inline cudaError_t PrefillPlanImpl(") :]
-    assert re.search(r"if \(enable_cuda_graph\) \{\s*plan_info\.block_valid_mask_offset", mask), "without splits too"
 
 
 def test_the_release_is_pinned() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from prelude.cuda.graphs import GraphPolicy
-from prelude.cuda.lane import Lane
 
 from prelude import EngineConfig
 from prelude.readouts.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch, PooledRows
@@ -136,15 +135,6 @@ def test_no_matmul_is_searched_in_a_step_unless_that_is_asked_for(model: Model, 
     assert ("search" in device.calls) == search
 
 
-def test_a_recorded_pass_has_no_copy(model: Model) -> None:
-    """The kernel of the statistics writes the token: kernels that follow each other may overlap."""
-    executor = on_device(model, policy=ONCE)
-    run(executor, last_token(random_ids(1, 30)))
-    (program,) = executor.graphs._programs.values()
-    names = [name for name, _ in program.graph.operations]
-    assert "copy" not in names and names[-2:] == ["row_stats", "publish"]
-
-
 @pytest.mark.long
 @pytest.mark.feature("A29")
 def test_warming_up_records_lone_prompts_and_decode_steps(model: Model) -> None:
@@ -218,51 +208,6 @@ def test_decode_steps_replay_the_next_larger_bucket(model: Model) -> None:
     # Eager steps have fewer rows than replayed ones: the host's products may round those differently.
     kept = [executor.pool[:, :, : BLOCKS * BLOCK] for executor in (replayed, eager)]
     assert torch.allclose(*kept, rtol=0, atol=1e-5)
-
-
-def test_a_plan_is_made_once_for_each_length_of_a_bucket(model: Model) -> None:
-    executor, reference = on_device(model, policy=ONCE), model.executor()
-    run(executor, last_token(random_ids(0, 60)))
-    calls: Any = executor.calls
-    planned = calls.plans
-    for length in (60, 59, 45, 60):
-        run(executor, last_token(random_ids(length, length)))
-    assert calls.plans == planned + 4, "the body's and the cut last layer's, for two lengths"
-    enqueued = len(executor.device.calls)
-    for seed, length in enumerate((45, 59, 60, 45)):
-        batch = last_token(random_ids(seed, length))
-        same(run(executor, batch), run(reference, batch), 1e-4)
-    assert executor.device.calls[enqueued:] == ["copy", "graph"] * 4, "one copy in, one graph, no copy out"
-    assert calls.plans == planned + 4
-
-
-@pytest.mark.parametrize("split", [False, True])
-def test_decode_is_planned_again_only_where_keys_are_split(model: Model, split: bool) -> None:
-    executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
-    if split:
-        executor.choices = replace(executor.choices, split_keys=0)
-        executor._lane = Lane(executor)
-    table, calls, planned = [3, 1, 2], executor.calls, []
-    for length in range(40):
-        rows = decode_rows([length], [length], [table])
-        batch = DecodeBatch(rows, sampling([0]))
-        before = calls.plans
-        same(run(executor, batch), run(reference, batch), 1e-4)
-        planned.append(calls.plans > before)
-    assert np.flatnonzero(planned).tolist() == ([0, 16, 32] if split else [0])
-
-
-def test_an_eager_level_is_planned_for_the_rows_that_read_it(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlashInfer splits keys by the blocks of a whole plan: rows of a long state are no part of it. In the cut last
-    layer the questions' last rows alone are."""
-    executor, made = on_device(model), list[Any]()
-    calls: Any = executor.calls
-    paged = calls.paged
-    monkeypatch.setattr(calls, "paged", lambda *given: made.append((paged(*given), given[2])) or made[-1][0])
-    s = slices([Segment(random_ids(0, 90)), *(Segment(random_ids(1 + i, 5), parent=0) for i in range(3))])
-    batch = OneShotBatch(s, all_logprobs(ends(s)[1:]))
-    same(run(executor, batch), run(model.executor(num_blocks=BLOCKS), batch), 1e-4)
-    assert [(call.rows, split) for call, split in made] == [(15, True), (3, True)]
 
 
 def test_a_launch_that_fails_takes_no_results_from_a_step_before(model: Model) -> None:

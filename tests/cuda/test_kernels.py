@@ -6,7 +6,6 @@ between threads; it shows nothing about a GPU's memory model or speed.
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -73,22 +72,6 @@ def test_nvcc_compiles_without_spills(tmp_path: Path, file: str, arch: str) -> N
     said = nvcc(tmp_path, file, target, *strict, "-DHEAD_DIM=128")
     spills = [line for line in said.splitlines() if "spill" in line]
     assert spills and all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
-
-
-@pytest.mark.skipif(NVCC is None, reason="no nvcc")
-@pytest.mark.parametrize(
-    ("file", "kernel", "flags", "wide"),
-    [
-        ("attend", "attend", (), r"cp\.async\.cg\.shared\.global"),
-        ("attend", "attend", ("-DPRELUDE_FLOAT32",), r"ld\.global\.v4\.f32"),
-        ("logits", "row_stats", (), r"ld\.global\.v4\.f32"),
-    ],
-)
-def test_kernels_read_by_16_bytes(tmp_path: Path, file: str, kernel: str, flags: tuple[str, ...], wide: str) -> None:
-    nvcc(tmp_path, file, "-arch=sm_90a", "-ptx", "-DHEAD_DIM=128", *flags)
-    made = (tmp_path / "out").read_text(encoding="utf-8").split(f".entry {kernel}(")[1].split(".entry")[0]
-    assert re.search(wide, made) and not re.search(r"ld\.global(\.nc)?\.[a-z]16", made)
-    assert ("mma.sync" in made) == (kernel == "attend" and not flags)
 
 
 def test_a_cubin_is_compiled_once_per_content(tmp_path: Path) -> None:

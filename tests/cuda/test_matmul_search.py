@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 from prelude.cuda import kept_choices
-from prelude.cuda.cublaslt import Algorithm, CublasLt
-from prelude.cuda.driver import CudaError
-from prelude.cuda.matmul_search import MatmulSearch, matmul_of
+from prelude.cuda.cublaslt import CublasLt
+from prelude.cuda.matmul_search import MatmulSearch
 from torch import Tensor
 
 SLOW, FAST, WRONG, REFUSED, GREEDY = range(5)
@@ -268,18 +267,3 @@ def test_products_that_are_not_searched(tmp_path: Path) -> None:
         search.search(*args, False, by_torch(library, 1.0))
         assert not search.run(*args, False)
     assert not library.asked and not library.ran
-
-
-def test_descriptors_are_given_back() -> None:
-    library = HostLibrary()
-    lt = CublasLt(library)
-    x, weight, out = matrices()
-    matmul = matmul_of(x, weight, out, False)
-    assert matmul is not None
-    assert [a.workspace for a in lt.candidates(matmul, 64)][:2] == [64, 64]
-    with pytest.raises(CudaError, match="status 13"):
-        refused = Algorithm(REFUSED.to_bytes(8, "little") + bytes(56), 64)
-        lt.run(matmul, refused, x.data_ptr(), weight.data_ptr(), out.data_ptr(), 0, 5)
-    assert len(library.objects) == 5, "a handle, a description and three layouts"
-    lt.close()
-    assert not library.objects

@@ -1,14 +1,11 @@
-"""Protections of the compiler and the linker against memory faults, read from the built files; the flags of a build
-with debug symbols."""
+"""Protections of the compiler and the linker against memory faults, read from the built files."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import struct
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -45,32 +42,6 @@ def test_extensions_are_hardened(module: ModuleType) -> None:
     assert b"\0__stack_chk_fail\0" in data  # the name of an imported function
     if module is tokenizer and b"\0GLIBC_2" in data:  # the one that has calls whose length the compiler cannot see
         assert b"\0__snprintf_chk\0" in data or b"\0__memcpy_chk\0" in data
-
-
-def compile_flags(**environment: str) -> list[str]:
-    """The flags that setup.py gives to every source."""
-    return printed_by(
-        "setuptools.setup = lambda ext_modules, **_: print(*ext_modules[0].extra_compile_args)\n"
-        "runpy.run_path('setup.py')",
-        **environment,
-    )
-
-
-def printed_by(code: str, **environment: str) -> list[str]:
-    """The words that ``code`` prints in a process of its own, in the folder of setup.py."""
-    pytest.importorskip("pybind11", reason="a requirement of the build")
-    code = f"import runpy, setuptools\n{code}"
-    root = Path(__file__).resolve().parents[2]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRELUDE_")}
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=root,
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return result.stdout.split()
 
 
 def test_no_extension_says_that_it_runs_without_the_gil() -> None:
@@ -117,9 +88,3 @@ def test_clang_knows_the_instructions_that_are_asked_for() -> None:
     command = ["clang++", "-std=c++20", "-fsyntax-only", "-xc++", *folders, *asking]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_a_build_has_debug_symbols_where_they_are_asked_for() -> None:
-    assert "-g0" in compile_flags() and "-g" not in compile_flags()
-    asked = compile_flags(PRELUDE_SYMBOLS="1")
-    assert {"-g", "-fno-omit-frame-pointer"} <= set(asked) and "-g0" not in asked
