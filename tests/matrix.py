@@ -41,7 +41,6 @@ TESTS += [
         "native/test_hardening.py::test_kernels_ask_for_each_instruction_that_they_are_compiled_for",
         "native/test_hardening.py::test_clang_knows_the_instructions_that_are_asked_for",
         "models/test_reading.py::test_the_environment_that_is_read_is_documented",
-        "scheduling/test_one_writer.py::test_the_functions_that_give_leases_back_are_those_that_the_docstring_lists",
     )
 ]
 QUICK_TESTS = ["tests/tokenizer/test_surface.py", "tests/tokenizer/test_encode.py", "tests/test_tables.py"]

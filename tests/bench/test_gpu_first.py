@@ -3,7 +3,6 @@ fails."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -15,12 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prelude.tokenizer import Tokenizer
 
-from bench.gpu import first, stages
-from bench.gpu.clients import texts_of
-from bench.gpu.table import ROWS, table
-from prelude import default_model
+from bench.gpu import first
+from bench.gpu.table import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = """
@@ -108,19 +104,6 @@ def main_over_fakes(tmp_path: Path, faults: dict[str, str], *options: str) -> su
     return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env)
 
 
-def test_stages_that_are_named_run_again(tmp_path: Path) -> None:
-    for only in (["--only", "versions,oneshot"], ["--only", "oneshot"]):
-        with main_over_fakes(tmp_path, {}, *only) as process:
-            said, _ = process.communicate()
-        assert process.returncode == 0 and "oneshot.ms" in said
-    found = first.read_results(tmp_path / "out" / "results.jsonl")
-    assert [line["stage"] for line in found if line["key"] == "end"] == ["versions", "oneshot", "oneshot"]
-    figures = json.loads((tmp_path / "out" / "figures.json").read_text("utf-8"))
-    assert figures["facts"].get("commit", "") == first.commit_here() and "bench gpu_first" in figures["command"]
-    [row] = [row for row in figures["rows"] if (row["load"], row["measure"]) == ("oneshot", "ms")]
-    assert (row["value"], row["low"], row["high"], row["unit"]) == (2.0, 1.0, 3.0, "ms")
-
-
 def test_a_call_that_is_ended_ends_its_stage(tmp_path: Path) -> None:
     with main_over_fakes(tmp_path, {"oneshot": "child"}, "--only", "oneshot", "--limits", "0.1") as process:
         results = tmp_path / "out" / "results.jsonl"
@@ -132,33 +115,6 @@ def test_a_call_that_is_ended_ends_its_stage(tmp_path: Path) -> None:
         assert process.wait(60) == 128 + signal.SIGTERM
     [child] = [line["value"] for line in first.read_results(results) if line["key"] == "child"]
     assert ends(child)
-
-
-def test_the_table_has_its_rows_first_and_says_what_was_not_shown() -> None:
-    """What fails of one model or path marks the figures of that one alone."""
-
-    def figure(stage: str, key: str, **more: Any) -> dict[str, Any]:
-        return {"stage": stage, "key": key, "value": 1.5, "values": [1.0, 2.0], "unit": "ms", **more}
-
-    shown = {"eager": True, "captured": True, "deterministic": False, "06b": True}
-    lines: list[dict[str, Any]] = [
-        {"stage": "versions", "key": "device.name", "value": "NVIDIA H100 80GB HBM3"},
-        {"stage": "oneshot", "key": "attention", "value": "PRELUDE_ATTENTION=keys"},
-        *(figure("correctness", f"correctness_{name}.worst", ok=ok) for name, ok in shown.items()),
-        *(figure("load", key, floor=0.4) for _, key in ROWS if not key.startswith("questions")),
-        {"stage": "tests", "key": "tests.one", "ok": False},
-        {"stage": "tests", "key": "tests.one", "ok": True},  # of a later call
-    ]
-    text = table(lines).splitlines()
-    assert text[0] == "NVIDIA H100 80GB HBM3, PRELUDE_ATTENTION=keys in oneshot"
-    assert text[4] == f"| {ROWS[0][0]} | 1.5 | 1 to 2 | ms | 0.4 |  |  |"
-    marks = {name: " (correctness not shown)" if name.startswith("deterministic") else "" for name, _ in ROWS}
-    cells = [line.split(" | ")[0] for line in text[4:10]]
-    assert cells == [f"| {name}{marks[name]}" for name, _ in ROWS] and "not measured" in text[7]
-    lines[5]["ok"] = None  # the 0.6B model: its figures alone are marked
-    marked = [line.split(" | ")[0] for line in table(lines).splitlines()[4:10] if "not shown" in line]
-    assert marked == [f"| {ROWS[i][0]} (correctness not shown)" for i in (0, 2, 4, 5)]
-    assert "4 checks passed, 1 failed" in "\n".join(text)
 
 
 def test_a_wheel_of_other_sources_does_not_run(tmp_path: Path) -> None:
@@ -174,61 +130,6 @@ def test_a_wheel_of_other_sources_does_not_run(tmp_path: Path) -> None:
     for option, error in wrong.items():
         done = subprocess.run([*base, option, "0" * 40], capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 2 and error in done.stderr
-
-
-@pytest.mark.parametrize(("found", "right"), [("0 errors", True), ("3 errors", False), (None, False)])
-def test_a_tool_that_ends_without_a_verdict_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str | None, right: bool
-) -> None:
-    tool = tmp_path / "compute-sanitizer"
-    said = f"echo SUMMARY: {found}" if found else "exit 1"
-    tool.write_text(f"#!/bin/sh\n{said}\n", encoding="utf-8")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    stage = stages.Stage("sanitize", tmp_path / "results.jsonl")
-    with contextlib.nullcontext() if right else pytest.raises(RuntimeError, match="memcheck, racecheck, synccheck"):
-        stages.sanitize(stage)
-    assert [line["ok"] for line in first.read_results(stage.results)] == [right] * 3
-
-
-def test_a_test_without_a_verdict_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One passes, one is skipped, one ends the process."""
-    path = tmp_path / "test_some.py"
-    path.write_text(
-        "import os, pytest\ndef test_a(): pass\ndef test_b(): pytest.skip()\ndef test_c(): os._exit(3)\n"
-        "def test_d(): pass\n",
-        encoding="utf-8",
-    )
-    monkeypatch.setattr(stages, "GPU_TESTS", str(path))
-    monkeypatch.setattr(stages, "TEST_MARK", "not gpu")
-    stage = stages.Stage("tests", tmp_path / "results.jsonl")
-    with pytest.raises(RuntimeError, match="0 tests failed, 2 of 4 have no verdict"):
-        stages.tests(stage)
-    told = {line["key"]: line.get("ok") for line in first.read_results(stage.results)}
-    assert told.pop("tests.collected") is None
-    assert told == {"tests.test_a": True, "tests.test_b": None, "tests.test_c": False, "tests.test_d": False}
-
-
-def test_a_stage_that_hangs_is_ended_and_leaves_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import time\nfrom bench.gpu import stages\ndef waits_for_ever(stage): time.sleep(600)\n"
-    code += "stages.STAGES.update(versions=waits_for_ever, decode=lambda stage: stage.tell('one'))\n"
-    code += "print('begun', flush=True)\nstages.main()"
-    runner, text = [sys.executable, "-c", code], ""
-    for limit in (5.0, 20.0, 60.0):  # on a busy machine it takes a while to begin
-        monkeypatch.setattr(first, "LIMITS", {"versions": limit, "decode": 90.0})
-        made = first.FirstRun(tmp_path / f"{limit}", 600.0, runner)
-        made.run(["versions", "decode"])
-        text = (made.out / "log.txt").read_text("utf-8")
-        if "begun" in text:
-            break
-    assert [end.how for end in made.ends] == ["out of time", "done"] and "waits_for_ever" in text
-
-
-@pytest.mark.parametrize("tokens", [12, 33, 128, 512])
-def test_prompts_have_exactly_the_tokens_that_the_load_names(tokens: int) -> None:
-    tokenizer = Tokenizer.from_file(str(default_model.path() / "tokenizer.json"))
-    texts = texts_of(tokenizer, tokens, 20)
-    assert {len(tokenizer.encode(text).ids) for text in texts} == {tokens} and len(set(texts)) == 20
 
 
 def test_the_real_stages_over_a_simulated_device(tmp_path: Path) -> None:

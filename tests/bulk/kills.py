@@ -1,18 +1,13 @@
-"""Runs of ``prelude score`` that are killed at random moments, against one that is not. Also a command:
-
-python -m tests.bulk.kills --kills 100
-"""
+"""Runs of ``prelude score`` that are killed at random moments."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -72,24 +67,3 @@ def run_with_kills(source: Path, target: Path, kills: int, seed: int, sign: int 
         if last.returncode:
             raise RuntimeError(errors.decode())
     return killed
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--rows", type=int, default=4000)
-    parser.add_argument("--seed", type=int, default=1)
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "rows.jsonl")
-        write_input(source, chosen.rows)
-        whole, cut = Path(folder, "whole.jsonl"), Path(folder, "cut.jsonl")
-        run_with_kills(source, whole, 0, chosen.seed)
-        killed = run_with_kills(source, cut, chosen.kills, chosen.seed)
-        equal = whole.read_bytes() == cut.read_bytes()
-        print(f"{chosen.rows} rows, {killed} kills: {'equal bytes' if equal else 'THE OUTPUTS DIFFER'}")
-    return 0 if equal and killed else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

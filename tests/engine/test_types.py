@@ -165,14 +165,6 @@ def test_an_unknown_keyword_is_told_the_nearest_of_the_verbs() -> None:
             engine.guard([{"role": "user", "content": "a"}], given={})  # type: ignore[call-arg]
 
 
-def test_generate_is_a_stream_on_both_engines() -> None:
-    params = SamplingParams(max_tokens=4, temperature=0)
-    with Engine.from_pretrained() as engine:
-        chunks = list(engine.generate("The library", params, request_id="one"))
-        assert "".join(chunk.text for chunk in chunks) == engine.complete("The library", params).text
-        assert chunks[-1].stats is not None and chunks[-1].stats.request_id == "one"
-
-
 def test_engines_tasks_and_results_have_a_repr() -> None:
     task = Decide("x" * 4000, [YesNo("Is it?")], truncation="tail")
     assert repr(task).startswith("Decide(state='xxx") and len(repr(task)) < 300

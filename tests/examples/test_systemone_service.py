@@ -154,38 +154,6 @@ def test_keys_encodings_limits_and_routes() -> None:
     run(test)
 
 
-def test_a_body_that_is_compressed() -> None:
-    zstandard = pytest.importorskip("zstandard")
-
-    async def test() -> None:
-        async with client(max_body=1 << 16) as (_, http):
-            headers = {"content-encoding": "zstd"}
-            for data, status in (
-                (zstandard.compress(json.dumps(BODY).encode()), 200),
-                (zstandard.compress(b" " * (1 << 24)), 413),  # small on the wire only
-                (b"not zstd at all", 422),
-            ):
-                reply = await http.post("/v1/systemone", content=data, headers=headers)
-                assert reply.status_code == status, reply.text
-
-    run(test)
-
-
-def test_hostile_bodies_get_short_answers() -> None:
-    from tests.systemone.test_hostile_bodies import NAMES, shapes
-
-    async def test() -> None:
-        async with client(config={"max_length": 256}) as (_, http):
-            for body in shapes(NAMES["79 pictures"]):
-                data = json.dumps(body).encode()
-                for route in ("systemone", "decisions"):
-                    reply = await http.post(f"/v1/{route}", content=data)
-                    assert reply.status_code in (200, 404, 413, 422), reply.text[:300]
-                    assert len(reply.content) <= 10 * len(data) + (1 << 16)
-
-    run(test)
-
-
 def test_a_body_has_256_kb_and_ten_seconds_by_default_and_a_slow_one_is_408() -> None:
     async def slow() -> AsyncIterator[bytes]:
         yield b'{"state": '

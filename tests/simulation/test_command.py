@@ -71,12 +71,6 @@ def test_every_mechanism_is_switched_off_in_turn_and_drawn(tmp_path: Path) -> No
     assert by_label["all mechanisms"]["latency"]["mean"] < by_label["baseline"]["latency"]["mean"]
 
 
-def test_each_finished_run_is_said_before_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran(tmp_path, "--rate", "300")
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["all mechanisms", "baseline"] and "150 requests" in lines[0]
-
-
 def test_a_missing_matplotlib_is_said_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
