@@ -16,21 +16,8 @@ HUGE = 10**400
 NUMBERS: list[Any] = [0, -1, 1, 2, 7, -0.0, 0.5, -2.5, 1e308, -1e308, 1e-320, 1 << 31, 1 << 40, 1 << 62, 1 << 63]
 NUMBERS += [(1 << 64) - 1, -(1 << 63), HUGE, -HUGE, float("inf"), float("nan")]
 OTHERS: list[Any] = [
-    None,
-    True,
-    False,
-    "",
-    "x",
-    "\ud800",
-    "\0",
-    "..",
-    "/etc/passwd",
-    "é" * 3000,
-    [],
-    {},
-    [None],
-    [[]],
-]
+    None, True, False, "", "x", "\ud800", "\0", "..", "/etc/passwd", "é" * 3000, [], {}, [None], [[]],
+]  # fmt: skip
 OTHERS += [{"": None}, {"a": [1]}, ["x", "x"], [0.5, "x"], [1, 2, 3], "9" * 401, "1e999"]
 
 
@@ -145,19 +132,8 @@ def changed_header(rng: random.Random, data: bytes) -> bytes:
 # ------------------------------------------------------------------ archives
 
 LITERALS = [
-    "()",
-    "[]",
-    "None",
-    "1",
-    "'<f4'",
-    "'O'",
-    "'>f4'",
-    "'<U9'",
-    "('<f4', (9,))",
-    "[('a', '<f4')]",
-    "'x'",
-    "b'a'",
-]
+    "()", "[]", "None", "1", "'<f4'", "'O'", "'>f4'", "'<U9'", "('<f4', (9,))", "[('a', '<f4')]", "'x'", "b'a'",
+]  # fmt: skip
 SHAPES = ["()", "(1,)", "(-1,)", f"({HUGE},)", f"({1 << 40}, {1 << 40})", "(1.5,)", "('a',)", "None", "[8]", "8"]
 
 
@@ -334,10 +310,6 @@ def with_number(rng: random.Random, part: bytes) -> bytes:
 
 
 CHANGES: dict[str, Change] = {
-    "json": changed_json,
-    "lines": changed_lines,
-    "journal": changed_journal,
-    "length-and-json": changed_header,
-    "archive": changed_archive,
-    "gguf": changed_gguf,
-}
+    "json": changed_json, "lines": changed_lines, "journal": changed_journal, "length-and-json": changed_header,
+    "archive": changed_archive, "gguf": changed_gguf,
+}  # fmt: skip

@@ -16,13 +16,9 @@ from prelude.models.config import ModelConfig
 from tests.execution.helpers import cpu_executor
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 211,
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 100,
+    "vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 100,
     "max_position_embeddings": 140,
-}
+}  # fmt: skip
 DISTILBERT = {"vocab_size": 211, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 100}
 CLASSES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert"}
 CLASSES |= {"electra": "Electra", "modernbert": "ModernBert", "gemma3_text": "Gemma3Text"}

@@ -50,44 +50,22 @@ TOOLS = [{"name": "Ω", "parameters": {"type": "object", "properties": {"Ж": {"
 _ATOMS = {
     "text": [
         *(
-            "''",
-            "'<a>'",
-            "'b c'",
-            "' q\\n'",
-            "'<|'",
-            "'|>'",
-            "'é'",
-            "'\\t'",
-            "x",
-            "bos_token",
-            "extra",
-            "'role'",
+            "''", "'<a>'", "'b c'", "' q\\n'", "'<|'", "'|>'", "'é'", "'\\t'", "x", "bos_token", "extra", "'role'",
             "ns.v",
         ),
         *(
-            "messages[0].content",
-            "messages[1].content",
-            "messages[1].role",
-            "messages[4].role",
+            "messages[0].content", "messages[1].content", "messages[1].role", "messages[4].role",
             "messages[3]['content']",
         ),
         *("messages[2].tool_calls[0].id", "tools[0].name", "messages[1].parts[0].text", "nothing", "'%s'", "'{}'"),
     ],
     "number": ["0", "1", "2", "3", "-1", "1.5", "messages[0].n", "messages | length", "ns.i", "10", "4"],
     "list": [
-        "messages",
-        "messages[1:]",
-        "y",
-        "[]",
-        "tools",
-        "messages[1].parts",
-        "range(3)",
-        "[1, 2, 1]",
-        "['k', 'b']",
+        "messages", "messages[1:]", "y", "[]", "tools", "messages[1].parts", "range(3)", "[1, 2, 1]", "['k', 'b']",
     ],
     "dict": ["messages[0]", "messages[3]", "{}", "{'k': 1}", "tools[0]", "messages[2].tool_calls[0].arguments"],
     "bool": ["true", "false", "none", "add_generation_prompt", "nothing is defined", "tools is none", "ns.i == 0"],
-}
+}  # fmt: skip
 _TYPES = list(_ATOMS)
 # For each type: expressions that have it, with the types that stand in them.
 _RULES = {
@@ -143,11 +121,7 @@ _REFUSED = [
     *("{% autoescape true %}{{ messages[1].content }}{% endautoescape %}", "{{ f(*messages) }}", "{{ x | e ~ 'b' }}"),
     *("{% block b %}{{ x }}{% endblock %}", "{{ (x | safe) ~ 'b' }}", "{{ dict(**messages[0]) }}", "{{ lipsum(1) }}"),
     *(
-        "{{ x.format_map({}) }}",
-        "{{ messages.append(1) }}",
-        "{{ self }}",
-        "{{ loop }}",
-        "{{ range }}",
+        "{{ x.format_map({}) }}", "{{ messages.append(1) }}", "{{ self }}", "{{ loop }}", "{{ range }}",
         "{{ x.split }}",
     ),
     *(
@@ -156,17 +130,11 @@ _REFUSED = [
         "{{ namespace(__x=1) }}",
         "{{ '%*d' % (1,2) }}",
     ),
-]
+]  # fmt: skip
 _HUGE = ["1000", "100000", "8000000", "99999999", "2305843009213693951", "10 ** 30", "'a' * 100000", "'é' * 1000000"]
 _HUGE += [
-    "range(100000)",
-    "[1] * 100000",
-    "'%999999d'",
-    "'{0:>999999}'",
-    "('<|' * 9000)",
-    "[messages] * 1000",
-    "-99999",
-]
+    "range(100000)", "[1] * 100000", "'%999999d'", "'{0:>999999}'", "('<|' * 9000)", "[messages] * 1000", "-99999",
+]  # fmt: skip
 _HUGE += ["('x\\t ' * 100000)", "messages[0].content * 100000", "(('b' ~ messages[1].content) * 1000)", "'%.999f'"]
 
 

@@ -83,21 +83,11 @@ def write_gliner(path: Path, recorded: dict[str, Any], tensor: Formula) -> Path:
 
 
 MODERNBERT: dict[str, Any] = {
-    "model_type": "modernbert",
-    "architectures": ["ModernBertModel"],
-    "vocab_size": 261,
-    "hidden_size": 128,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "local_attention": 16,
-    "pad_token_id": 0,
-    "cls_token_id": 2,
-    "sep_token_id": 3,
-    "bos_token_id": 2,
+    "model_type": "modernbert", "architectures": ["ModernBertModel"], "vocab_size": 261, "hidden_size": 128,
+    "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 256,
+    "local_attention": 16, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2,
     "eos_token_id": 3,
-}
+}  # fmt: skip
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -157,22 +147,13 @@ def write_laya(path: Path, recorded: dict[str, Any], tensor: Formula) -> Path:
 
 
 AGENT: dict[str, Any] = {
-    "head_layers": 2,
-    "max_len": 200,
-    "head_max_len": 120,
-    "temperature": [1.5, 0.75, 2.0],
+    "head_layers": 2, "max_len": 200, "head_max_len": 120, "temperature": [1.5, 0.75, 2.0],
     "temperature_by_options": {"choice:2": 1.25, "choice:11+": 0.1},
-}
+}  # fmt: skip
 ENCODER: dict[str, Any] = {
-    "model_type": "modernbert",
-    "vocab_size": 261,
-    "hidden_size": 128,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "local_attention": 16,
-}
+    "model_type": "modernbert", "vocab_size": 261, "hidden_size": 128, "intermediate_size": 64,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 256, "local_attention": 16,
+}  # fmt: skip
 
 
 def write_random(path: Path, agent: dict[str, Any] | None = None, encoder: dict[str, Any] | None = None) -> Path:

@@ -19,23 +19,8 @@ PATTERNS = [
     r"(a)\1a{100000000}", r"(a)\1\w{999}", r"(a)\1(\b(b{999}){999}){9}", "[[a-z]&&[^b]]", "\\", "\ud7ff",
 ]  # fmt: skip
 STRINGS = [
-    "",
-    "a",
-    "ab",
-    " ",
-    "▁",
-    "##",
-    "</w>",
-    "<unk>",
-    "X",
-    "é",
-    "e\u0301",
-    "\0",
-    "a" * 300,
-    "\U0001f600",
-    "Ġ",
-    "<0x41>",
-]
+    "", "a", "ab", " ", "▁", "##", "</w>", "<unk>", "X", "é", "e\u0301", "\0", "a" * 300, "\U0001f600", "Ġ", "<0x41>",
+]  # fmt: skip
 TEXTS = [
     "", "a", "ab ba aab", " lead and trail  ", "Hello, world! 123 don't", "é e\u0301 ﬁ Ａ \u0130", "\0\x01\ufffd\uffff",  # noqa: E501
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab", "你好 世界 \U0001f600\U0001f468\u200d\U0001f469", "X<unk>ab</w>##a▁", "\n\n \t\r\n",  # noqa: E501
@@ -77,17 +62,13 @@ def bpe(rng: random.Random) -> dict[str, Any]:
     pairs = [(a, t[len(a) :]) for t in vocab for a in vocab if t != a and t.startswith(a) and t[len(a) :] in vocab]
     rng.shuffle(pairs)
     return {
-        "type": "BPE",
-        "dropout": rng.choice([None, None, 0.0]),
-        "unk_token": rng.choice([None, "<unk>", "<unk>"]),
+        "type": "BPE", "dropout": rng.choice([None, None, 0.0]), "unk_token": rng.choice([None, "<unk>", "<unk>"]),
         "continuing_subword_prefix": rng.choice([None, None, "", "##"]),
-        "end_of_word_suffix": rng.choice([None, None, "", "</w>"]),
-        "fuse_unk": rng.random() < 0.5,
-        "byte_fallback": rng.random() < 0.3,
-        "ignore_merges": rng.random() < 0.3,
+        "end_of_word_suffix": rng.choice([None, None, "", "</w>"]), "fuse_unk": rng.random() < 0.5,
+        "byte_fallback": rng.random() < 0.3, "ignore_merges": rng.random() < 0.3,
         "vocab": {t: i for i, t in enumerate(vocab)},
         "merges": [list(p) for p in pairs[:30] if " " not in p[0] + p[1]],
-    }
+    }  # fmt: skip
 
 
 def wordpiece(rng: random.Random) -> dict[str, Any]:
@@ -147,14 +128,11 @@ def normalizer(rng: random.Random, pattern: Any = pattern, charsmaps: bool = Tru
             lambda: {"type": "Prepend", "prepend": rng.choice(STRINGS)},
             *([lambda: {"type": "Precompiled", "precompiled_charsmap": charsmap(rng)}] if charsmaps else []),
             lambda: {
-                "type": "BertNormalizer",
-                "clean_text": flag(rng),
-                "handle_chinese_chars": flag(rng),
-                "strip_accents": rng.choice([None, True, False]),
-                "lowercase": flag(rng),
+                "type": "BertNormalizer", "clean_text": flag(rng), "handle_chinese_chars": flag(rng),
+                "strip_accents": rng.choice([None, True, False]), "lowercase": flag(rng),
             },
         ]
-    )()
+    )()  # fmt: skip
 
 
 BEHAVIORS = ["Removed", "Isolated", "Contiguous", "MergedWithPrevious", "MergedWithNext"]
@@ -208,10 +186,7 @@ def post_processor(rng: random.Random) -> dict[str, Any]:
             lambda: byte_level(rng),
             lambda: {"type": "BertProcessing", "sep": token(), "cls": token()},
             lambda: {
-                "type": "RobertaProcessing",
-                "sep": token(),
-                "cls": token(),
-                "trim_offsets": flag(rng),
+                "type": "RobertaProcessing", "sep": token(), "cls": token(), "trim_offsets": flag(rng),
                 "add_prefix_space": flag(rng),
             },
             lambda: {
@@ -221,7 +196,7 @@ def post_processor(rng: random.Random) -> dict[str, Any]:
                 "special_tokens": {n: {"id": n, "ids": [1, 2][: rng.randint(0, 2)], "tokens": [n]} for n in "XY"},
             },
         ]
-    )()
+    )()  # fmt: skip
 
 
 def decoder(rng: random.Random, pattern: Any = pattern) -> dict[str, Any]:
@@ -266,13 +241,9 @@ def truncation(rng: random.Random) -> dict[str, Any]:
 
 def padding(rng: random.Random) -> dict[str, Any]:
     return {
-        "strategy": rng.choice(["BatchLongest", {"Fixed": 8}]),
-        "direction": rng.choice(["Left", "Right"]),
-        "pad_to_multiple_of": rng.choice([None, 0, 8]),
-        "pad_id": 1,
-        "pad_type_id": 0,
-        "pad_token": "[PAD]",
-    }
+        "strategy": rng.choice(["BatchLongest", {"Fixed": 8}]), "direction": rng.choice(["Left", "Right"]),
+        "pad_to_multiple_of": rng.choice([None, 0, 8]), "pad_id": 1, "pad_type_id": 0, "pad_token": "[PAD]",
+    }  # fmt: skip
 
 
 BYTES = [chr(b) for b in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))]

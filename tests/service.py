@@ -244,13 +244,6 @@ def is_empty(core: EngineCore) -> bool:
 
 
 __all__ = [
-    "Fault",
-    "FaultyExecutor",
-    "Outcome",
-    "ToyPreparer",
-    "is_empty",
-    "play",
-    "run_steps",
-    "service_core",
+    "Fault", "FaultyExecutor", "Outcome", "ToyPreparer", "is_empty", "play", "run_steps", "service_core",
     "toy_service",
-]
+]  # fmt: skip

@@ -46,35 +46,22 @@ def limits(rng: random.Random) -> dict[str, Any]:
                          "earliest_deadline", "first_come_first_served"])  # fmt: skip
     step, rows = rng.choice([1024, 2048, 8192]), rng.choice([1, 3, 16, 64])
     return {
-        "max_length": 900,
-        "kv_blocks": rng.choice([60, 90, 200, 1000, 5000]),
-        "max_step_tokens": step,
-        "group_tokens": rng.choice([128, 1024, 8192]),
-        "max_step_requests": rows,
-        "max_running": min(rows, rng.choice([1, 4, 32])),
-        "chunk_tokens": rng.choice([16, 128, 1024]),
-        "fold": rng.random() < 0.7,
-        "defer_steps": rng.choice([0, 1, 8]),
-        "defer_tokens": rng.choice([1, 64]),
-        "prefix_cache": rng.random() < 0.9,
-        "overlap": rng.random() < 0.3,
-        "oneshot_share": rng.choice([0.1, 0.5, 1.0]),
-        "policy": policy,
-        "decode_policy": rng.choice(_DECODE),
-        "reestimate": rng.random() < 0.9,
-        "probation": rng.random() < 0.8,
-    }
+        "max_length": 900, "kv_blocks": rng.choice([60, 90, 200, 1000, 5000]), "max_step_tokens": step,
+        "group_tokens": rng.choice([128, 1024, 8192]), "max_step_requests": rows,
+        "max_running": min(rows, rng.choice([1, 4, 32])), "chunk_tokens": rng.choice([16, 128, 1024]),
+        "fold": rng.random() < 0.7, "defer_steps": rng.choice([0, 1, 8]), "defer_tokens": rng.choice([1, 64]),
+        "prefix_cache": rng.random() < 0.9, "overlap": rng.random() < 0.3,
+        "oneshot_share": rng.choice([0.1, 0.5, 1.0]), "policy": policy, "decode_policy": rng.choice(_DECODE),
+        "reestimate": rng.random() < 0.9, "probation": rng.random() < 0.8,
+    }  # fmt: skip
 
 
 def arrivals(rng: random.Random, count: int, seed: int) -> Iterator[Arrival]:
     tenants = rng.choice([0, 0, 0, 20])
     shape: dict[str, Any] = {
-        "rubrics": rng.choice([2, 20, 200]),
-        "rubric_tokens": rng.choice([40, 200, 600]),
-        "text_tokens": (2, rng.choice([20, 200])),
-        "questions": rng.choice([(), (), (3, 5)]),
-        "tenants": tenants,
-    }
+        "rubrics": rng.choice([2, 20, 200]), "rubric_tokens": rng.choice([40, 200, 600]),
+        "text_tokens": (2, rng.choice([20, 200])), "questions": rng.choice([(), (), (3, 5)]), "tenants": tenants,
+    }  # fmt: skip
     rate = 10 ** rng.uniform(1.5, 3.5)
     talk: dict[str, Any] = {"system_tokens": 60, "turn_tokens": (5, 60), "max_tokens": (2, 30)}
     kind = rng.choice(["rubrics", "rubrics", "bursts", "bursts", "beside", "beside", "chat"])

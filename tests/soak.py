@@ -36,16 +36,8 @@ from tests.storm import ModelLoad, storm
 
 WORDS = ["harbour", "quiet", "two", "boats", "lay", "at", "the", "quay", "while", "rain", "fell", "on", "roofs"]
 KINDS = (
-    "embed",
-    "decide",
-    "loglikelihood",
-    "prompt_logprobs",
-    "complete",
-    "stream",
-    "left stream",
-    "refused",
-    "late",
-)
+    "embed", "decide", "loglikelihood", "prompt_logprobs", "complete", "stream", "left stream", "refused", "late",
+)  # fmt: skip
 SHARES = (0.38, 0.25, 0.08, 0.08, 0.08, 0.04, 0.04, 0.03, 0.02)
 
 
@@ -72,12 +64,9 @@ def _memory() -> dict[str, int]:
     with open("/proc/self/statm", encoding="utf-8") as file:
         pages = int(file.read().split()[1])
     return {
-        "rss": pages * os.sysconf("SC_PAGE_SIZE"),
-        "allocated": allocated_bytes(),
-        "objects": len(gc.get_objects()),
-        "threads": len(os.listdir("/proc/self/task")),
-        "fds": len(os.listdir("/proc/self/fd")),
-    }
+        "rss": pages * os.sysconf("SC_PAGE_SIZE"), "allocated": allocated_bytes(), "objects": len(gc.get_objects()),
+        "threads": len(os.listdir("/proc/self/task")), "fds": len(os.listdir("/proc/self/fd")),
+    }  # fmt: skip
 
 
 class _Load:
@@ -218,13 +207,10 @@ async def soak(
 def second_half(load: str, samples: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
     """Median, least and most of each sampled amount, and where resident memory began and ended."""
     measures = {
-        "resident memory": ("rss", 1e6, "MB"),
-        "bytes that malloc has handed out": ("allocated", 1e6, "MB"),
-        "prepared questions": ("question_bytes", 1e6, "MB"),
-        "objects of the collector": ("objects", 1, ""),
-        "threads": ("threads", 1, ""),
-        "file descriptors": ("fds", 1, ""),
-    }
+        "resident memory": ("rss", 1e6, "MB"), "bytes that malloc has handed out": ("allocated", 1e6, "MB"),
+        "prepared questions": ("question_bytes", 1e6, "MB"), "objects of the collector": ("objects", 1, ""),
+        "threads": ("threads", 1, ""), "file descriptors": ("fds", 1, ""),
+    }  # fmt: skip
     rows = []
     for measure, (name, scale, unit) in measures.items():
         of = [sample[name] / scale for sample in samples]

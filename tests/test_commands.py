@@ -69,16 +69,12 @@ def test_without_a_command_it_is_the_demo(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("words", "path"),
     [
-        (["simulate", "{}.jsonl"], "{}.jsonl"),
-        (["calibrate", "{}.jsonl"], "{}.jsonl"),
-        (["fit", "{}.csv"], "{}.csv"),
-        (["score", "{}.csv", "out.csv", "--text-column", "a", "--embed"], "{}.csv"),
+        (["simulate", "{}.jsonl"], "{}.jsonl"), (["calibrate", "{}.jsonl"], "{}.jsonl"),
+        (["fit", "{}.csv"], "{}.csv"), (["score", "{}.csv", "out.csv", "--text-column", "a", "--embed"], "{}.csv"),
         (["score", __file__.replace(".py", ".csv"), "out.csv", "--task", "{}.json"], "{}.json"),
-        (["demo", "--model", "{}.gguf"], "{}.gguf"),
-        (["memory", "{}"], "{}"),
-        (["convert", "{}", "out"], "{}"),
+        (["demo", "--model", "{}.gguf"], "{}.gguf"), (["memory", "{}"], "{}"), (["convert", "{}", "out"], "{}"),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_is_not_there_is_said_so(
     words: list[str], path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,14 +74,11 @@ def test_no_message_reaches_a_control_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        "{% if",
-        "{{ messages.__class__.__mro__ }}",
-        "{{ lipsum.__globals__ }}",
-        "{% for i in range(10**9) %}x{% endfor %}",
-        "{{ raise_exception('no') }}",
+        "{% if", "{{ messages.__class__.__mro__ }}", "{{ lipsum.__globals__ }}",
+        "{% for i in range(10**9) %}x{% endfor %}", "{{ raise_exception('no') }}",
         "{% set x = 'ab' * 10**9 %}{{ x }}",
     ],
-)
+)  # fmt: skip
 def test_templates_that_fail_fail_their_request_only(tmp_path: Path, template: str) -> None:
     preparer = made(tmp_path, template)
     for task in (Generate([{"role": "user", "content": "hi"}]), Decide("hi", [YesNo("Polite?")])):

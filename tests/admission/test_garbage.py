@@ -57,15 +57,10 @@ GARBAGE: list[Any] = [
     SamplingParams(max_tokens=0),
 ]  # fmt: skip
 VALID: dict[str, list[Any]] = {
-    "state": ["The quick brown fox", [5, 6]],
-    "prompt": ["The quick brown fox", [5, 6]],
-    "context": ["The quick"],
-    "continuation": [" brown"],
-    "questions": [[YesNo("Polite?"), Choice("Which?", ["a", "ab"])]],
-    "template": [None],
-    "pooling": ["mean"],
-    "params": [SamplingParams(max_tokens=2)],
-}
+    "state": ["The quick brown fox", [5, 6]], "prompt": ["The quick brown fox", [5, 6]], "context": ["The quick"],
+    "continuation": [" brown"], "questions": [[YesNo("Polite?"), Choice("Which?", ["a", "ab"])]], "template": [None],
+    "pooling": ["mean"], "params": [SamplingParams(max_tokens=2)],
+}  # fmt: skip
 
 
 def garbled(rng: random.Random, kind: Any) -> Any:

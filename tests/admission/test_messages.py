@@ -156,14 +156,11 @@ def test_an_object_that_cannot_be_read_as_fields_fails_alone(chatty: Preparer) -
 @pytest.mark.parametrize(
     "tasks",
     [
-        [Decide("x", [YesNo("q")])] * 100,
-        [Decide("x", [YesNo("q")] * 150)],
-        [Decide("x", [Choice("q", [f"{i}" for i in range(200)])])],
-        [task(tool_calls=[[]] * 300)],
-        [task(**{f"k{i}": None for i in range(300)})],
-        [task(call=Dumped([]))],
+        [Decide("x", [YesNo("q")])] * 100, [Decide("x", [YesNo("q")] * 150)],
+        [Decide("x", [Choice("q", [f"{i}" for i in range(200)])])], [task(tool_calls=[[]] * 300)],
+        [task(**{f"k{i}": None for i in range(300)})], [task(call=Dumped([]))],
     ],
-)
+)  # fmt: skip
 def test_work_without_much_text_is_no_work_for_a_loop(tasks: list[Any]) -> None:
     assert sum(map(text_size, tasks)) > INLINE_CHARS
 

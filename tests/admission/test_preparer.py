@@ -62,13 +62,9 @@ def test_changes_after_submitting_change_nothing() -> None:
     stops, bias, banned = ["one"], {5: 1.0}, np.array([6, 7])
     lists = SamplingParams(seed=1, stop=stops, logit_bias=bias, banned_token_ids=banned)
     tasks = [
-        Decide(ids, questions),
-        Decide(messages, questions),
-        Embed(array, pooling="last"),
-        Loglikelihood(ids, array),
-        Generate(plain, SamplingParams(seed=1)),
-        Generate("hi", lists),
-    ]
+        Decide(ids, questions), Decide(messages, questions), Embed(array, pooling="last"), Loglikelihood(ids, array),
+        Generate(plain, SamplingParams(seed=1)), Generate("hi", lists),
+    ]  # fmt: skip
     owned = [preparer.snapshot(task) for task in tasks]
     before = [preparer.prepare(task).prepared for task in tasks]
     ids[0] = 9

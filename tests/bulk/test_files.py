@@ -30,13 +30,10 @@ def texts(count: int) -> list[str]:
 LINES = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts(3000))
 FIELDS = "\n".join(["text", *texts(3000)]).encode()
 MALFORMED = {
-    "no gzip.csv.gz": b"text,id\nhello,1\n",
-    "cut.csv.gz": gzip.compress(FIELDS)[:12],
-    "spoilt.csv.gz": spoilt(gzip.compress(FIELDS), 2000),
-    "spoilt.jsonl.gz": spoilt(gzip.compress(LINES), 2000),
-    "two.csv": b"text,text\na,b\n",
-    "none.parquet": b"PAR1 and no more",
-}
+    "no gzip.csv.gz": b"text,id\nhello,1\n", "cut.csv.gz": gzip.compress(FIELDS)[:12],
+    "spoilt.csv.gz": spoilt(gzip.compress(FIELDS), 2000), "spoilt.jsonl.gz": spoilt(gzip.compress(LINES), 2000),
+    "two.csv": b"text,text\na,b\n", "none.parquet": b"PAR1 and no more",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -125,16 +122,11 @@ def test_csv_without_known_ends_of_rows_is_refused(tmp_path: Path, text: bytes, 
 @pytest.mark.parametrize(
     "long",
     [
-        b"x" * 800,
-        b'"' + b"x" * 800 + b'"',
-        b'"' + b'x, ""\r\n' * 60 + b'"',
-        b'"' + b"x, y\n" * 600 + b'"',
-        b'"' + b"\n" * 60 + b"y" * 380 + b'"',
-        b"x" * 399 + b'"' + b"y" * 399,
-        b'"' + b"x" * 397 + b'""' + b"y" * 399 + b'"',
-        ("é" * 450).encode(),
+        b"x" * 800, b'"' + b"x" * 800 + b'"', b'"' + b'x, ""\r\n' * 60 + b'"', b'"' + b"x, y\n" * 600 + b'"',
+        b'"' + b"\n" * 60 + b"y" * 380 + b'"', b"x" * 399 + b'"' + b"y" * 399,
+        b'"' + b"x" * 397 + b'""' + b"y" * 399 + b'"', ("é" * 450).encode(),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_a_record_that_is_too_long_is_an_error_of_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bytes, end: bytes
@@ -162,18 +154,14 @@ def test_a_record_that_has_no_end_takes_bounded_memory(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b'{"a": NaN}', "NaN is not a finite number"),
-        (b'{"a": [-Infinity]}', "-Infinity is not a finite number"),
-        (b'{"a": 1e999}', "1e999 is not a finite number"),
-        (b'{"a": 1, "a": 2}', "the key 'a' appears twice"),
+        (b'{"a": NaN}', "NaN is not a finite number"), (b'{"a": [-Infinity]}', "-Infinity is not a finite number"),
+        (b'{"a": 1e999}', "1e999 is not a finite number"), (b'{"a": 1, "a": 2}', "the key 'a' appears twice"),
         (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", "nested too deeply"),
-        (b'{"a": 1' + b"0" * 5000 + b"}", "not JSON"),
-        (b'{"a": "\\udc00"}', "half of a surrogate pair"),
-        (b'{"\\ud83d": 1}', "half of a surrogate pair"),
-        (b'{"a": "\xed\xa0\x80"}', "not UTF-8"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "not JSON"), (b'{"a": "\\udc00"}', "half of a surrogate pair"),
+        (b'{"\\ud83d": 1}', "half of a surrogate pair"), (b'{"a": "\xed\xa0\x80"}', "not UTF-8"),
         (b'["a"]', "is not an object"),
     ],
-)
+)  # fmt: skip
 def test_a_json_line_that_is_no_row_is_an_error_of_its_row(tmp_path: Path, line: bytes, says: str) -> None:
     found = rows_of(tmp_path / "in.jsonl", b'{"a": "\\ud83d\\ude00"}\n' + line + b'\n{"a": 2}\n')
     assert [found[0], found[2]] == [{"a": "\U0001f600"}, {"a": 2}]

@@ -255,15 +255,11 @@ def test_names_of_the_columns_of_a_form() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "zipped"),
     [
-        ("a.jsonl", "jsonl", False),
-        ("a.NDJSON", "jsonl", False),
-        ("a.ndjson.gz", "jsonl", True),
-        ("a.CSV.GZ", "csv", True),
-        ("a.b.csv", "csv", False),
-        ("a.parquet", "parquet", False),
+        ("a.jsonl", "jsonl", False), ("a.NDJSON", "jsonl", False), ("a.ndjson.gz", "jsonl", True),
+        ("a.CSV.GZ", "csv", True), ("a.b.csv", "csv", False), ("a.parquet", "parquet", False),
         ("a.PQ", "parquet", False),
     ],
-)
+)  # fmt: skip
 def test_the_end_of_a_name_says_the_format(name: str, kind: str, zipped: bool) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")

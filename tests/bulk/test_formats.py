@@ -248,14 +248,11 @@ def test_csv_is_written_as_it_was_read(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (TYPES["timestamp_ns"][0], None),
-        (TYPES["decimal"][0], None),
-        (TYPES["map"][0], None),
-        (TYPES["dictionary"][0], None),
-        (pa.array([float("nan")] * 3), "column 'c' is null"),
+        (TYPES["timestamp_ns"][0], None), (TYPES["decimal"][0], None), (TYPES["map"][0], None),
+        (TYPES["dictionary"][0], None), (pa.array([float("nan")] * 3), "column 'c' is null"),
         (TYPES["nothing"][0], "column 'c' is null"),
     ],
-)
+)  # fmt: skip
 def test_a_column_of_any_type_is_read(run: Run, tmp_path: Path, values: Any, says: str | None) -> None:
     source, _ = stored(tmp_path / "in.parquet", {"c": values.fill_null(values[0]) if says is None else values}, 3)
     rows = list(Table.of(str(run(source, "jsonl", {**FORM, "state": "It says {c}."}))).rows())

@@ -53,12 +53,8 @@ def test_a_row_that_fails_is_a_value(engine: Engine) -> None:
 
     found = list(engine.map(make, ["a", "raises", "no task", "x" * 10**6, "b"]))
     assert [type(one.error).__name__ for one in found] == [
-        "NoneType",
-        "KeyError",
-        "InvalidRequest",
-        "RequestTooLarge",
-        "NoneType",
-    ]
+        "NoneType", "KeyError", "InvalidRequest", "RequestTooLarge", "NoneType",
+    ]  # fmt: skip
     with pytest.raises(KeyError):
         found[1].get()
 
@@ -173,14 +169,11 @@ def test_progress_counts_rows(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"task": "text"}, "task"),
-        ({"rows": 7}, "rows"),
-        ({"window": 0}, "window"),
-        ({"window": MAX_WINDOW_ROWS + 1}, "window"),
-        ({"progress": 7}, "progress"),
+        ({"task": "text"}, "task"), ({"rows": 7}, "rows"), ({"window": 0}, "window"),
+        ({"window": MAX_WINDOW_ROWS + 1}, "window"), ({"progress": 7}, "progress"),
         ({"priority": "high"}, "priority"),
     ],
-)
+)  # fmt: skip
 def test_bad_arguments_are_refused_at_the_call(engine: Engine, given: dict[str, Any], field: str) -> None:
     arguments: dict[str, Any] = {"task": decide, "rows": ["a"], **given}
     with pytest.raises(InvalidRequest, match=field):

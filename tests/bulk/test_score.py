@@ -114,17 +114,13 @@ def test_rows_that_are_no_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "more", "says"),
     [
-        (".", (), "name has to end in"),
-        ("folder.csv", (), "is a directory"),
-        ("none/out.csv", (), "there is no folder"),
-        ("out.xlsx", (), "name has to end in"),
-        ("out.parquet.gz", (), "name has to end in"),
-        ("there.csv", (), "--overwrite"),
+        (".", (), "name has to end in"), ("folder.csv", (), "is a directory"),
+        ("none/out.csv", (), "there is no folder"), ("out.xlsx", (), "name has to end in"),
+        ("out.parquet.gz", (), "name has to end in"), ("there.csv", (), "--overwrite"),
         ("out.csv", ("--choice", "id=a,b"), "has a column 'id' already"),
-        ("out.csv", ("--choice", "topic=a,a"), "no row could be served"),
-        ("memory://out.csv", (), "--journal"),
+        ("out.csv", ("--choice", "topic=a,a"), "no row could be served"), ("memory://out.csv", (), "--journal"),
     ],
-)
+)  # fmt: skip
 def test_targets_and_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, more: tuple[str, ...], says: str
 ) -> None:

@@ -59,17 +59,8 @@ def test_rows_without_figures(rows: Any, truth: list[Any], says: str) -> None:
 
 
 WRONG: list[Any] = [
-    [0.0, 0.0],
-    [math.nan, 1.0],
-    [-1.0, 2.0],
-    [[0.5, 0.5]],
-    [],
-    ["a", "b"],
-    "ab",
-    None,
-    0.5,
-    [10**400, 1],
-]
+    [0.0, 0.0], [math.nan, 1.0], [-1.0, 2.0], [[0.5, 0.5]], [], ["a", "b"], "ab", None, 0.5, [10**400, 1],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", WRONG, ids=repr)
@@ -199,19 +190,14 @@ def test_a_file_is_read_up_to_its_bound(kind: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ((("a", "b"), (1.0,)), "prior "),
-        ((("a", "b"), (0.5, 0.3, 0.2)), "each of 2 labels"),
-        (((), ()), "each of 0 labels"),
-        ((("a", "b"), (1.0, 0.0)), "at least 1e-30"),
-        ((("a", "b"), (1.0, 9e-31)), "at least 1e-30"),
-        ((("a", "b"), None), "prior: None is not a list"),
-        ((("a", "b"), (0.5, 0.5), (1.0, 0.0)), "target "),
-        ((("a", "b"), (0.5, 0.5), (1.0,)), "target "),
-        ((("a", "a"), (0.5, 0.5)), "a label twice"),
-        (("ab", (0.5, 0.5)), "not a list of strings"),
+        ((("a", "b"), (1.0,)), "prior "), ((("a", "b"), (0.5, 0.3, 0.2)), "each of 2 labels"),
+        (((), ()), "each of 0 labels"), ((("a", "b"), (1.0, 0.0)), "at least 1e-30"),
+        ((("a", "b"), (1.0, 9e-31)), "at least 1e-30"), ((("a", "b"), None), "prior: None is not a list"),
+        ((("a", "b"), (0.5, 0.5), (1.0, 0.0)), "target "), ((("a", "b"), (0.5, 0.5), (1.0,)), "target "),
+        ((("a", "a"), (0.5, 0.5)), "a label twice"), (("ab", (0.5, 0.5)), "not a list of strings"),
         ((("a", "b"), (0.5, 0.5), None, []), "asked: "),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_prior(given: Any, says: str) -> None:
     with pytest.raises(CalibrationError, match=says):
         PriorCorrection(*given)

@@ -256,33 +256,18 @@ def test_separable_data_stay_finite(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"method": "magic"},
-        {"parameters": {}},
-        {"parameters": {"temperature": 0}},
-        {"parameters": {"temperature": "2"}},
-        {"parameters": {"temperature": True}},
-        {"parameters": {"temperature": int("9" * 401)}},
-        {"parameters": None},
-        {"parameters": 2.0},
-        {"parameters": [2.0]},
-        {"method": None},
-        {"method": ["temperature"]},
-        {"labels": 3},
-        {"labels": "ab"},
-        {"labels": [["a"], ["b"]]},
-        {"labels": ["a", "a"]},
-        {"asked": ["question"]},
-        {"facts": 7},
+        {"method": "magic"}, {"parameters": {}}, {"parameters": {"temperature": 0}},
+        {"parameters": {"temperature": "2"}}, {"parameters": {"temperature": True}},
+        {"parameters": {"temperature": int("9" * 401)}}, {"parameters": None}, {"parameters": 2.0},
+        {"parameters": [2.0]}, {"method": None}, {"method": ["temperature"]}, {"labels": 3}, {"labels": "ab"},
+        {"labels": [["a"], ["b"]]}, {"labels": ["a", "a"]}, {"asked": ["question"]}, {"facts": 7},
         {"method": "platt"},
-        {"method": "platt", "parameters": {"slope": 1.0, "offsets": [1.0]}, "labels": ["a", "b"]},
-        {"kind": "prior"},
-        {"version": 9},
-        {"unknown": 1},
-        {"parameters": {"temperature": 1e-320}},
+        {"method": "platt", "parameters": {"slope": 1.0, "offsets": [1.0]}, "labels": ["a", "b"]}, {"kind": "prior"},
+        {"version": 9}, {"unknown": 1}, {"parameters": {"temperature": 1e-320}},
         {"method": "platt", "parameters": {"slope": 1.0, "offsets": [10**400, 0]}, "labels": ["a", "b"]},
         {"method": "platt", "parameters": {"slope": 1.0, "offsets": [1e308, 0]}, "labels": ["a", "b"]},
     ],
-)
+)  # fmt: skip
 def test_a_file_that_is_no_calibrator(wrong: dict[str, Any], tmp_path: Path) -> None:
     good = {"version": 1, "kind": "calibrator", "method": "temperature", "parameters": {"temperature": 2.0}}
     path = tmp_path / "c.json"
@@ -304,19 +289,11 @@ def test_a_file_that_is_no_json_is_no_calibrator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"labels": None},
-        {"labels": 2},
-        {"labels": ["a", "a"]},
-        {"prior": None},
-        {"prior": [0.5]},
-        {"prior": [0.5, "0.5"]},
-        {"prior": [10**400, 1]},
-        {"prior": [1e308, 1e308]},
-        {"prior": [5e-324, 1.0]},
-        {"target": 0.5},
-        {"target": [0.5, 0.0]},
+        {"labels": None}, {"labels": 2}, {"labels": ["a", "a"]}, {"prior": None}, {"prior": [0.5]},
+        {"prior": [0.5, "0.5"]}, {"prior": [10**400, 1]}, {"prior": [1e308, 1e308]}, {"prior": [5e-324, 1.0]},
+        {"target": 0.5}, {"target": [0.5, 0.0]},
     ],
-)
+)  # fmt: skip
 def test_a_file_that_is_no_prior(wrong: dict[str, Any], tmp_path: Path) -> None:
     good = {"version": 1, "kind": "prior", "labels": ["a", "b"], "prior": [0.25, 0.75]}
     path = tmp_path / "p.json"

@@ -25,13 +25,9 @@ from tests.service import is_empty, run_steps
 
 NONE = np.zeros(0, np.int32)
 LIMITS: dict[str, Any] = {
-    "max_length": 256,
-    "max_step_tokens": 512,
-    "max_running": 16,
-    "max_step_requests": 32,
-    "chunk_tokens": 512,
+    "max_length": 256, "max_step_tokens": 512, "max_running": 16, "max_step_requests": 32, "chunk_tokens": 512,
     "oneshot_share": 1.0,
-}
+}  # fmt: skip
 
 
 class Told(Collect):

@@ -26,13 +26,9 @@ GEMMA = "norms whose weights count from one"
 CAPS = "attention with a soft cap or a scale of its own"
 TOKENS = "a classification head other than one projection of the last token"
 REASONS = {
-    "gemma": GEMMA,
-    "gemma2": CAPS,
-    "gemma3_text": CAPS,
-    "qwen3_5_text": RECURRENT,
-    "qwen3_5": RECURRENT,
+    "gemma": GEMMA, "gemma2": CAPS, "gemma3_text": CAPS, "qwen3_5_text": RECURRENT, "qwen3_5": RECURRENT,
     "lfm2": RECURRENT,
-}
+}  # fmt: skip
 CONVOLUTIONS = {"layer_types": [*["conv", "full_attention"] * 3, "conv"]}  # of the seven layers of ``base_of``
 
 

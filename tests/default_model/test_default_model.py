@@ -13,15 +13,9 @@ from bench.train import DATA
 from prelude import default_model
 
 FILES = {
-    "config.json",
-    "decision_template.json",
-    "demo.json",
-    "generation_config.json",
-    "model.safetensors",
-    "README.md",
-    "tokenizer.json",
-    "tokenizer_config.json",
-}
+    "config.json", "decision_template.json", "demo.json", "generation_config.json", "model.safetensors", "README.md",
+    "tokenizer.json", "tokenizer_config.json",
+}  # fmt: skip
 
 
 def read(name: str) -> dict:

@@ -111,18 +111,12 @@ def test_the_function_goes_with_the_other_lists(make_engine: Callable[..., Engin
 @pytest.mark.parametrize(
     "answer, says",
     [
-        ([], "no token allowed after 0 tokens"),
-        ([4096], "4096"),
-        ([-1], "-1"),
-        (np.array([5, 1 << 30], dtype=np.int32), str(1 << 30)),
-        (["a"], "'a'"),
-        (7, "not a list of token ids"),
-        ([0], "no token allowed"),
-        ([1] * 4097, "4097 ids; the limit is 4096"),
-        (np.array([5, 1 << 40]), str(1 << 40)),
-        ([5, True], "True"),
+        ([], "no token allowed after 0 tokens"), ([4096], "4096"), ([-1], "-1"),
+        (np.array([5, 1 << 30], dtype=np.int32), str(1 << 30)), (["a"], "'a'"), (7, "not a list of token ids"),
+        ([0], "no token allowed"), ([1] * 4097, "4097 ids; the limit is 4096"),
+        (np.array([5, 1 << 40]), str(1 << 40)), ([5, True], "True"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_first_choice_is_refused(make_engine: Callable[..., Engine], answer: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=f"params.allowed_tokens_fn.*{says}"):
         make_engine().complete(PROMPT, params(lambda output: answer, banned_token_ids=[0]))

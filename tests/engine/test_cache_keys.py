@@ -32,52 +32,26 @@ from prelude.systemone import SystemOne
 CHOICE = Choice("Which is it?", ("apple", "pear", "plum"))
 TEMPLATE = DecisionTemplate()
 QUESTIONS: list[Any] = [
-    CHOICE,
-    Choice("Which was it?", CHOICE.labels),
-    Choice("Which is it?", ("pear", "apple", "plum")),
-    Choice("Which is it?", ("apple", "pear", "plums")),
-    Choice("Which is it?", ("apple", "pear")),
+    CHOICE, Choice("Which was it?", CHOICE.labels), Choice("Which is it?", ("pear", "apple", "plum")),
+    Choice("Which is it?", ("apple", "pear", "plums")), Choice("Which is it?", ("apple", "pear")),
     Choice("Which is it?", {"apple": "red", "pear": "green", "plum": "blue"}),
     Choice("Which is it?", {"apple": "red", "pear": "green", "plum": "black"}),
-    Choice("Which is it?", {"apple": "red", "pear": "green", "plum": None}),
-    Choice(None, CHOICE.labels),
-    YesNo("Which is it?"),
-    YesNo("Which is it?", {"true": "apple"}),
-    YesNo("Which is it?", {"false": "apple"}),
-    YesNo("Which is it?", {"true": "apple", "false": "pear"}),
-    Score("Which is it?", 3),
-    Score("Which is it?", 4),
-    Score("Which is it?", ("apple", "pear", "plum")),
-    Score("Which is it?", ("apple", "plum", "pear")),
-]
+    Choice("Which is it?", {"apple": "red", "pear": "green", "plum": None}), Choice(None, CHOICE.labels),
+    YesNo("Which is it?"), YesNo("Which is it?", {"true": "apple"}), YesNo("Which is it?", {"false": "apple"}),
+    YesNo("Which is it?", {"true": "apple", "false": "pear"}), Score("Which is it?", 3), Score("Which is it?", 4),
+    Score("Which is it?", ("apple", "pear", "plum")), Score("Which is it?", ("apple", "plum", "pear")),
+]  # fmt: skip
 PARTS: dict[str, tuple[str, ...]] = {
-    "state": ("{state}. ",),
-    "question": ("Q {question} {labels}:",),
-    "label": (" - {label}",),
-    "yes_no": ("Y {question} {labels}:",),
-    "score": ("S {question} {labels}:",),
-    "yes": ("true",),
-    "no": ("false",),
-    "separator": (" | ",),
-    "described": ("\n* {label} = {description}",),
-    "undescribed": ("\n* {label}",),
-    "choose": ("Pick one.",),
-    "judge": ("Say yes or no.",),
-    "rate": ("Rate it.",),
-}
+    "state": ("{state}. ",), "question": ("Q {question} {labels}:",), "label": (" - {label}",),
+    "yes_no": ("Y {question} {labels}:",), "score": ("S {question} {labels}:",), "yes": ("true",), "no": ("false",),
+    "separator": (" | ",), "described": ("\n* {label} = {description}",), "undescribed": ("\n* {label}",),
+    "choose": ("Pick one.",), "judge": ("Say yes or no.",), "rate": ("Rate it.",),
+}  # fmt: skip
 TEMPLATES = [TEMPLATE, *(replace(TEMPLATE, **{name: text}) for name, [text] in PARTS.items())]
 SETTINGS: list[dict[str, Any]] = [
-    {},
-    {"length_norm": "token"},
-    {"length_norm": "unconditional"},
-    {"mass": False},
-    {"orders": "sorted"},
-    {"orders": "all"},
-    {"orders": 2},
-    {"orders": range(1, 3)},
-    {"truncation": "head"},
-    {"truncation": "tail"},
-]
+    {}, {"length_norm": "token"}, {"length_norm": "unconditional"}, {"mass": False}, {"orders": "sorted"},
+    {"orders": "all"}, {"orders": 2}, {"orders": range(1, 3)}, {"truncation": "head"}, {"truncation": "tail"},
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

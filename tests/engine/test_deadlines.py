@@ -18,20 +18,11 @@ from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_co
 @pytest.mark.parametrize(
     "options",
     [
-        {"deadline": -1},
-        {"deadline": math.nan},
-        {"deadline": math.inf},
-        {"deadline": 1e30},
-        {"deadline": "5"},
-        {"deadline": True},
-        {"priority": 1.5},
-        {"priority": True},
-        {"priority": 1 << 40},
-        {"priority": math.nan},
-        {"tenant": ""},
-        {"trace": 1},
+        {"deadline": -1}, {"deadline": math.nan}, {"deadline": math.inf}, {"deadline": 1e30}, {"deadline": "5"},
+        {"deadline": True}, {"priority": 1.5}, {"priority": True}, {"priority": 1 << 40}, {"priority": math.nan},
+        {"tenant": ""}, {"trace": 1},
     ],
-)
+)  # fmt: skip
 def test_options_out_of_range_name_their_field(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(options))):
         RequestOptions(**options)

@@ -36,15 +36,10 @@ def classifier(path: Path, labels: int, **config: Any) -> Path:
 @pytest.mark.parametrize(
     "labels, problem",
     [
-        (3, None),
-        (3, "single_label_classification"),
-        (3, "multi_label_classification"),
-        (3, "regression"),
-        (1, None),
-        (1, "regression"),
-        (1, "multi_label_classification"),
+        (3, None), (3, "single_label_classification"), (3, "multi_label_classification"), (3, "regression"),
+        (1, None), (1, "regression"), (1, "multi_label_classification"),
     ],
-)
+)  # fmt: skip
 def test_default_scores_are_those_of_the_transformers_pipeline(tmp_path: Path, labels: int, problem: str) -> None:
     from transformers import pipeline
 

@@ -75,13 +75,9 @@ def test_every_caller_is_told_after_a_fault_at_any_place(
 
     async def main() -> None:
         tasks = [
-            chat(prompt(6, 1), 6),
-            last_logprob(prompt(20, 2)),
-            chat(prompt(6, 3), 6),
-            last_logprob(prompt(20, 4)),
-            chat(prompt(6, 5), 6),
-            chat(prompt(6, 6), 6),
-        ]
+            chat(prompt(6, 1), 6), last_logprob(prompt(20, 2)), chat(prompt(6, 3), 6), last_logprob(prompt(20, 4)),
+            chat(prompt(6, 5), 6), chat(prompt(6, 6), 6),
+        ]  # fmt: skip
         ends = await asyncio.wait_for(
             asyncio.gather(*(engine.run(task) for task in tasks), return_exceptions=True), timeout=PATIENCE
         )

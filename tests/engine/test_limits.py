@@ -129,26 +129,13 @@ def test_part_of_a_large_call_is_refused_and_the_rest_is_answered() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"max_running": 0},
-        {"max_step_tokens": -1},
-        {"max_step_requests": 0},
-        {"kv_blocks": -1},
-        {"chunk_tokens": 0},
-        {"max_queued_requests": 0},
-        {"max_running": 9, "max_step_requests": 8},
-        {"oneshot_share": 0},
-        {"oneshot_share": 1.5},
-        {"oneshot_share": math.nan},
-        {"hang_seconds": 0},
-        {"hang_seconds": True},
-        {"unhealthy_after": 0},
-        {"max_running": 1.5},
-        {"block_size": 4097},
-        {"kv_blocks": 0},
-        {"hang_seconds": 10**400},
-        {"hang_seconds": math.nan},
+        {"max_running": 0}, {"max_step_tokens": -1}, {"max_step_requests": 0}, {"kv_blocks": -1}, {"chunk_tokens": 0},
+        {"max_queued_requests": 0}, {"max_running": 9, "max_step_requests": 8}, {"oneshot_share": 0},
+        {"oneshot_share": 1.5}, {"oneshot_share": math.nan}, {"hang_seconds": 0}, {"hang_seconds": True},
+        {"unhealthy_after": 0}, {"max_running": 1.5}, {"block_size": 4097}, {"kv_blocks": 0},
+        {"hang_seconds": 10**400}, {"hang_seconds": math.nan},
     ],
-)
+)  # fmt: skip
 def test_limits_that_make_no_sense_are_refused_when_they_are_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         EngineConfig().changed(**wrong)

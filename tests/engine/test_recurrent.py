@@ -150,13 +150,10 @@ def wrapped(source: Path, path: Path) -> Path:
     text = json.loads((source / "config.json").read_text(encoding="utf-8"))
     text.pop("architectures")
     config = {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
-        "tie_word_embeddings": text.pop("tie_word_embeddings"),
-        "text_config": text,
-        "vision_config": {"model_type": "qwen3_5_vision", "depth": 1},
-        "image_token_id": 7,
-    }
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+        "tie_word_embeddings": text.pop("tie_word_embeddings"), "text_config": text,
+        "vision_config": {"model_type": "qwen3_5_vision", "depth": 1}, "image_token_id": 7,
+    }  # fmt: skip
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (path / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
     return path

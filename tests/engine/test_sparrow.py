@@ -213,15 +213,12 @@ def test_verbs_that_such_a_model_lacks_are_refused(engine: Engine, tmp_path: Pat
     [
         ({"arch": "modernbert"}, "unsupported: arch 'modernbert'"),
         ({"dim": 9}, r"mlp.0.weight.q8 is int8 \[12, 80\], i1 \[12, 90\] needed"),
-        ({"dim": 10**9}, "dim is 1000000000"),
-        ({"vocab_size": 5}, "vocab_size is 5"),
-        ({"kv": 1}, "kv is 1"),
-        ({"hidden": 13}, r"mlp.0.weight.q8 is int8"),
-        ({"max_len": 0}, "max_len is 0"),
+        ({"dim": 10**9}, "dim is 1000000000"), ({"vocab_size": 5}, "vocab_size is 5"), ({"kv": 1}, "kv is 1"),
+        ({"hidden": 13}, r"mlp.0.weight.q8 is int8"), ({"max_len": 0}, "max_len is 0"),
         ({"temperature_by_kind": {"choice": 0.1}}, "choice is 0.1"),
         ({"temperature_by_kind": [1]}, "an object is needed"),
     ],
-)
+)  # fmt: skip
 def test_a_hostile_config_is_refused_by_name(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
     path = write(tmp_path / "bad.sparrow", arrays(True), config(True, **changed))
     with pytest.raises((ModelError, UnsupportedModel), match=told):
@@ -286,13 +283,9 @@ def npy(array: np.ndarray, header: str | None = None) -> bytes:
         "{'descr': '<f4', 'fortran_order': False, 'shape': 12}",
         f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**400},)}}",
         "{'descr': '>f4', 'fortran_order': False, 'shape': (12,)}",
-        "{'descr': ('<f4', (12,)), 'fortran_order': False, 'shape': ()}",
-        "(" * 3000,
-        "-" * 5000 + "1",
-        "",
-        "{}",
+        "{'descr': ('<f4', (12,)), 'fortran_order': False, 'shape': ()}", "(" * 3000, "-" * 5000 + "1", "", "{}",
     ],
-)
+)  # fmt: skip
 def test_the_header_of_an_array_is_refused_by_name(header: str, tmp_path: Path) -> None:
     content = {name: npy(array) for name, array in arrays(False).items()}
     path = archive_of(tmp_path / "bad.sparrow", content, config(False))

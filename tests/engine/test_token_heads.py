@@ -19,14 +19,9 @@ from tests.encoders import write_encoder
 from tests.option_models import random_weights
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 4096,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
 LABELS = {"id2label": {0: "O", 1: "B", 2: "I"}, "label2id": {"O": 0, "B": 1, "I": 2}}
 PROMPTS = [[7, 8, 9, 10, 11], [5], [3, 4] * 20]
 

@@ -30,13 +30,8 @@ def bits(answer: Any) -> tuple[Any, ...]:
     names = sorted(answer.probabilities)
     shares = [answer.probabilities[name] for name in names]
     return (
-        answer.label,
-        answer.mass,
-        answer.probability,
-        answer.expected,
-        *shares,
-        *[answer.logprobs[n] for n in names],
-    )
+        answer.label, answer.mass, answer.probability, answer.expected, *shares, *[answer.logprobs[n] for n in names],
+    )  # fmt: skip
 
 
 @pytest.mark.feature("G19")

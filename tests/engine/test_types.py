@@ -39,18 +39,13 @@ from prelude.errors import UnknownParameter
 from tests import lint
 
 VERBS: dict[str, Any] = {
-    "decide": (Decide, verbs.DecideKeywords),
-    "classify": (Classify, verbs.ClassifyKeywords),
-    "classify_tokens": (ClassifyTokens, verbs.ClassifyTokensKeywords),
-    "embed": (Embed, verbs.EmbedKeywords),
+    "decide": (Decide, verbs.DecideKeywords), "classify": (Classify, verbs.ClassifyKeywords),
+    "classify_tokens": (ClassifyTokens, verbs.ClassifyTokensKeywords), "embed": (Embed, verbs.EmbedKeywords),
     "loglikelihood": (Loglikelihood, verbs.VerbKeywords),
-    "prompt_logprobs": (PromptLogprobs, verbs.PromptLogprobsKeywords),
-    "complete": (Generate, verbs.VerbKeywords),
-    "generate": (Generate, verbs.VerbKeywords),
-    "rerank": (Rerank, verbs.RerankKeywords),
-    "reward": (Reward, verbs.RewardKeywords),
-    "guard": (Guard, verbs.GuardKeywords),
-}
+    "prompt_logprobs": (PromptLogprobs, verbs.PromptLogprobsKeywords), "complete": (Generate, verbs.VerbKeywords),
+    "generate": (Generate, verbs.VerbKeywords), "rerank": (Rerank, verbs.RerankKeywords),
+    "reward": (Reward, verbs.RewardKeywords), "guard": (Guard, verbs.GuardKeywords),
+}  # fmt: skip
 OWN = {"hold_words", "top_k", "top_n", "detail"}  # of a verb and not of its task
 
 SNIPPET = """

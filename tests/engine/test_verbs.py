@@ -267,15 +267,12 @@ def test_answers_of_heads_are_one_shot(make_engine: Make, tmp_path: Path) -> Non
 def test_all_kinds_at_once_on_one_copy_of_the_weights(make_engine: Make) -> None:
     engine = make_engine()
     tasks = [
-        Decide(STATE, QUESTIONS),
-        Embed(STATE, pooling="last"),
-        Embed(STATE + " More.", pooling="mean"),
-        Loglikelihood(STATE, " and then"),
-        PromptLogprobs(STATE, top=2),
+        Decide(STATE, QUESTIONS), Embed(STATE, pooling="last"), Embed(STATE + " More.", pooling="mean"),
+        Loglikelihood(STATE, " and then"), PromptLogprobs(STATE, top=2),
         Generate(STATE, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)),
         Generate("Once", SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)),
         Generate("Once", SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)),
-    ]
+    ]  # fmt: skip
     apart = [make_engine().run(task) for task in tasks]
     together = engine.run_many(tasks)
     assert [a.probabilities for a in together[0]] == [pytest.approx(a.probabilities, abs=1e-4) for a in apart[0]]

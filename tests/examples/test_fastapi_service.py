@@ -37,13 +37,9 @@ class Visitor:
 
     def __init__(self, app: Any, path: str, body: dict[str, Any], spec_version: str = "2.3") -> None:
         self.scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": spec_version},
-            "method": "POST",
-            "path": path,
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-        }
+            "type": "http", "asgi": {"version": "3.0", "spec_version": spec_version}, "method": "POST", "path": path,
+            "query_string": b"", "headers": [(b"content-type", b"application/json")],
+        }  # fmt: skip
         self.sent: list[dict[str, Any]] = []
         self.left = asyncio.Event()
         self._inbox = [{"type": "http.request", "body": json.dumps(body).encode()}]

@@ -48,27 +48,19 @@ def hostile(path: str, good: bytes) -> dict[str, bytes]:
     first = good.partition(b":")[0]
     many = b",".join(b'"%d": 0' % at for at in range(10_000))
     return {
-        "never closed": post(path, b"[" * 60_000),
-        "deep": with_text(b"[" * 5000 + b"]" * 5000),
-        "deep objects": with_text(b'{"a":' * 200 + b"1" + b"}" * 200),
-        "long integer": with_text(b"1" * 5000),
-        "1e999": with_text(b"1e999"),
-        "NaN": with_text(b"NaN"),
+        "never closed": post(path, b"[" * 60_000), "deep": with_text(b"[" * 5000 + b"]" * 5000),
+        "deep objects": with_text(b'{"a":' * 200 + b"1" + b"}" * 200), "long integer": with_text(b"1" * 5000),
+        "1e999": with_text(b"1e999"), "NaN": with_text(b"NaN"),
         "equal keys": post(path, first + b': "y", ' + good[1:]),
         "equal keys among many": post(path, b"{" + many + b', "0": 0}'),
-        "a long key": post(path, b'{"' + b"k" * 100_000 + b'": 1}'),
-        "half a character": with_text(b'"\\ud800"'),
-        "no UTF-8": post(path, b'{"a": "\xff"}'),
-        "nothing": post(path, b""),
-        "null": post(path, b"null"),
-        "too large": post(path, b" " * (1 << 19)),
-        "gzip": post(path, good, "Content-Encoding: gzip"),
-        "no zstd": post(path, good, "Content-Encoding: zstd"),
-        "a length below zero": post(path, good, length=-1),
+        "a long key": post(path, b'{"' + b"k" * 100_000 + b'": 1}'), "half a character": with_text(b'"\\ud800"'),
+        "no UTF-8": post(path, b'{"a": "\xff"}'), "nothing": post(path, b""), "null": post(path, b"null"),
+        "too large": post(path, b" " * (1 << 19)), "gzip": post(path, good, "Content-Encoding: gzip"),
+        "no zstd": post(path, good, "Content-Encoding: zstd"), "a length below zero": post(path, good, length=-1),
         "a chunk of no size": chunked(path)[:] + b"zz\r\n",
         "a GET with a body": post(path, good).replace(b"POST", b"GET", 1),
         "no HTTP": b"\x16\x03\x01\x02\x00\x01" * 20,
-    }
+    }  # fmt: skip
 
 
 def cut(path: str, good: bytes) -> dict[str, bytes]:

@@ -39,18 +39,9 @@ def test_jevcompat_passes_all_that_can_be_seen_in_one_run(key: str | None, shoul
     sdk = [] if find_spec("typesafe_sdk") else ["--no-sdk"]
     with service("systemone_service", *arguments) as url:
         command = [
-            sys.executable,
-            "-c",
-            "import sys; from jevcompat.cli import main; sys.exit(main())",
-            "test",
-            url,
-            "--timeout",
-            "60",
-            "--json",
-            str(report),
-            *arguments,
-            *sdk,
-        ]
+            sys.executable, "-c", "import sys; from jevcompat.cli import main; sys.exit(main())", "test", url,
+            "--timeout", "60", "--json", str(report), *arguments, *sdk,
+        ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=10 * PATIENCE)
     found = json.loads(report.read_text(encoding="utf-8"))
     results = {(one["level"], one["id"]): one["status"] for one in found["results"]}

@@ -124,12 +124,9 @@ def test_a_poisoned_token_fails_its_own_readouts(model: Model) -> None:
 @pytest.mark.fault(78)
 def test_extreme_logits() -> None:
     rows = [
-        [1e4, -1e4, 0, 1e4],
-        [-1e4, -1e4, -1e4, -1e4],
-        [0, -float("inf"), -1e3, 1e-40],
-        [3e38, -3e38, 0, 0],
+        [1e4, -1e4, 0, 1e4], [-1e4, -1e4, -1e4, -1e4], [0, -float("inf"), -1e3, 1e-40], [3e38, -3e38, 0, 0],
         [1e4, 1e4 - 1, 1e4 - 1000, 0],
-    ]
+    ]  # fmt: skip
     logits = torch.tensor(rows, dtype=torch.float32)
     every = np.repeat(np.arange(5), 4), np.tile(np.arange(4), 5)
     ours = logprobs_of(logits.numpy(), *log_normalisers(logits.numpy()), *every).reshape(5, 4)

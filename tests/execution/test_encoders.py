@@ -25,13 +25,8 @@ from tests.execution.helpers import (
 
 FAMILIES = {name: options for name, options in VARIANTS.items() if name == options["family"]}
 WITH_TYPES = (
-    "bert",
-    "bert-gelu-new",
-    "roberta-silu-types",
-    "electra",
-    "electra-narrow-embeddings",
-    "deberta-v2-types",
-)
+    "bert", "bert-gelu-new", "roberta-silu-types", "electra", "electra-narrow-embeddings", "deberta-v2-types",
+)  # fmt: skip
 
 
 def ids_of(seed: int, count: int) -> np.ndarray:

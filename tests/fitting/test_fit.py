@@ -294,15 +294,11 @@ def test_labels_of_another_kind_are_named(engine: Engine, kind: Any, labels: Any
 @pytest.mark.parametrize(
     ("keywords", "field"),
     [
-        ({"name": ""}, "name"),
-        ({"question": 3}, "question"),
-        ({"keep": 1.5}, "keep"),
-        ({"seed": -1}, "seed"),
-        ({"class_weights": {"a": 1.0}}, "class_weights"),
-        ({"prompt_name": "nowhere"}, "prompt_name"),
+        ({"name": ""}, "name"), ({"question": 3}, "question"), ({"keep": 1.5}, "keep"), ({"seed": -1}, "seed"),
+        ({"class_weights": {"a": 1.0}}, "class_weights"), ({"prompt_name": "nowhere"}, "prompt_name"),
         ({"pooling": "most"}, "pooling"),
     ],
-)
+)  # fmt: skip
 def test_arguments_out_of_range_are_named(engine: Engine, keywords: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         engine.fit(["w1", "w2", "w3", "w4"], ["a", "a", "b", "b"], **{"name": "x", **keywords})
@@ -339,16 +335,12 @@ def test_a_choice_beside_it_and_another_vector_are_refused(engine: Engine, team:
 @pytest.mark.parametrize(
     ("weight", "bias", "labels", "field"),
     [
-        ([[0.0], [np.nan]], [0, 0], ["a", "b"], "weight"),
-        ([[0.0], [1e30]], [0, 0], ["a", "b"], "weight"),
-        ([[0.0], [1.0]], [0, 0, 0], ["a", "b"], "weight"),
-        ([0.0, 1.0], [0, 0], ["a", "b"], "weight"),
-        ([["x"], ["y"]], [0, 0], ["a", "b"], "weight"),
-        ([[0.0], [1.0]], [0, 0], ["a", "a"], "labels"),
-        ([[0.0]], [0], ["a"], "labels"),
-        ([[], []], [0, 0], ["a", "b"], "weight"),
+        ([[0.0], [np.nan]], [0, 0], ["a", "b"], "weight"), ([[0.0], [1e30]], [0, 0], ["a", "b"], "weight"),
+        ([[0.0], [1.0]], [0, 0, 0], ["a", "b"], "weight"), ([0.0, 1.0], [0, 0], ["a", "b"], "weight"),
+        ([["x"], ["y"]], [0, 0], ["a", "b"], "weight"), ([[0.0], [1.0]], [0, 0], ["a", "a"], "labels"),
+        ([[0.0]], [0], ["a"], "labels"), ([[], []], [0, 0], ["a", "b"], "weight"),
     ],
-)
+)  # fmt: skip
 def test_arrays_that_are_no_head_are_refused(weight: Any, bias: Any, labels: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         FittedQuestion.from_arrays(weight, bias, labels, name="x")

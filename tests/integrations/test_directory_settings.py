@@ -27,13 +27,9 @@ from tests.integrations.directories import change, write_saved
 
 LONG = " ".join(f"harbour {n} Hello" for n in range(30))
 TEXTS = (
-    "hello quiet harbour",
-    "HÉLLO Harbour éclair ΣΑΣ",
-    "中文 harbour中文",
-    "quiet [MASK] harbour [PAD]hello [x]hello <pad> b",
-    LONG,
-    f"quiet {LONG} 中文",
-)
+    "hello quiet harbour", "HÉLLO Harbour éclair ΣΑΣ", "中文 harbour中文",
+    "quiet [MASK] harbour [PAD]hello [x]hello <pad> b", LONG, f"quiet {LONG} 中文",
+)  # fmt: skip
 RANKED = [("quiet Hello [x]?", text) for text in TEXTS]
 PAIRS = [*RANKED, *((LONG, text) for text in (TEXTS[0], LONG[:90], LONG)), (LONG[:90], LONG)]
 TURNS = [[{"role": "user", "content": "quiet?"}, {"role": "assistant", "content": text}] for text in TEXTS]

@@ -144,17 +144,11 @@ def test_one_engine_of_either_kind(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/v1/models", 200),
-        ("GET", "/any/models/", 200),
-        ("POST", "/v1/models", 404),
-        ("GET", "/v1/decisions", 404),
-        ("PUT", "/v1/systemone", 404),
-        ("POST", "/v1/systemones", 404),
-        ("POST", "/v1/systemone", 200),
-        ("POST", "/v1/systemone/", 200),
-        ("POST", "/v1/decisions", 200),
+        ("GET", "/v1/models", 200), ("GET", "/any/models/", 200), ("POST", "/v1/models", 404),
+        ("GET", "/v1/decisions", 404), ("PUT", "/v1/systemone", 404), ("POST", "/v1/systemones", 404),
+        ("POST", "/v1/systemone", 200), ("POST", "/v1/systemone/", 200), ("POST", "/v1/decisions", 200),
     ],
-)
+)  # fmt: skip
 def test_routes_of_the_transports(engine: Engine, method: str, path: str, status: int) -> None:
     httpx2 = pytest.importorskip("httpx2")
     from prelude.integrations.transports import AsyncTransport, Transport

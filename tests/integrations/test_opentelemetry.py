@@ -46,15 +46,11 @@ def test_a_decision_is_one_span(engine: Engine, provider: Any, exporter: InMemor
     first, second, outer = exporter.get_finished_spans()
     found = dict(first.attributes or {})
     assert found == {
-        "openinference.span.kind": "DECISION",
-        "decision.system": "typesafe",
-        "decision.provider": "prelude",
-        "decision.model_name": "packaged",
-        "decision.request.model_name": "jev-latest",
-        "decision.response.model_name": "packaged",
-        "decision.token_count.input": body["usage"]["input_tokens"],
+        "openinference.span.kind": "DECISION", "decision.system": "typesafe", "decision.provider": "prelude",
+        "decision.model_name": "packaged", "decision.request.model_name": "jev-latest",
+        "decision.response.model_name": "packaged", "decision.token_count.input": body["usage"]["input_tokens"],
         "decision.token_count.output": 0,
-    }
+    }  # fmt: skip
     assert second.parent is not None and second.parent.span_id == outer.context.span_id
 
 

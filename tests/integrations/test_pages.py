@@ -21,14 +21,9 @@ from tests.engine.test_encoders import write
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```py\n(.*?)^```$", re.S | re.M)
 NEEDS = {
-    "langchain_core": "1.8",
-    "pydantic_ai": "2.68",
-    "dspy": "3.4",
-    "typesafe_sdk": None,
-    "openai": "3.0",
-    "lm_eval": "0.4.13",
-    "opentelemetry.sdk": None,
-}
+    "langchain_core": "1.8", "pydantic_ai": "2.68", "dspy": "3.4", "typesafe_sdk": None, "openai": "3.0",
+    "lm_eval": "0.4.13", "opentelemetry.sdk": None,
+}  # fmt: skip
 
 
 def library(fence: str) -> str:
@@ -56,13 +51,9 @@ def names(engine: Engine, reranker: Engine) -> dict[str, Any]:
     state, question = rows[0]["text"], Choice("Which language is it?", sorted({row["language"] for row in rows}))
     answers = [engine.decide(row["text"], [question])[0] for row in rows]
     return {
-        "engine": engine,
-        "reranker": reranker,
-        "state": state,
-        "question": question,
-        "answers": answers,
+        "engine": engine, "reranker": reranker, "state": state, "question": question, "answers": answers,
         "labels": [row["language"] for row in rows],
-    }
+    }  # fmt: skip
 
 
 def local_task(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -72,16 +63,11 @@ def local_task(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     rows = [{"query": "Which is a fruit?", "choices": [" an apple", " a boat"], "gold": 0}] * 2
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     task = {
-        "task": "arc_easy",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{query}}",
-        "doc_to_choice": "choices",
-        "doc_to_target": "gold",
-        "metric_list": [{"metric": "acc"}],
-    }
+        "task": "arc_easy", "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}}, "test_split": "test",
+        "output_type": "multiple_choice", "doc_to_text": "{{query}}", "doc_to_choice": "choices",
+        "doc_to_target": "gold", "metric_list": [{"metric": "acc"}],
+    }  # fmt: skip
     evaluate = lm_eval.simple_evaluate
     monkeypatch.setattr(
         lm_eval, "simple_evaluate", lambda model, tasks: evaluate(model=model, tasks=[task], bootstrap_iters=0)

@@ -45,12 +45,9 @@ def test_daft_reads_a_column_of_any_type_as_an_arrow_table_is_read() -> None:
     from prelude.integrations.daft import score
 
     row = {
-        "day": date(2026, 1, 2),
-        "at": datetime(2026, 1, 2, 3),
-        "price": Decimal("1.50"),
-        "raw": b"ab",
+        "day": date(2026, 1, 2), "at": datetime(2026, 1, 2, 3), "price": Decimal("1.50"), "raw": b"ab",
         "no": math.nan,
-    }
+    }  # fmt: skip
     several = "{day} {at} {price} {raw}"
     table = pa.table({name: [value] for name, value in row.items()})
     for state in (several, "{no}"):

@@ -11,43 +11,22 @@ from prelude.models.config import ModelConfig
 from prelude.models.spec import Rope
 
 NEW: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "dtype": "bfloat16",
-    "eos_token_id": 3,
-    "bos_token_id": 1,
-    "pad_token_id": None,
-    "attention_bias": False,
-    "use_sliding_window": False,
-    "sliding_window": None,
-}
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 64, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}, "tie_word_embeddings": True,
+    "hidden_act": "silu", "dtype": "bfloat16", "eos_token_id": 3, "bos_token_id": 1, "pad_token_id": None,
+    "attention_bias": False, "use_sliding_window": False, "sliding_window": None,
+}  # fmt: skip
 OLD = {key: value for key, value in NEW.items() if key not in ("rope_parameters", "dtype")} | {
-    "rope_theta": 1000000,
-    "rope_scaling": None,
-    "torch_dtype": "bfloat16",
-    "sliding_window": 4096,
+    "rope_theta": 1000000, "rope_scaling": None, "torch_dtype": "bfloat16", "sliding_window": 4096,
     "max_window_layers": 2,
-}
+}  # fmt: skip
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}
+}  # fmt: skip
 
 
 class _Absent:

@@ -16,18 +16,13 @@ from prelude.models.config import ModelConfig
 from tests.checkpoints import TINY, write_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
-    "untied": {},
-    "tied": {"tie_word_embeddings": True},
-    "bf16": {"dtype": "bfloat16"},
-    "sharded": {"shard": "20KB", "dtype": "bfloat16"},
-    "sharded_tied": {"shard": "20KB", "tie_word_embeddings": True},
-    "biased": {"attention_bias": True},
-    "multi_query": {"num_key_value_heads": 1, "head_dim": 16},
+    "untied": {}, "tied": {"tie_word_embeddings": True}, "bf16": {"dtype": "bfloat16"},
+    "sharded": {"shard": "20KB", "dtype": "bfloat16"}, "sharded_tied": {"shard": "20KB", "tie_word_embeddings": True},
+    "biased": {"attention_bias": True}, "multi_query": {"num_key_value_heads": 1, "head_dim": 16},
     "llama": {"family": "llama"},
     "llama_biased": {"family": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
-    "qwen2": {"family": "qwen2"},
-    "mistral": {"family": "mistral"},
-}
+    "qwen2": {"family": "qwen2"}, "mistral": {"family": "mistral"},
+}  # fmt: skip
 
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -64,15 +64,12 @@ def test_yarn_in_either_spelling(key: str) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        {"rope_type": "default"},
-        {"rope_type": "linear", "factor": 3.0},
-        {"rope_type": "yarn", **YARN},
+        {"rope_type": "default"}, {"rope_type": "linear", "factor": 3.0}, {"rope_type": "yarn", **YARN},
         {"rope_type": "yarn", **YARN, "truncate": False, "beta_fast": 16, "attention_factor": 1.5},
         {"rope_type": "yarn", **YARN, "mscale": 0.7, "mscale_all_dim": 1.0},
-        {"rope_type": "yarn", **YARN, "rope_theta": 100.0, "original_max_position_embeddings": 1 << 16},
-        LLAMA3,
+        {"rope_type": "yarn", **YARN, "rope_theta": 100.0, "original_max_position_embeddings": 1 << 16}, LLAMA3,
     ],
-)
+)  # fmt: skip
 def test_inverse_frequencies_are_those_of_transformers(said: dict[str, Any]) -> None:
     from transformers import Qwen3Config
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
@@ -88,14 +85,10 @@ def test_inverse_frequencies_are_those_of_transformers(said: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "generation, config, expected",
     [
-        ({"eos_token_id": [5, 6, 5]}, 3, (5, 6)),
-        ({"eos_token_id": 5}, 3, (5,)),
-        ({}, [3, 4], (3, 4)),
-        (None, 3, (3,)),
-        (None, None, ()),
-        ({"eos_token_id": None}, 0, (0,)),
+        ({"eos_token_id": [5, 6, 5]}, 3, (5, 6)), ({"eos_token_id": 5}, 3, (5,)), ({}, [3, 4], (3, 4)),
+        (None, 3, (3,)), (None, None, ()), ({"eos_token_id": None}, 0, (0,)),
     ],
-)
+)  # fmt: skip
 def test_end_of_text_ids(generation: Any, config: Any, expected: tuple[int, ...]) -> None:
     assert ModelConfig.from_dict({**NEW, "eos_token_id": config}, generation).eos_token_ids == expected
 

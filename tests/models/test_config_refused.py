@@ -18,16 +18,9 @@ from tests.models.configs import ABSENT, LLAMA, LLAMA3, MISTRAL, NEW, OLD, QWEN2
 # -- 43: refused, by name -------------------------------------------------------------------------
 
 REQUIRED = [
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-]
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",
+]  # fmt: skip
 
 
 @pytest.mark.fault(43)
@@ -177,14 +170,11 @@ def test_a_config_that_is_refused_is_named(error: type[ModelError], config: dict
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_experts": 8},
-        {"final_logit_softcapping": 30.0},
-        {"mlp_bias": True},
-        {**MISTRAL, "attention_bias": True},
-        {**QWEN2, "attention_bias": False},
+        {"num_experts": 8}, {"final_logit_softcapping": 30.0}, {"mlp_bias": True},
+        {**MISTRAL, "attention_bias": True}, {**QWEN2, "attention_bias": False},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_keys_that_transformers_does_not_read_are_said_and_ignored(
     changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -283,19 +273,11 @@ def test_vocabulary_smaller_than_the_tokenizer() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"\xff\xfe{}",
-        b'{"a": 1, "a": 1}',
-        b"[" * 100_000,
-        b'{"a": ' * 100_000,
-        b'{"vocab_size": ' + b"9" * 10_000 + b"}",
-        b" " * (5 << 20),
+        b"", b"{", b"[]", b"null", b"\xff\xfe{}", b'{"a": 1, "a": 1}', b"[" * 100_000, b'{"a": ' * 100_000,
+        b'{"vocab_size": ' + b"9" * 10_000 + b"}", b" " * (5 << 20),
     ],
     ids=["empty", "open", "list", "null", "utf16", "duplicate", "deep", "deeper", "digits", "large"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_file_that_is_not_a_json_object(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(NEW), encoding="utf-8")

@@ -12,16 +12,9 @@ from prelude.errors import UnsupportedModel
 from prelude.models.config import ModelConfig
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-}
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+}  # fmt: skip
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 PHI3 = {**SIZES, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "tie_word_embeddings": False}
 SMOLLM3 = {**SIZES, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}

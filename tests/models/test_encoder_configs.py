@@ -20,26 +20,16 @@ from tests.encoders import VARIANTS, write_encoder
 from tests.models.conftest import open_checkpoint, refused
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 40,
-}
+}  # fmt: skip
 BERT = {**SMALL, "architectures": ["BertModel"], "model_type": "bert"}
 ROBERTA = {**SMALL, "architectures": ["RobertaModel"], "model_type": "roberta"}
 ELECTRA = {**SMALL, "architectures": ["ElectraModel"], "model_type": "electra", "embedding_size": 16}
 DISTILBERT: dict[str, Any] = {
-    "architectures": ["DistilBertModel"],
-    "model_type": "distilbert",
-    "vocab_size": 64,
-    "dim": 32,
-    "n_layers": 2,
-    "n_heads": 4,
-    "hidden_dim": 48,
-    "max_position_embeddings": 40,
-}
+    "architectures": ["DistilBertModel"], "model_type": "distilbert", "vocab_size": 64, "dim": 32, "n_layers": 2,
+    "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 40,
+}  # fmt: skip
 MODERNBERT = {**SMALL, "architectures": ["ModernBertModel"], "model_type": "modernbert"}
 DEBERTA: dict[str, Any] = {
     **SMALL,
@@ -54,13 +44,9 @@ DEBERTA: dict[str, Any] = {
     "norm_rel_ebd": "layer_norm",
 }
 CONFIGS = {
-    "deberta-v2": DEBERTA,
-    "modernbert": MODERNBERT,
-    "bert": BERT,
-    "roberta": ROBERTA,
-    "electra": ELECTRA,
+    "deberta-v2": DEBERTA, "modernbert": MODERNBERT, "bert": BERT, "roberta": ROBERTA, "electra": ELECTRA,
     "distilbert": DISTILBERT,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["Model", "ForSequenceClassification"])

@@ -30,14 +30,11 @@ SIZES = {**SMALL, "intermediate_size": 128, "tie_word_embeddings": True}
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Every row is whole blocks of 256."""
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {},
-    "qwen3": {"tie_word_embeddings": False},
-    "phi3": {**PLAIN["phi3"], "sliding_window": 24},
-    "gemma": {},
+    "llama": {}, "qwen2": {}, "qwen3": {"tie_word_embeddings": False},
+    "phi3": {**PLAIN["phi3"], "sliding_window": 24}, "gemma": {},
     "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 32},
     "gemma3_text": {"sliding_window": 24, "query_pre_attn_scalar": 32},
-}
+}  # fmt: skip
 
 
 def source(path: Path, family: str, **changes: Any) -> Path:
@@ -71,13 +68,10 @@ def test_numbers_are_those_of_transformers(family: str, kind: str, tmp_path: Pat
 @pytest.mark.parametrize(
     "family, kind, packing",
     [
-        ("llama", "Q8_0", "int8"),
-        ("qwen3", "Q8_0", "int8"),
-        ("gemma3_text", "Q8_0", "int8"),
-        ("llama", "Q4_K", "q4_k"),
-        ("llama", "Q6_K", "q6_k"),
+        ("llama", "Q8_0", "int8"), ("qwen3", "Q8_0", "int8"), ("gemma3_text", "Q8_0", "int8"),
+        ("llama", "Q4_K", "q4_k"), ("llama", "Q6_K", "q6_k"),
     ],
-)
+)  # fmt: skip
 def test_integers_are_computed_as_they_are_stored(family: str, kind: str, packing: str, tmp_path: Path) -> None:
     """Against transformers over the dequantized weights: the difference is the rounding of a product's inputs."""
     model = source(tmp_path / "model", family, **({} if kind == "Q8_0" else WIDE))
@@ -278,13 +272,9 @@ def test_a_weight_of_more_than_one_chunk(kind: str) -> None:
 
 
 NEUTRAL: dict[str, Any] = {
-    "attention.shared_kv_layers": 0,
-    "nextn_predict_layers": 0,
-    "leading_dense_block_count": 0,
-    "expert_shared_count": 0,
-    "pooling_type": 0,
-    "embedding_length_out": SMALL["hidden_size"],
-}
+    "attention.shared_kv_layers": 0, "nextn_predict_layers": 0, "leading_dense_block_count": 0,
+    "expert_shared_count": 0, "pooling_type": 0, "embedding_length_out": SMALL["hidden_size"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("key", NEUTRAL)
@@ -360,23 +350,8 @@ KEYS += ["attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attenti
 KEYS += ["attention.sliding_window", "attention.sliding_window_pattern", "rope.scaling.type", "rope.scaling.factor"]
 KEYS += ["attn_logit_softcapping", "final_logit_softcapping", "rope.scaling.original_context_length", "vocab_size"]
 VALUES: list[Any] = [
-    0,
-    -1,
-    1 << 63,
-    7,
-    0.0,
-    1e308,
-    float("nan"),
-    float("inf"),
-    True,
-    "x",
-    "yarn",
-    "linear",
-    [],
-    [1],
-    ["x"],
-    None,
-]
+    0, -1, 1 << 63, 7, 0.0, 1e308, float("nan"), float("inf"), True, "x", "yarn", "linear", [], [1], ["x"], None,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text"])

@@ -60,14 +60,10 @@ def made(told: dict[str, Any]) -> Tokenizer:
 @pytest.mark.parametrize(
     "family, pre",
     [
-        ("gpt2", "gpt-2"),
-        ("qwen3", "qwen2"),
-        ("llama-3.2", "llama-bpe"),
-        ("mistral-nemo", "tekken"),
-        ("llama2", None),
-        ("mistral-v1", None),
+        ("gpt2", "gpt-2"), ("qwen3", "qwen2"), ("llama-3.2", "llama-bpe"), ("mistral-nemo", "tekken"),
+        ("llama2", None), ("mistral-v1", None),
     ],
-)
+)  # fmt: skip
 def test_ids_are_those_of_the_real_tokenizer(family: str, pre: str | None) -> None:
     if SHARED is None:
         pytest.skip("the shared tokenizer files are not here")

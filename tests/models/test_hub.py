@@ -63,12 +63,9 @@ def test_directory_is_itself(
     directory.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path))
     typed: Any = {
-        "absolute": str(directory),
-        "relative": "./org/name",
-        "pathlike": directory,
-        "home": "~/org/name",
+        "absolute": str(directory), "relative": "./org/name", "pathlike": directory, "home": "~/org/name",
         "like_a_hub_name": "org/name",
-    }[how]
+    }[how]  # fmt: skip
     assert resolve(typed) == directory
     assert downloads == []
 
@@ -77,26 +74,18 @@ def test_directory_is_itself(
 @pytest.mark.parametrize(
     "typed, match",
     [
-        ("./nothing", "no such file or directory"),
-        ("/nothing/here", "no such file or directory"),
+        ("./nothing", "no such file or directory"), ("/nothing/here", "no such file or directory"),
         ("a/b/c", "no such file or directory, and it is not a hub name, which has the form 'org/name'"),
         ("my-finetune", "no such file or directory, and it is not a hub name, which has the form 'org/name'"),
-        ("../up", "no such file or directory"),
-        ("~nobody_at_all/x/y", "no such file or directory"),
-        ("org/../name", "no such file or directory"),
-        ("org/na me", "no such file or directory"),
-        ("org\\name", "no such file or directory"),
-        ("https://hub.example/org/name", "no such file or directory"),
-        ("org--name", "no such file or directory"),
-        ("x" * 5000, "no such file or directory|cannot be read"),
-        ("", "a directory or a hub name"),
-        ("a\0b", "a directory or a hub name"),
-        (None, "a directory or a hub name"),
-        (7, "a directory or a hub name"),
-        (b"org/name", "a directory or a hub name"),
+        ("../up", "no such file or directory"), ("~nobody_at_all/x/y", "no such file or directory"),
+        ("org/../name", "no such file or directory"), ("org/na me", "no such file or directory"),
+        ("org\\name", "no such file or directory"), ("https://hub.example/org/name", "no such file or directory"),
+        ("org--name", "no such file or directory"), ("x" * 5000, "no such file or directory|cannot be read"),
+        ("", "a directory or a hub name"), ("a\0b", "a directory or a hub name"), (None, "a directory or a hub name"),
+        (7, "a directory or a hub name"), (b"org/name", "a directory or a hub name"),
         (Path("org/name"), "no such file or directory"),
     ],
-)
+)  # fmt: skip
 def test_a_name_that_is_neither_a_directory_nor_a_repository(typed: Any, match: str, downloads: list[Any]) -> None:
     with pytest.raises(ModelError, match=match) as failure:
         resolve(typed)
@@ -131,25 +120,13 @@ def test_hub_name_asks_for_safe_files_only(
     assert (asked["name"], asked["revision"], asked["cache_dir"]) == ("org/name-1.5B", "abc", tmp_path)
     assert asked["local_files_only"] is False
     wanted = [
-        "config.json",
-        "model.safetensors",
-        "model-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-        "merges.txt",
-        "chat_template.jinja",
-        "1_Pooling/config.json",
-        "2_Dense/model.safetensors",
-    ]
+        "config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+        "tokenizer.json", "merges.txt", "chat_template.jinja", "1_Pooling/config.json", "2_Dense/model.safetensors",
+    ]  # fmt: skip
     unwanted = [
-        "pytorch_model.bin",
-        "modeling_own.py",
-        "consolidated.safetensors",
-        "original/model.safetensors",
-        "onnx/config.json",
-        "README.md",
-        "model.gguf",
-    ]
+        "pytorch_model.bin", "modeling_own.py", "consolidated.safetensors", "original/model.safetensors",
+        "onnx/config.json", "README.md", "model.gguf",
+    ]  # fmt: skip
     kept = filter_repo_objects(
         wanted + unwanted, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
     )

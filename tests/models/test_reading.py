@@ -23,17 +23,10 @@ from tests.checkpoints import make_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENTS = {
-    "tokenizer.json": None,
-    "tokenizer_config.json": "{}",
-    "special_tokens_map.json": "{}",
-    "chat_template.jinja": "{{ messages[0].content }}",
-    "decision_template.json": "{}",
-    "modules.json": "[]",
-    "1_Pooling/config.json": "{}",
-    "config.json": None,
-    "generation_config.json": None,
-    "model.safetensors": None,
-}
+    "tokenizer.json": None, "tokenizer_config.json": "{}", "special_tokens_map.json": "{}",
+    "chat_template.jinja": "{{ messages[0].content }}", "decision_template.json": "{}", "modules.json": "[]",
+    "1_Pooling/config.json": "{}", "config.json": None, "generation_config.json": None, "model.safetensors": None,
+}  # fmt: skip
 """Files that loading reads; None where the checkpoint has them."""
 
 

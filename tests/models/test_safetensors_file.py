@@ -145,16 +145,11 @@ def test_shorter_than_eight_bytes(content: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "length, match",
     [
-        (0, "claims 0 bytes"),
-        (1, "claims 1 bytes"),
-        (3, "claims 3 bytes, the file has 2"),
-        (MAX_HEADER_BYTES, "claims 33,554,432 bytes, the file has 2"),
-        (MAX_HEADER_BYTES + 1, "limits"),
-        (2**63, "limits"),
-        (2**64 - 1, "limits"),
-        (2**64 - 8, "limits"),
+        (0, "claims 0 bytes"), (1, "claims 1 bytes"), (3, "claims 3 bytes, the file has 2"),
+        (MAX_HEADER_BYTES, "claims 33,554,432 bytes, the file has 2"), (MAX_HEADER_BYTES + 1, "limits"),
+        (2**63, "limits"), (2**64 - 1, "limits"), (2**64 - 8, "limits"),
     ],
-)
+)  # fmt: skip
 def test_header_length(length: int, match: str, refused: Callable[..., None]) -> None:
     refused("{}", match=match, length=length)
 
@@ -233,16 +228,10 @@ def test_too_many_entries(refused: Callable[..., None]) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        None,
-        [],
-        "F32",
-        {},
-        {"dtype": "F32", "shape": [1]},
-        {"dtype": "F32", "data_offsets": [0, 4]},
-        {"shape": [1], "data_offsets": [0, 4]},
-        {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "stride": [1]},
+        None, [], "F32", {}, {"dtype": "F32", "shape": [1]}, {"dtype": "F32", "data_offsets": [0, 4]},
+        {"shape": [1], "data_offsets": [0, 4]}, {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "stride": [1]},
     ],
-)
+)  # fmt: skip
 def test_entry_that_is_not_a_tensor(value: Any, refused: Callable[..., None]) -> None:
     refused({"the.tensor": value}, b"\0" * 4, match="tensor 'the.tensor': an object of dtype, shape")
 
@@ -257,33 +246,18 @@ def test_unknown_dtype(dtype: Any, refused: Callable[..., None]) -> None:
 @pytest.mark.parametrize(
     "shape, match",
     [
-        ("[-1]", "sizes are natural"),
-        ("[-0]", "sizes are natural"),
-        ("[1.0]", "sizes are natural"),
-        ("[1e0]", "sizes are natural"),
-        ("[NaN]", "sizes are natural"),
-        ("[Infinity]", "sizes are natural"),
-        ("[true]", "sizes are natural"),
-        ('["1"]', "sizes are natural"),
-        ("[null]", "sizes are natural"),
-        ("[[1]]", "sizes are natural"),
-        ("[" + "9" * 5000 + "]", "sizes are natural"),
-        ("null", "shape is None"),
-        ('"1"', "shape is '1'"),
-        ("1", "shape is 1"),
-        ("[2]", "span 4 bytes, .*takes 8"),
-        ("[]", None),
-        ("[0]", "span 4 bytes, .*takes 0"),
-        ("[4294967296,4294967296]", "overflows"),
-        ("[4611686018427387905]", "overflows"),
-        ("[18446744073709551615,1]", "overflows"),
-        ("[6148914691236517206,3]", "overflows"),
-        ("[0,18446744073709551615]", "overflows"),
-        ("[0,4294967296,4294967296]", "overflows"),
-        ("[" + "1," * 32 + "1]", "33 dimensions"),
+        ("[-1]", "sizes are natural"), ("[-0]", "sizes are natural"), ("[1.0]", "sizes are natural"),
+        ("[1e0]", "sizes are natural"), ("[NaN]", "sizes are natural"), ("[Infinity]", "sizes are natural"),
+        ("[true]", "sizes are natural"), ('["1"]', "sizes are natural"), ("[null]", "sizes are natural"),
+        ("[[1]]", "sizes are natural"), ("[" + "9" * 5000 + "]", "sizes are natural"), ("null", "shape is None"),
+        ('"1"', "shape is '1'"), ("1", "shape is 1"), ("[2]", "span 4 bytes, .*takes 8"), ("[]", None),
+        ("[0]", "span 4 bytes, .*takes 0"), ("[4294967296,4294967296]", "overflows"),
+        ("[4611686018427387905]", "overflows"), ("[18446744073709551615,1]", "overflows"),
+        ("[6148914691236517206,3]", "overflows"), ("[0,18446744073709551615]", "overflows"),
+        ("[0,4294967296,4294967296]", "overflows"), ("[" + "1," * 32 + "1]", "33 dimensions"),
         ("[" + "1," * 999_999 + "1]", "1,000,000 dimensions"),
     ],
-)
+)  # fmt: skip
 def test_shape(shape: str, match: str | None, refused: Callable[..., None], tmp_path: Path) -> None:
     header = '{"the.tensor":{"dtype":"F32","shape":' + shape + ',"data_offsets":[0,4]}}'
     if match is None:
@@ -297,25 +271,15 @@ def test_shape(shape: str, match: str | None, refused: Callable[..., None], tmp_
 @pytest.mark.parametrize(
     "offsets, match",
     [
-        ("[4,0]", "do not lie in order"),
-        ("[0,5]", "do not lie in order within the 4 bytes"),
-        ("[4,8]", "do not lie in order"),
-        ("[0,18446744073709551615]", "do not lie in order"),
-        ("[18446744073709551612,18446744073709551616]", "do not lie in order"),
-        ("[0,3]", "span 3 bytes, .* takes 4"),
-        ("[0]", "two natural numbers"),
-        ("[]", "two natural numbers"),
-        ("[0,4,4]", "two natural numbers"),
-        ("4", "two natural numbers"),
-        ("null", "two natural numbers"),
-        ("[-4,0]", "two natural numbers"),
-        ("[-0,4]", "two natural numbers"),
-        ("[0.0,4]", "two natural numbers"),
-        ("[false,4]", "two natural numbers"),
-        ('["0",4]', "two natural numbers"),
-        ("[0," + "9" * 5000 + "]", "two natural numbers"),
+        ("[4,0]", "do not lie in order"), ("[0,5]", "do not lie in order within the 4 bytes"),
+        ("[4,8]", "do not lie in order"), ("[0,18446744073709551615]", "do not lie in order"),
+        ("[18446744073709551612,18446744073709551616]", "do not lie in order"), ("[0,3]", "span 3 bytes, .* takes 4"),
+        ("[0]", "two natural numbers"), ("[]", "two natural numbers"), ("[0,4,4]", "two natural numbers"),
+        ("4", "two natural numbers"), ("null", "two natural numbers"), ("[-4,0]", "two natural numbers"),
+        ("[-0,4]", "two natural numbers"), ("[0.0,4]", "two natural numbers"), ("[false,4]", "two natural numbers"),
+        ('["0",4]', "two natural numbers"), ("[0," + "9" * 5000 + "]", "two natural numbers"),
     ],
-)
+)  # fmt: skip
 def test_offsets(offsets: str, match: str, refused: Callable[..., None]) -> None:
     header = '{"the.tensor":{"dtype":"F32","shape":[1],"data_offsets":' + offsets + "}}"
     refused(header, b"\0" * 4, match=f"tensor 'the.tensor': .*{match}")
@@ -325,19 +289,14 @@ def test_offsets(offsets: str, match: str, refused: Callable[..., None]) -> None
 @pytest.mark.parametrize(
     "spans, size, match",
     [
-        ([(0, 4), (4, 8), (8, 12)], 12, None),
-        ([(8, 12), (0, 4), (4, 8)], 12, None),
-        ([(0, 4), (0, 4)], 4, "tensor 't1' overlaps"),
-        ([(0, 8), (4, 12)], 12, "tensor 't1' overlaps"),
-        ([(0, 12), (4, 8)], 12, "tensor 't1' overlaps"),
-        ([(0, 12), (4, 4)], 12, "tensor 't1' overlaps"),
-        ([(0, 4), (8, 12)], 12, "tensor 't1' leaves a hole"),
-        ([(4, 8)], 8, "tensor 't0' leaves a hole"),
-        ([(4, 4)], 8, "tensor 't0' leaves a hole"),
-        ([(0, 4)], 8, "4 bytes after the last tensor"),
+        ([(0, 4), (4, 8), (8, 12)], 12, None), ([(8, 12), (0, 4), (4, 8)], 12, None),
+        ([(0, 4), (0, 4)], 4, "tensor 't1' overlaps"), ([(0, 8), (4, 12)], 12, "tensor 't1' overlaps"),
+        ([(0, 12), (4, 8)], 12, "tensor 't1' overlaps"), ([(0, 12), (4, 4)], 12, "tensor 't1' overlaps"),
+        ([(0, 4), (8, 12)], 12, "tensor 't1' leaves a hole"), ([(4, 8)], 8, "tensor 't0' leaves a hole"),
+        ([(4, 4)], 8, "tensor 't0' leaves a hole"), ([(0, 4)], 8, "4 bytes after the last tensor"),
         ([], 8, "8 bytes after the last tensor"),
     ],
-)
+)  # fmt: skip
 def test_coverage(
     spans: list[tuple[int, int]], size: int, match: str | None, refused: Callable[..., None], tmp_path: Path
 ) -> None:

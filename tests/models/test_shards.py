@@ -30,28 +30,12 @@ def edit_map(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "../outside.safetensors",
-        "..",
-        ".",
-        "",
-        "./model-00001-of-00002.safetensors",
-        "sub/model.safetensors",
-        "/ABSOLUTE/outside.safetensors",
-        "..\\outside.safetensors",
-        "C:outside.safetensors",
-        "model\0.safetensors",
-        "model\n.safetensors",
-        ".hidden.safetensors",
-        "pytorch_model.bin",
-        "config.json",
-        "~/outside.safetensors",
-        "x" * 300 + ".safetensors",
-        None,
-        7,
-        ["model-00001-of-00002.safetensors"],
-        {"a": 1},
+        "../outside.safetensors", "..", ".", "", "./model-00001-of-00002.safetensors", "sub/model.safetensors",
+        "/ABSOLUTE/outside.safetensors", "..\\outside.safetensors", "C:outside.safetensors", "model\0.safetensors",
+        "model\n.safetensors", ".hidden.safetensors", "pytorch_model.bin", "config.json", "~/outside.safetensors",
+        "x" * 300 + ".safetensors", None, 7, ["model-00001-of-00002.safetensors"], {"a": 1},
     ],
-)
+)  # fmt: skip
 def test_index_naming_anything_but_a_file_beside_it(name: Any, copy_of: Copy) -> None:
     directory = copy_of("sharded")
     outside = directory.parent / "outside.safetensors"  # everything that the names could reach is really there
@@ -194,18 +178,15 @@ def test_same_tensor_with_and_without_prefix(copy_of: Copy) -> None:
 @pytest.mark.parametrize(
     "content, match",
     [
-        ("[]", "an object is needed"),
-        ("{}", "weight_map is None"),
-        ('{"weight_map": []}', "weight_map is \\[\\]"),
+        ("[]", "an object is needed"), ("{}", "weight_map is None"), ('{"weight_map": []}', "weight_map is \\[\\]"),
         ('{"weight_map": {}}', "weight_map is {}"),
         ('{"weight_map": "model.safetensors"}', "weight_map is 'model.safetensors'"),
         ('{"weight_map": {"a": "b.safetensors", "a": "c.safetensors"}}', "'a' appears twice"),
-        ('{"weight_map": ' + "[" * 100_000, "nested too deeply"),
-        ("", "not usable JSON"),
+        ('{"weight_map": ' + "[" * 100_000, "nested too deeply"), ("", "not usable JSON"),
         (" " * (65 << 20), "larger than the limit"),
     ],
     ids=["list", "no_map", "list_map", "empty_map", "text_map", "twice", "deep", "empty", "large"],
-)
+)  # fmt: skip
 def test_index_that_is_not_one(content: str, match: str, copy_of: Copy) -> None:
     directory = copy_of("sharded")
     (directory / INDEX).write_text(content, encoding="utf-8")

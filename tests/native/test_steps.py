@@ -76,17 +76,11 @@ class Sub(np.ndarray):  # type: ignore[type-arg]
 
 
 LAYOUTS = {
-    "read only": read_only(TOKENS),
-    "the other byte order": TOKENS.astype(TOKENS.dtype.newbyteorder()),
-    "every second of a longer one": np.repeat(TOKENS, 2)[::2],
-    "backwards": TOKENS[::-1].copy()[::-1],
-    "misaligned": misaligned(TOKENS),
-    "int64": TOKENS.astype(np.int64),
-    "int16": TOKENS.astype(np.int16),
-    "a subclass": TOKENS.view(Sub),
-    "a list": TOKENS.tolist(),
-    "a buffer": memoryview(TOKENS),
-}
+    "read only": read_only(TOKENS), "the other byte order": TOKENS.astype(TOKENS.dtype.newbyteorder()),
+    "every second of a longer one": np.repeat(TOKENS, 2)[::2], "backwards": TOKENS[::-1].copy()[::-1],
+    "misaligned": misaligned(TOKENS), "int64": TOKENS.astype(np.int64), "int16": TOKENS.astype(np.int16),
+    "a subclass": TOKENS.view(Sub), "a list": TOKENS.tolist(), "a buffer": memoryview(TOKENS),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -47,27 +47,20 @@ def numbers(engine: Any, labels: bool = True) -> dict[str, Any]:
         logit_bias={9: 1.5, 150: 2.0},
     )
     tasks = [
-        Generate(IDS, greedy),
-        Generate(IDS, drawn),
-        Loglikelihood(IDS, [3, 200, 9]),
-        Embed(IDS * 5, pooling="mean"),
-        PromptLogprobs(IDS, top=5),
-        *([decision(0), decision(1)] if labels else []),
+        Generate(IDS, greedy), Generate(IDS, drawn), Loglikelihood(IDS, [3, 200, 9]), Embed(IDS * 5, pooling="mean"),
+        PromptLogprobs(IDS, top=5), *([decision(0), decision(1)] if labels else []),
         Generate(IDS, SamplingParams(max_tokens=1, temperature=0)),
-    ]
+    ]  # fmt: skip
     found = engine.run_many(tasks)
     again = engine.run(decision(2)) if labels else None  # the rubric is cached now
     written, sampled, likely, vector, prompt = found[:5]
     said = {
         "tokens": [written.token_ids, sampled.token_ids, found[-1].token_ids],
         "logprobs": [one.logprob for one in written.logprobs],
-        "best": [[(t, p) for t, p in one.top] for one in written.logprobs],
-        "likely": likely.token_logprobs.tolist(),
-        "vector": np.asarray(vector).tolist(),
-        "ranks": [one.rank for one in prompt],
-        "prompt": [one.logprob for one in prompt][1:],
-        "greedy": likely.is_greedy,
-    }
+        "best": [[(t, p) for t, p in one.top] for one in written.logprobs], "likely": likely.token_logprobs.tolist(),
+        "vector": np.asarray(vector).tolist(), "ranks": [one.rank for one in prompt],
+        "prompt": [one.logprob for one in prompt][1:], "greedy": likely.is_greedy,
+    }  # fmt: skip
     if again is not None:
         said["decided"] = [[dict(answer.logprobs) for answer in answers] for answers in (*found[5:7], again)]
         said["cached"] = again.stats.cached_tokens

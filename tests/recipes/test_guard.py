@@ -21,15 +21,9 @@ from prelude.results import GuardAnswer
 from tests.recipes.conftest import write_qwen
 
 CATEGORIES = (
-    "Violent",
-    "Non-violent Illegal Acts",
-    "Sexual Content or Sexual Acts",
-    "PII",
-    "Suicide & Self-Harm",
-    "Unethical Acts",
-    "Politically Sensitive Topics",
-    "Copyright Violation",
-)
+    "Violent", "Non-violent Illegal Acts", "Sexual Content or Sexual Acts", "PII", "Suicide & Self-Harm",
+    "Unethical Acts", "Politically Sensitive Topics", "Copyright Violation",
+)  # fmt: skip
 # The text that the released chat template renders, for a prompt and for a response.
 ABOUT_PROMPT = (
     "<|im_start|>user\n# Task:\n1) Evaluate whether THE LAST USER's query belongs to safe or unsafe content based on "
@@ -340,21 +334,17 @@ def test_a_model_without_a_policy_is_refused_and_a_recipe_can_be_named(qwen: Pat
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        (3, "given"),
-        ({"verdict": "Safe"}, "given"),
-        ({"safety": "safe"}, "given.safety"),
-        ({"categories": "None"}, "given"),
-        ({"refusal": "No"}, "given"),
+        (3, "given"), ({"verdict": "Safe"}, "given"), ({"safety": "safe"}, "given.safety"),
+        ({"categories": "None"}, "given"), ({"refusal": "No"}, "given"),
         ({"safety": "Safe", "categories": "None"}, "given"),
         ({"safety": "Unsafe", "categories": ["PII", "PII"]}, "given.categories"),
         ({"safety": "Unsafe", "categories": ["PII", "None"]}, "given.categories"),
         ({"safety": "Unsafe", "categories": ["x"]}, "given.categories"),
         ({"safety": "Unsafe", "categories": []}, "given.categories"),
-        ({"safety": "Unsafe", "categories": [""]}, "given.categories"),
-        ({"safety": ["Unsafe"]}, "given.safety"),
+        ({"safety": "Unsafe", "categories": [""]}, "given.categories"), ({"safety": ["Unsafe"]}, "given.safety"),
         ({"safety": "Unsafe", "categories": ["PII", ""]}, "given"),
     ],
-)
+)  # fmt: skip
 def test_the_given_value_must_be_an_answer(engine: Engine, given: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         engine.run(Guard(PROMPT, given=given))

@@ -21,12 +21,9 @@ from tests.recipes.conftest import write_qwen
 
 QUERY = "What is the capital of China?"
 DOCUMENTS = (
-    "The capital of China is Beijing.",
-    "Gravity is a force that attracts two bodies towards each other.",
-    "北京是中华人民共和国的首都。",
-    " Documents may begin and end with white space \n",
-    "",
-)
+    "The capital of China is Beijing.", "Gravity is a force that attracts two bodies towards each other.",
+    "北京是中华人民共和国的首都。", " Documents may begin and end with white space \n", "",
+)  # fmt: skip
 # As the model card of Qwen3-Reranker writes them.
 PREFIX = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "

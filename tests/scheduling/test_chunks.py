@@ -124,14 +124,11 @@ def test_thirty_two_requests_with_a_shared_prompt_take_few_steps_and_compute_it_
 def reading(tokens: np.ndarray, kind: str) -> Prepared:
     last = ids(len(tokens) - 1)
     readout: Any = {
-        "one": LogprobRows(last, ids(0), ids(5)),
-        "other": LogprobRows(last, ids(0), ids(6)),
-        "top": LogprobRows(last, ids(0), ids(5), 3),
-        "ranks": LogprobRows(last, ids(0), ids(5), 0, True),
+        "one": LogprobRows(last, ids(0), ids(5)), "other": LogprobRows(last, ids(0), ids(6)),
+        "top": LogprobRows(last, ids(0), ids(5), 3), "ranks": LogprobRows(last, ids(0), ids(5), 0, True),
         "mean": PooledRows(np.arange(len(tokens), dtype=np.int32), ids(0, len(tokens)), "mean"),
-        "last": PooledRows(last, ids(0, 1), "last"),
-        "head": HeadRows(last),
-    }[kind]
+        "last": PooledRows(last, ids(0, 1), "last"), "head": HeadRows(last),
+    }[kind]  # fmt: skip
     return Prepared(TokenTree.single(tokens), readout)
 
 

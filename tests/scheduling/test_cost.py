@@ -118,14 +118,11 @@ def test_saved_and_loaded_it_predicts_the_same_and_still_learns(tmp_path: Path) 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "[]",
-        "{}",
-        json.dumps({"prelude_cost_model": 1, "seconds": {"constant": 1}}),
+        "", "[]", "{}", json.dumps({"prelude_cost_model": 1, "seconds": {"constant": 1}}),
         json.dumps({"prelude_cost_model": 1, "seconds": {**TRUE, "key": -1}}),
         '{"prelude_cost_model": 1, "seconds": {"constant": NaN, "token": 1, "key": 1, "lm_row": 1}}',
     ],
-)
+)  # fmt: skip
 def test_a_file_that_is_no_cost_model_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cost.json"
     path.write_text(text, encoding="utf-8")

@@ -46,13 +46,9 @@ def six(request: Request) -> tuple[list[int], int, int, int, int, int]:
     """Token ids, cached, staged and largest length, page-table entries, pages shared with the prefix cache."""
     lease = request.lease
     return (
-        request.known[: request.num_known].tolist(),
-        request.cached_len,
-        request.staged_len,
-        request.max_device_len,
-        0 if lease is None else lease.num_blocks,
-        0 if lease is None else len(lease.shared),
-    )
+        request.known[: request.num_known].tolist(), request.cached_len, request.staged_len, request.max_device_len,
+        0 if lease is None else lease.num_blocks, 0 if lease is None else len(lease.shared),
+    )  # fmt: skip
 
 
 @pytest.mark.feature("C1")
@@ -175,14 +171,9 @@ def test_a_chunk_in_flight_is_staged_and_a_half_prompt_never_sampled() -> None:
 def test_every_transition_that_is_not_of_the_table_raises(left: State, entered: State) -> None:
     """Of the sixteen, seven are legal: forward, to the end from anywhere, and back to waiting by preemption."""
     legal = {
-        ("waiting", "prefill"),
-        ("prefill", "decode"),
-        ("prefill", "waiting"),
-        ("decode", "waiting"),
-        ("waiting", "finished"),
-        ("prefill", "finished"),
-        ("decode", "finished"),
-    }
+        ("waiting", "prefill"), ("prefill", "decode"), ("prefill", "waiting"), ("decode", "waiting"),
+        ("waiting", "finished"), ("prefill", "finished"), ("decode", "finished"),
+    }  # fmt: skip
     request = service_core().request(text([9] * 5, 2), Collect())
     way = {"prefill": ["prefill"], "decode": ["prefill", "decode"], "finished": ["finished"]}
     for passed in way.get(left.value, []):

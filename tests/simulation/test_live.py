@@ -29,13 +29,10 @@ def described(plan: Plan) -> tuple[object, ...]:
         return request.options.request_id  # type: ignore[attr-defined,no-any-return]
 
     return (
-        tuple((name(row.request), row.skip, row.publish) for row in plan.oneshot),
-        plan.folds,
-        tuple((name(row.request), row.start, row.count) for row in plan.prefill),
-        tuple(map(name, plan.decode)),
-        tuple(map(name, plan.preempted)),
-        tuple(map(name, plan.deferred)),
-    )
+        tuple((name(row.request), row.skip, row.publish) for row in plan.oneshot), plan.folds,
+        tuple((name(row.request), row.start, row.count) for row in plan.prefill), tuple(map(name, plan.decode)),
+        tuple(map(name, plan.preempted)), tuple(map(name, plan.deferred)),
+    )  # fmt: skip
 
 
 class Steered(toy.ToyExecutor):

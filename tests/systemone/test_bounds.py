@@ -110,15 +110,11 @@ def test_a_question_of_openai_beyond_its_bounds(one: SystemOne, question: Any, l
 @pytest.mark.parametrize(
     "question",
     [
-        chosen(2),
-        chosen(255),
-        rated(2),
-        rated(10),
-        {**PREDICATE, "name": None},
+        chosen(2), chosen(255), rated(2), rated(10), {**PREDICATE, "name": None},
         {**chosen(2), "choices": [{"value": "a", "description": None}, {"value": "b", "description": ""}]},
         {**rated(2), "levels": [{"label": "a", "description": None}, {"label": "b", "description": ""}]},
     ],
-)
+)  # fmt: skip
 def test_a_question_of_openai_within_its_bounds(one: SystemOne, question: Any) -> None:
     body = one.decisions({"input": "a", "questions": [question], "x_own": 1})
     assert len(body["answers"]) == 1 and body["model"] == "small"

@@ -16,16 +16,10 @@ from prelude import Engine, EngineConfig, errors
 from prelude.systemone import SystemOne, SystemOneError, aread_body, problem, read_body, write_body
 
 NAMES = {
-    "letters": "n" * 3_000,
-    "pictures": "🎯" * 1_000,
-    "half characters": "\ud800" * 1_000,
-    "quotation marks": "\"'\\" * 1_000,
-    "control characters": "\x00\x1f\x7f" * 1_000,
-    "invisible": "\u2028\u200b\U000e0001" * 1_000,
-    "79 pictures": "🎯" * 79,
-    "none": "",
-    "x_": "x_",
-}
+    "letters": "n" * 3_000, "pictures": "🎯" * 1_000, "half characters": "\ud800" * 1_000,
+    "quotation marks": "\"'\\" * 1_000, "control characters": "\x00\x1f\x7f" * 1_000,
+    "invisible": "\u2028\u200b\U000e0001" * 1_000, "79 pictures": "🎯" * 79, "none": "", "x_": "x_",
+}  # fmt: skip
 NOUL = {"type": "noul", "instructions": "?"}
 PREDICATE = {"type": "predicate", "instructions": "?"}
 

@@ -65,20 +65,14 @@ def test_a_body_of_three_questions_has_the_answers_of_decide(engine: Engine, one
     assert list(body["answers"]) == list(QUESTIONS) and body["model"] == "small"
     assert body["answers"]["ticket-1"] == {"type": "noul", "noul": noul.probability, "x_label_mass": noul.mass}
     assert body["answers"]["with space"] == {
-        "type": "choice",
-        "choice": choice.label,
-        "probabilities": dict(choice.probabilities),
-        "confidence": choice.confidence,
-        "x_label_mass": choice.mass,
-    }
+        "type": "choice", "choice": choice.label, "probabilities": dict(choice.probabilities),
+        "confidence": choice.confidence, "x_label_mass": choice.mass,
+    }  # fmt: skip
     assert body["answers"]["🎯"] == {
-        "type": "score",
-        "score": score.expected,
+        "type": "score", "score": score.expected,
         "legend": {"0": "Calm", "1": {"label": "Angry"}, "2": ["Very", "angry"]},
-        "probabilities": dict(score.probabilities),
-        "confidence": score.confidence,
-        "x_label_mass": score.mass,
-    }
+        "probabilities": dict(score.probabilities), "confidence": score.confidence, "x_label_mass": score.mass,
+    }  # fmt: skip
     assert body["usage"]["output_tokens"] == 0 and body["usage"]["input_tokens"] > 40
     assert body["usage"]["x_cached_tokens"] >= 0 and set(body) == {"model", "answers", "usage"}
     json.dumps(body, allow_nan=False)

@@ -22,26 +22,16 @@ from tests.tokenizer.shared import families, shared, tokenizer_json
 from tests.tokenizer.shared import golden_lines as shared_lines
 
 CORPUS = [
-    "The quick brown fox jumps over the lazy dog.",
-    "Hello there, how are you today? I'm fine, thank you!",
-    "Straße, naïve café, Ünïcödé; 你好世界 こんにちは 안녕하세요",
-    "def f(x):\n    return x ** 2  # squared\n",
-    "1234567890 3.14159 2,718,281",
-    "emoji 🙂👍🏽 and ﬁ ligatures, e\u0301 combining",
-] * 4
+    "The quick brown fox jumps over the lazy dog.", "Hello there, how are you today? I'm fine, thank you!",
+    "Straße, naïve café, Ünïcödé; 你好世界 こんにちは 안녕하세요", "def f(x):\n    return x ** 2  # squared\n",
+    "1234567890 3.14159 2,718,281", "emoji 🙂👍🏽 and ﬁ ligatures, e\u0301 combining",
+] * 4  # fmt: skip
 
 TEXTS = [
-    "",
-    " ",
-    "Hello",
-    "Hello there, how are you?",
-    "  two  spaces   and\ttabs\n\nlines ",
-    "Ünïcödé café e\u0301 你好 🙂👍🏽",
-    "unseen: Ω≈ç√∫ 한국어",
-    "a<mask>b  <mask> c <special>x",
-    "it's 12345 o'clock",
+    "", " ", "Hello", "Hello there, how are you?", "  two  spaces   and\ttabs\n\nlines ",
+    "Ünïcödé café e\u0301 你好 🙂👍🏽", "unseen: Ω≈ç√∫ 한국어", "a<mask>b  <mask> c <special>x", "it's 12345 o'clock",
     "\u200b\x00\ufeff",
-]
+]  # fmt: skip
 
 
 SHARED = shared()
@@ -211,16 +201,9 @@ def pair_of(backend: str) -> Callable[[str], tuple[Tokenizer, Any]]:
 
 
 COLUMNS = (
-    "ids",
-    "tokens",
-    "offsets",
-    "word_ids",
-    "type_ids",
-    "special_tokens_mask",
-    "attention_mask",
-    "sequence_ids",
+    "ids", "tokens", "offsets", "word_ids", "type_ids", "special_tokens_mask", "attention_mask", "sequence_ids",
     "n_sequences",
-)
+)  # fmt: skip
 
 
 def _assert_same(ours: Encoding, theirs: Any, where: object = "") -> None:

@@ -43,12 +43,9 @@ def model(rng: random.Random, byte_level: bool) -> dict:
         words = vocab + [prefix + v for v in vocab if rng.random() < 0.8] + [unknown]
         words += [rng.choice(["", prefix]) + rng.choice(vocab) + rng.choice(vocab) for _ in range(60)]
         return {
-            "type": kind,
-            "unk_token": unknown,
-            "continuing_subword_prefix": prefix,
-            "max_input_chars_per_word": rng.choice([5, 100]),
-            "vocab": ids(words),
-        }
+            "type": kind, "unk_token": unknown, "continuing_subword_prefix": prefix,
+            "max_input_chars_per_word": rng.choice([5, 100]), "vocab": ids(words),
+        }  # fmt: skip
     prefix, suffix = rng.choice([None, None, "", "##"]), rng.choice([None, None, "", "</w>"])
     words = list(vocab)
     if prefix:
@@ -71,17 +68,11 @@ def model(rng: random.Random, byte_level: bool) -> dict:
     merges = [m for m in merges if " " not in m[0] + m[1]] if rng.random() < 0.5 else merges
     as_text = all(" " not in a + b for a, b in merges) and rng.random() < 0.5
     return {
-        "type": kind,
-        "dropout": None,
-        "unk_token": rng.choice([None, unknown]),
-        "continuing_subword_prefix": prefix,
-        "end_of_word_suffix": suffix,
-        "fuse_unk": rng.random() < 0.5,
-        "byte_fallback": rng.random() < 0.4,
-        "ignore_merges": rng.random() < 0.3,
-        "vocab": ids([*words, unknown]),
+        "type": kind, "dropout": None, "unk_token": rng.choice([None, unknown]), "continuing_subword_prefix": prefix,
+        "end_of_word_suffix": suffix, "fuse_unk": rng.random() < 0.5, "byte_fallback": rng.random() < 0.4,
+        "ignore_merges": rng.random() < 0.3, "vocab": ids([*words, unknown]),
         "merges": [" ".join(m) if as_text else list(m) for m in merges],
-    }
+    }  # fmt: skip
 
 
 def ids(words: list[str]) -> dict[str, int]:
@@ -95,15 +86,11 @@ def added(rng: random.Random, first: int) -> list[dict]:
         special = rng.random() < 0.5
         out.append(
             {
-                "id": first + len(out),
-                "content": content,
-                "single_word": rng.random() < 0.3,
-                "lstrip": rng.random() < 0.3,
-                "rstrip": rng.random() < 0.3,
-                "normalized": rng.random() < 0.4,
+                "id": first + len(out), "content": content, "single_word": rng.random() < 0.3,
+                "lstrip": rng.random() < 0.3, "rstrip": rng.random() < 0.3, "normalized": rng.random() < 0.4,
                 "special": special,
             }
-        )
+        )  # fmt: skip
     return out
 
 
@@ -119,15 +106,12 @@ def tokenizer_file(seed: int) -> str:
     m = model(rng, "ByteLevel" in json.dumps(pre))
     return json.dumps(
         {
-            "version": "1.0",
-            "added_tokens": added(rng, len(m["vocab"])),
+            "version": "1.0", "added_tokens": added(rng, len(m["vocab"])),
             "normalizer": nested(rng, partial(normalizer, pattern=pattern, charsmaps=False), "normalizers"),
-            "pre_tokenizer": pre,
-            "post_processor": byte_level(rng) if rng.random() < 0.3 else None,
-            "decoder": nested(rng, partial(decoder, pattern=pattern), "decoders"),
-            "model": m,
+            "pre_tokenizer": pre, "post_processor": byte_level(rng) if rng.random() < 0.3 else None,
+            "decoder": nested(rng, partial(decoder, pattern=pattern), "decoders"), "model": m,
         }
-    )
+    )  # fmt: skip
 
 
 def pair_of(seed: int) -> tuple[bytes, Pair] | None:

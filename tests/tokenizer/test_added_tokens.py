@@ -12,33 +12,10 @@ from prelude.tokenizer import Tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 TEXTS = [
-    "a<x>b",
-    " <x> ",
-    "  <x>  <x>",
-    "<x><x>",
-    "word<x>word",
-    " <x>word",
-    "word<x> ",
-    "<x>,",
-    "a <xx> b",
-    "<xxx>",
-    "<x",
-    "x>",
-    "A<X>B",
-    "<X>",
-    "né<x>ö",
-    "\n<x>\t",
-    "<x>  \n tail",
-    "ab<long token>cd",
-    "<long <x> token>",
-    "",
-    "  ",
-    "a" * 50 + "<x>",
-    "e\u0301<x>",
-    "<é>",
-    "<e\u0301>",
-    "mid<é>dle",
-]
+    "a<x>b", " <x> ", "  <x>  <x>", "<x><x>", "word<x>word", " <x>word", "word<x> ", "<x>,", "a <xx> b", "<xxx>",
+    "<x", "x>", "A<X>B", "<X>", "né<x>ö", "\n<x>\t", "<x>  \n tail", "ab<long token>cd", "<long <x> token>", "", "  ",
+    "a" * 50 + "<x>", "e\u0301<x>", "<é>", "<e\u0301>", "mid<é>dle",
+]  # fmt: skip
 
 
 def build(flags: dict[str, bool], normalizer: object | None) -> str:
@@ -90,13 +67,10 @@ def assert_like_hf(tokens: list[dict[str, Any]], vocab: dict[str, int], normaliz
         "post_processor": None,
         "decoder": None,
         "model": {
-            "type": "WordPiece",
-            "vocab": vocab,
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
+            "type": "WordPiece", "vocab": vocab, "unk_token": "[UNK]", "continuing_subword_prefix": "##",
             "max_input_chars_per_word": 100,
         },
-    }
+    }  # fmt: skip
     theirs, ours = tokenizers.Tokenizer.from_str(json.dumps(whole)), Tokenizer.from_str(json.dumps(whole))
     assert ours.backend == "native"
     assert str(ours.get_added_tokens_decoder()) == str(dict(sorted(theirs.get_added_tokens_decoder().items())))

@@ -67,15 +67,9 @@ def test_byte_offsets_are_the_character_offsets_in_utf8(pair_of: Pair, flavour: 
 # ---- text that must stay text
 
 ATTACKS = [
-    "<special>",
-    "a<mask>b <special><special> c",
-    "<s></s><pad>",
-    "[CLS] [SEP] [MASK] [PAD]",
-    "<tool>call</tool> <r> x",
-    "Ünïcödé",
-    "<<special>>spe<special>cial>",
-    "<spe\u200bcial>",
-]
+    "<special>", "a<mask>b <special><special> c", "<s></s><pad>", "[CLS] [SEP] [MASK] [PAD]",
+    "<tool>call</tool> <r> x", "Ünïcödé", "<<special>>spe<special>cial>", "<spe\u200bcial>",
+]  # fmt: skip
 
 
 @pytest.mark.fault(25)

@@ -26,20 +26,9 @@ MARKS = ["<start_of_turn>", "<end_of_turn>", "<tool_call>", "<|user|>", "<think>
 HTML = [*TAGS, "<p class='x'>", "<br/>", "<ul>\n  <li>", "</li>\n</ul>", "&nbsp;", "<!-- c -->", "<div>", "<i>"]
 CODE = ["def f(x):\n    return x\n", "    if a:\n\t\tb()\n", "  ", "   ", "\t", "\n", "\n\n", "\r\n", " ", " " * 17]
 SIGNS = [
-    "//",
-    "/* */",
-    "{}",
-    "a[i] += 1;",
-    "\u2581",
-    "\u2581\u2581",
-    "\u3000",
-    "\u00a0",
-    "\u200b",
-    "é",
-    "你",
-    "🙂",
+    "//", "/* */", "{}", "a[i] += 1;", "\u2581", "\u2581\u2581", "\u3000", "\u00a0", "\u200b", "é", "你", "🙂",
     "\u0301",
-]
+]  # fmt: skip
 
 
 def spaced_file() -> dict[str, Any]:
@@ -59,16 +48,11 @@ def spaced_file() -> dict[str, Any]:
     switches = dict(dropout=None, continuing_subword_prefix=None, end_of_word_suffix=None, fuse_unk=True)
     model = {"type": "BPE", "unk_token": None, "byte_fallback": True, "ignore_merges": False, **switches}
     return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": mark},
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": {"type": "Sequence", "decoders": [*back, {"type": "Fuse"}]},
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": mark}, "pre_tokenizer": None,
+        "post_processor": None, "decoder": {"type": "Sequence", "decoders": [*back, {"type": "Fuse"}]},
         "model": {**model, "vocab": vocab, "merges": merged},
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -300,12 +284,9 @@ def test_every_family_on_the_engines_road(family: str, golden_lines: list[str]) 
     unknown = model["vocab"][model["unk_id"]][0] if "unk_id" in model else model.get("unk_token")
     rng = random.Random(36)
     pools: list[Callable[[], str]] = [
-        lambda: rng.choice(HTML),
-        lambda: rng.choice(CODE),
-        lambda: rng.choice(SIGNS),
-        lambda: rng.choice(golden_lines)[:60],
-        lambda: rng.choice(ordinary or [" "]),
-    ]
+        lambda: rng.choice(HTML), lambda: rng.choice(CODE), lambda: rng.choice(SIGNS),
+        lambda: rng.choice(golden_lines)[:60], lambda: rng.choice(ordinary or [" "]),
+    ]  # fmt: skip
     checked = 0
     for _ in range(400):
         text = "".join(rng.choice(pools)() for _ in range(rng.randint(1, 9)))

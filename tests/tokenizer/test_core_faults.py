@@ -94,22 +94,17 @@ def test_a_refused_pattern_is_named() -> None:
 @pytest.mark.parametrize(
     ("data", "path"),
     [
-        (b"", "line 1"),
-        (b"\xef\xbb\xbf{}", "line 1"),
-        (b"[" * 100_000, "line 1"),
-        (b'{"version":"1.0","model":{"type":"BPE","vocab":{"a":NaN},"merges":[]}}', "line 1"),
-        (b"{}", ""),
-        (made(bpe({"a": -1}, [])), 'model.vocab["a"]'),
-        (made(bpe({"a": 2**40}, [])), 'model.vocab["a"]'),
+        (b"", "line 1"), (b"\xef\xbb\xbf{}", "line 1"), (b"[" * 100_000, "line 1"),
+        (b'{"version":"1.0","model":{"type":"BPE","vocab":{"a":NaN},"merges":[]}}', "line 1"), (b"{}", ""),
+        (made(bpe({"a": -1}, [])), 'model.vocab["a"]'), (made(bpe({"a": 2**40}, [])), 'model.vocab["a"]'),
         (made(bpe({"a": 1, "b": 1 << 25}, [])), 'model.vocab["b"]'),
         (made(bpe({"a": 1}, ["a x"])), "model.merges[0]"),
-        (made(bpe({"a": 0, "aa": 1}, ["a a", ["a", "a"]])), "model.merges[1]"),
-        (made(SMALL, surprise=1), "surprise"),
+        (made(bpe({"a": 0, "aa": 1}, ["a a", ["a", "a"]])), "model.merges[1]"), (made(SMALL, surprise=1), "surprise"),
         (json.dumps({"version": "9", "model": SMALL}).encode(), "version"),
         (made(SMALL, added_tokens=[{"content": "x"}]), "added_tokens[0]"),
         (made(SMALL, normalizer={"type": "Strip", "strip_left": 3}), "normalizer.strip_left"),
     ],
-)
+)  # fmt: skip
 def test_malformed_files_name_the_place(data: bytes, path: str) -> None:
     with pytest.raises(TokenizerFileError) as caught:
         CoreTokenizer.from_json(data)

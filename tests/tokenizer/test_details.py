@@ -75,18 +75,13 @@ def test_offsets_after_a_prepend_of_nothing(assert_same: Any) -> None:
 @pytest.mark.parametrize(
     "batch",
     [
-        np.array(["Hello there", "you"]),
-        np.array([["Hello there", "you"], ["12", "34"]]),
-        np.array([["Hello there", "you"]], dtype=object),
-        np.array([["a", "b", "c"]]),
-        np.array([[["Hello", "there"], ["you", "!"]]]),
-        [np.array(["Hello", "there"]), ("you", "!")],
-        np.array([]),
-        np.array("Hello"),
-        np.array([1, 2]),
+        np.array(["Hello there", "you"]), np.array([["Hello there", "you"], ["12", "34"]]),
+        np.array([["Hello there", "you"]], dtype=object), np.array([["a", "b", "c"]]),
+        np.array([[["Hello", "there"], ["you", "!"]]]), [np.array(["Hello", "there"]), ("you", "!")], np.array([]),
+        np.array("Hello"), np.array([1, 2]),
     ],
     ids=lambda batch: str(getattr(batch, "shape", "list")),
-)
+)  # fmt: skip
 def test_batches_of_arrays(batch: Any, is_pretokenized: bool, backend: str, pair_of: Pair, assert_same: Any) -> None:
     ours, theirs = pair_of("template")
     try:
@@ -188,35 +183,14 @@ class Items(Sequence):  # type: ignore[type-arg]
 
 BOTH = ["Hello you", "a b"]
 BATCHES: dict[str, Any] = {
-    "tuple": tuple(BOTH),
-    "deque": deque(BOTH),
-    "user list": UserList(BOTH),
-    "sequence": Items(*BOTH),
-    "range": range(2),
-    "dict": {"a": 1},
-    "set": {"a"},
-    "text": "ab",
-    "bytes": b"ab",
-    "none": None,
-    "empty": [],
-    "pairs": [("a", "b"), ["c", "d"]],
-    "triple": [("a", "b", "c")],
-    "one": [("a",)],
-    "mixed": ["a", ("b", "c")],
-    "pair of another type": [Items("a", "b")],
-    "str of numpy": [np.str_("a")],
-    "int": [1],
-    "pair with int": [("a", 1)],
-    "pair with none": [("a", None)],
-    "words": [["a", "b"], ["c"]],
-    "pair of words": [(["a"], ["b"])],
-    "no words": [[]],
-    "nested": [[["a"], ["b"], ["c"]]],
-    "words with int": [["a", 1]],
-    "keys": {"a": 1}.keys(),
-    "none in it": [None],
-    "lone surrogate": ["\ud800"],
-}
+    "tuple": tuple(BOTH), "deque": deque(BOTH), "user list": UserList(BOTH), "sequence": Items(*BOTH),
+    "range": range(2), "dict": {"a": 1}, "set": {"a"}, "text": "ab", "bytes": b"ab", "none": None, "empty": [],
+    "pairs": [("a", "b"), ["c", "d"]], "triple": [("a", "b", "c")], "one": [("a",)], "mixed": ["a", ("b", "c")],
+    "pair of another type": [Items("a", "b")], "str of numpy": [np.str_("a")], "int": [1],
+    "pair with int": [("a", 1)], "pair with none": [("a", None)], "words": [["a", "b"], ["c"]],
+    "pair of words": [(["a"], ["b"])], "no words": [[]], "nested": [[["a"], ["b"], ["c"]]],
+    "words with int": [["a", 1]], "keys": {"a": 1}.keys(), "none in it": [None], "lone surrogate": ["\ud800"],
+}  # fmt: skip
 
 
 def outcome(call: Callable[[Any], Any], tokenizer: Any) -> Any:
@@ -244,13 +218,10 @@ def test_batches_of_all_kinds(name: str, pair_of: Pair) -> None:
 def test_arguments_of_other_types(given: Any, pair_of: Pair) -> None:
     ours, theirs = pair_of("template")
     calls: list[Callable[[Any], Any]] = [
-        lambda t: t.token_to_id(given),
-        lambda t: t.enable_padding(pad_token=given),
-        lambda t: t.encode(given).ids,
-        lambda t: t.encode(given, is_pretokenized=True).ids,
-        lambda t: t.encode("a", given).ids,
+        lambda t: t.token_to_id(given), lambda t: t.enable_padding(pad_token=given), lambda t: t.encode(given).ids,
+        lambda t: t.encode(given, is_pretokenized=True).ids, lambda t: t.encode("a", given).ids,
         lambda t: t.encode(["a"], given, is_pretokenized=True).ids,
-    ]
+    ]  # fmt: skip
     for call in calls:
         assert outcome(call, ours) == outcome(call, theirs)
 
@@ -262,25 +233,18 @@ WHOLE = {"strategy": "BatchLongest", "direction": "Right", "pad_id": 0, "pad_typ
 @pytest.mark.parametrize(
     ("member", "change", "names"),
     [
-        ("padding", {"pad_token": -1}, "pad_token"),
-        ("padding", {"pad_id": -1}, "pad_id"),
-        ("padding", {"pad_id": "0"}, "pad_id"),
-        ("padding", {"pad_id": 1 << 32}, "pad_id"),
+        ("padding", {"pad_token": -1}, "pad_token"), ("padding", {"pad_id": -1}, "pad_id"),
+        ("padding", {"pad_id": "0"}, "pad_id"), ("padding", {"pad_id": 1 << 32}, "pad_id"),
         ("padding", {"pad_type_id": True}, "pad_type_id"),
         ("padding", {"pad_to_multiple_of": -1}, "pad_to_multiple_of"),
         ("padding", {"pad_to_multiple_of": 2.0}, "pad_to_multiple_of"),
-        ("padding", {"strategy": {"Fixed": "3"}}, "strategy.Fixed"),
-        ("padding", {"strategy": "Nope"}, "strategy"),
-        ("padding", {"direction": "right"}, "padding"),
-        ("truncation", {"max_length": "3"}, "max_length"),
-        ("truncation", {"max_length": 3.0}, "max_length"),
-        ("truncation", {"stride": True}, "stride"),
-        ("truncation", {"direction": "right"}, "truncation"),
-        ("truncation", {}, None),
-        ("padding", {}, None),
+        ("padding", {"strategy": {"Fixed": "3"}}, "strategy.Fixed"), ("padding", {"strategy": "Nope"}, "strategy"),
+        ("padding", {"direction": "right"}, "padding"), ("truncation", {"max_length": "3"}, "max_length"),
+        ("truncation", {"max_length": 3.0}, "max_length"), ("truncation", {"stride": True}, "stride"),
+        ("truncation", {"direction": "right"}, "truncation"), ("truncation", {}, None), ("padding", {}, None),
         ("padding", {"pad_to_multiple_of": 4, "strategy": {"Fixed": 3}, "direction": "Left"}, None),
     ],
-)
+)  # fmt: skip
 def test_settings_of_a_file(member: str, change: dict[str, Any], names: str | None, assert_same: Any) -> None:
     given = {
         **(WHOLE if member == "padding" else {"max_length": 3, "stride": 0, "strategy": "LongestFirst"}),

@@ -39,15 +39,12 @@ def test_the_users_text_is_told_from_the_templates(text: str, leaks: bool) -> No
         ({"megabytes": 1, "seconds": 0.1, "theirs": "differs"}, "text"),
         (
             {
-                "megabytes": 1,
-                "seconds": 0.1,
-                "error": "ChatTemplateError",
-                "message": "TypeError: x",
+                "megabytes": 1, "seconds": 0.1, "error": "ChatTemplateError", "message": "TypeError: x",
                 "theirs": "text",
             },
             "refused",
         ),
     ],
-)
+)  # fmt: skip
 def test_the_failures_of_a_template(found: dict[str, object], kind: str | None) -> None:
     assert fuzz.fault(found) == kind

@@ -104,13 +104,10 @@ def test_the_reference_backend_is_not_given_a_text_that_it_would_make_too_long(c
     assert t.decode([1]) == "b" * 60_000 if call == "decode" else len(t.normalizer.normalize_str("ca")) == 60_001
     text = "a" * 20_000
     calls: dict[str, Any] = {
-        "encode": lambda: t.encode(text),
-        "encode of a pair": lambda: t.encode("b", text),
-        "encode_batch": lambda: t.encode_batch(["b", text]),
-        "encode_array": lambda: t.encode_array(text),
-        "normalize_str": lambda: t.normalizer.normalize_str(text),
-        "decode": lambda: t.decode([1] * 20_000),
-    }
+        "encode": lambda: t.encode(text), "encode of a pair": lambda: t.encode("b", text),
+        "encode_batch": lambda: t.encode_batch(["b", text]), "encode_array": lambda: t.encode_array(text),
+        "normalize_str": lambda: t.normalizer.normalize_str(text), "decode": lambda: t.decode([1] * 20_000),
+    }  # fmt: skip
     t.encode("b")  # from now on the entry knows HF's encode()
     with pytest.raises(TokenizerError, match=r"longer than 67108864|may decode to too much"):
         calls[call]()

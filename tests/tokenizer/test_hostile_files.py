@@ -381,12 +381,9 @@ def test_kept_tables_hold_nothing_but_the_file() -> None:
     from prelude.tokenizer._core import CoreTokenizer
 
     wordpiece = {
-        "type": "WordPiece",
-        "unk_token": "missing",
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100,
-        "vocab": {"a": 0, "##b": 1},
-    }
+        "type": "WordPiece", "unk_token": "missing", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100, "vocab": {"a": 0, "##b": 1},
+    }  # fmt: skip
     code = (
         "import hashlib, sys\n"
         "from prelude.tokenizer._core import CoreTokenizer\n"

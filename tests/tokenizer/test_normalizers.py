@@ -16,17 +16,14 @@ NORMALIZERS: dict[str, dict[str, Any]] = {
     "Bert": {**BERT, "strip_accents": None, "lowercase": True},
     "Bert, cased": {**BERT, "strip_accents": False, "lowercase": False},
     "Bert, accents only": {
-        "type": "BertNormalizer",
-        "clean_text": False,
-        "handle_chinese_chars": False,
-        "strip_accents": True,
+        "type": "BertNormalizer", "clean_text": False, "handle_chinese_chars": False, "strip_accents": True,
         "lowercase": False,
     },
     "NFD, StripAccents, Lowercase": {
         "type": "Sequence",
         "normalizers": [{"type": kind} for kind in ("NFD", "StripAccents", "Lowercase")],
     },
-}
+}  # fmt: skip
 MARKS = "".join(map(chr, (0x300, 0x301, 0x307, 0x315, 0x323, 0x327, 0x345, 0x5B0, 0x64B, 0x94D, 0x3099, 0x1D165)))
 
 

@@ -18,28 +18,15 @@ from tests.tokenizer.small_files import file as small_file
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
 PIECES = [
-    "Hello",
-    " the",
-    "  ",
-    "\n",
-    "é",
-    "e\u0301",
-    "你好",
-    "🙂",
-    "\U0001f469\u200d\U0001f4bb",
-    "ö",
-    "\u0323\u0301",
-]
+    "Hello", " the", "  ", "\n", "é", "e\u0301", "你好", "🙂", "\U0001f469\u200d\U0001f4bb", "ö", "\u0323\u0301",
+]  # fmt: skip
 PIECES += ["##", "a##b", "\u2581", " \u2581a", "<0x41>", "\t", "\r\n", "it's", "HELLO", "#", "\x7f", "{}"]
 PIECES += ["<special>", " <mask>", "<r> ", "<tool>", "Ünïcödé", "\u00a0", "12345", "\x00", "\u212b"]
 FILES = ["byte-level", "no trimming", "byte-level, prefix space", "roberta", "nfc", "bert", "sentence pieces"]
 MARKED = [
-    "unigram",
-    "unigram, marked blanks",
-    "unigram, marked blanks, stripped",
-    "bert, few added",
+    "unigram", "unigram, marked blanks", "unigram, marked blanks, stripped", "bert, few added",
     "sentence pieces, few added",
-]
+]  # fmt: skip
 
 
 def changed(pair_of: Pair, name: str, change: Callable[[dict[str, Any]], None]) -> tuple[Tokenizer, Any]:

@@ -18,20 +18,9 @@ from tests.tokenizer.conftest import MAKERS, REAL, TEXTS, needs_shared
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
 PIECES = (
-    "Hello ",
-    "the",
-    " naïve café ",
-    "你好世界",
-    "  \n",
-    "def f(x):\n",
-    "12345",
-    "🙂",
-    "<mask>",
-    "</s>",
-    " ",
-    "é",
+    "Hello ", "the", " naïve café ", "你好世界", "  \n", "def f(x):\n", "12345", "🙂", "<mask>", "</s>", " ", "é",
     "ﬁx",
-)
+)  # fmt: skip
 long_or_short = st.one_of(st.sampled_from(TEXTS), st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
 words = st.lists(st.sampled_from(["Hello", "wörld", "你好", "", " x", "12"]), max_size=12)
 truncations = st.one_of(
@@ -49,15 +38,12 @@ paddings = st.one_of(
     st.none(),
     st.fixed_dictionaries(
         {
-            "direction": st.sampled_from(["left", "right"]),
-            "length": st.one_of(st.none(), st.integers(0, 50)),
-            "pad_to_multiple_of": st.sampled_from([None, 0, 1, 8]),
-            "pad_id": st.sampled_from([0, 7]),
-            "pad_type_id": st.sampled_from([0, 3]),
-            "pad_token": st.sampled_from(["[PAD]", "<p>"]),
+            "direction": st.sampled_from(["left", "right"]), "length": st.one_of(st.none(), st.integers(0, 50)),
+            "pad_to_multiple_of": st.sampled_from([None, 0, 1, 8]), "pad_id": st.sampled_from([0, 7]),
+            "pad_type_id": st.sampled_from([0, 3]), "pad_token": st.sampled_from(["[PAD]", "<p>"]),
         }
     ),
-)
+)  # fmt: skip
 
 
 @st.composite

@@ -19,14 +19,8 @@ OF = {
 }
 CHATML = ("<|im_start|>{}\n", "<|im_end|>\n")
 PIECES = (
-    "The answer is 42. ",
-    "你好, 世界! ",
-    "e\u0301 naïve  ",
-    "def f(x):\n    return x\n",
-    "   ",
-    "<|im_start|",
-    "🙂 ",
-)
+    "The answer is 42. ", "你好, 世界! ", "e\u0301 naïve  ", "def f(x):\n    return x\n", "   ", "<|im_start|", "🙂 ",
+)  # fmt: skip
 
 
 def conversation(family: str, seed: int) -> Iterator[str]:

@@ -24,19 +24,10 @@ TYPING = "a name of the standard library that HF imports for itself"
 EXTENSION = "HF's compiled module under the Python one of the same names"
 VISUALIZER = "draws an encoding: HF's own class takes a tokenizer of ours"
 LEFT_OUT = {
-    "tokenizers": EXTENSION,
-    "Enum": TYPING,
-    "List": TYPING,
-    "Tuple": TYPING,
-    "Union": TYPING,
-    "decoders.decoders": EXTENSION,
-    "models.models": EXTENSION,
-    "normalizers.normalizers": EXTENSION,
-    "pre_tokenizers.pre_tokenizers": EXTENSION,
-    "processors.processors": EXTENSION,
-    "trainers.trainers": EXTENSION,
-    "tools": VISUALIZER,
-    "implementations.base_tokenizer": "one module has all implementations",
+    "tokenizers": EXTENSION, "Enum": TYPING, "List": TYPING, "Tuple": TYPING, "Union": TYPING,
+    "decoders.decoders": EXTENSION, "models.models": EXTENSION, "normalizers.normalizers": EXTENSION,
+    "pre_tokenizers.pre_tokenizers": EXTENSION, "processors.processors": EXTENSION, "trainers.trainers": EXTENSION,
+    "tools": VISUALIZER, "implementations.base_tokenizer": "one module has all implementations",
     "implementations.bert_wordpiece": "one module has all implementations",
     "implementations.byte_level_bpe": "one module has all implementations",
     "implementations.char_level_bpe": "one module has all implementations",
@@ -46,7 +37,7 @@ LEFT_OUT = {
     "pre_tokenizers.Split.pattern": "HF's raises on every read",
     "SentencePieceUnigramTokenizer.from_spm": "reads a SentencePiece model through protobuf",
     "implementations.SentencePieceUnigramTokenizer.from_spm": "reads a SentencePiece model through protobuf",
-}
+}  # fmt: skip
 
 
 def _names(module: types.ModuleType, within: str = "") -> Iterator[tuple[str, Any]]:
@@ -207,17 +198,13 @@ def test_components_take_the_strings_of_hf(pair_of: Pair) -> None:
 
 PIECES = {"a": 0, "é": 1, "aé": 2, "##a": 3, "[UNK]": 4, "<unk>": 5, "b": 6}
 MODELS: list[Callable[[Any], Any]] = [
-    lambda m: m.BPE(),
-    lambda m: m.BPE(PIECES, [("a", "é")]),
+    lambda m: m.BPE(), lambda m: m.BPE(PIECES, [("a", "é")]),
     lambda m: m.BPE(PIECES, [("a", "é")], unk_token="<unk>", fuse_unk=True, ignore_merges=True),
-    lambda m: m.WordPiece(),
-    lambda m: m.WordPiece(PIECES, max_input_chars_per_word=4),
-    lambda m: m.WordPiece(PIECES, unk_token="<unk>", continuing_subword_prefix="##"),
-    lambda m: m.WordLevel(),
-    lambda m: m.WordLevel(PIECES, "[UNK]"),
-    lambda m: m.Unigram(),
+    lambda m: m.WordPiece(), lambda m: m.WordPiece(PIECES, max_input_chars_per_word=4),
+    lambda m: m.WordPiece(PIECES, unk_token="<unk>", continuing_subword_prefix="##"), lambda m: m.WordLevel(),
+    lambda m: m.WordLevel(PIECES, "[UNK]"), lambda m: m.Unigram(),
     lambda m: m.Unigram([("a", -1.0), ("é", -2.5), ("aé", -2), ("<unk>", -9.25)], 3, False),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", MODELS)

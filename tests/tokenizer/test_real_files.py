@@ -130,17 +130,10 @@ def test_golden(name: str, golden_lines: list[str]) -> None:
 
 
 LLAMA_CPP = {
-    "bert-bge": "bert-base-uncased",
-    "command-r": "command-r",
-    "deepseek-r1-qwen": "qwen3",
-    "gpt-2": "gpt2",
-    "llama-bpe": "llama-3.2",
-    "llama-spm": "llama2",
-    "mpt": "gpt-neox",
-    "phi-3": "phi-3",
-    "qwen2": "qwen3",
+    "bert-bge": "bert-base-uncased", "command-r": "command-r", "deepseek-r1-qwen": "qwen3", "gpt-2": "gpt2",
+    "llama-bpe": "llama-3.2", "llama-spm": "llama2", "mpt": "gpt-neox", "phi-3": "phi-3", "qwen2": "qwen3",
     "roberta-bpe": "roberta",
-}
+}  # fmt: skip
 
 
 @needs_shared

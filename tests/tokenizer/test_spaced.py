@@ -83,14 +83,11 @@ def made(seed: int, way: str) -> dict[str, Any]:
         "decoder": None,
         **WAYS[way],
         "model": {
-            "type": "BPE",
-            "unk_token": rng.choice(["<unk>", "<unk>", None]),
-            "fuse_unk": rng.random() < 0.7,
-            "byte_fallback": fallback != "none",
-            "vocab": {token: i for i, token in enumerate(vocab)},
+            "type": "BPE", "unk_token": rng.choice(["<unk>", "<unk>", None]), "fuse_unk": rng.random() < 0.7,
+            "byte_fallback": fallback != "none", "vocab": {token: i for i, token in enumerate(vocab)},
             "merges": merges,
         },
-    }
+    }  # fmt: skip
 
 
 def text_of(rng: random.Random) -> str:

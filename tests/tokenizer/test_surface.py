@@ -27,12 +27,9 @@ def test_the_ways_to_load_are_one(json_of: Any, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(text, encoding="utf-8")
     loaded = [
-        Tokenizer.from_file(str(path)),
-        Tokenizer.from_file(path),
-        Tokenizer.from_str(text),
-        Tokenizer.from_buffer(text.encode()),
-        Tokenizer.from_pretrained(str(tmp_path)),
-    ]
+        Tokenizer.from_file(str(path)), Tokenizer.from_file(path), Tokenizer.from_str(text),
+        Tokenizer.from_buffer(text.encode()), Tokenizer.from_pretrained(str(tmp_path)),
+    ]  # fmt: skip
     assert len({tuple(t.encode("Hello there").ids) for t in loaded}) == 1
 
 

@@ -18,13 +18,9 @@ from prelude.tokenizer import tiktoken as conversion
 PATTERN = r"'(?i:[sdmt])|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s+(?!\S)|\s"
 SPECIAL = {"<|endoftext|>": 700, "<|fim|>": 701, "<|pad|>": 705}
 TEXTS = [
-    "",
-    "the other then",
-    "a<|endoftext|>b<|pad|><|fim|>y",
-    "<|fim|>",
-    "12345 它's 🙂\n\n end  ",
+    "", "the other then", "a<|endoftext|>b<|pad|><|fim|>y", "<|fim|>", "12345 它's 🙂\n\n end  ",
     "\ud83d\ude42 \ud800z",
-]
+]  # fmt: skip
 
 
 def small_ranks() -> dict[bytes, int]:
@@ -54,31 +50,22 @@ def pair() -> Any:
 @pytest.mark.parametrize(
     ("data", "special", "says"),
     [
-        (b"AAA= x", {}, "line 1"),
-        (b"!!!! 3", {}, "line 1"),
-        (b"AA== 0", {}, "byte 1 has no token"),
-        (b"AA== 0\nAA== 1", {}, "line 2"),
-        (None, {"<|x|>": 3}, "already taken"),
-        (None, {"<|x|>": -1}, "not an id"),
-        (None, {"": 999}, "not an id"),
-        (None, {"h": 999}, "the ordinary token 104 is written the same"),
+        (b"AAA= x", {}, "line 1"), (b"!!!! 3", {}, "line 1"), (b"AA== 0", {}, "byte 1 has no token"),
+        (b"AA== 0\nAA== 1", {}, "line 2"), (None, {"<|x|>": 3}, "already taken"), (None, {"<|x|>": -1}, "not an id"),
+        (None, {"": 999}, "not an id"), (None, {"h": 999}, "the ordinary token 104 is written the same"),
         (None, {"Ċ": 999}, "the ordinary token 10 is written the same"),
     ],
-)
+)  # fmt: skip
 def test_malformed_files(data: bytes | None, special: dict[str, int], says: str) -> None:
     with pytest.raises(TokenizerError, match=says):
         TiktokenEncoding("x", pat_str=PATTERN, mergeable_ranks=data or small_ranks(), special_tokens=special)
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"allowed_special": "all"},
-    {"disallowed_special": ()},
-    {"allowed_special": {"<|endoftext|>"}},
+    {}, {"allowed_special": "all"}, {"disallowed_special": ()}, {"allowed_special": {"<|endoftext|>"}},
     {"allowed_special": {"<|endoftext|>", "<|pad|>"}, "disallowed_special": ()},
-    {"allowed_special": {"<|fim|>"}, "disallowed_special": ()},
-    {"disallowed_special": {"<|fim|>"}},
-]
+    {"allowed_special": {"<|fim|>"}, "disallowed_special": ()}, {"disallowed_special": {"<|fim|>"}},
+]  # fmt: skip
 
 
 def result(call: Any, *args: Any, **options: Any) -> Any:

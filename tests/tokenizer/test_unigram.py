@@ -26,16 +26,12 @@ MAP = {
     "\u0915": "k", "\U0001f600": ":)", "\u2581": "_",
 }  # fmt: skip
 PARTS = {
-    "map": {"type": "Precompiled"},
-    "strip": {"type": "Strip", "strip_left": False, "strip_right": True},
+    "map": {"type": "Precompiled"}, "strip": {"type": "Strip", "strip_left": False, "strip_right": True},
     "spaces": {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": MARK},
-    "quotes": {"type": "Replace", "pattern": {"String": "``"}, "content": '"'},
-    "nfkd": {"type": "NFKD"},
-    "accents": {"type": "StripAccents"},
-    "lower": {"type": "Lowercase"},
-    "nfkc": {"type": "NFKC"},
+    "quotes": {"type": "Replace", "pattern": {"String": "``"}, "content": '"'}, "nfkd": {"type": "NFKD"},
+    "accents": {"type": "StripAccents"}, "lower": {"type": "Lowercase"}, "nfkc": {"type": "NFKC"},
     "nmt": {"type": "Nmt"},
-}
+}  # fmt: skip
 NORMALIZERS = [
     "", "map", "map strip spaces", "map spaces strip", "quotes nfkd accents lower map", "nmt nfkc spaces",
     "lower map", "map map", "quotes map",
@@ -199,20 +195,8 @@ def trained(fallback: bool) -> Any:
     hf.decoder = tokenizers.decoders.Metaspace()
     rng = random.Random(2)
     words = [
-        "harbour",
-        "quay",
-        "boats",
-        "lay",
-        "quiet",
-        "the",
-        "Straße",
-        "naïve",
-        "你好",
-        "世界",
-        "Привет",
-        "12",
-        "...",
-    ]
+        "harbour", "quay", "boats", "lay", "quiet", "the", "Straße", "naïve", "你好", "世界", "Привет", "12", "...",
+    ]  # fmt: skip
     corpus = [" ".join(rng.choices(words, k=12)) for _ in range(400)]
     trainer = tokenizers.trainers.UnigramTrainer(
         vocab_size=120, special_tokens=["<unk>", "<s>"], unk_token="<unk>", show_progress=False
