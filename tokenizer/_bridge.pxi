@@ -102,7 +102,9 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         uint32_t id_limit()
         optional[uint32_t] unknown_id()
         cbool shows_unknown()
-        string model_json() except +raise_core
+        const string& model_settings()
+        vector[uint32_t] merges() except +raise_core
+        vector[double] scores() except +raise_core
         void vocab(cbool, vector[string_view]&, vector[uint32_t]&) except +raise_core
     cppclass Stream:
         Stream(const Core*, const vector[uint32_t]&, cbool) except +raise_core

@@ -161,8 +161,8 @@ class CoreTokenizer:
     def shown_id(self) -> int:
         """The unknown token's id where HF shows such a token as the text that it stands for (Unigram), or -1."""
 
-    def model_json(self) -> str:
-        """The model as JSON in HF's layout (vocabulary by id, merges as pairs), rebuilt from the tables."""
+    def model(self) -> dict[str, Any]:
+        """The model in HF's layout (vocabulary by id, merges as pairs), rebuilt from the tables."""
 
     # ---- decoding
     def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True) -> str: ...

@@ -14,6 +14,7 @@ from libcpp.string cimport string
 from libcpp.string_view cimport string_view
 from libcpp.vector cimport vector
 
+import json
 from operator import index
 
 import numpy as np
@@ -74,6 +75,16 @@ def digest_file(int file, bytes key):
     return PyBytes_FromStringAndSize(out.data(), out.size())
 
 
+# The members of a model in HF's order, and what stands for one that a file does not have.
+cdef dict _MODELS = {
+    "BPE": {
+        "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+        "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": None, "merges": None,
+    },
+    "WordPiece": dict.fromkeys(("unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab")),
+    "WordLevel": dict.fromkeys(("vocab", "unk_token")),
+    "Unigram": {"unk_id": None, "vocab": None, "byte_fallback": False},
+}
 cdef object _MAKING = object()  # CoreTokenizer's own constructors pass it: no object without a core is ever visible
 
 
@@ -408,8 +419,24 @@ cdef class CoreTokenizer:
     def shown_id(self):
         return self.unknown_id() if self.core.shows_unknown() else -1
 
-    def model_json(self):
-        return to_str(self.core.model_json())
+    def model(self):
+        cdef dict settings = json.loads(to_str(self.core.model_settings())), vocab = self.get_vocab(False)
+        cdef vector[uint32_t] merges
+        cdef size_t i
+        out = {"type": settings["type"]}
+        for name, otherwise in _MODELS[settings["type"]].items():
+            given = settings.get(name)
+            out[name] = otherwise if given is None else given
+        if out.get("dropout") is not None:
+            out["dropout"] = 0.0  # no other value is loaded
+        if out["type"] == "Unigram":
+            out["vocab"] = [[token, score] for token, score in zip(vocab, self.core.scores())]
+            return out
+        out["vocab"] = vocab
+        if out["type"] == "BPE":
+            tokens, merges = {id: token for token, id in vocab.items()}, self.core.merges()
+            out["merges"] = [[tokens[merges[2 * i]], tokens[merges[2 * i + 1]]] for i in range(merges.size() // 2)]
+        return out
 
     def decode(self, ids, bint skip_special_tokens=True):
         cdef vector[uint32_t] column

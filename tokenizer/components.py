@@ -332,8 +332,7 @@ def _getter(name: str) -> Any:
 def _settings_of(owner: Tokenizer) -> dict[str, Any]:
     """The file's ``model`` without its vocabulary, kept by ``owner``. Another thread may make the same meanwhile."""
     if owner._model_settings is None:
-        whole = json.loads(owner._core.model_json())
-        owner._model_settings = {k: v for k, v in whole.items() if k not in ("vocab", "merges")}
+        owner._model_settings = {k: v for k, v in owner._core.model().items() if k not in ("vocab", "merges")}
     return dict(owner._model_settings)
 
 

@@ -61,10 +61,7 @@ class Model(Component):
 
     def _whole(self) -> dict[str, Any]:
         """Return the member with its vocabulary."""
-        if self._view_of is None:
-            return self._member
-        whole: dict[str, Any] = json.loads(self._view_of._core.model_json())
-        return whole
+        return self._member if self._view_of is None else self._view_of._core.model()
 
     def __getstate__(self) -> bytes:
         return json.dumps(self._whole()).encode()

@@ -203,7 +203,7 @@ class Tokenizer(ArrayMethods):
                 name: canonical(name, self._section(name))
                 for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")
             },
-            "model": json.loads(self._core.model_json()),
+            "model": self._core.model(),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -267,10 +267,9 @@ def test_scores_are_read_as_hf_reads_them() -> None:
     numbers += [f"-{rng.randrange(10**18)}.{rng.randrange(10**18)}e{rng.randrange(-340, 280)}" for _ in range(300)]
     pieces = ",".join(f'["{chr(0x4E00 + i)}",{number}]' for i, number in enumerate(numbers))
     file = '{"version":"1.0","added_tokens":[],"model":{"type":"Unigram","unk_id":0,"vocab":[' + pieces + "]}}"
-    ours = json.loads(CoreTokenizer.from_json(file.encode()).model_json())
+    ours = CoreTokenizer.from_json(file.encode()).model()
     theirs = json.loads(tokenizers.Tokenizer.from_str(file).to_str())["model"]
-    assert ours == theirs
-    assert CoreTokenizer.from_json(file.encode()).model_json() in tokenizers.Tokenizer.from_str(file).to_str()
+    assert json.dumps(ours) == json.dumps(theirs)
 
 
 def test_maps_normalize_as_hf_does() -> None:

@@ -192,8 +192,9 @@ class ReferenceCore:
     def section(self, name: str) -> str | None:
         return self._sections.get(name)
 
-    def model_json(self) -> str:
-        return json.dumps(json.loads(self._hf.to_str())["model"], ensure_ascii=False)
+    def model(self) -> dict[str, Any]:
+        model: dict[str, Any] = json.loads(self._hf.to_str())["model"]
+        return model
 
     # ---- decoding
 

@@ -187,7 +187,18 @@ size_t Core::size(bool with_added) const { return tokenizer_->size(with_added); 
 uint32_t Core::id_limit() const { return tokenizer_->id_limit(); }
 std::optional<uint32_t> Core::unknown_id() const { return tokenizer_->unknown_id(); }
 bool Core::shows_unknown() const { return tokenizer_->shows_unknown(); }
-std::string Core::model_json() const { return tokenizer_->model_json(); }
+const std::string& Core::model_settings() const { return tokenizer_->model_settings(); }
+std::vector<uint32_t> Core::merges() const {
+  std::vector<uint32_t> all;
+  for (const Merge& merge : tokenizer_->model().bpe.merges.in_order()) all.insert(all.end(), {merge.a, merge.b});
+  return all;
+}
+std::vector<double> Core::scores() const {
+  std::vector<double> all;
+  for (uint32_t id = 0; id < tokenizer_->model().vocab.end(); ++id)
+    all.push_back(tokenizer_->model().unigram.score(id));
+  return all;
+}
 void Core::vocab(bool with_added, std::vector<std::string_view>& tokens, std::vector<uint32_t>& ids) const {
   tokenizer_->each_token(with_added, [&](std::string_view token, uint32_t id) {
     tokens.push_back(token);

@@ -103,7 +103,10 @@ class Core {
   uint32_t id_limit() const;
   std::optional<uint32_t> unknown_id() const;
   bool shows_unknown() const;
-  std::string model_json() const;
+  const std::string& model_settings() const;
+  // The two tokens of each merge, by rank; the score of each token of a Unigram.
+  std::vector<uint32_t> merges() const;
+  std::vector<double> scores() const;
   void vocab(bool with_added, std::vector<std::string_view>& tokens, std::vector<uint32_t>& ids) const;
 
  private:

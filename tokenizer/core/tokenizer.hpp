@@ -207,7 +207,8 @@ class Tokenizer {
   bool shows_unknown() const { return model_.kind == ModelKind::unigram; }
   bool is_special(uint32_t id) const { return id < special_.size() && special_[id] != 0; }
 
-  std::string model_json() const;
+  // The model without vocabulary and merges, as JSON.
+  const std::string& model_settings() const { return model_settings_; }
 
   // ---- decoding
 
@@ -529,7 +530,7 @@ class Tokenizer {
   std::optional<uint32_t> leading_;
   bool first_apart_ = false;
   std::map<std::string, std::string> sections_;
-  std::string model_settings_;  // the model without vocabulary and merges, as JSON
+  std::string model_settings_;
   bool needs_align_ = false, tables_known_ = false;
   std::unique_ptr<SplitPlan> plan_;
   CutWords cut_ = nullptr;

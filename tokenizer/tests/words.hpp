@@ -55,10 +55,14 @@ inline const char* const shards[] = {
     "\xE3\x82\xB9\xE3\x82\xBF\xE3\x83\xBC", "\xE3\x83\xBB", "\xE3\x82\x99", "\xE3\x81\x80", "\xE3\x82\x9B", "n't",
     "X'llY", "'lL", "a'd'd'm", "!ab\xC3\xA9", "\xE2\x80\x8B", "_", "-"};
 
-inline std::string quoted(const std::string& text) {
-  std::string out;
-  write_json_string(out, text);
-  return out;
+inline std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (char c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == '"' || c == '\\')
+      out.append("\\u00").append(1, "0123456789abcdef"[c >> 4]).append(1, "0123456789abcdef"[c & 15]);
+    else
+      out += c;
+  return out + "\"";
 }
 
 // Every byte, and merges of two tokens each, made at random. Several patterns: one a line.

@@ -45,9 +45,7 @@ struct BpeConfig {
   std::optional<uint32_t> unknown;
   std::string unknown_text;
   bool wants_unknown = false;  // the file names one, known to the vocabulary or not
-  bool has_prefix = false, has_suffix = false;
   bool fuse_unknown = false, byte_fallback = false, ignore_merges = false;
-  bool says_no_dropout = false;  // as 0.0, which is written again; it changes nothing
 };
 
 class Bpe {

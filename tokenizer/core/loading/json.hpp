@@ -4,7 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <optional>
 #include <string>
@@ -297,5 +299,61 @@ class Json {
   uint32_t at_;
   std::string path_;
 };
+
+// The value of a JSON number as serde_json, by which HF reads files, has it. It is not always the double nearest to
+// it: the digits that 64 bits hold are made a double, which is then multiplied or divided by a power of ten. Nothing
+// where it is past all doubles.
+inline std::optional<double> json_double(std::string_view s) {
+  static const std::array<double, 309> powers = [] {
+    std::array<double, 309> all;
+    for (size_t i = 0; i < all.size(); ++i) all[i] = std::strtod(("1e" + std::to_string(i)).c_str(), nullptr);
+    return all;
+  }();
+  const bool negative = s.starts_with('-');
+  size_t at = negative ? 1 : 0;
+  uint64_t digits = 0;
+  int64_t exponent = 0;
+  const auto is_digit = [&] { return at < s.size() && s[at] >= '0' && s[at] <= '9'; };
+  const auto take = [&] {
+    const uint64_t digit = static_cast<uint64_t>(s[at] - '0');
+    if (digits > UINT64_MAX / 10 || (digits == UINT64_MAX / 10 && digit > UINT64_MAX % 10)) return false;
+    digits = digits * 10 + digit;
+    ++at;
+    return true;
+  };
+  while (is_digit() && take()) {
+  }
+  for (; is_digit(); ++at) ++exponent;
+  if (at < s.size() && s[at] == '.') {
+    for (++at; is_digit() && take();) --exponent;
+    while (is_digit()) ++at;  // left out
+  }
+  if (at < s.size() && (s[at] == 'e' || s[at] == 'E')) {
+    ++at;
+    const bool down = at < s.size() && s[at] == '-';
+    if (at < s.size() && (s[at] == '-' || s[at] == '+')) ++at;
+    int64_t power = 0;
+    for (; is_digit(); ++at)
+      if ((power = power * 10 + (s[at] - '0')) > INT32_MAX) {
+        if (digits != 0 && !down) return std::nullopt;
+        return negative ? -0.0 : 0.0;
+      }
+    exponent += down ? -power : power;
+  }
+  double value = static_cast<double>(digits);
+  while (value != 0.0 && exponent < -308) {
+    value /= 1e308;
+    exponent += 308;
+  }
+  if (value != 0.0) {
+    if (exponent > 308) return std::nullopt;
+    if (exponent >= 0)
+      value *= powers[static_cast<size_t>(exponent)];
+    else
+      value /= powers[static_cast<size_t>(-exponent)];
+    if (value > 1.7976931348623157e308) return std::nullopt;
+  }
+  return negative ? -value : value;
+}
 
 }  // namespace fasttoken

@@ -11,7 +11,6 @@
 
 #include "bpe/bpe.hpp"
 #include "loading/json.hpp"
-#include "loading/json_text.hpp"
 #include "model.hpp"
 #include "split/added.hpp"
 #include "vocab/unigram.hpp"
@@ -51,12 +50,10 @@ class ModelReader {
   // Its members but the two long lists, as JSON.
   std::string settings() const {
     std::string out = "{\"type\":\"" + kind() + "\",\"vocab\":{},\"merges\":[]";
-    json_.each_pair([&](std::string_view name, const Json& value) {
-      if (name == "type" || name == "vocab" || name == "merges") return;
-      out += ',';
-      write_json_string(out, name);
-      out.append(":").append(value.source());
-    });
+    const JsonDocument& doc = json_.document();
+    for (uint32_t i = 0, at = json_.first(); i < json_.size(); ++i, at = doc.past(at + 1))
+      if (std::string_view name = doc[at].s; name != "type" && name != "vocab" && name != "merges")
+        out.append(",").append(doc.source(at)).append(":").append(doc.source(at + 1));
     return out + "}";
   }
 
@@ -120,16 +117,9 @@ class ModelReader {
       if (dropout->kind() != JsonKind::number) dropout->fail("expected a number");
       if (dropout->source().find_first_of("123456789") != std::string_view::npos)
         throw Unsupported("dropout", dropout->path());
-      c.says_no_dropout = true;
     }
-    if (auto prefix = json_.get("continuing_subword_prefix")) {
-      c.prefix = prefix->string();
-      c.has_prefix = true;
-    }
-    if (auto suffix = json_.get("end_of_word_suffix")) {
-      c.suffix = suffix->string();
-      c.has_suffix = true;
-    }
+    if (auto prefix = json_.get("continuing_subword_prefix")) c.prefix = prefix->string();
+    if (auto suffix = json_.get("end_of_word_suffix")) c.suffix = suffix->string();
     if (auto unknown = json_.get("unk_token")) {
       c.wants_unknown = true;
       c.unknown_text = unknown->string();

@@ -7,7 +7,6 @@
 #include <tuple>
 #include <unordered_set>
 
-#include "loading/model_json.hpp"
 #include "tokenizer.hpp"
 
 namespace fasttoken {
@@ -34,8 +33,6 @@ void Tokenizer::write_tables(TableWriter& out) const {
   out(file.append("\"model\":").append(model_settings_).append("}"));
   const_cast<Tokenizer*>(this)->tables(out);  // which writes nothing to it
 }
-
-std::string Tokenizer::model_json() const { return write_model(model_); }
 
 void Tokenizer::load(const Json& root) {
   if (root.kind() != JsonKind::object) throw FileError("$", "expected an object");
@@ -175,8 +172,8 @@ void Tokenizer::index_added() {
     if (!t.normalized) take(content);
     (t.normalized ? normalized : raw).push_back({content, static_cast<int32_t>(index)});
   }
-  raw_.build(raw);
-  normalized_.build(normalized);
+  if (!raw_.build(raw) || !normalized_.build(normalized))
+    throw Unsupported("added tokens that make too large a trie", "added_tokens");
 }
 
 void Tokenizer::index_ids() {

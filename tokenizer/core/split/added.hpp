@@ -1,8 +1,7 @@
 // The added tokens of a file, and finding them in a text in one pass.
 //
-//   trie   nodes_[n]: bytes that must follow (labels_), then the token that ends here, edges sorted by byte in
-//          edges_[from, to); the root has a table of 256 instead. Up to four possible first bytes are looked
-//          for with memchr. Most contents are known by their first and last eight bytes (wholes_), without a walk
+//   Up to four possible first bytes are looked for with memchr. Most contents are known by their first and last eight
+//   bytes (wholes_), without a walk through the trie
 //
 //   Leftmost start, then longest, then first in the file: as HF's automaton has it. A match that its flags
 //   discard is skipped together with its text, and the search goes on behind it (also as HF has it).
@@ -19,6 +18,7 @@
 
 #include "encoded.hpp"
 #include "unicode/unicode.hpp"
+#include "vocab/byte_trie.hpp"
 
 namespace fasttoken {
 
@@ -29,53 +29,17 @@ class AddedMatcher {
     int32_t token;  // index of the AddedToken
   };
 
-  // Of two equal contents the first counts; the value is the index to report.
-  void build(const std::vector<std::pair<std::string, int32_t>>& contents) {
-    struct Branch {
-      std::map<unsigned char, uint32_t> next;
-      int32_t token = -1;
-    };
-    std::vector<Branch> tree(1);
+  // Of two equal contents the first counts; the value is the index to report. False: they cannot be held.
+  bool build(const std::vector<std::pair<std::string, int32_t>>& contents) {
+    std::vector<ByteTrie::Entry> entries;
     for (auto& [content, token] : contents) {
-      uint32_t at = 0;
-      for (char c : content) {
-        auto [edge, fresh] =
-            tree[at].next.try_emplace(static_cast<unsigned char>(c), static_cast<uint32_t>(tree.size()));
-        uint32_t to = edge->second;
-        if (fresh) tree.emplace_back();
-        at = to;
-      }
-      if (tree[at].token < 0) tree[at].token = token;
-    }
-    nodes_.clear();
-    edges_.clear();
-    labels_.clear();
-    nodes_.resize(tree.size());
-    std::vector<bool> within(tree.size());  // a label
-    for (size_t n = 0; n < tree.size(); ++n) {
-      if (within[n]) continue;
-      Node& node = nodes_[n];
-      const Branch* at = &tree[n];
-      node.label = static_cast<uint32_t>(labels_.size());
-      while (n && at->token < 0 && at->next.size() == 1) {
-        auto [byte, to] = *at->next.begin();
-        labels_ += static_cast<char>(byte);
-        within[to] = true;
-        at = &tree[to];
-      }
-      node.length = static_cast<uint32_t>(labels_.size()) - node.label;
-      node.token = at->token;
-      node.from = static_cast<uint32_t>(edges_.size());
-      for (auto& [byte, to] : at->next) edges_.push_back({byte, to});
-      node.to = static_cast<uint32_t>(edges_.size());
+      entries.push_back({content, static_cast<uint32_t>(token)});
+      bool& begins = begins_[static_cast<unsigned char>(content[0])];
+      if (!begins) firsts_ += content[0];
+      begins = true;
     }
     index_wholes(contents);
-    root_.fill(0);
-    firsts_.clear();
-    for (auto& [byte, to] : tree[0].next) {
-      root_[byte] = to;
-      firsts_ += static_cast<char>(byte);
-    }
+    return trie_.build(std::move(entries)) == ByteTrie::Built::yes;
   }
 
   bool empty() const { return firsts_.empty(); }
@@ -91,19 +55,13 @@ class AddedMatcher {
       for (; (at = candidate(at)) < n; ++at) {
         if (const Whole* whole = m_.whole_at(text_.data() + at, n - at))
           return {static_cast<uint32_t>(at), static_cast<uint32_t>(at + whole->size), whole->token};
-        uint32_t node = m_.root_[static_cast<unsigned char>(text_[at])];
         int32_t best = -1;
-        size_t i = at + 1, best_end = i;
-        while (node) {
-          const Node& here = m_.nodes_[node];
-          if (n - i < here.length || !equal(text_.data() + i, m_.labels_.data() + here.label, here.length)) break;
-          i += here.length;
-          if (here.token >= 0) {
-            best = here.token;
-            best_end = i;
-          }
-          if (i == n) break;
-          node = m_.step(here, static_cast<unsigned char>(text_[i++]));
+        size_t best_end = at;
+        ByteTrie::Walk walk = m_.trie_.walk();
+        for (size_t i = at; i < n && walk.step(text_[i]); ++i) {
+          if (walk.id == ByteTrie::none) continue;
+          best = static_cast<int32_t>(walk.id);
+          best_end = i + 1;
         }
         if (best >= 0) return {static_cast<uint32_t>(at), static_cast<uint32_t>(best_end), best};
       }
@@ -113,24 +71,11 @@ class AddedMatcher {
    private:
     static constexpr size_t few = 4;
 
-    // Labels are a few bytes: comparing them costs less than a call of memcmp.
-    static bool equal(const char* a, const char* b, size_t n) {
-      uint64_t x, y;
-      for (; n >= 8; a += 8, b += 8, n -= 8) {
-        std::memcpy(&x, a, 8);
-        std::memcpy(&y, b, 8);
-        if (x != y) return false;
-      }
-      for (; n > 0; ++a, ++b, --n)
-        if (*a != *b) return false;
-      return true;
-    }
-
     // Where a possible first byte is, from `at` on.
     size_t candidate(size_t at) {
       const size_t n = text_.size(), kinds = m_.firsts_.size();
       if (kinds > few) {
-        while (at < n && !m_.root_[static_cast<unsigned char>(text_[at])]) ++at;
+        while (at < n && !m_.begins_[static_cast<unsigned char>(text_[at])]) ++at;
         return at;
       }
       size_t least = n;
@@ -172,7 +117,6 @@ class AddedMatcher {
     return whole.size && whole.first == first && eight(p + whole.size - 8) == whole.last ? &whole : nullptr;
   }
   void index_wholes(const std::vector<std::pair<std::string, int32_t>>& contents) {
-    wholes_.fill({});
     std::map<std::string_view, size_t> begins;
     for (auto& [content, token] : contents) ++begins[std::string_view(content).substr(0, 8)];
     for (auto& [content, token] : contents) {
@@ -184,27 +128,10 @@ class AddedMatcher {
     }
   }
 
-  struct Node {
-    uint32_t from, to, label, length;
-    int32_t token;
-  };
-  struct Edge {
-    unsigned char byte;
-    uint32_t to;
-  };
-
-  uint32_t step(const Node& node, unsigned char byte) const {
-    const auto begin = edges_.begin() + node.from, end = edges_.begin() + node.to;
-    const auto at =
-        std::lower_bound(begin, end, byte, [](const Edge& edge, unsigned char b) { return edge.byte < b; });
-    return at != end && at->byte == byte ? at->to : 0;
-  }
-
-  std::vector<Node> nodes_;
-  std::vector<Edge> edges_;
-  std::array<uint32_t, 256> root_{};
+  ByteTrie trie_;
+  std::array<bool, 256> begins_{};
   std::array<Whole, 64> wholes_{};  // by the hash of the first 8 bytes
-  std::string labels_, firsts_;
+  std::string firsts_;
 };
 
 // Applies the flags of a match; calls plain(begin, end) and token(begin, end, index) to cover the text.

@@ -11,51 +11,63 @@
 //     letters follow, since B has the rest
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <initializer_list>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "regex/regex_program.hpp"
 
 namespace fasttoken {
 
-// The shapes of parsed patterns: some patterns are recognised by their trees, in any spelling.
-struct Shapes {
+// Parsed patterns beside shapes: patterns in which a capital letter stands for a set, the same one wherever it
+// stands.
+class Shapes {
+ public:
   using Parts = std::vector<ReNode>;
-  static constexpr uint32_t unlimited = UINT32_MAX;
+  static constexpr std::string_view folded_contractions = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
 
-  static bool same(const ReNode& a, const ReNode& b) {
-    if (a.kind != b.kind || a.negative != b.negative || a.parts.size() != b.parts.size()) return false;
-    if (a.kind == ReKind::repeat && (a.greed != b.greed || a.min != b.min || a.max != b.max)) return false;
-    if (a.kind == ReKind::assertion && a.assertion != b.assertion) return false;
-    if ((a.kind == ReKind::set || a.kind == ReKind::behind) && !a.set.same(b.set)) return false;
-    for (size_t i = 0; i < a.parts.size(); ++i)
-      if (!same(a.parts[i], b.parts[i])) return false;
-    return true;
-  }
-  static bool is(const ReNode& node, std::string_view pattern) { return same(node, parse_regex(pattern, "")); }
-  inline static const std::string folded_contractions = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
-
-  // The set of X+, ` ?X+` and the like; null when the node is something else.
-  static const CharSet* run(const ReNode& node, uint32_t min, uint32_t max) {
-    bool fits = node.kind == ReKind::repeat && node.greed == ReGreed::greedy && node.min == min && node.max == max;
-    return fits && node.parts[0].kind == ReKind::set ? &node.parts[0].set : nullptr;
-  }
-  static const CharSet* optional_then_run(const ReNode& node, const CharSet*& before) {
-    if (node.kind != ReKind::seq || node.parts.size() != 2) return nullptr;
-    before = run(node.parts[0], 0, 1);
-    return before ? run(node.parts[1], 1, unlimited) : nullptr;
-  }
-
-  static bool apart(const CharSet& a, const CharSet& b) { return a.common(b).empty(); }
   static CharSet space() { return CharSet::flagged(onig_space); }
   static CharSet newline() {
     CharSet s = CharSet::one('\n');
     s.add(CharSet::one('\r'));
     return s;
   }
+
+ protected:
+  // The set of a letter, once a shape with it was fitted.
+  const CharSet& operator[](char letter) const { return *sets_[static_cast<size_t>(letter - 'A')]; }
+  bool fits(const ReNode& node, std::string_view shape) { return fits(node, parse_regex(shape, "")); }
+  // The parts from `from` on, as many as there are shapes.
+  bool fit(const Parts& parts, size_t from, std::initializer_list<std::string_view> shapes) {
+    return parts.size() == from + shapes.size() &&
+           std::equal(shapes.begin(), shapes.end(), parts.begin() + static_cast<std::ptrdiff_t>(from),
+                      [&](std::string_view shape, const ReNode& part) { return fits(part, shape); });
+  }
+  static bool apart(const CharSet& a, const CharSet& b) { return a.common(b).empty(); }
+
+ private:
+  bool fits(const ReNode& a, const ReNode& shape) {
+    if (a.kind != shape.kind || a.negative != shape.negative || a.greed != shape.greed || a.min != shape.min ||
+        a.max != shape.max || a.assertion != shape.assertion || a.parts.size() != shape.parts.size())
+      return false;
+    const auto& ranges = shape.set.ranges();
+    if (ranges.size() == 1 && ranges[0].first == ranges[0].last && ranges[0].first - 'A' < sets_.size()) {
+      std::optional<CharSet>& named = sets_[ranges[0].first - 'A'];
+      if (!named) named = a.set;
+      if (!named->same(a.set)) return false;
+    } else if (!a.set.same(shape.set)) {
+      return false;
+    }
+    return std::equal(a.parts.begin(), a.parts.end(), shape.parts.begin(),
+                      [&](const ReNode& part, const ReNode& other) { return fits(part, other); });
+  }
+
+  std::array<std::optional<CharSet>, 26> sets_;
 };
 
 class JoinedSplits : private Shapes {
@@ -68,24 +80,16 @@ class JoinedSplits : private Shapes {
   // Nothing where the three are of other shapes, or their sets overlap.
   static std::optional<JoinedSplits> read(const ReNode& numbers, const ReNode& scripts, const ReNode& words) {
     JoinedSplits out;
-    const CharSet *number = run(numbers, 1, 3), *script = run(scripts, 1, unlimited);
-    if (!number || !script || words.kind != ReKind::alt || words.parts.size() != 6) return std::nullopt;
-    const Parts& p = words.parts;
-    if (p[0].kind != ReKind::seq || p[0].parts.size() != 2 || p[0].parts[0].kind != ReKind::set) return std::nullopt;
-    const CharSet *marks = &p[0].parts[0].set, *plain = run(p[0].parts[1], 1, unlimited), *before = nullptr;
-    const CharSet* letter = optional_then_run(p[1], before);
-    if (!plain || !letter || p[2].kind != ReKind::seq || p[2].parts.size() != 3) return std::nullopt;
-    const CharSet *blank = run(p[2].parts[0], 0, 1), *other = run(p[2].parts[1], 1, unlimited);
-    const CharSet* trail = run(p[2].parts[2], 0, unlimited);
-    if (!blank || !blank->same(CharSet::one(' ')) || !other || !trail || !trail->same(newline())) return std::nullopt;
-    if (!is(p[3], "\\s*[\\r\\n]+") || !is(p[4], "\\s+(?!\\S)") || !is(p[5], "\\s+")) return std::nullopt;
-
+    if (!out.fits(numbers, "N{1,3}") || !out.fits(scripts, "C+") || words.kind != ReKind::alt ||
+        !out.fit(words.parts, 0, {"MA+", "B?L+", " ?O+[\\r\\n]*", "\\s*[\\r\\n]+", "\\s+(?!\\S)", "\\s+"}))
+      return std::nullopt;
+    const CharSet *number = &out['N'], *script = &out['C'], *letter = &out['L'], *other = &out['O'];
     const CharSet ascii = CharSet::range(0, 127);
     for (auto [a, b] : {std::pair{number, script}, {letter, other}, {number, letter}, {number, other}})
       if (!apart(*a, *b)) return std::nullopt;
     for (const CharSet* set : {number, script, letter, other})
       if (!apart(*set, space())) return std::nullopt;
-    if (!apart(*script, ascii) || !marks->same(other->common(ascii)) || !plain->same(letter->common(ascii)))
+    if (!apart(*script, ascii) || !out['M'].same(other->common(ascii)) || !out['A'].same(letter->common(ascii)))
       return std::nullopt;
     out.number = *number;
     out.script = *script;
@@ -99,8 +103,7 @@ class JoinedSplits : private Shapes {
     CharSet never = all_of({other}), always = without(space(), newline());
     never.add(newline());
     always.add(out.rest);
-    if (!apart(*before, never) || !without(always, *before).empty()) return std::nullopt;
-    out.before_ = *before;
+    if (!apart(out['B'], never) || !without(always, out['B']).empty()) return std::nullopt;
     out.script_rest = out.rest.common(*script);
     out.rest = without(out.rest, *script);
     if (out.script_letter.empty() || out.script_other.empty()) return std::nullopt;
@@ -109,14 +112,14 @@ class JoinedSplits : private Shapes {
 
   // A pattern whose matches are the pieces of all three.
   std::string pattern() const {
-    const CharSet piece_ends = all_of({&number, &script, &space_}), ascii = CharSet::range(0, 127);
+    const CharSet spaces = space(), piece_ends = all_of({&number, &script, &spaces}), ascii = CharSet::range(0, 127);
     std::string out = in(number) + "{1,3}";
-    const CharSet script_before = before_.common(script);
+    const CharSet script_before = (*this)['B'].common(script);
     out += "|" + (script_before.empty() ? "" : in(script_before) + "?") + in(script_letter) + "+";
     out += "|" + in(script_other) + "+";
     if (!script_rest.empty()) out += "|" + in(script_rest) + "+(?!" + in(script_letter) + ")";
     out += "|" + in(other.common(ascii)) + in(letter.common(ascii)) + "+";
-    out += "|" + in(without(without(before_, number), script)) + "?" + in(letter) + "+";
+    out += "|" + in(without(without((*this)['B'], number), script)) + "?" + in(letter) + "+";
     out += "| ?" + in(other) + "+[\\r\\n]*|\\s*[\\r\\n]+";
     out += "|\\s+(?!" + in(piece_ends.negated()) + ")|\\s+";
     return out + "|" + in(rest) + "+(?!" + in(letter) + ")";
@@ -138,8 +141,6 @@ class JoinedSplits : private Shapes {
     }
     return out + "]";
   }
-
-  CharSet before_, space_ = space();
 };
 
 }  // namespace fasttoken

@@ -156,115 +156,84 @@ class PlanReader : private Shapes {
 
   bool match() {
     plan_.contractions = contractions();
-    Parts rest(parts_.begin() + static_cast<std::ptrdiff_t>(at_), parts_.end());
-    return gpt2(rest) || prefixed(rest) || cased(rest);
+    return gpt2() || prefixed() || cased();
   }
 
   // 's|'t|'re|'ve|'m|'ll|'d as alternatives of their own, or as one, in either case of letters.
   bool contractions() {
     static constexpr std::string_view each[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
-    if (!parts_.empty() && is(parts_[0], folded_contractions)) {
-      folded_ = true;
-      at_ = 1;
-      return true;
-    }
-    if (parts_.size() < std::size(each)) return false;
-    for (size_t i = 0; i < std::size(each); ++i)
-      if (!is(parts_[i], each[i])) return false;
-    at_ = std::size(each);
+    folded_ = !parts_.empty() && fits(parts_[0], folded_contractions);
+    if (!folded_ && (parts_.size() < std::size(each) ||
+                     !std::equal(std::begin(each), std::end(each), parts_.begin(),
+                                 [&](std::string_view shape, const ReNode& part) { return fits(part, shape); })))
+      return false;
+    at_ = folded_ ? 1 : std::size(each);
     return true;
   }
 
-  // Whether the three are disjoint and `other` is all the rest; `tail`: the last two alternatives.
-  static bool sets_fit(const CharSet& letter, const CharSet& number, const CharSet& other) {
+  // Whether the three are disjoint and O is all the rest.
+  bool sets_fit(const CharSet& letter) const {
+    const CharSet& number = (*this)['N'];
     CharSet all = letter;
     all.add(number);
     all.add(space());
-    return apart(letter, number) && apart(letter, space()) && apart(number, space()) && all.negated().same(other);
+    return apart(letter, number) && apart(letter, space()) && apart(number, space()) &&
+           all.negated().same((*this)['O']);
   }
 
-  bool gpt2(const Parts& p) {
-    if (p.size() != 5 || !is(p[3], "\\s+(?!\\S)") || !is(p[4], "\\s+")) return false;
-    const CharSet *sets[3], *before = nullptr;
-    for (size_t i = 0; i < 3; ++i) {
-      sets[i] = optional_then_run(p[i], before);
-      if (!sets[i] || !before->same(CharSet::one(' '))) return false;
-    }
-    if (folded_ || !sets_fit(*sets[0], *sets[1], *sets[2])) return false;
+  bool gpt2() {
+    if (folded_ || !fit(parts_, at_, {" ?L+", " ?N+", " ?O+", "\\s+(?!\\S)", "\\s+"}) || !sets_fit((*this)['L']))
+      return false;
     plan_.family = SplitFamily::gpt2;
     plan_.digits = 0;
-    fill(*sets[0], *sets[1], {}, {});
+    fill((*this)['L'], {}, {});
     return true;
   }
 
-  // From ...|N{1,d}| ?O+[trail]*|\s*[\r\n]+|\s+(?!\S)|\s+ the numbers and the others.
-  bool common_end(const Parts& p, size_t from, const CharSet*& number, const CharSet*& other) {
-    if (p.size() != from + 5 || !is(p[from + 2], "\\s*[\\r\\n]+") || !is(p[from + 3], "\\s+(?!\\S)") ||
-        !is(p[from + 4], "\\s+"))
-      return false;
-    number = p[from].kind == ReKind::set ? &p[from].set : run(p[from], 1, 3);
-    plan_.digits = p[from].kind == ReKind::set ? 1 : 3;
-    const ReNode& others = p[from + 1];
-    if (!number || others.kind != ReKind::seq || others.parts.size() < 2 || others.parts.size() > 3) return false;
-    const CharSet* before = run(others.parts[0], 0, 1);
-    other = run(others.parts[1], 1, unlimited);
-    if (!before || !before->same(CharSet::one(' ')) || !other) return false;
-    if (others.parts.size() == 3) {
-      const CharSet* trail = run(others.parts[2], 0, unlimited);
-      if (!trail) return false;
-      CharSet slashed = newline();
-      slashed.add(CharSet::one('/'));
-      if (trail->same(newline()))
-        plan_.trail = "\r\n";
-      else if (trail->same(slashed))
-        plan_.trail = "\r\n/";
-      else
-        return false;
+  // ...|N{1,d}| ?O+[trail]*|\s*[\r\n]+|\s+(?!\S)|\s+
+  bool common_end(size_t from) {
+    if (!fit(parts_, from + 2, {"\\s*[\\r\\n]+", "\\s+(?!\\S)", "\\s+"})) return false;
+    plan_.digits = fits(parts_[from], "N") ? 1 : fits(parts_[from], "N{1,3}") ? 3 : 0;
+    constexpr std::pair<std::string_view, std::string_view> others[] = {
+        {" ?O+", ""}, {" ?O+[\\r\\n]*", "\r\n"}, {" ?O+[\\r\\n/]*", "\r\n/"}};
+    for (auto [shape, trail] : others) {
+      plan_.trail = trail;
+      if (fits(parts_[from + 1], shape)) return plan_.digits > 0;
     }
-    return true;
+    return false;
   }
 
-  // The characters that may stand before the letters: all but letters, numbers and ends of lines, and perhaps some
-  // letters.
-  static bool prefix_fits(const CharSet& before, const CharSet& letter, const CharSet& number) {
-    CharSet never = number, always = letter;
+  // Of the characters that may stand before the letters: all but letters, numbers and ends of lines, and perhaps
+  // some letters.
+  bool prefix_fits(const CharSet& letter) const {
+    CharSet never = (*this)['N'], always = letter;
     never.add(newline());
     always.add(never);
-    return apart(before, never) && always.negated().common(before.negated()).empty();
+    return apart((*this)['B'], never) && always.negated().common((*this)['B'].negated()).empty();
   }
 
-  bool prefixed(const Parts& p) {
-    const CharSet *number = nullptr, *other = nullptr, *before = nullptr;
-    if (p.size() != 6 || !common_end(p, 1, number, other)) return false;
-    const CharSet* letter = optional_then_run(p[0], before);
-    if (!letter || !prefix_fits(*before, *letter, *number) || !sets_fit(*letter, *number, *other)) return false;
-    if (plan_.contractions && !folded_) return false;
+  bool prefixed() {
+    if (plan_.contractions != folded_ || !common_end(at_ + 1) || !fits(parts_[at_], "B?L+")) return false;
+    if (!prefix_fits((*this)['L']) || !sets_fit((*this)['L'])) return false;
     plan_.family = SplitFamily::prefixed;
-    fill(*letter, *number, {}, {});
+    fill((*this)['L'], {}, {});
     return true;
   }
 
-  bool cased(const Parts& p) {
-    const CharSet *number = nullptr, *other = nullptr;
-    if (p.size() != 7 || plan_.contractions || !common_end(p, 2, number, other)) return false;
-    const ReNode &one = p[0], &two = p[1];
-    if (one.kind != ReKind::seq || two.kind != ReKind::seq || one.parts.size() != two.parts.size()) return false;
-    if (one.parts.size() == 4)
-      plan_.contractions = is(one.parts[3], folded_contractions + "?") && is(two.parts[3], folded_contractions + "?");
-    if (one.parts.size() != 3 && !plan_.contractions) return false;
-    const CharSet *before = run(one.parts[0], 0, 1), *same_before = run(two.parts[0], 0, 1);
-    const CharSet *upper = run(one.parts[1], 0, unlimited), *lower = run(one.parts[2], 1, unlimited);
-    const CharSet *upper_again = run(two.parts[1], 1, unlimited), *lower_again = run(two.parts[2], 0, unlimited);
-    if (!before || !same_before || !upper || !lower || !upper_again || !lower_again) return false;
-    if (!before->same(*same_before) || !upper->same(*upper_again) || !lower->same(*lower_again)) return false;
+  bool cased() {
+    if (plan_.contractions || !common_end(2)) return false;
+    const std::string behind = std::string(folded_contractions) + "?";
+    plan_.contractions = fits(parts_[0], "B?U*W+" + behind) && fits(parts_[1], "B?U+W*" + behind);
+    if (!plan_.contractions && !(fits(parts_[0], "B?U*W+") && fits(parts_[1], "B?U+W*"))) return false;
+    const CharSet &upper = (*this)['U'], &lower = (*this)['W'], &other = (*this)['O'];
     // Letters here: characters of the sets that are not among the others; marks are in both, and left to the table.
-    CharSet all = *upper;
-    all.add(*lower);
-    CharSet letter = all.common(other->negated()), both = upper->common(*lower);
-    both.add(all.common(*other));
-    if (!prefix_fits(*before, letter, *number) || !sets_fit(letter, *number, *other)) return false;
+    CharSet all = upper;
+    all.add(lower);
+    CharSet letter = all.common(other.negated()), both = upper.common(lower);
+    both.add(all.common(other));
+    if (!prefix_fits(letter) || !sets_fit(letter)) return false;
     plan_.family = SplitFamily::cased;
-    fill(letter, *number, upper->common(lower->negated()), both);
+    fill(letter, upper.common(lower.negated()), both);
     return true;
   }
 
@@ -274,10 +243,10 @@ class PlanReader : private Shapes {
     classes.mark(CharSet::one(' '), class_blank);
     classes.finish();
   }
-  void fill(const CharSet& letter, const CharSet& number, const CharSet& upper, const CharSet& special) {
+  void fill(const CharSet& letter, const CharSet& upper, const CharSet& special) {
     ClassTable& classes = plan_.classes;
     classes.mark(letter, class_letter);
-    classes.mark(number, class_number);
+    classes.mark((*this)['N'], class_number);
     if (plan_.family != SplitFamily::cased)
       classes.mark(CharSet::one('\''), class_quote);
     else if (plan_.trail.ends_with('/'))

@@ -1,17 +1,16 @@
 // WordPiece: the longest token at the start of a word, then the longest continuation, and so on; and
 // WordLevel: the word as a whole.
 //
-//   trie   (node, byte) -> node in one open-addressed table; token_[node] or none
-//          root 0 for the start of a word, root 1 for the rest of a word (tokens with the prefix, without it)
+//   starts_   all tokens, for the start of a word        rests_   those with the prefix, without it, for its rest
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "bpe/bpe.hpp"
+#include "vocab/byte_trie.hpp"
 
 namespace fasttoken {
 
@@ -20,29 +19,27 @@ class WordPiece {
   std::string unknown, prefix;
   uint64_t max_characters = 100;
   bool whole_words = false;  // WordLevel
-  static constexpr size_t most_nodes = size_t{1} << 23;
 
-  // False: the trie might have more than `most_nodes`.
+  // False: a trie would be too large.
   bool finish_loading(const Vocab& vocab) {
     unknown_ = vocab.find(unknown).value_or(none);
     if (whole_words) return true;
-    tokens_.assign(2, none);
-    entries_.assign(1 << 16, {empty, 0});
+    std::vector<ByteTrie::Entry> starts, rests;
     std::vector<WordTable::Word> words;
     for (uint32_t id = 0; id < vocab.end(); ++id) {
-      if (!vocab.has(id)) continue;
+      if (!vocab.has(id) || vocab.text(id).empty()) continue;
       std::string_view t = vocab.text(id);
-      if (tokens_.size() + 2 * t.size() > most_nodes) return false;  // it is inserted below one root or both
-      if (!t.empty()) insert(0, t, id);
-      if (!t.empty() && t.size() <= WordTable::longest && utf8_count(t) <= max_characters)
+      starts.push_back({t, id});
+      if (t.size() <= WordTable::longest && utf8_count(t) <= max_characters)
         words.push_back({WordKey::of(t.data(), t.size()), id});
-      if (t.size() > prefix.size() && t.starts_with(prefix)) insert(1, t.substr(prefix.size()), id);
+      if (t.size() > prefix.size() && t.starts_with(prefix)) rests.push_back({t.substr(prefix.size()), id});
     }
     words_.build(words, vocab.end());
-    return true;
+    return vocab.end() <= ByteTrie::none && starts_.build(std::move(starts)) == ByteTrie::Built::yes &&
+           rests_.build(std::move(rests)) == ByteTrie::Built::yes;
   }
 
-  void tables(auto& io) { io(words_, tokens_, entries_, unknown_); }
+  void tables(auto& io) { io(words_, starts_, rests_, unknown_); }
 
   // Appends the tokens of the word, which is not empty.
   void encode(const Vocab& vocab, std::string_view word, std::vector<Token>& out) const {
@@ -57,11 +54,12 @@ class WordPiece {
     }
     if (n > max_characters && utf8_count(word) > max_characters) return put_unknown(n, out);
     for (size_t at = 0; at < n;) {
-      uint32_t node = at ? 1 : 0, best = none;
+      ByteTrie::Walk walk = (at ? rests_ : starts_).walk();
+      uint32_t best = none;
       size_t end = at;
-      for (size_t i = at; i < n && (node = step(node, static_cast<unsigned char>(word[i]))); ++i) {
-        if (tokens_[node] == none) continue;
-        best = tokens_[node];
+      for (size_t i = at; i < n && walk.step(word[i]); ++i) {
+        if (walk.id == ByteTrie::none) continue;
+        best = walk.id;
         end = i + 1;
       }
       if (best == none) {
@@ -75,54 +73,14 @@ class WordPiece {
 
  private:
   static constexpr uint32_t none = UINT32_MAX;
-  static constexpr uint64_t empty = UINT64_MAX;
-  struct Entry {
-    uint64_t key, to;  // two of a size: no bytes between them that a file of tables would get unwritten
-  };
 
   void put_unknown(size_t n, std::vector<Token>& out) const {
     if (unknown_ == none) throw TextError("the unknown token " + unknown + " is not in the vocabulary", 0);
     out.push_back({unknown_, 0, static_cast<uint32_t>(n)});
   }
 
-  static size_t hash(uint64_t key) {
-    uint64_t h = key * 0x9E3779B97F4A7C15u;
-    return static_cast<size_t>(h ^ h >> 29);
-  }
-  uint32_t step(uint32_t node, unsigned char byte) const {
-    uint64_t key = uint64_t{node} << 8 | byte;
-    for (size_t i = hash(key) & (entries_.size() - 1);; i = (i + 1) & (entries_.size() - 1)) {
-      if (entries_[i].key == key) return static_cast<uint32_t>(entries_[i].to);
-      if (entries_[i].key == empty) return 0;
-    }
-  }
-  void link(uint64_t key, uint64_t to) {
-    size_t i = hash(key) & (entries_.size() - 1);
-    while (entries_[i].key != empty) i = (i + 1) & (entries_.size() - 1);
-    entries_[i] = {key, to};
-  }
-  void insert(uint32_t node, std::string_view text, uint32_t id) {
-    for (unsigned char b : text) {
-      uint32_t next = step(node, b);
-      if (!next) {
-        if (tokens_.size() * 2 > entries_.size()) {
-          std::vector<Entry> old(entries_.size() * 2, {empty, 0});
-          entries_.swap(old);
-          for (const Entry& s : old)
-            if (s.key != empty) link(s.key, s.to);
-        }
-        next = static_cast<uint32_t>(tokens_.size());
-        tokens_.push_back(none);
-        link(uint64_t{node} << 8 | b, next);
-      }
-      node = next;
-    }
-    tokens_[node] = id;
-  }
-
   WordTable words_;  // tokens that are whole words, of at most 15 bytes
-  TableArray<uint32_t> tokens_;
-  TableArray<Entry> entries_;
+  ByteTrie starts_, rests_;
   uint32_t unknown_ = none;
 };
 
