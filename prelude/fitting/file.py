@@ -90,7 +90,7 @@ def _scope(file: SafetensorsFile, path: Path, keep: Any, inputs: tuple[int, ...]
         raise CheckpointError(f"{path}: knots are 2 to {MOST_KNOTS} ascending numbers of F64")
     if not isinstance(keep, float) or not 0 < keep <= 1:
         raise CheckpointError(f"{path}: keep is {shown(keep)}; it takes a number from 0 to 1")
-    if rows.ndim != 2 or not len(rows) or rows.shape[1:] != inputs:
+    if rows.shape[1:] != inputs or not rows.size:
         raise CheckpointError(f"{path}: scope {list(rows.shape)} beside {list(inputs)} inputs")
     return Scope(rows, tuple(knots.tolist()), keep)
 

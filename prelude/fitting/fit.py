@@ -243,7 +243,7 @@ class _Fitting:
                 self._named, self._starts = named, starts
         table, own, temperature = self._held_out(strength, every, least_fall=logistic.CLOSE)
         curve = []
-        for seen in (1, 2) if every > 3 else ():
+        for seen in (1, 2):
             rest, truth, _ = self._held_out(strength, 2 if used == every else 1, seen)
             curve.append((seen * len(self._truth) // every, float((rest.argmax(axis=1) == np.array(truth)).mean())))
         whole = self._fit(range(every), strength, self._starts[0], logistic.CLOSE)

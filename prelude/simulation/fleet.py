@@ -244,10 +244,8 @@ class Fleet:
 
     def _lose(self, number: int, at: float) -> None:
         one = self.replicas[number]
-        self._ends = [end for end in self._ends if end[2] != number]
-        heapq.heapify(self._ends)
-        self._steps = [step for step in self._steps if step[1] != number]
-        heapq.heapify(self._steps)
+        self._ends = sorted([end for end in self._ends if end[2] != number])  # a heap too
+        self._steps = sorted([step for step in self._steps if step[1] != number])
         self._turning[number] = False
         for simulated in one.under_way():
             simulated.ended = at

@@ -41,11 +41,11 @@ def test_the_command_fits_on_some_rows_and_measures_on_the_others(
     assert report["after"]["ece"] < report["before"]["ece"] / 2
     assert report["after_ece_95"][0] <= report["after_ece_95"][1]
     assert Calibrator.load(tmp_path / "c.json").method == method
-    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG" and b"<svg" in (tmp_path / "risk.svg").read_bytes()[
-        :600
-    ]
-    said = capsys.readouterr().out
-    assert "400 held-out answers; fitted on 200" in said and "ece, 95 %" in said
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    assert b"<svg" in (tmp_path / "risk.svg").read_bytes()[:600]
+    said, title = capsys.readouterr().out, "400 held-out answers; fitted on 200"
+    names = (title, "accuracy", "confidence", "ece ", "ece, 95 %", "brier", "nll", "aurc")
+    assert [said.find(name) for name in names] == sorted(said.index(name) for name in names)
 
 
 def test_rows_for_a_model_become_its_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from prelude import Engine, FittedQuestion
 from prelude.bulk.form import Form
+from prelude.fitting.fit import FitKeywords
 from prelude.tools.cli import main
 from tests.engine.test_encoders import write, write_pooling
 from tests.fitting.test_fit import labelled
@@ -40,37 +41,47 @@ def head(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "team.head"
 
 
-def test_a_file_of_rows_becomes_the_question_that_the_engine_fits(model: str, head: Path) -> None:
-    with Engine.from_pretrained(model, dtype="float32") as engine:
-        assert FittedQuestion.load(head) == engine.fit(*labelled(90), name="team", question="Which team?")
-
-
 def test_the_report_is_printed_with_the_next_command(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = [json.dumps({"body": text, "urgent": label == "cards"}) for text, label in zip(*labelled(60))]
+    texts, labels = labelled(60)
+    urgent = [label == "cards" for label in labels]
+    lines = [json.dumps({"body": text, "urgent": label}) for text, label in zip(texts, urgent)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
     words = ["--text", "body", "--label", "urgent", "--kind", "noul", "-o", str(tmp_path / "urgent.head")]
-    assert main(["fit", str(tmp_path / "rows.jsonl"), *words, "--model", model, "--balanced", "--no-progress"]) == 0
+    words += [
+        "--name",
+        "hurry",
+        "--question",
+        "Now?",
+        "--pooling",
+        "cls",
+        "--keep",
+        "0.7",
+        "--seed",
+        "3",
+        "--balanced",
+    ]
+    assert main(["fit", str(tmp_path / "rows.jsonl"), *words, "--model", model, "--no-progress"]) == 0
     said = capsys.readouterr().out
     assert "60 rows, 2 labels" in said and "accuracy" in said and f"--head {tmp_path / 'urgent.head'}" in said
-    assert FittedQuestion.load(tmp_path / "urgent.head").labels == ("yes", "no")
+    keywords: FitKeywords = {"kind": "noul", "question": "Now?", "pooling": "cls", "keep": 0.7, "seed": 3}
+    with Engine.from_pretrained(model) as engine:
+        found = engine.fit(texts, urgent, name="hurry", class_weights="balanced", **keywords)
+    assert FittedQuestion.load(tmp_path / "urgent.head") == found and found.labels == ("yes", "no")
 
 
 @pytest.mark.parametrize(
     ("rows", "words", "said"),
     [
-        (
-            [("w1", "a")] * 2,
-            ["--label", "team"],
-            r"row 0: the column 'team' is missing; the row has ['text', 'label']",
-        ),
+        ([("w1", "a")] * 2, ["--label", "team"], "row 0: the column 'team' is missing; the row has ['text'"),
         ([("w1", "a"), ("w2", "a")], [], "all rows have the label 'a'; add rows of others"),
         ([("w1", "a"), ("w2", "a"), ("w3", "b")], [], "row 2: the only one of its label ('b')"),
         ([("w1", "a"), ("w1", "b"), ("w2", "a"), ("w3", "b")], [], "rows 0 and 1 have the same text and the labels"),
         ([("", "a"), ("w1", "b"), ("w2", "a"), ("w3", "b")], [], "row 0 without text; leave out such rows"),
         ([("w1", "Card"), ("w2", "card"), ("w3", "b"), ("w4", "b")], [], "(row 0 and row 1) differ in case"),
         ([("w1", "a"), ("w2", "b")] * 2, ["-o", "/nowhere/team.head"], "there is no folder '/nowhere'"),
+        ([("w1", "a"), ("w2", "b"), ("w3", "a"), ("w4", "b")], ["--prompt-name", "nowhere"], "prompt_name"),
     ],
 )
 def test_rows_that_cannot_be_fitted_are_named(
@@ -127,6 +138,8 @@ def test_without_tqdm_a_file_is_fitted_without_a_bar(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.chdir(tmp_path)
     rows = table(tmp_path / "rows.csv", [*zip(*labelled(30))])
-    assert main(["fit", rows, "-o", str(tmp_path / "team.head"), "--model", model]) == 0
-    assert FittedQuestion.load(tmp_path / "team.head").labels == ("cards", "loans", "travel")
+    assert main(["fit", rows, "--model", model]) == 0
+    with Engine.from_pretrained(model) as engine:
+        assert FittedQuestion.load(tmp_path / "rows.head") == engine.fit(*labelled(30), name="rows")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from prelude.errors import ConfigError, PreludeError
+from prelude.errors import PreludeError
 from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, Machine, Report, machine, simulate
 from prelude.simulation.fleet import Failure, failures
 from prelude.simulation.replica import SimulatedRequest
@@ -84,6 +84,11 @@ def test_a_closed_loop_has_as_many_under_way_as_it_has_clients() -> None:
     assert report.seconds == pytest.approx(10 * 40 + 9)  # four at a time, a second to think between
 
 
+WRONG_TIMES = [(0.0, 1.0), (math.inf, 1.0), (1.0, -1.0), (1.0, math.inf), (1.0, 1.0, 0.0), (1.0, 1.0, math.inf)]
+WRONG_FAILURES = [Failure(-1.0, 0), Failure(math.inf, 0), Failure(0.0, 1), Failure(0.0, -1), Failure(0.0, 0, 0.0)]
+WRONG_FAILURES.append(Failure(0.0, 0, math.inf))
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [
@@ -92,6 +97,9 @@ def test_a_closed_loop_has_as_many_under_way_as_it_has_clients() -> None:
         (lambda: machine("abacus"), "machine='abacus' is not one of h"),
         (lambda: router("magic", 2, 0), "router='magic' is not one of random, "),
         *((lambda rate=rate: next(rubrics(rate)), "not a positive number") for rate in (0.0, -1.0, math.inf)),
+        *((lambda wrong=wrong: failures(1, *wrong), "positive times") for wrong in WRONG_TIMES),
+        *((lambda wrong=wrong: Fleet(second_per_token(), failures=[wrong]), "is 0 to 0") for wrong in WRONG_FAILURES),
+        *((lambda count=count: Fleet(second_per_token(), count), "1 to 1000") for count in (0, 1001)),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: Callable[[], object], said: str) -> None:
@@ -153,12 +161,6 @@ def test_one_hot_prefix_spreads_over_replicas_once_its_own_is_loaded() -> None:
     assert max(loads.tokens) <= 1.25 * (loads.total + 1000) / 4 + 1000
 
 
-@pytest.mark.parametrize("replicas", [0, 1001])
-def test_a_fleet_has_1_to_1000_replicas(replicas: int) -> None:
-    with pytest.raises(ConfigError, match="1 to 1000"):
-        Fleet(second_per_token(), replicas)
-
-
 # ------------------------------------------------------------------ numbers
 
 
@@ -206,6 +208,10 @@ def test_the_cache_of_a_replica_is_gone_with_it() -> None:
     whole = simulate(second_per_token(), trace)
     killed = simulate(second_per_token(), trace, failures=[Failure(1500.0, 0, 10.0)])
     assert whole.computed_tokens == 280 and killed.computed_tokens == 440 and killed.retried == 0
+    quick = replace(second_per_token(), cost=LinearCost(0.0, 0.01, 0.0))
+    trace = [replace(shared, at=at) for at in (0.0, 5.5, 10.0)]  # the first two on a replica each
+    found = simulate(quick, trace, replicas=2, routing="prefix-reported", failures=[Failure(5.0, 0, 1.0)])
+    assert found.computed_tokens == 440, "the third one goes where the prefix still is"
 
 
 def test_requests_wait_while_no_replica_lives() -> None:
@@ -247,11 +253,3 @@ def test_a_request_without_a_prefix_goes_to_a_replica_that_lives(routing: str) -
     loads.lose(0)
     loads.lose(2)
     assert {way.route(nothing, loads) for _ in range(5)} == {1}
-
-
-@pytest.mark.parametrize("failure", [Failure(-1.0, 0), Failure(0.0, 1), Failure(0.0, 0, 0.0)])
-def test_failures_out_of_range_are_refused(failure: Failure) -> None:
-    with pytest.raises(ConfigError, match="replica is 0 to 0"):
-        Fleet(second_per_token(), failures=[failure])
-    with pytest.raises(ConfigError, match="positive times"):
-        failures(2, 0.0, 1.0)
