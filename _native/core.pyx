@@ -30,17 +30,7 @@ cnp.import_ndarray()
 include "declarations.pxi"
 
 
-# One native call may let go of the GIL: where it expects enough work. Between the two only C++ runs, which
-# touches no Python object.
-cdef inline PyThreadState* _let_go(int64_t blocks) noexcept:
-    return PyEval_SaveThread() if worth_releasing_gil(blocks) else NULL
-
-
-cdef inline void _take_back(PyThreadState* state) noexcept:
-    if state != NULL:
-        PyEval_RestoreThread(state)
-
-
+include "gil.pxi"
 include "arrays.pxi"
 include "records.pxi"
 include "kv.pxi"

@@ -226,6 +226,7 @@ ACTIVATIONS = {
 }
 
 
+include "gil.pxi"
 include "kernels.pxi"
 
 
@@ -316,11 +317,9 @@ cdef class Attention:
             if (self.plan.longest() > t.relative.span or not self.plan.has_places()
                     or self.shape.relative_panels < 1 or self.shape.heads != shared):
                 raise ValueError("a relative term for fewer distances than there are, or none was planned")
-        if worth_releasing_gil(self.plan.pairs() * width // 4):
-            with nogil:
-                done = self.plan.run(t, thread_count(), section)
-        else:
-            done = self.plan.run(t, thread_count(), section)
+        cdef PyThreadState* state = _let_go(worth_releasing_gil(self.plan.pairs() * width // 4))
+        done = self.plan.run(t, thread_count(), section)
+        _take_back(state)
         check(done)
 
 

@@ -1,12 +1,5 @@
 # The declarations of the headers under include/prelude, for Cython. Part of core.pyx.
 
-cdef extern from "Python.h" nogil:
-    ctypedef struct PyThreadState:
-        pass
-    PyThreadState* PyEval_SaveThread() noexcept
-    void PyEval_RestoreThread(PyThreadState* state) noexcept
-
-
 cdef extern from "Python.h":
     Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
     PyObject** PySequence_Fast_ITEMS(object sequence)
@@ -53,6 +46,10 @@ cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
         uint64_t lookups, looked_up, hit, collisions, inserted, duplicates, evicted, evicted_hit, promoted
         uint64_t broken
 
+    cdef cppclass PromptEnd:
+        int32_t blocks
+        cbool lacks
+
     cdef struct TrieAudit:
         const char* broken
         int64_t at, nodes, promised, in_table
@@ -67,12 +64,9 @@ cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
 
     cdef cppclass CPrefixTrie "prelude::PrefixTrie":
         CPrefixTrie(CBlockAllocator& pool, uint64_t seed, int32_t hash_bits) except +
-        int32_t watch(const int32_t*, int64_t, uint64_t, int64_t, int32_t*) except +
-        int32_t rewatch(int32_t, const int32_t*, int64_t, uint64_t, int64_t) except +
-        cbool unwatch(int32_t)
-        int32_t num_moved()
-        int32_t num_watches()
-        int32_t take_moved(int32_t*) except +
+        uint64_t changes()
+        cbool has_moved(const PromptEnd&)
+        PromptEnd end_of(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks)
         PrefixStates& states()
         int32_t num_nodes()
         int32_t num_promised()

@@ -117,11 +117,9 @@ cdef _normed(cnp.ndarray x, float eps, cnp.ndarray gain, cnp.ndarray bias, cnp.n
     args.gain, args.bias = _factors(gain, 0, width, "gain"), _factors(bias, 0, width, "bias")
     args.out, args.out_stride, args.out_type = made.at, made.stride, made.type
     args.width, args.eps = width, eps
-    if worth_releasing_gil(rows.count * width):
-        with nogil:
-            done = norm(args, rows.count, centred)
-    else:
-        done = norm(args, rows.count, centred)
+    cdef PyThreadState* state = _let_go(worth_releasing_gil(rows.count * width))
+    done = norm(args, rows.count, centred)
+    _take_back(state)
     check(done)
     return out
 
@@ -153,11 +151,9 @@ def rotate(cnp.ndarray heads not None, cnp.ndarray gain, float eps, cnp.ndarray 
     args.type, args.heads, args.width, args.eps = rows.type, count, width, eps
     args.gain = _factors(gain, count, width, "gain")
     args.rope_table, args.positions = _turns(table, width), _indices(positions, rows.count, "positions")
-    if worth_releasing_gil(rows.count * count * width):
-        with nogil:
-            done = norm_rotate(kernels[0], args, rows.count, thread_count())
-    else:
-        done = norm_rotate(kernels[0], args, rows.count, thread_count())
+    cdef PyThreadState* state = _let_go(worth_releasing_gil(rows.count * count * width))
+    done = norm_rotate(kernels[0], args, rows.count, thread_count())
+    _take_back(state)
     check(done)
 
 
@@ -169,11 +165,9 @@ def activate(cnp.ndarray x not None, int64_t inner, str kind not None, bint gate
     cdef Rows rows = _rows(x, (2 if gated else 1) * inner, "x", True)
     args.rows, args.stride, args.type, args.inner = rows.at, rows.stride, rows.type, inner
     args.kind, args.gated = <Activation> <int> ACTIVATIONS[kind], gated
-    if worth_releasing_gil(2 * rows.count * inner):
-        with nogil:
-            done = c_activate(kernels[0], args, rows.count, thread_count())
-    else:
-        done = c_activate(kernels[0], args, rows.count, thread_count())
+    cdef PyThreadState* state = _let_go(worth_releasing_gil(2 * rows.count * inner))
+    done = c_activate(kernels[0], args, rows.count, thread_count())
+    _take_back(state)
     check(done)
     return (<object> x)[:, :inner] if gated else x
 
@@ -202,11 +196,9 @@ def write_pool(cnp.ndarray k not None, cnp.ndarray v not None, cnp.ndarray pool_
     inside = inside and (rows <= keys.count if tokens is None else all_below(args.tokens, rows, keys.count))
     if not inside:
         raise ValueError(f"{rows} rows go from {keys.count} tokens to {to_k.count} slots, and one lies outside")
-    if worth_releasing_gil(2 * rows * args.values):
-        with nogil:
-            c_write_pool(args, rows, thread_count())
-    else:
-        c_write_pool(args, rows, thread_count())
+    cdef PyThreadState* state = _let_go(worth_releasing_gil(2 * rows * args.values))
+    c_write_pool(args, rows, thread_count())
+    _take_back(state)
 
 
 def exp_sums(cnp.ndarray values not None):

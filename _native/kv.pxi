@@ -231,18 +231,13 @@ cdef class KvPool:
         _check(self.c.promise(lease.c, _data(t), _len(t), salt))
 
     def withdraw(self, Lease lease not None) -> None:
-        """The step never happened: its promises and borrowed blocks are gone, and with them the blocks after them.
-        The lease keeps its locked path, all of it computed."""
+        """The step never happened: the lease keeps its locked path alone, all of it computed."""
         cdef Writing writing
         self.enter(writing)
         _check(self.c.withdraw(lease.c))
 
     def publish(self, Lease lease not None, tokens, uint64_t salt, *, cbool promoted=False) -> None:
-        """Full blocks of ``tokens`` whose KV is computed enter the trie, and the lease's lock moves to their end.
-
-        Where another request published the same block first, ours is given back and the lease reads the trie's. A
-        block that the trie does not take (a leader has promised to fill that place) stays the lease's own.
-        """
+        """Full blocks of ``tokens`` whose KV is computed enter the trie, and the lease's lock moves to their end."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         cdef Writing writing
         self.enter(writing)
@@ -265,38 +260,44 @@ cdef class KvPool:
         self.enter(writing)
         _check(self.c.release(lease.c))
 
-    def watch(self, tokens, uint64_t salt, int64_t max_blocks) -> tuple:
-        """(id, cached blocks of the prompt now, ``max_blocks`` at most): ``moved`` has the id if the number may have
-        changed. Not a hit. The tokens are not kept; ``unwatch`` when no request waits any more."""
-        cdef cnp.ndarray t = _int32(tokens, "tokens")
-        cdef int32_t watch, ready = 0
-        cdef Writing writing
-        self.enter(writing)
-        watch = self.trie.watch(_data(t), _len(t), salt, max_blocks, &ready)
-        return watch, ready
+    @property
+    def prefix_changes(self) -> int:
+        """How often prefixes became cached or went: while it stays, ``cached_tokens`` of a request does."""
+        return self.trie.changes()
 
-    def rewatch(self, int32_t watch, tokens, uint64_t salt, int64_t max_blocks) -> int:
-        """Cached blocks now, for a watch that has moved: from here on it reports again."""
-        cdef cnp.ndarray t = _int32(tokens, "tokens")
+    def cached_tokens(self, list requests not None):
+        """int64 [requests]: how many tokens of each waiting request are cached now; 0 for None. Not a hit. A prompt is
+        matched when it is first asked for, and then only if its match may have changed."""
+        cdef cnp.npy_intp n = len(requests)
+        cdef cnp.ndarray known, out = cnp.new_array(1, &n, cnp.NPY_INT64)
+        cdef int64_t* cached = <int64_t*>cnp.PyArray_DATA(out)
+        cdef int64_t size = self.c.block_size()
+        cdef Py_ssize_t i
+        cdef Record r
         cdef Writing writing
         self.enter(writing)
-        cdef int32_t ready = self.trie.rewatch(watch, _data(t), _len(t), salt, max_blocks)
-        if ready < 0:
-            raise ValueError(f"watch: there is no watch {watch}")
-        return ready
+        for i in range(n):
+            r = requests[i]
+            cached[i] = 0
+            if r is None or not self.c.caching():
+                continue
+            if self.trie.has_moved(r.end):
+                known = _int32(r.known, "known")
+                r.end = self.trie.end_of(_data(known), min(_len(known), r.num_known), r.row.salt, r.reusable // size)
+            cached[i] = r.end.blocks * size
+        return out
 
-    def unwatch(self, int32_t watch) -> None:
-        cdef Writing writing
-        self.enter(writing)
-        if not self.trie.unwatch(watch):
-            raise ValueError(f"watch: there is no watch {watch}")
-
-    def moved(self):
-        """The watches whose number may have changed since they were placed, each once until ``rewatch``: int32."""
-        cdef Writing writing
-        self.enter(writing)
-        cdef cnp.ndarray out = _new_int32(self.trie.num_moved())
-        return out[:self.trie.take_moved(_data(out))]
+    def peer(self, list requests not None, Record of not None, int64_t cached):
+        """The first of ``requests`` (any may be None) that lacks the same next block as ``of``, with as many tokens
+        cached; None without one."""
+        cdef int64_t rest = min(self.c.block_size(), of.row.num_tokens - cached)
+        cdef Record r
+        for r in requests:
+            if (r is not None and r is not of and r.end.lacks and r.end.blocks * self.c.block_size() == cached
+                    and r.row.salt == of.row.salt and r.row.num_tokens >= cached + rest
+                    and memcmp(r.row.tokens + cached, of.row.tokens + cached, rest * sizeof(int32_t)) == 0):
+                return r
+        return None
 
     def would_hit(self, tokens, uint64_t salt=0) -> int:
         """How many blocks of a prompt are cached; from any thread, without stopping the writer."""
@@ -304,18 +305,18 @@ cdef class KvPool:
         cdef const int32_t* p = _data(t)
         cdef int64_t n = _len(t)
         cdef int32_t hit
-        cdef PyThreadState* state = _let_go(n // self.c.block_size())
+        cdef PyThreadState* state = _let_go(worth_releasing_gil(n // self.c.block_size()))
         hit = self.trie.would_hit(p, n, salt)
         _take_back(state)
         return hit
 
     def prefix_counts(self) -> dict[str, int]:
         """Counters of cached prefixes since the pool was made, in blocks unless they say otherwise, and of now: nodes,
-        promised ones, watches. From any thread."""
+        promised ones. From any thread."""
         cdef TrieCounters n = self.trie.counters()
         counts = dict(n)
         counts.update(nodes=self.trie.num_nodes(), promised=self.trie.num_promised(),
-                      watches=self.trie.num_watches(), states_evicted=self.trie.states().evicted())
+                      states_evicted=self.trie.states().evicted())
         return counts
 
     def prefixes(self) -> list[dict]:

@@ -120,13 +120,10 @@ cdef class PackedProduct:
             raise ValueError(f"{_told(x)} by [{outputs}, {self.projection.weight.inputs}] into {_told(out)}")
         if adds and made.type == Type.bf16:
             raise ValueError("sums are added in float32")
-        if product_worth_releasing(self.projection, rows.count):
-            with nogil:
-                done = multiply(team, self.projection, rows.at, rows.stride, rows.type, made.at, made.stride,
-                                made.type, adds, rows.count)
-        else:
-            done = multiply(team, self.projection, rows.at, rows.stride, rows.type, made.at, made.stride, made.type,
-                            adds, rows.count)
+        cdef PyThreadState* state = _let_go(product_worth_releasing(self.projection, rows.count))
+        done = multiply(team, self.projection, rows.at, rows.stride, rows.type, made.at, made.stride, made.type,
+                        adds, rows.count)
+        _take_back(state)
         check(done)
 
     def gather(self, cnp.ndarray outputs not None):
@@ -262,11 +259,9 @@ cdef class BeforeMixer:
         if self.part.rotation.heads:
             args.rope_table = _turns(table, self.part.rotation.width)
             args.positions = _indices(positions, rows.count, "positions")
-        if before_worth_releasing(self.part, args):
-            with nogil:
-                done = run_before(self.part, args, team)
-        else:
-            done = run_before(self.part, args, team)
+        cdef PyThreadState* state = _let_go(before_worth_releasing(self.part, args))
+        done = run_before(self.part, args, team)
+        _take_back(state)
         check(done)
 
 
@@ -321,9 +316,7 @@ cdef class BehindMixer:
         args.x, args.x_stride, args.rows, args.chunk = <float*> rows.at, rows.stride, rows.count, chunk
         args.mixed, args.mixed_stride, args.mixed_type = read.at, read.stride, read.type
         args.up, args.up_stride, args.type = wide.at, wide.stride, wide.type
-        if behind_worth_releasing(self.part, args):
-            with nogil:
-                done = run_behind(self.part, args, team)
-        else:
-            done = run_behind(self.part, args, team)
+        cdef PyThreadState* state = _let_go(behind_worth_releasing(self.part, args))
+        done = run_behind(self.part, args, team)
+        _take_back(state)
         check(done)

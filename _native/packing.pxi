@@ -67,7 +67,7 @@ cdef tuple _slices_of(const vector[PromptRow]& packed, int32_t block_size, vecto
     a.context_blocks = _data(context_blocks)
     a.write_slots = _data(write_slots) if sizes.writes else NULL
     a.row_offsets, a.row_segments = places.data(), places.data() + count
-    cdef PyThreadState* state = _let_go(sizes.tokens // 64)
+    cdef PyThreadState* state = _let_go(worth_releasing_gil(sizes.tokens // 64))
     fill_prompt(packed.data(), count, block_size, a)
     _take_back(state)
     return token_ids, positions, starts, parents, context_lens, context_indptr, context_blocks, write_slots

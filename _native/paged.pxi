@@ -112,9 +112,7 @@ cdef class PagedRows:
         cdef float* room = <float*>PyMem_Malloc(threads * paged_room(args) * sizeof(float))
         if room == NULL:
             raise MemoryError
-        if work < SHORT_CALL:
-            attend_paged(kernels[0], args, room, threads)
-        else:
-            with nogil:
-                attend_paged(kernels[0], args, room, threads)
+        cdef PyThreadState* state = _let_go(work >= SHORT_CALL)
+        attend_paged(kernels[0], args, room, threads)
+        _take_back(state)
         PyMem_Free(room)

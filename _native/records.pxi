@@ -7,6 +7,7 @@ cdef class Record:
     """The prompt of a request and the tokens that its readout reads: a base of the class of requests."""
 
     cdef RequestRow row
+    cdef PromptEnd end  # where a waiting request's prompt left the trie when it was last matched
     cdef Parcel parcel  # in the inbox; has the request in it from post to take
     cdef object held  # the arrays that the row points into
     cdef readonly object readout, cache
@@ -36,6 +37,10 @@ cdef class Record:
         self.row.salt = salt
         self.cache = cache
         self.row.cache = <CacheMode><int>_CACHE_MODES[cache]
+
+    def match_anew(self) -> None:
+        """Forget its last match with the prefix cache."""
+        self.end.blocks = -1
 
     @property
     def prompt_tokens(self) -> int:
@@ -72,15 +77,8 @@ cdef int _check_prompt(Record r, int64_t tokens) except -1:
 @cython.final
 @cython.freelist(256)
 cdef class Lease:
-    """The blocks that a request holds of a pool. ``shared`` are the blocks of the locked path of the trie, and after
-    them ``borrowed`` ones that a leader of the same step writes; ``own`` those the lease holds itself, in sequence
-    order, the first ``promised`` under ``promise``. ``ahead`` counts blocks of the prompt after the shared ones that
-    a leader is filling, ``on_host`` those that ``bring_back`` would bring from host memory. A lease that is not
-    ``growable`` is a OneShot row's: its own blocks are those that the step publishes. ``state_index``: where a
-    recurrent model keeps the sequence's state; -1 where it keeps none. ``state_from``: the entry of the state at the
-    end of the first ``base`` blocks; -1 where there is none. ``kept``: (entry, blocks) of states that the step being
-    planned leaves behind so many blocks.
-    """
+    """The blocks and state entries that a request holds of a pool: ``Lease`` of include/prelude/kv_pool.hpp, which
+    draws them and has their invariants."""
 
     cdef CLease c
 

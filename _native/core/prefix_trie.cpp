@@ -122,20 +122,20 @@ TrieCounters PrefixTrie::counters() const {
   return c;
 }
 
-int32_t PrefixTrie::place(int32_t id, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks) {
+PromptEnd PrefixTrie::end_of(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks) {
   const int64_t blocks = clip(n, max_blocks);
   const Walk w = walk(tokens, blocks, salt);
-  uint32_t hash = 0;
-  const bool waits = w.ready < blocks;
+  PromptEnd end{id_of(w.tail), w.ready, w.ready < blocks, {}};
   if (w.promised > 0) {
-    hash = hash_of(w.next);
-  } else if (waits) {
-    hash = key(w.ahead > 0 ? w.chains[0] : step(w.chain, tokens + int64_t{w.ready} * size_));
+    end.next = key_of(w.next);
+  } else if (end.lacks) {
+    end.next = {key(w.chains[0]), w.run, NodeTable::place_in_run(w.ready + 1)};
   }
-  watches_.place(id, w.tail, waits, hash);
-  if (!states_.any()) return w.ready;
-  const int32_t last = state_above(w.tail);
-  return last == kNil ? 0 : nodes_[last].depth;
+  if (states_.any()) {
+    const int32_t last = state_above(w.tail);
+    end.blocks = last == kNil ? 0 : nodes_[last].depth;
+  }
+  return end;
 }
 
 // --- order --------------------------------------------------------------------------------------------------
@@ -243,11 +243,8 @@ int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const int32_t*
       hotter = parent = i;
     }
     for (int32_t j = 0; j < some; ++j) pool_.give_to_trie(ids[j]);
-    if (ready && !watches_.empty()) {
-      for (int32_t j = 0; j < some; ++j) watches_.appeared(keys[j]);
-    }
   }
-  bump(count_, count);
+  bump(count_, count), ++changes_;
   return parent;
 }
 
@@ -271,10 +268,9 @@ void PrefixTrie::remove(const int32_t* indices, int32_t count) {
       table_.erase(n);
     }
     n.state.store(NodeState::absent, std::memory_order_release);
-    if (!watches_.empty()) watches_.gone(indices[k]);
     if (states_.any()) states_.forget(indices[k]);
   }
-  bump(count_, -count);
+  bump(count_, -count), ++changes_;
 }
 
 int64_t PrefixTrie::evict(int64_t n) noexcept {
@@ -379,10 +375,9 @@ Result PrefixTrie::fulfil(NodeId node, int64_t blocks) noexcept {
   for (; i != kNil && state(i) == NodeState::promised; i = up(i)) {
     if (blocks >= 0 && nodes_[i].depth > blocks) continue;
     nodes_[i].state.store(NodeState::ready, std::memory_order_release);
-    if (!watches_.empty()) watches_.appeared(hash_of(i));
     ++n;
   }
-  bump(promised_, -n);
+  bump(promised_, -n), ++changes_;
   return {};
 }
 

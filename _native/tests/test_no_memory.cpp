@@ -41,7 +41,6 @@ class Model {
 
   void step() {
     pool.begin_plan();
-    watch();
     chat();
     admit();
     account();
@@ -62,17 +61,14 @@ class Model {
     }
   }
 
-  // With no memory at all: leases, blocks and watches go back, and reports are there to be read.
+  // With no memory at all: leases and blocks go back.
   void finish() {
-    std::vector<int32_t> moved(watches.size() + 1);
     allocations_left = 0;
     while (!held.empty()) give_back(held.size() - 1);
     trie.evict(INT32_MAX);
-    CHECK(trie.take_moved(moved.data()) <= static_cast<int32_t>(watches.size()));
-    for (const int32_t id : watches) CHECK(trie.unwatch(id));
     allocations_left = -1;
     account();
-    CHECK(trie.num_watches() == 0 && blocks_.num_free() == blocks_.num_blocks());
+    CHECK(blocks_.num_free() == blocks_.num_blocks());
   }
 
   int64_t failures = 0, done = 0;
@@ -101,25 +97,6 @@ class Model {
     CHECK(pool.release(held[at]->lease).ok());
     held[at] = std::move(held.back());
     held.pop_back();
-  }
-
-  void watch() {
-    const Tokens t = text();
-    const auto n = static_cast<int64_t>(t.size());
-    const int32_t before = trie.num_watches();
-    watches.reserve(watches.size() + 1);
-    int32_t ready = 0, id = -1;
-    if (watches.size() < 20 && failing([&] { id = trie.watch(t.data(), n, 0, -1, &ready); })) watches.push_back(id);
-    CHECK(trie.num_watches() == static_cast<int32_t>(watches.size()) && trie.num_watches() >= before);
-    std::vector<int32_t> moved(static_cast<size_t>(trie.num_moved()) + 1);
-    const int32_t count = trie.take_moved(moved.data());
-    for (int32_t k = 0; k < count; ++k) {
-      failing([&] { trie.rewatch(moved[static_cast<size_t>(k)], t.data(), n, 0, -1); });
-    }
-    if (watches.size() > 10) {
-      CHECK(trie.unwatch(watches.back()));
-      watches.pop_back();
-    }
   }
 
   void chat() {
@@ -193,7 +170,6 @@ class Model {
   KvPool pool;
   OneShotGroup group;
   std::vector<std::unique_ptr<Held>> held;
-  std::vector<int32_t> watches;
 };
 
 int main(int argc, char** argv) {

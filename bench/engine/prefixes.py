@@ -240,7 +240,6 @@ def waiting(report: Report, repeats: int, count: int = 10_000) -> None:
 
     from prelude.admission.prepared import Prepared, TokenTree
     from prelude.readouts.batch import LogprobRows
-    from prelude.scheduling.cost import PoolEstimates
     from prelude.scheduling.planner import Budgets, plan_step
     from prelude.scheduling.postprocess import finish
     from prelude.scheduling.queues import Queues
@@ -256,7 +255,7 @@ def waiting(report: Report, repeats: int, count: int = 10_000) -> None:
 
     draw = np.random.default_rng(1)
     pool = KvPool(1 << 14, 16)
-    queues = Queues(None, PoolEstimates(pool))
+    queues = Queues(None, pool)
     families = [draw.integers(0, 150_000, 256).astype(np.int32) for _ in range(50)]
     for tokens in families:
         lease = pool.attach(tokens, 0, 0, growable=True)
@@ -286,10 +285,8 @@ def waiting(report: Report, repeats: int, count: int = 10_000) -> None:
                 tree = row.request.prepared.tree
                 pool.publish(row.request.held, tree.token_ids[: row.skip + 16 * row.publish], 0)
             finish(row.request, queues, pool, None, RuntimeError("not run"))
-        queues.look_again()
         next(queues.oneshot.in_order(queues.served, one_group=True))
         began = time.thread_time()
-        queues.look_again()
         next(queues.oneshot.in_order(queues.served, one_group=True))
         quiet.append((time.thread_time() - began) * 1e6)
     load = f"{len(queues.oneshot):,} waiting"

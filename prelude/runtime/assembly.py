@@ -15,10 +15,11 @@ from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.cost import CostModel
 from prelude.scheduling.planner import Budgets
-from prelude.scheduling.policies import Policy, ResponseRatio, ShortestPrefillFirst, policy_named
+from prelude.scheduling.policies import ResponseRatio, ShortestPrefillFirst, policy_named
 from prelude.scheduling.queues import Policies
 from prelude.values.arrays import I32
 from prelude.values.config import EngineConfig
+from prelude.values.policy import Policy
 
 if TYPE_CHECKING:
     from prelude.execution.host_blocks import HostBlocks

@@ -33,7 +33,7 @@ from prelude.runtime.loop import StepLoop
 from prelude.runtime.sinks import Sinks
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.stepper import Stepper
-from prelude.scheduling.cost import CostModel, PoolEstimates
+from prelude.scheduling.cost import CostModel
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.queues import Policies, Queues
@@ -64,10 +64,8 @@ class EngineCore(Forkable):
         overlap: bool = False,
         policies: Policies | None = None,
         cost: CostModel | None = None,
-        estimates: Callable[[KvPool], PoolEstimates] = PoolEstimates,
     ) -> None:
-        """``clock``: seconds, for deadlines; a simulator has its own. ``estimates``: how much of a waiting prompt the
-        prefix cache has."""
+        """``clock``: seconds, for deadlines; a simulator has its own."""
         super().__init__()
         self.pool = pool
         self.budgets = budgets
@@ -77,7 +75,7 @@ class EngineCore(Forkable):
         self.cost = cost or CostModel()
         self.pacer = Pacer(oneshot_share)
         self.inbox = Inbox(max_queued_requests, max_queued_tokens)
-        self.queues = Queues(policies, estimates(pool))
+        self.queues = Queues(policies, pool)
         self.stopped = threading.Event()  # closed, and nothing runs any more
         lock = StepLock()
         self.events = events = Listeners()

@@ -21,7 +21,6 @@ import numpy as np
 from prelude._native.core import KvPool, Lease, OneShotGroup, StepLimits
 from prelude.readouts.batch import I32
 from prelude.records import dataclass, field
-from prelude.scheduling.cost import Estimates
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.plan import LOGITS_BYTES, Fold, Ledger, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
@@ -311,9 +310,9 @@ def _one_group(queues: Queues, retry: bool) -> Iterable[Request]:
     return queue.in_order(queues.served, one_group=True)
 
 
-def _common(request: Request, skip: int, estimates: Estimates | None) -> int:
+def _common(request: Request, skip: int, queues: Queues) -> int:
     """Return how many tokens a peer that waits has in common with the request; 0 without one."""
-    peer = estimates.peer(request, skip) if estimates is not None else None
+    peer = queues.oneshot.peer(request, skip) or queues.decode.peer(request, skip)
     if peer is None:
         return 0
     n = min(request.num_known, peer.num_known)
@@ -364,7 +363,7 @@ def _keep(group: OneShotGroup, rows: list[OneShotRow], folds: list[Fold], seen: 
             continue
         room, row.publish = group.keep(request, lease, row.skip, end, request.cache == "always", seen)
         if not room:
-            end = min(end, _common(request, row.skip, queues.estimates))
+            end = min(end, _common(request, row.skip, queues))
             if end > row.skip:
                 _, row.publish = group.keep(request, lease, row.skip, end, True, seen)
             queues.not_kept += not row.publish
@@ -388,7 +387,6 @@ def plan_step(
     step = _Step(queues, pool, budgets, budgets.ledger(limit), retry, in_flight)
     running: list[Request] = []
     pool.begin_plan()
-    queues.look_again()
     if queues.running:
         planned = step.plan_decode()
         if planned is None:

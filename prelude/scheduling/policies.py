@@ -35,7 +35,7 @@ import numpy as np
 from prelude.errors import ConfigError
 from prelude.records import dataclass
 from prelude.values.arrays import F64, prompt_keys
-from prelude.values.policy import Key, Keys, Policy, WaitingColumns, ranked
+from prelude.values.policy import Key, Keys, Policy, WaitingColumns
 
 
 class _Usual:
@@ -247,24 +247,3 @@ def by_arrival(policy: Policy) -> bool:
 def composed(policy: Policy) -> Policy:
     """Priorities, then tenants, then ``policy``; one that is a ``Priority`` already is taken as it is."""
     return policy if isinstance(policy, Priority) else Priority(FairTenants(policy))
-
-
-__all__ = [
-    "POLICIES",
-    "EarliestDeadline",
-    "FairTenants",
-    "FirstComeFirstServed",
-    "Keys",
-    "Policy",
-    "PrefillFirst",
-    "Priority",
-    "ResponseRatio",
-    "RoundRobin",
-    "ShortestPrefillFirst",
-    "StaticBatches",
-    "WaitingColumns",
-    "by_arrival",
-    "composed",
-    "policy_named",
-    "ranked",
-]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from prelude._native.core import KvPool
 from prelude.admission.prepared import ExecutionClass
 from prelude.records import dataclass, field
-from prelude.scheduling.cost import Estimates
-from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst
+from prelude.scheduling.policies import FirstComeFirstServed, ShortestPrefillFirst
 from prelude.scheduling.request import Request, State
 from prelude.scheduling.waiting_queue import WaitingQueue
+from prelude.values.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,11 @@ class Queues:
     without a block that was kept, for want of room.
     """
 
-    def __init__(self, policies: Policies | None = None, estimates: Estimates | None = None) -> None:
-        """``estimates``: how much of a prompt the prefix cache has, for policies that ask."""
+    def __init__(self, policies: Policies | None = None, pool: KvPool | None = None) -> None:
+        """``pool`` is asked how much of a prompt is cached, for policies that read it."""
         policies = policies or Policies()
-        self.estimates = estimates
-        self.oneshot = WaitingQueue(policies.oneshot, estimates)
-        self.decode = WaitingQueue(policies.decode, estimates)
+        self.oneshot = WaitingQueue(policies.oneshot, pool)
+        self.decode = WaitingQueue(policies.decode, pool)
         self.served = self.not_kept = 0
         self.running: list[Request] = []
         self.arrivals = 0
@@ -48,12 +48,6 @@ class Queues:
         self.arrivals += 1
         request.order = self.arrivals
         self._waiting(request).append(request, self.served)
-
-    def look_again(self) -> None:
-        """Move requests whose match with the prefix cache has changed to their new place in the queue."""
-        if self.estimates is not None:
-            for request, cached in self.estimates.moved():
-                self._waiting(request).look_again(request, cached)
 
     def start(self, request: Request) -> None:
         """Move a request from waiting to running."""

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from prelude._native.core import KvPool
 from prelude.scheduling.accounts import Account, Accounts
-from prelude.scheduling.cost import Estimates
-from prelude.scheduling.policies import Policy, WaitingColumns, by_arrival, composed, ranked
+from prelude.scheduling.policies import by_arrival, composed
 from prelude.scheduling.request import Request
+from prelude.values.policy import Policy, WaitingColumns, ranked
 
 _FIRST = 256
 _FLOATS = ("work", "tokens", "arrived", "expires")
@@ -41,7 +42,7 @@ class Columns:
         self._used = 0
         self._first_order = 0
         self._rows: dict[int, int] = {}  # by request.order
-        self._requests: list[Request | None] = []
+        self.requests: list[Request | None] = []  # by row; None: it has left
         self.alive = np.zeros(_FIRST, dtype=bool)
         self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros(_FIRST) for name in _FLOATS}
         self._columns.update((name, np.zeros(_FIRST, dtype=np.int64)) for name in _INTS)
@@ -62,7 +63,7 @@ class Columns:
         self._used += 1
         self.count += 1
         self._rows[request.order] = row
-        self._requests.append(request)
+        self.requests.append(request)
         self.alive[row] = True
         columns = self._columns
         self.work[row] = work
@@ -79,20 +80,26 @@ class Columns:
         row = self._rows.pop(request.order, None)
         if row is None:
             return False
-        self._requests[row] = None
+        self.requests[row] = None
         self.alive[row] = False
         self.count -= 1
         if self.count == 0:
             self._used = 0
-            self._requests.clear()
+            self.requests.clear()
         return True
-
-    def set_work(self, request: Request, work: float) -> None:
-        self.work[self._rows[request.order]] = work
 
     def request(self, row: int) -> Request | None:
         """``None`` if it has left."""
-        return self._requests[row] if row < len(self._requests) else None
+        return self.requests[row] if row < len(self.requests) else None
+
+    def match(self, pool: KvPool, first: int) -> bool:
+        """Set the work of the rows from ``first`` on: their tokens that ``pool`` does not have now. Return whether
+        that changed one."""
+        rows = slice(first, self._used)
+        work = self._columns["tokens"][rows] - pool.cached_tokens(self.requests[rows])
+        changed = bool((work != self.work[rows])[self.alive[rows]].any())
+        self.work[rows] = work
+        return changed
 
     def rows(self) -> Rows:
         """Return the rows of all that wait."""
@@ -122,8 +129,8 @@ class Columns:
             new[: len(kept)] = old[kept]
             self._columns[name] = new
         self.work, self.group = self._columns["work"], self._columns["group"]
-        self._requests = [self._requests[row] for row in kept.tolist()]
-        self._rows = {r.order: row for row, r in enumerate(self._requests) if r is not None}
+        self.requests = [self.requests[row] for row in kept.tolist()]
+        self._rows = {r.order: row for row, r in enumerate(self.requests) if r is not None}
         self._used = len(kept)
         self.alive = np.zeros(size, dtype=bool)
         self.alive[: self._used] = True
@@ -138,8 +145,8 @@ class WaitingQueue:
     by, its number and how many wait. ``tokens`` and ``logits_rows`` are those of all together. ``unranked`` have no
     row in the policy's columns."""
 
-    def __init__(self, policy: Policy, estimates: Estimates | None = None) -> None:
-        """``estimates``: the cached tokens of each request, for a policy that reads them."""
+    def __init__(self, policy: Policy, pool: KvPool | None = None) -> None:
+        """``pool`` is asked for the cached tokens of each request if the policy reads them."""
         self.arrivals: OrderedDict[int, Request] = OrderedDict()
         self.groups: dict[Any, list[int]] = {}
         self.unranked: list[Request] = []
@@ -148,7 +155,9 @@ class WaitingQueue:
         self._accounts = Accounts()
         self.policy = composed(policy)
         self._by_arrival = by_arrival(policy)
-        self._estimates = estimates if self.policy.estimates else None
+        self._pool = pool if self.policy.estimates else None
+        self._matched_at = 0  # the pool's count of changes
+        self.match_again = True  # False: a request is matched once, when it is first ranked
         self.columns = Columns()
         self._order: Rows = _NO_ROWS  # valid while not _changed
         self._whole = True  # the order reaches to the end
@@ -198,11 +207,8 @@ class WaitingQueue:
         group[1] -= 1
         if group[1] == 0:
             del self.groups[request.key]
-        if self.columns.remove(request):
-            if self._accounts.busy > 1:
-                self._changed = True  # turns of a tenant's requests depend on the tokens that it was served
-            if self._estimates:
-                self._estimates.forget(request)
+        if self.columns.remove(request) and self._accounts.busy > 1:
+            self._changed = True  # turns of a tenant's requests depend on the tokens that it was served
         if len(self.unranked) > 2 * len(self.arrivals) + _FEW:  # most of them left without ever being ranked
             self.unranked = [r for r in self.unranked if r.order in self.arrivals]
         elif not self.arrivals:
@@ -237,7 +243,7 @@ class WaitingQueue:
         if self._by_arrival and self._accounts.busy <= 1 and (len(self.groups) <= 1 or not one_group):
             yield from self._in_order_of_arrival()
             return
-        self._enter_new()
+        self._match()
         group: int | None = None
         given: set[int] = set()
         for whole in (False, True):
@@ -264,20 +270,26 @@ class WaitingQueue:
                 return
             passed += sum(request.order in self.arrivals for request in some)
 
-    def look_again(self, request: Request, cached: int) -> None:
-        """Note that the prefix cache has ``cached`` tokens of it now."""
-        if request in self.columns:
-            self.columns.set_work(request, request.num_known - cached)
-            self._changed = True
+    def peer(self, request: Request, cached: int) -> Request | None:
+        """Return one that waits for the same block behind as many cached tokens."""
+        return None if self._pool is None else self._pool.peer(self.columns.requests, request, cached)
 
-    def _enter_new(self) -> None:
+    def _match(self) -> None:
+        """Give new requests a row, and each request the tokens that it lacks now."""
+        new = 0
         for request in self.unranked:
             if request.order in self.arrivals and request not in self.columns:
-                cached = self._estimates.watch(request) if self._estimates else 0
+                request.match_anew()
                 account = _account(request).number
-                self.columns.add(request, request.num_known - cached, account, self.groups[request.key][0])
-                self._changed = True
+                self.columns.add(request, request.num_known, account, self.groups[request.key][0])
+                new += 1
         self.unranked.clear()
+        changes = 0 if self._pool is None else self._pool.prefix_changes
+        if self._pool is not None and (new or changes != self._matched_at):
+            first = 0 if self.match_again else len(self.columns.requests) - new
+            self._changed |= self.columns.match(self._pool, first)
+        self._changed |= new > 0
+        self._matched_at = changes
 
     def _ordered_rows(self, now: int, whole: bool) -> Rows:
         columns = self.columns

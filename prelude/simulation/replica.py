@@ -9,7 +9,7 @@ Nothing here plans: queues, trie, allocator, ledger, policies and postprocessing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,13 +20,13 @@ from prelude.readouts.batch import ForwardBatch, SampleOutput, StepResult, reado
 from prelude.records import dataclass, replace
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.cost import PoolEstimates
 from prelude.scheduling.plan import Plan
-from prelude.scheduling.policies import FairTenants, Policy, Priority, ShortestPrefillFirst
+from prelude.scheduling.policies import FairTenants, Priority, ShortestPrefillFirst
 from prelude.scheduling.request import Request
 from prelude.simulation.costs import Machine, StepCost, work_of
 from prelude.simulation.traces import Arrival, TokenSource
 from prelude.values.arrays import prompt_keys
+from prelude.values.policy import Policy
 
 _NO_ROWS = np.zeros(0, dtype=np.int32)
 
@@ -88,13 +88,6 @@ class SimulatedRequest:
         self.replica.on_end(self)
 
 
-class _Blind(PoolEstimates):
-    """An estimate that gets no events of the cache."""
-
-    def moved(self) -> Iterator[tuple[Request, int]]:
-        return iter(())
-
-
 def _bound(policy: Policy) -> Callable[[int], float] | None:
     """Tokens served after which no later request goes before a request of so many tokens; ``None`` if the order
     inside the layers states no bound."""
@@ -130,8 +123,9 @@ class Replica:
             config,
             machine.cost_model(),
             clock=lambda: self.clock.now,
-            estimates=PoolEstimates if machine.reestimate else _Blind,
         )
+        for queue in (self.core.queues.oneshot, self.core.queues.decode):
+            queue.match_again = machine.reestimate
         self.core.stepper.plan_hooks.append(self.begins)
         self._bound = _bound(self.core.queues.oneshot.policy)
 

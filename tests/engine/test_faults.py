@@ -107,7 +107,7 @@ def test_an_error_of_the_engines_own_closes_it_and_every_caller_is_told(
         running = submit(core, [chat(prompt(6, i), 90) for i in range(6)], sink)
         core.step()
         core.step()
-        monkeypatch.setattr(core.queues, "look_again", fails)
+        monkeypatch.setattr(core.queues, "start", fails)
         with pytest.raises(ExecutionError, match="the engine failed: RuntimeError: injected"):
             await service.run(chat(prompt(6, 7), 9))  # type: ignore[arg-type]
         assert all("the engine failed" in str(sink.ends[request.id][1]) for request in running)

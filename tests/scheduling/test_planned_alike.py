@@ -15,9 +15,10 @@ from prelude.admission.prepared import Prepared, TokenTree
 from prelude.readouts.batch import LogprobRows
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.planner import Budgets
-from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst
+from prelude.scheduling.policies import FirstComeFirstServed, ShortestPrefillFirst
 from prelude.scheduling.queues import Policies
 from prelude.values.options import RequestOptions
+from prelude.values.policy import Policy
 from tests import toy
 from tests.scheduling.cores import Collect
 from tests.scheduling.test_engine_core import ids, prompt

@@ -43,7 +43,6 @@
 #include "prelude/prefix_states.hpp"
 #include "prelude/status.hpp"
 #include "prelude/trie_nodes.hpp"
-#include "prelude/watches.hpp"
 
 namespace prelude {
 
@@ -55,6 +54,14 @@ struct TrieMatch {
   NodeId node = kNoNode;  // deepest ready node
   int32_t blocks = 0;     // on its path
   int32_t promised = 0;   // further blocks of the prompt that a leader is filling
+};
+
+// Where a prompt leaves the trie. Equal hashes of other prefixes make it look moved once too often, never too seldom.
+struct PromptEnd {
+  NodeId node = kNoNode;  // deepest ready node
+  int32_t blocks = -1;    // that a request would go on behind; -1: not looked for
+  bool lacks = false;     // there is a next block, whose node the table would know by
+  NodeKey next{};
 };
 
 struct TrieInsert {
@@ -144,37 +151,18 @@ class PrefixTrie {
     return {id_of(w.tail), w.ready, w.promised};
   }
 
-  // A match that is kept up to date by events: a waiting request is reported when its answer may have changed,
-  // instead of being matched before every step. `ready`: blocks found now. The prompt is not kept: give it again to
-  // rewatch().
-  int32_t watch(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks, int32_t* ready) {
-    const int32_t id = watches_.add();
-    try {
-      *ready = place(id, tokens, n, salt, max_blocks);
-    } catch (...) {
-      watches_.remove(id);
-      throw;
-    }
-    return id;
+  // Whether match() may answer otherwise than `end` says: the block that the prompt lacked is ready, or the node
+  // where its match ended is gone. Two reads, for prompts that wait and are looked at before every step.
+  bool has_moved(const PromptEnd& end) const {
+    const int32_t parent = end.node == kNoNode ? kNil : index_of(end.node);
+    if (end.blocks < 0 || (end.node != kNoNode && parent == kNil)) return true;
+    return end.lacks &&
+           table_.find(end.next, [&](int32_t i) { return up(i) == parent && state(i) == NodeState::ready; }) != kNil;
   }
-  // Blocks found now; -1 where there is no such watch.
-  int32_t rewatch(int32_t id, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks) {
-    return watches_.exists(id) ? place(id, tokens, n, salt, max_blocks) : -1;
-  }
-  bool unwatch(int32_t id) noexcept {
-    if (!watches_.exists(id)) return false;
-    watches_.remove(id);
-    return true;
-  }
-  // Watches whose answer may have changed since they were placed, each once until it is placed again. `out` has room
-  // for num_moved(); returns how many they are, without those that were taken away since.
-  int32_t num_moved() const { return watches_.num_reports(); }
-  int32_t num_watches() const { return watches_.size(); }
-  int32_t take_moved(int32_t* out) {
-    int32_t n = 0;
-    watches_.moved([&](int32_t id) { out[n++] = id; });
-    return n;
-  }
+  // How often nodes became ready or went: while it stays, no prompt has moved.
+  uint64_t changes() const { return changes_; }
+  // match() without a hit.
+  PromptEnd end_of(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks);
 
   // States of recurrent layers at nodes. Where there are entries, a prompt goes on from a node that has a state.
   PrefixStates& states() { return states_; }
@@ -358,7 +346,6 @@ class PrefixTrie {
   int32_t grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count, uint64_t salt,
                NodeState as, bool protect);
   void remove(const int32_t* indices, int32_t count);
-  int32_t place(int32_t watch, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks);
   uint32_t hash_of(int32_t i) const { return NodeTable::hash_of(table_.load(nodes_[i].entry)); }
 
   void look_ahead() const;
@@ -389,9 +376,9 @@ class PrefixTrie {
   NodeTable table_;
   LruList probation_, protected_;
   PrefixStates states_;
-  Watches watches_;
   Leaver* leaver_ = nullptr;
   std::atomic<int32_t> count_{0}, promised_{0};
+  uint64_t changes_ = 0;
   struct {
     std::atomic<uint64_t> lookups, looked_up, hit, collisions, inserted, duplicates, evicted, evicted_hit, promoted,
         broken;
