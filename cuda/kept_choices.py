@@ -52,17 +52,20 @@ def read(path: Path, sound: Callable[[Any], bool]) -> dict[str, dict[str, Any]]:
 
 
 class Trials:
-    """Outcomes of trials by name."""
+    """The trials that passed, by name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def outcomes(self) -> dict[str, bool]:
-        return {name: bool(entry["passed"]) for name, entry in read(self.path, _tried).items()}
+    def passed(self) -> set[str]:
+        return set(read(self.path, _passed))
 
-    def note(self, name: str, passed: bool) -> None:
-        add(self.path, _tried, {name: {"passed": passed}})
+    def note(self, name: str) -> None:
+        add(self.path, _passed, {name: _PASSED})
 
 
-def _tried(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("passed"), bool)
+_PASSED = {"passed": True}
+
+
+def _passed(entry: Any) -> bool:
+    return bool(entry == _PASSED)

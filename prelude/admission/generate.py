@@ -39,7 +39,6 @@ def prepare_generate(ctx: AdmissionContext, scope: TokenizationScope, task: Gene
             field="params.prompt_logprobs",
         )
     require_lm_head(ctx, task)
-    validation.one_of(task.truncation, "truncation", TRUNCATIONS)
     sampling = resolve(ctx, params, wanted)
     encoded = encode_generate(ctx, scope, task, wanted)
     ids, truncated = encoded.token_ids, encoded.truncated

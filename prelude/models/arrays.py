@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from prelude._native import cpu
 from prelude.models.memory import default_threads
-from prelude.values.arrays import F32
+from prelude.values.arrays import F32 as F32  # for modules that have both kinds from here
 
 cpu.set_threads(default_threads())
 
@@ -83,22 +83,3 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] = FLOAT32) -> Array:
 def bytes_of(arrays: Iterable[Array]) -> int:
     """Return bytes of all of them, those that are there twice counted once."""
     return sum({address(array): array.nbytes for array in arrays}.values())
-
-
-__all__ = [
-    "BF16",
-    "F32",
-    "FLOAT32",
-    "KEPT",
-    "OF_BLOCKS",
-    "ROW_TYPES",
-    "Array",
-    "address",
-    "aligned",
-    "as_type",
-    "bytes_of",
-    "name_of",
-    "narrow",
-    "not_finite",
-    "widen",
-]

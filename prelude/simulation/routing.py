@@ -83,14 +83,14 @@ class Router(Protocol):
 class Forgetful:
     """A router that knows nothing of the caches."""
 
+    def __init__(self, count: int, seed: int = 0) -> None:
+        self._rng = random.Random(f"router {seed}")
+
     def lost(self, replica: int, loads: Loads) -> None:
         pass
 
 
 class Random(Forgetful):
-    def __init__(self, count: int, seed: int = 0) -> None:
-        self._rng = random.Random(f"router {seed}")
-
     def route(self, arrival: Arrival, loads: Loads) -> int:
         return loads.up[self._rng.randrange(len(loads.up))]
 
@@ -107,9 +107,6 @@ class RoundRobin(Forgetful):
 class PowerOfTwo(Forgetful):
     """Takes of two random replicas the one with fewer requests in flight: Ray Serve's
     ``PowerOfTwoChoicesRequestRouter``."""
-
-    def __init__(self, count: int, seed: int = 0) -> None:
-        self._rng = random.Random(f"router {seed}")
 
     def route(self, arrival: Arrival, loads: Loads) -> int:
         if len(loads.up) == 1:
@@ -154,9 +151,6 @@ def _chain(arrival: Arrival) -> tuple[int, ...]:
 
 
 class LeastLoaded(Forgetful):
-    def __init__(self, count: int, seed: int = 0) -> None:
-        pass
-
     def route(self, arrival: Arrival, loads: Loads) -> int:
         return loads.least()
 

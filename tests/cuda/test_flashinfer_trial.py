@@ -61,7 +61,7 @@ def test_calls_that_are_right_pass_once_for_every_process(device: SimulatedDevic
     assert flashinfer_trial.failure(device, calls, HEADS, trials) is None
     assert len(calls.made) == 3
     assert flashinfer_trial.failure(device, SimulatedCalls(device, 2, 2, 64), (2, 2, 64), trials) is None
-    assert len(trials.outcomes()) == 2, "other heads are another kernel"
+    assert len(trials.passed()) == 2, "other heads are another kernel"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,7 +73,7 @@ def test_calls_that_fail_or_are_wrong_are_named(device: SimulatedDevice, trials:
     assert (
         flashinfer_trial.failure(device, wrong, HEADS, trials) == f"its {kind} call gives other numbers than float32"
     )
-    assert not trials.outcomes(), "the next process tries again"
+    assert not trials.passed(), "the next process tries again"
     final = Broken(device, *HEADS, kind=kind, error=CudaError("CUDA_ERROR_ILLEGAL_ADDRESS"))
     with pytest.raises(CudaError):
         flashinfer_trial.failure(device, final, HEADS, trials)
