@@ -145,27 +145,6 @@ def test_submitting_never_holds_up_the_loop() -> None:
     asyncio.run(main())
 
 
-def test_one_wake_up_a_step_whatever_finishes() -> None:
-    async def main() -> None:
-        async with toy_service(service_core(running=32, chunk=512, step_tokens=512)) as engine:
-            loop = asyncio.get_running_loop()
-            wakes = 0
-            real = loop.call_soon_threadsafe
-
-            def counted(*args: Any, **kwargs: Any) -> Any:
-                nonlocal wakes
-                wakes += 1
-                return real(*args, **kwargs)
-
-            loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
-            tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 6))) for i in range(32)]
-            await asyncio.gather(*tasks)
-            assert wakes == engine.stats()["loop_wakeups"] <= sum(engine.stats()["steps"].values())
-            del loop.call_soon_threadsafe
-
-    asyncio.run(main())
-
-
 # ------------------------------------------------------------------ options through every door
 
 

@@ -100,20 +100,6 @@ def test_logits_of_given_tokens_in_company(executor: CpuExecutor) -> None:
 
 
 @pytest.mark.fault(74)
-def test_company_with_threads(executor: CpuExecutor, alone: Callable[..., np.ndarray]) -> None:
-    """Work is cut over threads by its size, so with threads the company also decides where it is cut."""
-    ids = [random_ids(i, n) for i, n in enumerate((90, 1, 33, 150, 17))]
-    use_threads(2)
-    try:
-        s = prompts(*ids)
-        together = hidden(executor, s, np.arange(s.num_tokens))
-        for n, x in enumerate(ids):
-            assert np.array_equal(together[s.starts[n] : s.starts[n + 1]], alone(x))
-    finally:
-        use_threads(1)
-
-
-@pytest.mark.fault(74)
 def test_wide_products_have_the_same_bits_in_any_company_with_any_thread_count(tmp_path: Path) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 1, "num_attention_heads": 8}
     model = Model(write_checkpoint(tmp_path, {**SMALL, **sizes}))

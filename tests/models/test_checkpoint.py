@@ -38,22 +38,6 @@ def test_weights_equal_those_of_the_reference(kind: str, checkpoint_dir: Copy) -
             assert np.array_equal(widen(checkpoint.tensor(name)), value.float())
 
 
-def test_loaded_weights_give_the_logits_of_transformers(checkpoint_dir: Copy) -> None:
-    from transformers import AutoModelForCausalLM
-
-    directory = checkpoint_dir("sharded")
-    with open_checkpoint(directory) as checkpoint:
-        weights = loaded(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    ids = torch.arange(12)[None]
-    with torch.no_grad():
-        expected = model(ids).logits
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.load_state_dict(weights)
-        assert torch.equal(model(ids).logits, expected)
-
-
 @pytest.mark.fault(42)
 @pytest.mark.parametrize("kind", ["tied", "untied"])
 def test_names_with_and_without_prefix(kind: str, copy_of: Copy) -> None:
