@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,19 +9,6 @@ from pathlib import Path
 from bench.__main__ import COMMANDS, FOLDER, summary
 
 ROOT = Path(__file__).resolve().parents[2]
-
-# Prints the help of every benchmark, each with its name: one process, since most of them import torch.
-HELP = """
-import contextlib, io, json
-from bench.__main__ import COMMANDS, main
-
-found = {}
-for name in COMMANDS:
-    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
-        main([name, "--help"])
-    found[name] = printed.getvalue()
-print(json.dumps(found))
-"""
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -48,14 +34,3 @@ def test_options_go_to_the_benchmark_and_an_unknown_name_is_refused() -> None:
     assert "--man MAN" in bench("tokenizer_texts", "--help").stdout
     wrong = bench("nothing")
     assert wrong.returncode == 1 and "there is no 'nothing'; python -m bench lists the names" in wrong.stderr
-
-
-def test_the_help_of_every_benchmark_begins_with_the_command_that_runs_it() -> None:
-    command = [sys.executable, "-c", HELP]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert ran.returncode == 0, ran.stderr
-    printed = json.loads(ran.stdout)
-    assert list(printed) == list(COMMANDS)
-    for name, text in printed.items():
-        assert text.startswith(f"usage: python -m bench {name} [-h]"), text
-        assert summary(COMMANDS[name]) in " ".join(text.split())
