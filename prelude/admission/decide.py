@@ -211,11 +211,11 @@ def state_content(ctx: AdmissionContext, state: Any, truncation: str) -> tuple[s
 
 
 def is_data(state: Any) -> bool:
-    """Return whether a state that is no conversation is an object or an array of strings, arrays or objects: no text
-    and no token ids."""
+    """Return whether a state that is no conversation is an object, an empty array or an array of strings, arrays or
+    objects: no text and no token ids."""
     if isinstance(state, Mapping):
         return True
-    return isinstance(state, list | tuple) and bool(state) and isinstance(state[0], str | Mapping | list | tuple)
+    return isinstance(state, list | tuple) and (not state or isinstance(state[0], str | Mapping | list | tuple))
 
 
 def transcript(turns: Sequence[Mapping[str, str]]) -> str:

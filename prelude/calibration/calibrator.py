@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import math
@@ -27,6 +28,7 @@ _SAID = {
     "template": "hash of the template",
     "length_norm": "length_norm",
     "model": "hash of the model",
+    "changed_by": "priors and calibrators applied before",
 }
 
 
@@ -39,15 +41,26 @@ def asked_of(answer: Answer) -> dict[str, Any]:
     if asked.template:  # of an answer that an engine gave
         found["descriptions"] = dict(zip(asked.labels, asked.notes))
         found["model"] = known_hash(asked.model)
+    if asked.template or asked.changed_by:
+        found["changed_by"] = list(asked.changed_by)
     return {name: value for name, value in found.items() if value != "" or name == "question"}
 
 
 def common_asked(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the values that are the same for all answers."""
+    """Return the values that are the same for all answers. ``CalibrationError`` if some were changed before by other
+    priors or calibrators than the rest; a warning if they answer several questions."""
     first = asked_of(answers[0])
-    for asked in {id(answer.asked): answer for answer in answers}.values():
-        other = asked_of(asked)
+    several = False
+    for answer in {id(answer.asked): answer for answer in answers}.values():
+        other = asked_of(answer)
+        if (before := first.get("changed_by", [])) != (now := other.get("changed_by", [])):
+            raise CalibrationError(
+                f"some answers were changed by {shown(before)}, others by {shown(now)}; give one kind"
+            )
+        several |= first.get("question", "") != other.get("question", "")
         first = {name: value for name, value in first.items() if name in other and other[name] == value}
+    if several:
+        log.warning("the answers are to several questions: answers to any question are taken later")
     return first
 
 
@@ -219,9 +232,10 @@ class Calibrator:
     def apply(self, answer: Answer) -> Answer:
         """The answer with calibrated ``probabilities`` and the values that follow from them: ``label``, ``index``,
         ``probability``, ``expected`` and ``confidence``. ``logprobs`` and ``mass`` stay the model's own.
-        ``CalibrationError`` for an answer to another question, of another template or of another model."""
+        ``CalibrationError`` for an answer to another question, of another template or of another model, and for one
+        that other priors or calibrators changed before than those of the fit."""
         check_asked("calibrator", self.labels, self.asked, answer)
-        return changed(answer, self.probabilities(list(answer.probabilities.values()), answer.labels))
+        return changed(answer, self.probabilities(list(answer.probabilities.values()), answer.labels), self)
 
     def score(self, logit: float) -> float:
         """The calibrated probability of yes of a number such as ``RerankResult.logit``, for a calibrator that was
@@ -300,7 +314,7 @@ class PriorCorrection:
         logs = log_of(np.array(list(answer.probabilities.values()))) - np.log(np.array(self.prior)[places])
         if self.target is not None:
             logs = logs + np.log(np.array(self.target)[places])
-        return changed(answer, softmax(logs))
+        return changed(answer, softmax(logs), self)
 
     def save(self, path: str | Path) -> None:
         _save(self, "prior", path)
@@ -339,8 +353,8 @@ def rows_of(answers: Sequence[Answer], truth: Sequence[str]) -> tuple[list[list[
     return [list(answer.probabilities.values()) for answer in answers], index
 
 
-def changed(answer: Answer, shares: F64) -> Answer:
-    """``answer`` with other probabilities."""
+def changed(answer: Answer, shares: F64, by: Calibrator | PriorCorrection) -> Answer:
+    """``answer`` with other probabilities. What ``answer.asked`` knows of it grows by the hash of ``by``."""
     index = int(np.argmax(shares))
     values = dict(zip(answer.labels, shares.tolist()))
     expected = answer.expected
@@ -348,6 +362,12 @@ def changed(answer: Answer, shares: F64) -> Answer:
         first = 1 if answer.labels[0] == "1" else 0
         expected = math.fsum([level * share for level, share in enumerate(shares.tolist(), start=first)])
     probability = float(shares[0] if answer.kind == "noul" else shares[index])
+    asked = answer.asked
+    if asked is not None:
+        fields = {one.name: getattr(by, one.name) for one in dataclasses.fields(by) if one.name != "facts"}
+        described = json.dumps(fields, sort_keys=True, default=str)
+        digest = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
+        asked = dataclasses.replace(asked, changed_by=(*asked.changed_by, f"{type(by).__name__} {digest}"))
     return dataclasses.replace(
         answer,
         label=answer.labels[index],
@@ -355,6 +375,7 @@ def changed(answer: Answer, shares: F64) -> Answer:
         probabilities=values,
         probability=probability,
         expected=expected,
+        asked=asked,
     )
 
 

@@ -54,7 +54,7 @@ class RequestStats:
 class AskedQuestion:
     """The question of an answer, and the template and model that answered it. ``notes`` describe ``labels`` in their
     order, ``()`` for none. ``template`` is a hash of the template's fields, or the name of a head's form.
-    ``model`` is a path. "" is not known."""
+    ``model`` is a path. "" is not known. ``changed_by`` names the priors and calibrators that were applied."""
 
     question: str
     labels: tuple[str, ...] = ()
@@ -62,6 +62,7 @@ class AskedQuestion:
     template: str = ""
     length_norm: str = ""
     model: str = ""
+    changed_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ def test_structured_text_is_json_in_the_order_it_was_given(value: Any) -> None:
         ({"b": 1, "a": [True, None]}, '{"b": 1, "a": [true, null]}'),
         (["one", {"two": 2}], '["one", {"two": 2}]'),
         ([{"id": 1}], '[{"id": 1}]'),
+        ([], "[]"),
         ([[1, 2]], "[[1, 2]]"),
         ({"role": "user", "content": "x"}, '{"role": "user", "content": "x"}'),
         ([{"role": "user", "content": "x"}], "user: x"),

@@ -125,6 +125,13 @@ def test_isotonic_counts_how_often_a_probability_occurs() -> None:
     assert y == pytest.approx([7 / 40, 7 / 40, 33 / 40, 33 / 40])
 
 
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
+def test_labels_that_the_probabilities_do_not_foresee_are_refused(method: Any) -> None:
+    """A constant function would give each label the same share, and the first label to every answer."""
+    with pytest.raises(CalibrationError, match="nothing to calibrate"):
+        Calibrator.fit([[0.9, 0.1]] * 20 + [[0.2, 0.8]] * 20, [1] * 20 + [0] * 20, method=method, labels=["a", "b"])
+
+
 @pytest.mark.parametrize("bins", [10, 15, 20, 100])
 def test_a_decimal_edge_belongs_to_the_bin_below_it(bins: int) -> None:
     for at in range(bins):

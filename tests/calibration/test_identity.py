@@ -93,9 +93,35 @@ def test_a_copy_of_the_model_is_the_same_and_another_model_is_refused(engine: En
                 one.apply(answer)
 
 
-def test_answers_to_several_questions_share_what_is_the_same(engine: Engine) -> None:
+@pytest.mark.feature("G22")
+def test_an_answer_is_changed_once_and_in_the_order_of_the_fit(engine: Engine, tmp_path: Path) -> None:
+    raw, prior = fitted(engine, tmp_path)
+    answers = asked(engine)
+    Calibrator.fit_answers([prior.apply(one) for one in answers], [*TEXTS] * 20).save(tmp_path / "after.json")
+    after = Calibrator.load(tmp_path / "after.json")
+    first = answers[0]
+    assert after.apply(prior.apply(first)).label == "English"
+    uniform = PriorCorrection.content_free(engine, LANGUAGE)
+    for wrong in (
+        lambda: raw.apply(raw.apply(first)),
+        lambda: raw.apply(prior.apply(first)),
+        lambda: prior.apply(raw.apply(first)),
+        lambda: after.apply(first),
+        lambda: after.apply(uniform.apply(first)),
+    ):
+        with pytest.raises(CalibrationError, match="applied before"):
+            wrong()
+    for fit in (lambda some: Calibrator.fit_answers(some, [*TEXTS] * 20), PriorCorrection.of_answers):
+        with pytest.raises(CalibrationError, match="some answers were changed by"):
+            fit([*answers[:20], *map(raw.apply, answers[20:])])
+
+
+def test_answers_to_several_questions_share_what_is_the_same(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     several = asked(engine)[:20] + asked(engine, Choice("What is it written in?", ["English", "German"]))[:20]
     found = Calibrator.fit_answers(several, [*TEXTS] * 20)
+    assert "several questions" in caplog.text
     assert "question" not in found.asked and {"template", "model"} <= set(found.asked)
     found.apply(several[0])
     [other] = engine.decide("Guten Tag.", [LANGUAGE], template=DecisionTemplate(separator="; "))
