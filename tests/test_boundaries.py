@@ -235,3 +235,16 @@ def test_no_class_has_an_alias_of_numpy_typing_as_its_base() -> None:
         if isinstance(node, ast.ClassDef) and any("NDArray" in ast.unparse(base) for base in node.bases)
     ]
     assert not wrong
+
+
+def test_dataclasses_have_slots_and_are_frozen_unless_their_folder_changes_them() -> None:
+    """But for the parts of an engine, of which there is one, and results, which the engine fills in."""
+    for folder in (ROOT / "prelude").iterdir():
+        nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_bytes()))]
+        changed = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+        for made in [node for node in nodes if isinstance(node, ast.ClassDef)]:
+            said = " ".join(map(ast.unparse, made.decorator_list))
+            fields = {ast.unparse(node.target) for node in made.body if isinstance(node, ast.AnnAssign)}
+            if "dataclass" in said and "dataclass(eq=False, repr=False)" not in said:
+                assert "slots=True" in said, made.name
+                assert "frozen=True" in said or fields & changed or folder.name == "results", made.name

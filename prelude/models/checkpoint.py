@@ -49,7 +49,7 @@ Q8_VALUES, Q8_BYTES = TYPES[8][1:]
 """Values and bytes of a block of Q8_0, the form in which all blocks are computed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Place:
     file: MappedFile
     name: str

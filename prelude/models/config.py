@@ -50,7 +50,7 @@ _OF_ALL_PARTS = (
 """Keys of a model with several parts that count for its text model too."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The settings of a model directory. Sizes are positive and consistent; nothing here needs checking
     again."""

@@ -186,7 +186,7 @@ def _hub_stores(root: Path) -> list[Path]:
     return [repository / "blobs", repository.parent / "blobs"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WeightFiles:
     """Paths by file name; ``assigned`` says for each tensor which file an index put it in, if any."""
 

@@ -20,7 +20,7 @@ RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 MAX_POSITIONS = 1 << 24
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RopeScaling:
     """A change to the plain inverse frequencies; the fields that its ``kind`` does not use keep their defaults."""
 
@@ -68,7 +68,7 @@ class Rope:
         return turns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ropes:
     """Rotary positions as a config describes them, of contexts of up to ``positions`` tokens."""
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="MappedFile")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Where one tensor lies. ``begin`` and ``end`` are bytes from the start of a safetensors file's data, or from the
     start of a GGUF file."""

@@ -32,7 +32,7 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NOT_BRACKETS = bytes(set(range(256)) - set(_STEPS))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Unnatural:
     """A JSON number that is not a natural number of at most 20 digits, as it was written."""
 

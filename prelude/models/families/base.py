@@ -23,7 +23,7 @@ CAUSAL: dict[str, tuple[Any, ...]] = {"is_causal": (None, True), "use_bidirectio
 """Keys of decoders, with the values that change nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SpecRequest:
     """Which of a family's networks a config asks for. ``labels``: rows of the classifier, 0 without one. ``nested``:
     the network is a part of a larger one, and its config lies inside that one's."""
@@ -34,7 +34,7 @@ class SpecRequest:
     nested: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Family:
     """One ``model_type``. ``build`` checks the config and returns the network. It raises ``ModelError`` that names a
     key, or ``UnsupportedModel`` if the config asks for operations that do not exist here."""

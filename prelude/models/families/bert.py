@@ -62,7 +62,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Names:
     """Names of weights: ``layer`` holds the number as ``{}``, the others are parts of a layer."""
 
@@ -77,7 +77,7 @@ class Names:
     mlp_norm: str = "output.LayerNorm"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Keys:
     """Keys of the config."""
 
@@ -89,7 +89,7 @@ class Keys:
     eps: str = "layer_norm_eps"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """The values that all layers of an encoder share. ``width``: of a head; all together are as wide as the model."""
 
@@ -119,7 +119,7 @@ def read_sizes(fields: Fields, keys: Keys) -> Sizes:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MaskedNames:
     """Names of the masked-language head. ``activation`` None: that of the layers."""
 
@@ -131,7 +131,7 @@ class MaskedNames:
     """Whether the class ``…ForPreTraining`` has the same head."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
     """The differences between these families."""
 

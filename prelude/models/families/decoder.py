@@ -65,7 +65,7 @@ _IGNORED: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Switches:
     """The differences between families of decoders."""
 
@@ -138,7 +138,7 @@ def _build(switches: Switches, fields: Fields, wanted: SpecRequest) -> ModelSpec
 # ------------------------------------------------------------------ parts that other decoders have too
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """``heads * head_dim`` may differ from ``hidden``; ``kv_heads`` divides ``heads``, ``head_dim`` is even."""
 

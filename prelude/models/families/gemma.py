@@ -35,7 +35,7 @@ _OLD = {**_NEW, "gelu": _NEW["gelu_pytorch_tanh"]}
 _LOCAL_BASE = "rope_local_base_freq"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
     """The differences between generations."""
 

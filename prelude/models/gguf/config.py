@@ -12,7 +12,7 @@ from typing import Any
 
 from prelude.errors import CheckpointError, ModelError, UnsupportedModel, shown
 from prelude.models.gguf.reader import GgufFile
-from prelude.records import dataclass
+from prelude.records import dataclass, field
 
 _CLASSES = {
     "llama": ("llama", "LlamaForCausalLM"),
@@ -67,15 +67,13 @@ def plain(value: float) -> float:
     return next((one for one in found if struct.pack("<f", one) == struct.pack("<f", value)), float(value))
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Keys:
     """The metadata of one architecture; it records the keys that were read."""
 
     file: GgufFile
     architecture: str
-
-    def __post_init__(self) -> None:
-        self.known: set[str] = set()
+    known: set[str] = field(default_factory=set)
 
     def get(self, key: str) -> Any:
         self.known.add(key)

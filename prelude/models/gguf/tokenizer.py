@@ -30,7 +30,7 @@ _TEKKEN = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Words:
     """How a named pre-tokenizer cuts text. Without ``pattern``: as GPT-2 does."""
 
