@@ -42,10 +42,14 @@ def make_frame(chat: ChatRenderer | None) -> Frame:
     try:
         segments = chat([{"role": "user", "content": f" {_MARK} "}], True)
     except (ValueError, TypeError) as error:
-        raise TemplateError(f"the chat template refuses a single user turn: {shown(str(error))}") from error
+        raise TemplateError(
+            f"the chat template refuses a single user turn: {shown(str(error))}", field="template"
+        ) from error
     rendered = "".join(text for text, _ in segments)
     if rendered.count(_MARK) != 1:
-        raise TemplateError("the chat template does not show the user's turn exactly once; use chat=False")
+        raise TemplateError(
+            "the chat template does not show the user's turn exactly once; use chat=False", field="template"
+        )
     before, after = rendered.split(_MARK)
     kept = before.endswith(" ") and after.startswith(" ")
     return Frame(before[:-1], after[1:]) if kept else Frame(before, after, strips=True)
@@ -63,7 +67,7 @@ def chat_renderer(tokenizer: Any, **options: Any) -> ChatRenderer | None:
     named = {name: getattr(tokenizer, name) for name in _SPECIAL_TOKENS}
     given = {**{name: token for name, token in named.items() if token is not None}, **options}
 
-    @lru_cache(maxsize=32)
+    @lru_cache
     def takes_parts(role: str) -> bool:
         return _shows_parts(written, role)
 

@@ -146,7 +146,7 @@ class BulkRun:
 
     def _task(self, row: Row) -> Any:
         if row.problem is not None:
-            raise InvalidRequest(row.problem)
+            raise InvalidRequest(row.problem, field=None)
         return self._form.task(row)
 
     def finish(self, journal: Journal, report: Report) -> None:

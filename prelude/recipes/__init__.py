@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -190,15 +190,15 @@ def read_recipe(data: bytes | str, where: str) -> Recipe:
     found = parse(data, where, RecipeError)
     verb = found.get("verb") if isinstance(found, dict) else None
     if not isinstance(verb, str) or verb not in _KINDS:
-        raise RecipeError(f"{where}: an object with verb {' or '.join(map(repr, _KINDS))} is expected")
+        raise RecipeError(f"{where}: an object with verb {' or '.join(map(repr, _KINDS))} is expected", field=None)
     try:
         recipe: Recipe = _make(_KINDS[verb], {key: found[key] for key in found if key != "verb"}, "recipe")
     except RecipeError as error:
-        raise RecipeError(f"{where}: {error}") from error
+        raise RecipeError(f"{where}: {error}", field=None) from error
     return recipe
 
 
-@lru_cache(maxsize=1)
+@cache
 def shipped() -> Mapping[str, Recipe]:
     """Return the recipes of this package by name."""
     found = {}
@@ -225,7 +225,7 @@ def recipe_of(given: Any, kind: type[Any]) -> Any:
     return found
 
 
-@lru_cache(maxsize=16)
+@lru_cache
 def split_part(text: str) -> tuple[str, ...]:
     """Return literals and placeholder names in turn, literals first and last."""
     return tuple(_PLACEHOLDER.split(text))

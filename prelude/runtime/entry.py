@@ -150,17 +150,20 @@ class Entry:
         if request.execution_class is ExecutionClass.ONESHOT and tree.num_tokens > most:
             raise RequestTooLarge(
                 f"the request has {tree.num_tokens} tokens with all its branches, a step computes at most {most} "
-                "beside running rows; ask fewer questions at a time or raise max_step_tokens"
+                "beside running rows; ask fewer questions at a time or raise max_step_tokens",
+                field=None,
             )
         if request.execution_class is ExecutionClass.DECODE:
             if self.limits.bytes_per_state and not self.pool.num_running_states:
                 raise RequestTooLarge(
                     "a request for more than one token takes a recurrent state, the executor has room for none; ask "
-                    "for one token (max_tokens=1), or give it room for states"
+                    "for one token (max_tokens=1), or give it room for states",
+                    field=None,
                 )
             blocks = -(-(request.max_device_len - 1) // self.pool.block_size)  # the last token is never written
             if blocks > self.pool.num_blocks:
                 raise RequestTooLarge(
                     f"{request.max_device_len} tokens (prompt and max_tokens) need {blocks} KV blocks, the pool has "
-                    f"{self.pool.num_blocks}; lower max_tokens or raise kv_blocks"
+                    f"{self.pool.num_blocks}; lower max_tokens or raise kv_blocks",
+                    field=None,
                 )
