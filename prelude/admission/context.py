@@ -13,7 +13,6 @@ from prelude.admission.tokenization import Encoder, TokenizationScope
 from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
 from prelude.readouts import RequestReadout
-from prelude.readouts.sampling import Sampling
 from prelude.recipes import ModelRecipes
 from prelude.records import dataclass, field
 from prelude.results import AskedQuestion
@@ -98,9 +97,7 @@ def admitted(
     readout: RequestReadout | None,
     finish: Callable[[Outcome], Any],
     *,
-    truncated: int = 0,
-    max_new_tokens: int = 0,
-    sampling: Sampling | None = None,
+    truncated: int,
     first: int = 0,
     masked: bool = False,
 ) -> Admitted:
@@ -115,13 +112,11 @@ def admitted(
     prepared = Prepared(
         tree,
         readout,
-        max_new_tokens,
-        sampling,
-        cache_of(ctx, task),
-        salt_of(task),
-        truncated,
-        scope.close(),
-        first,
+        cache=cache_of(ctx, task),
+        salt=salt_of(task),
+        truncated_tokens=truncated,
+        tokenize_ms=scope.close(),
+        first=first,
     )
     return Admitted(prepared, finish)
 

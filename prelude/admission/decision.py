@@ -113,8 +113,8 @@ class Decision:
     segments: tuple[tuple[int, I32], ...]
     readout: LogprobRows
     nbytes: int
-    places: tuple[LabelOrder, ...] = ()  # of each question: where the caller's labels are in the plan
-    dropped: int = 0  # characters that were cut of the questions' texts before tokenising
+    places: tuple[LabelOrder, ...]  # of each question: where the caller's labels are in the plan
+    dropped: int  # characters that were cut of the questions' texts before tokenising
     asked: list[AskedQuestion] = field(default_factory=list)  # the question of each answer, once it was made
 
     def room(self, ctx: AdmissionContext) -> int:

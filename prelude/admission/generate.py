@@ -85,7 +85,7 @@ def check_pool(ctx: AdmissionContext, prompt: int, budget: int) -> None:
     """A sequence that is larger than the pool could never finish (the last token's keys and values are never
     written)."""
     slots = ctx.limits.num_blocks * ctx.limits.block_size
-    if budget > 1 and prompt + budget - 1 > slots:
+    if prompt + budget - 1 > slots:
         raise RequestTooLarge(
             f"{prompt} tokens of prompt and {budget} of output need more than the pool of {slots} tokens; raise "
             "EngineConfig.kv_bytes (or kv_blocks) or lower max_tokens",
@@ -134,7 +134,7 @@ def complete(ctx: AdmissionContext, sampling: Sampling, outcome: Outcome) -> Com
     text = outcome.text
     if text is None:
         started = time.perf_counter()
-        text = ctx.encoder.tokenizer.decode(ids) if ids else ""
+        text = ctx.encoder.tokenizer.decode(ids)
         if sampling.stops is not None and len(ids) > sampling.min_tokens:
             text, stopped = sampling.stops.cut(text, sampling.include_stop)
             reason = "stop" if stopped else reason
@@ -191,9 +191,9 @@ class TextReader:
             self._state = None
 
 
-def sampled_logprob(token_id: int, output: SampleOutput, row: int, top: int | None) -> SampledLogprob | None:
+def sampled_logprob(token_id: int, output: SampleOutput, row: int, top: int) -> SampledLogprob | None:
     """Return a row's numbers; rows of one batch carry as many alternatives as the greediest of them asked for."""
-    if top is None or output.logprobs is None:
+    if output.logprobs is None:
         return None
     best: tuple[tuple[int, float], ...] = ()
     if top and output.top_ids is not None and output.top_logprobs is not None:

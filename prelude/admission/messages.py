@@ -59,7 +59,7 @@ class _Copies:
         self._left = MAX_VALUES
 
     def of(self, value: Any, depth: int) -> Any:
-        table = type(value) is dict or isinstance(value, Mapping)
+        table = isinstance(value, Mapping)
         if not table and not isinstance(value, list | tuple):
             return value
         if not depth or len(value) > self._left:
@@ -97,16 +97,14 @@ def rough_size(messages: Any, enough: int) -> int:
 # ------------------------------------------------------------------ checking
 
 
-def check_messages(ctx: AdmissionContext, messages: Sequence[Any], field: str) -> int:
-    """Roles are strings, contents text or lists of text parts, and all fields are within the limits. Returns how many
-    characters more the messages might have."""
-    chars = check_bounds(ctx, messages, field)
+def check_messages(ctx: AdmissionContext, messages: Sequence[Any], field: str) -> None:
+    """Roles are strings, contents text or lists of text parts, and all fields are within the limits."""
+    check_bounds(ctx, messages, field)
     for index, message in enumerate(messages):
         here = f"{field}[{index}]"
         if not isinstance(message.get("role"), str):
             raise InvalidRequest(f"role {shown(message.get('role'))} is not a string", field=f"{here}.role")
         check_content(message.get("content"), f"{here}.content", ctx.max_chars)
-    return chars
 
 
 def check_bounds(ctx: AdmissionContext, messages: Sequence[Any], field: str) -> int:
@@ -214,7 +212,7 @@ class _Account:
             return
         elif kind is TooLarge:
             raise RequestTooLarge(value.reason, field=written(path))
-        elif kind is dict or isinstance(value, Mapping):
+        elif isinstance(value, Mapping):
             self._enter(len(value), path, depth)
             for key, item in value.items():
                 inside = (path, key)
@@ -277,10 +275,7 @@ def too_many_characters(ctx: AdmissionContext, field: str) -> RequestTooLarge:
 
 def check_content(content: Any, field: str, most: int) -> None:
     """A message's content is text, ``None``, or a list of ``{"type": "text", "text": ...}`` parts."""
-    if content is None:
-        return
-    if isinstance(content, str):
-        validation.text(content, field, most)
+    if content is None or isinstance(content, str):
         return
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
         raise InvalidRequest(f"{shown(content)} is not text or a list of text parts", field=field)

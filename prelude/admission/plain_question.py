@@ -82,7 +82,7 @@ def _choice(ctx: AdmissionContext, question: Choice, field: str) -> PlainQuestio
     return PlainQuestion("choice", text, tuple([str.__str__(label) for label in given]), notes)
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def warn_of_one_label(question: str, label: str) -> None:
     """Warn once for each: a program may narrow its labels down to one, and a list of labels may be written as one."""
     log.warning(
@@ -121,16 +121,13 @@ def _text(value: Any, field: str, layout: Layout, *, needed: bool) -> str:
         return ""
     if value is None:
         raise InvalidRequest("it is None, and no criteria ask instead; give the question's text", field=here)
-    text = text_of(value, here, MAX_TEXT, layout=layout)
-    if not text:
-        raise InvalidRequest("it is empty; give at least one character, or None", field=here)
-    return str.__str__(text)
+    return text_of(value, here, MAX_TEXT, empty=False, layout=layout)
 
 
 def _note(ctx: AdmissionContext, value: Any, field: str, *, empty: bool = True) -> str:
     if value is None and empty:
         return ""
-    return str.__str__(text_of(value, field, ctx.max_chars, empty=empty, layout=ctx.layout))
+    return text_of(value, field, ctx.max_chars, empty=empty, layout=ctx.layout)
 
 
 def check_characters(ctx: AdmissionContext, plain: PlainQuestion, field: str) -> int:

@@ -34,7 +34,7 @@ _NOTHING_READ = "nothing: the prompt is computed for the prefix cache alone"
 Prepare: TypeAlias = Callable[[AdmissionContext, TokenizationScope, Any], Admitted | tuple[Admitted, Notes]]
 
 
-@lru_cache(maxsize=64)
+@lru_cache
 def prepare_function(kind: type) -> Prepare | None:
     """Return the function that a task of this type names in ``prepared_by``; None for a type that names none."""
     module, _, name = (kind.prepared_by if issubclass(kind, TaskOf) else "").partition(":")

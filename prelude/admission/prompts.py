@@ -76,8 +76,7 @@ def encode_prompt(
             ids, spans = scope.encode_with_offsets(prompt, special=True, parse_special=True)
             spans += np.int32(dropped) * (spans >= [seam, seam + 1])
         elif continued:
-            ids = scope.encode(prompt, parse_special=True)
-            ids = np.concatenate([scope.encoder.prefix, ids]) if len(scope.encoder.prefix) else ids
+            ids = np.concatenate([scope.encoder.prefix, scope.encode(prompt, parse_special=True)])
         else:
             ids = scope.encode(prompt, special=True, parse_special=True)
     elif is_messages(prompt, field):
@@ -240,7 +239,7 @@ def too_long(ctx: AdmissionContext, tokens: int, room: int, field: str) -> Promp
 def keep_specials(cuttable: Mask, ids: I32, scope: TokenizationScope, *, suffix: bool) -> None:
     """Mark tokens that the post-processor put around the text as not to be cut: they are not the user's."""
     before, after = scope.encoder.prefix, scope.encoder.suffix
-    if len(before) and np.array_equal(ids[: len(before)], before):
+    if np.array_equal(ids[: len(before)], before):
         cuttable[: len(before)] = False
-    if suffix and len(after) and np.array_equal(ids[len(ids) - len(after) :], after):
+    if suffix and np.array_equal(ids[len(ids) - len(after) :], after):
         cuttable[len(ids) - len(after) :] = False

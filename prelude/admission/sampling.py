@@ -77,7 +77,7 @@ def resolve_stops(stop: Any) -> Stops | None:
     field = "params.stop"
     if isinstance(stop, str):
         stop = (stop,)
-    if stop is None or not isinstance(stop, list | tuple):
+    if not isinstance(stop, list | tuple):
         raise InvalidRequest(f"{shown(stop)} is not a string or a list of strings", field=field)
     if len(stop) > MAX_STOPS:
         raise RequestTooLarge(f"{len(stop)} stop strings; the limit is {MAX_STOPS}", field=field)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 
 from prelude.admission.messages import copy_messages, copy_value
 from prelude.admission.sampling import in_context
-from prelude.tasks import Choice, Noul, SamplingParams, Score, Task
+from prelude.tasks import Choice, Noul, SamplingParams, Score
 
 T = TypeVar("T")
 PROMPT_FIELDS = ("state", "prompt", "context", "continuation", "query", "document")
@@ -20,9 +20,9 @@ def snapshot(task: T) -> T:
     """Return ``task`` itself if it holds nothing mutable, else one with copies. Never raise for bad values: checking
     belongs to ``prepare``."""
     changes: dict[str, Any] = {}
-    for name in prompt_fields(task):
+    for name in PROMPT_FIELDS:
         value = getattr(task, name, None)
-        if value is not None and type(value) is not str and not isinstance(value, (str, bytes)):
+        if value is not None and not isinstance(value, str | bytes):
             changes[name] = copy_prompt(value)
     questions = getattr(task, "questions", None)
     if isinstance(questions, (list, tuple)):
@@ -40,22 +40,6 @@ def snapshot(task: T) -> T:
         if copied_params is not params:
             changes["params"] = copied_params
     return dataclasses.replace(task, **changes) if changes else task  # type: ignore[type-var]
-
-
-def prompt_fields(task: Any) -> tuple[str, ...]:
-    """Return the fields of a task that may hold a prompt."""
-    kind = type(task)
-    found = _FIELDS_OF.get(kind)
-    if found is None:
-        known = getattr(kind, "__dataclass_fields__", PROMPT_FIELDS)
-        found = tuple([name for name in PROMPT_FIELDS if name in known])
-        if kind in _TASKS:
-            _FIELDS_OF[kind] = found
-    return found
-
-
-_TASKS = get_args(Task)
-_FIELDS_OF: dict[type, tuple[str, ...]] = {}
 
 
 def copy_prompt(value: Any) -> Any:

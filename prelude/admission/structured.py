@@ -50,11 +50,11 @@ _WRITERS: dict[Layout, Callable[[Any], str]] = {"json": _json, "indented": _inde
 
 def text_of(value: Any, field: str, most: int, *, empty: bool = True, layout: Layout = "json") -> str:
     """``value`` as text of at most ``most`` characters. ``InvalidRequest`` names ``field`` and the place in it."""
-    if isinstance(value, str):
-        return validation.text(value, field, most, empty=empty)
-    if not is_structured(value):
-        raise validation.wrong_type(value, field, "a string, an object or an array")
-    return validation.text(json_of(value, field, layout), field, most)
+    if not isinstance(value, str):
+        if not is_structured(value):
+            raise validation.wrong_type(value, field, "a string, an object or an array")
+        value = json_of(value, field, layout)
+    return validation.text(value, field, most, empty=empty)
 
 
 def json_of(value: Any, field: str, layout: Layout = "json") -> str:

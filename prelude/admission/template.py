@@ -85,7 +85,7 @@ class DecisionTemplate:
     rate: str = "Rate it on the given scale."
     chat: bool = False
     letters: bool = False
-    _parts: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False, hash=False)
+    _parts: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("chat", "letters"):
@@ -124,7 +124,7 @@ class DecisionTemplate:
             data = read_plain(path, MAX_FILE_BYTES)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise TemplateError(f"{path}: cannot be read: {reason}") from error
+            raise TemplateError(f"{path}: cannot be read: {reason}", field=None) from error
         return cls.from_json(data, str(path))
 
     @classmethod
@@ -132,14 +132,15 @@ class DecisionTemplate:
         """Read the content of that file; ``path`` is named in messages."""
         found = parse(data, path, TemplateError)
         if not isinstance(found, dict):
-            raise TemplateError(f"{path}: {type(found).__name__} instead of an object")
+            raise TemplateError(f"{path}: {type(found).__name__} instead of an object", field=None)
         known = [item.name for item in fields(cls) if item.init]
         if unknown := sorted(set(found) - set(known)):
-            raise TemplateError(f"{path}: unknown field {shown(unknown[0])}; the fields are {', '.join(known)}")
+            said = f"{path}: unknown field {shown(unknown[0])}; the fields are {', '.join(known)}"
+            raise TemplateError(said, field=None)
         try:
             return cls(**found)
         except TemplateError as error:
-            raise TemplateError(f"{path}: {error}") from error
+            raise TemplateError(f"{path}: {error}", field=None) from error
 
     @property
     def chars(self) -> int:
@@ -228,7 +229,7 @@ def _fill(parts: tuple[str, ...], values: Mapping[str, Any]) -> list[Piece]:
     return [(values[part], False) if index % 2 else (part, True) for index, part in enumerate(parts)]
 
 
-@lru_cache(maxsize=64)
+@lru_cache
 def template_hash(template: DecisionTemplate) -> str:
     """Hash all fields: two templates with the same hash write the same texts."""
     values = [getattr(template, item.name) for item in fields(template) if item.init]
@@ -241,7 +242,7 @@ CHAT_TEMPLATE = DecisionTemplate(
 )
 
 
-@lru_cache(maxsize=64)
+@lru_cache
 def decision_template(name: str) -> DecisionTemplate:
     """Return a template for ``decide(template=...)``: one of ``decision_names()``. Raises ``RecipeError``."""
     if name not in decision_names():

@@ -40,7 +40,7 @@ class Encoder:
     """One tokenizer for all requests. Thread-safe; ``calls`` counts the tokenizer's encode calls. ``kept``: the parts
     of prompts that many requests share, of at most ``kept_bytes``; each is found by requests of one salt."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_rows: int, kept_bytes: int = 1 << 24) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_rows: int, kept_bytes: int) -> None:
         self.tokenizer = tokenizer
         self.tally = Tally()  # of the tokenizer's encode calls
         self.kept: Memo[Any, Any] = Memo(kept_bytes)
@@ -84,18 +84,16 @@ class Encoder:
         return found
 
     def _cut(self, scope: TokenizationScope, text: str) -> list[str | I32]:
-        if not text or np.array_equal(
-            scope.encode(text, parse_special=True), scope.encode(text, parse_special=False)
-        ):
+        if not text or np.array_equal(scope.encode(text, parse_special=True), scope.encode(text)):
             return [text]
-        ids, offsets = scope.encode_with_offsets(text, special=False, parse_special=True)
+        ids, offsets = scope.encode_with_offsets(text, parse_special=True)
         parts: list[str | I32] = []
         last = 0
         for token_id, (start, end) in zip(ids.tolist(), offsets.tolist()):
             surface = text[start:end]
             if self.tokenizer.id_to_token(token_id) != surface.strip() or end <= last:
                 continue
-            if scope.encode(surface, parse_special=False).tolist() == [token_id]:
+            if scope.encode(surface).tolist() == [token_id]:
                 continue  # an ordinary token
             parts += [text[last:start], np.array([token_id], dtype=np.int32)]
             last = end
@@ -152,7 +150,7 @@ class TokenizationScope:
         try:
             found = encode(*given, **options)
         except (ValueError, TypeError) as error:
-            raise InvalidRequest(f"the tokenizer refuses {shown(text)}: {shown(str(error))}") from error
+            raise InvalidRequest(f"the tokenizer refuses {shown(text)}: {shown(str(error))}", field=None) from error
         self.seconds += time.perf_counter() - started
         self.calls += 1
         return found
@@ -223,7 +221,8 @@ class TokenizationScope:
         if encoder.may_pass_rows and len(ids) and int(ids.max()) >= encoder.vocab_rows:
             raise InvalidRequest(
                 f"the tokenizer gives id {int(ids.max())} for this text and the model has {encoder.vocab_rows} rows: "
-                "tokenizer and model do not belong together"
+                "tokenizer and model do not belong together",
+                field=None,
             )
 
     def close(self) -> float:

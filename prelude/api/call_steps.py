@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prelude.admission.messages import rough_size
-from prelude.admission.snapshot import prompt_fields
+from prelude.admission.snapshot import PROMPT_FIELDS
 from prelude.api.text_streams import timed_finish
 from prelude.errors import InvalidRequest, PreludeError, shown
 from prelude.runtime.delivery import Completions
@@ -104,10 +104,8 @@ def task_list(tasks: Any) -> Sequence[Any]:
 
 def text_size(task: Any) -> int:
     """Return about the number of characters (or ids) that preparing reads. Unknown shapes fail there."""
-    size = TASK_CHARS + sum([_size(getattr(task, name, None)) for name in prompt_fields(task)])
+    size = TASK_CHARS + sum([_size(getattr(task, name)) for name in PROMPT_FIELDS if hasattr(task, name)])
     questions = getattr(task, "questions", None)
-    if questions is None:
-        return size
     if isinstance(questions, Mapping):
         questions = tuple(questions.values())
     for question in questions if isinstance(questions, list | tuple) else ():

@@ -121,8 +121,7 @@ def guard_steps(
     answers: dict[str, GuardAnswer] = {}
     response = about_response(task.prompt)
     for field in recipe.asked(response) if detail else recipe.asked(response)[:1]:
-        before = field.unless is not None and answers.get(field.unless[0])
-        if field.unless is not None and before and before.label == field.unless[1]:
+        if field.unless and (before := answers.get(field.unless[0])) and before.label == field.unless[1]:
             answers[field.name] = known_answer(field.name, field.labels_for(response), field.unless[2])
             continue
         given = {name: (*answer.labels, "") if answer.more else answer.label for name, answer in answers.items()}

@@ -90,13 +90,7 @@ def window_size(given: Any) -> int:
 
 def leading_text(task: Any) -> str:
     """Return the text that a task's prompt begins with, for comparison alone."""
-    fields = _FIELDS.get(type(task))
-    if fields is None:
-        fields = _FIELDS[type(task)] = tuple([name for name in PROMPT_FIELDS if hasattr(task, name)])
-    return "\0".join([_text(getattr(task, name)) for name in fields])
-
-
-_FIELDS: dict[type, tuple[str, ...]] = {}  # the prompt's fields of each kind of task
+    return "\0".join([_text(getattr(task, name)) for name in PROMPT_FIELDS if hasattr(task, name)])
 
 
 def _text(value: Any) -> str:

@@ -148,9 +148,9 @@ _KEY: Key = ("sample",)  # rows that ask for fewer numbers read their part of th
 # ------------------------------------------------------------------ arrays
 
 
-def sample_rows(states: Sequence[SamplingState], rows: Sequence[int] | None = None) -> SampleRows:
-    """Return the arrays of one step. ``rows``: where the states stand in the batch, if not at their own ``row``."""
-    at = np.array([state.row for state in states] if rows is None else rows, dtype=np.int32)
+def sample_rows(states: Sequence[SamplingState]) -> SampleRows:
+    """Return the arrays of one step."""
+    at = np.array([state.row for state in states], dtype=np.int32)
     return sampled_rows([s.sampling for s in states], at, lambda: states, [s.step for s in states])
 
 
@@ -218,7 +218,7 @@ def logit_edits(states: Sequence[SamplingState]) -> LogitEdits | None:
     return LogitEdits(*weights, seen_indptr, seen_ids, seen_counts, bias_indptr, bias_ids, bias_values, *tables)
 
 
-@lru_cache(maxsize=64)
+@lru_cache
 def empty_edits(count: int) -> LogitEdits:
     """Make edits of ``count`` rows that change nothing. Many batches share its arrays, which cannot be written."""
     one, zero = np.ones(count, dtype=np.float32), np.zeros(count, dtype=np.float32)

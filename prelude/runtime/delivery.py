@@ -109,7 +109,7 @@ class LoopSink(EndSink):
     """Collects the ends of a call of an event loop. ``future`` is resolved when ``expected`` requests have ended;
     ``progress`` is called for them in the loop."""
 
-    def __init__(self, completions: CompletionQueue, expected: int, progress: Progress | None = None) -> None:
+    def __init__(self, completions: CompletionQueue, expected: int, progress: Progress | None) -> None:
         self.ends: Completions = {}
         self.expected = expected
         self.future: asyncio.Future[None] = completions.loop.create_future()

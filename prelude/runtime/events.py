@@ -44,9 +44,6 @@ class Listeners:
         self.heard = False  # whether there is a listener
         self.errors = 0
 
-    def __bool__(self) -> bool:
-        return self.heard
-
     def add(self, listener: Listener) -> Callable[[], None]:
         """Returns a function that removes it."""
         self._listeners = (*self._listeners, listener)

@@ -113,8 +113,6 @@ class StepsInFlight(deque[InFlightStep]):
 
     def give_back_ended(self) -> None:
         """Give back leases of ended requests once no step in flight writes their blocks."""
-        if not self.holding:
-            return
         for request in [request for request in self.holding.values() if not request.in_flight]:
             del self.holding[request.id]
             request.give_back(self._pool)

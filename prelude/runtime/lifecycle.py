@@ -58,8 +58,7 @@ class Lifecycle:
             raise
         if places is not None:
             places.posted()
-        if self.events.heard:
-            self.events.emit_accepted(requests)
+        self.events.emit_accepted(requests)
 
     def cancel(self, request: Request) -> bool:
         """End a request when the next step begins; False if it has ended. Any thread, and takes no lock."""
@@ -88,7 +87,7 @@ class Lifecycle:
         """Collect the cancelled and expired ones; all that wait or run if the engine is being closed."""
         while self._cancels:
             self.end(self._cancels.popleft(), RequestCancelled("cancelled"))
-        now = self.clock() if self.expiring else 0.0
+        now = self.clock()
         while self.expiring and (self.expiring[0][0] <= now or self.expiring[0][2].state is State.FINISHED):
             request = heapq.heappop(self.expiring)[2]
             self.end(request, _expired(request))
@@ -125,10 +124,9 @@ class Lifecycle:
 
     def end_late(self) -> None:
         """Tell, after a step, the ends that waited for it."""
-        if self.late:
-            late, self.late = self.late, []
-            for request, error in late:
-                self.end(request, error)
+        late, self.late = self.late, []
+        for request, error in late:
+            self.end(request, error)
 
     def end_waiting(self, error: Exception) -> None:
         """End all that wait or run with ``error``."""

@@ -182,8 +182,7 @@ class Stepper:
     def _note_waiting(self, plan: Plan) -> None:
         self.stats.deferrals += len(plan.deferred)
         self.stats.preemptions += len(plan.preempted)
-        if self.events.heard:
-            self.events.emit_each("preempted", plan.preempted)
+        self.events.emit_each("preempted", plan.preempted)
 
     # -------------------------------------------------------------- submit
 
@@ -278,7 +277,7 @@ class Stepper:
 
     def _postprocess(self, step: InFlightStep, result: StepResult, bad_rows: list[frozenset[int]]) -> None:
         plan, packed = step.plan, step.packed
-        valid = self.steps.valid(step) if self.steps.holding or step.void else plan
+        valid = self.steps.valid(step)
         if valid is not plan:
             self.stats.discarded_rows += len(plan.decode) - len(valid.decode)
         if valid is plan or not valid.empty:  # else it shows nothing that the step before has not shown

@@ -16,7 +16,7 @@ class OneShotRow:
 
     request: Request
     skip: int
-    publish: int = 0
+    publish: int
 
 
 class Fold(NamedTuple):

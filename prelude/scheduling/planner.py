@@ -59,7 +59,7 @@ class Budgets:
         )
         object.__setattr__(self, "limits", limits)
 
-    def ledger(self, limit: int | None = None) -> Ledger:
+    def ledger(self, limit: int | None) -> Ledger:
         """Make the ledger of a step, of ``limit`` rows at most."""
         rows = self.step_requests if limit is None else min(limit, self.step_requests)
         return Ledger(self.step_tokens, rows, self.logits_bytes)

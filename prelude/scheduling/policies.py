@@ -219,7 +219,7 @@ class FairTenants(_Layer):
     def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         inner = self.inner.keys(waiting, now)
         account = waiting.account
-        if len(account) == 0 or not (account != account[0]).any():
+        if not (account != account[:1]).any():
             return inner
         return (_turns(waiting, inner), *inner)
 

@@ -67,7 +67,7 @@ class Policy(Protocol):
     def keys(self, waiting: WaitingColumns, now: float) -> Keys: ...
 
 
-def ranked(policy: Policy, waiting: WaitingColumns, now: float, least: int | None = None) -> npt.NDArray[np.intp]:
+def ranked(policy: Policy, waiting: WaitingColumns, now: float, least: int | None) -> npt.NDArray[np.intp]:
     """Return indices into ``waiting`` in the policy's order. With ``least``: its first part, so many or more."""
     keys = [key for key in policy.keys(waiting, now) if len(key) and (key != key[0]).any()]
     if len(keys) == 1 and least is not None and least < len(waiting) // 2:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prelude.admission.preparer import Preparer
-from prelude.admission.template import DecisionTemplate, decision_names, decision_template
+from prelude.admission.template import DecisionTemplate, decision_names, decision_template, template_hash
 from prelude.errors import InvalidRequest, RecipeError, TemplateError
 from prelude.recipes import GuardField, GuardRecipe, RerankRecipe, read_recipe
 from prelude.tasks import Choice, Decide, Generate, Loglikelihood, Noul, PromptLogprobs, SamplingParams, Score
@@ -252,6 +252,8 @@ def test_a_template_s_file_has_a_bound(tmp_path: Path) -> None:
     path = tmp_path / "decision_template.json"
     path.write_bytes(b'{"yes": "y"}'.ljust(1 << 20))
     assert DecisionTemplate.from_file(path).yes == "y"
+    # Calibrators name the hash in their files.
+    assert template_hash(DecisionTemplate()) == "ead6adf9504d577db88761accabf1b9d"
     for data, says in (
         (b'{"yes": "y"}'.ljust((1 << 20) + 1), "cannot be read"),
         (b'["yes"]', "list instead of an object"),

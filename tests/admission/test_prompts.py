@@ -226,13 +226,13 @@ def _with(task: Any, text: str) -> Any:
 @pytest.mark.fault(25)
 def test_pieces_that_join_across_a_boundary_of_trust() -> None:
     """Half a control token from the template and half from the user is text."""
-    scope = TokenizationScope(Encoder(toys.plain_tokenizer(), 428))
+    scope = TokenizationScope(Encoder(toys.plain_tokenizer(), 428, 1 << 20))
     ids = scope.encode_pieces([("<|im_", True), ("start|>", False), ("<|im_end", False), ("|>", True)])
     assert not set(ids.tolist()) & {0, 1, 2}
 
 
 def test_a_word_may_begin_in_the_template_and_end_in_the_text(tokenizer: Any) -> None:
-    scope = TokenizationScope(Encoder(tokenizer, 428))
+    scope = TokenizationScope(Encoder(tokenizer, 428, 1 << 20))
     ids = scope.encode_pieces([(f"{toys.START}Ques", True), ("tion", False)]).tolist()
     assert ids == [1, *tokenizer.encode("Question").ids] and len(ids) == 2
 
@@ -241,7 +241,7 @@ def test_a_word_may_begin_in_the_template_and_end_in_the_text(tokenizer: Any) ->
 def test_added_tokens_of_a_template_are_control_tokens_too(tmp_path: Path) -> None:
     toys.train(added=["<think>"]).save(tmp_path / "tokenizer.json")
     (tmp_path / "chat_template.jinja").write_text("{{ '<think>\\n' }}", encoding="utf-8")
-    scope = TokenizationScope(Encoder(Tokenizer.from_file(tmp_path / "tokenizer.json"), 428))
+    scope = TokenizationScope(Encoder(Tokenizer.from_file(tmp_path / "tokenizer.json"), 428, 1 << 20))
     thinking = scope.encoder.tokenizer.encode_array("<think>", False).tolist()
     assert scope.encode_pieces([("a <think>\n", True)]).tolist().count(thinking[0]) == 1
     assert thinking[0] not in scope.encode_pieces([("a <think>\n", False)]).tolist()
@@ -260,7 +260,7 @@ TEXTS = st.lists(
 def test_a_boundary_of_trust_changes_no_token(pieces: list[tuple[str, bool]]) -> None:
     """Ids are those of the whole string, with control tokens where trusted text has them."""
     tokenizer = toys.plain_tokenizer()
-    scope = TokenizationScope(Encoder(tokenizer, 428))
+    scope = TokenizationScope(Encoder(tokenizer, 428, 1 << 20))
     expected: list[int] = []
     run = ""
     for text, trusted in [*pieces, (toys.STOP, True)]:

@@ -127,18 +127,23 @@ def test_part_of_a_large_call_is_refused_and_the_rest_is_answered() -> None:
 @pytest.mark.feature("A28")
 @pytest.mark.feature("F24")
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "wrong", "right"),
     [
-        {"max_running": 0}, {"max_step_tokens": -1}, {"max_step_requests": 0}, {"kv_blocks": -1}, {"chunk_tokens": 0},
-        {"max_queued_requests": 0}, {"max_running": 9, "max_step_requests": 8}, {"oneshot_share": 0},
-        {"oneshot_share": 1.5}, {"oneshot_share": math.nan}, {"hang_seconds": 0}, {"hang_seconds": True},
-        {"unhealthy_after": 0}, {"max_running": 1.5}, {"block_size": 4097}, {"kv_blocks": 0},
-        {"hang_seconds": 10**400}, {"hang_seconds": math.nan},
+        ("max_running", (0, 1.5, 513), (1, 512)), ("max_step_requests", (0, 63), (64,)),
+        ("max_step_tokens", (-1, 0), (1,)), ("chunk_tokens", (0,), (1,)), ("max_queued_requests", (0,), (1,)),
+        ("unhealthy_after", (0,), (1,)), ("kv_blocks", (-1, 0, 1 << 62), (1, (1 << 62) - 1)),
+        ("block_size", (0, 4097), (1, 4096)), ("threads", (0, 1025), (1, 1024)),
+        ("oneshot_share", (0, 0.0009, 1.5, math.nan), (0.001, 1)), ("max_memory", (0.0009, 1.1), (0.001, 1.0, 1)),
+        ("hang_seconds", (0, 0.009, 2e9, 10**400, True, math.nan), (0.01, 1e9)),
+        *((name, (-1,), (0,)) for name in ("defer_steps", "question_plan_bytes", "prefix_states", "host_kv_bytes")),
     ],
 )  # fmt: skip
-def test_limits_that_make_no_sense_are_refused_when_they_are_made(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        EngineConfig().changed(**wrong)
+def test_limits_that_make_no_sense_are_refused_when_they_are_made(name: str, wrong: Any, right: Any) -> None:
+    for value in wrong:
+        with pytest.raises(ConfigError, match=name):
+            EngineConfig().changed(**{name: value})
+    for value in right:
+        EngineConfig().changed(**{name: value})
 
 
 def test_a_field_of_expert_is_refused_at_the_top_by_a_sentence_that_names_it() -> None:

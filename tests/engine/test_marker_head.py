@@ -96,11 +96,11 @@ def test_a_text_that_is_too_long_is_refused_or_cut_as_in_training(engine: Engine
         engine.decide(long, QUESTIONS)
     cut = engine.decide(long, [QUESTIONS[3]], truncation="head")
     assert cut.stats.truncated_tokens == 500 - (200 - cut_head(engine)) and cut.stats.prompt_tokens == 200
-    with pytest.raises(PromptTooLong, match="60 options and their question"):
-        engine.decide("x", [Choice("q", [f"option {n}" for n in range(60)])], truncation="head")
+    with pytest.raises(PromptTooLong, match=r"^questions\[1\]: 60 options and their question"):
+        engine.decide("x", [QUESTIONS[3], Choice("q", [f"option {n}" for n in range(60)])], truncation="head")
     wide = [Choice("q", {"a": "y" * 60, "b": "z" * 60, "c": "x" * 60})]
-    with pytest.raises(PromptTooLong):
-        engine.decide("x", wide)
+    with pytest.raises(PromptTooLong, match=r"questions\[1\] .* longer"):
+        engine.decide("x", [QUESTIONS[3], *wide])
     shown = engine.explain(Decide("x", wide, truncation="head"))
     assert np.diff(shown.rows).tolist() == [34, 34], "a third of 120 tokens less 16 for the question"
 

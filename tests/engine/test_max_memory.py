@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,14 +78,25 @@ def test_the_length_that_a_refusal_names_fits_a_step_that_measures_more() -> Non
     found = StepMemory(fixed=2 * MB, per_token=4_000, readout=16 * MB, row_bytes=45_000, measured=True)
     more = StepMemory(fixed=2 * MB, per_token=4_400, readout=20 * MB, row_bytes=45_000, measured=True)
 
-    def plan(length: int) -> MemoryPlan:
-        config = EngineConfig(max_running=8, max_memory=100 * MB, max_length=length)
-        return MemoryPlan(config, spec, 1 << 40, held=4 * MB, host=8 * MB, block_bytes=32_768)
+    def plan(available: int = 1 << 40, **limits: Any) -> MemoryPlan:
+        config = EngineConfig(**{"max_running": 8, "max_memory": 100 * MB, **limits})
+        return MemoryPlan(config, spec, available, held=4 * MB, host=8 * MB, block_bytes=32_768)
 
     with pytest.raises(InsufficientMemory) as refused:
-        plan(8000).fitted(found)
+        plan(max_length=8000).fitted(found)
     named = int(re.findall(r"the largest max_length that surely fits is (\d+)", str(refused.value))[0])
-    assert plan(named).fitted(more).resolved_length(spec.max_positions) == named
+    assert plan(max_length=named).fitted(more).resolved_length(spec.max_positions) == named
+
+    step = found.step_bytes(plan().step_tokens)
+    assert plan(max_length=8).is_close(found)
+    for missing in (0, 1):  # to the byte: a step and one block beside weights, and of a budget beside the tokenizer
+        assert plan(4 * MB + 2 * step - missing, max_memory=None).is_close(found) == bool(missing)
+        room = step + 32_768 - missing
+        for tight in (plan(4 * MB + room, max_memory=None), plan(max_memory=12 * MB + room)):
+            assert (tight.fitted(found) is tight.config) == (not missing) and tight.blocks(found) == 1
+    assert plan(max_length=8).fitted(found).max_step_tokens == 16, "fewer prompts in a step, of the length asked for"
+    with pytest.raises(InsufficientMemory):
+        plan(max_length=8, max_step_tokens=8192).fitted(found)
     assert named > 500
 
 

@@ -300,7 +300,7 @@ def test_a_pointer_head_on_transformers_states(tmp_path: Path) -> None:
     path = write_pointer(tmp_path)
     head = load_file(path / "pointer_head.safetensors")
     with Engine.from_pretrained(path, config=EXACT) as engine:
-        state = {"mail": STATE, "tags": ["late", "<|box_end|>"], "n": 2}
+        state = {"mail": STATE, "tags": ["late", "<|box_end|>"], "n": 2, "cc": ""}
         together = engine.decide(state, QUESTIONS)
         for question, answer in zip(QUESTIONS, together):
             shown = engine.explain(Decide(state, [question]))
@@ -313,13 +313,15 @@ def test_a_pointer_head_on_transformers_states(tmp_path: Path) -> None:
             shares = shares[::-1] if isinstance(question, Noul) else shares
             assert list(answer.probabilities.values()) == pytest.approx(shares, abs=2e-5)
             assert engine.decide(state, [question])[0].logprobs == answer.logprobs
+        with pytest.raises(InvalidRequest, match=r"^questions\[0\].levels\[0\]: it is empty"):
+            engine.decide(state, [Score("How urgent?", [{}, "high"])])
         text = engine.explain(Decide(state, QUESTIONS[2:3])).text
         assert engine.explain(Decide(state, QUESTIONS)).segments[0][:2] == (
             0,
             len(text[: text.index("<|fim_middle|>")].encode()) - 13,
         )
     assert text == (
-        f"<|fim_prefix|>mail: {STATE}\ntags:\n  - late\n  - <¦box_end¦>\nn: 2<|fim_middle|>The writer is angry."
+        f"<|fim_prefix|>mail: {STATE}\ntags:\n  - late\n  - <¦box_end¦>\nn: 2\ncc:<|fim_middle|>The writer is angry."
         "<|box_start|>no<|box_end|><|box_start|>yes<|box_end|><|fim_suffix|>"
     )
 

@@ -266,6 +266,8 @@ def test_the_fields_depend_on_the_judged_text(engine: Engine) -> None:
     assert asked.field == "categories" and "Jailbreak" in asked.probabilities
     told = engine.run(Guard(RESPONSE, given={"safety": "Unsafe"}))
     assert "Jailbreak" not in told.probabilities
+    said = engine.explain(Guard(PROMPT, given={"safety": "Unsafe", "categories": ["PII"]}))
+    assert {label for label, _ in said.labels[0]} == {*CATEGORIES, "Jailbreak", ""} - {"PII"}
     assert list(engine.guard(PROMPT, detail=True).fields) == ["safety", "categories"]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from functools import lru_cache
+from functools import cache
 
 from prelude.admission.forms.base import Asked, Form, Rendered, State
 from prelude.admission.plain_question import PlainQuestion
@@ -23,7 +23,7 @@ from prelude.values.model_settings import OptionSettings
 _UNASKED = "label"
 
 
-@lru_cache(maxsize=1)
+@cache
 def _words() -> re.Pattern[str]:
     """Addresses, names with @, words with hyphens, and single other characters."""
     marks = "".join(chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code))[0] == "M")
