@@ -155,14 +155,19 @@ def on_loading(tree: ast.Module) -> Iterable[ast.stmt]:
             ahead += [*node.body, *node.orelse, *node.finalbody, *(line for h in node.handlers for line in h.body)]
 
 
-@pytest.mark.parametrize("folder", ["runtime", "scheduling"])
-def test_no_object_reaches_into_anothers_private_attributes(folder: str) -> None:
+def nodes(*folders: str) -> Iterable[tuple[str, ast.AST]]:
+    """(file and line, node) of all Python in the folders."""
+    for path in [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node
+
+
+def test_no_object_reaches_into_anothers_private_attributes() -> None:
     wrong = []
-    for path in (ROOT / "prelude" / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            private = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__")
-            if private and ast.unparse(node.value) not in ("self", "cls", "cls._shared", "super()"):
-                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    for place, node in nodes("prelude/runtime", "prelude/scheduling"):
+        private = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__")
+        if private and ast.unparse(node.value) not in ("self", "cls", "cls._shared", "super()"):  # type: ignore[attr-defined]
+            wrong.append(f"{place}: {ast.unparse(node)}")
     assert not wrong
 
 
@@ -212,39 +217,38 @@ def test_a_first_decision_imports_nothing_of_other_work() -> None:
     assert [name for name in json.loads(fresh(code)) if name.startswith(others)] == []
 
 
+PYTHON = ("prelude", "tokenizer", "cuda", "_native")
+
+
 def test_the_control_plane_runs_under_python_O() -> None:
     """No validation is an assert."""
-    asserts = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for folder in ("prelude", "tokenizer", "cuda", "_native")
-        for path in (ROOT / folder).rglob("*.py")
-        if path.name != "make_tables.py"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Assert)
-    ]
-    assert not asserts
+    asserts = [place for place, node in nodes(*PYTHON) if isinstance(node, ast.Assert)]
+    assert [place for place in asserts if "make_tables.py" not in place] == []
 
 
 def test_no_class_has_an_alias_of_numpy_typing_as_its_base() -> None:
     """From numpy 2.5 on ``NDArray`` is a ``TypeAliasType``: a class statement with it as a base is a TypeError."""
-    wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for folder in ("prelude", "tokenizer", "cuda", "_native")
-        for path in (ROOT / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef) and any("NDArray" in ast.unparse(base) for base in node.bases)
-    ]
-    assert not wrong
+    classes = [(place, node) for place, node in nodes(*PYTHON) if isinstance(node, ast.ClassDef)]
+    assert [place for place, made in classes if any("NDArray" in ast.unparse(base) for base in made.bases)] == []
 
 
 def test_dataclasses_have_slots_and_are_frozen_unless_their_folder_changes_them() -> None:
     """But for the parts of an engine, of which there is one, and results, which the engine fills in."""
-    for folder in (ROOT / "prelude").iterdir():
-        nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_bytes()))]
-        changed = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-        for made in [node for node in nodes if isinstance(node, ast.ClassDef)]:
+    for folder in ORDER:
+        trees = [node for _, node in nodes(f"prelude/{folder}")]
+        changed = {node.attr for node in trees if isinstance(node, ast.Attribute) and type(node.ctx) is ast.Store}
+        for made in [node for node in trees if isinstance(node, ast.ClassDef)]:
             said = " ".join(map(ast.unparse, made.decorator_list))
             fields = {ast.unparse(node.target) for node in made.body if isinstance(node, ast.AnnAssign)}
             if "dataclass" in said and "dataclass(eq=False, repr=False)" not in said:
                 assert "slots=True" in said, made.name
-                assert "frozen=True" in said or fields & changed or folder.name == "results", made.name
+                assert "frozen=True" in said or fields & changed or folder == "results", made.name
+
+
+def test_a_refusal_of_a_request_names_its_field() -> None:
+    """``field=None`` says that no argument is to blame."""
+    kinds = {"InvalidRequest", "PromptTooLong", "RecipeError", "RequestTooLarge", "TemplateError", "UnknownParameter"}
+    calls = [(place, node) for place, node in nodes("prelude") if isinstance(node, ast.Call)]
+    found = [(place, node) for place, node in calls if isinstance(node.func, ast.Name) and node.func.id in kinds]
+    assert len(found) > 200
+    assert [place for place, node in found if "field" not in [keyword.arg for keyword in node.keywords]] == []

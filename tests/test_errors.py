@@ -53,16 +53,6 @@ def test_errors_that_are_raised_on_purpose_are_prelude_errors() -> None:
     assert others == INTERNAL
 
 
-def test_a_refusal_of_a_request_names_its_field() -> None:
-    """``field=None`` says that no argument is to blame."""
-    kinds = {"InvalidRequest", "PromptTooLong", "RecipeError", "RequestTooLarge", "TemplateError", "UnknownParameter"}
-    trees = [ast.parse(file.read_bytes()) for file in (ROOT / "prelude").rglob("*.py")]
-    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    found = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id in kinds]
-    assert len(found) > 200
-    assert [node.lineno for node in found if "field" not in [keyword.arg for keyword in node.keywords]] == []
-
-
 def test_the_wrong_use_of_an_object_is_one_too() -> None:
     answers = Answers([], None)  # type: ignore[arg-type]
     with pytest.raises(WrongUse, match="had no names") as caught:

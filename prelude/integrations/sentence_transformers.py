@@ -150,9 +150,7 @@ class PairScorer:
     ) -> list[dict[str, Any]]:
         """``corpus_id`` and ``score`` of each document, and its ``text`` if asked for, the best first."""
         if self.num_labels > 1:
-            raise InvalidRequest(
-                f"rank() is for models with one label, and this one has {self.num_labels}", field=None
-            )
+            raise InvalidRequest(f"rank() is for one label, and this model has {self.num_labels}", field=None)
         scores = self.predict(
             [(query, document) for document in listed(documents, "documents", " of texts")],
             show_progress_bar=show_progress_bar,

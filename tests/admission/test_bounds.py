@@ -252,8 +252,7 @@ def test_a_template_s_file_has_a_bound(tmp_path: Path) -> None:
     path = tmp_path / "decision_template.json"
     path.write_bytes(b'{"yes": "y"}'.ljust(1 << 20))
     assert DecisionTemplate.from_file(path).yes == "y"
-    # Calibrators name the hash in their files.
-    assert template_hash(DecisionTemplate()) == "ead6adf9504d577db88761accabf1b9d"
+    assert template_hash(DecisionTemplate()) == "ead6adf9504d577db88761accabf1b9d", "as calibrators' files name it"
     for data, says in (
         (b'{"yes": "y"}'.ljust((1 << 20) + 1), "cannot be read"),
         (b'["yes"]', "list instead of an object"),

@@ -49,11 +49,6 @@ def test_the_row_of_a_number_that_is_not_finite_is_found_whatever_the_readout(re
     assert readout.not_finite(readout.blank()).tolist() == []
 
 
-def test_a_pooled_item_without_a_row_is_named() -> None:
-    with pytest.raises(ValueError, match="item 1 pools no token"):
-        PooledRows(ROWS, np.array([0, 1, 1, 3], np.int32)).run(None)  # type: ignore[arg-type]
-
-
 # ------------------------------------------------------------------ Loglikelihood
 
 

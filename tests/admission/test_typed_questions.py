@@ -235,14 +235,6 @@ def test_confidence_is_the_reference_and_stays_within_its_bounds() -> None:
     assert all(confidence("choice", [1 / n] * n) == pytest.approx(0, abs=1e-12) for n in range(2, 11))
 
 
-def test_the_limits_of_the_field_are_taken_by_default() -> None:
-    preparer = toys.make(max_positions=1 << 15)
-    answers = toys.run(preparer, Decide(STATE, [Choice("Which?", {f"o{i}": f"Option {i}" for i in range(255)})]))
-    assert len(answers[0].probabilities) == 255 and math.fsum(answers[0].probabilities.values()) == pytest.approx(1)
-    assert len(toys.run(preparer, Decide(STATE, [Score("How?", [f"level {i}" for i in range(10)])]))[0].labels) == 10
-    assert len(toys.run(preparer, Decide("x", [YesNo(f"{i}?") for i in range(400)]))) == 400
-
-
 def test_the_first_of_equal_labels_wins(preparer: Preparer) -> None:
     even = np.full(toys.LIMITS.vocab_size, -math.log(toys.LIMITS.vocab_size))
     for labels in itertools.permutations(["yes", "no", "English"]):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prelude import RequestOptions
-from prelude.errors import DeadlineExceeded, InvalidRequest, UnknownParameter
+from prelude.errors import DeadlineExceeded, InvalidRequest
 from tests.scheduling.cores import Collect, chat, generated, last_logprob, post, prompt, text
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
@@ -26,22 +26,6 @@ from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_co
 def test_options_out_of_range_name_their_field(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(options))):
         RequestOptions(**options)
-
-
-@pytest.mark.fault(19)
-def test_a_misspelt_option_names_the_nearest() -> None:
-    with pytest.raises(UnknownParameter, match="deadline"):
-        RequestOptions(dedline=1)  # type: ignore[call-arg]
-
-
-@pytest.mark.fault(18)
-def test_a_deadline_in_the_past_never_enters_the_queue() -> None:
-    core = service_core()
-    with pytest.raises(DeadlineExceeded):
-        core.request(chat(prompt(6, 1), 4), Collect(), RequestOptions(deadline=0))
-    seen = core.snapshot()
-    assert core.inbox.requests == 0 and seen["rejected"] == {"deadline": 1}
-    assert seen["expired"] == 0 and sum(seen["requests"].values()) == 0
 
 
 @pytest.mark.fault(18)

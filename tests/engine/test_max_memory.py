@@ -16,7 +16,7 @@ import pytest
 
 from prelude import Embed, Engine, EngineConfig, Loglikelihood
 from prelude.cpu.profile import peak_bytes, resident_bytes
-from prelude.errors import ConfigError, InsufficientMemory
+from prelude.errors import InsufficientMemory
 from prelude.execution import memory_plan
 from prelude.execution.memory_plan import MemoryPlan, StepMemory
 from prelude.models import memory
@@ -86,9 +86,8 @@ def test_the_length_that_a_refusal_names_fits_a_step_that_measures_more() -> Non
         plan(max_length=8000).fitted(found)
     named = int(re.findall(r"the largest max_length that surely fits is (\d+)", str(refused.value))[0])
     assert plan(max_length=named).fitted(more).resolved_length(spec.max_positions) == named
-
     step = found.step_bytes(plan().step_tokens)
-    assert plan(max_length=8).is_close(found)
+    assert plan().is_close(found)
     for missing in (0, 1):  # to the byte: a step and one block beside weights, and of a budget beside the tokenizer
         assert plan(4 * MB + 2 * step - missing, max_memory=None).is_close(found) == bool(missing)
         room = step + 32_768 - missing
@@ -110,12 +109,6 @@ def test_without_a_length_the_longest_that_fits_is_taken_and_said(
         assert f"max_length is lowered from 8192 to {engine.max_length}" in caplog.text
         assert f"prompts of up to {engine.max_length} tokens" in caplog.text
         engine.run(Embed([5] * engine.max_length, pooling="mean"))
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 0.0, 1.5, True, "1GB", float("nan")])
-def test_wrong_budgets(wrong: object) -> None:
-    with pytest.raises(ConfigError, match="max_memory"):
-        EngineConfig(max_memory=wrong)  # type: ignore[arg-type]
 
 
 def test_a_budget_below_the_weights_is_refused_before_they_are_read() -> None:

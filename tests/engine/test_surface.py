@@ -20,7 +20,6 @@ import prelude
 from prelude import (
     AsyncEngine,
     Decide,
-    DecisionTemplate,
     Engine,
     Generate,
     Rerank,
@@ -120,12 +119,6 @@ def test_results_hold_numbers_of_python(make_engine: Callable[..., Engine]) -> N
     texts = [engine.prompt_logprobs("a b c", top=2), engine.complete("a b", params), *engine.generate("a b", params)]
     found = [engine.decide("A text", questions), engine.loglikelihood("a", " b c"), engine.stats()]
     assert scalars_of_numpy([*texts, *found]) == []
-
-
-def test_the_decision_template_is_public(make_engine: Callable[..., Engine]) -> None:
-    template = DecisionTemplate(question="Q: {question} [{labels}] A:")
-    shown = make_engine().explain(prelude.Decide("A text", [YesNo("Is it?")], template=template))
-    assert "Q: Is it? [yes, no] A:" in shown.text
 
 
 # ------------------------------------------------------------------ first mistakes

@@ -150,6 +150,7 @@ def test_both_engines_have_the_keywords_of_the_task_and_of_the_request(verb: str
         assert task.__doc__.splitlines()[0] in method.__doc__ and "``deadline``" in method.__doc__
 
 
+@pytest.mark.fault(19)
 def test_an_unknown_keyword_is_told_the_nearest_of_the_verbs() -> None:
     with Engine.from_pretrained() as engine:
         with pytest.raises(UnknownParameter, match=r"'priorty'; did you mean 'priority'\?"):
