@@ -124,12 +124,14 @@ def read_csv(file: IO[bytes]) -> Iterator[Row]:
     for values in lines.records():
         if lines.size >= MAX_LINE:
             yield Row(problem=f"line {lines.first}: longer than {MAX_LINE} characters")
-        elif len(values) != len(names):
-            yield Row(problem=f"line {lines.first}: {len(values)} fields under a header of {len(names)}")
-        elif not all(map(is_text, values)):
-            yield Row(problem=f"line {lines.first}: not UTF-8")
-        else:
-            yield Row(zip(names, values), size=lines.size)
+            continue
+        problem = None
+        if not all(map(is_text, values)):
+            problem = f"line {lines.first}: not UTF-8"
+            values = [value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for value in values]
+        if len(values) != len(names):
+            problem = f"line {lines.first}: {len(values)} fields under a header of {len(names)}"
+        yield Row(zip(names, values), problem, size=lines.size)
 
 
 def is_text(value: str) -> bool:

@@ -106,8 +106,9 @@ def test_rows_that_are_no_rows(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_bytes(b"id,text\n1,a\n2,\xff\n3\n4,b\n")
     assert score(tmp_path / "in.csv", tmp_path / "out.csv") == 0
     with open(tmp_path / "out.csv", encoding="utf-8", newline="") as file:
-        errors = [row["error"] for row in csv.DictReader(file)]
-    assert [bool(error) for error in errors] == [False, True, True, False]
+        found = list(csv.DictReader(file))
+    assert [bool(row["error"]) for row in found] == [False, True, True, False]
+    assert [(row["id"], row["text"]) for row in found] == [("1", "a"), ("2", "\ufffd"), ("3", ""), ("4", "b")]
 
 
 @pytest.mark.fault(72)
