@@ -27,6 +27,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,11 +92,9 @@ def missing() -> str | None:
     return None
 
 
-def trials(gpu: str) -> kept_choices.Trials:
-    """Return the trials of this release on ``gpu``, under this torch."""
-    return kept_choices.Trials(
-        kept_choices.path_of("flashinfer", metadata.version("flashinfer-python"), torch.__version__, gpu)
-    )
+def trials(gpu: str) -> Path:
+    """Return the file of the trials of this release that passed on ``gpu``, under this torch."""
+    return kept_choices.path_of("flashinfer", metadata.version("flashinfer-python"), torch.__version__, gpu)
 
 
 class FlashInferCalls:

@@ -3,17 +3,20 @@ and replayed with a plan of other lengths whose bytes were kept, are compared wi
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
+from prelude.cuda import kept_choices
 from prelude.cuda.attention import Calls
 from prelude.cuda.device import Device
 from prelude.cuda.driver import is_final
-from prelude.cuda.kept_choices import Trials
 from torch import Tensor
 
 _PAGE, _PAGES = 16, 8
 _TOLERANCE = 2e-2
 """Tolerance as a part of the largest value, as in ``matmul_search.py``."""
+_PASSED = {"passed": True}
 Lists = dict[str, list[int]]
 
 
@@ -33,11 +36,11 @@ _CASES: tuple[tuple[str, Lists, Lists], ...] = (
 )
 
 
-def failure(device: Device, calls: Calls, heads: tuple[int, int, int], trials: Trials) -> str | None:
+def failure(device: Device, calls: Calls, heads: tuple[int, int, int], trials: Path) -> str | None:
     """Why FlashInfer cannot serve ``heads`` (query heads, KV heads, values of each) here; None if it can, which
-    the next process knows by ``trials``. An error of the driver is raised: it is final."""
+    the next process knows by the file ``trials``. An error of the driver is raised: it is final."""
     name = "x".join(map(str, heads))
-    if name in trials.passed():
+    if name in kept_choices.read(trials, [_PASSED].__contains__):
         return None
     for kind, recorded, replayed in _CASES:
         try:
@@ -48,7 +51,7 @@ def failure(device: Device, calls: Calls, heads: tuple[int, int, int], trials: T
             return f"its {kind} call failed: {type(error).__name__}: {error}"
         if not right:
             return f"its {kind} call gives other numbers than float32"
-    trials.note(name)
+    kept_choices.add(trials, [_PASSED].__contains__, {name: _PASSED})
     return None
 
 

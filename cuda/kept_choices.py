@@ -49,23 +49,3 @@ def read(path: Path, sound: Callable[[Any], bool]) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError):
         return {}
     return {key: entry for key, entry in found.items() if sound(entry)} if isinstance(found, dict) else {}
-
-
-class Trials:
-    """The trials that passed, by name."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def passed(self) -> set[str]:
-        return set(read(self.path, _passed))
-
-    def note(self, name: str) -> None:
-        add(self.path, _passed, {name: _PASSED})
-
-
-_PASSED = {"passed": True}
-
-
-def _passed(entry: Any) -> bool:
-    return bool(entry == _PASSED)
