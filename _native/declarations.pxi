@@ -24,7 +24,6 @@ cdef extern from "prelude/block_allocator.hpp" namespace "prelude" nogil:
 
     cdef cppclass CBlockAllocator "prelude::BlockAllocator":
         CBlockAllocator(int32_t num_blocks, int32_t block_size) except +
-        int32_t num_blocks()
         int32_t num_free()
         int32_t num_used()
         int32_t num_cached()
@@ -172,10 +171,8 @@ cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
         CKvPool(CPrefixTrie& trie, cbool caching, int32_t running_states, int32_t prefix_states) except +
         void keep_on_host(CHostBlocks& host)
         cbool caching()
-        int32_t block_size()
         int64_t live_leases()
         int64_t evictions()
-        int32_t num_running_states()
         int32_t free_running_states()
         cbool keeps_states()
         cbool take_running_state(CLease&)
@@ -185,7 +182,6 @@ cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
         Result take(CLease&, int64_t, cbool) except +
         void begin_plan()
         Result promise(CLease&, const int32_t*, int64_t, uint64_t) except +
-        cbool borrow(CLease&, const int32_t*, int64_t, uint64_t) except +
         Result withdraw(CLease&) except +
         Result publish(CLease&, const int32_t*, int64_t, uint64_t, cbool, cbool) except +
         Result release(CLease&)
@@ -286,7 +282,6 @@ cdef extern from "prelude/handover.hpp" namespace "prelude" nogil:
 
     cdef cppclass Bounded:
         Bounded(int64_t most) except +
-        int64_t most()
         int64_t count()
         int64_t take(int64_t want, cbool all)
         void give_back(int64_t n)

@@ -65,6 +65,8 @@ cdef class KvPool:
     cdef CHostBlocks* host  # null without host memory
     cdef CKvPool* c
     cdef OneWriter writer
+    cdef readonly int64_t num_blocks, block_size, num_running_states
+    cdef readonly cbool caching, keeps_states  # of recurrent layers, with cached prefixes
     cdef object copies_out, copies_in
 
     def __cinit__(self, int64_t num_blocks, int64_t block_size, *, cbool prefix_cache=True,
@@ -80,6 +82,8 @@ cdef class KvPool:
         self.blocks = new CBlockAllocator(num_blocks, block_size)
         self.trie = new CPrefixTrie(self.blocks[0], _random_seed(), hash_bits)
         self.c = new CKvPool(self.trie[0], prefix_cache, running_states, prefix_states)
+        self.num_blocks, self.block_size, self.num_running_states = num_blocks, block_size, running_states
+        self.caching, self.keeps_states = self.c.caching(), self.c.keeps_states()
 
     def __dealloc__(self):
         del self.c
@@ -93,14 +97,6 @@ cdef class KvPool:
         return 0
 
     @property
-    def block_size(self) -> int:
-        return self.c.block_size()
-
-    @property
-    def num_blocks(self) -> int:
-        return self.blocks.num_blocks()
-
-    @property
     def num_free(self) -> int:
         return self.blocks.num_free()
 
@@ -112,10 +108,6 @@ cdef class KvPool:
     def num_cached(self) -> int:
         """Blocks of prefixes that no lease reads."""
         return self.blocks.num_cached()
-
-    @property
-    def caching(self) -> bool:
-        return self.c.caching()
 
     @property
     def live_leases(self) -> int:
@@ -133,12 +125,12 @@ cdef class KvPool:
         before it is submitted."""
         if self.host != NULL:
             raise ValueError("keep_on_host: this pool has host memory already")
-        if not self.c.caching() or self.num_running_states:
+        if not self.caching or self.num_running_states:
             raise ValueError("keep_on_host: this pool caches no prefixes, or they need recurrent states")
         if not 1 <= entries <= MAX_BLOCKS:
             raise ValueError(f"entries: {entries} is not between 1 and {MAX_BLOCKS}")
         _count(least_tokens, "least_tokens")
-        cdef int64_t size = self.c.block_size()
+        cdef int64_t size = self.block_size
         cdef HostCopies copies
         copies.out, copies.in_, copies.owner = _copy_out, _copy_in, <void*>self
         self.copies_out, self.copies_in = copy_out, copy_in
@@ -157,17 +149,8 @@ cdef class KvPool:
         return counts
 
     @property
-    def num_running_states(self) -> int:
-        return self.c.num_running_states()
-
-    @property
     def free_running_states(self) -> int:
         return self.c.free_running_states()
-
-    @property
-    def keeps_states(self) -> bool:
-        """Whether cached prefixes have states of recurrent layers."""
-        return self.c.keeps_states()
 
     @property
     def prefix_states(self) -> int:
@@ -271,7 +254,7 @@ cdef class KvPool:
         cdef cnp.npy_intp n = len(requests)
         cdef cnp.ndarray known, out = cnp.new_array(1, &n, cnp.NPY_INT64)
         cdef int64_t* cached = <int64_t*>cnp.PyArray_DATA(out)
-        cdef int64_t size = self.c.block_size()
+        cdef int64_t size = self.block_size
         cdef Py_ssize_t i
         cdef Record r
         cdef Writing writing
@@ -279,7 +262,7 @@ cdef class KvPool:
         for i in range(n):
             r = requests[i]
             cached[i] = 0
-            if r is None or not self.c.caching():
+            if r is None or not self.caching:
                 continue
             if self.trie.has_moved(r.end):
                 known = _int32(r.known, "known")
@@ -290,10 +273,10 @@ cdef class KvPool:
     def peer(self, list requests not None, Record of not None, int64_t cached):
         """The first of ``requests`` (any may be None) that lacks the same next block as ``of``, with as many tokens
         cached; None without one."""
-        cdef int64_t rest = min(self.c.block_size(), of.row.num_tokens - cached)
+        cdef int64_t rest = min(self.block_size, of.row.num_tokens - cached)
         cdef Record r
         for r in requests:
-            if (r is not None and r is not of and r.end.lacks and r.end.blocks * self.c.block_size() == cached
+            if (r is not None and r is not of and r.end.lacks and r.end.blocks * self.block_size == cached
                     and r.row.salt == of.row.salt and r.row.num_tokens >= cached + rest
                     and memcmp(r.row.tokens + cached, of.row.tokens + cached, rest * sizeof(int32_t)) == 0):
                 return r
@@ -305,7 +288,7 @@ cdef class KvPool:
         cdef const int32_t* p = _data(t)
         cdef int64_t n = _len(t)
         cdef int32_t hit
-        cdef PyThreadState* state = _let_go(worth_releasing_gil(n // self.c.block_size()))
+        cdef PyThreadState* state = _let_go(worth_releasing_gil(n // self.block_size))
         hit = self.trie.would_hit(p, n, salt)
         _take_back(state)
         return hit
@@ -329,7 +312,7 @@ cdef class KvPool:
         cdef TrieNodeView row
         cdef list nodes = []
         for row in rows:
-            tokens = _new_int32(self.c.block_size())
+            tokens = _new_int32(self.block_size)
             self.trie.tokens_of(row.block, _data(tokens))
             nodes.append(dict(row, tokens=tokens))
         return nodes

@@ -45,21 +45,15 @@ cdef class Inbox:
 
     cdef Handover queue
     cdef Admission* admission  # owned
+    cdef readonly int64_t max_requests, max_tokens
 
     def __cinit__(self, int64_t max_requests, int64_t max_tokens):
         self.admission = new Admission(max_requests, max_tokens)
+        self.max_requests, self.max_tokens = max_requests, max_tokens
 
     def __dealloc__(self):
         _drop_all(self.queue.take())
         del self.admission
-
-    @property
-    def max_requests(self) -> int:
-        return self.admission.requests.most()
-
-    @property
-    def max_tokens(self) -> int:
-        return self.admission.tokens.most()
 
     @property
     def requests(self) -> int:

@@ -95,10 +95,6 @@ cdef class Lease:
         return self.c.borrowed
 
     @property
-    def ahead(self) -> int:
-        return self.c.ahead
-
-    @property
     def on_host(self) -> int:
         return self.c.on_host
 

@@ -76,13 +76,16 @@ class Rows(Protocol):
 
 
 class Output:
-    """A readout's numbers. Frozen dataclasses of arrays."""
+    """A readout's numbers. Frozen dataclasses of arrays, each with an entry a row (item), or None."""
 
     __slots__ = ()
 
     def slice(self, rows: slice, pairs: slice) -> Output:
         """One request's own part, as copies, so that one kept result does not keep a whole batch alive."""
-        raise NotImplementedError
+        kind: Any = type(self)
+        fields = [getattr(self, name) for name in kind.__slots__]
+        found: Output = kind(*[None if field is None else field[rows].copy() for field in fields])
+        return found
 
     @property
     def sampled_ids(self) -> I32 | None:

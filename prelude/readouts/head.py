@@ -27,9 +27,6 @@ from prelude.values.arrays import F32, I32
 class HeadOutput(Output):
     logits: F32  # [N, num_labels]
 
-    def slice(self, rows: slice, pairs: slice) -> HeadOutput:
-        return HeadOutput(self.logits[rows].copy())
-
 
 @dataclass(frozen=True, slots=True)
 class HeadRows(Readout, RequestReadout):
@@ -80,9 +77,6 @@ class HeadRows(Readout, RequestReadout):
 @dataclass(frozen=True, slots=True)
 class OptionOutput(Output):
     logits: F32  # [R], 0 at the rows of answers
-
-    def slice(self, rows: slice, pairs: slice) -> OptionOutput:
-        return OptionOutput(self.logits[rows].copy())
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,6 @@ _RUN = 256  # rows of an item that are in memory at a time
 class PooledOutput(Output):
     vectors: F32  # [N, modes * hidden]
 
-    def slice(self, rows: slice, pairs: slice) -> PooledOutput:
-        return PooledOutput(self.vectors[rows].copy())
-
 
 @dataclass(frozen=True, slots=True)
 class PooledRows(Readout, RequestReadout):

@@ -27,14 +27,6 @@ class SampleOutput(Output):
     def sampled_ids(self) -> I32:
         return self.token_ids
 
-    def slice(self, rows: slice, pairs: slice) -> SampleOutput:
-        return SampleOutput(
-            self.token_ids[rows].copy(),
-            None if self.logprobs is None else self.logprobs[rows].copy(),
-            None if self.top_ids is None else self.top_ids[rows].copy(),
-            None if self.top_logprobs is None else self.top_logprobs[rows].copy(),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class SampleRows(Readout):

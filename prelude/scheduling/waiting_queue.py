@@ -23,30 +23,32 @@ from prelude.scheduling.request import Request
 from prelude.values.policy import Policy, WaitingColumns, ranked
 
 _FIRST = 256
-_FLOATS = ("work", "tokens", "arrived", "expires")
-_INTS = ("order", "priority", "account", "group")
+_TABLE = np.dtype(
+    [(name, np.float64) for name in ("work", "tokens", "arrived", "expires")]
+    + [(name, np.int64) for name in ("order", "priority", "account", "group")]
+)
 
 Rows = npt.NDArray[np.intp]
 
 
 class Columns:
-    """The waiting requests as columns, so that a policy ranks ten thousand of them in a few array operations.
+    """The waiting requests as a table, so that a policy ranks ten thousand of them in a few array operations.
 
     row      0    1    2    3    4  ...          a request keeps its row until it leaves
-    request   r1   -    r3   r4   -               '-': left; rows are not used again before compact()
+    request   r1   -    r3   r4   -               '-': left; rows are not used again before _make_room()
     work      20   .    7    900  .
     """
 
     def __init__(self) -> None:
-        self.count = 0  # of requests in the columns
-        self._used = 0
+        self.count = 0  # of requests in the table
         self._first_order = 0
         self._rows: dict[int, int] = {}  # by request.order
         self.requests: list[Request | None] = []  # by row; None: it has left
-        self.alive = np.zeros(_FIRST, dtype=bool)
-        self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros(_FIRST) for name in _FLOATS}
-        self._columns.update((name, np.zeros(_FIRST, dtype=np.int64)) for name in _INTS)
-        self.work, self.group = self._columns["work"], self._columns["group"]
+        self._hold(np.zeros(_FIRST, _TABLE))
+
+    def _hold(self, table: npt.NDArray[Any]) -> None:
+        self._table, self.work, self.group = table, table["work"], table["group"]
+        self.alive = np.zeros(len(table), dtype=bool)
 
     def __len__(self) -> int:
         return self.count
@@ -55,25 +57,17 @@ class Columns:
         return request.order in self._rows
 
     def add(self, request: Request, work: float, account: int, group: int) -> None:
-        if self._used == len(self.alive):
+        if len(self.requests) == len(self.alive):
             self._make_room()
-        if self._used == 0:
+        if not self.requests:
             self._first_order = request.order
-        row = self._used
-        self._used += 1
+        row = self._rows[request.order] = len(self.requests)
         self.count += 1
-        self._rows[request.order] = row
         self.requests.append(request)
         self.alive[row] = True
-        columns = self._columns
-        self.work[row] = work
-        columns["tokens"][row] = request.num_known
-        columns["arrived"][row] = request.queued_at
-        columns["expires"][row] = request.expires
-        columns["order"][row] = request.order - self._first_order  # arrivals may be past 64 bits
-        columns["priority"][row] = request.options.priority
-        columns["account"][row] = account
-        self.group[row] = group
+        times = (request.num_known, request.queued_at, request.expires)
+        order = request.order - self._first_order  # arrivals may be past 64 bits
+        self._table[row] = (work, *times, order, request.options.priority, account, group)
 
     def remove(self, request: Request) -> bool:
         """Return False if the request has no row."""
@@ -84,7 +78,6 @@ class Columns:
         self.alive[row] = False
         self.count -= 1
         if self.count == 0:
-            self._used = 0
             self.requests.clear()
         return True
 
@@ -95,45 +88,31 @@ class Columns:
     def match(self, pool: KvPool, first: int) -> bool:
         """Set the work of the rows from ``first`` on: their tokens that ``pool`` does not have now. Return whether
         that changed one."""
-        rows = slice(first, self._used)
-        work = self._columns["tokens"][rows] - pool.cached_tokens(self.requests[rows])
+        rows = slice(first, len(self.requests))
+        work = self._table["tokens"][rows] - pool.cached_tokens(self.requests[rows])
         changed = bool((work != self.work[rows])[self.alive[rows]].any())
         self.work[rows] = work
         return changed
 
     def rows(self) -> Rows:
         """Return the rows of all that wait."""
-        return np.flatnonzero(self.alive[: self._used])
+        return np.flatnonzero(self.alive[: len(self.requests)])
 
     def waiting(self, rows: Rows, served: Sequence[int]) -> WaitingColumns:
         """``served``: tokens by account."""
-        columns = self._columns
-        account = columns["account"][rows]
-        return WaitingColumns(
-            self.work[rows],
-            columns["tokens"][rows],
-            columns["arrived"][rows],
-            columns["order"][rows],
-            columns["priority"][rows],
-            account,
-            np.asarray(served, dtype=np.float64)[account],
-            columns["expires"][rows],
-        )
+        some = self._table[rows]
+        own = {name: some[name] for name in ("work", "tokens", "arrived", "order", "priority", "account", "expires")}
+        return WaitingColumns(**own, served=np.asarray(served, dtype=np.float64)[some["account"]])
 
     def _make_room(self) -> None:
         """Close the gaps, or double if there are few. Rows change: no caller keeps them across an ``add``."""
         kept = self.rows()
-        size = len(self.alive) if len(kept) < self._used // 2 else 2 * len(self.alive)
-        for name, old in self._columns.items():
-            new = np.zeros(size, dtype=old.dtype)
-            new[: len(kept)] = old[kept]
-            self._columns[name] = new
-        self.work, self.group = self._columns["work"], self._columns["group"]
+        table = np.zeros(len(self.alive) * (1 if len(kept) < len(self.requests) // 2 else 2), _TABLE)
+        table[: len(kept)] = self._table[kept]
+        self._hold(table)
+        self.alive[: len(kept)] = True
         self.requests = [self.requests[row] for row in kept.tolist()]
         self._rows = {r.order: row for row, r in enumerate(self.requests) if r is not None}
-        self._used = len(kept)
-        self.alive = np.zeros(size, dtype=bool)
-        self.alive[: self._used] = True
 
 
 _FEW = 1024  # how many places of the order are worked out at first

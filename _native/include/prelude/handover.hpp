@@ -77,7 +77,6 @@ class Handover {
 class Bounded {
  public:
   explicit Bounded(int64_t most) : most_(most) {}
-  int64_t most() const { return most_; }
   int64_t count() const { return count_.load(std::memory_order_relaxed); }
   // As many of `want` as there are; with `all`, `want` or nothing.
   int64_t take(int64_t want, bool all) {

@@ -80,7 +80,6 @@ class KvPool {
         trie_(trie),
         size_(trie.block_size()),
         caching_(caching && (running_states == 0 || prefix_states > 0)),
-        running_states_(running_states),
         states_(caching_ && prefix_states > 0 ? &trie.states() : nullptr) {
     if (states_ != nullptr) states_->open(running_states, prefix_states);
     for (int32_t entry = running_states; entry-- > 0;) free_running_states_.push_back(entry);
@@ -96,7 +95,6 @@ class KvPool {
   int32_t block_size() const { return size_; }
   int64_t live_leases() const { return live_; }
   int64_t evictions() const { return evictions_; }
-  int32_t num_running_states() const { return running_states_; }
   int32_t free_running_states() const { return static_cast<int32_t>(free_running_states_.size()); }
   bool keeps_states() const { return states_ != nullptr; }
 
@@ -186,7 +184,6 @@ class KvPool {
   PrefixTrie& trie_;
   const int32_t size_;
   const bool caching_;
-  const int32_t running_states_;
   PrefixStates* const states_;  // the trie's; null where prefixes have none
   HostBlocks* host_ = nullptr;
   int64_t live_ = 0, evictions_ = 0;

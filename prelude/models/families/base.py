@@ -49,14 +49,12 @@ class Family:
     """The key under which a config of this family has the text model's. Other parts of the model are not read."""
 
 
-def classes(begins: str) -> dict[str, Head]:
-    """Return transformers' classes of a decoder whose names begin with ``begins``."""
-    return {
-        f"{begins}ForCausalLM": "lm",
-        f"{begins}Model": "none",
-        f"{begins}ForSequenceClassification": "classifier",
-        f"{begins}ForTokenClassification": "tokens",
-    }
+def classes(begins: str, *, encoder: bool = False) -> dict[str, Head]:
+    """Return transformers' classes of a decoder, or an encoder, whose names begin with ``begins``."""
+    own: dict[str, Head] = {f"{begins}ForCausalLM": "lm", f"{begins}Model": "none"}
+    if encoder:
+        own = {f"{begins}Model": "none", f"{begins}ForMaskedLM": "masked"}
+    return {**own, f"{begins}ForSequenceClassification": "classifier", f"{begins}ForTokenClassification": "tokens"}
 
 
 def layer_kinds(fields: Fields, layers: int, known: tuple[str, ...] = (FULL, SLIDING)) -> list[str] | None:

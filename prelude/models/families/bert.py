@@ -18,6 +18,7 @@ from prelude.models.families.base import (
     Family,
     Head,
     SpecRequest,
+    classes,
     head_width,
     one_of,
     refuse_other_values,
@@ -153,13 +154,8 @@ class Kind:
 
 def encoder(model_type: str, begins: str, kind: Kind, defaults: Mapping[str, Any]) -> Family:
     """Return the family of transformers' classes whose names begin with ``begins``."""
-    architectures: dict[str, Head] = {
-        f"{begins}Model": "none",
-        f"{begins}ForMaskedLM": "masked",
-        f"{begins}ForPreTraining": "masked" if kind.masked.pretraining else "none",
-        f"{begins}ForSequenceClassification": "classifier",
-        f"{begins}ForTokenClassification": "tokens",
-    }
+    pretraining: dict[str, Head] = {f"{begins}ForPreTraining": "masked" if kind.masked.pretraining else "none"}
+    architectures = classes(begins, encoder=True) | pretraining
     return Family(model_type, architectures, partial(_build, kind), {kind.keys.activation: "gelu", **defaults})
 
 

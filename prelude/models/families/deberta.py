@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from prelude.errors import UnsupportedModel, shown
-from prelude.models.families.base import MAX_VOCABULARY, Family, SpecRequest, one_of, refuse_other_values
+from prelude.models.families.base import MAX_VOCABULARY, Family, SpecRequest, classes, one_of, refuse_other_values
 from prelude.models.families.bert import (
     ACTIVATIONS,
     MAX_TYPES,
@@ -112,12 +112,7 @@ def _relative(fields: Fields, positions: int, sizes: Sizes) -> Relative:
 
 DEBERTA = Family(
     "deberta-v2",
-    {
-        "DebertaV2Model": "none",
-        "DebertaV2ForMaskedLM": "masked",
-        "DebertaV2ForSequenceClassification": "classifier",
-        "DebertaV2ForTokenClassification": "tokens",
-    },
+    classes("DebertaV2", encoder=True),
     _build,
     {
         "hidden_act": "gelu",

@@ -16,6 +16,7 @@ from prelude.models.families.base import (
     SLIDING,
     Family,
     SpecRequest,
+    classes,
     layer_kinds,
     one_of,
     refuse_other_values,
@@ -145,12 +146,7 @@ def _theta(fields: Fields, kind: str) -> float:
 
 MODERNBERT = Family(
     "modernbert",
-    {
-        "ModernBertModel": "none",
-        "ModernBertForMaskedLM": "masked",
-        "ModernBertForSequenceClassification": "classifier",
-        "ModernBertForTokenClassification": "tokens",
-    },
+    classes("ModernBert", encoder=True),
     build,
     {
         "hidden_activation": "gelu",
