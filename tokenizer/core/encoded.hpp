@@ -27,6 +27,7 @@ struct AddedToken {
   std::string content;
   bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
   bool once_special = false;  // it, or a token of the same content that stood before it in the file
+  bool operator==(const AddedToken&) const = default;
 };
 
 }  // namespace fasttoken

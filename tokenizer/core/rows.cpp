@@ -76,32 +76,22 @@ bool Rows::encode(const std::vector<RowText>& texts, const std::vector<RowSample
     chunks_.emplace_back();
     return encode(texts.data(), samples.data(), samples.data() + samples.size(), sequences_.data(), chunks_[0]);
   }
-  // A share is some samples of about as many bytes as each other share; a thread takes the next one that is left.
-  struct Share {
-    size_t from, to, text;
-  };
-  std::vector<Share> shares;
-  size_t text = 0, taken = 0, first_text = 0, first = 0;
-  for (size_t i = 0; i < samples.size(); ++i) {
-    const size_t count =
-        static_cast<size_t>(samples[i].first) + static_cast<size_t>(std::max<int64_t>(samples[i].second, 0));
-    for (size_t k = 0; k < count; ++k, ++text)
-      taken += texts[text].utf8.data() ? texts[text].utf8.size() : 2 * texts[text].count;
-    if (taken * threads * 4 >= bytes || i + 1 == samples.size()) {
-      shares.push_back({first, i + 1, first_text});
-      first = i + 1, first_text = text, taken = 0;
-    }
-  }
-  for (size_t i = 0; i < shares.size(); ++i) chunks_.emplace_back();
+  // A thread takes the next few samples that are left.
+  std::vector<size_t> first_text(samples.size() + 1);
+  for (size_t i = 0; i < samples.size(); ++i)
+    first_text[i + 1] =
+        first_text[i] + static_cast<size_t>(samples[i].first + std::max<int64_t>(samples[i].second, 0));
+  const size_t few = (samples.size() + threads * 4 - 1) / (threads * 4);
+  chunks_.resize((samples.size() + few - 1) / few);
   std::atomic<size_t> next{0};
   std::atomic<bool> known{true};
   std::vector<std::exception_ptr> errors(threads);
   auto work = [&](size_t thread) {
     try {
-      for (size_t i; (i = next++) < shares.size();) {
-        const Share& share = shares[i];
-        if (!encode(texts.data() + share.text, samples.data() + share.from, samples.data() + share.to,
-                    sequences_.data() + 2 * share.from, chunks_[i]))
+      for (size_t i; (i = next++) < chunks_.size();) {
+        const size_t from = i * few, to = std::min(from + few, samples.size());
+        if (!encode(texts.data() + first_text[from], samples.data() + from, samples.data() + to,
+                    sequences_.data() + 2 * from, chunks_[i]))
           known = false;
       }
     } catch (...) {
@@ -233,73 +223,43 @@ void Rows::pad(const RowPadding& padding, size_t longest) {
 
 // ---- columns
 
-template <class T, class Special, class Text>
-void Rows::each(T* out, size_t numbers, T pad, Special&& special, Text&& text) const {
+template <class T>
+void Rows::put(RowColumn column, T* out) const {
+  const bool offsets = column == RowColumn::offsets;
+  const T pad = static_cast<T>(column == RowColumn::ids     ? padding_.id
+                               : column == RowColumn::types ? padding_.type
+                                                            : column == RowColumn::special);
+  std::vector<Align> trimmed;
   for (const Row& row : rows_) {
-    const size_t missing = (row.length - row.size) * numbers;
+    const size_t missing = (row.length - row.size) * (offsets ? 2 : 1);
     if (padding_.left) out = std::fill_n(out, missing, pad);
     for (const RowPiece& piece : *row.layout) {
-      if (piece.sequence < 0) {
-        out = special(piece, out);
+      const bool own = piece.sequence < 0;
+      const Part part = own ? Part{0, static_cast<uint32_t>(piece.ids.size())} : row.parts[piece.sequence];
+      const Sequence text = own ? Sequence{} : sequences_[2 * row.sample + static_cast<size_t>(piece.sequence)];
+      const size_t from = text.begin + part.begin;
+      if (column == RowColumn::ids) {
+        out = std::copy_n(own ? piece.ids.data() : text.chunk->ids.data() + from, part.size, out);
+      } else if (!offsets || own) {
+        const int64_t value = column == RowColumn::types       ? (part.rest ? piece.rest_type : piece.type)
+                              : column == RowColumn::attention ? 1
+                                                               : own && !offsets;
+        out = std::fill_n(out, size_t{part.size} * (offsets ? 2 : 1), static_cast<T>(value));
       } else {
-        const Part& part = row.parts[piece.sequence];
-        out = text(sequences_[2 * row.sample + static_cast<size_t>(piece.sequence)], part, piece, out);
+        const auto all = text.chunk->offsets.begin() + static_cast<ptrdiff_t>(from);
+        trimmed.assign(all, all + part.size);
+        core_.trim_part(text.chunk->ids.data() + from, part.size, text.chunk->added, from, trimmed.data());
+        for (const Align& one : trimmed) {
+          *out++ = static_cast<T>(one.begin);
+          *out++ = static_cast<T>(one.end);
+        }
       }
     }
     if (!padding_.left) out = std::fill_n(out, missing, pad);
   }
 }
 
-template <class T>
-void Rows::put_as(RowColumn column, T* out) const {
-  auto all = [](T value) {
-    return [value](const RowPiece& piece, T* to) { return std::fill_n(to, piece.ids.size(), value); };
-  };
-  auto each_token = [](T value) {
-    return [value](const Sequence&, const Part& part, const RowPiece&, T* to) {
-      return std::fill_n(to, part.size, value);
-    };
-  };
-  switch (column) {
-    case RowColumn::ids:
-      return each<T>(
-          out, 1, static_cast<T>(padding_.id),
-          [](const RowPiece& piece, T* to) { return std::copy(piece.ids.begin(), piece.ids.end(), to); },
-          [](const Sequence& all_of, const Part& part, const RowPiece&, T* to) {
-            return std::copy_n(all_of.chunk->ids.data() + all_of.begin + part.begin, part.size, to);
-          });
-    case RowColumn::types:
-      return each<T>(
-          out, 1, static_cast<T>(padding_.type),
-          [](const RowPiece& piece, T* to) { return std::fill_n(to, piece.ids.size(), static_cast<T>(piece.type)); },
-          [](const Sequence&, const Part& part, const RowPiece& piece, T* to) {
-            return std::fill_n(to, part.size, static_cast<T>(part.rest ? piece.rest_type : piece.type));
-          });
-    case RowColumn::attention:
-      return each<T>(out, 1, T{0}, all(1), each_token(1));
-    case RowColumn::special:
-      return each<T>(out, 1, T{1}, all(1), each_token(0));
-    case RowColumn::offsets: {
-      std::vector<Align> trimmed;
-      return each<T>(
-          out, 2, T{0}, [](const RowPiece& piece, T* to) { return std::fill_n(to, 2 * piece.ids.size(), T{0}); },
-          [&](const Sequence& all_of, const Part& part, const RowPiece&, T* to) {
-            const Chunk& chunk = *all_of.chunk;
-            const size_t from = all_of.begin + part.begin;
-            trimmed.assign(chunk.offsets.begin() + static_cast<ptrdiff_t>(from),
-                           chunk.offsets.begin() + static_cast<ptrdiff_t>(from + part.size));
-            core_.trim_part(chunk.ids.data() + from, part.size, chunk.added, from, trimmed.data());
-            for (const Align& one : trimmed) {
-              *to++ = static_cast<T>(one.begin);
-              *to++ = static_cast<T>(one.end);
-            }
-            return to;
-          });
-    }
-  }
-}
-
-template void Rows::put_as(RowColumn, int32_t*) const;
-template void Rows::put_as(RowColumn, int64_t*) const;
+template void Rows::put(RowColumn, int32_t*) const;
+template void Rows::put(RowColumn, int64_t*) const;
 
 }  // namespace fasttoken

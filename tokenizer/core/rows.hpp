@@ -83,9 +83,9 @@ class Rows {
   size_t padded_to() const { return padded_to_; }
   size_t without_padding(size_t row) const { return rows_[row].size; }
 
-  // One number a token, two for offsets, row after row.
-  void put(RowColumn column, int32_t* out) const { put_as(column, out); }
-  void put(RowColumn column, int64_t* out) const { put_as(column, out); }
+  // One number a token, two for offsets, row after row; T: int32_t or int64_t.
+  template <class T>
+  void put(RowColumn column, T* out) const;
 
  private:
   struct Part {
@@ -119,10 +119,6 @@ class Rows {
   bool cut(size_t sample, const RowCut& rule, Kept* out) const;
   void add(size_t sample, const RowLayout& layout, const Part& first, const Part& second);
   void pad(const RowPadding& padding, size_t longest);
-  template <class T>
-  void put_as(RowColumn column, T* out) const;
-  template <class T, class Special, class Text>
-  void each(T* out, size_t numbers, T pad, Special&& special, Text&& text) const;
 
   const Core& core_;
   const bool parse_special_, offsets_;

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "loading/loader.hpp"
@@ -241,13 +242,8 @@ class Tokenizer {
   std::string decode(const Ids& ids, bool skip_special, Scratch& s) const {
     if (decodes_bytes()) {
       std::string all, out;
-      for (auto id : ids) {
-        uint32_t i = static_cast<uint32_t>(id);
-        if (skip_special && is_special(i)) continue;
-        all.append(bytes(i));
-        if (all.size() > max_text) decoded_too_long();
-      }
-      if (utf8_invalid_at(all) == std::string_view::npos) return all;
+      for (auto id : ids)
+        if (!skip_special || !is_special(static_cast<uint32_t>(id))) all.append(bytes(static_cast<uint32_t>(id)));
       utf8_append_lossy(out, all);
       return out;
     }
@@ -336,27 +332,20 @@ class Tokenizer {
     return plan_ && normalized_.empty() && part.size() <= ClauseCache::longest &&
            !(marks_ && marks_->prefix == SpaceMarks::Prefix::first);
   }
-  // The ids of a part whose ids are a matter of its bytes: from the cache, or as make() puts them, and kept where the
-  // caller's text was not rewritten for them.
-  template <class Cache, class Make>
-  static void kept(const Cache& cache, std::string_view part, uint64_t hash, Scratch& s, IdSink& sink, Make&& make) {
-    const auto key = Cache::Key::of(part.data(), part.size());
-    int32_t* row = sink.out.room(Cache::most_ids);
-    if (size_t known = cache.find(key, hash, row)) return sink.out.finish(row + known);
-    const size_t from = sink.out.size();
-    const bool before = s.rewritten;
-    s.rewritten = false;
-    make();
-    const size_t made = sink.out.size() - from;
-    if (!s.rewritten && made >= 1 && made <= Cache::most_ids) cache.put(key, hash, sink.out.data() + from, made);
-    s.rewritten |= before;
-  }
+  // Its ids, which are kept the second time, where the caller's text was not rewritten for them.
   void known_segment(std::string_view part, bool parse_special, Scratch& s, bool align, IdSink& sink) const {
     const uint64_t hash = hash_of_text(part.data(), part.size());
-    auto make = [&] { segment(part, 0, parse_special, s, align, sink); };
-    if (part.size() <= WordCache::longest) return kept(caches_.roles, part, hash, s, sink, make);
-    if (!caches_.met.again(hash)) return make();
-    kept(caches_.segments, part, hash, s, sink, make);
+    if (!caches_.met.again(hash)) return segment(part, 0, parse_special, s, align, sink);
+    const auto key = ClauseCache::Key::of(part.data(), part.size());
+    int32_t* row = sink.out.room(ClauseCache::most_ids);
+    if (size_t known = caches_.segments.find(key, hash, row)) return sink.out.finish(row + known);
+    const size_t from = sink.out.size();
+    const bool before = std::exchange(s.rewritten, false);
+    segment(part, 0, parse_special, s, align, sink);
+    const size_t made = sink.out.size() - from;
+    if (!s.rewritten && made >= 1 && made <= ClauseCache::most_ids)
+      caches_.segments.put(key, hash, sink.out.data() + from, made);
+    s.rewritten |= before;
   }
   template <class Sink>
   void segment(std::string_view bytes, uint32_t base, bool parse_special, Scratch& s, bool align, Sink& sink) const {

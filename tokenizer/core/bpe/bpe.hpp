@@ -311,18 +311,6 @@ class Bpe {
     return out;
   }
 
-  template <class Out>
-  void first_bytes(std::string_view piece, Out&& out) const {
-    size_t n = piece.size();
-    const auto& middle = byte_ids_[0];
-    if (plain_) {
-      for (unsigned char b : piece) out(middle[b]);
-      return;
-    }
-    for (size_t i = 0; i < n; ++i)
-      out(byte_ids_[(i > 0 ? 1 : 0) | (i + 1 == n ? 2 : 0)][static_cast<unsigned char>(piece[i])]);
-  }
-
   uint32_t find_first(const Vocab& vocab, std::string_view text, int variant, BpeScratch& s) const {
     if (bytes_) return byte_ids_[static_cast<size_t>(variant)][static_cast<unsigned char>(text[0])];
     bool bare = (!(variant & 1) || config.prefix.empty()) && (!(variant & 2) || config.suffix.empty());
@@ -336,7 +324,9 @@ class Bpe {
     symbols.clear();
     symbols.reserve(piece.size());
     if (complete_) {
-      first_bytes(piece, [&](uint32_t id) { symbols.push_back({id, 1}); });
+      for (size_t i = 0; i < piece.size(); ++i)
+        symbols.push_back(
+            {byte_ids_[(i > 0 ? 1 : 0) | (i + 1 == piece.size() ? 2 : 0)][static_cast<unsigned char>(piece[i])], 1});
       return;
     }
     Symbol unknown{none, 0};

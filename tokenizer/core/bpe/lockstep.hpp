@@ -13,64 +13,18 @@ namespace fasttoken::FASTTOKEN_KERNEL {
 
 constexpr size_t usual = 16;  // symbols; a word of so many takes no branch that another does not
 
-#if FASTTOKEN_LEVEL == 2
-
-static inline uint64_t match(const MergeTable::Probe& table, const MergeTable::Line& line, uint64_t key) {
-  __m512i entries = _mm512_load_si512(line.entry);
-  __mmask8 equal = _mm512_testn_epi64_mask(_mm512_xor_si512(entries, _mm512_set1_epi64(static_cast<int64_t>(key))),
-                                           _mm512_set1_epi64(static_cast<int64_t>(table.compared)));
-  __m128i first = _mm512_castsi512_si128(_mm512_maskz_compress_epi64(equal, entries));
-  return static_cast<uint64_t>(_mm_cvtsi128_si64(first)) & table.rest_mask;
-}
+// Of n keys, which are followed by zeros up to a multiple of eight and up to `usual`.
 static inline uint64_t greatest(const uint64_t* keys, size_t n) {
-  __m512i best = _mm512_max_epu64(_mm512_load_si512(keys), _mm512_load_si512(keys + 8));
-  for (size_t i = usual; i < n; i += 8) best = _mm512_max_epu64(best, _mm512_load_si512(keys + i));
-  return _mm512_reduce_max_epu64(best);
+  uint64_t best[8];
+  for (size_t k = 0; k < 8; ++k) best[k] = std::max(keys[k], keys[8 + k]);
+  for (size_t i = usual; i < n; i += 8)
+    for (size_t k = 0; k < 8; ++k) best[k] = std::max(best[k], keys[i + k]);
+  for (size_t k = 1; k < 8; ++k) best[0] = std::max(best[0], best[k]);
+  return best[0];
 }
-
-#elif FASTTOKEN_LEVEL == 1
-
-static inline uint64_t match(const MergeTable::Probe& table, const MergeTable::Line& line, uint64_t key) {
-  const __m256i compared = _mm256_set1_epi64x(static_cast<int64_t>(table.compared)),
-                wanted = _mm256_set1_epi64x(static_cast<int64_t>(key));
-  auto of = [&](const uint64_t* entries) {
-    __m256i all = _mm256_load_si256(reinterpret_cast<const __m256i*>(entries));
-    return _mm256_and_si256(all, _mm256_cmpeq_epi64(_mm256_and_si256(all, compared), wanted));
-  };
-  __m256i four = _mm256_or_si256(of(line.entry), of(line.entry + 4));
-  __m128i two = _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-  return static_cast<uint64_t>(_mm_cvtsi128_si64(two) | _mm_extract_epi64(two, 1)) & table.rest_mask;
-}
-static inline uint64_t greatest(const uint64_t* keys, size_t n) {
-  auto load = [&](size_t i) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(keys + i)); };
-  auto take_larger = [](__m256i& x, __m256i y) { x = _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi64(x, y)); };
-  __m256i best = load(0);
-  for (size_t i = 4; i < usual; i += 4) take_larger(best, load(i));
-  for (size_t i = usual; i < n; i += 4) take_larger(best, load(i));
-  take_larger(best, _mm256_permute4x64_epi64(best, 0x4E));
-  take_larger(best, _mm256_shuffle_epi32(best, 0x4E));
-  return static_cast<uint64_t>(_mm256_extract_epi64(best, 0));
-}
-
-#else
-
-static inline uint64_t match(const MergeTable::Probe& table, const MergeTable::Line& line, uint64_t key) {
-  return table.match(line, key);
-}
-static inline uint64_t greatest(const uint64_t* keys, size_t n) {
-  uint64_t best[4] = {keys[0], keys[1], keys[2], keys[3]};
-  auto take_larger = [&](size_t i) {
-    for (size_t k = 0; k < 4; ++k) best[k] = std::max(best[k], keys[i + k]);
-  };
-  for (size_t i = 4; i < usual; i += 4) take_larger(i);
-  for (size_t i = usual; i < n; i += 4) take_larger(i);
-  return std::max(std::max(best[0], best[1]), std::max(best[2], best[3]));
-}
-
-#endif
 
 static inline uint64_t rest_at(const MergeTable::Probe& table, MergeTable::Probe::Place at) {
-  uint64_t rest = match(table, *at.line, at.key);
+  uint64_t rest = table.match(*at.line, at.key);
   if (at.line->entry[0] & table.overflow & (rest - 1)) [[unlikely]]
     return table.beyond(at);
   return rest;
@@ -141,8 +95,7 @@ static void merge_batch(const MergeTable& merges, MergeBatch& batch) {
     lane.right_at = 0;
     const uint64_t* from = rests + word.from;
     auto set = [&](size_t i) { lane.keys[i] = (from[i] << 6 | i) & (uint64_t{0} - (i < lane.size)); };
-    for (size_t i = 0; i < usual; ++i) set(i);
-    for (size_t i = usual; i < lane.size; i += 8)
+    for (size_t i = 0; i < std::max(usual, lane.size); i += 8)
       for (size_t k = 0; k < 8; ++k) set(i + k);
     lane.keys[0] = 0;
   };

@@ -15,7 +15,6 @@
 //   checked, and the pair at its right is checked with the next candidate.
 //
 //   trie_         the tokens of whole characters                     character_trie.hpp
-//   pieces_       the tokens of a character's bytes, and of a blank and them, as met: up to three tokens
 //   pairs_        whether pairs were found to stand, so that a pair of a text is looked at once: one word a pair, the
 //                 whole pair in it. An entry depends on the model alone, so any thread may write it or overwrite it
 //   repairs_      the tokens of merged windows, kept as word_cache.hpp keeps words
@@ -185,7 +184,7 @@ class LongestMatch {
     return true;
   }
 
-  size_t cache_bytes() const { return (pairs_.size() + pieces_.size()) * 8 + repairs_.bytes(); }
+  size_t cache_bytes() const { return pairs_.bytes() + repairs_.bytes(); }
   void tables(auto& io) {
     io(pair_validity_, trie_);
     if (io.reads && built()) remember();
@@ -204,18 +203,10 @@ class LongestMatch {
   void remember() {
     pairs_ = BigArray<uint64_t>(size_t{1} << pair_bits);
     pair_entries_ = pairs_.data();
-    pieces_ = BigArray<uint64_t>(size_t{2} << 16);
-    piece_entries_ = pieces_.data();
     repairs_.reserve(repair_bytes, repair_bytes);
   }
 
   // ---- the candidates
-
-  // How many tokens the bytes merge to, of which there are at most `small`.
-  static size_t merged_bytes(std::string_view bytes, const ByteIds& byte_ids, const Merger& merger, Symbol* out) {
-    for (size_t i = 0; i < bytes.size(); ++i) out[i] = {byte_ids[static_cast<unsigned char>(bytes[i])], 1};
-    return merger.linear(out, bytes.size());
-  }
 
   void longest(const LongestMatchScratch::Character* all, size_t n, const ByteIds& byte_ids, const WordTable* words,
                std::string_view piece, const Merger& merger, LongestMatchScratch& g) const {
@@ -224,6 +215,9 @@ class LongestMatch {
     const size_t before = out.size();
     out.resize(before + piece.size());
     Symbol* top = out.data() + before;
+    const auto put_merged = [&](std::string_view bytes) {
+      for (size_t left = repaired(merger, byte_ids, bytes, top); left; --left) pair_validity_.fetch((top++)->id);
+    };
     size_t at = 0;
     for (size_t i = 0; i < n;) {
       uint32_t id = all[i].id;
@@ -240,13 +234,13 @@ class LongestMatch {
             *top++ = {one, static_cast<uint32_t>(ascii.size())};
             pair_validity_.fetch(one);
           } else {
-            top += merged_bytes(ascii, byte_ids, merger, top);
+            put_merged(ascii);
           }
           continue;
         }
-        if (all[i].code == ' ' && i + 1 < n && has_pieces(all[i + 1].code) &&
+        if (all[i].code == ' ' && i + 1 < n && all[i + 1].length == 3 &&
             (!all[i + 1].extends || extensions.find(id, all[i + 1].code) == none)) {
-          top += pieces_of(all[i + 1].code, true, piece.substr(at, 4), byte_ids, merger, top);
+          put_merged(piece.substr(at, 4));
           if (top[-1].id == all[i + 1].id) {  // by itself, and may begin a longer one
             --top;
             at += 1;
@@ -262,10 +256,7 @@ class LongestMatch {
       }
       at += all[i++].length;
       if (id == none) {
-        if (has_pieces(all[i - 1].code))
-          top += pieces_of(all[i - 1].code, false, piece.substr(from, 3), byte_ids, merger, top);
-        else
-          top += merged_bytes(piece.substr(from, at - from), byte_ids, merger, top);
+        put_merged(piece.substr(from, at - from));
         continue;
       }
       uint32_t node = id;
@@ -288,35 +279,6 @@ class LongestMatch {
       pair_validity_.fetch(id);
     }
     out.resize(static_cast<size_t>(top - out.data()));
-  }
-
-  // The tokens that the bytes of a character without a token merge to; spaced: with a blank before it.
-  static bool has_pieces(uint32_t c) { return c >= 0x800 && c < 0x10000; }
-  size_t pieces_of(uint32_t c, bool spaced, std::string_view bytes, const ByteIds& byte_ids, const Merger& merger,
-                   Symbol* out) const {
-    // Three ids of 19 bits, 0 where there are fewer tokens, and how many bytes the first two have.
-    constexpr int id_bits = 19;
-    std::atomic_ref cell(piece_entries_[size_t{spaced} << 16 | c]);
-    if (uint64_t found = cell.load(std::memory_order_relaxed)) {
-      uint32_t left = static_cast<uint32_t>(bytes.size());
-      size_t n = 0;
-      for (; left; ++n) {
-        uint32_t length = n < 2 ? static_cast<uint32_t>(found >> (3 * id_bits + 3 * n) & 7) : left;
-        out[n] = {static_cast<uint32_t>(found >> (n * id_bits)) & ((1u << id_bits) - 1), length};
-        pair_validity_.fetch(out[n].id);
-        left -= length;
-      }
-      return n;
-    }
-    const size_t made = merged_bytes(bytes, byte_ids, merger, out);
-    if (made > 3 || trie_.tokens() >= 1u << id_bits) return made;
-    uint64_t found = 0;
-    for (size_t i = 0; i < made; ++i) {
-      found |= uint64_t{out[i].id} << (i * id_bits);
-      if (i < 2) found |= uint64_t{out[i].length} << (3 * id_bits + 3 * i);
-    }
-    cell.store(found, std::memory_order_relaxed);
-    return made;
   }
 
   // ---- resolving them
@@ -404,7 +366,7 @@ class LongestMatch {
     cell.store(stands ? kept : kept | falls, std::memory_order_relaxed);
     return stands;
   }
-  // The tokens that the bytes of a window merge to, of which there are at most `small`: often kept from before.
+  // The tokens that so many bytes, at most `small`, merge to: often kept from before.
   size_t repaired(const Merger& merger, const ByteIds& byte_ids, std::string_view bytes, Symbol* out) const {
     constexpr int id_bits = 24;
     static_assert(RepairCache::longest < 1u << (31 - id_bits));
@@ -436,8 +398,7 @@ class LongestMatch {
   CharacterTrie trie_;
   BigArray<uint64_t> pairs_;
   RepairCache repairs_;
-  BigArray<uint64_t> pieces_;  // by code point, then the same with a blank; 0: not met yet
-  uint64_t *pair_entries_ = nullptr, *piece_entries_ = nullptr;
+  uint64_t* pair_entries_ = nullptr;
 };
 
 }  // namespace fasttoken

@@ -289,10 +289,8 @@ struct WordCaches {
   ShortWordCache short_words;  // a set is one cache line
   WordCache words;
   ClauseCache clauses;
-  MetBefore met;  // of the clauses and segments, and of longer words of wide characters
-  // Not words but stretches between control tokens, which chats repeat: those of up to 31 bytes, and longer ones.
-  WordCache roles;
-  ClauseCache segments;
+  MetBefore met;         // of the clauses and segments, and of longer words of wide characters
+  ClauseCache segments;  // not words but stretches between control tokens, which chats repeat
 
   // A text whose ids are a matter of its bytes: read(); fetch(), meet() and find() in turn, each for some texts
   // before the next; put() where its ids were not known.
@@ -377,12 +375,11 @@ struct WordCaches {
     short_words.touch();
     words.touch();
     clauses.reserve(size_t{8} << 20);
-    roles.reserve(size_t{1} << 16, size_t{1} << 16);
     segments.reserve(size_t{1} << 21);
     met.reserve();
   }
   size_t bytes() const {
-    return short_words.bytes() + words.bytes() + clauses.bytes() + roles.bytes() + segments.bytes() + met.bytes();
+    return short_words.bytes() + words.bytes() + clauses.bytes() + segments.bytes() + met.bytes();
   }
 };
 

@@ -94,7 +94,7 @@ void Normalizer::read_bert(const Json& json) {
   if (json.need("clean_text").boolean()) steps_.push_back(filter(bert_removed, bert_space));
   Step step;
   if (json.need("handle_chinese_chars").boolean()) {
-    step.kind = Kind::chinese;
+    step.kind = Kind::cjk;
     steps_.push_back(step);
   }
   if (accents ? accents->boolean() : lower) {

@@ -82,9 +82,7 @@ class ModelReader {
     // Tables by id have as many entries as the largest id says.
     const uint64_t limit = uint64_t{4} * n + sparse_here, most = uint64_t{4} * n + sparse_anywhere;
     at = vocab.first();
-    constexpr uint32_t ahead = 8;
     for (uint32_t i = 0; i < n; ++i, at += 2) {
-      if (i + ahead < n) model_.vocab.prefetch(doc[at + 2 * ahead].s);
       std::string_view digits = doc[at + 1].s;
       uint64_t id = 0;
       for (char c : digits) {
@@ -206,45 +204,26 @@ class ModelReader {
         a = doc[at + 1].s;
         b = doc[at + 2].s;
       }
-      held_.entry[held_.count] = i;
-      held_.tokens[2 * held_.count] = a;
-      held_.tokens[2 * held_.count + 1] = b;
-      if (++held_.count == Held::most) add_held(wrong);
+      add_merge(a, b, wrong, i);
     }
-    add_held(wrong);
     Bpe& bpe = model_.bpe;
     if (repeated_)
       std::erase_if(bpe.in_order, [&](const Merge& m) { return bpe.merges.find(m.a, m.b).rank != m.rank; });
   }
 
-  // Merges read and not yet looked up: the vocabulary is asked for many tokens at once.
-  struct Held {
-    static constexpr size_t most = 16;
-    size_t count = 0;
-    std::array<uint32_t, most> entry;
-    std::array<std::string_view, 2 * most> tokens;
-    std::array<uint32_t, 2 * most> ids;
-  };
-
   template <class Wrong>
-  void add_held(Wrong&& wrong) {
+  void add_merge(std::string_view a, std::string_view b, Wrong&& wrong, uint32_t i) {
     Bpe& bpe = model_.bpe;
-    model_.vocab.find(held_.tokens, 2 * held_.count, held_.ids);
-    for (size_t k = 0; k < held_.count; ++k) bpe.merges.prefetch(held_.ids[2 * k], held_.ids[2 * k + 1]);
-    for (size_t k = 0; k < held_.count; ++k) {
-      uint32_t i = held_.entry[k], first = held_.ids[2 * k], second = held_.ids[2 * k + 1];
-      std::string_view a = held_.tokens[2 * k], b = held_.tokens[2 * k + 1];
-      if (first == Vocab::hole) wrong(i, "the token " + std::string(a) + " is not in the vocabulary");
-      if (second == Vocab::hole) wrong(i, "the token " + std::string(b) + " is not in the vocabulary");
-      size_t prefix = bpe.config.prefix.size();
-      if (b.size() < prefix) wrong(i, "the second token is shorter than the continuing prefix");
-      uint32_t whole = union_of(a, b.substr(prefix));
-      if (whole == Vocab::hole) wrong(i, "their union " + joined_ + " is not in the vocabulary");
-      uint32_t rank = static_cast<uint32_t>(bpe.in_order.size());
-      repeated_ |= !bpe.merges.add(first, second, rank, whole);
-      bpe.in_order.push_back({first, second, rank, whole});
-    }
-    held_.count = 0;
+    const std::optional<uint32_t> first = model_.vocab.find(a), second = model_.vocab.find(b);
+    if (!first) wrong(i, "the token " + std::string(a) + " is not in the vocabulary");
+    if (!second) wrong(i, "the token " + std::string(b) + " is not in the vocabulary");
+    size_t prefix = bpe.config.prefix.size();
+    if (b.size() < prefix) wrong(i, "the second token is shorter than the continuing prefix");
+    uint32_t whole = union_of(a, b.substr(prefix));
+    if (whole == Vocab::hole) wrong(i, "their union " + joined_ + " is not in the vocabulary");
+    uint32_t rank = static_cast<uint32_t>(bpe.in_order.size());
+    repeated_ |= !bpe.merges.add(*first, *second, rank, whole);
+    bpe.in_order.push_back({*first, *second, rank, whole});
   }
   // Files mostly have the tokens that merges make in the order of the merges.
   uint32_t union_of(std::string_view a, std::string_view b) {
@@ -265,7 +244,6 @@ class ModelReader {
 
   Json json_;
   Model& model_;
-  Held held_;
   std::string joined_;
   uint32_t next_ = 0;  // the id that the next merge's token probably has
   bool repeated_ = false;
@@ -300,16 +278,11 @@ class AddedReader {
   }
 
  private:
-  static bool same(const AddedToken& a, const AddedToken& b) {
-    return a.content == b.content && a.single_word == b.single_word && a.lstrip == b.lstrip && a.rstrip == b.rstrip &&
-           a.normalized == b.normalized && a.special == b.special;
-  }
-
   void add(AddedToken t, const Vocab& vocab) {
     if (t.content.empty()) return;
     if (auto known = ids.find(t.content); known != ids.end()) {
       t.id = known->second;
-      if (same(tokens[by_id[t.id]], t)) return;
+      if (tokens[by_id[t.id]] == t) return;
     } else if (auto found = vocab.find(t.content)) {
       t.id = *found;
     } else {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <bitset>
 #include <cctype>
-#include <cstdio>
 #include <iterator>
 #include <tuple>
 #include <unordered_set>
@@ -288,12 +287,9 @@ void Tokenizer::index_spans() {
     if (!fits || !spans_.add(id, bytes, marked)) return spans_.forget();
   }
   if (of == CharSpans::Of::bytes) return;
-  for (int b = 0; b < 256; ++b) {
-    char name[8];
-    std::snprintf(name, sizeof name, "<0x%02X>", b);
-    const char byte = static_cast<char>(b);
-    if (auto id = model_.vocab.find(name)) spans_.add(*id, {&byte, 1});
-  }
+  const std::array<uint32_t, 256> ids = model_.vocab.byte_tokens();
+  for (size_t b = 0; b < 256; ++b)
+    if (const char byte = static_cast<char>(b); ids[b] != Vocab::hole) spans_.add(ids[b], {&byte, 1});
   if (auto id = unknown_id()) spans_.leave_unsaid(*id);
 }
 

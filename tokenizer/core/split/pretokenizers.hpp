@@ -11,7 +11,6 @@
 #include <string_view>
 #include <vector>
 
-#include "split/splitting.hpp"
 #include "text/normalizers.hpp"
 
 namespace fasttoken {
@@ -43,11 +42,12 @@ struct SpaceMarks {
   }
 };
 
+enum class Behavior : uint8_t { removed, isolated, contiguous, merged_with_previous, merged_with_next };
+
 class PreTokenizer {
  public:
   struct Scratch {
     Normalizer::Scratch normalizer;
-    Spans spans;
     ScratchVector<Piece> pieces, cut;
   };
 
@@ -182,44 +182,59 @@ class PreTokenizer {
 
   void read_metaspace(const Json& json, Step& step);
 
-  // Pieces straight from the matches, where the pieces of a match do not depend on the next match.
+  // Pieces from the matches of a pattern in one piece. Whether a span, a match or the text between two, belongs to
+  // the one before it depends on these two alone.
+  //
+  //   matches        the-final--countdown on "-"
+  //   removed        the | final | countdown           isolated            the | - | final | - | - | countdown
+  //   contiguous     the | - | final | -- | countdown  merged_with_previous  the- | final- | - | countdown
+  //   merged_with_next the | -final | - | -countdown
   struct Cutter {
     const Text& text;
     ScratchVector<Piece>& out;
-    const bool matches, gaps;  // which of the two are kept
-    Piece piece{};
-    uint32_t at = 0;
+    const Behavior behavior;
+    const bool invert;
+    const Piece piece;
+    uint32_t at = 0, from = 0, to = 0;  // where the last match ends; the spans that are no piece yet
+    bool last = false, any = false;     // whether the span before is a match, and whether there is one
 
     void match(uint32_t begin, uint32_t end) {
-      if (gaps) put(at, begin);
-      if (matches) put(begin, end);
+      if (at != begin) span(at, begin, false);
+      span(begin, end, true);
       at = end;
     }
-    void put(uint32_t begin, uint32_t end) {
-      if (begin < end) out.push_back(text.slice(piece.begin + begin, piece.begin + end, piece.shift));
+    void finish() {
+      if (const uint32_t end = piece.end - piece.begin; at != end) span(at, end, false);
+      put();
+    }
+
+   private:
+    void span(uint32_t begin, uint32_t end, bool match) {
+      match ^= invert;
+      if (match && behavior == Behavior::removed) return;
+      const bool joins = behavior == Behavior::contiguous             ? match == last
+                         : behavior == Behavior::merged_with_previous ? match && !last
+                                                                      : last && !match;
+      if (!any || !joins || behavior < Behavior::contiguous) {
+        put();
+        from = begin;
+      }
+      to = end;
+      last = match;
+      any = true;
+    }
+    void put() const {
+      if (from < to) out.push_back(text.slice(piece.begin + from, piece.begin + to, piece.shift));
     }
   };
 
   template <class F>
   static void split(Text& text, Scratch& s, const Step& step, F&& match) {
     s.cut.clear();
-    bool removed = step.behavior == Behavior::removed, simple = removed || step.behavior == Behavior::isolated;
-    Cutter cutter{text, s.cut, !removed || step.invert, !removed || !step.invert};
     for (const Piece& piece : s.pieces) {
-      std::string_view v = text.view().substr(piece.begin, piece.end - piece.begin);
-      if (simple) {
-        cutter.piece = piece;
-        cutter.at = 0;
-        match(v, cutter);
-        if (cutter.gaps) cutter.put(cutter.at, static_cast<uint32_t>(v.size()));
-        continue;
-      }
-      s.spans.start();
-      match(v, s.spans);
-      s.spans.finish(static_cast<uint32_t>(v.size()));
-      s.spans.resolve(step.behavior, step.invert, [&](uint32_t begin, uint32_t end) {
-        if (begin < end) s.cut.push_back(text.slice(piece.begin + begin, piece.begin + end, piece.shift));
-      });
+      Cutter cutter{text, s.cut, step.behavior, step.invert, piece};
+      match(text.view().substr(piece.begin, piece.end - piece.begin), cutter);
+      cutter.finish();
     }
     std::swap(s.pieces, s.cut);
   }

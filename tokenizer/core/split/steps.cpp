@@ -45,7 +45,7 @@ void Normalizer::take(const Step& step, Text& text, Scratch& scratch, unsigned& 
     case Kind::byte_level:
       byte_level(text);
       break;
-    case Kind::chinese:
+    case Kind::cjk:
       if (has(quick_cjk)) chinese(text);
       return;
     case Kind::charsmap:

@@ -37,14 +37,12 @@ class Normalizer {
   bool empty() const { return steps_.empty(); }
   // Whether ASCII stays as it is.
   bool keeps_ascii() const {
-    return std::all_of(steps_.begin(), steps_.end(), [](const Step& step) {
-      return step.kind == Kind::nfc || step.kind == Kind::nfd || step.kind == Kind::nfk;
-    });
+    return all([](const Step& step) { return step.kind <= Kind::nfk; });
   }
   // Whether all steps change a character, a cluster, a match without blanks, or blanks that stand together
   // (blanks.hpp).
   bool works_between_blanks(std::string_view mark) const {
-    return std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) {
+    return all([&](const Step& step) {
       if (step.kind == Kind::prepend || step.kind == Kind::byte_level) return false;
       if (step.kind != Kind::replace) return true;
       if (const Regex* regex = step.pattern.regex())
@@ -55,15 +53,14 @@ class Normalizer {
   }
   // Whether the steps of works_between_blanks() have no match but one of blanks.
   bool replaces_only_blanks() const {
-    return std::all_of(steps_.begin(), steps_.end(),
-                       [](const Step& step) { return step.kind != Kind::replace || step.pattern.regex(); });
+    return all([](const Step& step) { return step.kind != Kind::replace || step.pattern.regex(); });
   }
   bool has_charsmap() const {
-    return std::any_of(steps_.begin(), steps_.end(), [](const Step& step) { return step.kind == Kind::charsmap; });
+    return !all([](const Step& step) { return step.kind != Kind::charsmap; });
   }
   // Whether none of the steps of works_between_blanks() asks for more white space than one character.
   bool keeps_white_space() const {
-    return std::all_of(steps_.begin(), steps_.end(), [](const Step& step) {
+    return all([](const Step& step) {
       return step.kind != Kind::strip && (step.kind != Kind::replace || step.pattern.is_fixed());
     });
   }
@@ -126,19 +123,7 @@ class Normalizer {
   }
 
  private:
-  enum class Kind : uint8_t {
-    nfc,
-    nfd,
-    nfk,
-    lowercase,
-    strip,
-    filter,
-    replace,
-    prepend,
-    byte_level,
-    chinese,
-    charsmap
-  };
+  enum class Kind : uint8_t { nfc, nfd, nfk, lowercase, strip, filter, replace, prepend, byte_level, cjk, charsmap };
   struct Step {
     Kind kind{};
     bool compose = false, left = false, right = false;
@@ -149,6 +134,10 @@ class Normalizer {
     std::shared_ptr<const Charsmap> charsmap;
   };
 
+  template <class F>
+  bool all(F&& holds) const {
+    return std::all_of(steps_.begin(), steps_.end(), holds);
+  }
   // go_on: asked before each step and behind the last. False: it said so.
   template <class F>
   bool run(Text& text, Scratch& scratch, F&& go_on) const {

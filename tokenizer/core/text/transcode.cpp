@@ -36,32 +36,7 @@ size_t transcode(const Character* p, size_t n, char* const begin) {
   char* out = begin;
   for (size_t i = 0; i < n;) {
     const size_t left = n - i;
-    if constexpr (sizeof(Character) <= 2) {
-      // 32 characters of two bytes at most, each in 16 bits.
-      const uint32_t there = _bzhi_u32(~0u, static_cast<unsigned>(std::min<size_t>(left, 32)));
-      __m512i c;
-      if constexpr (sizeof(Character) == 1)
-        c = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(there, p + i));
-      else
-        c = _mm512_maskz_loadu_epi16(there, p + i);
-      const uint32_t two = _mm512_cmpge_epu16_mask(c, _mm512_set1_epi16(0x80));
-      if (!two) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi16_epi8(c));
-        out += std::min<size_t>(left, 32);
-        i += 32;
-        continue;
-      }
-      if (!_mm512_cmpge_epu16_mask(c, _mm512_set1_epi16(0x800))) {
-        const __m512i first = _mm512_or_si512(_mm512_srli_epi16(c, 6), _mm512_set1_epi16(0xC0));
-        const __m512i second = _mm512_slli_epi16(
-            _mm512_or_si512(_mm512_and_si512(c, _mm512_set1_epi16(0x3F)), _mm512_set1_epi16(0x80)), 8);
-        out = put_bytes(_mm512_mask_blend_epi16(two, c, _mm512_or_si512(first, second)),
-                        _pdep_u64(there, 0x5555555555555555u) | _pdep_u64(two, 0xAAAAAAAAAAAAAAAAu), out);
-        i += 32;
-        continue;
-      }
-    }
-    // 16 of any, each in 32 bits: its last byte in the highest.
+    // 16 of them, each in 32 bits: its last byte in the highest.
     const uint16_t there =
         static_cast<uint16_t>(_bzhi_u32(0xFFFF, static_cast<unsigned>(std::min<size_t>(left, 16))));
     __m512i c;
@@ -74,6 +49,12 @@ size_t transcode(const Character* p, size_t n, char* const begin) {
     if (_mm512_cmpeq_epi32_mask(_mm512_and_si512(c, all(0xFFFFF800)), all(0xD800))) return not_transcoded;
     const __mmask16 two = _mm512_cmpge_epu32_mask(c, all(0x80)), three = _mm512_cmpge_epu32_mask(c, all(0x800)),
                     four = _mm512_cmpge_epu32_mask(c, all(0x10000));
+    if (!two) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(c));
+      out += std::min<size_t>(left, 16);
+      i += 16;
+      continue;
+    }
     // The class of a byte with others before it, and as the first one.
     const __m512i last = _mm512_mask_or_epi32(c, two, _mm512_and_si512(c, all(0x3F)), all(0x80));
     const __m512i shifted6 = _mm512_srli_epi32(c, 6), shifted12 = _mm512_srli_epi32(c, 12);

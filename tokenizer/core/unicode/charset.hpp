@@ -16,6 +16,7 @@ class CharSet {
  public:
   struct Range {
     uint32_t first, last;
+    bool operator==(const Range&) const = default;
   };
 
   CharSet() = default;
@@ -90,10 +91,7 @@ class CharSet {
     out.add(more);
     return out;
   }
-  bool same(const CharSet& other) const {
-    return std::equal(ranges_.begin(), ranges_.end(), other.ranges_.begin(), other.ranges_.end(),
-                      [](const Range& a, const Range& b) { return a.first == b.first && a.last == b.last; });
-  }
+  bool same(const CharSet& other) const { return ranges_ == other.ranges_; }
 
   static CharSet flagged(uint16_t flag) {
     return where([flag](unsigned r) { return (tables::record_flags[r] & flag) != 0; });

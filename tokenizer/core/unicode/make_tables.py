@@ -9,10 +9,11 @@ the category crate each follow another version of Unicode). Python's ``unicodeda
 
 from __future__ import annotations
 
+import itertools
 import struct
-import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import Regex, normalizers, pre_tokenizers
@@ -59,60 +60,32 @@ def pieces(pre: pre_tokenizers.PreTokenizer) -> set[int]:
     return {CODES[i] for _, (start, end) in pre.pre_tokenize_str(ALL) for i in range(start, end)}
 
 
-def each(normalizer: normalizers.Normalizer, codes: list[int] = CODES, left: str = "") -> dict[int, str]:
-    """The normalizer's result for each code point alone (after ``left``), by batches between separators."""
-    out: dict[int, str] = {}
-    separator = "\x01"
-    for at in range(0, len(codes), 4096):
-        batch = [c for c in codes[at : at + 4096] if c != 1]
-        text = separator.join(left + chr(c) for c in batch)
-        parts = normalizer.normalize_str(text).split(separator)
-        assert len(parts) == len(batch), (hex(batch[0]), len(parts), len(batch))
-        out.update((c, part.removeprefix(left)) for c, part in zip(batch, parts))
-    if 1 in codes:
-        out[1] = normalizer.normalize_str("\x01")
-    return out
+def each(normalizer: normalizers.Normalizer, around: str = "") -> dict[int, str]:
+    """The normalizer's result for each code point between two texts."""
+    n = len(around)
+    return {c: normalizer.normalize_str(around + chr(c) + around)[n : -n or None] for c in CODES}
 
 
-def each_one_by_one(normalizer: normalizers.Normalizer) -> dict[int, str]:
-    """The result for each code point between two letters."""
-    out = {ord("|"): normalizer.normalize_str("a|b")[1:-1]}
-    for at in range(0, len(CODES), 4096):
-        batch = [c for c in CODES[at : at + 4096] if c != ord("|")]
-        parts = normalizer.normalize_str("|".join(f"a{chr(c)}b" for c in batch)).split("|")
-        assert len(parts) == len(batch)
-        out.update((c, part[1:-1]) for c, part in zip(batch, parts))
-    return out
+def changed(results: dict[int, str], to: str = "") -> set[int]:
+    return {c for c, text in results.items() if text == to != chr(c)}
 
 
-def combining_classes() -> dict[int, int]:
+def combining_classes(nfd: dict[int, str]) -> dict[int, int]:
     """Canonical combining classes as NFD orders by them, told apart by swapping with known marks."""
-    nfd = normalizers.NFD()
+    normalize = normalizers.NFD().normalize_str
 
-    def swapped(texts: list[str]) -> list[bool]:
-        parts = nfd.normalize_str("|".join(texts)).split("|")
-        assert len(parts) == len(texts)
-        return [part == text[::-1] != text for part, text in zip(parts, texts)]
+    def swapped(text: str) -> bool:
+        return bool(normalize(text) == text[::-1] != text)
 
     low, high = "\u0334", "\u0345"  # classes 1 and 240
-    decomposed = each(nfd)
-    codes = [c for c in CODES if c not in (1, ord("|")) and decomposed[c] == chr(c)]
-    marks = set()
-    for at in range(0, len(codes), 4096):
-        batch = codes[at : at + 4096]
-        first = swapped([high + chr(c) for c in batch])
-        second = swapped([chr(c) + low for c in batch])
-        marks |= {c for c, x, y in zip(batch, first, second) if x or y}
+    marks = [c for c in CODES if nfd[c] == chr(c) and (swapped(high + chr(c)) or swapped(chr(c) + low))]
     known: dict[int, str] = {}
-    for c in sorted(marks):
+    for c in marks:
         known.setdefault(unicodedata.combining(chr(c)), chr(c))
     assert 0 not in known
-    order = sorted(known)
     classes: dict[int, int] = {}
-    for c in sorted(marks):
-        below = swapped([chr(c) + known[v] for v in order])
-        above = swapped([known[v] + chr(c) for v in order])
-        between = [v for v, x, y in zip(order, below, above) if not x and not y]
+    for c in marks:
+        between = [v for v, mark in known.items() if not swapped(chr(c) + mark) and not swapped(mark + chr(c))]
         assert len(between) == 1, (hex(c), between)
         classes[c] = between[0]
     return classes
@@ -133,45 +106,27 @@ def compositions(nfd: dict[int, str]) -> dict[tuple[int, int], int]:
     return pairs
 
 
-def folds() -> tuple[list[tuple[int, list[int]]], list[str]]:
+def folds() -> tuple[dict[int, list[int]], list[str]]:
     """For each code point with case, the matches of a one-character literal of it under (?i:); and the characters
     that fold to more than one."""
+    cases = (str.lower, str.upper, str.casefold, str.title)
+    # Only code points that change can match any letter case-insensitively.
+    codes = [c for c in CODES if any(case(chr(c)) != chr(c) for case in cases)]
+    text = "".join(map(chr, codes))
+    multi = sorted({chr(c).casefold() for c in codes if len(chr(c).casefold()) > 1})
     groups: dict[str, set[int]] = {}
     for c in CODES:
-        ch = chr(c)
-        for key in {ch.casefold(), ch.lower(), ch.upper().lower()}:
+        for key in {chr(c).casefold(), chr(c).lower(), chr(c).upper().lower()}:
             if len(key) == 1:
-                groups.setdefault(key, set()).add(c)
-    out = []
-    multi = sorted({chr(c).casefold() for c in CODES if len(chr(c).casefold()) > 1})
-    for key, group in sorted(groups.items()):
-        if len(group) < 2 and key.upper() == key:
-            continue
-        for c in sorted(group | {ord(key)}):
-            if len(chr(c).casefold()) > 1:
-                continue
-            found = sorted({CODES[s] for s, e in matches(f"(?i:\\x{{{c:X}}})", FOLDING) for s in [FOLD_AT[s]]} - {c})
-            if found:
-                out.append((c, found))
+                groups.setdefault(key, {ord(key)}).add(c)
+    out = {}
+    for key, group in groups.items():
+        if len(group) > 1 or key.upper() != key:
+            for c in group:
+                found = sorted({codes[start] for start, _ in matches(f"(?i:\\x{{{c:X}}})", text)} - {c})
+                if found and len(chr(c).casefold()) == 1:
+                    out[c] = found
     return out, multi
-
-
-FOLDING = ""
-FOLD_AT: list[int] = []
-
-
-def fold_universe() -> None:
-    """Only code points that match any letter case-insensitively can be in a group: those that change."""
-    global FOLDING, FOLD_AT
-    index = {c: i for i, c in enumerate(CODES)}
-    codes = [
-        c
-        for c in CODES
-        if any(f(chr(c)) != chr(c) for f in (str.lower, str.upper, str.casefold, str.title))
-        or len(chr(c).casefold()) > 1
-    ]
-    FOLDING = "".join(map(chr, codes))
-    FOLD_AT = [index[c] for c in codes]
 
 
 def cutting_scripts() -> list[int]:
@@ -248,160 +203,104 @@ def grapheme_flags() -> list[int]:
     sets["hangul_l"] = three[0]
     sets["hangul_v"] = three[1] - three[0] - syllables
     sets["hangul_t"] = three[2] - three[1] - three[0] - syllables
-    print({name: len(sets[name]) for name in GRAPHEME_FLAGS}, file=sys.stderr)
     return [sum(1 << i for i, name in enumerate(GRAPHEME_FLAGS) if c in sets[name]) for c in range(0x110000)]
 
 
-def runs(values: list[int]) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    for code, value in enumerate(values):
-        if not out or out[-1][1] != value:
-            out.append((code, value))
-    return out
-
-
-def array(kind: str, name: str, values: list[int], width: int = 24) -> str:
-    lines = [", ".join(map(str, values[i : i + width])) for i in range(0, len(values), width)]
-    body = ",\n    ".join(lines)
-    return f"const {kind} {name}[] = {{\n    {body}}};\nconst unsigned {name}_size = {len(values)};\n\n"
-
-
 def flag_sets() -> dict[str, set[int]]:
-    sets: dict[str, set[int]] = {}
     every = set(CODES)
-    sets["onig_space"] = members(r"\s+")
-    sets["onig_word"] = members(r"\w+")
-    sets["rust_space"] = every - pieces(pre_tokenizers.WhitespaceSplit())
     digits = pre_tokenizers.Digits(True).pre_tokenize_str("".join("a" + chr(c) for c in CODES))
-    sets["rust_numeric"] = {CODES[s // 2] for _, (s, e) in digits if e - s == 1 and s % 2 == 1}
-    triples = "".join("a" + chr(c) + " " for c in CODES)
-    word, other = set(), set()
-    for _, (s, e) in pre_tokenizers.Whitespace().pre_tokenize_str(triples):
-        if s % 3 == 0 and e - s >= 2:
-            word.add(CODES[s // 3])
-        elif s % 3 == 1:
-            other.add(CODES[s // 3])
-    sets["rust_word"], sets["re_space"] = word, every - word - other
-    sets["punctuation"] = every - {
-        CODES[i] for _, (s, e) in pre_tokenizers.Punctuation("removed").pre_tokenize_str(ALL) for i in range(s, e)
+    words = [span for _, span in pre_tokenizers.Whitespace().pre_tokenize_str("".join(f"a{chr(c)} " for c in CODES))]
+    word = {CODES[s // 3] for s, e in words if s % 3 == 0 and e - s >= 2}
+    cleaned = each(normalizers.BertNormalizer(True, False, False, False), "a")
+    cjk = each(normalizers.BertNormalizer(False, True, False, False), "a")
+    nmt, marks = each(normalizers.Nmt(), "a"), each(normalizers.StripAccents(), "a")
+    for table in (cleaned, nmt, marks, cjk):
+        assert all(s in ("", " ", chr(c), f" {chr(c)} ") for c, s in table.items())
+    return {
+        "onig_space": members(r"\s+"),
+        "onig_word": members(r"\w+"),
+        "rust_space": every - pieces(pre_tokenizers.WhitespaceSplit()),
+        "rust_numeric": {CODES[s // 2] for _, (s, e) in digits if e - s == 1 and s % 2 == 1},
+        "rust_word": word,
+        "re_space": every - word - {CODES[s // 3] for s, _ in words if s % 3 == 1},
+        "punctuation": every - pieces(pre_tokenizers.Punctuation("removed")),
+        "bert_removed": changed(cleaned),
+        "bert_space": changed(cleaned, " "),
+        "bert_cjk": {c for c, s in cjk.items() if s == f" {chr(c)} "},
+        "mark_nonspacing": changed(each(normalizers.BertNormalizer(False, False, True, False), "a")),
+        "combining_mark": changed(marks),
+        "nmt_removed": changed(nmt),
+        "nmt_space": changed(nmt, " "),
     }
-    bert = normalizers.BertNormalizer(True, False, False, False)
-    cleaned = each_one_by_one(bert)
-    sets["bert_removed"] = {c for c, s in cleaned.items() if s == ""}
-    sets["bert_space"] = {c for c, s in cleaned.items() if s == " " and c != 32}
-    cjk = each_one_by_one(normalizers.BertNormalizer(False, True, False, False))
-    sets["bert_cjk"] = {c for c, s in cjk.items() if s == f" {chr(c)} "}
-    stripped = each_one_by_one(normalizers.BertNormalizer(False, False, True, False))
-    sets["mark_nonspacing"] = {c for c, s in stripped.items() if s == ""}
-    marks = each_one_by_one(normalizers.StripAccents())
-    sets["combining_mark"] = {c for c, s in marks.items() if s == ""}
-    nmt = each_one_by_one(normalizers.Nmt())
-    sets["nmt_removed"] = {c for c, s in nmt.items() if s == ""}
-    sets["nmt_space"] = {c for c, s in nmt.items() if s == " " and c != 32}
-    for name, table in (("bert", cleaned), ("nmt", nmt), ("marks", marks), ("cjk", cjk)):
-        odd = [c for c, s in table.items() if s not in ("", " ", chr(c), f" {chr(c)} ")]
-        assert not odd, (name, [hex(c) for c in odd[:9]])
-    # An accent that is the last part of a decomposition is also removed: keep the mark itself only.
-    return sets
 
 
 def main() -> None:
     assert tokenizers.__version__ == VERSION, tokenizers.__version__
-    fold_universe()
-    category = [CATEGORIES.index("Cn")] * 0x110000
+    category = [CATEGORIES.index("Cs") if 0xD800 <= c < 0xE000 else CATEGORIES.index("Cn") for c in range(0x110000)]
     for i, name in enumerate(CATEGORIES):
-        if name == "Cs":
-            for c in range(0xD800, 0xE000):
+        if name != "Cs":
+            for c in members(rf"\p{{{name}}}+"):
                 category[c] = i
-            continue
-        for c in members(rf"\p{{{name}}}+"):
-            category[c] = i
-    digit = members(r"\d+")
-    assert digit == {c for c in CODES if CATEGORIES[category[c]] == "Nd"}, "\\d is not Nd"
+    assert members(r"\d+") == {c for c in CODES if CATEGORIES[category[c]] == "Nd"}, "\\d is not Nd"
     # Inside brackets \w is a little less than outside (the fractions and superscripts of Latin-1).
     word, word_in_brackets = members(r"\w+"), members(r"[\w]+")
     assert word_in_brackets < word
     script = [0] * 0x110000
-    names = ["?"]
-    for name in SCRIPTS:
-        try:
-            found = members(rf"\p{{{name}}}+")
-        except Exception as error:
-            print("no script", name, str(error)[:60], file=sys.stderr)
-            continue
-        names.append(name)
-        for c in found:
-            script[c] = len(names) - 1
+    for i, name in enumerate(SCRIPTS):
+        for c in members(rf"\p{{{name}}}+"):
+            script[c] = i + 1
     sets = flag_sets()
-    ccc = combining_classes()
-    nfd, nfkd = each(normalizers.NFD()), each(normalizers.NFKD())
-    nfc = each(normalizers.NFC())
-    lower = each(normalizers.Lowercase())
+    nfd, nfkd, nfc = each(normalizers.NFD()), each(normalizers.NFKD()), each(normalizers.NFC())
+    ccc = combining_classes(nfd)
     pairs = compositions(nfd)
     seconds = {b for _, b in pairs} | set(range(0x1161, 0x1176)) | set(range(0x11A8, 0x11C3))
     sets["composes_back"] = seconds
     sets["nfc_dirty"] = seconds | {c for c in CODES if nfc[c] != chr(c) or ccc.get(c)}
-
     records: dict[tuple[int, int, int], int] = {}
     values = []
     for c in range(0x110000):
         flags = sum(1 << i for i, name in enumerate(FLAGS) if c in sets[name])
-        record = (category[c], ccc.get(c, 0), flags)
-        values.append(records.setdefault(record, len(records)))
-    hangul = range(0xAC00, 0xD7A4)
-    canonical = {c: s for c, s in nfd.items() if s != chr(c) and c not in hangul}
-    compatible = {c: s for c, s in nfkd.items() if s != chr(c) and c not in hangul and s != nfd[c]}
-    lowered = {c: s for c, s in lower.items() if s != chr(c)}
+        values.append(records.setdefault((category[c], ccc.get(c, 0), flags), len(records)))
     fold, multi = folds()
 
-    def mapping(name: str, table: dict[int, str]) -> str:
-        keys: list[int] = []
-        index: list[int] = []
-        flat: list[int] = []
-        for c in sorted(table):
-            keys.append(c)
-            index.append(len(flat))
-            flat += [ord(x) for x in table[c]]
-        index.append(len(flat))
-        return (
-            array("unsigned", f"{name}_keys", keys)
-            + array("unsigned short", f"{name}_index", index)
-            + array("unsigned", f"{name}_flat", flat)
-        )
-
-    record_runs, script_runs, cut_runs = runs(values), runs(script), runs(cutting_scripts())
-    grapheme_runs = runs(grapheme_flags())
     out = [
-        "// Generated by make_tables.py from the behaviour of tokenizers " + VERSION + ". Do not edit.\n",
+        f"// Generated by make_tables.py from the behaviour of tokenizers {VERSION}. Do not edit.\n",
         '#include "unicode/unicode_tables.hpp"\n\nnamespace fasttoken::tables {\n\n// clang-format off\n',
-        array("unsigned", "run_start", [s for s, _ in record_runs]),
-        array("unsigned short", "run_record", [r for _, r in record_runs]),
-        array("unsigned char", "record_category", [r[0] for r in records]),
-        array("unsigned char", "record_class", [r[1] for r in records]),
-        array("unsigned short", "record_flags", [r[2] for r in records]),
-        array("unsigned", "script_start", [s for s, _ in script_runs]),
-        array("unsigned char", "script_value", [v for _, v in script_runs]),
-        "const char* const script_names[] = {"
-        + ", ".join(f'"{n}"' for n in names)
-        + f"}};\nconst unsigned script_names_size = {len(names)};\n\n",
-        array("unsigned", "cut_start", [s for s, _ in cut_runs]),
-        array("unsigned char", "cut_value", [v for _, v in cut_runs]),
-        array("unsigned", "grapheme_start", [s for s, _ in grapheme_runs]),
-        array("unsigned short", "grapheme_flags", [v for _, v in grapheme_runs]),
-        array("unsigned", "bare_word", sorted(word - word_in_brackets)),
-        mapping("canonical", canonical),
-        mapping("compatible", compatible),
-        mapping("lower", lowered),
-        array("unsigned", "pair_first", [a for a, _ in sorted(pairs)]),
-        array("unsigned", "pair_second", [b for _, b in sorted(pairs)]),
-        array("unsigned", "pair_result", [pairs[k] for k in sorted(pairs)]),
-        mapping("fold", {c: "".join(map(chr, s)) for c, s in fold}),
-        mapping("multifold", dict(enumerate(multi))),
-        "// clang-format on\n\n}  // namespace fasttoken::tables\n",
     ]
-    path = Path(__file__).with_name("unicode_tables.cpp")
-    path.write_text("".join(out), encoding="utf-8")
-    print(path.name, path.stat().st_size, "bytes;", len(records), "records;", len(record_runs), "runs")
+
+    def array(kind: str, name: str, values: list[Any], width: int = 24) -> None:
+        body = ",\n    ".join(", ".join(map(str, values[i : i + width])) for i in range(0, len(values), width))
+        out.append(f"const {kind} {name}[] = {{\n    {body}}};\nconst unsigned {name}_size = {len(values)};\n\n")
+
+    def runs(name: str, kind: str, value: str, values: list[int]) -> None:
+        starts = [c for c in range(0x110000) if c == 0 or values[c] != values[c - 1]]
+        array("unsigned", f"{name}_start", starts)
+        array(kind, f"{name}_{value}", [values[c] for c in starts])
+
+    def mapping(name: str, table: dict[int, str]) -> None:
+        keys = sorted(table)
+        array("unsigned", f"{name}_keys", keys)
+        array("unsigned short", f"{name}_index", [0, *itertools.accumulate(len(table[c]) for c in keys)])
+        array("unsigned", f"{name}_flat", [ord(x) for c in keys for x in table[c]])
+
+    runs("run", "unsigned short", "record", values)
+    for i, (kind, name) in enumerate((("char", "category"), ("char", "class"), ("short", "flags"))):
+        array(f"unsigned {kind}", f"record_{name}", [record[i] for record in records])
+    runs("script", "unsigned char", "value", script)
+    array("char* const", "script_names", [f'"{name}"' for name in ("?", *SCRIPTS)])
+    runs("cut", "unsigned char", "value", cutting_scripts())
+    runs("grapheme", "unsigned short", "flags", grapheme_flags())
+    array("unsigned", "bare_word", sorted(word - word_in_brackets))
+    mapping("canonical", {c: s for c, s in nfd.items() if s != chr(c) and c not in HANGUL})
+    mapping("compatible", {c: s for c, s in nfkd.items() if s != chr(c) and c not in HANGUL and s != nfd[c]})
+    mapping("lower", {c: s for c, s in each(normalizers.Lowercase()).items() if s != chr(c)})
+    array("unsigned", "pair_first", [a for a, _ in sorted(pairs)])
+    array("unsigned", "pair_second", [b for _, b in sorted(pairs)])
+    array("unsigned", "pair_result", [pairs[k] for k in sorted(pairs)])
+    mapping("fold", {c: "".join(map(chr, s)) for c, s in fold.items()})
+    mapping("multifold", dict(enumerate(multi)))
+    out.append("// clang-format on\n\n}  // namespace fasttoken::tables\n")
+    Path(__file__).with_name("unicode_tables.cpp").write_text("".join(out), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -89,27 +89,6 @@ class Vocab {
     return old;
   }
 
-  // Prefetches the memory that add() or find() will read first.
-  void prefetch(std::string_view token) const {
-    if (!entries_.empty()) __builtin_prefetch(&entries_[hash(token) & (entries_.size() - 1)], 1);
-  }
-  // The ids of n strings, `hole` for one that is no token. Each string is looked for in three places far apart, and
-  // all are asked for before the first is needed.
-  template <size_t N>
-  void find(const std::array<std::string_view, N>& tokens, size_t n, std::array<uint32_t, N>& ids) const {
-    if (entries_.empty()) return ids.fill(hole);
-    std::array<size_t, N> at;
-    for (size_t i = 0; i < n; ++i) {
-      at[i] = hash(tokens[i]) & (entries_.size() - 1);
-      __builtin_prefetch(&entries_[at[i]]);
-    }
-    for (size_t i = 0; i < n; ++i)
-      if (entries_[at[i]].id != hole) __builtin_prefetch(&where_[entries_[at[i]].id]);
-    for (size_t i = 0; i < n; ++i)
-      if (entries_[at[i]].id != hole) __builtin_prefetch(arena_.data() + where_[entries_[at[i]].id].offset);
-    for (size_t i = 0; i < n; ++i) ids[i] = find(tokens[i]).value_or(hole);
-  }
-
   std::optional<uint32_t> find(std::string_view token) const {
     if (entries_.empty()) return std::nullopt;
     const Entry* entry = const_cast<Vocab*>(this)->probe<false>(token);
