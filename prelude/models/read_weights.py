@@ -82,10 +82,9 @@ def weight_bytes(source: WeightSource, spec: ModelSpec, dtype: np.dtype[Any], pa
     they are of int8, beside the others in ``dtype``."""
     if packing != "int8":
         return source.nbytes(dtype.itemsize, keep=packing in KEPT)
-    matrices = [shape for layer in spec.layers for _, shape in layer.tensors() if len(shape) == 2]
+    quantized = sum([math.prod(shape) for layer in spec.layers for _, shape in layer.tensors()])
     if spec.lm_head is not None:
-        matrices.append((spec.embeddings.vocab, spec.hidden))
-    quantized = sum(math.prod(shape) for shape in matrices)
+        quantized += spec.embeddings.vocab * spec.hidden
     return quantized + max(0, spec.num_parameters() - quantized) * dtype.itemsize
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,18 +56,14 @@ def test_rows_for_a_model_become_its_answers(tmp_path: Path, capsys: pytest.Capt
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     prior = tmp_path / "prior.json"
-    assert (
-        main(["calibrate", str(path), "--labels", "30", "--prior", "content-free", "--save-prior", str(prior)]) == 0
-    )
+    words = ["--labels", "30", "--prior", "content-free", "--save-prior", str(prior)]
+    assert main(["calibrate", str(path), *words]) == 0
     assert PriorCorrection.load(prior).labels == tuple(labels)
     assert "30 held-out answers" in capsys.readouterr().out
-    mixed = [
-        *rows[:2],
-        {"state": "a", "question": "Is it?", "label": True},
-        {"state": "a", "question": "?", "levels": 3, "label": 2},
-    ]
+    asked = {"state": "a", "question": "?"}
+    mixed = [*rows[:2], {**asked, "label": True}, {**asked, "label": False}, {**asked, "levels": 3, "label": 2}]
     path.write_text("\n".join(map(json.dumps, mixed)), encoding="utf-8")
-    assert [row.label for row in read_rows(path)] == ["English", "German", "yes", "2"]
+    assert [row.label for row in read_rows(path)] == ["English", "German", "yes", "no", "2"]
     assert main(["calibrate", str(path), "--prior", "content-free"]) == 2
     assert "the rows of the file ask several" in capsys.readouterr().err
 
@@ -123,13 +120,7 @@ def test_a_wrong_line_is_named(line: str, message: str, tmp_path: Path, capsys: 
         (["--report", "a.json", "--save", "./a.json"], "--save and --report are one file"),
     ],
 )
-def test_options_are_checked(
-    options: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_options_are_checked(options: list[str], message: str, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     path = write_answered(tmp_path / "rows.jsonl")
     assert main(["calibrate", str(path), *options]) == 2

@@ -11,6 +11,9 @@ import pytest
 from prelude import Choice, Decide, Engine, EngineConfig, SamplingParams
 from prelude.default_model import path as packaged
 from prelude.errors import ConfigError
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+from prelude.models.read_weights import weight_bytes
 from prelude.readouts.batch import OneShotBatch
 from tests.checkpoints import save_model
 from tests.encoders import CLASSES, Encoder, write_encoder
@@ -50,7 +53,11 @@ def test_decoders_stay_close_to_float32(variant: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_tied_embeddings_are_rows_of_the_packed_head(tied: bool, tmp_path: Path) -> None:
-    weights = Model(save_model(tmp_path, tie_word_embeddings=tied)).executor(quantization="int8").weights
+    path = save_model(tmp_path, tie_word_embeddings=tied)
+    weights, config = Model(path).executor(quantization="int8").weights, ModelConfig.from_dir(path)
+    with Checkpoint.open(path, config) as checkpoint:
+        said = weight_bytes(checkpoint, config.spec, np.dtype("float32"), "int8")
+    assert 0.9 * weights.nbytes < said < weights.nbytes
     assert weights.lm_head is not None and weights.lm_head.packing == "int8"
     assert (weights.embeddings.tokens is weights.lm_head) == tied
     assert tied or isinstance(weights.embeddings.tokens, np.ndarray)

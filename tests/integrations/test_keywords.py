@@ -222,9 +222,8 @@ def test_bounds_and_defaults_of_lm_eval() -> None:
 
         greedy = generated(max_gen_toks=4)
         assert generated(max_gen_toks=4, do_sample=False) == greedy == generated(max_gen_toks=4, temperature=0.0)
-        assert generated(max_gen_toks=4, top_k=1, temperature=1.0) == greedy and isinstance(
-            generated(max_gen_toks=31), str
-        )
+        assert generated(max_gen_toks=4, top_k=1, temperature=1.0) == greedy
+        assert isinstance(generated(max_gen_toks=31), str)
         for kwargs, field in (
             ({"max_gen_toks": 32}, "gen_kwargs.max_gen_toks"),
             ({"max_gen_toks": 0}, "gen_kwargs.max_gen_toks"),

@@ -91,10 +91,15 @@ def test_ids_are_those_of_the_packaged_tokenizer() -> None:
     for text in TEXTS:
         found = made(told).encode(text).ids
         assert made(told).decode(found) == theirs.decode(theirs.encode(text).ids)
-    told |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.add_bos_token": True}
-    told |= {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.add_eos_token": True}
-    ids = made(told).encode("a text").ids
-    assert ids == [1, *made(byte_level()).encode("a text").ids, 0]
+    for begins, ends in ((True, True), (True, False), (False, True), (False, False)):
+        told |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.add_bos_token": begins}
+        told |= {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.add_eos_token": ends}
+        text, other = (
+            [*[1] * begins, *theirs.encode(one, add_special_tokens=False).ids, *[0] * ends] for one in "ab"
+        )
+        found = made(told).encode("a", "b")
+        assert (found.ids, made(told).encode("a").ids) == (text + other, text)
+        assert found.type_ids == [0] * len(text) + [1] * len(other)
 
 
 def test_template_and_named_tokens() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
@@ -211,7 +212,7 @@ def refusal(data: bytes, encoding: str | None, **options: Any) -> tuple[int, str
     return caught.value.status, caught.value.errors[0]["msg"]
 
 
-def test_a_compressed_body_asks_for_no_more_memory_than_its_limit() -> None:
+def test_a_compressed_body_asks_for_no_more_memory_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     zstandard = pytest.importorskip("zstandard")
     packer = zstandard.ZstdCompressor().compressobj(size=300 << 20)
     large = b"".join([packer.compress(b" " * (1 << 20)) for _ in range(300)] + [packer.flush()])
@@ -231,6 +232,8 @@ def test_a_compressed_body_asks_for_no_more_memory_than_its_limit() -> None:
     assert read_body(whole, " ZSTD ") == {"a": 1}  # two frames
     assert refusal(zstandard.compress(b"{}") + b"more", "zstd")[0] == 422
     assert refusal(zstandard.compress(b"{}") + zstandard.compress(b"{}"), "zstd")[0] == 422
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert refusal(b"", "zstd") == (415, "zstd needs zstandard: pip install zstandard")
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd, zstd", "é" * 1000])
