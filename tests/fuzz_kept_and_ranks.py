@@ -37,13 +37,13 @@ def wrong_with_kept(rng: random.Random, data: bytes, texts: list[str]) -> str | 
         wanted = results(Tokenizer.from_buffer(data, cache=folder), texts)
         for _ in range(3):
             how = damage(rng, folder)
-            _cache._caches.clear()  # as another process finds the folder
+            _cache._cache_in.cache_clear()  # as another process finds the folder
             found = results(Tokenizer.from_file(path, cache=folder), texts)
             if found != wanted:
                 return f"kept tables, {how}: {found!r:.300} instead of {wanted!r:.300}"
     finally:
         _cache.LEAST = least
-        _cache._caches.pop(folder, None)
+        _cache._cache_in.cache_clear()
         shutil.rmtree(folder, ignore_errors=True)
     return None
 

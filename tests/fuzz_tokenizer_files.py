@@ -104,7 +104,7 @@ def used(tokenizer: Any, text: str) -> None:
         lambda: tokenizer.encode(["a", text], is_pretokenized=True).word_ids,
         lambda: [e.ids for e in tokenizer.encode_batch([text, "a b"])],
         lambda: tokenizer.encode_array(text, False, parse_special=False),
-        lambda: tokenizer.encode_with_offsets(text, False, offsets="byte"),
+        lambda: tokenizer.encode_with_offsets(text, False),
         lambda: tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False),
         lambda: tokenizer.decode([0, 1, 2, 300, 60_000, (1 << 31) - 1, (1 << 32) - 1]),
         lambda: [DecodeStream().step(tokenizer, i) for i in (0, 1, 2, 60_000)],

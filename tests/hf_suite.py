@@ -154,7 +154,7 @@ class Building:
     def read(self) -> Any:
         """Our tokenizer for HF's as it is now."""
         from prelude.tokenizer import Tokenizer
-        from prelude.tokenizer.hf.changes import version
+        from prelude.tokenizer.hf.backend import version
 
         now = version(self._theirs)
         if now != self._version:
@@ -198,11 +198,11 @@ def _replace_tokenizers() -> None:
     import huggingface_hub
     import prelude.tokenizer as ours
     from prelude.tokenizer.backends.reference import ReferenceCore
-    from prelude.tokenizer.hf.changes import watch
+    from prelude.tokenizer.hf.backend import begin_watching
 
     ReferenceCore.package = staticmethod(lambda feature: theirs)  # type: ignore[method-assign]
     huggingface_hub.hf_hub_download = _download
-    watch()
+    begin_watching()
 
     class DecodeStream(ours.DecodeStream):
         def step(self, tokenizer: Any, id: Any) -> str | None:

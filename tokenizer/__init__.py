@@ -5,10 +5,10 @@
     tokenizer = Tokenizer.from_file("tokenizer.json")
     tokenizer.encode("Hello").ids
 
-The names, arguments, defaults and results are those of ``tokenizers`` 0.2x. Three things are left out on purpose:
-training, adding tokens, setting components after loading. They raise an error that names the way out.
-Importing this package imports neither ``tokenizers``, ``transformers`` nor ``jinja2``; ``NormalizedString`` and
-``PreTokenizedString`` are HF's own classes, imported when they are asked for.
+The names, arguments, defaults and results are those of ``tokenizers`` 0.2x. Training, adding tokens and setting
+components after loading raise an error that names the way out. Importing this package imports neither ``tokenizers``,
+``transformers`` nor ``jinja2``; ``NormalizedString`` and ``PreTokenizedString`` are HF's own classes, imported when
+they are asked for.
 """
 
 from __future__ import annotations
@@ -65,44 +65,11 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = [
-    "AddedToken",
-    "BackendUnavailable",
-    "BertWordPieceTokenizer",
-    "ByteLevelBPETokenizer",
-    "CharBPETokenizer",
-    "ChatTemplateError",
-    "DecodeStream",
-    "EncodeInput",
-    "Encoding",
-    "InputSequence",
-    "LoneSurrogateError",
-    "OffsetReferential",
-    "OffsetType",
-    "Offsets",
-    "PreTokenizedEncodeInput",
-    "PreTokenizedInputSequence",
-    "Regex",
-    "SentencePieceBPETokenizer",
-    "SentencePieceUnigramTokenizer",
-    "SplitDelimiterBehavior",
-    "TextEncodeInput",
-    "TextInputSequence",
-    "TiktokenEncoding",
-    "Token",
-    "Tokenizer",
-    "TokenizerConfigWarning",
-    "TokenizerError",
-    "TokenizerFileError",
-    "TokenizersMutationError",
-    "decoders",
-    "fast_tokenizer",
-    "implementations",
-    "models",
-    "normalizers",
-    "patch_transformers",
-    "patched_transformers",
-    "pre_tokenizers",
-    "processors",
-    "trainers",
-]
+__all__ = ["AddedToken", "BackendUnavailable", "BertWordPieceTokenizer", "ByteLevelBPETokenizer"]
+__all__ += ["CharBPETokenizer", "ChatTemplateError", "DecodeStream", "EncodeInput", "Encoding", "InputSequence"]
+__all__ += ["LoneSurrogateError", "OffsetReferential", "OffsetType", "Offsets", "PreTokenizedEncodeInput"]
+__all__ += ["PreTokenizedInputSequence", "Regex", "SentencePieceBPETokenizer", "SentencePieceUnigramTokenizer"]
+__all__ += ["SplitDelimiterBehavior", "TextEncodeInput", "TextInputSequence", "TiktokenEncoding", "Token"]
+__all__ += ["Tokenizer", "TokenizerConfigWarning", "TokenizerError", "TokenizerFileError"]
+__all__ += ["TokenizersMutationError", "decoders", "fast_tokenizer", "implementations", "models", "normalizers"]
+__all__ += ["patch_transformers", "patched_transformers", "pre_tokenizers", "processors", "trainers"]

@@ -1,4 +1,5 @@
-"""The arguments that HF's component classes take, as the members that a tokenizer.json has for them."""
+"""The members of each component of a tokenizer.json, in HF's order, with the defaults that HF writes out, and the
+arguments of HF's classes for them."""
 
 from __future__ import annotations
 
@@ -6,9 +7,74 @@ import base64
 from collections.abc import Iterable
 from typing import Any
 
-from ._schema import FIELDS, REQUIRED
 from .errors import TokenizerError, TokenizersMutationError
 
+REQUIRED = object()  # a file without it is refused when it is loaded
+_SPACE = "\u2581"
+
+Fields = tuple[tuple[str, Any], ...]
+
+_METASPACE: Fields = (("replacement", _SPACE), ("prepend_scheme", "always"), ("split", True))
+_AROUND: Fields = (("sep", REQUIRED), ("cls", REQUIRED))
+_BYTE_LEVEL: Fields = (("add_prefix_space", True), ("trim_offsets", True), ("use_regex", True))
+
+FIELDS: dict[str, dict[str, Fields]] = {
+    "normalizer": {
+        "BertNormalizer": (
+            ("clean_text", True),
+            ("handle_chinese_chars", True),
+            ("strip_accents", None),
+            ("lowercase", True),
+        ),
+        "ByteLevel": (),
+        "Lowercase": (),
+        "NFC": (),
+        "NFD": (),
+        "NFKC": (),
+        "NFKD": (),
+        "Nmt": (),
+        "Precompiled": (("precompiled_charsmap", REQUIRED),),
+        "Prepend": (("prepend", _SPACE),),
+        "Replace": (("pattern", REQUIRED), ("content", REQUIRED)),
+        "Sequence": (("normalizers", REQUIRED),),
+        "Strip": (("strip_left", True), ("strip_right", True)),
+        "StripAccents": (),
+    },
+    "pre_tokenizer": {
+        "BertPreTokenizer": (),
+        "ByteLevel": _BYTE_LEVEL,
+        "CharDelimiterSplit": (("delimiter", REQUIRED),),
+        "Digits": (("individual_digits", False),),
+        "FixedLength": (("length", 5),),
+        "Metaspace": _METASPACE,
+        "Punctuation": (("behavior", "Isolated"),),
+        "Sequence": (("pretokenizers", REQUIRED),),
+        "Split": (("pattern", REQUIRED), ("behavior", REQUIRED), ("invert", False)),
+        "UnicodeScripts": (),
+        "Whitespace": (),
+        "WhitespaceSplit": (),
+    },
+    "decoder": {
+        "BPEDecoder": (("suffix", "</w>"),),
+        "ByteFallback": (),
+        "ByteLevel": _BYTE_LEVEL,
+        "CTC": (("pad_token", "<pad>"), ("word_delimiter_token", "|"), ("cleanup", True)),
+        "Fuse": (),
+        "Metaspace": _METASPACE,
+        "Replace": (("pattern", REQUIRED), ("content", REQUIRED)),
+        "Sequence": (("decoders", REQUIRED),),
+        "Strip": (("content", " "), ("start", 0), ("stop", 0)),
+        "WordPiece": (("prefix", "##"), ("cleanup", True)),
+    },
+    "post_processor": {
+        "BertProcessing": _AROUND,
+        "ByteLevel": _BYTE_LEVEL,
+        "RobertaProcessing": (*_AROUND, ("trim_offsets", True), ("add_prefix_space", True)),
+        "Sequence": (("processors", REQUIRED),),
+        "TemplateProcessing": (("single", REQUIRED), ("pair", REQUIRED), ("special_tokens", REQUIRED)),
+    },
+}
+_LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
 CUSTOM = "Custom"  # in place of a type's name: a component written in Python
 # Names of files -> HF's names of arguments, if they differ.
 _ARGUMENTS = {
@@ -25,6 +91,26 @@ _SCHEMES = ("always", "never", "first")
 
 
 _ATTRIBUTES = ("normalizer", "Strip")  # the class whose attributes are named as its arguments
+
+
+def canonical(kind: str, member: Any) -> Any:
+    """``member`` as HF writes it: with defaults for absent keys, without keys that HF does not know."""
+    if not isinstance(member, dict):
+        return member
+    fields = FIELDS[kind].get(member.get("type", ""))
+    if fields is None:
+        known = dict(member)
+    else:
+        known = {"type": member["type"]}
+        for name, default in fields:
+            if name in member or default is not REQUIRED:
+                known[name] = member.get(name, default)
+        if member.get("add_prefix_space") is False and "prepend_scheme" in known and "prepend_scheme" not in member:
+            known["prepend_scheme"] = "never"  # as files of before prepend_scheme said it
+    for name in _LISTS:
+        if isinstance(known.get(name), list):
+            known[name] = [canonical(kind, one) for one in known[name]]
+    return known
 
 
 def argument_names(kind: str, name: str) -> dict[str, str]:
@@ -79,10 +165,11 @@ def file_value(field: str, value: Any, default: Any) -> Any:
 def _checked_text(field: str, value: str) -> str:
     if field in _ONE_CHARACTER and len(value) != 1:
         raise TokenizerError(f"argument '{field}': expected a string of length 1")
-    if field == "prepend_scheme":
-        return _one_of(field, value, _SCHEMES)
+    known = {"prepend_scheme": _SCHEMES, "behavior": _BEHAVIORS}.get(field, (value,))
+    if value not in known:
+        raise TokenizerError(f"{value!r:.60} is not a {field}: expected one of {', '.join(known)}")
     if field == "behavior":  # "merged_with_next" in Python, "MergedWithNext" in files
-        return "".join(part.capitalize() for part in _one_of(field, value, _BEHAVIORS).split("_"))
+        return "".join(part.capitalize() for part in value.split("_"))
     return value
 
 
@@ -118,12 +205,6 @@ def _parts(field: str, value: Iterable[Any]) -> list[Any]:
             raise TokenizersMutationError(f"argument '{field}': a component written in Python cannot be a part")
         members.extend(inner[field] if inner["type"] == "Sequence" and field in _FLATTENED else [inner])
     return members
-
-
-def _one_of(field: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise TokenizerError(f"{value!r:.60} is not a {field}: expected one of {', '.join(known)}")
-    return value
 
 
 # ---- templates

@@ -66,7 +66,6 @@ class CoreTokenizer:
 
     # ---- encoding; no special tokens are added here, that is the post-processor's work
     # parse_special=False treats the text of special tokens as ordinary text.
-    def encode_ids(self, text: Text, parse_special: bool = True) -> list[int]: ...
     def encode_array(self, text: Text, parse_special: bool = True) -> Int32: ...
     def last_cut(self, text: str) -> tuple[int, int]:
         """Return (end, next) in characters: whatever is written behind the text, the ids of its first ``end`` are the
@@ -87,33 +86,12 @@ class CoreTokenizer:
         """(ids [n], offsets [n, 2], word numbers [n]).
 
         ``trim`` applies the offset trimming of the file's post-processor (ByteLevel or Roberta with
-        trim_offsets) as if this were the whole encoding. An API that truncates first passes False and
-        calls ``trim_offsets`` on each part.
+        trim_offsets) as if this were the whole encoding.
         """
 
     def encode_tokens(self, text: Text, parse_special: bool = True) -> list[str]:
         """The token strings as HF's Encoding.tokens has them: for an added token the text it stood for, with
         the white space it took along."""
-
-    def char_spans(self, ids: Int32, text: Text) -> Int32 | None:
-        """The offsets, trimmed and in characters, of all ids of a text that nothing rewrote; None: ``encode_full``
-        has to say. Only for ids of which an encoding said so: for others the offsets are wrong, or None."""
-
-    def encode_spans(self, text: Text, parse_special: bool = True) -> tuple[Int32, Int32]:
-        """The first two of ``encode_full``, often at little more than the cost of the ids."""
-
-    def trim_offsets(
-        self, ids: Int32, offsets: Int32, add_prefix_space: bool, tokens: Sequence[str] | None = None
-    ) -> Int32:
-        """One trimming pass over the offsets of one encoding; returns a new array. ``tokens``, as
-        ``encode_tokens`` gives them, matters only for added tokens that took white space along."""
-
-    @property
-    def trim_passes(self) -> list[bool]:
-        """The passes of the file's post-processor, in order, each by its add_prefix_space. Often empty."""
-
-    def encode_batch_array(self, texts: Sequence[Text], parse_special: bool = True) -> tuple[Int32, Int64]:
-        """(ids of all texts, row starts [len(texts) + 1]). The GIL is released."""
 
     def encode_batch_full(
         self,
@@ -219,6 +197,12 @@ class StreamEntry:
     def _set_entry(self, owner: Any, native: Any) -> None: ...
     def step(self, tokenizer: Any, id: int | Sequence[int]) -> str | None: ...
 
+def checked_text(text: Text) -> str:
+    """The text as a str, without a lone surrogate."""
+
+def id_list(ids: Sequence[int] | Int32) -> list[int]:
+    """A row of ids, of any kind that ``decode`` takes, as a list."""
+
 def pair_list(pairs: Int32) -> list[tuple[int, int]]:
     """The rows of a C-contiguous int32 array (n, 2) as a list of tuples."""
 
@@ -235,6 +219,10 @@ class FreshEncoding:
     def offsets(self) -> list[tuple[int, int]]: ...
     @property
     def attention_mask(self) -> list[int]: ...
+    @property
+    def type_ids(self) -> list[int]: ...
+    @property
+    def special_tokens_mask(self) -> list[int]: ...
     def __len__(self) -> int: ...
 
 class EncodeEntry:
@@ -315,15 +303,9 @@ class EncodeEntry:
         add_special_tokens: bool = True,
         *,
         parse_special: bool = True,
-        offsets: Offsets = "char",
     ) -> tuple[Int32, Int32]:
-        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
+        """(ids int32[n], offsets int32[n, 2] in code points of ``text``)."""
 
     def encode_array(self, text: Text, add_special_tokens: bool = True, *, parse_special: bool = True) -> Int32:
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of one
         comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens."""
-
-    def encode_arrays(
-        self, texts: Sequence[Text], add_special_tokens: bool = True, *, parse_special: bool = True
-    ) -> list[Int32]:
-        """``encode_array`` of each text: a list of arrays. The bounds on cost hold for each text by itself."""

@@ -107,14 +107,9 @@ cdef class CoreTokenizer:
     @staticmethod
     def from_json(data):
         cdef CoreTokenizer self = CoreTokenizer.__new__(CoreTokenizer, _MAKING)
-        cdef Py_ssize_t size = 0
-        cdef char* raw = NULL
         if isinstance(data, str):
             data = data.encode()
-        if not isinstance(data, bytes):
-            data = bytes(data)
-        PyBytes_AsStringAndSize(data, &raw, &size)
-        self.core = new Core(string_view(raw, size))
+        self.core = new Core(view_of_bytes(data))
         self.share_ints()
         return self
 
@@ -172,11 +167,6 @@ cdef class CoreTokenizer:
             with nogil:
                 known = self.core.encode_ids(view, special, ids, ascii)
         return known
-
-    def encode_ids(self, text, bint parse_special=True):
-        cdef CallIds ids
-        self.ids_into(text, parse_special, ids)
-        return self.list_of(ids.data(), ids.size())
 
     def encode_array(self, text, bint parse_special=True):
         cdef CallIds ids
@@ -238,29 +228,6 @@ cdef class CoreTokenizer:
             ascii = <const char*> PyUnicode_DATA(text)
         return self.core.char_spans(ids, n, PyUnicode_GET_LENGTH(text), ascii, out)
 
-    cdef object spans_of(self, const int32_t* ids, Py_ssize_t n, object text):
-        """None where encode_full() has to say."""
-        cdef cnp.npy_intp[2] shape
-        shape[0] = n
-        shape[1] = 2
-        cdef cnp.ndarray out = cnp.new_array(2, shape, cnp.NPY_INT32)
-        return out if self.spans_into(ids, n, text, <Align*> cnp.PyArray_DATA(out)) else None
-
-    def char_spans(self, cnp.ndarray ids not None, text):
-        if cnp.PyArray_TYPE(ids) != cnp.NPY_INT32 or not cnp.PyArray_IS_C_CONTIGUOUS(ids):
-            raise TypeError("expected a C-contiguous int32 array of ids")
-        if ids.size and not 0 <= ids.min() <= ids.max() < self._int_count:
-            raise IndexError("an id that is no token's")
-        return self.spans_of(<const int32_t*> cnp.PyArray_DATA(ids), ids.size, text)
-
-    def encode_spans(self, text, bint parse_special=True):
-        cdef CallIds ids
-        if self.ids_into(text, parse_special, ids):
-            spans = self.spans_of(ids.data(), ids.size(), text)
-            if spans is not None:
-                return int32_array(ids.data(), ids.size()), spans
-        return self.encode_full(text, parse_special)[:2]
-
     def encode_tokens(self, text, bint parse_special=True):
         cdef Encoded e
         cdef Added added
@@ -269,46 +236,6 @@ cdef class CoreTokenizer:
         for added in e.added:
             out[added.index] = to_str(added.text)
         return out
-
-    def trim_offsets(self, ids, offsets, bint add_prefix_space, tokens=None):
-        cdef vector[int32_t] column
-        cdef vector[string] texts
-        cdef vector[Align] pairs
-        # Addresses, no typed memoryviews: the first of those brings seconds of compilation into a module.
-        cdef cnp.ndarray flat = np.ascontiguousarray(ids, dtype=np.int32).reshape(-1)
-        cdef cnp.ndarray spans = np.ascontiguousarray(offsets, dtype=np.int32).reshape(-1, 2)
-        cdef const int32_t* raw = <const int32_t*> cnp.PyArray_DATA(flat)
-        cdef const int32_t* span = <const int32_t*> cnp.PyArray_DATA(spans)
-        cdef Py_ssize_t i, n = flat.shape[0]
-        if spans.shape[0] != n or (tokens is not None and len(tokens) != n):
-            raise ValueError("ids, offsets and tokens differ in length")
-        column.assign(raw, raw + n)
-        pairs.resize(n)
-        for i in range(n):
-            pairs[i].begin = span[2 * i]
-            pairs[i].end = span[2 * i + 1]
-        if tokens is not None:
-            for token in tokens:
-                texts.push_back((<str?> token).encode())
-        self.core.trim(column, &texts if tokens is not None else NULL, add_prefix_space, pairs)
-        return pair_array(pairs)
-
-    @property
-    def trim_passes(self):
-        cdef size_t i
-        return [bool(self.core.trim_passes()[i]) for i in range(self.core.trim_passes().size())]
-
-    def encode_batch_array(self, texts, bint parse_special=True):
-        cdef vector[string_view] views
-        cdef CallIds ids
-        cdef vector[int64_t] starts
-        texts = list(texts)
-        for text in texts:
-            views.push_back(view_of(text))
-        cdef cbool special = parse_special
-        with nogil:
-            self.core.encode_ids_batch(views, special, ids, starts)
-        return int32_array(ids.data(), ids.size()), int64_array(starts)
 
     def encode_batch_full(self, texts, bint parse_special=True, offsets="char", bint trim=True):
         cdef vector[string_view] views

@@ -168,6 +168,13 @@ cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
     return 0
 
 
+def id_list(ids):
+    """A row of ids, of any kind that decode() takes, as a list."""
+    cdef vector[uint32_t] column
+    ids_of(ids, column)
+    return column
+
+
 def pair_list(cnp.ndarray pairs not None):
     """The rows of a C-contiguous int32 array (n, 2) as a list of tuples."""
     if cnp.PyArray_TYPE(pairs) != cnp.NPY_INT32 or not cnp.PyArray_IS_C_CONTIGUOUS(pairs) or pairs.size % 2:

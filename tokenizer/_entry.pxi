@@ -1,11 +1,5 @@
-# The way from Tokenizer.encode to ids without a line of Python in between; included by _core.pyx.
-#
-#   Tokenizer (Python) --is a--> EncodeEntry   the settings a call reads, and encode() and encode_array()
-#   Encoding  (Python) --is a--> FreshEncoding   the ids, and the sources of the other columns
-#
-#   Anything but plain texts, no truncation and no padding goes on to _encode_general and its like. On the reference
-#   backend a plain text goes to HF's encode() from here, under any settings, once _encode_general has said which it
-#   is.
+# From Tokenizer.encode to ids without a line of Python in between; included by _core.pyx. Tokenizer is an EncodeEntry,
+# Encoding a FreshEncoding. Anything but plain texts, truncation or padding goes on to _encode_general and its like.
 
 cdef extern from *:
     """
@@ -86,8 +80,8 @@ cdef class QuickFrame:
     """The tokens that a post-processor puts around one text, ready to be copied."""
 
     cdef vector[int32_t] before, after
-    cdef object sequences, frame, type
-    cdef list tokens_before, tokens_after
+    cdef object sequences, frame, type, type_id
+    cdef list tokens_before, tokens_after, types_before, types_after
     cdef bint as_found  # tokens are more than the strings of their ids
     cdef int32_t shown  # an id that is shown as the text that it stands for, or -1
 
@@ -98,6 +92,7 @@ cdef class QuickFrame:
         self.before = frame.before.ids
         self.after = frame.after.ids
         self.tokens_before, self.tokens_after = frame.before.tokens, frame.after.tokens
+        self.type_id, self.types_before, self.types_after = frame.type_id, frame.before.type_ids, frame.after.type_ids
         self.as_found, self.shown = sequences.as_found, sequences.shown
 
     cdef size_t around(self, size_t n):
@@ -148,30 +143,43 @@ cdef class FreshEncoding:
 
     @property
     def tokens(self):
-        cdef list out = None
-        if self.columns is None and self.frame is not None and not self.bare and not self.frame.as_found:
-            out = self.fresh_tokens()
-        return self._token_list() if out is None else out
+        if self.columns is None and self.frame is not None and not self.bare:
+            return self.fresh_tokens()
+        return self._token_list()
 
     cdef list fresh_tokens(self):
-        """None if an id alone does not give its token."""
-        cdef Py_ssize_t i, begin = self.frame.before.size(), end = self.count - <Py_ssize_t> self.frame.after.size()
-        cdef int32_t shown = self.frame.shown
+        cdef QuickFrame frame = self.frame
+        cdef Py_ssize_t i, begin = frame.before.size(), end = self.count - <Py_ssize_t> frame.after.size()
         cdef const int32_t* ids = self.data()
-        cdef list out = self.frame.tokens_before + [None] * (end - begin) + self.frame.tokens_after
-        cdef Py_ssize_t at = len(self.frame.tokens_before)
+        cdef list out = frame.tokens_before + [None] * (end - begin) + frame.tokens_after
+        cdef Py_ssize_t at = len(frame.tokens_before)
         for i in range(begin, end):
-            if ids[i] == shown:
-                return None
+            if frame.as_found or ids[i] == frame.shown:  # an id alone does not give its token
+                tokens = self.core.encode_tokens(self.text, self.parse_special)
+                return frame.tokens_before + tokens + frame.tokens_after
             out[at] = self.core.token_text(ids[i])
             at += 1
         return out
 
     @property
+    def type_ids(self):
+        cdef QuickFrame frame = self.frame
+        if self.columns is not None or frame is None:
+            return self._column_list("_types")
+        return frame.types_before + [frame.type_id] * (self.count - frame.around(0)) + frame.types_after
+
+    @property
+    def special_tokens_mask(self):
+        cdef QuickFrame frame = self.frame
+        if self.columns is not None or frame is None:
+            return self._column_list("_special")
+        return [1] * frame.before.size() + [0] * (self.count - frame.around(0)) + [1] * frame.after.size()
+
+    @property
     def attention_mask(self):
         cdef list ones
         if self.columns is not None:
-            return self._attention_list()
+            return self._column_list("_attention")
         ones = [1] * (self.count - self.padding)
         if not self.padding:
             return ones
@@ -213,10 +221,7 @@ cdef class FreshEncoding:
             if self.frame is None:
                 self.source.fill(made, self.row)
             else:
-                self.frame.sequences.fill_fresh(
-                    made, int32_array(self.data(), self.count), self.text, self.frame.frame, self.parse_special,
-                    self.placed, self.bare,
-                )
+                self.frame.sequences.fill_fresh(made, self.text, self.frame.frame, self.bare, self.parse_special)
             if self.columns is None:
                 self.columns = made.columns
         return self.columns
@@ -274,9 +279,24 @@ cdef class EncodeEntry:
     cdef list fresh_batch(self, object given, object is_pretokenized, bint special, bint bare):
         """None if a text is not a plain string, or settings want more than a frame around it."""
         cdef QuickFrame frame = self.frame_for(special)
+        cdef cbool parse_special = self._encode_special is False  # once: other threads may set it
+        cdef Py_ssize_t since = 0
+        cdef list texts, out = []
         if frame is None or is_pretokenized is not False or type(given) not in (list, tuple):
             return None
-        return self.framed(frame, list(given), bare)
+        texts = list(given)  # nothing else has it: making an encoding may run a collection, and that anything at all
+        for text in texts:
+            if not PyUnicode_CheckExact(text):
+                return None
+        for text in texts:
+            out.append(self.fresh(frame, text, parse_special, bare))
+            since += PyUnicode_GET_LENGTH(text)
+            if since > RELEASE_AT:  # as one long text does, for other threads and for Ctrl-C
+                since = 0
+                PyErr_CheckSignals()
+                with nogil:
+                    pass
+        return out
 
     def _row_columns(self, list firsts not None, list seconds, bint special, truncation, padding,
                      bint parse_special, tuple columns not None, str kind not None, bint keeps_rest):
@@ -287,11 +307,8 @@ cdef class EncodeEntry:
         for arrays [rows, length] (offsets [rows, length, 2]), of rows of one length alone; "list" for lists of lists.
         """
         cdef bint listed = kind == "list", wide = kind == "int64"
-        cdef RowCall call
-        if self.native is None:
-            return None
-        call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts, seconds,
-                            truncation, padding, parse_special, OFFSETS in columns, keeps_rest, wide)
+        cdef RowCall call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts, seconds,
+                                         truncation, padding, parse_special, OFFSETS in columns, keeps_rest, wide)
         if call is None or not (listed or call.rows.get().are_equally_long()):
             return None
         found = [call.lists(column) if listed else call.array(column, wide) for column in columns]
@@ -301,7 +318,8 @@ cdef class EncodeEntry:
                        bint parse_special, source not None, type not None):
         """An encoding of ``type`` for each sample, cut and padded; their other columns are made by ``source``, which
         is told what they are padded to. None if the general way has to be gone."""
-        cdef RowCall call
+        cdef RowCall call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts, seconds,
+                                         truncation, padding, parse_special, False, False, False)
         cdef Rows* rows
         cdef FreshEncoding made
         cdef vector[int32_t] flat
@@ -309,10 +327,6 @@ cdef class EncodeEntry:
         cdef list out = []
         if not issubclass(type, FreshEncoding):
             raise TypeError(f"{type!r} is not a type of FreshEncoding")
-        if self.native is None:
-            return None
-        call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts, seconds,
-                            truncation, padding, parse_special, False, False, False)
         if call is None:
             return None
         rows = call.rows.get()
@@ -330,25 +344,6 @@ cdef class EncodeEntry:
             at += n
         return out
 
-    cdef list framed(self, QuickFrame frame, list texts, bint bare):
-        """texts: nothing else has the list, since making an encoding may run a collection, and that anything at
-        all."""
-        cdef list out = []
-        cdef cbool parse_special = self._encode_special is False  # once: other threads may set it
-        for text in texts:
-            if not PyUnicode_CheckExact(text):
-                return None
-        cdef Py_ssize_t since = 0
-        for text in texts:
-            out.append(self.fresh(frame, text, parse_special, bare))
-            since += PyUnicode_GET_LENGTH(text)
-            if since > RELEASE_AT:  # as one long text does, for other threads and for Ctrl-C
-                since = 0
-                PyErr_CheckSignals()
-                with nogil:
-                    pass
-        return out
-
     def encode_batch(self, input, is_pretokenized=False, add_special_tokens=True):
         """Encode each input, then pad them together if padding is on."""
         made = self.fresh_batch(input, is_pretokenized, add_special_tokens, False)
@@ -362,49 +357,31 @@ cdef class EncodeEntry:
     def encode_array(self, text, add_special_tokens=True, *, parse_special=True):
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of one
         comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens."""
-        return self.array_of(text, add_special_tokens, parse_special)
-
-    def encode_arrays(self, texts, add_special_tokens=True, *, parse_special=True):
-        """``encode_array`` of each text: a list of arrays. Each text has the bounds of a call of its own."""
-        cdef cbool special = add_special_tokens, control = parse_special
-        cdef Py_ssize_t since = 0
-        cdef list out = []
-        for text in list(texts):  # a copy: making an array may run a collection, and that anything at all
-            out.append(self.array_of(text, special, control))
-            since += len(text)
-            if since > RELEASE_AT:  # as one long text does, for other threads and for Ctrl-C
-                since = 0
-                PyErr_CheckSignals()
-                with nogil:
-                    pass
-        return out
-
-    cdef object array_of(self, object text, cbool special, cbool parse_special):
-        cdef QuickFrame frame = self.special if special else self.plain
+        cdef QuickFrame frame = self.special if add_special_tokens else self.plain
         cdef CallIds ids
-        if frame is None:
-            return self._array_general(text, special, parse_special)
-        self.native.ids_into(text, parse_special, ids)
-        if not parse_special and any_marked(self.control, len(self.control), ids.data(), ids.size()):
-            return self._array_spelled(text, special)
-        return frame.array(ids)
+        cdef cbool control = parse_special
+        if frame is not None:
+            self.native.ids_into(text, control, ids)
+            if control or not any_marked(self.control, len(self.control), ids.data(), ids.size()):
+                return frame.array(ids)
+        return self._array_general(text, add_special_tokens, control)
 
-    def encode_with_offsets(self, text, add_special_tokens=True, *, parse_special=True, offsets="char"):
-        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
+    def encode_with_offsets(self, text, add_special_tokens=True, *, parse_special=True):
+        """(ids int32[n], offsets int32[n, 2] in code points of ``text``)."""
         cdef QuickFrame frame = self.special if add_special_tokens else self.plain
         cdef cnp.npy_intp[2] shape
         cdef cnp.ndarray rows
         cdef Align* out
         cdef size_t before, n
         cdef CallIds ids
-        if frame is None or not parse_special or offsets != "char" or not self.native.ids_into(text, True, ids):
-            return self._offsets_general(text, add_special_tokens, parse_special, offsets)
+        if frame is None or not parse_special or not self.native.ids_into(text, True, ids):
+            return self._offsets_general(text, add_special_tokens, parse_special)
         before, n = frame.before.size(), ids.size()
         shape[0], shape[1] = frame.around(n), 2
         rows = cnp.new_array(2, shape, cnp.NPY_INT32)
         out = <Align*> cnp.PyArray_DATA(rows)
         if not self.native.spans_into(ids.data(), n, text, out + before):
-            return self._offsets_general(text, add_special_tokens, parse_special, offsets)
+            return self._offsets_general(text, add_special_tokens, parse_special)
         memset(out, 0, before * sizeof(Align))
         memset(out + before + n, 0, frame.after.size() * sizeof(Align))
         return frame.array(ids), rows

@@ -1,15 +1,11 @@
-# The int objects of ids, which all tokenizers of a process share; included by _core.pyx.
+# The int objects of ids, which all tokenizers of a process share; included by _core.pyx. A list that is in use is never
+# changed: a longer one is made of the same objects and more.
 #
-#   _ints   [0, 1, 2, ...]   a list that is in use is never changed: if a longer one is needed, it is made of the
-#                            same objects and more
-#
-#   Ids are many, and so are the pages that as many objects of Python's allocator would touch for the first time. On
-#   the CPythons that are known they are put side by side on huge pages instead, each a copy of an int of one digit
-#   with another digit. References that are never given back keep each of them: they are never freed. If a count has
-#   64 bits and does not mark objects as immortal (before CPython 3.12), these references are 2^60, and references
-#   that a list takes are not counted: at a billion drops a second they last for 36 years.
-#   As CPython's own ints lie side by side as well, the address of each is known from its number, and a list of ids is
-#   made without reading where they are.
+# Ids are many, and so are the pages that as many objects of Python's allocator would touch for the first time. On the
+# CPythons that are known they are put side by side on huge pages instead, each a copy of an int of one digit with
+# another digit, so that the address of each is known from its number. References that are never given back keep each of
+# them. If a count has 64 bits and does not mark objects as immortal (before CPython 3.12), these references are 2^60,
+# and references that a list takes are not counted: at a billion drops a second they last for 36 years.
 
 cdef extern from *:
     """

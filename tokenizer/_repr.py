@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, NamedTuple
 
 
@@ -44,10 +45,9 @@ def _struct(name: str, fields: dict[str, Any], limits: Limits) -> str:
 def _field(key: str, value: Any, limits: Limits) -> str:
     if isinstance(value, str) and key in _NAMES:
         return value
-    if key == "strategy":  # {"Fixed": length}
-        return _variant(value, limits)
-    if key == "pattern":
-        return _variant(value, limits)
+    if key in ("strategy", "pattern"):  # {"Fixed": length}, {"Regex": pattern}
+        [(name, inner)] = value.items()
+        return f"{name}({_text(inner, limits)})"
     if key in ("single", "pair"):
         return _listed("[", map(_Text, (_piece(piece, limits) for piece in value[: limits.elements])), value, limits)
     if key == "special_tokens":
@@ -71,7 +71,7 @@ def _text(value: Any, limits: Limits) -> str:
     if isinstance(value, dict):
         if isinstance(value.get("type"), str):  # a vocabulary may have the word "type"
             return member_text(value, limits)
-        shown = (_Text(f"{_text(k, limits)}:{_text(v, limits)}") for k, v in _first(value.items(), limits))
+        shown = (_Text(f"{_text(k, limits)}:{_text(v, limits)}") for k, v in islice(value.items(), limits.elements))
         return _listed("{", shown, value, limits)
     if isinstance(value, list):
         return _listed("[", value, value, limits)
@@ -79,18 +79,9 @@ def _text(value: Any, limits: Limits) -> str:
 
 
 def _listed(opening: str, shown: Iterable[Any], of: Any, limits: Limits) -> str:
-    parts = [_text(one, limits) for one in _first(shown, limits)]
+    parts = [_text(one, limits) for one in islice(shown, limits.elements)]
     more = ["..."] if len(of) > limits.elements else []
     return opening + ", ".join(parts + more) + {"[": "]", "(": ")", "{": "}"}[opening]
-
-
-def _first(values: Iterable[Any], limits: Limits) -> Iterable[Any]:
-    return (value for _, value in zip(range(limits.elements), values))
-
-
-def _variant(value: dict[str, Any], limits: Limits) -> str:
-    [(name, inner)] = value.items()
-    return f"{name}({_text(inner, limits)})"
 
 
 def _piece(piece: dict[str, Any], limits: Limits) -> str:

@@ -138,7 +138,7 @@ cdef class RowCall:
         cdef size_t total = 0
         cdef Py_ssize_t i
         cdef cbool known = True
-        if frames is None or (offsets and not frames.trims_first):
+        if core is None or frames is None or (offsets and not frames.trims_first):
             return None
         if padding is not None and not wide and (padding.pad_id > _MOST_INT32 or padding.pad_type_id > _MOST_INT32):
             return None

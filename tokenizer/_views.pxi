@@ -29,6 +29,12 @@ cdef string_view view_of(object text) except *:
     raise TypeError(f"expected str or bytes, not {type(text).__name__}")
 
 
+def checked_text(text):
+    """The str of a text, which the errors of view_of() come before."""
+    view_of(text)
+    return text if isinstance(text, str) else text.decode()
+
+
 cdef string_view view_of_bytes(bytes data):
     return string_view(data, len(data))
 

@@ -1,16 +1,10 @@
 """Chat templates: messages to text, and to text whose parts are known to be the template's or the user's.
 
-    apply_chat_template(messages, template, add_generation_prompt=True)      one string, as transformers makes it
-    render_segments(messages, template, add_generation_prompt=True)          [(text, trusted), ...]
-
-The segments, one after the other, are the same string. A segment is trusted when the template wrote it; text
-of messages, tools, documents or other arguments is not, however the template cut it up. Tokenised
-with ``Tokenizer.encode_segments``, untrusted text never becomes a control token, nor completes one.
-
-Trusted from outside are only the special tokens given by name (``bos_token``...), and the role of a message
-if it is one of ``ROLES``: some templates build a control token around it.
-
-jinja2 is imported at the first use. ``Bounds`` bounds one rendering.
+A segment of ``render_segments`` is trusted if the template wrote it; text of messages, tools, documents or other
+arguments is not, however the template cut it up. Tokenised with ``Tokenizer.encode_segments``, untrusted text never
+becomes a control token, nor completes one. Trusted from outside are only the special tokens given by name
+(``bos_token``...), and the role of a message if it is one of ``ROLES``: some templates build a control token around
+it.
 """
 
 from __future__ import annotations
@@ -28,80 +22,26 @@ from .templates.limits import ACTIVE, OBJECT, PIECE, Bounds, Rendering, checked_
 from .templates.marks import Marked, MarkedFloat, MarkedInt, joined, segments
 
 ROLES = frozenset(
-    [
-        "system",
-        "developer",
-        "user",
-        "assistant",
-        "model",
-        "tool",
-        "tool_call",
-        "tool_calls",
-        "tool_response",
-        "tool_results",
-        "function",
-        "ipython",
-        "observation",
-        "environment",
-        "context",
-        "documents",
-        "critic",
-        "chatbot",
-        "human",
-        "bot",
-    ]
+    (
+        *("system", "developer", "user", "assistant", "model", "tool", "tool_call", "tool_calls", "tool_response"),
+        *("tool_results", "function", "ipython", "observation", "environment", "context", "documents", "critic"),
+        *("chatbot", "human", "bot"),
+    )
 )
 SPECIAL_TOKENS = frozenset(
-    [
-        "bos_token",
-        "eos_token",
-        "unk_token",
-        "sep_token",
-        "pad_token",
-        "cls_token",
-        "mask_token",
-        "image_token",
-        "audio_token",
-        "video_token",
-    ]
+    (
+        *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+        *("image_token", "audio_token", "video_token"),
+    )
 )
 RESERVED = frozenset(
-    [
-        "messages",
-        "conversation",
-        "conversations",
-        "chat",
-        "chat_template",
-        "tokenize",
-        "return_tensors",
-        "return_dict",
-        "padding",
-        "truncation",
-        "max_length",
-        "tokenizer_kwargs",
-        "return_assistant_tokens_mask",
-        "continue_final_message",
-        "add_generation_prompt",
-        "tools",
-        "documents",
-        "processor_kwargs",
-        "bounds",
-        "self",
-        "context",
-        "environment",
-        "caller",
-        "loop",
-        "varargs",
-        "kwargs",
-        "range",
-        "dict",
-        "namespace",
-        "raise_exception",
-        "strftime_now",
-        "cycler",
-        "joiner",
-        "lipsum",
-    ]
+    (
+        *("messages", "conversation", "conversations", "chat", "chat_template", "tokenize", "return_tensors"),
+        *("return_dict", "padding", "truncation", "max_length", "tokenizer_kwargs", "return_assistant_tokens_mask"),
+        *("continue_final_message", "add_generation_prompt", "tools", "documents", "processor_kwargs", "bounds"),
+        *("self", "context", "environment", "caller", "loop", "varargs", "kwargs"),  # names of jinja2's
+        *("range", "dict", "namespace", "raise_exception", "strftime_now", "cycler", "joiner", "lipsum"),
+    )
 )
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -109,35 +49,26 @@ _MAX_DEPTH = 64
 _MAX_KEY_BITS = 60
 
 
-def apply_chat_template(
-    messages: Sequence[Any],
-    chat_template: str | None = None,
-    *,
-    add_generation_prompt: bool = False,
-    tools: Sequence[Any] | None = None,
-    documents: Sequence[Any] | None = None,
-    continue_final_message: bool = False,
-    bounds: Bounds | None = None,
-    **kwargs: Any,
-) -> str:
-    """Return the text of a conversation. Raises ``ChatTemplateError`` if it cannot be rendered."""
-    rendered = _rendered(
-        messages,
-        chat_template,
-        add_generation_prompt,
-        tools,
-        documents,
-        continue_final_message,
-        bounds,
-        kwargs,
-        False,
-    )
-    return str.__str__(rendered)
+def apply_chat_template(messages: Sequence[Any], chat_template: str | None = None, **options: Any) -> str:
+    """Return the text of a conversation; ``options`` as for ``render_segments``."""
+    return str.__str__(_rendered(False, messages, chat_template, **options))
 
 
 def render_segments(
+    messages: Sequence[Any], chat_template: str | None = None, **options: Any
+) -> list[tuple[str, bool]]:
+    """Return the text of a conversation in (text, trusted) pieces; adjacent ones differ in trust, none is empty.
+
+    Options are ``add_generation_prompt`` and ``continue_final_message`` (bool), ``tools`` and ``documents`` (lists of
+    dicts), ``bounds``, and variables of the template. Raises ``ChatTemplateError`` if it cannot be rendered."""
+    return segments(_rendered(True, messages, chat_template, **options))
+
+
+def _rendered(
+    marked: bool,
     messages: Sequence[Any],
-    chat_template: str | None = None,
+    chat_template: str | None,
+    /,
     *,
     add_generation_prompt: bool = False,
     tools: Sequence[Any] | None = None,
@@ -145,36 +76,11 @@ def render_segments(
     continue_final_message: bool = False,
     bounds: Bounds | None = None,
     **kwargs: Any,
-) -> list[tuple[str, bool]]:
-    """Return the text of a conversation in (text, trusted) pieces; adjacent ones differ in trust, none is empty."""
-    return segments(
-        _rendered(
-            messages,
-            chat_template,
-            add_generation_prompt,
-            tools,
-            documents,
-            continue_final_message,
-            bounds,
-            kwargs,
-            True,
-        )
-    )
-
-
-def _rendered(
-    messages: Sequence[Any],
-    chat_template: str | None,
-    add_generation_prompt: bool,
-    tools: Sequence[Any] | None,
-    documents: Sequence[Any] | None,
-    continue_final_message: bool,
-    bounds: Bounds | None,
-    kwargs: dict[str, Any],
-    marked: bool,
 ) -> str:
     compiled = _sandbox().compiled
-    _check_names(kwargs)
+    for name in kwargs:
+        if name in RESERVED or name.startswith("_"):
+            _fail(f"{name!r} is reserved and cannot be given to a chat template")
     if not isinstance(continue_final_message, bool):
         _fail(f"continue_final_message takes True or False, not {continue_final_message!r:.80}")
     if continue_final_message and add_generation_prompt:
@@ -182,13 +88,14 @@ def _rendered(
     rendering = Rendering(bounds or Bounds())
     source = _source(chat_template, rendering.bounds)
     plain = _Plain(marked, rendering)
-    chat = [_message(plain, m, i) for i, m in enumerate(_listed(messages, "messages"))]
+    given = _dicts(plain, messages, "messages", "a message is a dict with a role and content")
+    chat = [_message(message, f"messages[{i}]") for i, message in enumerate(given)]
     final = _tag_final(chat) if continue_final_message else None
     variables = {
         **{k: plain.value(v, k, trusted=k in SPECIAL_TOKENS) for k, v in kwargs.items()},
         "messages": chat,
-        "tools": None if tools is None else [_tool(plain, t, i) for i, t in enumerate(_listed(tools, "tools"))],
-        "documents": None if documents is None else _documents(plain, documents),
+        "tools": None if tools is None else _dicts(plain, tools, "tools", "a tool is its JSON schema, a dict"),
+        "documents": None if documents is None else _dicts(plain, documents, "documents", "a document is a dict"),
         "add_generation_prompt": bool(add_generation_prompt),
     }
     token = ACTIVE.set(rendering)
@@ -319,11 +226,17 @@ class _Plain:
         return self.value(f"<{type(value).__name__}>", where, depth)
 
 
-def _message(plain: _Plain, message: Any, index: int) -> dict[str, Any]:
-    where = f"messages[{index}]"
-    made = plain.value(message, where)
-    if not isinstance(made, dict):
-        _fail(f"{where}: a message is a dict with a role and content, not {type(message).__name__}")
+def _dicts(plain: _Plain, values: Sequence[Any], name: str, kind: str) -> list[dict[str, Any]]:
+    if not isinstance(values, (list, tuple)):
+        _fail(f"{name}: a list, not {type(values).__name__}")
+    made = [plain.value(one, f"{name}[{i}]") for i, one in enumerate(values)]
+    for i, one in enumerate(made):
+        if not isinstance(one, dict):
+            _fail(f"{name}[{i}]: {kind}, not {type(values[i]).__name__}")
+    return made
+
+
+def _message(made: dict[str, Any], where: str) -> dict[str, Any]:
     made = {key: item for key, item in made.items() if item is not None}  # templates write them as "None"
     role = made.get("role")
     if not isinstance(role, str):
@@ -334,33 +247,6 @@ def _message(plain: _Plain, message: Any, index: int) -> dict[str, Any]:
     if reasoning is not None:
         made = {"thinking": reasoning, **made, "reasoning_content": reasoning}
     return made
-
-
-def _tool(plain: _Plain, tool: Any, index: int) -> Any:
-    made = plain.value(tool, f"tools[{index}]")
-    if not isinstance(made, dict):
-        _fail(f"tools[{index}]: a tool is its JSON schema, a dict, not {type(tool).__name__}")
-    return made
-
-
-def _documents(plain: _Plain, documents: Sequence[Any]) -> list[Any]:
-    made = [plain.value(d, f"documents[{i}]") for i, d in enumerate(_listed(documents, "documents"))]
-    for i, document in enumerate(made):
-        if not isinstance(document, dict):
-            _fail(f"documents[{i}]: a document is a dict with a title and text")
-    return made
-
-
-def _listed(value: Any, name: str) -> Sequence[Any]:
-    if not isinstance(value, (list, tuple)):
-        _fail(f"{name}: a list, not {type(value).__name__}")
-    return value
-
-
-def _check_names(kwargs: dict[str, Any]) -> None:
-    for name in kwargs:
-        if name in RESERVED or name.startswith("_"):
-            _fail(f"{name!r} is reserved and cannot be given to a chat template")
 
 
 # ---- continuing the last message

@@ -1,9 +1,7 @@
 """The entries of tokenizer_config.json that transformers' classes apply over tokenizer.json.
 
-A class such as ``BertTokenizer`` makes its normalizer and pre-tokenizer of arguments, which the entries are, and each
-class adds the special tokens that the vocabulary lacks. ``Tokenizer.from_file`` follows tokenizer.json, as the
-tokenizers library does, and warns of such entries; ``Tokenizer.from_reader`` with a ``Model`` follows them, so that
-the ids are those of ``AutoTokenizer``.
+``Tokenizer.from_file`` follows tokenizer.json, as the tokenizers library does, and warns of such entries;
+``Tokenizer.from_reader`` with a ``Model`` follows them, so that the ids are those of ``AutoTokenizer``.
 """
 
 from __future__ import annotations
@@ -41,15 +39,6 @@ class Setting:
     value: Callable[[Any, Mapping[str, Any]], Any] = lambda said, _: said
 
 
-def _scheme(otherwise: str, legacy: str = "always") -> Callable[[Any, Mapping[str, Any]], str]:
-    def scheme(said: Any, values: Mapping[str, Any]) -> str:
-        if said is False:
-            return otherwise
-        return "always" if values.get("legacy", False) else legacy
-
-    return scheme
-
-
 _BERT = (
     Setting("do_lower_case", "normalizer", "BertNormalizer", "lowercase", True),
     Setting("strip_accents", "normalizer", "BertNormalizer", "strip_accents", None),
@@ -58,7 +47,9 @@ _BERT = (
 
 
 def _prefix(otherwise: str, legacy: str = "always") -> tuple[Setting]:
-    scheme = _scheme(otherwise, legacy)
+    def scheme(said: Any, values: Mapping[str, Any]) -> str:
+        return otherwise if said is False else "always" if values.get("legacy", False) else legacy
+
     return (Setting("add_prefix_space", "pre_tokenizer", "Metaspace", "prepend_scheme", True, scheme),)
 
 
@@ -136,18 +127,13 @@ def gives_types(values: Mapping[str, Any], model_type: str) -> bool:
     return "token_type_ids" in names if isinstance(names, list) else _class_of(values, model_type) in _TYPED
 
 
-def _of_frame(found: Changes, values: Mapping[str, Any], name: str | None, section: Callable[[str], Any]) -> None:
-    """Find tokens that a class puts around a text and the post-processor does not."""
+def _of_class(found: Changes, values: Mapping[str, Any], section: Callable[[str], Any], model: Model | None) -> None:
+    name = _class_of(values, None if model is None else model.type)
     frame = json.dumps(section("post_processor"), ensure_ascii=False)
-    for role in _FRAMES.get(name or "", ()):
+    for role in _FRAMES.get(name or "", ()):  # tokens that a class puts around a text
         flags = _flags(values.get(role), {})
         if flags is not None and json.dumps(flags["content"], ensure_ascii=False) not in frame:
             found.said.append(f"{role} is {flags['content']!r:.40}, and the post_processor does not add it")
-
-
-def _of_class(found: Changes, values: Mapping[str, Any], section: Callable[[str], Any], model: Model | None) -> None:
-    name = _class_of(values, None if model is None else model.type)
-    _of_frame(found, values, name, section)
     there = {part.get("type") for part in (*_parts(section("normalizer")), *_parts(section("pre_tokenizer")))}
     for kind, key in _MADE.get(name or "", {}).items():
         if (kind in there) != bool(values.get(key)):
@@ -164,7 +150,8 @@ def _of_class(found: Changes, values: Mapping[str, Any], section: Callable[[str]
             if _component(section("normalizer"), "Prepend") is None:
                 continue  # of another kind, which has no class
             if wanted == "never":
-                found.sections["normalizer"] = _without(section("normalizer"), "Prepend")
+                rest = [part for part in _parts(section("normalizer")) if part.get("type") != "Prepend"]
+                found.sections["normalizer"] = {"type": "Sequence", "normalizers": rest} if rest else None
                 found.said.append(f"{setting.key} is false, and the normalizer prepends one")
             elif model is not None:
                 found.said.append(
@@ -172,9 +159,7 @@ def _of_class(found: Changes, values: Mapping[str, Any], section: Callable[[str]
                     "Prepend does not"
                 )
         elif here is None and said is not MISSING:
-            found.said.append(
-                f"{setting.key} is {said!r:.40}, and the {setting.section} has no {setting.kind} for it"
-            )
+            found.said.append(f"{setting.key} is {said!r:.40}, and no {setting.section} is a {setting.kind}")
         elif here is not None and here.get(setting.member, setting.default) != wanted:
             found.sections[setting.section] = _changed(whole, setting.kind, {setting.member: wanted})
             shown = "left out" if said is MISSING else repr(said)
@@ -251,8 +236,3 @@ def _changed(section: dict[str, Any], kind: str, members: dict[str, Any]) -> dic
         return {**section, **members}
     key = "normalizers" if "normalizers" in section else "pretokenizers"
     return {**section, key: [{**part, **members} if part.get("type") == kind else part for part in section[key]]}
-
-
-def _without(section: dict[str, Any], kind: str) -> Any:
-    rest = [part for part in _parts(section) if part.get("type") != kind]
-    return {"type": "Sequence", "normalizers": rest} if rest else None

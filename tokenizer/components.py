@@ -1,8 +1,5 @@
-"""The components of a loaded tokenizer, to look at and to call, and the parts of HF's API left out on purpose.
-
-HF's components are objects that can be changed and put into a tokenizer. Here the tables are immutable, so the
-component of a loaded tokenizer is a view of the file's member with the methods that only read. Components can
-also be made by themselves, to be called: ``pre_tokenizers.ByteLevel().pre_tokenize_str("text")``.
+"""The components of a loaded tokenizer: views of the file's members with the methods that only read; and the parts of
+HF's API left out on purpose. Components can also be made by themselves, to be called.
 
 HF runs components written in Python (``custom``), and methods that take its ``NormalizedString`` or
 ``PreTokenizedString``: these need the package ``tokenizers``.
@@ -13,9 +10,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from ._building import CUSTOM, attribute_names, file_value, member_of, python_value
+from ._building import CUSTOM, FIELDS, attribute_names, canonical, file_value, member_of, python_value
 from ._repr import LONG, SHORT, member_text
-from ._schema import FIELDS, canonical
 from .added_token import AddedToken
 from .backends.reference import CHAR_BYTES, ReferenceCore, asked
 from .encoding import Encoding
@@ -49,6 +45,7 @@ class Component:
     _frozen = False  # whether the member is a loaded tokenizer's
     _made: tuple[str, Tokenizer] | None = None  # the member as JSON, and a tokenizer of this component alone
     _theirs_made: tuple[str, Any] | None = None  # the same with HF's component
+    _written: Any = None  # HF's component over an object written in Python
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._member = member_of(self._kind, type(self).__name__, args, kwargs)
@@ -66,6 +63,8 @@ class Component:
     @property
     def _theirs(self) -> Any:
         """HF's component that is equal to this one. Raises ``BackendUnavailable`` without ``tokenizers``."""
+        if self._written is not None:
+            return self._written
         text = self._alone()
         made = self._theirs_made
         if made is None or made[0] != text:
@@ -75,7 +74,7 @@ class Component:
 
     @staticmethod
     def _load(text: str) -> Tokenizer:
-        """The tokenizer of a tokenizer.json. ``attach`` sets it, since the tokenizer's module imports this one."""
+        """The tokenizer of a tokenizer.json. The tokenizer's module, which imports this one, sets it."""
         raise NotImplementedError
 
     def _alone(self) -> str:
@@ -158,36 +157,23 @@ class Component:
         return member_text(self._whole(), SHORT)
 
     def __getstate__(self) -> bytes:
-        return json.dumps(self._member).encode()
+        if self._written is not None:
+            raise TokenizersMutationError("a component written in Python cannot be pickled or saved")
+        return json.dumps(self._whole()).encode()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return component, (self._kind, json.loads(json.dumps(self._member)), False)
+        return component, (self._kind, json.loads(self.__getstate__()), False)
 
 
 AnyComponent = TypeVar("AnyComponent", bound=Component)
 
 
-def _forwarding(name: str) -> Any:
-    def forward(self: Any, *args: Any) -> Any:
-        return getattr(self._written, name)(*args)
-
-    forward.__name__ = name
-    return forward
-
-
-def _no_pickle(self: Component) -> NoReturn:
-    raise TokenizersMutationError("a component written in Python cannot be pickled or saved")
-
-
-def _custom(base: type[AnyComponent], written: Any, calls: tuple[str, ...]) -> AnyComponent:
+def _custom(base: type[AnyComponent], written: Any) -> AnyComponent:
     """HF's component over the object ``written``, as one of ours. It cannot be part of a Sequence or be pickled."""
-    package = ReferenceCore.package("components written in Python")
-    module = {"normalizer": "normalizers", "pre_tokenizer": "pre_tokenizers", "decoder": "decoders"}[base._kind]
-    members: dict[str, Any] = {name: _forwarding(name) for name in calls}
-    members.update(__module__=base.__module__, __getstate__=_no_pickle, __reduce__=_no_pickle)
-    made: AnyComponent = object.__new__(type(base.__name__, (base,), members))
+    module = getattr(ReferenceCore.package("components written in Python"), f"{base._kind}s")
+    made = object.__new__(base)
     made._member = {"type": CUSTOM}
-    made._written = getattr(getattr(package, module), base.__name__).custom(written)
+    made._written = getattr(module, base.__name__).custom(written)
     return made
 
 
@@ -197,13 +183,15 @@ class Normalizer(Component):
     @staticmethod
     def custom(normalizer: Any) -> Normalizer:
         """Return a normalizer written in Python: an object with ``normalize(normalized)``."""
-        return _custom(Normalizer, normalizer, ("normalize", "normalize_str"))
+        return _custom(Normalizer, normalizer)
 
     def normalize(self, normalized: Any) -> None:
         """Normalize HF's ``NormalizedString`` in place."""
         asked(self._theirs.normalize, normalized)
 
     def normalize_str(self, sequence: str) -> str:
+        if self._written is not None:
+            return str(self._written.normalize_str(sequence))
         return self._tokenizer._core.normalize(sequence)
 
 
@@ -213,13 +201,15 @@ class PreTokenizer(Component):
     @staticmethod
     def custom(pretok: Any) -> PreTokenizer:
         """Return a pre-tokenizer written in Python: an object with ``pre_tokenize(pretok)``."""
-        return _custom(PreTokenizer, pretok, ("pre_tokenize", "pre_tokenize_str"))
+        return _custom(PreTokenizer, pretok)
 
     def pre_tokenize(self, pretok: Any) -> None:
         """Split HF's ``PreTokenizedString`` in place."""
         asked(self._theirs.pre_tokenize, pretok)
 
     def pre_tokenize_str(self, sequence: str) -> list[tuple[str, tuple[int, int]]]:
+        if self._written is not None:
+            return list(self._written.pre_tokenize_str(sequence))
         return self._tokenizer._core.pre_tokenize(sequence)
 
 
@@ -229,9 +219,11 @@ class Decoder(Component):
     @staticmethod
     def custom(decoder: Any) -> Decoder:
         """Return a decoder written in Python: an object with ``decode_chain(tokens)``."""
-        return _custom(Decoder, decoder, ("decode",))
+        return _custom(Decoder, decoder)
 
     def decode(self, tokens: list[str]) -> str:
+        if self._written is not None:
+            return str(self._written.decode(tokens))
         return self._tokenizer._core.decode_tokens(tokens)
 
 
@@ -272,84 +264,77 @@ def component_type(kind: str, name: str) -> Any:
     return _TYPES.setdefault((kind, name), type(name, (base,), named))
 
 
+def types_of(kind: str) -> dict[str, Any]:
+    """Return the classes of all components of a kind, by name."""
+    return {name: component_type(kind, name) for name in FIELDS[kind]}
+
+
 def component(kind: str, member: dict[str, Any], frozen: bool) -> Component:
     made: Component = object.__new__(component_type(kind, str(member.get("type", _KINDS[kind].__name__))))
     made._member, made._frozen = member, frozen
     return made
 
 
-def view(owner: Tokenizer, kind: str, member: dict[str, Any]) -> Component:
-    made = component(kind, member, True)
-    made._view_of = owner
-    return made
+class _OfFile:
+    """A component of the loaded file, read-only."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, tokenizer: Any, owner: type) -> Any:
+        if tokenizer is None:
+            return self
+        name = self._name
+        member = tokenizer._model_members() if name == "model" else canonical(name, tokenizer._section(name))
+        if member is None:
+            return None
+        made = component(name, member, True)
+        made._view_of = tokenizer
+        return made
+
+    def __set__(self, tokenizer: Any, value: object) -> NoReturn:
+        raise TokenizersMutationError(
+            f"{self._name} cannot be set after loading: set it with `tokenizers`, or edit the tokenizer.json "
+            "(Tokenizer.to_str() gives it), and load that"
+        )
 
 
-def _has(tokenizer: Tokenizer, token: Any, special: bool) -> bool:
-    """Return whether ``token``, as HF's add_tokens takes it, is an added token already."""
-    wanted = AddedToken(token, normalized=not special, special=special) if isinstance(token, str) else token
-    return any(wanted == known for known in tokenizer.get_added_tokens_decoder().values())
+class ComponentMethods:
+    """The part of ``Tokenizer`` that gives its components, and the methods that say why they are left out."""
 
+    _model_settings: dict[str, Any] | None
+    normalizer, pre_tokenizer, post_processor, decoder, model = (_OfFile() for _ in range(5))
 
-def _adding(name: str, special: bool) -> Any:
-    def add(self: Tokenizer, tokens: list[Any]) -> int:
-        for token in tokens:
-            if special and not isinstance(token, str):
-                token.special = True  # as in HF, on the caller's object
-        missing = [token for token in tokens if not _has(self, token, special)]
+    def train(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TokenizersMutationError(f"Tokenizer.train: {TRAINING}")
+
+    def train_from_iterator(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TokenizersMutationError(f"Tokenizer.train_from_iterator: {TRAINING}")
+
+    def add_tokens(self, tokens: list[Any]) -> int:
+        """0, where all tokens are added tokens already; more than that is left out on purpose."""
+        return self._added("add_tokens", [AddedToken(t) if isinstance(t, str) else t for t in tokens])
+
+    def add_special_tokens(self, tokens: list[Any]) -> int:
+        """0, where all tokens are added tokens already; more than that is left out on purpose."""
+        wanted = [AddedToken(t, special=True) if isinstance(t, str) else t for t in tokens]
+        for token in wanted:
+            token.special = True  # as in HF, on the caller's object
+        return self._added("add_special_tokens", wanted)
+
+    def _added(self: Any, name: str, tokens: list[Any]) -> int:
+        known = list(self.get_added_tokens_decoder().values())
+        missing = [token for token in tokens if token not in known]
         if missing:
             raise TokenizersMutationError(
-                f"Tokenizer.{name}: {missing[0]!r} is not added yet, and a loaded vocabulary does not change: add "
-                "the tokens with `tokenizers`, save, and load the file; for PreTrainedTokenizerFast pass "
+                f"Tokenizer.{name}: {str(missing[0])!r} is not added yet, and a loaded vocabulary does not change: "
+                "add the tokens with `tokenizers`, save, and load the file; for PreTrainedTokenizerFast pass "
                 "tokenizer_object=tokenizers.Tokenizer.from_str(this.to_str()), and call fast_tokenizer() on it"
             )
         return 0
 
-    add.__name__ = name
-    add.__doc__ = "0, where all tokens are added tokens already; more than that is left out on purpose."
-    return add
-
-
-def attach(cls: type[Tokenizer]) -> None:
-    """Give ``cls`` its component properties and the methods that say why they are not there. Components made alone
-    load their tokenizer by it."""
-    Component._load = staticmethod(lambda text: cls.from_str(text, cache=False))  # type: ignore[method-assign]
-    for name in (*_KINDS, "model"):
-        setattr(cls, name, property(_getter(name), _setter(name), doc=f"The file's {name}, read-only."))
-    for name in ("train", "train_from_iterator"):
-        setattr(cls, name, _refusal(name, TRAINING))
-    for name, special in (("add_tokens", False), ("add_special_tokens", True)):
-        setattr(cls, name, _adding(name, special))
-
-
-def _getter(name: str) -> Any:
-    def get(self: Tokenizer) -> Component | None:
-        member = _settings_of(self) if name == "model" else canonical(name, self._section(name))
-        return None if member is None else view(self, name, member)
-
-    return get
-
-
-def _settings_of(owner: Tokenizer) -> dict[str, Any]:
-    """The file's ``model`` without its vocabulary, kept by ``owner``. Another thread may make the same meanwhile."""
-    if owner._model_settings is None:
-        owner._model_settings = {k: v for k, v in owner._core.model().items() if k not in ("vocab", "merges")}
-    return dict(owner._model_settings)
-
-
-def _setter(name: str) -> Any:
-    def refuse(self: Tokenizer, value: object) -> NoReturn:
-        raise TokenizersMutationError(
-            f"{name} cannot be set after loading: set it with `tokenizers`, or edit the tokenizer.json "
-            "(Tokenizer.to_str() gives it), and load that"
-        )
-
-    return refuse
-
-
-def _refusal(name: str, why: str) -> Any:
-    def refuse(self: Tokenizer, *args: object, **kwargs: object) -> NoReturn:
-        raise TokenizersMutationError(f"Tokenizer.{name}: {why}")
-
-    refuse.__name__ = name
-    refuse.__doc__ = f"Left out on purpose: {why}."
-    return refuse
+    def _model_members(self: Any) -> dict[str, Any]:
+        """The file's ``model`` without its vocabulary, kept. Another thread may make the same meanwhile."""
+        if self._model_settings is None:
+            self._model_settings = {k: v for k, v in self._core.model().items() if k not in ("vocab", "merges")}
+        return dict(self._model_settings)

@@ -74,8 +74,10 @@ def beside(read: Reader, folder: str) -> FileConfig:
     *settings, jinja = BESIDE
     tokens, config, *models = [_object(read(name, SETTINGS_LIMIT)) for name in settings]
     values = {**tokens, **{k: v for k, v in config.items() if v is not None or k not in tokens}}
-    template = _template(config.get("chat_template"))
-    templates = [template, *_templates(config.get("chat_template")).values()]
+    given = config.get("chat_template")  # a string, or a list of named ones, of which ``default`` counts
+    templates = _templates(given)
+    template = given if isinstance(given, str) else templates.get("default")
+    templates = {"": template, **templates} if template is not None else templates
     own = read(jinja, TEMPLATE_LIMIT)
     if own is not None:
         with contextlib.suppress(UnicodeDecodeError):
@@ -84,7 +86,7 @@ def beside(read: Reader, folder: str) -> FileConfig:
         source=str(Path(folder) / "tokenizer_config.json") if config else "",
         values=values,
         chat_template=template,
-        templates=tuple(one for one in dict.fromkeys([template, *templates]) if one is not None),
+        templates=tuple(one for one in dict.fromkeys([template, *templates.values()]) if one is not None),
         named=frozenset([*_named(tokens), *_named(config)]),
         token_ids=frozenset(id for model in (*models, models[0].get("text_config")) for id in _token_ids(model)),
     )
@@ -141,12 +143,6 @@ def warn_contradictions(
             TokenizerConfigWarning,
             stacklevel=4,
         )
-
-
-def _template(value: Any) -> str | None:
-    """A template is a string, or a list of named ones, and ``default`` counts."""
-    value = _templates(value).get("default") if isinstance(value, list) else value
-    return value if isinstance(value, str) else None
 
 
 def _templates(value: Any) -> dict[str, str]:

@@ -10,28 +10,21 @@ import json
 from collections import abc
 from typing import TYPE_CHECKING, Any
 
-from ._core import StreamEntry
+from ._core import CoreStream, StreamEntry
 from .components import Decoder as Decoder
-from .components import component_type
+from .components import types_of
 from .encoding import _unsigned
 from .errors import TokenizerError
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
+    def __getattr__(name: str) -> Any: ...
+
+
 _BROKEN = "\ufffd"
 
-# HF's decoders: views of a loaded tokenizer's, or made by themselves to be called.
-BPEDecoder = component_type("decoder", "BPEDecoder")
-ByteFallback = component_type("decoder", "ByteFallback")
-ByteLevel = component_type("decoder", "ByteLevel")
-CTC = component_type("decoder", "CTC")
-Fuse = component_type("decoder", "Fuse")
-Metaspace = component_type("decoder", "Metaspace")
-Replace = component_type("decoder", "Replace")
-Sequence = component_type("decoder", "Sequence")
-Strip = component_type("decoder", "Strip")
-WordPiece = component_type("decoder", "WordPiece")
+globals().update(types_of("decoder"))
 
 
 class DecodeStream(StreamEntry):
@@ -45,14 +38,9 @@ class DecodeStream(StreamEntry):
 
     def _step_general(self, tokenizer: Tokenizer, id: int | abc.Sequence[int]) -> str | None:
         stream = self._stream if self._tokenizer is tokenizer else self._over(tokenizer)
-        if type(id) is int and id >= 0:
-            text: str | None = stream.step(id)
-            return text
         if hasattr(id, "__index__"):
-            single: str | None = stream.step(_unsigned(id))
-            return single
-        many: str | None = stream.step_many([_unsigned(i) for i in id])
-        return many
+            return stream.step(_unsigned(id))  # type: ignore[no-any-return]
+        return stream.step_many([_unsigned(i) for i in id])  # type: ignore[no-any-return]
 
     def finish(self) -> str:
         """Return the held text, each unfinished character as U+FFFD; HF's streams drop it."""
@@ -65,10 +53,10 @@ class DecodeStream(StreamEntry):
                     "a DecodeStream serves the tokenizer of its first step, copies of it, and the same file loaded "
                     "again, not another tokenizer"
                 )
-            self._tokenizer = tokenizer
-            self._set_entry(tokenizer, self._stream)
-            return self._stream
-        self._stream, self._tokenizer = _stream(tokenizer, self._ids, self._skip), tokenizer
+        else:
+            made: Any = _Stream if tokenizer.backend == "reference" else CoreStream
+            self._stream = made(tokenizer._core, self._ids, self._skip)
+        self._tokenizer = tokenizer
         self._set_entry(tokenizer, self._stream)
         return self._stream
 
@@ -92,14 +80,6 @@ def _digest(tokenizer: Tokenizer) -> bytes:
     return tokenizer._digest
 
 
-def _stream(tokenizer: Tokenizer, ids: list[int], skip: bool) -> Any:
-    if tokenizer.backend == "reference":
-        return _Stream(tokenizer, ids, skip)
-    from ._core import CoreStream
-
-    return CoreStream(tokenizer._core, ids, skip)  # type: ignore[arg-type]
-
-
 class _Stream:
     """The stream over full decoding, for the reference backend.
 
@@ -107,8 +87,8 @@ class _Stream:
     the next ones, and those not given yet. ``prefix`` is the text of the former.
     """
 
-    def __init__(self, tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
-        self._decode = tokenizer._core.decode
+    def __init__(self, core: Any, ids: list[int], skip: bool) -> None:
+        self._decode: abc.Callable[..., str] = core.decode
         self._ids, self._skip = list(ids), skip
         self._prefix, self._start = "", 0
 

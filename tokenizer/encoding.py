@@ -1,11 +1,9 @@
 """One encoded input: HF's ``Encoding`` over numpy columns.
 
-Columns that are the same for every token (type ids, the masks) are kept as one number, and lists are made
-when they are asked for. Arrays are int32; ids and type ids are int64 if padding added larger ones, which HF takes
-up to 2**32 - 1. An encoding belongs to its caller: ``pad``, ``truncate`` and ``set_sequence_id`` change it in place,
-as in HF; nothing is shared with the tokenizer but its immutable vocabulary.
-
-``ranges`` maps a sequence number to its token range; empty means one sequence that covers everything.
+Columns that are the same for every token (type ids, the masks) are kept as one number. Arrays are int32; ids and type
+ids are int64 if padding added larger ones, which HF takes up to 2**32 - 1. An encoding belongs to its caller, whose
+``pad``, ``truncate`` and ``set_sequence_id`` change it in place, as in HF. ``ranges`` maps a sequence number to its
+token range; empty means one sequence that covers everything.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ T = TypeVar("T")
 Int32 = npt.NDArray[np.int32]
 Column = int | Int32
 Tokens = list[str] | Callable[[], list[str]]
-Lazy = Int32 | Callable[[], Int32] | None  # makes a column, until it is asked for
 
 _MOST_PART_TOKENS = 1 << 26  # of all overflowing parts of one encoding
 _PART = 64  # tokens that take about as much memory as a part itself
@@ -57,8 +54,8 @@ class Encoding(FreshEncoding):
     __slots__ = ()
 
     _ids = _Of[Int32]()
-    _known_offsets = _Of[Lazy]()  # None: all (0, 0)
-    _known_words = _Of[Lazy]()  # -1 or the whole column None: no word
+    _offsets = _Of["Int32 | None"]()  # None: all (0, 0)
+    _words = _Of["Int32 | None"]()  # -1 or the whole column None: no word
     _tokens = _Of[Tokens]()
     _types = _Of[Column]()
     _special = _Of[Column]()
@@ -67,7 +64,7 @@ class Encoding(FreshEncoding):
     _overflowing = _Of["list[Encoding]"]()
 
     def __init__(self) -> None:
-        _fill(self, _NO_IDS, None, None, [])
+        self._columns = self._make(_NO_IDS, None, None, [])._columns
 
     @classmethod
     def _make(
@@ -81,28 +78,13 @@ class Encoding(FreshEncoding):
         attention: Column = 1,
     ) -> Encoding:
         made = cls.__new__(cls)
-        _fill(made, ids, offsets, words, tokens, types, special, attention)
+        made._columns = SimpleNamespace(
+            **{"_ids": ids, "_offsets": offsets, "_words": words, "_tokens": tokens, "_types": types},
+            **{"_special": special, "_attention": attention, "_ranges": {}, "_overflowing": []},
+        )
         return made
 
     # ---- columns
-
-    # Another thread may be first to make a column; it has the same result.
-
-    @property
-    def _offsets(self) -> Int32 | None:
-        if callable(found := self._known_offsets):
-            self._known_offsets = found = found()
-        return found
-
-    @_offsets.setter
-    def _offsets(self, offsets: Int32 | None) -> None:
-        self._known_offsets = offsets
-
-    @property
-    def _words(self) -> Int32 | None:
-        if callable(found := self._known_words):
-            self._known_words = found = found()
-        return found
 
     def _token_list(self) -> list[str]:
         if callable(self._tokens):
@@ -130,16 +112,8 @@ class Encoding(FreshEncoding):
         )
         return self.word_ids
 
-    @property
-    def type_ids(self) -> list[int]:
-        return _listed(self._types, len(self._ids))
-
-    @property
-    def special_tokens_mask(self) -> list[int]:
-        return _listed(self._special, len(self._ids))
-
-    def _attention_list(self) -> list[int]:
-        return _listed(self._attention, len(self._ids))
+    def _column_list(self, name: str) -> list[int]:
+        return _listed(getattr(self, name), len(self._ids))
 
     @property
     def overflowing(self) -> list[Encoding]:
@@ -235,9 +209,12 @@ class Encoding(FreshEncoding):
                 f"{total} tokens in parts of {limit} that overlap by {stride} are {parts} parts, and all of them may "
                 f"have {_MOST_PART_TOKENS} tokens, {_PART} for each part among them; a smaller stride makes fewer"
             )
-        spans = _part_spans(total, limit, limit - stride, direction)
+        step = limit - stride
+        spans = [(start, min(start + limit, total)) for start in range(0, total - limit + step, step)]
+        if direction == "left":
+            spans = [(total - stop, total - start) for start, stop in spans]
         first, *rest = (_sliced(self, start, stop) for start, stop in spans)
-        copy_into(self, first)
+        self._columns = first._columns
         self._overflowing = rest
 
     def pad(
@@ -264,7 +241,7 @@ class Encoding(FreshEncoding):
         shift = missing if direction == "left" else 0
         joined._ranges = {s: (a + shift, b + shift) for s, (a, b) in self._ranges.items()}
         joined._overflowing = self._overflowing
-        copy_into(self, joined)
+        self._columns = joined._columns
 
     @staticmethod
     def merge(encodings: Sequence[Encoding], growing_offsets: bool = True) -> Encoding:
@@ -361,28 +338,25 @@ def _joined(left: Encoding, right: Encoding, shift: int) -> Encoding:
     """Return the columns one after the other; ranges and overflowing are the caller's business."""
     n, m = len(left), len(right)
     if not n and not shift:
-        return _columns_of(right)
+        return _shallow(right)
     offsets = None
     if left._offsets is not None or right._offsets is not None or shift:
         offsets = np.concatenate([_pairs(left), _pairs(right) + np.int32(shift)])
     words = None
     if left._words is not None or right._words is not None:
         words = np.concatenate([_word_column(left), _word_column(right)])
+    ours, theirs = left._tokens, right._tokens
+    both = isinstance(ours, list) and isinstance(theirs, list)
+    tokens: Tokens = ours + theirs if both else (lambda: _made(ours) + _made(theirs))  # type: ignore[operator]
     return Encoding._make(
         np.concatenate([left._ids, right._ids]),
         offsets,
         words,
-        _joined_tokens(left._tokens, right._tokens),
+        tokens,
         _joined_column(left._types, n, right._types, m),
         _joined_column(left._special, n, right._special, m),
         _joined_column(left._attention, n, right._attention, m),
     )
-
-
-def _joined_tokens(left: Tokens, right: Tokens) -> Tokens:
-    if isinstance(left, list) and isinstance(right, list):
-        return left + right
-    return lambda: _made(left) + _made(right)
 
 
 def _joined_column(left: Column, n: int, right: Column, m: int) -> Column:
@@ -406,57 +380,14 @@ def _sliced(encoding: Encoding, start: int, stop: int) -> Encoding:
     )
 
 
-def _part_spans(total: int, limit: int, step: int, direction: str) -> list[tuple[int, int]]:
-    spans: list[tuple[int, int]] = []
-    if direction == "right":
-        for start in range(0, total, step):
-            spans.append((start, min(start + limit, total)))
-            if spans[-1][1] == total:
-                break
-    else:
-        for stop in range(total, 0, -step):
-            spans.append((max(stop - limit, 0), stop))
-            if spans[-1][0] == 0:
-                break
-    return spans
-
-
-def _fill(
-    encoding: Encoding,
-    ids: Int32,
-    offsets: Int32 | None,
-    words: Int32 | None,
-    tokens: Tokens,
-    types: Column = 0,
-    special: Column = 0,
-    attention: Column = 1,
-) -> None:
-    encoding._columns = SimpleNamespace()
-    encoding._ids, encoding._tokens = ids, tokens
-    encoding._known_offsets, encoding._known_words = offsets, words
-    encoding._types, encoding._special, encoding._attention = types, special, attention
-    encoding._ranges, encoding._overflowing = {}, []
-
-
-def _columns_of(encoding: Encoding) -> Encoding:
-    return Encoding._make(
-        encoding._ids,
-        encoding._offsets,
-        encoding._words,
-        encoding._tokens,
-        encoding._types,
-        encoding._special,
-        encoding._attention,
-    )
-
-
-def copy_into(target: Encoding, source: Encoding) -> None:
-    target._columns = source._columns
+def _shallow(encoding: Encoding) -> Encoding:
+    copied = Encoding.__new__(Encoding)
+    copied._columns = SimpleNamespace(**vars(encoding._columns))  # columns are replaced, never changed in place
+    return copied
 
 
 def _clone(encoding: Encoding) -> Encoding:
-    copied = _columns_of(encoding)
-    copied._ranges = encoding._ranges  # replaced, never changed in place
+    copied = _shallow(encoding)
     copied._overflowing = [_clone(e) for e in encoding._overflowing]
     return copied
 

@@ -1,28 +1,9 @@
-"""The errors of a tokenizer, by the party that has to act.
-
-``TokenizerError`` (a ``PreludeError`` and a ``ValueError``)
-├── ``TokenizerFileError``     the file is malformed: ``path`` is where in the JSON
-├── ``BackendUnavailable``     the file needs another backend, and the package behind that backend is not installed
-├── ``ChatTemplateError``      a chat template that is missing, malformed, refuses, or is past its bounds
-└── ``TokenizersMutationError``  a call that this library leaves out on purpose (also an ``AttributeError``)
-
-``UnsupportedFeature``, by which the native core hands a file on to the next backend, is the core's own.
-"""
+"""The errors of a tokenizer, by the party that has to act. ``UnsupportedFeature``, by which the native core hands a
+file on to the next backend, is the core's own."""
 
 from __future__ import annotations
 
 from prelude.errors.root import PreludeError
-
-__all__ = [
-    "EXTRA",
-    "BackendUnavailable",
-    "ChatTemplateError",
-    "LoneSurrogateError",
-    "TokenizerConfigWarning",
-    "TokenizerError",
-    "TokenizerFileError",
-    "TokenizersMutationError",
-]
 
 EXTRA = 'pip install "prelude-engine[tokenizer]"'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 Offsets = tuple[int, int]
@@ -35,25 +36,13 @@ class SplitDelimiterBehavior(Enum):
     CONTIGUOUS = "contiguous"
 
 
+@dataclass(frozen=True, slots=True)
 class Token:
     """A token that a model made of one word: its id, its text, and the bytes of the word (start, end) it covers."""
 
-    __slots__ = ("_id", "_offsets", "_value")
-
-    def __init__(self, id: int, value: str, offsets: Offsets) -> None:
-        self._id, self._value, self._offsets = id, value, offsets
-
-    @property
-    def id(self) -> int:
-        return self._id
-
-    @property
-    def value(self) -> str:
-        return self._value
-
-    @property
-    def offsets(self) -> Offsets:
-        return self._offsets
+    id: int
+    value: str
+    offsets: Offsets
 
     def as_tuple(self) -> tuple[int, str, Offsets]:
-        return self._id, self._value, self._offsets
+        return self.id, self.value, self.offsets

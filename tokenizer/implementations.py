@@ -51,37 +51,25 @@ class BaseTokenizer:
         is_pretokenized: bool = False,
         add_special_tokens: bool = True,
     ) -> Encoding:
-        if sequence is None:
-            raise TokenizerError("encode: `sequence` can't be `None`")
-        made: Encoding = self._tokenizer.encode(sequence, pair, is_pretokenized, add_special_tokens)
-        return made
+        return self._tokenizer.encode(_given("sequence", sequence), pair, is_pretokenized, add_special_tokens)
 
     def encode_batch(
         self, inputs: Any, is_pretokenized: bool = False, add_special_tokens: bool = True
     ) -> list[Encoding]:
-        if inputs is None:
-            raise TokenizerError("encode_batch: `inputs` can't be `None`")
-        made: list[Encoding] = self._tokenizer.encode_batch(inputs, is_pretokenized, add_special_tokens)
-        return made
+        return self._tokenizer.encode_batch(_given("inputs", inputs), is_pretokenized, add_special_tokens)
 
     def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
-        if ids is None:
-            raise TokenizerError("None input is not valid. Should be a list of integers.")
-        return self._tokenizer.decode(ids, skip_special_tokens)
+        return self._tokenizer.decode(_given("ids", ids), skip_special_tokens)
 
     def decode_batch(self, sequences: Any, skip_special_tokens: bool = True) -> list[str]:
-        if sequences is None:
-            raise TokenizerError("None input is not valid. Should be list of list of integers.")
-        return self._tokenizer.decode_batch(sequences, skip_special_tokens)
+        return self._tokenizer.decode_batch(_given("sequences", sequences), skip_special_tokens)
 
     def normalize(self, sequence: str) -> str:
-        normalized: str = self._tokenizer.normalizer.normalize_str(sequence)  # type: ignore[attr-defined]
-        return normalized
+        return self._tokenizer.normalizer.normalize_str(sequence)  # type: ignore[no-any-return]
 
     def save_model(self, directory: str, prefix: str | None = None) -> list[str]:
         """Return the paths of the model's files, written into ``directory``."""
-        paths: list[str] = self._tokenizer.model.save(directory, prefix)  # type: ignore[attr-defined]
-        return paths
+        return self._tokenizer.model.save(directory, prefix)  # type: ignore[no-any-return]
 
 
 class BertWordPieceTokenizer(BaseTokenizer):
@@ -99,7 +87,7 @@ class BertWordPieceTokenizer(BaseTokenizer):
         lowercase: bool = True,
         wordpieces_prefix: str = "##",
     ) -> None:
-        parameters = _given(locals(), "vocab")
+        parameters = _parameters(locals(), "vocab")
         model = models.WordPiece(vocab, unk_token=str(unk_token))
         around = None
         if vocab is not None:
@@ -123,9 +111,8 @@ class BertWordPieceTokenizer(BaseTokenizer):
 
 class _OfBPE(BaseTokenizer):
     @classmethod
-    def from_file(cls, vocab_filename: Path, merges_filename: Path, **kwargs: Any) -> Any:
-        made: Any = cls
-        return made(*models.BPE.read_file(vocab_filename, merges_filename), **kwargs)
+    def from_file(cls: Any, vocab_filename: Path, merges_filename: Path, **kwargs: Any) -> Any:
+        return cls(*models.BPE.read_file(vocab_filename, merges_filename), **kwargs)
 
 
 class ByteLevelBPETokenizer(_OfBPE):
@@ -141,16 +128,11 @@ class ByteLevelBPETokenizer(_OfBPE):
         end_of_word_suffix: str | None = None,
         trim_offsets: bool = False,
     ) -> None:
-        parameters = _given(locals(), "vocab", "merges")
+        parameters = _parameters(locals(), "vocab", "merges")
         model = models.BPE()
         if vocab is not None and merges is not None:
-            model = models.BPE(
-                vocab,
-                merges,
-                dropout=dropout,
-                continuing_subword_prefix=continuing_subword_prefix or "",
-                end_of_word_suffix=end_of_word_suffix or "",
-            )
+            around = continuing_subword_prefix or "", end_of_word_suffix or ""
+            model = models.BPE(vocab, merges, None, dropout, None, *around)
         tokenizer = _tokenizer_of(
             model,
             [],
@@ -175,8 +157,8 @@ class CharBPETokenizer(_OfBPE):
         bert_normalizer: bool = True,
         split_on_whitespace_only: bool = False,
     ) -> None:
-        parameters = _given(locals(), "vocab", "merges")
-        vocab, merges = _both_or_none(vocab, merges)
+        parameters = _parameters(locals(), "vocab", "merges")
+        vocab, merges = (None, None) if vocab is None or merges is None else (vocab, merges)
         model = models.BPE(vocab, merges, unk_token=str(unk_token), dropout=dropout, end_of_word_suffix=suffix)
         bert = normalizers.BertNormalizer(lowercase=False) if bert_normalizer else None
         whitespace = split_on_whitespace_only
@@ -201,8 +183,8 @@ class SentencePieceBPETokenizer(_OfBPE):
         dropout: float | None = None,
         fuse_unk: bool | None = False,
     ) -> None:
-        parameters = _given(locals(), "vocab", "merges", "fuse_unk")
-        vocab, merges = _both_or_none(vocab, merges)
+        parameters = _parameters(locals(), "vocab", "merges", "fuse_unk")
+        vocab, merges = (None, None) if vocab is None or merges is None else (vocab, merges)
         model = models.BPE(vocab, merges, dropout=dropout, unk_token=str(unk_token), fuse_unk=fuse_unk)
         tokenizer = _tokenizer_of(
             model, [unk_token], normalizer=normalizers.NFKC(), **_metaspace(replacement, add_prefix_space)
@@ -217,7 +199,7 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
         replacement: str = "▁",
         add_prefix_space: bool = True,
     ) -> None:
-        parameters = _given(locals(), "vocab")
+        parameters = _parameters(locals(), "vocab")
         steps = [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
         tokenizer = _tokenizer_of(
             models.Unigram(vocab),
@@ -231,15 +213,15 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
 # ---- inside
 
 
-def _given(arguments: dict[str, Any], *without: str) -> dict[str, Any]:
+def _given(name: str, value: Any) -> Any:
+    if value is None:
+        raise TokenizerError(f"`{name}` can't be `None`")
+    return value
+
+
+def _parameters(arguments: dict[str, Any], *without: str) -> dict[str, Any]:
     """Return the arguments of a constructor that HF keeps as the tokenizer's parameters."""
     return {name: value for name, value in arguments.items() if name not in ("self", "__class__", *without)}
-
-
-def _both_or_none(
-    vocab: Vocab | Path | None, merges: Merges | Path | None
-) -> tuple[Vocab | Path | None, Merges | Path | None]:
-    return (None, None) if vocab is None or merges is None else (vocab, merges)
 
 
 def _tokenizer_of(model: models.Model, special: list[str | AddedToken], **parts: Component | None) -> Tokenizer:
@@ -264,10 +246,7 @@ def _one_or_many(unicode: str | None, bert: Component | None, lowercase: bool) -
     steps: list[Any] = [normalizers.unicode_normalizer_from_str(unicode)] if unicode else []
     steps += [bert] if bert is not None else []
     steps += [normalizers.Lowercase()] if lowercase else []
-    if len(steps) > 1:
-        made: Component = normalizers.Sequence(steps)
-        return made
-    return steps[0] if steps else None
+    return normalizers.Sequence(steps) if len(steps) > 1 else steps[0] if steps else None
 
 
 def _metaspace(replacement: str, add_prefix_space: bool) -> dict[str, Component]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from .backends.files import TOKENIZER_LIMIT, read_plain
-from .components import Component, component, register
+from .components import Component, register
 from .errors import TokenizerError, TokenizerFileError, TokenizersMutationError
 from .hf_types import Token
 from .trainers import TRAINING
@@ -41,13 +41,12 @@ class Model(Component):
         """The tokenizer of this model alone: without another component, without added tokens. It is made once, and
         anew after a change; that of a loaded tokenizer's model is kept by the tokenizer."""
         owner = self._view_of
-        if owner is not None:
-            if owner._model_alone is None:  # another thread may make the same meanwhile
-                owner._model_alone = self._load(self._alone())
-            return owner._model_alone
-        if self._made is None:
-            self._made = "", self._load(self._alone())
-        return self._made[1]
+        if owner is None:
+            self._made = self._made or ("", self._load(self._alone()))
+            return self._made[1]
+        if owner._model_alone is None:  # another thread may make the same meanwhile
+            owner._model_alone = self._load(self._alone())
+        return owner._model_alone
 
     def _checked(self, field: str, value: Any) -> Any:
         if not isinstance(value, self._types[field]) or (isinstance(value, bool) and bool not in self._types[field]):
@@ -56,18 +55,16 @@ class Model(Component):
         self._made = None
         return value
 
+    def _set(self, name: str, **members: Any) -> None:
+        known = self._types
+        self._member = {"type": name, **{k: self._checked(k, v) if k in known else v for k, v in members.items()}}
+
     def _field(self, name: str) -> str | None:
         return name if name in self._types and name in self._member else None
 
     def _whole(self) -> dict[str, Any]:
         """Return the member with its vocabulary."""
         return self._member if self._view_of is None else self._view_of._core.model()
-
-    def __getstate__(self) -> bytes:
-        return json.dumps(self._whole()).encode()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return component, (self._kind, json.loads(self.__getstate__()), False)
 
     def token_to_id(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)
@@ -79,7 +76,7 @@ class Model(Component):
         """Return the tokens of one word: of text that is neither normalized nor split."""
         tokenizer = self._tokenizer
         tokens = tokenizer.encode(sequence).tokens
-        ids, spans = tokenizer.encode_with_offsets(sequence, offsets="byte")
+        ids, spans, _ = tokenizer._core.encode_full(sequence, True, "byte", True)
         return [Token(*one) for one in zip(ids.tolist(), tokens, map(tuple, spans.tolist()))]
 
     def save(self, folder: str, prefix: str | None = None) -> list[str]:
@@ -126,19 +123,18 @@ class BPE(Model):
     ) -> None:
         if (vocab is None) != (merges is None):
             raise TokenizerError("`vocab` and `merges` must be both specified")
-        self._member = {"type": "BPE"}
-        for name, value in (
-            ("dropout", dropout),
-            ("unk_token", unk_token),
-            ("continuing_subword_prefix", continuing_subword_prefix),
-            ("end_of_word_suffix", end_of_word_suffix),
-            ("fuse_unk", fuse_unk or False),
-            ("byte_fallback", byte_fallback or False),
-            ("ignore_merges", ignore_merges or False),
-        ):
-            self._member[name] = self._checked(name, value)
-        self._member["vocab"] = _vocab_of(vocab)
-        self._member["merges"] = _merges_of(merges)
+        self._set(
+            "BPE",
+            dropout=dropout,
+            unk_token=unk_token,
+            continuing_subword_prefix=continuing_subword_prefix,
+            end_of_word_suffix=end_of_word_suffix,
+            fuse_unk=fuse_unk or False,
+            byte_fallback=byte_fallback or False,
+            ignore_merges=ignore_merges or False,
+            vocab=_vocab_of(vocab),
+            merges=_merges_of(merges),
+        )
 
     def _checked(self, field: str, value: Any) -> Any:
         checked = super()._checked(field, value)
@@ -179,21 +175,18 @@ class WordPiece(Model):
         continuing_subword_prefix: str = "##",
     ) -> None:
         known = self.read_file(vocab) if isinstance(vocab, (str, os.PathLike)) else dict(vocab or {})
-        self._member = {
-            "type": "WordPiece",
-            "unk_token": self._checked("unk_token", unk_token),
-            "continuing_subword_prefix": self._checked("continuing_subword_prefix", continuing_subword_prefix),
-            "max_input_chars_per_word": self._checked("max_input_chars_per_word", max_input_chars_per_word),
-            "vocab": known,
-        }
+        self._set(
+            "WordPiece",
+            unk_token=unk_token,
+            continuing_subword_prefix=continuing_subword_prefix,
+            max_input_chars_per_word=max_input_chars_per_word,
+            vocab=known,
+        )
 
     @staticmethod
     def read_file(vocab: Path) -> dict[str, int]:
         """Return the content of a vocab.txt, a token a line. Raises ``OSError`` and ``TokenizerFileError``."""
-        lines = _read_text(vocab).split("\n")
-        if lines[-1] == "":
-            lines.pop()
-        return {line.rstrip(): number for number, line in enumerate(lines)}
+        return {line.rstrip(): number for number, line in enumerate(_read_lines(vocab))}
 
     @classmethod
     def from_file(cls, vocab: Path, **kwargs: Any) -> WordPiece:
@@ -210,8 +203,7 @@ class WordLevel(Model):
     _types = {"unk_token": (str,)}  # noqa: RUF012 - never changed
 
     def __init__(self, vocab: Vocab | Path | None = None, unk_token: str | None = None) -> None:
-        unknown = self._checked("unk_token", "<unk>" if unk_token is None else unk_token)
-        self._member = {"type": "WordLevel", "vocab": _vocab_of(vocab), "unk_token": unknown}
+        self._set("WordLevel", vocab=_vocab_of(vocab), unk_token="<unk>" if unk_token is None else unk_token)
 
     @staticmethod
     def read_file(vocab: Path) -> dict[str, int]:
@@ -253,21 +245,12 @@ class Unigram(Model):
         nbest_size: int | None = None,
     ) -> None:
         pieces = [["<unk>", 0.0]] if vocab is None else [[token, float(score)] for token, score in vocab]
-        self._member = {
-            "type": "Unigram",
-            "unk_id": self._checked("unk_id", 0 if vocab is None else unk_id),
-            "vocab": pieces,
-            "byte_fallback": self._checked("byte_fallback", byte_fallback or False),
-        }
+        unknown = 0 if vocab is None else unk_id
+        self._set("Unigram", unk_id=unknown, vocab=pieces, byte_fallback=byte_fallback or False)
         self._alpha, self._nbest_size = alpha, nbest_size
 
-    @property
-    def alpha(self) -> float | None:
-        return self._alpha
-
-    @property
-    def nbest_size(self) -> int | None:
-        return self._nbest_size
+    alpha = property(lambda self: self._alpha)
+    nbest_size = property(lambda self: self._nbest_size)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("alpha", "nbest_size") and not self._frozen:
@@ -304,6 +287,11 @@ def _read_text(path: Path) -> str:
         raise TokenizerFileError(os.fspath(path), f"not UTF-8: {error}") from None
 
 
+def _read_lines(path: Path) -> list[str]:
+    lines = _read_text(path).split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
 def _read_vocab(path: Path) -> dict[str, int]:
     try:
         found = json.loads(_read_text(path))
@@ -315,11 +303,8 @@ def _read_vocab(path: Path) -> dict[str, int]:
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
-    lines = _read_text(path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
     merges = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_read_lines(path), 1):
         if line.startswith("#version"):
             continue
         first, space, second = line.removesuffix("\r").partition(" ")

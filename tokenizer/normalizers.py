@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .components import Normalizer as Normalizer
-from .components import component_type
+from .components import types_of
 from .errors import TokenizerError
 
-BertNormalizer = component_type("normalizer", "BertNormalizer")
-ByteLevel = component_type("normalizer", "ByteLevel")
-Lowercase = component_type("normalizer", "Lowercase")
-NFC = component_type("normalizer", "NFC")
-NFD = component_type("normalizer", "NFD")
-NFKC = component_type("normalizer", "NFKC")
-NFKD = component_type("normalizer", "NFKD")
-Nmt = component_type("normalizer", "Nmt")
-Precompiled = component_type("normalizer", "Precompiled")
-Prepend = component_type("normalizer", "Prepend")
-Replace = component_type("normalizer", "Replace")
-Sequence = component_type("normalizer", "Sequence")
-Strip = component_type("normalizer", "Strip")
-StripAccents = component_type("normalizer", "StripAccents")
+if TYPE_CHECKING:
 
-NORMALIZERS = {"nfc": NFC, "nfd": NFD, "nfkc": NFKC, "nfkd": NFKD}
+    def __getattr__(name: str) -> Any: ...
+
+
+_types = types_of("normalizer")
+globals().update(_types)
+NORMALIZERS = {name: _types[name.upper()] for name in ("nfc", "nfd", "nfkc", "nfkd")}
 
 
 def unicode_normalizer_from_str(normalizer: str) -> Normalizer:
@@ -29,5 +23,4 @@ def unicode_normalizer_from_str(normalizer: str) -> Normalizer:
     if normalizer not in NORMALIZERS:
         known = ", ".join(NORMALIZERS)
         raise TokenizerError(f"{normalizer} is not a known unicode normalizer. Available are {known}")
-    made: Normalizer = NORMALIZERS[normalizer]()
-    return made
+    return NORMALIZERS[normalizer]()  # type: ignore[no-any-return]

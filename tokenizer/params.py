@@ -6,6 +6,7 @@ the settings never disturbs a call that is under way.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -55,8 +56,7 @@ class Truncation:
             "stride": self.stride,
         }
 
-    def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+    as_dict = dataclasses.asdict
 
     def check_stride(self, added: int) -> None:
         effective = self.limit(added)
@@ -101,20 +101,16 @@ class Padding:
 
     @staticmethod
     def from_json(member: dict[str, Any]) -> Padding:
-        strategy, multiple, token = member["strategy"], member.get("pad_to_multiple_of"), member["pad_token"]
+        strategy, multiple = member["strategy"], member.get("pad_to_multiple_of")
         if strategy != "BatchLongest" and not isinstance(strategy, dict):
             raise TokenizerError(f'strategy={strategy!r:.60} is neither "BatchLongest" nor {{"Fixed": length}}')
-        if not isinstance(token, str):
-            raise TypeError(f"pad_token={token!r:.60} is not a string")
-        return Padding(
-            _length("strategy.Fixed", _whole("strategy.Fixed", strategy["Fixed"]))
-            if isinstance(strategy, dict)
-            else None,
-            None if multiple is None else _length("pad_to_multiple_of", _whole("pad_to_multiple_of", multiple)),
-            unsigned_32("pad_id", _whole("pad_id", member["pad_id"])),
-            token,
-            unsigned_32("pad_type_id", _whole("pad_type_id", member["pad_type_id"])),
+        return Padding.checked(
             _DIRECTION_NAME[member["direction"]],
+            _whole("pad_id", member["pad_id"]),
+            _whole("pad_type_id", member["pad_type_id"]),
+            member["pad_token"],
+            _whole("strategy.Fixed", strategy["Fixed"]) if isinstance(strategy, dict) else None,
+            None if multiple is None else _whole("pad_to_multiple_of", multiple),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -127,8 +123,7 @@ class Padding:
             "pad_token": self.pad_token,
         }
 
-    def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+    as_dict = dataclasses.asdict
 
     def apply(self, encodings: Sequence[Encoding]) -> None:
         if not encodings:

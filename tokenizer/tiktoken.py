@@ -1,11 +1,8 @@
 """From tiktoken's rank files to a tokenizer.json.
 
-tiktoken merges, at each step, the neighbours whose union has the lowest rank, and takes a whole piece that
-is in the vocabulary as it is. A merge list says the same when it has every way to split each token into two
-tokens, ordered by the token's rank; ``ignore_merges`` says the second part.
-
-The split pattern is written for another regular-expression dialect: there ``$`` is the end of the text, and
-``{1,3}+`` is possessive. Both are rewritten, see ``_translated``.
+tiktoken merges, at each step, the neighbours whose union has the lowest rank, and takes a whole piece that is in the
+vocabulary as it is. A merge list says the same if it has every way to split each token into two tokens, ordered by
+the token's rank; ``ignore_merges`` says the second part.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import json
 import re
 from pathlib import Path
 
+from .added_token import AddedToken
 from .backends.reference import BYTE_CHARS
 from .errors import TokenizerError
 
@@ -44,33 +42,16 @@ def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -
                 f"special_tokens[{token!r}]: the ordinary token {ordinary[token]} is written the same, and one "
                 "string has one id; leave it out, or write it in a way that no ordinary token is written"
             )
+    split = {"type": "Split", "pattern": {"Regex": _translated(pattern)}, "behavior": "Isolated", "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     whole = {
         "version": "1.0",
         "added_tokens": [
-            {
-                "id": id,
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
+            {"id": id, **AddedToken(token, special=True).to_dict()}
             for token, id in sorted(special_tokens.items(), key=lambda item: item[1])
         ],
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {
-                    "type": "Split",
-                    "pattern": {"Regex": _translated(pattern)},
-                    "behavior": "Isolated",
-                    "invert": False,
-                },
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-            ],
-        },
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+        "decoder": {**level, "add_prefix_space": True, "use_regex": True},
         "model": {
             "type": "BPE",
             "ignore_merges": True,

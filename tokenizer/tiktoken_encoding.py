@@ -1,12 +1,7 @@
 """tiktoken's ``Encoding`` over ours: the same names, arguments, ids and refusals.
 
-    from prelude.tokenizer import TiktokenEncoding
-
-    encoding = TiktokenEncoding("cl100k_base", pat_str=..., mergeable_ranks="the/file.tiktoken", special_tokens={...})
-    encoding = TiktokenEncoding.like(tiktoken.get_encoding("cl100k_base"))
-
-As in tiktoken, ``encode`` refuses text that holds a control token unless ``allowed_special`` or
-``disallowed_special`` say otherwise. ``encode_with_unstable`` is left out.
+encoding = TiktokenEncoding("cl100k_base", pat_str=..., mergeable_ranks="the/file.tiktoken", special_tokens={...})
+encoding = TiktokenEncoding.like(tiktoken.get_encoding("cl100k_base"))
 """
 
 from __future__ import annotations
@@ -14,20 +9,20 @@ from __future__ import annotations
 import base64
 import operator
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from .encode.trusted import pattern_of
+from .encode.literal import pattern_of
 from .errors import TokenizerError
 from .tokenizer import Cache, Tokenizer
 
 Special = Literal["all"] | Collection[str]
 Refused = Special | None  # None: no token
+_pattern_of = lru_cache(64)(pattern_of)
 Ranks = str | os.PathLike[str] | bytes | Mapping[bytes, int]
 
 
@@ -88,7 +83,7 @@ class TiktokenEncoding:
             raise TypeError(f"expected str, got {type(text).__name__}")
         allowed = self._named("allowed_special", allowed_special, self.special_tokens_set)
         refused = self._named("disallowed_special", disallowed_special or (), self.special_tokens_set - allowed)
-        found = self._pattern(refused).search(text) if refused else None
+        found = _pattern_of(refused).search(text) if refused else None
         if found:
             raise TokenizerError(
                 f"the text holds the disallowed special token {found[0]!r} at {found.start()}: to get its id pass "
@@ -99,7 +94,7 @@ class TiktokenEncoding:
             return self._tokenizer.encode_array(text)
         # tiktoken looks for the allowed ones alone, also inside of a refused one
         pieces, at = [], 0
-        for match in self._pattern(allowed & self.special_tokens_set).finditer(text):
+        for match in _pattern_of(allowed & self.special_tokens_set).finditer(text):
             control = np.array([self._special_tokens[match[0]]], np.int32)
             pieces += [self._ordinary(text[at : match.start()]), control]
             at = match.end()
@@ -114,9 +109,9 @@ class TiktokenEncoding:
         allowed_special: Special = frozenset(),
         disallowed_special: Refused = "all",
     ) -> list[list[int]]:
-        call = partial(self.encode, allowed_special=allowed_special, disallowed_special=disallowed_special)
         from concurrent.futures import ThreadPoolExecutor
 
+        call = partial(self.encode, allowed_special=allowed_special, disallowed_special=disallowed_special)
         with ThreadPoolExecutor(num_threads) as pool:
             return list(pool.map(call, text))
 
@@ -215,18 +210,6 @@ class TiktokenEncoding:
 
     def _ordinary(self, text: str) -> npt.NDArray[np.int32]:
         return self._tokenizer._array_general(text, False, False)
-
-    def _pattern(self, tokens: Collection[str]) -> re.Pattern[str]:
-        known = self._patterns.get(frozenset(tokens))
-        if known is None:
-            known = pattern_of(tokens)
-            if len(self._patterns) < 64:
-                self._patterns[frozenset(tokens)] = known
-        return known
-
-    @cached_property
-    def _patterns(self) -> dict[frozenset[str], re.Pattern[str]]:
-        return {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.name, self._pat_str, _rank_file(self._mergeable_ranks), self._special_tokens)

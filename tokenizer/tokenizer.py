@@ -7,53 +7,58 @@ number of threads without a lock: a call reads the settings once, and a setter r
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from . import components
+from ._building import canonical
 from ._repr import LONG, SHORT, tokenizer_text
-from ._schema import canonical
 from .added_token import AddedToken
 from .backends.cache import at as cache_at
 from .backends.choice import load
 from .backends.files import TOKENIZER_LIMIT, read_plain
 from .class_settings import Changes, Model
 from .class_settings import changes as class_changes
+from .components import Component, ComponentMethods
 from .config import BESIDE, FileConfig, Reader, beside, folder_reader, warn_contradictions
-from .encode import post_processing, processor_file
 from .encode.arrays import ArrayMethods
 from .encode.control import ControlIds
-from .encode.inputs import EncodeInput, batch_inputs, batch_list, single_input
-from .encode.literal import LiteralText
-from .encode.sequences import Sequences
-from .encode.trusted import ControlTokens
-from .encoding import Encoding, PaddedBatch, copy_into, padded_batch
+from .encode.literal import ControlTokens, LiteralText
+from .encode.post_processing import finished, frame
+from .encode.processor_file import parse
+from .encode.sequences import EncodeInput, RowSource, Sequences, batch_inputs, batch_list, single_input
+from .encoding import Encoding, PaddedBatch, padded_batch
 from .errors import BackendUnavailable, TokenizerFileError, TokenizersMutationError
-from .params import Padding, Truncation, truncate_pair
+from .params import Padding, Truncation
 
 if TYPE_CHECKING:
     from .backends.cache import TableCache
     from .backends.choice import Core
 
 Cache = bool | str | os.PathLike[str]
-R = TypeVar("R")
 
 
-async def _in_thread(call: Callable[..., R], *args: Any) -> R:
-    from asyncio import to_thread  # a tenth of an engine's import, which is for this alone
+def _in_thread(call: Any) -> Any:
+    """Return the asynchronous form of a method."""
 
-    return await to_thread(call, *args)
+    @functools.wraps(call)
+    async def run(self: Tokenizer, *args: Any, **kwargs: Any) -> Any:
+        from asyncio import to_thread  # a tenth of an engine's import, which is for this alone
+
+        return await to_thread(getattr(self, call.__name__), *args, **kwargs)
+
+    return run
 
 
-class Tokenizer(ArrayMethods):
+class Tokenizer(ArrayMethods, ComponentMethods):
     """A loaded tokenizer file. Make one with ``from_file``, ``from_str``, ``from_buffer``,
     ``from_pretrained`` or ``from_tiktoken``."""
 
@@ -145,8 +150,9 @@ class Tokenizer(ArrayMethods):
             if found.sections or found.added:
                 made = made._with(found, cache_at(cache))
         if config.source or model is not None:
-            said = made._class_changes(model).said
-            warn_contradictions(config, source, made._core.token_to_id, made._around_lists(), said)
+            said, around = made._class_changes(model).said, made._frames[1]
+            ids = ([], []) if around is None else (around.before.ids, around.after.ids)
+            warn_contradictions(config, source, made._core.token_to_id, ids, said)
         return made
 
     def _class_changes(self, model: Model | None) -> Changes:
@@ -166,20 +172,19 @@ class Tokenizer(ArrayMethods):
 
     def _assemble(self, core: Core, backend: str, config: FileConfig) -> None:
         self._core, self._backend, self._config = core, backend, config
-        self._processor = processor_file.parse(self._section("post_processor"))
-        self._untrimmed = post_processing.without_trimming(self._processor)
-        self._frames = post_processing.frame(self._processor, False), post_processing.frame(self._processor, True)
+        self._processor = parse(self._section("post_processor"))
+        self._frames = frame(self._processor, False), frame(self._processor, True)
         self._truncation = _parsed(self._section("truncation"), "truncation", Truncation.from_json)
         self._padding = _parsed(self._section("padding"), "padding", Padding.from_json)
         self._encode_special = False
         known = ControlIds(core, config)
         self._literal = LiteralText(core, known.fixed)
         self._control = ControlTokens(core, self._literal, known)
-        self._sequences = Sequences(core)
+        self._sequences = Sequences(core, self._processor)
         self._digest: bytes | None = None  # see decoders._digest
         self._model_alone: Tokenizer | None = None  # see models.Model
-        self._model_settings: dict[str, Any] | None = None  # see components._settings_of
-        self._set_entry(*self._sequences.entry(self._frames, self._processor), self._literal.mask)
+        self._model_settings: dict[str, Any] | None = None  # see ComponentMethods._model_members
+        self._set_entry(*self._sequences.entry(self._frames), self._literal.mask)
 
     def save(self, path: str | os.PathLike[str], pretty: bool = True) -> None:
         Path(os.fspath(path)).write_text(self.to_str(pretty), encoding="utf-8")
@@ -244,36 +249,16 @@ class Tokenizer(ArrayMethods):
             return call(inputs, is_pretokenized, add_special_tokens)
         return self._encoded(batch_inputs(inputs, is_pretokenized), add_special_tokens, fast)
 
-    async def async_encode(
-        self,
-        sequence: Any,
-        pair: Any | None = None,
-        is_pretokenized: bool = False,
-        add_special_tokens: bool = True,
-    ) -> Encoding:
-        return await _in_thread(self.encode, sequence, pair, is_pretokenized, add_special_tokens)
-
-    async def async_encode_batch(
-        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
-    ) -> list[Encoding]:
-        return await _in_thread(self.encode_batch, input, is_pretokenized, add_special_tokens)
-
-    async def async_encode_batch_fast(
-        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
-    ) -> list[Encoding]:
-        return await _in_thread(self.encode_batch_fast, input, is_pretokenized, add_special_tokens)
+    async_encode = _in_thread(ArrayMethods.encode)
+    async_encode_batch = _in_thread(ArrayMethods.encode_batch)
+    async_encode_batch_fast = _in_thread(ArrayMethods.encode_batch_fast)
 
     def post_process(
         self, encoding: Encoding, pair: Encoding | None = None, add_special_tokens: bool = True
     ) -> Encoding:
         """Truncate, add the post-processor's tokens, and pad: the last steps of ``encode``, on copies."""
-        made = _finished(
-            encoding.__copy__(),
-            None if pair is None else pair.__copy__(),
-            add_special_tokens,
-            self._truncation,
-            self._processor,
-        )
+        second = None if pair is None else pair.__copy__()
+        made = finished(encoding.__copy__(), second, add_special_tokens, self._truncation, self._processor)
         padding = self._padding
         if padding is not None:
             padding.apply([made])
@@ -282,33 +267,18 @@ class Tokenizer(ArrayMethods):
     def _encoded(self, inputs: list[EncodeInput], add_special_tokens: bool, fast: bool = False) -> list[Encoding]:
         """Encode and post-process; the settings are read here, once."""
         truncation, padding, parse_special = self._truncation, self._padding, not self._encode_special
-        source = RowSource(self, inputs, add_special_tokens, truncation, padding, parse_special, fast)
+        settings = add_special_tokens, fast, truncation, parse_special
+        source = RowSource(self._sequences, inputs, settings, padding)
+        firsts, seconds = [one.first for one in inputs], [one.second for one in inputs]
         rows: list[Encoding] | None = self._row_encodings(
-            *source.sequences, add_special_tokens, truncation, padding, parse_special, source, Encoding
+            firsts, seconds, add_special_tokens, truncation, padding, parse_special, source, Encoding
         )
         if rows is not None:
             return rows
-        encodings = [self._finished(one, add_special_tokens, fast, truncation, parse_special) for one in inputs]
+        encodings = [self._sequences.finished(one, *settings) for one in inputs]
         if padding is not None:
             padding.apply(encodings)
         return encodings
-
-    def _finished(
-        self,
-        given: EncodeInput,
-        add_special_tokens: bool,
-        fast: bool,
-        truncation: Truncation | None,
-        parse_special: bool,
-    ) -> Encoding:
-        """Encoded, truncated and post-processed, without padding."""
-        sequences = self._sequences
-        # Trimming belongs after truncation and over whole sequences; if neither cuts in, the core does it.
-        trim = truncation is None and sequences.may_trim and not given.has_words
-        first = sequences.encode(given.first, 0, parse_special, trim, fast)
-        second = None if given.second is None else sequences.encode(given.second, 1, parse_special, trim, fast)
-        processor = self._untrimmed if trim else self._processor
-        return _finished(first, second, add_special_tokens, truncation, processor)
 
     def encode_padded(
         self,
@@ -349,10 +319,7 @@ class Tokenizer(ArrayMethods):
     def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         return self._core.decode_batch(sequences, skip_special_tokens)
 
-    async def async_decode_batch(
-        self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True
-    ) -> list[str]:
-        return await _in_thread(self.decode_batch, sequences, skip_special_tokens)
+    async_decode_batch = _in_thread(decode_batch)
 
     # ---- vocabulary
 
@@ -431,32 +398,7 @@ class Tokenizer(ArrayMethods):
         self._encode_special = bool(value)
 
 
-class RowSource:
-    """The columns of encodings that were made of rows, but for their ids: by the general way, for one sample each."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        inputs: list[EncodeInput],
-        add_special_tokens: bool,
-        truncation: Truncation | None,
-        padding: Padding | None,
-        parse_special: bool,
-        fast: bool,
-    ) -> None:
-        self._inputs, self._padding, self.padded_to = inputs, padding, 0
-        self.sequences = [one.first for one in inputs], [one.second for one in inputs]
-        self._settings = add_special_tokens, fast, truncation, parse_special
-        self._finished = tokenizer._finished
-
-    def fill(self, fresh: Encoding, row: int) -> None:
-        made = self._finished(self._inputs[row], *self._settings)
-        if self._padding is not None:
-            self._padding.put(made, self.padded_to)
-        copy_into(fresh, made)
-
-
-components.attach(Tokenizer)
+Component._load = staticmethod(lambda text: Tokenizer.from_str(text, cache=False))  # type: ignore[method-assign]
 
 
 def _restored(data: bytes, config: FileConfig, encode_special: bool) -> Tokenizer:
@@ -471,16 +413,3 @@ def _parsed(member: Any, path: str, parse: Callable[[dict[str, Any]], Any]) -> A
         return None if member is None else parse(member)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise TokenizerFileError(path, f"not {path} parameters: {type(error).__name__} {error}") from None
-
-
-def _finished(
-    first: Encoding,
-    second: Encoding | None,
-    add_special_tokens: bool,
-    truncation: Truncation | None,
-    processor: post_processing.Processor | None,
-) -> Encoding:
-    if truncation is not None:
-        added = processor.added(second is not None) if processor is not None and add_special_tokens else 0
-        truncate_pair(first, second, truncation, added)
-    return post_processing.run(processor, first, second, add_special_tokens)

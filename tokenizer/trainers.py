@@ -14,21 +14,5 @@ class Trainer:
         raise TokenizersMutationError(f"{type(self).__name__}: {TRAINING}")
 
 
-class BpeTrainer(Trainer):
-    pass
-
-
-class ParityBpeTrainer(Trainer):
-    pass
-
-
-class UnigramTrainer(Trainer):
-    pass
-
-
-class WordLevelTrainer(Trainer):
-    pass
-
-
-class WordPieceTrainer(Trainer):
-    pass
+for _name in ("BpeTrainer", "ParityBpeTrainer", "UnigramTrainer", "WordLevelTrainer", "WordPieceTrainer"):
+    globals()[_name] = type(_name, (Trainer,), {"__module__": __name__})

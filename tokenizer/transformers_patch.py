@@ -1,12 +1,5 @@
 """transformers' fast tokenizers over ours: the same results, faster, and without changing a shared object.
 
-    from prelude.tokenizer import fast_tokenizer, patch_transformers, patched_transformers
-
-    tokenizer = fast_tokenizer(AutoTokenizer.from_pretrained(...))    # this tokenizer alone
-    patch_transformers()                                 # all of them; the returned function undoes it
-    with patched_transformers():                         # or for a while
-        AutoTokenizer.from_pretrained(...)("text")
-
 transformers sets truncation and padding on one shared HF tokenizer at every call, so that threads disturb each other
 ("Already borrowed"). Here the settings die with the call. Most calls are one call of our core (``hf/calls.py``);
 others run transformers' method on a view of the tokenizer with a backend of its own (``hf/backend.py``).
@@ -78,41 +71,30 @@ def _short_pad(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def patch_transformers() -> Callable[[], None]:
     """Make transformers' fast tokenizers run on ours; returns the function that undoes it."""
+    global _patches
     from transformers import PreTrainedTokenizerFast as Fast
 
     with lock:
-        _begin(Fast)
+        begin_watching()
+        _patches += 1
+        for name in _METHODS if _patches == 1 else ():
+            if name in vars(Fast):
+                _originals[name] = vars(Fast)[name]
+                setattr(Fast, name, _over_ours(_originals[name]))
     undone = False
 
     def undo() -> None:
+        global _patches
         nonlocal undone
         with lock:
             if not undone:
-                _end(Fast)
-            undone = True
+                undone = True
+                _patches -= 1
+                while _originals and not _patches:
+                    setattr(Fast, *_originals.popitem())
+                end_watching()
 
     return undo
-
-
-def _begin(fast: type) -> None:
-    global _patches
-    begin_watching()
-    _patches += 1
-    if _patches == 1:
-        for name in _METHODS:
-            if name in vars(fast):
-                _originals[name] = vars(fast)[name]
-                setattr(fast, name, _over_ours(_originals[name]))
-
-
-def _end(fast: type) -> None:
-    global _patches
-    _patches -= 1
-    if _patches == 0:
-        for name, original in _originals.items():
-            setattr(fast, name, original)
-        _originals.clear()
-    end_watching()
 
 
 @contextlib.contextmanager

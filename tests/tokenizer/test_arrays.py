@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +31,6 @@ def test_arrays_equal_the_ids_of_encode(name: str, pair_of: Pair, texts: list[st
         assert offsets.dtype == np.int32 and offsets.shape == (len(ids), 2)
         assert ids.tolist() == encoding.ids
         assert list(map(tuple, offsets.tolist())) == encoding.offsets
-    for how in (None, "char"):
-        ids, offsets, starts = ours.encode_batch_array(texts, special, offsets=how)
-        assert starts.dtype == np.int64 and len(starts) == len(texts) + 1
-        rows = [ids[a:b].tolist() for a, b in pairwise(starts)]
-        assert rows == [e.ids for e in encodings]
-        if how:
-            assert [tuple(o) for o in offsets.tolist()] == [o for e in encodings for o in e.offsets]
-        else:
-            assert offsets is None
-    ids, _, starts = ours.encode_batch_array([], special)
-    assert len(ids) == 0 and starts.tolist() == [0]
 
 
 def test_settings_do_not_touch_arrays(pair_of: Pair) -> None:
@@ -57,10 +45,10 @@ def test_settings_do_not_touch_arrays(pair_of: Pair) -> None:
 @laws
 @given(text=st.text(max_size=40))
 def test_byte_offsets_are_the_character_offsets_in_utf8(pair_of: Pair, flavour: str, text: str) -> None:
-    ours, _ = pair_of(flavour)
+    core: Any = pair_of(flavour)[0]._core
     positions = np.cumsum([0, *(len(c.encode()) for c in text)])
-    _, chars = ours.encode_with_offsets(text)
-    _, in_bytes = ours.encode_with_offsets(text, offsets="byte")
+    _, chars, _ = core.encode_full(text)
+    _, in_bytes, _ = core.encode_full(text, offsets="byte")
     assert in_bytes.tolist() == positions[chars].tolist()
 
 
@@ -86,8 +74,6 @@ def test_control_tokens_in_text_stay_text(name: str, pair_of: Pair, text: str) -
         assert ours.decode(ids, skip_special_tokens=False).strip() == text
     with_offsets, offsets = ours.encode_with_offsets(text, False, parse_special=False)
     assert with_offsets.tolist() == ids.tolist() and len(offsets) == len(ids)
-    batch, _, starts = ours.encode_batch_array([text, "b", text], False, parse_special=False)
-    assert batch[: starts[1]].tolist() == ids.tolist() == batch[starts[2] :].tolist()
     added = set(ours.encode_array(text, True, parse_special=False).tolist()) & control
     assert added <= set(ours.encode_array("", True).tolist()), "the post-processor's own tokens still come"
 
@@ -113,20 +99,6 @@ def test_ordinary_text_is_the_same_either_way(name: str, pair_of: Pair) -> None:
     ours, _ = pair_of(name)
     for text in ("Hello there, how are you?", "  two  spaces\n\n", "你好 🙂 naïve", ""):
         assert ours.encode_array(text, parse_special=False).tolist() == ours.encode_array(text).tolist()
-
-
-@pytest.mark.fault(25)
-@pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("parse_special", [False, True])
-def test_many_texts_are_encoded_as_each_alone(name: str, pair_of: Pair, special: bool, parse_special: bool) -> None:
-    ours, _ = pair_of(name)
-    texts = [*ATTACKS, "", "two words", "你好 🙂 naïve", "x" * 70_000, *ATTACKS]
-    one_call = ours.encode_arrays(list(texts), special, parse_special=parse_special)
-    alone = [ours.encode_array(text, special, parse_special=parse_special) for text in texts]
-    assert [ids.tolist() for ids in one_call] == [ids.tolist() for ids in alone]
-    assert all(ids.dtype == np.int32 for ids in one_call)
-    with pytest.raises(TypeError):
-        ours.encode_arrays(["good", 3])  # type: ignore[list-item]
 
 
 # ---- files beside the tokenizer.json

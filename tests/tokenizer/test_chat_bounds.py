@@ -248,14 +248,12 @@ def test_attacks_stay_within_256_megabytes_and_5_seconds(name: str, child: Templ
 
 @pytest.mark.fault(37)
 @pytest.mark.parametrize("filter", ["map('string')", "select", "reject('none')", "batch(1)", "unique"])
-def test_iterators_over_iterators_are_counted(filter: str) -> None:
-    """100,000 of them ended the process when they were read; 40 are more than a template has."""
+def test_filters_read_their_items_at_once(filter: str) -> None:
+    """Iterators over 100,000 iterators ended the process when they were read."""
     layers = "{{% set ns = namespace(g=['x']) %}}{{% for i in range({}) %}}{{% set ns.g = ns.g|{} %}}{{% endfor %}}"
-    assert "x" in render(layers.format(40, filter) + "{{ ns.g|list|string }}")
+    assert render(layers.format(300, filter) + "{{ ns.g is iterable }}") == "True"
     listed = layers.format(60, filter + "|list") + "{{ ns.g|length }}"
     assert render(listed) == "1"
-    with pytest.raises(ChatTemplateError, match="more than 50 filters such as map"):
-        render(layers.format(60, filter))
 
 
 MEGABYTE = "{% set m = 'a' * 1000000 %}"

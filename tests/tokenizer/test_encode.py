@@ -90,7 +90,6 @@ def test_lone_surrogates_have_one_policy_on_all_paths(pair_of: Pair, text: str) 
     our_own: list[Callable[[Any], Any]] = [
         lambda t: t.encode_padded([text]), lambda t: t.encode_array(text),
         lambda t: t.encode_array(text, parse_special=False), lambda t: t.encode_with_offsets(text),
-        lambda t: t.encode_batch_array([text]), lambda t: t.encode_batch_array([text], offsets="char"),
     ]  # fmt: skip
     for call in of_hf:
         with pytest.raises(TypeError):

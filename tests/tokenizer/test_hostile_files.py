@@ -131,8 +131,8 @@ def test_overflowing_parts_that_a_template_multiplies_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("processor", "says"),
     [
-        (template(single=[{"Sequence": {"id": "A", "type_id": 0}}] * 100_000), "100000 pieces"),
-        (template(pair=[{"Sequence": {"id": "B", "type_id": 0}}] * 65), "65 pieces"),
+        (template(single=[{"Sequence": {"id": "A", "type_id": 0}}] * 100_000), "100000 parts"),
+        (template(pair=[{"Sequence": {"id": "B", "type_id": 0}}] * 65), "65 parts"),
         (
             template(
                 single=[{"SpecialToken": {"id": "X", "type_id": 0}}] * 60,
@@ -140,7 +140,7 @@ def test_overflowing_parts_that_a_template_multiplies_are_bounded() -> None:
             ),
             "more than 1024 ids or tokens",
         ),
-        ({"type": "Sequence", "processors": [post_processors(1)[0]] * 65}, "65 processors"),
+        ({"type": "Sequence", "processors": [post_processors(1)[0]] * 65}, "65 parts"),
         (template(special_tokens={"X": {"id": "X", "ids": [1], "tokens": [1]}}), r"tokens\[0\]: 1 is not a string"),
         (template(special_tokens={"X": {"id": "X", "ids": [-1], "tokens": ["X"]}}), r"ids\[0\]: -1 is not an id"),
         (template(special_tokens=[]), "no object"),

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -94,22 +93,8 @@ def test_ids_say_where_they_lie_in_marked_text_and_between_blanks(pair_of: Pair,
         pytest.skip("HF makes the offsets there")
     text = "Hello the it a the" * 40
     expected = theirs.encode(text, add_special_tokens=False)
-    core: Any = ours._core
-    assert core.char_spans(np.array(expected.ids, np.int32), text).tolist() == [list(one) for one in expected.offsets]
-
-
-def test_ids_that_are_no_tokens_have_no_offsets(pair_of: Pair) -> None:
-    ours, _ = pair_of("byte-level")
-    if ours.backend == "reference":
-        pytest.skip("HF makes the offsets there")
-    core: Any = ours._core
-    for ids in ([1 << 30], [-1], [core.vocab_size()]):
-        with pytest.raises(IndexError):
-            core.char_spans(np.array(ids, np.int32), "x")
-    with pytest.raises(TypeError):
-        core.char_spans(np.array([1], np.int64), "x")
-    assert core.char_spans(np.array([], np.int32), "") is not None
-    assert core.char_spans(np.array([], np.int32), "x") is None
+    assert ours.encode(text, add_special_tokens=False).offsets == expected.offsets
+    assert [tuple(o) for o in ours.encode_with_offsets(text, False)[1].tolist()] == expected.offsets
 
 
 def test_offsets_of_hf_that_lie_behind_the_text_are_its_end_in_bytes() -> None:

@@ -1,27 +1,26 @@
 """The tables of loaded files, kept in the user's cache directory: the next load reads them instead of making them.
 
-    FOLDER/key          32 random bytes, the key of the digests: no other user can prepare a file
-    FOLDER/DIGEST       the tables of the tokenizer.json whose content has this digest, written by this build
-
-A file is used when it belongs to this user, no other user may write it, and the digest of its contents is the one
-that its header says; anything else is a reason to load the tokenizer.json, and to write the file anew. Files are
-written under another name and then renamed, so that a reader sees a whole one or none. A failure here costs the
-time of a load from the tokenizer.json and nothing else.
+``FOLDER/key`` has the 32 random bytes that key the digests, so that no other user can prepare a file;
+``FOLDER/DIGEST`` the tables, written by this build, of the tokenizer.json of that digest. A file is used if it
+belongs to this user, no other user may write it, and the digest of its contents is the one in its header; else the
+tokenizer.json is loaded and the file written anew. A reader sees a whole file or none. A failure here costs time and
+nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
 import stat
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .._core import CoreTokenizer
+from .._core import CoreTokenizer, digest, digest_file
 
 _log = logging.getLogger("prelude.tokenizer")
 
@@ -40,25 +39,27 @@ def at(cache: bool | str | os.PathLike[str]) -> TableCache | None:
     if cache is False:
         return None
     if cache is not True:
-        return _known(Path(os.fspath(cache)))
+        return _cache_in(Path(os.fspath(cache)))
     named = os.environ.get("PRELUDE_TOKENIZER_CACHE", "")
     if named == "off":
         return None
     if named:
-        return _known(Path(named))
+        return _cache_in(Path(named))
     home = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
     try:
         base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
     except RuntimeError:  # a user without a home
         return None
-    return _known(base / "prelude" / "tokenizers")
+    return _cache_in(base / "prelude" / "tokenizers")
 
 
-_caches: dict[Path, TableCache] = {}
-
-
-def _known(folder: Path) -> TableCache:
-    return _caches.setdefault(folder, TableCache(folder))
+@contextlib.contextmanager
+def _said(what: str) -> Iterator[None]:
+    """Log a failure, which costs time alone."""
+    try:
+        yield
+    except (OSError, ValueError, MemoryError) as error:
+        _log.debug("%s: %s", what, error)
 
 
 class TableCache:
@@ -68,67 +69,43 @@ class TableCache:
 
     def of_file(self, path: Path) -> CoreTokenizer | None:
         """Return the tables of the tokenizer.json at ``path``, if they are here; its bytes are only digested."""
-        from .. import _core
-
-        try:
-            if path.stat().st_size < LEAST:
-                return None
-            key = self._secret()
-            with path.open("rb", buffering=0) as file:
-                digest = _core.digest_file(file.fileno(), key)
-        except (OSError, ValueError) as error:
-            _log.debug("no cached tables for %s: %s", path, error)
-            return None
-        return self._read(digest, key)
+        with _said("no cached tables"):
+            if path.stat().st_size >= LEAST:
+                key = self._secret()
+                with path.open("rb", buffering=0) as file:
+                    return self._read(digest_file(file.fileno(), key), key)
+        return None
 
     def of_bytes(self, data: bytes) -> CoreTokenizer | None:
-        from .. import _core
-
-        if len(data) < LEAST:
-            return None
-        try:
-            key = self._secret()
-        except (OSError, ValueError) as error:
-            _log.debug("no cached tables: %s", error)
-            return None
-        return self._read(_core.digest(data, key), key)
+        with _said("no cached tables"):
+            if len(data) >= LEAST:
+                key = self._secret()
+                return self._read(digest(data, key), key)
+        return None
 
     def keep(self, data: bytes, core: CoreTokenizer) -> None:
         """Write the tables that ``core`` has made of ``data``."""
-        from .. import _core
-
-        if len(data) < LEAST:
-            return
-        try:
-            key = self._secret()
-            digest = _core.digest(data, key)
-            self._write(digest.hex(), core.tables(key, digest))
-            self._thin_out()
-        except (OSError, ValueError) as error:
-            _log.debug("tables not cached: %s", error)
+        with _said("tables not cached"):
+            if len(data) >= LEAST:
+                key = self._secret()
+                name = digest(data, key)
+                self._write(name.hex(), core.tables(key, name))
+                self._thin_out()
 
     # ---- files
 
-    def _read(self, digest: bytes, key: bytes) -> CoreTokenizer | None:
-        from .. import _core
-
-        path = self._folder / digest.hex()
+    def _read(self, name: bytes, key: bytes) -> CoreTokenizer | None:
         try:
-            file = os.open(path, _OPEN)
+            file = os.open(self._folder / name.hex(), _OPEN)
         except OSError:
             return None
         try:
-            return _core.CoreTokenizer.from_tables(file, _own(os.fstat(file)), key, digest)
-        except (OSError, ValueError, MemoryError) as error:
-            _log.debug("cached tables %s are not used: %s", path, error)
-            return None
+            return CoreTokenizer.from_tables(file, _own(os.fstat(file)), key, name)
         finally:
             os.close(file)
 
     def _write(self, name: str, content: bytes, keep: bool = False) -> None:
         """``keep``: a file that exists is kept."""
-        import tempfile
-
         file, temporary = tempfile.mkstemp(dir=self._folder, prefix=".")
         try:
             with os.fdopen(file, "wb", buffering=0) as out:
@@ -157,8 +134,6 @@ class TableCache:
     def _secret(self) -> bytes:
         """Return the key of the digests: this user's, of this build. Made at the first use."""
         if self._key is None:
-            from .. import _core
-
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _own(os.stat(self._folder, follow_symlinks=False), folder=True)
             path = self._folder / "key"
@@ -169,25 +144,21 @@ class TableCache:
             if random is None:
                 raise ValueError(f"{path} is not ours, or not a key")
             build = hashlib.blake2b(random, digest_size=64).digest()
-            with open(_core.__file__, "rb", buffering=0) as extension:
-                made_by = _core.digest_file(extension.fileno(), build)
+            with open(str(sys.modules[CoreTokenizer.__module__].__file__), "rb", buffering=0) as extension:
+                made_by = digest_file(extension.fileno(), build)
             self._key = hashlib.blake2b(made_by, key=random, digest_size=64).digest()
         return self._key
 
 
 def _secret_of(path: Path) -> bytes | None:
-    try:
-        file = os.open(path, _OPEN)
-    except OSError:
-        return None
-    try:
-        _own(os.fstat(file), secret=True)
-        content = os.read(file, 64)
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(file)
-    return content if len(content) == 32 else None
+    def opener(name: str, _: int) -> int:
+        return os.open(name, _OPEN)
+
+    with contextlib.suppress(OSError, ValueError), open(path, "rb", buffering=0, opener=opener) as file:
+        _own(os.fstat(file.fileno()), secret=True)
+        content = file.read(64)
+        return content if len(content) == 32 else None
+    return None
 
 
 def _own(status: os.stat_result, folder: bool = False, secret: bool = False) -> int:
@@ -202,3 +173,6 @@ def _own(status: os.stat_result, folder: bool = False, secret: bool = False) -> 
     if status.st_size > _LARGEST:
         raise ValueError("too large")
     return status.st_size
+
+
+_cache_in = functools.cache(TableCache)

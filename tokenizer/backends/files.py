@@ -1,8 +1,7 @@
-"""Reading a file that another user may have put there: a plain file, of bounded size, without waiting.
+"""Reading a file that another user may have put there: a plain file, of bounded size, without waiting for a pipe.
 
-A pipe without a writer would block the reader for ever, a device such as ``/dev/zero`` has no end, and opening some
-devices has effects. So the kind of the file is looked at before it is opened, and again on the open descriptor,
-because the file may have been replaced in between.
+Opening some devices has effects, so the kind of the file is looked at before it is opened, and again on the open
+descriptor, because the file may have been replaced in between.
 """
 
 from __future__ import annotations

@@ -8,25 +8,23 @@ special tokens as text is such a setting, so a second, lazily made copy has it s
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .._core import CoreTokenizer, UnsupportedFeature
-from ..encode.post_processing import trimmed
+from .._core import CoreTokenizer, UnsupportedFeature, checked_text, id_list
+from ..encode.post_processing import trim_passes, trimmed
 from ..encode.processor_file import parse
-from ..errors import BackendUnavailable, LoneSurrogateError, TokenizerError, TokenizerFileError
-from .bounds import checked
-from .growth import flat
+from ..errors import BackendUnavailable, TokenizerError, TokenizerFileError
+from .bounds import checked, flat
 
 Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 Found = tuple[Int32, Int32, Int32, list[str]]
 """Ids, offsets, word numbers and tokens of a text."""
 
@@ -51,7 +49,7 @@ class ReferenceCore:
         model = state["model"]
         self._unk = model.get("unk_token")
         self._unk_id = model.get("unk_id")
-        self.trim_passes = _trim_passes(parse(state["post_processor"]))
+        self._trim_passes = trim_passes(parse(state["post_processor"]))
         self._post_processor = whole.post_processor
         self._hf = _bare(whole)
         self._source = text
@@ -65,10 +63,9 @@ class ReferenceCore:
     def package(feature: str) -> Any:
         """Return HF's package, for ``feature``. ``BackendUnavailable`` if it is not installed."""
         try:
-            import tokenizers
+            return importlib.import_module("tokenizers")
         except ImportError:
             raise BackendUnavailable(feature, "tokenizers") from None
-        return tokenizers
 
     # ---- encoding
 
@@ -102,7 +99,7 @@ class ReferenceCore:
     ) -> tuple[Int32, Int32, Int32]:
         [(ids, spans, words, tokens)] = self.encode_found([text], parse_special)
         if trim:
-            for add_prefix_space in self.trim_passes:
+            for add_prefix_space in self._trim_passes:
                 spans = trimmed(tokens, spans, add_prefix_space)
         if offsets == "byte":
             string = checked_text(text)
@@ -110,30 +107,15 @@ class ReferenceCore:
             spans = positions[np.minimum(spans, len(string))]  # some of HF's lie past the text
         return ids, spans, words
 
-    def encode_spans(self, text: str | bytes, parse_special: bool = True) -> tuple[Int32, Int32]:
-        return self.encode_full(text, parse_special)[:2]
-
     def encode_found(self, texts: Sequence[str | bytes], parse_special: bool) -> list[Found]:
         """Encode each as ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there.
         HF encodes them on all processors."""
-        return [
-            (
-                np.array(one.ids, np.int32),
-                np.array(one.offsets, np.int32).reshape(-1, 2),
-                np.array([-1 if word is None else word for word in one.word_ids], np.int32),
-                one.tokens,
-            )
-            for one in self.encodings(texts, parse_special)
-        ]
-
-    def trim_offsets(self, ids: Int32, offsets: Int32, add_prefix_space: bool) -> Int32:
-        tokens = [token or "" for token in self.tokens(ids)]
-        return np.asarray(trimmed(tokens, offsets, add_prefix_space), np.int32)
-
-    def encode_batch_array(self, texts: Sequence[str | bytes], parse_special: bool = True) -> tuple[Int32, Int64]:
-        rows = [one.ids for one in self.encodings(texts, parse_special, True)]
-        starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        return np.array(list(chain.from_iterable(rows)), np.int32), starts
+        found = []
+        for one in self.encodings(texts, parse_special):
+            words = np.array([-1 if word is None else word for word in one.word_ids], np.int32)
+            spans = np.array(one.offsets, np.int32).reshape(-1, 2)
+            found.append((np.array(one.ids, np.int32), spans, words, one.tokens))
+        return found
 
     def component(self, kind: str) -> Any:
         """Return HF's component of that kind of the file; None if it has none."""
@@ -153,16 +135,14 @@ class ReferenceCore:
     # ---- vocabulary
 
     def token_to_id(self, token: str) -> int | None:
-        found: int | None = self._hf.token_to_id(token)
-        return found
+        return self._hf.token_to_id(token)  # type: ignore[no-any-return]
 
     def unknown_id(self) -> int:
         id: int | None = self.token_to_id(self._unk) if self._unk else self._unk_id
         return -1 if id is None else id
 
     def id_to_token(self, id: int) -> str | None:
-        found: str | None = self._hf.id_to_token(id)
-        return found
+        return self._hf.id_to_token(id)  # type: ignore[no-any-return]
 
     def token_bytes(self, id: int) -> bytes | None:
         token = self._hf.id_to_token(id)
@@ -176,18 +156,14 @@ class ReferenceCore:
 
     @property
     def id_limit(self) -> int:
-        vocab: dict[str, int] = self._hf.get_vocab(True)
-        return max(self.vocab_size(False), *(id + 1 for id in vocab.values()), 0)
+        return max(self.vocab_size(False), *(id + 1 for id in self.get_vocab().values()), 0)
 
     def get_vocab(self, with_added: bool = True) -> dict[str, int]:
-        vocab: dict[str, int] = self._hf.get_vocab(with_added)
-        return vocab
+        return self._hf.get_vocab(with_added)  # type: ignore[no-any-return]
 
     def added_tokens(self) -> list[tuple[int, str, bool, bool, bool, bool, bool]]:
-        return [
-            (i, t.content, t.single_word, t.lstrip, t.rstrip, t.normalized, t.special)
-            for i, t in sorted(self._added.items())
-        ]
+        added = sorted(self._added.items())
+        return [(i, t.content, t.single_word, t.lstrip, t.rstrip, t.normalized, t.special) for i, t in added]
 
     def section(self, name: str) -> str | None:
         return self._sections.get(name)
@@ -214,7 +190,7 @@ class ReferenceCore:
 
     def _decodable(self, ids: Sequence[int] | Int32) -> list[int]:
         """Return the ids, whose text fits into the memory that a call may take."""
-        row = _plain(ids)
+        row = id_list(ids)
         self._growth.require_decoded(row, lambda: map(self._hf.id_to_token, row))
         return row
 
@@ -251,11 +227,8 @@ def _check_maps(normalizer: Any) -> None:
     has not seen the map if it left the file to HF for another reason."""
     for step in flat(normalizer, "normalizers"):
         if step["type"] == "Precompiled":
-            alone = {
-                "added_tokens": [],
-                "normalizer": step,
-                "model": {"type": "WordLevel", "vocab": {}, "unk_token": ""},
-            }
+            model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
+            alone = {"added_tokens": [], "normalizer": step, "model": model}
             with contextlib.suppress(UnsupportedFeature):
                 CoreTokenizer.from_json(json.dumps(alone).encode())
 
@@ -279,38 +252,6 @@ def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if type(error).__name__ == "PanicException":
             raise TokenizerError(f"`tokenizers` does not take it: {error}") from error
         raise
-
-
-def checked_text(text: str | bytes) -> str:
-    """Return text as the native core takes it: no lone surrogates, valid UTF-8, each with its own ``ValueError``."""
-    if isinstance(text, bytes):
-        return text.decode()
-    if not isinstance(text, str):
-        raise TypeError(f"expected str or bytes, got {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise LoneSurrogateError(*error.args) from None
-    return text
-
-
-def _plain(ids: Sequence[int] | Int32) -> list[int]:
-    """The ids of a row, as HF takes them: it looks at their types, and at nothing but lists and arrays for order."""
-    if type(ids) is list:
-        return ids
-    if isinstance(ids, np.ndarray):
-        if ids.ndim != 1:
-            raise TypeError(f"expected a row of ids, not an array of shape {ids.shape}")
-        return ids.tolist()  # type: ignore[no-any-return]
-    if isinstance(ids, str) or not hasattr(ids, "__getitem__") or isinstance(ids, dict):
-        raise TypeError(f"expected a sequence of ids, not {type(ids).__name__}")
-    return list(ids)
-
-
-def _trim_passes(processor: Any) -> list[bool]:
-    if hasattr(processor, "processors"):
-        return [one for inner in processor.processors for one in _trim_passes(inner)]
-    return [processor.add_prefix_space] if processor is not None and processor.trims else []
 
 
 def _token_bytes(token: str, kinds: list[str], prefix: str) -> bytes:

@@ -109,17 +109,6 @@ bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, const cha
 bool Core::whole_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const {
   return tokenizer_->whole_spans(ids, n, characters, ascii, out);
 }
-void Core::encode_ids_batch(const std::vector<std::string_view>& texts, bool parse_special, CallIds& call,
-                            std::vector<int64_t>& starts) const {
-  size_t longest = 0;
-  for (std::string_view text : texts) longest = std::max(longest, text.size());
-  ScratchFor s(longest);
-  starts.push_back(0);
-  for (std::string_view text : texts) {
-    tokenizer_->encode_ids(text, parse_special, s.get(), call.ids);
-    starts.push_back(static_cast<int64_t>(call.size()));
-  }
-}
 void Core::encode(std::string_view text, bool parse_special, bool chars, bool trim, Encoded& out) const {
   ScratchFor s(text.size());
   tokenizer_->encode(text, parse_special, s.get(), out);
@@ -142,16 +131,9 @@ void Core::encode_batch(const std::vector<std::string_view>& texts, bool parse_s
     starts.push_back(static_cast<int64_t>(out.ids.size()));
   }
 }
-const std::vector<bool>& Core::trim_passes() const { return tokenizer_->trim_passes(); }
 void Core::trim_part(const int32_t* ids, size_t n, const std::vector<Encoded::Added>& added, size_t from,
                      Align* offsets) const {
   tokenizer_->trim(ids, n, added, from, offsets);
-}
-void Core::trim(const std::vector<int32_t>& ids, const std::vector<std::string>* tokens, bool add_prefix_space,
-                std::vector<Align>& offsets) const {
-  trim_offsets(offsets.data(), offsets.size(), add_prefix_space, [&](uint32_t i) {
-    return tokens ? trim_of((*tokens)[i]) : tokenizer_->trim_of(static_cast<uint32_t>(ids[i]));
-  });
 }
 std::string Core::normalize(std::string_view text) const {
   ScratchFor s(text.size());

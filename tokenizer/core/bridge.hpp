@@ -70,19 +70,13 @@ class Core {
   bool char_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const;
   bool whole_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii,
                    Align* out) const;  // not trimmed
-  void encode_ids_batch(const std::vector<std::string_view>& texts, bool parse_special, CallIds& call,
-                        std::vector<int64_t>& starts) const;
   // chars: offsets in code points; trim: as the post-processor trims them.
   void encode(std::string_view text, bool parse_special, bool chars, bool trim, Encoded& out) const;
   void encode_batch(const std::vector<std::string_view>& texts, bool parse_special, bool chars, bool trim,
                     Encoded& out, std::vector<int64_t>& starts) const;
-  const std::vector<bool>& trim_passes() const;
   // n tokens in a row; those in `added` are others than those of their ids, the first at index `from`.
   void trim_part(const int32_t* ids, size_t n, const std::vector<Encoded::Added>& added, size_t from,
                  Align* offsets) const;
-  // tokens: null where they are the ids' own.
-  void trim(const std::vector<int32_t>& ids, const std::vector<std::string>* tokens, bool add_prefix_space,
-            std::vector<Align>& offsets) const;
   std::string normalize(std::string_view text) const;
   void pre_tokenize(std::string_view text, std::vector<std::string>& pieces, std::vector<Align>& offsets) const;
 

@@ -1,14 +1,16 @@
-"""The additions to HF's API: numpy arrays straight from the core, token bytes, and the marked tokens.
+"""The additions to HF's API: numpy arrays straight from the core, counting without a list, texts that grow at their
+end, token bytes, and the marked tokens.
 
-Truncation and padding are settings of ``encode``; the arrays hold the whole text.
+Truncation and padding are settings of ``encode``; the arrays hold the whole text. Counting and growing stand on the
+core's cuts (core/cuts.cpp): the ids before a cut stay the same whatever is written behind it. A file without cuts is
+encoded anew as a whole.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +18,8 @@ import numpy.typing as npt
 from .._core import EncodeEntry
 from ..config import FileConfig
 from ..errors import TokenizerError
-from .literal import LiteralText
-from .session import Session, truncated
-from .trusted import ControlTokens
+from .literal import ControlTokens, LiteralText
+from .post_processing import trim_passes, trimmed
 
 if TYPE_CHECKING:
     from ..backends.choice import Core
@@ -27,8 +28,88 @@ if TYPE_CHECKING:
     from .sequences import Sequences
 
 Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Offsets = Literal["char", "byte"]
+
+
+LONGER = 64  # characters behind a prefix that no longer grows by one, at which truncated() looks for a longer one
+
+
+class Session:
+    """The ids of a text that grows at its end; made by ``Tokenizer.session``. One thread at a time uses it.
+
+    It holds the ids, and of the text what stands behind its last cut.
+    """
+
+    def __init__(self, core: Core, before: list[int], after: list[int]) -> None:
+        self._core, self._after = core, np.array(after, np.int32)
+        self._buffer: Int32 = np.array([*before, *after], np.int32)
+        self._size = len(self._buffer)
+        self._kept = len(before)  # ids that no later text changes
+        self._tail = ""  # the text of the others
+        self.append("")
+
+    def append(self, text: str) -> tuple[int, Int32]:
+        """Add ``text`` to the end; return (kept, ids). The first ``kept`` ids are as before, and ``ids``, int32,
+        are all others of the whole text. The cost is that of ``text`` and of the few characters since the last cut.
+        A call that raises what ``encode_array`` does leaves the session as it was."""
+        tail = self._tail + text
+        end, begin = self._core.last_cut(tail)
+        settled = self._core.encode_array(tail[:end]) if end else self._after[:0]
+        rest = tail[begin:]
+        ids = np.concatenate((settled, self._core.encode_array(rest), self._after))
+        kept = self._kept
+        self._size = kept + len(ids)
+        if self._size > len(self._buffer):
+            self._buffer = np.concatenate((self._buffer[:kept], np.empty(2 * self._size - kept, np.int32)))
+        self._buffer[kept : self._size] = ids
+        self._kept, self._tail = kept + len(settled), rest
+        return kept, ids
+
+    @property
+    def ids(self) -> Int32:
+        """Return the ids of the whole text, as ``encode_array`` gives them: a new int32 array."""
+        ids: Int32 = self._buffer[: self._size].copy()
+        return ids
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return self._size
+
+
+def truncated(core: Core, text: str, most: int) -> str:
+    """Return the prefix of ``Tokenizer.truncate``, for at most ``most`` ids of the text alone."""
+    ids, before, begin, low, high = core.count(text, most)
+    if ids <= most:
+        return text
+
+    def fits(end: int) -> bool:
+        return before + len(core.encode_array(text[begin:end])) <= most
+
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    found = -1
+    while found != low:
+        found = low
+        cut, after = core.last_cut(text[begin:low])
+        before += len(core.encode_array(text[begin : begin + cut])) if cut else 0
+        begin += after
+        low = next((end for end in range(min(low + LONGER, len(text)), low, -1) if fits(end)), low)
+    return text[:low]
+
+
+_ROLES = ("bos_token", "eos_token", "pad_token")
+
+
+def _token_of(role: str) -> property:
+    return property(lambda self: self._config.token(role), doc=f"The {role} of the files; None if they name none.")
+
+
+def _id_of(role: str) -> property:
+    def id_of(self: Any) -> int | None:
+        token = self._config.token(role)
+        return None if token is None else self._core.token_to_id(token)
+
+    return property(id_of, doc=f"The id of the {role}; None if the files name none.")
 
 
 class ArrayMethods(EncodeEntry):
@@ -40,7 +121,6 @@ class ArrayMethods(EncodeEntry):
     _literal: LiteralText
     _control: ControlTokens
     _processor: Processor | None
-    _untrimmed: Processor | None
     _frames: tuple[Frame | None, Frame | None]  # without special tokens, with
     _truncation: Truncation | None
     _padding: Padding | None
@@ -54,11 +134,6 @@ class ArrayMethods(EncodeEntry):
         ids = self._core.encode_array(text, True) if parse_special else self._literal.ids(text)
         return self._frame().ids(ids) if add_special_tokens else ids
 
-    def _array_spelled(self, text: str | bytes, add_special_tokens: bool) -> Int32:
-        """Return the ids of a text that gave control tokens, which are spelled out."""
-        ids = self._literal.encode(text)[0]
-        return self._frame().ids(ids) if add_special_tokens else ids
-
     def encode_segments(self, segments: Sequence[tuple[str, bool]], add_special_tokens: bool = False) -> Int32:
         """Return the ids of (text, trusted) pieces, one after the other: as of the whole string, but that control
         tokens come out of trusted text alone. See ``chat.render_segments``."""
@@ -66,41 +141,18 @@ class ArrayMethods(EncodeEntry):
         return self._frame().ids(ids) if add_special_tokens else ids
 
     def _offsets_general(
-        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, offsets: Offsets
+        self, text: str | bytes, add_special_tokens: bool, parse_special: bool
     ) -> tuple[Int32, Int32]:
-        if parse_special and offsets == "char":
-            ids, spans = self._core.encode_spans(text, True)
-        elif parse_special:
-            ids, spans, _ = self._core.encode_full(text, True, offsets, True)
+        if parse_special:
+            ids, spans, _ = self._core.encode_full(text, True, "char", True)
         else:
-            ids, spans = self._literal.encode(text, offsets)
-            for add_prefix_space in self._core.trim_passes:
-                spans = self._core.trim_offsets(ids, spans, add_prefix_space)
+            ids, spans = self._literal.encode(text)
+            for add_prefix_space in trim_passes(self._processor):
+                spans = trimmed([token or "" for token in self._core.tokens(ids)], spans, add_prefix_space)
         if not add_special_tokens:
             return ids, spans
         frame = self._frame()
         return frame.ids(ids), frame.rows(spans, 0)
-
-    def encode_batch_array(
-        self,
-        texts: Sequence[str | bytes],
-        add_special_tokens: bool = True,
-        *,
-        parse_special: bool = True,
-        offsets: Offsets | None = None,
-    ) -> tuple[Int32, Int32 | None, Int64]:
-        """(ids of all texts, their offsets if asked for, row starts [len(texts) + 1])."""
-        if offsets is None and parse_special:
-            ids, starts = self._core.encode_batch_array(texts, True)
-            if not add_special_tokens or not self.num_special_tokens_to_add(False):
-                return ids, None, starts
-            frame = self._frame()
-            rows = [frame.ids(ids[a:b]) for a, b in pairwise(starts.tolist())]
-            return _rows(rows, None)
-        if offsets is None:
-            return _rows([self._array_general(t, add_special_tokens, parse_special) for t in texts], None)
-        pairs = [self._offsets_general(t, add_special_tokens, parse_special, offsets) for t in texts]
-        return _rows([p[0] for p in pairs], [p[1] for p in pairs])
 
     # ---- counting and growing; no truncation and padding here either
 
@@ -153,30 +205,8 @@ class ArrayMethods(EncodeEntry):
     def num_special_tokens_to_add(self, is_pair: bool) -> int:
         raise NotImplementedError
 
-    @property
-    def bos_token(self) -> str | None:
-        return self._config.token("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        return self._config.token("eos_token")
-
-    @property
-    def pad_token(self) -> str | None:
-        return self._config.token("pad_token")
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """From the tokenizer_config.json beside the file; None when there is none, or it names none."""
-        return self._id_of(self.bos_token)
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self._id_of(self.eos_token)
-
-    @property
-    def pad_token_id(self) -> int | None:
-        return self._id_of(self.pad_token)
+    bos_token, eos_token, pad_token = (_token_of(role) for role in _ROLES)
+    bos_token_id, eos_token_id, pad_token_id = (_id_of(role) for role in _ROLES)
 
     @property
     def chat_template(self) -> str | None:
@@ -184,9 +214,6 @@ class ArrayMethods(EncodeEntry):
         return self._config.chat_template
 
     # ---- inside
-
-    def _id_of(self, token: str | None) -> int | None:
-        return None if token is None else self._core.token_to_id(token)
 
     def _section(self, name: str) -> Any:
         text = self._core.section(name)
@@ -199,16 +226,3 @@ class ArrayMethods(EncodeEntry):
                 "this file's post_processor does more than put tokens around the text: use encode() for it"
             )
         return frame
-
-    def _around_lists(self) -> tuple[list[int], list[int]]:
-        frame = self._frames[1]
-        return ([], []) if frame is None else (frame.before.ids, frame.after.ids)
-
-
-def _rows(rows: list[Int32], spans: list[Int32] | None) -> tuple[Int32, Int32 | None, Int64]:
-    starts = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(r) for r in rows], out=starts[1:])
-    ids = np.concatenate(rows) if rows else np.empty(0, np.int32)
-    if spans is None:
-        return ids, None, starts
-    return ids, np.concatenate(spans) if spans else np.empty((0, 2), np.int32), starts

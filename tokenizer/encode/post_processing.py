@@ -1,25 +1,22 @@
 """Post-processors: the tokens around the encoded sequences, and the trimming of their offsets.
 
-A processor maps a list of encodings to a list of encodings; ``run`` prepares the list as HF does, applies
-the file's processor and merges the results. Processors are immutable and shared by all threads; the
-encodings belong to the call and are changed in place.
-
-Offset trimming (ByteLevel, Roberta) moves a token's offsets past the white space that the token's own text
-starts or ends with.
+A processor maps a list of encodings to a list of encodings, which belong to the call and are changed in place.
+Trimming (ByteLevel, Roberta) moves a token's offsets past the white space that its own text starts or ends with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..encoding import Encoding, Lazy, _sliced, merge
+from ..encoding import Encoding, _sliced, merge
 from ..errors import TokenizerError
+from ..params import Truncation, truncate_pair
 
 Int32 = npt.NDArray[np.int32]
 
@@ -42,10 +39,6 @@ class Processor:
         """Return all ids that it may put into an encoding."""
         return ()
 
-    @property
-    def trims(self) -> bool:
-        return False
-
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
         raise NotImplementedError
 
@@ -54,11 +47,6 @@ class Processor:
 class ByteLevel(Processor):
     add_prefix_space: bool = True
     trim_offsets: bool = True
-    use_regex: bool = True
-
-    @property
-    def trims(self) -> bool:
-        return self.trim_offsets
 
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
         for i, encoding in enumerate(encodings):
@@ -90,22 +78,12 @@ class BertProcessing(Processor):
 
 
 @dataclass(frozen=True, slots=True)
-class RobertaProcessing(Processor):
-    sep: tuple[str, int]
-    cls: tuple[str, int]
+class RobertaProcessing(BertProcessing):
     trim_offsets: bool = True
     add_prefix_space: bool = True
 
-    @property
-    def trims(self) -> bool:
-        return self.trim_offsets
-
     def added(self, is_pair: bool) -> int:
         return 4 if is_pair else 2
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        return self.sep[1], self.cls[1]
 
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
         for encoding in encodings:
@@ -187,10 +165,6 @@ class Sequenced(Processor):
 
     processors: tuple[Processor, ...]
 
-    @property
-    def trims(self) -> bool:
-        return any(p.trims for p in self.processors)
-
     def added(self, is_pair: bool) -> int:
         return sum(p.added(is_pair) for p in self.processors)
 
@@ -219,6 +193,28 @@ def run(processor: Processor | None, encoding: Encoding, pair: Encoding | None, 
             part.set_sequence_id(i)
         one._types = i
     return merge(processor.process(encodings, add_special_tokens))
+
+
+def finished(
+    first: Encoding,
+    second: Encoding | None,
+    add_special: bool,
+    truncation: Truncation | None,
+    processor: Processor | None,
+) -> Encoding:
+    """Truncate, and put the processor's tokens around; the encodings are used up."""
+    if truncation is not None:
+        added = processor.added(second is not None) if processor is not None and add_special else 0
+        truncate_pair(first, second, truncation, added)
+    return run(processor, first, second, add_special)
+
+
+def trim_passes(processor: Processor | None) -> list[bool]:
+    """Return the passes that trim offsets, in order, each by its ``add_prefix_space``."""
+    if isinstance(processor, Sequenced):
+        return [one for inner in processor.processors for one in trim_passes(inner)]
+    trims = isinstance(processor, (ByteLevel, RobertaProcessing)) and processor.trim_offsets
+    return [processor.add_prefix_space] if trims else []  # type: ignore[union-attr]
 
 
 def trim(encoding: Encoding, add_prefix_space: bool) -> None:
@@ -277,15 +273,12 @@ def without_trimming(processor: Processor | None) -> Processor | None:
     return processor
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """The tokens that a processor puts around a single sequence, if it does no more than that."""
 
     before: Encoding
     after: Encoding
     type_id: int
-    sequenced: bool  # whether the sequence gets its number
-    uniform: bool  # whether all type ids are ``type_id``
 
     @property
     def is_empty(self) -> bool:
@@ -294,28 +287,20 @@ class Frame:
     def ids(self, inner: Int32) -> Int32:
         return inner if self.is_empty else np.concatenate([self.before._ids, inner, self.after._ids])
 
-    def types(self, n: int) -> int | Int32:
-        """Return the type ids for ``n`` tokens in between."""
-        if self.uniform:
-            return self.type_id
-        inner = [self.type_id] * n
-        return np.array([*self.before.type_ids, *inner, *self.after.type_ids], np.int32)
-
-    def fill_columns(
-        self, made: Encoding, ids: Int32, tokens: Callable[[], list[str]], offsets: Lazy, words: Lazy
-    ) -> None:
-        """Set the columns of ``made``: ``ids`` with the frame, ``tokens`` without; the others as ``rows`` has them,
-        None for a column of none."""
-        start, n = len(self.before), len(ids) - len(self.before) - len(self.after)
-        made._ids = ids
-        made._known_offsets, made._known_words = offsets, words
-        made._types, made._attention, made._overflowing = self.types(n), 1, []
-        made._special = 0 if self.is_empty else self.rows(np.zeros(n, np.int32), 1)
-        made._ranges = {0: (start, start + n)} if self.sequenced else {}
-        if self.is_empty:
-            made._tokens = tokens
-        else:
-            made._tokens = lambda: [*self.before.tokens, *tokens(), *self.after.tokens]
+    def around(self, inner: Encoding, sequenced: bool) -> Encoding:
+        """Return ``inner`` as the processor finishes it; ``sequenced``: the sequence has its number."""
+        n, at, types = len(inner), len(self.before), (self.before.type_ids, self.after.type_ids)
+        uniform = {*types[0], *types[1]} <= {self.type_id}
+        made = Encoding._make(
+            self.ids(inner._ids),
+            None if inner._offsets is None else self.rows(inner._offsets, 0),
+            None if inner._words is None else self.rows(inner._words, -1),
+            lambda: [*self.before.tokens, *inner._token_list(), *self.after.tokens],
+            self.type_id if uniform else np.array([*types[0], *[self.type_id] * n, *types[1]], np.int32),
+            0 if self.is_empty else self.rows(np.zeros(n, np.int32), 1),
+        )
+        made._ranges = {0: (at, at + n)} if sequenced else {}
+        return made
 
     def rows(self, inner: Int32, fill: int) -> Int32:
         """Return a column for ``ids``: ``inner`` between rows of ``fill``."""
@@ -369,7 +354,7 @@ def trims_first(processor: Processor | None) -> bool:
     steps = processor.processors if isinstance(processor, Sequenced) else () if processor is None else (processor,)
     wrapped = False
     for step in steps:
-        if step.trims and (wrapped or isinstance(step, Sequenced)):
+        if trim_passes(step) and (wrapped or isinstance(step, Sequenced)):
             return False
         wrapped = wrapped or not isinstance(step, ByteLevel)
     return True
@@ -382,14 +367,12 @@ def frame(processor: Processor | None, add_special_tokens: bool) -> Frame | None
         whole = run(without_trimming(processor), probe, None, add_special_tokens)
     except TokenizerError:
         return None
-    ids, types = whole.ids, whole.type_ids
+    ids = whole.ids
     if ids.count(mark) != 1:
         return None
     at = ids.index(mark)
-    if whole._ranges not in ({}, {0: (at, at + 1)}):
-        return None
     before, after = _sliced(whole, 0, at), _sliced(whole, at + 1, len(ids))
     tokens = whole.tokens  # a special token may have more strings than ids, or fewer
     middle = tokens.index(text)
     before._tokens, after._tokens = tokens[:middle], tokens[middle + 1 :]
-    return Frame(before, after, types[at], bool(whole._ranges), len(set(types)) == 1)
+    return Frame(before, after, whole.type_ids[at])

@@ -26,30 +26,18 @@ def parse(member: Any, path: str = "post_processor") -> Processor | None:
     if member is None:
         return None
     kind = _get(member, "type", path)
-    if kind not in _PARSERS:
-        raise TokenizerFileError(f"{path}.type", f"{kind!r} is not one of {', '.join(_PARSERS)}")
-    return _PARSERS[kind](member, path)
-
-
-def _byte_level(member: Any, path: str) -> Processor:
-    return ByteLevel(
-        _flag(member, "add_prefix_space", path),
-        _flag(member, "trim_offsets", path),
-        bool(member.get("use_regex", True)),
-    )
-
-
-def _bert(member: Any, path: str) -> Processor:
-    return BertProcessing(_named(member, "sep", path), _named(member, "cls", path))
-
-
-def _roberta(member: Any, path: str) -> Processor:
-    return RobertaProcessing(
-        _named(member, "sep", path),
-        _named(member, "cls", path),
-        _flag(member, "trim_offsets", path),
-        _flag(member, "add_prefix_space", path),
-    )
+    if kind == "TemplateProcessing":
+        return _template(member, path)
+    if kind == "Sequence":
+        items = _bounded(member, "processors", path)
+        parsed = (parse(item, f"{path}.processors[{i}]") for i, item in enumerate(items))
+        return Sequenced(tuple(p for p in parsed if p is not None))
+    if kind not in _PLAIN:
+        raise TokenizerFileError(
+            f"{path}.type", f"{kind!r} is not one of {', '.join(_PLAIN)}, TemplateProcessing, Sequence"
+        )
+    made, checks = _PLAIN[kind]
+    return made(**{key: check(member, key, path) for key, check in checks.items()})
 
 
 def _template(member: Any, path: str) -> Processor:
@@ -82,29 +70,16 @@ def _template(member: Any, path: str) -> Processor:
         return Special(tuple(ids), tuple(tokens), type_id)
 
     def pieces(side: str) -> tuple[Special | SequencePiece, ...]:
-        items = _list(member, side, path)
-        if len(items) > _MOST_PIECES:
-            raise TokenizerFileError(f"{path}.{side}", f"{len(items)} pieces; the limit is {_MOST_PIECES}")
-        return tuple(piece(item, f"{path}.{side}[{i}]") for i, item in enumerate(items))
+        return tuple(piece(item, f"{path}.{side}[{i}]") for i, item in enumerate(_bounded(member, side, path)))
 
     return TemplateProcessing(pieces("single"), pieces("pair"))
 
 
-def _sequence(member: Any, path: str) -> Processor:
-    items = _list(member, "processors", path)
+def _bounded(member: Any, key: str, path: str) -> list[Any]:
+    items = _list(member, key, path)
     if len(items) > _MOST_PIECES:
-        raise TokenizerFileError(f"{path}.processors", f"{len(items)} processors; the limit is {_MOST_PIECES}")
-    parsed = (parse(item, f"{path}.processors[{i}]") for i, item in enumerate(items))
-    return Sequenced(tuple(p for p in parsed if p is not None))
-
-
-_PARSERS: dict[str, Callable[[Any, str], Processor]] = {
-    "ByteLevel": _byte_level,
-    "BertProcessing": _bert,
-    "RobertaProcessing": _roberta,
-    "TemplateProcessing": _template,
-    "Sequence": _sequence,
-}
+        raise TokenizerFileError(f"{path}.{key}", f"{len(items)} parts; the limit is {_MOST_PIECES}")
+    return items
 
 
 def _get(member: Any, key: str, path: str) -> Any:
@@ -139,6 +114,16 @@ def _named(member: Any, key: str, path: str) -> tuple[str, int]:
     if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and _is_id(value[1])):
         raise TokenizerFileError(f"{path}.{key}", f'expected ["token", id], not {value!r:.60}')
     return value[0], value[1]
+
+
+_Checks = dict[str, Callable[[Any, str, str], Any]]
+_AROUND: _Checks = {"sep": _named, "cls": _named}
+_TRIMS: _Checks = {"trim_offsets": _flag, "add_prefix_space": _flag}
+_PLAIN: dict[str, tuple[Callable[..., Processor], _Checks]] = {
+    "ByteLevel": (ByteLevel, _TRIMS),
+    "BertProcessing": (BertProcessing, _AROUND),
+    "RobertaProcessing": (RobertaProcessing, {**_AROUND, **_TRIMS}),
+}
 
 
 def _is_id(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""From texts to encodings as they are before post-processing: ids, offsets, word numbers, token strings.
+"""From the inputs of calls to encodings: ids, offsets, words and token strings, truncated and post-processed.
 
 Token strings are made when they are asked for, from the vocabulary; not so for added tokens that swallow
 white space or match normalized text: there HF's token is the matched text.
@@ -7,50 +7,105 @@ white space or match normalized text: there HF's token is the matched text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..backends.reference import ReferenceCore
 from ..encoding import Encoding
-from .post_processing import layout, trims_first
+from ..params import Padding, Truncation
+from .post_processing import Frame, Processor, finished, layout, trims_first, without_trimming
 
 if TYPE_CHECKING:
     from ..backends.choice import Core
     from ..backends.reference import Found
-    from .post_processing import Frame, Processor
 
 Int32 = npt.NDArray[np.int32]
 Given = str | list[str]  # a text, or words
 
 
-class _Columns:
-    """Offsets and words of one text, made when one of them is asked for."""
+class EncodeInput(NamedTuple):
+    """A text, or a list of words, and the same again when it is a pair."""
 
-    def __init__(self, core: Any, text: str, frame: Frame, parse_special: bool, placed: Int32 | None) -> None:
-        self._core, self._text, self._frame, self._parse_special = core, text, frame, parse_special
-        self._placed = placed  # the ids, if they say where they lie
-        self._both: tuple[Int32, Int32] | None = None
+    first: str | list[str]
+    second: str | list[str] | None
 
-    def offsets(self) -> Int32:
-        spans = None if self._placed is None else self._core.char_spans(self._placed, self._text)
-        return self._frame.rows(self._full()[0] if spans is None else spans, 0)
+    @property
+    def has_words(self) -> bool:
+        return not isinstance(self.first, str) or not isinstance(self.second, (str, type(None)))
 
-    def words(self) -> Int32:
-        return self._frame.rows(self._full()[1], -1)
 
-    def _full(self) -> tuple[Int32, Int32]:
-        if self._both is None:
-            _, *both = self._core.encode_full(self._text, self._parse_special, "char", True)
-            self._both = (both[0], both[1])
-        return self._both
+def single_input(sequence: Any, pair: Any, is_pretokenized: bool) -> EncodeInput:
+    take = _words if is_pretokenized else _text
+    return EncodeInput(take(sequence), None if pair is None else take(pair))
+
+
+def batch_list(inputs: Any) -> Sequence[Any]:
+    """The inputs of a batch as a list or another sequence: arrays of numpy, and the columns of pandas, polars and
+    pyarrow, are made lists."""
+    for name in ("tolist", "to_list", "to_pylist"):
+        if hasattr(inputs, name):
+            inputs = getattr(inputs, name)()
+            break
+    if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Sequence):
+        raise TypeError(f"a batch is a list of inputs, not {type(inputs).__name__}")
+    return inputs
+
+
+def batch_inputs(inputs: Sequence[Any], is_pretokenized: bool) -> list[EncodeInput]:
+    return [_batch_input(item, is_pretokenized) for item in inputs]
+
+
+def _batch_input(item: Any, is_pretokenized: bool) -> EncodeInput:
+    if isinstance(item, np.ndarray):
+        item = item.tolist()
+    if not is_pretokenized and isinstance(item, str):
+        return EncodeInput(item, None)
+    words = _list_of_words(item) if is_pretokenized else None
+    if words is not None:
+        return EncodeInput(words, None)
+    if isinstance(item, Sequence) and not isinstance(item, (str, bytes)) and len(item) == 2:
+        take = _words if is_pretokenized else _text
+        return EncodeInput(take(item[0]), take(item[1]))
+    kind = "words or a pair of lists of words" if is_pretokenized else "a string or a pair of strings"
+    raise TypeError(f"an input of a batch is {kind}, not {_described(item)}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    hint = "; for a list of words pass is_pretokenized=True" if isinstance(value, (list, tuple)) else ""
+    raise TypeError(f"TextInputSequence must be str, not {_described(value)}{hint}")
+
+
+def _words(value: Any) -> list[str]:
+    words = _list_of_words(value)
+    if words is None:
+        raise TypeError(f"PreTokenizedInputSequence must be Union[List[str], Tuple[str]], not {_described(value)}")
+    return words
+
+
+def _list_of_words(value: Any) -> list[str] | None:
+    """Return None if it is not words."""
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        return None
+    if set(map(type, value)) <= {str}:  # without a line of Python for each word
+        return list(value)
+    return [str(word) for word in value] if all(isinstance(word, str) for word in value) else None
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (list, tuple)) and value:
+        return f"{type(value).__name__} of {len(value)}, the first {type(value[0]).__name__}"
+    return type(value).__name__
 
 
 class Sequences:
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    """The general way of ``encode``: any input, under any settings. Immutable."""
+
+    def __init__(self, core: Core, processor: Processor | None) -> None:
+        self._core, self._processor, self._untrimmed = core, processor, without_trimming(processor)
         normalizes = core.section("normalizer") not in (None, "null")
         self.as_found = any(
             left or right or (normalized and normalizes)
@@ -61,14 +116,46 @@ class Sequences:
             self.as_found = self.as_found or core.has_shadowed_tokens()
             self.shown = core.shown_id()
 
-    @property
-    def may_trim(self) -> bool:
-        """Whether the core trims offsets; on the reference backend that is the processor's work."""
-        return not isinstance(self._core, ReferenceCore)
+    def finished(
+        self,
+        given: EncodeInput,
+        add_special_tokens: bool,
+        fast: bool,
+        truncation: Truncation | None,
+        parse_special: bool,
+    ) -> Encoding:
+        """Encoded, truncated and post-processed, without padding. ``fast``: ids alone; HF's fast encodings have no
+        offsets, word numbers or type ids, and empty token strings."""
+        # Trimming belongs after truncation and over whole sequences; if neither cuts in, the core does it.
+        trim = truncation is None and not isinstance(self._core, ReferenceCore) and not given.has_words
+        first = self._encoded(given.first, 0, parse_special, trim, fast)
+        second = None if given.second is None else self._encoded(given.second, 1, parse_special, trim, fast)
+        return finished(first, second, add_special_tokens, truncation, self._untrimmed if trim else self._processor)
 
-    def encode(self, given: Given, type_id: int, parse_special: bool, trim: bool, fast: bool) -> Encoding:
-        """One sequence. With ``trim`` its offsets are trimmed as if it were the whole encoding. ``fast``: ids alone;
-        HF's fast encodings have no offsets, word numbers or type ids, and empty token strings."""
+    def fill_fresh(self, fresh: Encoding, text: str, frame: Frame, fast: bool, parse_special: bool) -> None:
+        """Make the columns of ``fresh``, one text between the tokens of ``frame``, faster than ``finished``."""
+        made = self._encoded(text, 0, parse_special, True, fast)
+        fresh._columns = frame.around(made, self._processor is not None)._columns
+
+    def entry(self, frames: tuple[Frame | None, Frame | None]) -> tuple[Any, Any, Any, Any, Any]:
+        """The values for ``EncodeEntry``: the core, and the tokens put around a text and the texts of a row, each
+        without and with special tokens."""
+        core, processor = self._core, self._processor
+        if isinstance(core, ReferenceCore):
+            return None, None, None, None, None
+        from .._core import QuickFrame, RowFrames
+
+        plain, special = (None if f is None else QuickFrame(self, f, Encoding) for f in frames)
+        rows = []
+        for with_special in (False, True):
+            none = processor is None or not with_special
+            added = (0, 0) if none else (processor.added(False), processor.added(True))  # type: ignore[union-attr]
+            single, pair = layout(processor, with_special, False), layout(processor, with_special, True)
+            rows.append(RowFrames(single, pair, added, trims_first(processor)))
+        return core, plain, special, rows[0], rows[1]
+
+    def _encoded(self, given: Given, type_id: int, parse_special: bool, trim: bool, fast: bool) -> Encoding:
+        """One sequence. With ``trim`` its offsets are trimmed as if it were the whole encoding."""
         core = self._core
         if isinstance(core, ReferenceCore):
             made = self._by_reference(core, given, type_id, parse_special)
@@ -80,40 +167,6 @@ class Sequences:
             words = np.repeat(np.arange(len(given), dtype=np.int32), np.diff(starts))
             made = Encoding._make(ids, offsets, words, self._tokens(ids, given, parse_special), type_id)
         return Encoding._make(made._ids, None, None, [""] * len(made)) if fast else made
-
-    def entry(
-        self, frames: tuple[Frame | None, Frame | None], processor: Processor | None
-    ) -> tuple[Any, Any, Any, Any, Any]:
-        """The values for ``EncodeEntry``: the core, and the tokens put around a text and the texts of a row, each
-        without and with special tokens."""
-        core = self._core
-        if isinstance(core, ReferenceCore):
-            return None, None, None, None, None
-        from .._core import QuickFrame, RowFrames
-
-        plain, special = (None if f is None else QuickFrame(self, f, Encoding) for f in frames)
-        first = trims_first(processor)
-        rows = []
-        for with_special in (False, True):
-            added = (0, 0)
-            if processor is not None and with_special:
-                added = processor.added(False), processor.added(True)
-            single, pair = layout(processor, with_special, False), layout(processor, with_special, True)
-            rows.append(RowFrames(single, pair, added, first))
-        return core, plain, special, rows[0], rows[1]
-
-    def fill_fresh(
-        self, fresh: Encoding, ids: Int32, text: str, frame: Frame, parse_special: bool, placed: bool, bare: bool
-    ) -> None:
-        """The columns of a fresh encoding; offsets and words are made when they are asked for. placed: whether
-        ``char_spans`` may be asked about its ids. bare: as ``encode_fast`` has them."""
-        start = len(frame.before)
-        found = ids[start : len(ids) - len(frame.after)]
-        if bare:
-            frame.fill_columns(fresh, ids, partial(list, [""] * len(found)), None, None)
-            return
-        columns = _Columns(self._core, text, frame, parse_special, found if placed else None)
-        frame.fill_columns(fresh, ids, self._tokens(found, [text], parse_special), columns.offsets, columns.words)
 
     def _tokens(self, ids: Int32, texts: Sequence[str], parse_special: bool) -> Callable[[], list[str]]:
         core: Any = self._core
@@ -134,3 +187,19 @@ class Sequences:
         if not isinstance(given, str):
             words = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row[0]) for row in rows])
         return Encoding._make(ids, offsets, words, [token for row in rows for token in row[3]], type_id)
+
+
+class RowSource:
+    """The columns of encodings that were made of rows, but for their ids: by the general way, for one sample each."""
+
+    def __init__(
+        self, sequences: Sequences, inputs: list[EncodeInput], settings: tuple[Any, ...], padding: Padding | None
+    ) -> None:
+        self._sequences, self._inputs, self._settings, self._padding = sequences, inputs, settings, padding
+        self.padded_to = 0
+
+    def fill(self, fresh: Encoding, row: int) -> None:
+        made = self._sequences.finished(self._inputs[row], *self._settings)
+        if self._padding is not None:
+            self._padding.put(made, self.padded_to)
+        fresh._columns = made._columns

@@ -2,38 +2,45 @@
 
 ``Backend`` stands in the place of HF's object. It looks up and decodes by ours, and makes HF's when it is first asked
 for anything else: a component, say, or a method that adds tokens. From then on HF's is authoritative, as it is if
-transformers made it: any change of it is noticed at the next call, and loaded anew; ``changes.py`` says how. If
-HF's cannot be serialised (components written in Python), transformers goes on with it as before.
+transformers made it: any change of it is noticed at the next call, and loaded anew. If HF's cannot be serialised
+(components written in Python), transformers goes on with it as before.
+
+An HF tokenizer has no version number, and comparing all of it means to serialise it. So its classes are given setters
+and methods that count: each that changes a tokenizer, or a component of one, does its own work and then counts. If
+the counts differ, the serialised forms are compared. A component does not know which tokenizers hold it, so all
+components of the process have one count.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
+import itertools
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize
 
 from ..tokenizer import Tokenizer
-from .changes import COUNT, unwatch, version, watch
 
 _log = logging.getLogger("prelude.tokenizer")
 _DECODES = ("decode", "decode_batch")
-_LOOKS_UP = frozenset(
-    (
-        *_DECODES,
-        "token_to_id",
-        "id_to_token",
-        "get_vocab",
-        "get_vocab_size",
-        "num_special_tokens_to_add",
-        "to_str",
-        "save",
-    )
-)
+_LOOKS_UP = frozenset((*_DECODES, "token_to_id", "id_to_token", "get_vocab", "get_vocab_size"))
+_LOOKS_UP |= {"num_special_tokens_to_add", "to_str", "save"}
 _SETTINGS = ("truncation", "enable_truncation", "no_truncation", "padding", "enable_padding", "no_padding")
 _OF_A_CALL = frozenset((*_DECODES, *_SETTINGS, "encode", "encode_batch", "encode_batch_fast"))
+_TOKENIZER_METHODS = ("add_tokens", "add_special_tokens", "__setstate__")
+_TRAINING = ("train", "train_from_iterator")
+_TOKENIZER_MEMBERS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
+_COMPONENT_METHODS = ("__setitem__", "__setstate__")
+_MODULES = ("models", "normalizers", "pre_tokenizers", "decoders", "processors")
+COUNT = "_prelude_version"
+
+_versions = itertools.count(1)
+_components = 0
+_replaced: list[tuple[type, str, Any]] = []
 
 
 class _Loaded(NamedTuple):
@@ -54,7 +61,7 @@ def begin_watching() -> None:
     global _watchers
     with lock:
         if _watchers == 0:
-            watch()
+            _watch()
         _watchers += 1
 
 
@@ -63,7 +70,9 @@ def end_watching() -> None:
     with lock:
         _watchers -= 1
         if _watchers == 0:
-            unwatch()
+            while _replaced:
+                owner, name, original = _replaced.pop()
+                setattr(owner, name, original)
             _loaded.clear()
 
 
@@ -200,3 +209,77 @@ def read_back(text: str, theirs: Any) -> Tokenizer:
         if ours.decode_batch(rows, False) != theirs.decode_batch(rows, False):
             raise ValueError("an added token is decoded as another text when it is saved and loaded")
     return ours
+
+
+# ---- noticing changes
+
+
+def version(tokenizer: Any) -> tuple[int, int, bool]:
+    """Equal for two moments between which ``tokenizer`` was not changed; a change of another one may make it differ.
+
+    Truncation and padding do not count. ``encode_special_tokens`` is part of it because it is not serialised.
+    """
+    return vars(tokenizer).get(COUNT, 0), _components, tokenizer.encode_special_tokens
+
+
+def _watch() -> None:
+    import tokenizers
+
+    whole = tokenizers.Tokenizer
+    for name in _TOKENIZER_METHODS:
+        _replace(whole, name, _counting(vars(whole)[name], _count_tokenizer))
+    for name in _TRAINING:
+        _replace(whole, name, _counting(vars(whole)[name], _count_training))
+    for name in _TOKENIZER_MEMBERS:
+        _replace(whole, name, _counting_member(vars(whole)[name], _count_tokenizer))
+    for module in _MODULES:
+        for component in vars(getattr(tokenizers, module)).values():
+            if isinstance(component, type):
+                _watch_component(component)
+
+
+def _watch_component(component: type) -> None:
+    for name, member in list(vars(component).items()):
+        if name in _COMPONENT_METHODS:
+            _replace(component, name, _counting(member, _count_component))
+        elif type(member).__name__ == "getset_descriptor" and name != "__dict__":
+            _replace(component, name, _counting_member(member, _count_component))
+
+
+def _replace(owner: type, name: str, by: Any) -> None:
+    _replaced.append((owner, name, vars(owner)[name]))
+    setattr(owner, name, by)
+
+
+def _counting(method: Callable[..., Any], count: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        finally:  # one that fails may have made a change before
+            count(self)
+
+    return counted
+
+
+def _counting_member(member: Any, count: Callable[[Any], None]) -> property:
+    def put(self: Any, value: Any) -> None:
+        member.__set__(self, value)
+        count(self)
+
+    return property(member.__get__, put, doc=member.__doc__)
+
+
+def _count_tokenizer(tokenizer: Any) -> None:
+    vars(tokenizer)[COUNT] = next(_versions)
+
+
+def _count_component(component: Any) -> None:
+    global _components
+    _components = next(_versions)
+
+
+def _count_training(tokenizer: Any) -> None:
+    """Training changes the model in place, and other tokenizers may hold the same model."""
+    _count_tokenizer(tokenizer)
+    _count_component(tokenizer)

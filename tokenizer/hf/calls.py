@@ -1,5 +1,4 @@
-"""The calls of transformers' fast tokenizers in one call of the core: arguments are read once, and columns are handed
-over as lists, or as arrays that become tensors without a copy.
+"""The calls of transformers' fast tokenizers in one call of the core.
 
 The functions have the arguments of transformers' methods behind (tokenizer, ours). None: transformers' own method has
 to run, over our tokenizer in the place of HF's; it gives the result, or the error.
@@ -7,7 +6,7 @@ to run, over our tokenizer in the place of HF's; it gives the result, or the err
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
 from itertools import chain
@@ -100,7 +99,7 @@ def encode_plus(
     batch = _batch_encoding()
     result = batch.__new__(batch)
     result.data = data
-    result._encodings = _Encodings(ours, firsts, seconds, is_split_into_words, settings, overflow, len(samples))
+    result._encodings = _Encodings(len(samples), ours, firsts, seconds, is_split_into_words, settings, overflow)
     result._n_sequences = 1 if seconds is None else 2
     return result
 
@@ -120,11 +119,9 @@ def decode(
     )
     if not cleans:
         return ours.decode(token_ids, skip_special_tokens)
-    model: Any = ours.model  # type: ignore[attr-defined]
-    if type(model).__name__ == "BPE":
+    if type(ours.model).__name__ == "BPE":
         return None  # it may warn
-    cleaned: str = self.clean_up_tokenization(ours.decode(token_ids, skip_special_tokens))
-    return cleaned
+    return self.clean_up_tokenization(ours.decode(token_ids, skip_special_tokens))  # type: ignore[no-any-return]
 
 
 def pad(
@@ -234,18 +231,8 @@ def _tensors(data: dict[str, Any], kind: str) -> dict[str, Any]:
 class _Encodings(Sequence[Encoding]):
     """The encodings of a batch, made when one of them is first asked for."""
 
-    def __init__(
-        self,
-        ours: Tokenizer,
-        firsts: list[Any],
-        seconds: list[Any] | None,
-        words: bool,
-        settings: tuple[Any, ...],
-        overflow: bool,
-        count: int,
-    ) -> None:
-        self._source = ours, firsts, seconds, words, settings, overflow
-        self._count = count
+    def __init__(self, count: int, *source: Any) -> None:
+        self._count, self._source = count, source
         self._made: list[Encoding] | None = None
 
     def _all(self) -> list[Encoding]:
@@ -262,9 +249,6 @@ class _Encodings(Sequence[Encoding]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._all()[index]
-
-    def __iter__(self) -> Iterator[Encoding]:
-        return iter(self._all())
 
     def __eq__(self, other: object) -> bool:
         return self._all() == (other._all() if isinstance(other, _Encodings) else other)

@@ -14,9 +14,8 @@ from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.utils import Joiner
 
 from ..errors import ChatTemplateError
-from .formats import percent
 from .limits import ACTIVE, OBJECT, PIECE, checked_bits, measure
-from .methods import METHODS, count_breaks
+from .methods import METHODS, count_breaks, percent
 from .values import (
     JINJA_TESTS,
     binary,
@@ -50,15 +49,7 @@ def check_name(value: Any) -> None:
 
 
 def _of_text(run: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda value, *args: run(text(value), *args)
-
-
-def _trim(value: Any, chars: str | None = None) -> str:
-    return _STR["strip"](text(value), chars)  # type: ignore[no-any-return]
-
-
-def _center(value: Any, width: int = 80) -> str:
-    return _STR["center"](text(value), width)  # type: ignore[no-any-return]
+    return lambda value, *args, **kwargs: run(text(value), *args, **kwargs)
 
 
 @pass_environment
@@ -169,6 +160,12 @@ def _sum(environment: Any, iterable: Any, attribute: Any = None, start: Any = 0)
 # ---- containers
 
 
+def _read(items: Iterator[Any]) -> Iterator[Any]:
+    """Read all ``items`` now, and give them as a generator: generators over generators take C stack for each."""
+    found = list(items)
+    return (item for item in found)
+
+
 def _attributes(environment: Any, items: Any, attribute: Any) -> Any:
     check_name(attribute)
     return items if attribute is None else map(jinja.make_attrgetter(environment, attribute), items)
@@ -225,14 +222,13 @@ def _unique(environment: Any, value: Any, case_sensitive: bool = False, attribut
             ACTIVE.get().take(OBJECT + (16 * len(key) if isinstance(key, str) else 0))
             yield item
 
-    return ACTIVE.get().layered(jinja.sync_do_unique(environment, keyed(), case_sensitive, attribute), value)
+    return _read(jinja.sync_do_unique(environment, keyed(), case_sensitive, attribute))
 
 
 def _batch(value: Any, linecount: int, fill_with: Any = None) -> Iterator[Any]:
     linecount = number(linecount, "the size of batch", ACTIVE.get().bounds.max_range)
     ACTIVE.get().take_items(abs(linecount))
-    made = counted(jinja.do_batch(counted(value), linecount, fill_with))
-    return ACTIVE.get().layered(made, value)
+    return _read(counted(jinja.do_batch(counted(value), linecount, fill_with)))
 
 
 def _slice(value: Any, slices: int, fill_with: Any = None) -> Iterator[Any]:
@@ -240,24 +236,24 @@ def _slice(value: Any, slices: int, fill_with: Any = None) -> Iterator[Any]:
     return counted(jinja.sync_do_slice(listed(value), slices, fill_with))
 
 
-def _lazy(function: Callable[..., Any]) -> Callable[..., Any]:
+def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
     @pass_context
-    def lazy(context: Any, value: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def eager(context: Any, value: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         for name in (*args, *kwargs.values()):
             check_name(name)
         items = counted(value) if value else ()
-        return ACTIVE.get().layered(counted(function(context, items, *args, **kwargs)), value)
+        return _read(counted(function(context, items, *args, **kwargs)))
 
-    return lazy
+    return eager
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
     **{name: _of_text(_STR[name]) for name in ("capitalize", "lower", "upper")},
-    **{name: _lazy(getattr(jinja, f"sync_do_{name}")) for name in ("map", "select", "selectattr")},
-    **{name: _lazy(getattr(jinja, f"sync_do_{name}")) for name in ("reject", "rejectattr")},
+    **{name: _eager(getattr(jinja, f"sync_do_{name}")) for name in ("map", "select", "selectattr")},
+    **{name: _eager(getattr(jinja, f"sync_do_{name}")) for name in ("reject", "rejectattr")},
     "abs": whole(abs),
     "batch": _batch,
-    "center": _center,
+    "center": lambda value, width=80: _STR["center"](text(value), width),
     "count": len,
     "d": jinja.do_default,
     "default": jinja.do_default,
@@ -283,7 +279,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "sum": _sum,
     "title": _title,
     "tojson": _tojson,
-    "trim": _trim,
+    "trim": _of_text(_STR["strip"]),
     "truncate": _truncate,
     "unique": _unique,
     "wordcount": _wordcount,
@@ -315,20 +311,6 @@ def _whole_number(value: Any) -> int:
     return value  # type: ignore[return-value]
 
 
-def _is_callable(value: Any) -> bool:
-    return isinstance(value, (partial, Macro, LoopContext, Joiner))
-
-
-@pass_environment
-def _is_filter(environment: Any, value: Any) -> bool:
-    return isinstance(value, str) and value in environment.filters
-
-
-@pass_environment
-def _is_test(environment: Any, value: Any) -> bool:
-    return isinstance(value, str) and value in environment.tests
-
-
 _FREE = (  # jinja2's own tests that look at no more than a value's type
     *("boolean", "defined", "undefined", "none", "true", "false", "integer", "float", "number", "string"),
     *("mapping", "sequence", "iterable", "sameas", "escaped"),
@@ -341,12 +323,12 @@ TESTS: dict[str, Callable[..., Any]] = {
     **{name: JINJA_TESTS[name] for name in _FREE},
     **{name: partial(compare, name) for name in _COMPARING},
     "in": lambda value, seq: contains(seq, value),
-    "callable": _is_callable,
+    "callable": lambda value: isinstance(value, (partial, Macro, LoopContext, Joiner)),
     "divisibleby": lambda value, num: _whole_number(value) % _whole_number(num) == 0,
     "odd": lambda value: _whole_number(value) % 2 == 1,
     "even": lambda value: _whole_number(value) % 2 == 0,
     "lower": _of_text(_STR["islower"]),
     "upper": _of_text(_STR["isupper"]),
-    "filter": _is_filter,
-    "test": _is_test,
+    "filter": pass_environment(lambda environment, value: isinstance(value, str) and value in environment.filters),
+    "test": pass_environment(lambda environment, value: isinstance(value, str) and value in environment.tests),
 }

@@ -1,33 +1,25 @@
 """The bounds of one rendering of a chat template, and the rest of them.
 
-Every operation of a template is weighed by its arguments and charged before it runs. There are two counts:
-
-    work     units of roughly 50 ns: one for a node of the template's syntax tree each time it may run, more for an
-             operation that reads or makes long strings or large containers
-    memory   bytes of every value made, whether or not it has been freed since
-
-Both depend on the template and its arguments alone, so a rendering that passes once passes on a loaded machine too.
-The processor time of the thread is read every ``STRIDE`` units; it is the last resort against a machine on which a
-unit takes far longer.
+Every operation is weighed by its arguments and charged before it runs, in units of work (roughly 50 ns: one for a
+node of the syntax tree each time it may run, more for an operation that reads or makes long strings or large
+containers) and in bytes of every value made, whether or not it has been freed since. Both depend on the template and
+its arguments alone, so a rendering that passes once passes on a loaded machine too. The processor time of the thread
+is read every ``STRIDE`` units; it is the last resort against a machine on which a unit takes far longer.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import GeneratorType
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from ..errors import ChatTemplateError
 from .marks import Marked
 
 STRIDE = 50_000  # units of work between two looks at the clock
 MAX_BITS = 1 << 11  # of a number: an operation on one, or its text, takes a few units of work
-MOST_LAYERS = 50  # of iterators over iterators; real templates have up to 4
 MAX_DEPTH = 400  # of a value that is printed, compared or made to JSON
 CALL = 12  # units of work: a call of a function, a filter or a test
 NAMED_CALL = 60  # units of work more if jinja2 looks the filter or test up while rendering (``map``, ``select``)
@@ -52,7 +44,7 @@ class Bounds:
 class Rendering:
     """The rest of the bounds of a rendering in progress; one thread's own."""
 
-    __slots__ = ("bounds", "lazy", "look", "memory", "started", "work")
+    __slots__ = ("bounds", "look", "memory", "started", "work")
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -60,21 +52,6 @@ class Rendering:
         self.memory = bounds.max_memory
         self.look = max(self.work - STRIDE, 0)
         self.started = time.thread_time()
-        self.lazy: WeakKeyDictionary[Iterator[Any], int] | None = None  # how many layers an iterator has
-
-    def layered(self, iterator: Iterator[Any], source: Any) -> Iterator[Any]:
-        """``iterator``, which reads ``source`` when it is read itself. Reading or freeing iterators over iterators
-        takes C stack for each of them, so there may be ``MOST_LAYERS``."""
-        if self.lazy is None:
-            self.lazy = WeakKeyDictionary()
-        layers = 1 + (self.lazy.get(source, 0) if isinstance(source, GeneratorType) else 0)
-        if layers > MOST_LAYERS:
-            raise ChatTemplateError(
-                f"the chat template puts more than {MOST_LAYERS} filters such as map and select over one another "
-                "before any of them is read: put `list` between them"
-            )
-        self.lazy[iterator] = layers
-        return iterator
 
     def spend(self, units: int) -> None:
         """Charge for an operation about to run."""

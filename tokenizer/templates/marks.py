@@ -1,18 +1,15 @@
 """Strings that remember which of their characters came from outside the template.
 
-A ``Marked`` is a ``str`` with the spans of its untrusted characters; a plain ``str`` is the template's own.
-Joining, slicing, stripping, splitting and replacing keep the spans exactly. Any other operation on a marked
-string gives one that is untrusted as a whole: text can lose trust, never gain it.
-
-    'user\\n'            plain
-    content              Marked, spans ((0, n),)
-    'user\\n' + content  Marked, spans ((5, 5 + n),)
+A ``Marked`` is a ``str`` with the spans of its untrusted characters; a plain ``str`` is the template's own:
+``'user\\n' + content`` has the spans ``((5, 5 + n),)``. Joining, slicing, stripping, splitting and replacing keep the
+spans exactly. Any other operation on a marked string gives one that is untrusted as a whole: text can lose trust,
+never gain it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
 Spans = tuple[tuple[int, int], ...]
@@ -149,25 +146,16 @@ def rsplit(text: str, sep: str | None = None, maxsplit: SupportsIndex = -1) -> l
 
 
 def splitlines(text: str, keepends: bool = False) -> list[str]:
-    found, at = [], 0
-    for kept, bare in zip(str.splitlines(text, keepends=True), str.splitlines(text)):
-        found.append(text[at : at + len(kept if keepends else bare)])
-        at += len(kept)
-    return found
+    kept = _placed(text, str.splitlines(text, keepends=True), "")
+    return kept if keepends else [one[: len(bare)] for one, bare in zip(kept, str.splitlines(text))]
 
 
-def partition(text: str, sep: str) -> tuple[str, str, str]:
-    return _three(text, str.partition(text, sep))
+def partition(text: str, sep: str) -> tuple[str, ...]:
+    return tuple(_placed(text, list(str.partition(text, sep)), ""))
 
 
-def rpartition(text: str, sep: str) -> tuple[str, str, str]:
-    return _three(text, str.rpartition(text, sep))
-
-
-def _three(text: str, parts: tuple[str, str, str]) -> tuple[str, str, str]:
-    first = len(parts[0])
-    second = first + len(parts[1])
-    return text[:first], text[first:second], text[second:]
+def rpartition(text: str, sep: str) -> tuple[str, ...]:
+    return tuple(_placed(text, list(str.rpartition(text, sep)), ""))
 
 
 def replace(text: str, old: str, new: str, count: SupportsIndex = -1) -> str:
@@ -186,16 +174,13 @@ def removesuffix(text: str, suffix: str) -> str:
     return text[: -len(suffix)] if suffix and text.endswith(suffix) else text
 
 
-def upper(text: str) -> str:
-    return joined(part.upper() if trusted else Marked(part.upper()) for part, trusted in segments(text))
+def _cased(change: Callable[[str], str]) -> Callable[[str], str]:
+    return lambda text: joined(change(part) if trusted else Marked(change(part)) for part, trusted in segments(text))
 
 
-def lower(text: str) -> str:
-    return joined(part.lower() if trusted else Marked(part.lower()) for part, trusted in segments(text))
-
-
+upper, lower = _cased(str.upper), _cased(str.lower)
 _EXACT = (strip, lstrip, rstrip, split, rsplit, splitlines, partition, rpartition)
-METHODS = {f.__name__: f for f in (*_EXACT, replace, removeprefix, removesuffix, upper, lower)}
+METHODS = {f.__name__: f for f in (*_EXACT, replace, removeprefix, removesuffix)} | {"upper": upper, "lower": lower}
 
 
 def _of(text: str, spans: Spans) -> str:

@@ -1,11 +1,9 @@
 """The environment that chat templates run in: jinja2 with every operation replaced by one that is charged.
 
-A template is a program from a model repository. ``_syntax`` bounds its source and refuses the parts of the language
-that chat templates have no use for; jinja2 compiles the rest to calls of the functions here, which know
-every type that a template can hold (``_values``), and which methods (``_methods``), filters and tests (``_filters``)
-there are. So there is no road to Python's internals, and none to an operation whose cost is not known before it runs.
-
-The rest of a rendering's bounds is in a context variable, so compiled templates are shared by all threads.
+A template is a program from a model repository. ``syntax`` bounds its source and refuses the parts of the language
+that chat templates have no use for; jinja2 compiles the rest to calls of the functions here, which know every type
+that a template can hold (``values``), and which methods (``methods``), filters and tests (``filters``) there are. So
+there is no road to Python's internals, and none to an operation whose cost is not known before it runs.
 """
 
 from __future__ import annotations

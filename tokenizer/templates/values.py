@@ -132,15 +132,8 @@ def listed(value: Any) -> list[Any]:
 
 def counted(values: Iterable[Any]) -> Iterator[Any]:
     """Yield the items of ``values``, each charged for."""
-    iterator = iter(values)
-    return _counted(iterator, PIECE if isinstance(values, str) else OBJECT)
-
-
-def _counted(iterator: Iterator[Any], size: int) -> Iterator[Any]:
-    rendering = ACTIVE.get()
-    for item in iterator:
-        rendering.take(size)
-        yield item
+    take, size = ACTIVE.get().take, PIECE if isinstance(values, str) else OBJECT
+    return (take(size) or item for item in values)
 
 
 def cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
@@ -257,7 +250,7 @@ def binary(name: str, left: Any, right: Any) -> Any:
             if isinstance(repeated, (str, list, tuple)) and isinstance(count, int):
                 return _repeated(repeated, count)
     if name == "%" and isinstance(left, str):
-        from .formats import percent
+        from .methods import percent
 
         return percent(left, right)
     return _calculated(name, left, right)
