@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from prelude.cuda import compiler, matmul_search
+import torch
+from prelude.cuda import compiler, cublaslt, matmul_search
+from prelude.cuda.device import FIXED_ROWS
 from prelude.cuda.driver import CudaError, Driver
 from prelude.cuda.kernels import FILES, Argument, Kernel, check, skinny_gemm
 from prelude.cuda.matmul_search import MatmulSearch
+from torch import Tensor
 
 if TYPE_CHECKING:
-    import torch
     from prelude.cuda.staging import Area
-    from torch import Tensor
 
     from prelude.parallel.group import RankGroup
-
-from prelude.cuda.device import FIXED_ROWS
 
 _WARM_UPS = 2
 _USUAL_SHARED = 48 << 10
@@ -92,8 +91,6 @@ class CudaDevice:
         """``tune``: matmuls of recorded steps run by the algorithms that ``matmul_search.py`` finds fastest;
         ``ranks``: of a tensor-parallel model."""
         self.driver = Driver(ordinal)
-        import torch
-
         self.name = torch.cuda.get_device_name(ordinal)
         self.element = element
         self.deterministic = deterministic
@@ -124,9 +121,6 @@ class CudaDevice:
         return self.driver.load(compiler.cubin(name, self._flags, version=compiler.nvrtc_version()))
 
     def _make_matmul_search(self) -> MatmulSearch | None:
-        import torch
-        from prelude.cuda import cublaslt
-
         if self.element != torch.bfloat16:
             return None
         try:
@@ -140,8 +134,6 @@ class CudaDevice:
 
     def _adds_in_place(self) -> bool:
         """Return whether this torch multiplies bfloat16 straight into a float32 sum. Asked, not assumed."""
-        import torch
-
         if self.element == torch.float32:
             return True
         x = torch.randn(16, 64, device=self.device).to(self.element)
@@ -155,31 +147,21 @@ class CudaDevice:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        import torch
-
         self.driver.make_current()
         with torch.cuda.device(self.ordinal), torch.cuda.stream(self.stream), torch.inference_mode():
             yield
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        import torch
-
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        import torch
-
         return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        import torch
-
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
 
     def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Take memory without torch, whose allocator rounds up to a power of two and keeps freed memory."""
-        import torch
-
         nbytes = math.prod(shape) * dtype.itemsize
         address = self.driver.pin(nbytes)
         memory = (ctypes.c_byte * nbytes).from_address(address)
@@ -258,8 +240,6 @@ class CudaDevice:
         self._by_torch(x, weight, out, bias, add)
 
     def _by_torch(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
-        import torch
-
         across = weight.t()
         if add:
             if out.dtype == x.dtype:
@@ -302,8 +282,6 @@ class CudaDevice:
             self._searching = False
 
     def capture(self, work: Callable[[], object]) -> CudaGraph:
-        import torch
-
         self.driver.synchronize(self.handle)
         recorded = torch.cuda.CUDAGraph(keep_graph=True)
         if self._pool is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prelude.api.mapping import RowBar, map_rows_now
@@ -83,8 +84,6 @@ class BatchScorer:
 
 def read_form(form: Mapping[str, Any] | str) -> Mapping[str, Any]:
     if isinstance(form, str):
-        from pathlib import Path
-
         return read_task(Path(form))
     if not isinstance(form, Mapping):
         raise BulkError(f"form: {shown(form)} is neither a mapping nor the path of a JSON file")

@@ -13,7 +13,7 @@ from prelude.errors import ConfigError, InsufficientMemory, ModelError
 from prelude.execution.backends import asked_for
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.loading.sparrow import load_sparrow
-from prelude.models.names import path_or_name
+from prelude.models.names import path_or_name, resolve
 from prelude.models.sparrow import is_sparrow
 from prelude.records import dataclass, replace
 from prelude.runtime.assembly import make_core
@@ -183,8 +183,6 @@ def model_path(model: str | Path | None, revision: str | None = None) -> Path:
         if revision is not None:
             raise ModelError(f"revision={revision!r} is for a hub name, and no model is named")
         return default_model.path()
-    from prelude.models.names import resolve
-
     return resolve(path_or_name(model, revision), revision=revision)
 
 
