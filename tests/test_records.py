@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import inspect
 import operator
 import pickle
+import pkgutil
 from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
 import pytest
 
+import prelude
 from prelude import records
 
 
@@ -108,3 +111,16 @@ def test_a_class_of_a_class() -> None:
     around: list[Any] = []
     around.append(Node("c", around))
     assert repr(around[0]) == "Node(name='c', inside=[...])"
+
+
+@pytest.mark.parametrize("part", ["api", "bulk", "calibration", "fitting", "models", "recipes", "results", "tasks"])
+def test_records_have_slots_and_public_ones_are_closed(part: str) -> None:
+    package = importlib.import_module(f"prelude.{part}")
+    inside = [one.name for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    modules = map(importlib.import_module, (package.__name__, *inside))
+    for name, record in [pair for module in modules for pair in vars(module).items()]:
+        if dataclasses.is_dataclass(record) and isinstance(record, type):
+            made = record.__new__(record)
+            assert not hasattr(made, "__dict__"), record
+            if name in prelude.__all__ and name != "RequestStats":  # the engine writes that one
+                assert told(setattr, made, dataclasses.fields(record)[0].name, 1) is dataclasses.FrozenInstanceError

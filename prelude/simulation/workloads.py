@@ -19,11 +19,11 @@ from prelude.simulation.traces import Arrival
 Workload: TypeAlias = Callable[..., Iterator[Arrival]]
 
 
-def poisson(rng: random.Random, rate: float, start: float = 0.0) -> Iterator[float]:
+def poisson(rng: random.Random, rate: float) -> Iterator[float]:
     """Moments of arrival, ``rate`` a second."""
     if not 0 < rate < math.inf:
         raise TraceError(f"rate={rate!r} is not a positive number of requests a second")
-    now = start
+    now = 0.0
     while True:
         now += rng.expovariate(rate)
         yield now

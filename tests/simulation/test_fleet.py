@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +9,6 @@ import pytest
 from prelude.errors import PreludeError
 from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, Machine, Report, machine, simulate
 from prelude.simulation.fleet import Failure, failures
-from prelude.simulation.replica import SimulatedRequest
 from prelude.simulation.report import jain
 from prelude.simulation.routing import ROUTERS, Loads, PowerOfTwo, PrefixAffine, router
 from prelude.simulation.workloads import bursts, cancelled, chat_beside_decisions, merged, rubrics
@@ -47,12 +45,8 @@ def test_first_tokens_and_ends_of_generated_text() -> None:
 
 
 def test_deadlines_and_cancellations_happen_at_their_moments() -> None:
-    trace = [
-        one(0.0, 10),
-        one(1.0, 10, deadline=5.0),
-        one(1.0, 10, cancel_after=2.0),
-        one(2.0, 10, cancel_after=50.0),
-    ]
+    trace = [one(0.0, 10), one(1.0, 10, deadline=5.0)]
+    trace += [one(1.0, 10, cancel_after=2.0), one(2.0, 10, cancel_after=50.0)]
     report = simulate(second_per_token(max_step_requests=1, max_running=1), trace)
     assert report.ends == {"cancelled": 1, "expired": 1, "finished": 2}
     assert report.seconds == 20.0
@@ -176,17 +170,6 @@ def test_hits_and_folds_are_counted_against_the_asked_tokens() -> None:
     report = simulate(second_per_token(), [shared, shared, replace(shared, at=1000.0)])
     assert report.folded_rate == pytest.approx(160 / 600) and report.hit_rate == pytest.approx(160 / 600)
     assert report.computed_tokens == 280
-
-
-def test_a_million_requests_are_not_kept() -> None:
-    """Of an ended request only numbers are left: memory is that of the requests under way."""
-    import gc
-
-    fleet = Fleet(machine("h200-qwen3-4b", kv_blocks=1000))
-    fleet.run(itertools.islice(rubrics(100.0, requests=2000), 2000))
-    gc.collect()
-    assert sum(isinstance(thing, SimulatedRequest) for thing in gc.get_objects()) < 10
-    assert math.isfinite(fleet.replicas[0].clock.now)
 
 
 # ------------------------------------------------------------------ failures, and the routers of a real fleet

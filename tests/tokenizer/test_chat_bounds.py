@@ -184,19 +184,19 @@ def test_tests_of_numbers_take_no_text(test: str) -> None:
 
 def test_bounds_are_the_callers_choice() -> None:
     template = "{% for i in range(50) %}a{% endfor %}"
-    assert render(template, bounds=Bounds(max_work=1000)) == "a" * 50
+    made = "{% for i in range(50) %}{% set x = [" + "1," * 100 + "] %}{% endfor %}"
+    assert render(template + made, bounds=Bounds(max_work=8000, max_memory=100_000)) == "a" * 50
     unused = "{% for i in range(50) %}{% for j in [] %}" + "{{ i }}" * 100 + "{% endfor %}{% endfor %}"
     assert render(unused, bounds=Bounds(max_work=2000)) == "", "a body is charged each time it runs"
-    for bounds, says in (
-        (Bounds(max_work=100), "more than 100 units"),
-        (Bounds(max_memory=1000), "more than 1000 bytes"),
-        (Bounds(max_output=49), "limit is 49 .Bounds.max_output"),
-        (Bounds(max_range=49), "limit is 49"),
-        (Bounds(max_template=10), "limit is 10"),
-        (Bounds(max_nodes=5), "more than 5 nodes"),
-    ):
+    for text, bounds, says in (
+        (template, Bounds(max_work=100), "more than 100 units"), (template, Bounds(max_nodes=5), "more than 5 nodes"),
+        (template, Bounds(max_memory=1000), "more than 1000 bytes"), (template, Bounds(max_range=49), "limit is 49"),
+        (template, Bounds(max_output=49), "limit is 49 .Bounds.max_output"),
+        (template, Bounds(max_template=10), "limit is 10"), (made, Bounds(max_work=5000), "more than 5000 units"),
+        (made, Bounds(max_memory=40_000), "more than 40000 bytes"),
+    ):  # fmt: skip
         with pytest.raises(ChatTemplateError, match=says):
-            render(template, bounds=bounds)
+            render(text, bounds=bounds)
     with pytest.raises(ChatTemplateError, match="seconds of processor time"):
         render("{% for i in range(100000) %}{% endfor %}", bounds=Bounds(max_seconds=0.0))
 
