@@ -15,53 +15,18 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from prelude.api.engine import AsyncEngine, Engine
+from prelude.records import fields
 from prelude.results import RequestStats
 from prelude.runtime.events import Event
+from prelude.runtime.stats import EngineStats
 
-# Help texts for Prometheus, by the names of ``stats()``.
-_COUNTERS = {
-    "finished": "requests that were answered",
-    "failed": "requests that ended with an error",
-    "cancelled": "requests that their callers cancelled",
-    "expired": "requests whose deadline passed",
-    "failed_steps": "steps that raised",
-    "discarded_rows": "decode rows of requests that had ended",
-    "replays": "rows that ran again after a failed step",
-    "hangs": "steps that passed the watchdog's limit",
-    "prefill_tokens": "prompt tokens computed",
-    "decode_tokens": "tokens computed for running chats",
-    "prefix_hit_tokens": "prompt tokens read from the prefix cache",
-    "folded_tokens": "prompt tokens shared within a step",
-    "lm_head_rows": "rows that met the vocabulary",
-    "preemptions": "chats that gave their blocks back to be computed again",
-    "evictions": "cached blocks that were evicted",
-    "host_kv_hits": "prompts for which KV blocks came back from host memory",
-    "host_kv_copied_out": "KV blocks copied to host memory",
-    "host_kv_copied_in": "KV blocks copied back from host memory",
-    "host_kv_evictions": "KV blocks that were evicted in host memory",
-    "host_kv_failed": "copies between KV pool and host memory that failed",
-    "forward_seconds": "seconds in forwards",
-    "host_seconds": "seconds of steps outside forwards",
-    "tokenizer_calls": "encode calls",
-    "loop_wakeups": "wake-ups of callers' event loops",
-    "callback_errors": "event listeners that raised",
-}
-_GAUGES = {
-    "queued_requests": "requests that wait",
-    "queued_tokens": "tokens that wait",
-    "running_requests": "chats that hold a row",
-    "live_futures": "requests whose result a caller awaits",
-    "live_streams": "streams under way",
-    "blocks_free": "free KV blocks",
-    "blocks_used": "KV blocks that requests hold",
-    "blocks_cached": "KV blocks of the prefix cache",
-    "blocks_locked": "cached KV blocks that requests read now",
-    "states_free": "free entries for recurrent states",
-    "states_used": "recurrent states that requests hold",
-    "prefix_states": "cached prefixes with a recurrent state",
-    "host_kv_blocks": "KV blocks in host memory",
-    "peak_activation_bytes": "most activation bytes of one step",
-}
+
+def _texts(kind: str) -> dict[str, str]:
+    """Return the help texts of the counters, or of the gauges, by the names of ``stats()``."""
+    return {one.name: one.metadata[kind] for one in fields(EngineStats) if kind in one.metadata}
+
+
+_COUNTERS, _GAUGES = _texts("counter"), _texts("gauge")
 _LABELLED = {"requests": "execution_class", "rejected": "reason", "steps": "kind", "eager_reasons": "reason"}
 _REJECTED = ("queued_requests", "queued_tokens", "deadline")  # each has a series before the first rejection
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

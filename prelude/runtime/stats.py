@@ -15,6 +15,15 @@ from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.plan import Plan
 
 
+def _counter(text: str, value: float = 0) -> Any:
+    """A number that only grows, with its help text for metrics."""
+    return field(default=value, metadata={"counter": text})
+
+
+def _gauge(text: str) -> Any:
+    return field(default=0, metadata={"gauge": text})
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Read without stopping the engine; each is exact, a set of them may be a step apart.
@@ -24,54 +33,54 @@ class EngineStats:
     """
 
     steps: dict[str, int] = field(default_factory=lambda: {"oneshot": 0, "mixed": 0, "decode": 0})
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    folded_tokens: int = 0  # not computed again because rows of one step shared them
-    lm_head_rows: int = 0
+    prefill_tokens: int = _counter("prompt tokens computed")
+    decode_tokens: int = _counter("tokens computed for running chats")
+    prefix_hit_tokens: int = _counter("prompt tokens read from the prefix cache")
+    folded_tokens: int = _counter("prompt tokens shared within a step")
+    lm_head_rows: int = _counter("rows that met the vocabulary")
     eager_steps: int = 0
     graph_replays: int = 0
-    peak_activation_bytes: int = 0
-    forward_seconds: float = 0.0
-    finished: int = 0  # requests that ended well
+    peak_activation_bytes: int = _gauge("most activation bytes of one step")
+    forward_seconds: float = _counter("seconds in forwards", 0.0)
+    finished: int = _counter("requests that were answered")
     requests: dict[str, int] = field(default_factory=lambda: {c.value: 0 for c in ExecutionClass})
-    failed: int = 0
-    cancelled: int = 0
-    expired: int = 0
+    failed: int = _counter("requests that ended with an error")
+    cancelled: int = _counter("requests that their callers cancelled")
+    expired: int = _counter("requests whose deadline passed")
     rejected: dict[str, int] = field(default_factory=dict)
-    failed_steps: int = 0
+    failed_steps: int = _counter("steps that raised")
     eager_reasons: dict[str, int] = field(default_factory=dict)  # why steps found no recorded graph, on a GPU
-    discarded_rows: int = 0  # decode rows that were run before it was known that their request had ended
-    replays: int = 0  # rows that ran again after a failed step
-    hangs: int = 0  # steps that passed the watchdog's limit
-    preemptions: int = 0
+    discarded_rows: int = _counter("decode rows of requests that had ended")
+    replays: int = _counter("rows that ran again after a failed step")
+    hangs: int = _counter("steps that passed the watchdog's limit")
+    preemptions: int = _counter("chats that gave their blocks back to be computed again")
     deferrals: int = 0
-    evictions: int = 0  # cached blocks that gave way to others
+    evictions: int = _counter("cached blocks that were evicted")
     prefixes_not_kept: int = 0  # OneShot prompts without a block that entered the prefix cache, for want of room
-    host_seconds: float = 0.0
-    tokenizer_calls: int = 0
-    queued_requests: int = 0  # waiting, being tokenised or on their way: the count that max_queued_requests bounds
-    queued_tokens: int = 0
-    running_requests: int = 0
-    live_futures: int = 0  # requests whose end a caller waits for
-    live_streams: int = 0
+    host_seconds: float = _counter("seconds of steps outside forwards", 0.0)
+    tokenizer_calls: int = _counter("encode calls")
+    queued_requests: int = _gauge("requests that wait")
+    queued_tokens: int = _gauge("tokens that wait")
+    running_requests: int = _gauge("chats that hold a row")
+    live_futures: int = _gauge("requests whose result a caller awaits")
+    live_streams: int = _gauge("streams under way")
     decode_state_objects: int = 0  # made so far: one a Decode request, none for OneShot
     streaming_objects: int = 0
-    loop_wakeups: int = 0
-    callback_errors: int = 0
-    blocks_free: int = 0
-    blocks_used: int = 0
-    blocks_cached: int = 0
-    blocks_locked: int = 0  # cached ones that a request reads now
-    states_free: int = 0  # for states of a recurrent model
-    states_used: int = 0
-    prefix_states: int = 0  # cached prefixes that have a state
-    host_kv_blocks: int = 0  # kept in host memory
-    host_kv_hits: int = 0  # prompts for which blocks came back from there
-    host_kv_copied_out: int = 0  # blocks
-    host_kv_copied_in: int = 0
-    host_kv_evictions: int = 0  # blocks that gave way to others there; those that were dropped do not count
-    host_kv_failed: int = 0  # copies that failed, each of any number of blocks
+    loop_wakeups: int = _counter("wake-ups of callers' event loops")
+    callback_errors: int = _counter("event listeners that raised")
+    blocks_free: int = _gauge("free KV blocks")
+    blocks_used: int = _gauge("KV blocks that requests hold")
+    blocks_cached: int = _gauge("KV blocks of the prefix cache")
+    blocks_locked: int = _gauge("cached KV blocks that requests read now")
+    states_free: int = _gauge("free entries for recurrent states")
+    states_used: int = _gauge("recurrent states that requests hold")
+    prefix_states: int = _gauge("cached prefixes with a recurrent state")
+    host_kv_blocks: int = _gauge("KV blocks in host memory")
+    host_kv_hits: int = _counter("prompts for which KV blocks came back from host memory")
+    host_kv_copied_out: int = _counter("KV blocks copied to host memory")
+    host_kv_copied_in: int = _counter("KV blocks copied back from host memory")
+    host_kv_evictions: int = _counter("KV blocks that were evicted in host memory")
+    host_kv_failed: int = _counter("copies between KV pool and host memory that failed")
 
     def count_step(self, plan: Plan, batch: ForwardBatch, result: StepResult, pacer: Pacer, cost: CostModel) -> int:
         """Count a step's rows, give its seconds to the pacer and the cost model. Return the tokens of its batch."""

@@ -24,18 +24,6 @@ import time
 
 from prelude.records import dataclass
 
-NAMES = (
-    "prompt",
-    "accept",
-    "tokenise",
-    "schedule",
-    "run",
-    "sample",
-    "append",
-    "detokenise",
-    "stream",
-    "repeat",
-)
 MAX_SPANS = 512  # a long text has thousands of steps; the first ones tell the story
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from prelude import AsyncEngine, EngineConfig, Event, SamplingParams, YesNo
 from prelude.errors import DeadlineExceeded, ExecutionError, QueueFull
-from prelude.scheduling.timeline import NAMES
 from tests import toy
 from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt
 from tests.service import Fault, FaultyExecutor, run_steps, service_core, toy_service
@@ -30,6 +29,7 @@ REQUEST_COUNTERS = [
     "preemptions", "queue_ms", "forward_ms", "detok_ms", "finish_reason", "truncated_tokens", "estimated_jct",
     "batch_size_seen",
 ]  # fmt: skip
+NAMES = ("prompt", "accept", "tokenise", "schedule", "run", "sample", "append", "detokenise", "stream", "repeat")
 
 
 def test_every_named_counter_is_there() -> None:
