@@ -202,9 +202,6 @@ class ArrayMethods(EncodeEntry):
         """ "native" or "reference" (HF)."""
         return self._backend
 
-    def num_special_tokens_to_add(self, is_pair: bool) -> int:
-        raise NotImplementedError
-
     bos_token, eos_token, pad_token = (_token_of(role) for role in _ROLES)
     bos_token_id, eos_token_id, pad_token_id = (_id_of(role) for role in _ROLES)
 
