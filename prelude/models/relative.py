@@ -23,11 +23,6 @@ class RelativeWeights(Weights):
     rows: Array
     span: int
 
-    @property
-    def panels(self) -> int:
-        """Panels of a head."""
-        return int(self.keys.shape[1])
-
 
 def panels_of(relative: Relative) -> int:
     return -(-2 * relative.buckets // cpu.LANES)
