@@ -231,6 +231,16 @@ def test_windows_and_bases_of_gemma_3(pattern: Any, tmp_path: Path) -> None:
     assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
 
 
+@pytest.mark.parametrize("family, layers, scalar", [("gemma2", 46, 16), ("gemma2", 45, 32), ("gemma3_text", 62, 16)])
+def test_scores_of_27_billion_weights_are_scaled_by_another_number(
+    family: str, layers: int, scalar: int, tmp_path: Path
+) -> None:
+    model = source(tmp_path / "model", family, num_hidden_layers=layers, query_pre_attn_scalar=scalar, head_dim=32)
+    path = write_model(model, tmp_path / "model.gguf", "F32")
+    theirs, ours = (ModelConfig.from_dir(one).spec.attention.scale for one in (model, open_directory(path)))
+    assert ours == theirs == scalar**-0.5
+
+
 @pytest.mark.parametrize("old", [True, False])
 def test_linear_scaling_under_both_of_its_names(old: bool, tmp_path: Path) -> None:
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}

@@ -130,20 +130,6 @@ def test_text_ids_and_labels_are_those_of_the_qwen3guard_card(
     assert answer.mass == pytest.approx(sum(map(math.exp, answer.logprobs.values())), rel=1e-9)
 
 
-def test_the_answer_of_one_token_is_the_greedy_one(engine: Engine, model: Any, qwen_tokenizer: Any) -> None:
-    """Among the labels' own first tokens, the next token of greedy decoding."""
-    said = engine.explain(Guard(PROMPT))
-    first = [ids[0] for _, ids in said.labels[0]]
-    assert len(set(first)) == len(first)
-    prompt = said.token_ids[: said.segments[0][1]].tolist()
-    with torch.no_grad():
-        logits = model(torch.tensor([prompt])).logits[0, -1].double()
-    drawn = first[int(torch.argmax(logits[first]))]
-    single = {ids[0]: label for label, ids in said.labels[0] if len(ids) == 1}
-    if drawn in single:
-        assert engine.guard(PROMPT).label == single[drawn]
-
-
 def written_list(model: Any, tokenizer: Any, prompt: str, labels: Sequence[str], end: str) -> list[str]:
     """Labels one after the other, each the likeliest text behind the ones before, until ``end`` is."""
     said: list[str] = []
