@@ -112,6 +112,7 @@ constexpr int64_t kPieceInputs = 416 << 10;  // bytes of x that a piece reads fo
 constexpr int64_t kPartWords = 192;          // of a row that meet the weights at a time, at most, where rows are many
 constexpr int64_t kPieceValues = 1 << 18;    // of a weight that a piece packs
 constexpr int64_t kPieceSums = 256 << 10;    // floats that wait for the next part of a row, at most
+constexpr int64_t kOpenBlocks = 6;           // of rows, at least, that are worth opening a group of few bits
 
 // One block of one output: `words` and `scale` are its first ones.
 void write_block(const int8_t* integers, uint16_t scale, uint32_t* words, uint16_t* to_scale) {
@@ -488,26 +489,31 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int thread
   const int64_t enough = (kPieceWork + group_work - 1) / group_work;
   const int64_t share = (groups + 4 * threads - 1) / (4 * threads);
   int64_t step = threads == 1 ? groups : (std::max(enough, share) + 1) / 2 * 2;
-  std::unique_ptr<float[]> sums;
+  // Each thread's room, by lines of the cache: of sums between parts, or of an opened group.
   const int64_t of_group = row_step * most * kGroup;
-  if (rows.parts > 1) {
-    step = std::min(step, std::max<int64_t>(2, kPieceSums / of_group / 2 * 2));
-    sums.reset(new (std::nothrow) float[static_cast<size_t>(threads * step * of_group)]);
+  if (rows.parts > 1) step = std::min(step, std::max<int64_t>(2, kPieceSums / of_group / 2 * 2));
+  const bool opens = kernels.open != nullptr && blocks >= kOpenBlocks;
+  const int64_t of_thread = opens ? words * kGroup : rows.parts > 1 ? step * of_group : 0;
+  std::unique_ptr<float[]> sums;
+  if (of_thread > 0) {
+    sums.reset(new (std::nothrow) float[static_cast<size_t>(threads * of_thread + kGroup)]);
     if (sums == nullptr) return false;
   }
+  float* const first_room = sums.get() + (sums == nullptr ? 0 : -(reinterpret_cast<uintptr_t>(sums.get()) / 4) % 16);
   const int64_t group_pieces = (groups + step - 1) / step, pieces = group_pieces * row_pieces;
   run_pieces(static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int thread) {
     const int64_t block = i / group_pieces * row_step, behind = std::min(blocks, block + row_step);
     const int64_t longer = std::clamp(rows.longer, block, behind),
                   last = std::min(groups, (i % group_pieces + 1) * step);
-    float* room_of_sums = sums == nullptr ? nullptr : sums.get() + thread * step * of_group;
-    // Blocks of both sizes meet two groups at a time, while the weights are in the cache.
-    const int64_t some = block < longer && longer < behind && rows.parts == 1 ? 2 : step;
+    float* room_of_thread = sums == nullptr ? nullptr : first_room + thread * of_thread;
+    // Blocks of both sizes meet a group while it is in the cache, and an opened one is the only one.
+    const int64_t some = opens || (block < longer && longer < behind && rows.parts == 1) ? 1 : step;
     for (int64_t group = i % group_pieces * step; group < last; group += some) {
+      if (opens) kernels.open(a, group, room_of_thread);
       const auto meet = [&](int64_t size, int64_t first, int64_t end) {
         if (first < end)
           kernels.multiply[size - 1](a, rows, rows.first_of(first), rows.first_of(end), group,
-                                     std::min(last, group + some), room_of_sums);
+                                     std::min(last, group + some), room_of_thread);
       };
       meet(rows.least + 1, block, longer);
       meet(rows.least, longer, behind);

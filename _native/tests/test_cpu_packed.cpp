@@ -423,7 +423,7 @@ int main() {
   for (int64_t inputs : {100, 131'072}) check_int8_limits(inputs);
   check_q8();
   for (int64_t outputs : {1, 31, 33, 100})
-    for (int64_t rows : {1, 2, 4, 7, 8, 29})
+    for (int64_t rows : {1, 2, 4, 7, 8, 29, 64})
       for (const Packing packing : {Packing::q4_k, Packing::q6_k}) check_few(packing, 1 + rows % 3, outputs, rows);
   check_blocks();
   for (int64_t inputs : {1, 2, 7, 48, 193})

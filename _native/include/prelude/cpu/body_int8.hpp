@@ -103,14 +103,13 @@ struct FewBits {
   static constexpr bool kSix = kPacking == Packing::q6_k;
   static constexpr int kWords = block_inputs(kPacking) / 4, kApart = kHalf, kAhead = 1024;
   alignas(64) uint32_t words[kWords * kHalf];
-  const uint32_t* both;  // scales of float16
-  const int8_t* by;
+  float scales[kHalf], leasts[kHalf];
   void open(const uint32_t* group, int lane, int64_t block) {
     const uint32_t* all = group + block / kFew.blocks * kFew.all();
     const int64_t of = block % kFew.blocks;
     const uint32_t* from = all + kFew.words_at() + of * kFew.words * kGroup + lane;
-    both = all + lane / 2;
-    by = reinterpret_cast<const int8_t*>(all + kFew.bytes_at()) + of * kFew.scales * kGroup + lane;
+    const uint32_t* both = all + lane / 2;  // scales of float16
+    const auto* by = reinterpret_cast<const int8_t*>(all + kFew.bytes_at()) + of * kFew.scales * kGroup + lane;
     PRELUDE_SPELL_OUT
     for (int w = 0; w < kFew.words; ++w) fetch(from + kAhead + w * kGroup);  // the processor alone does so too late
     constexpr int kApartHalves = kWords / 2 * kHalf;
@@ -120,27 +119,52 @@ struct FewBits {
       open_halves<kSix>(from + word * kGroup + first, from + kWords / 2 * kGroup + first, 2 * word, words + i,
                         words + i + kApartHalves);
     }
+    PRELUDE_SPELL_OUT
+    for (int i = 0; i < kHalf; i += kLanes) {
+      store(scales + i, mul(halves(both + i / 2), of_bytes(by + i)));
+      if (!kSix) store(leasts + i, mul(halves(both + kGroup / 2 + i / 2), of_bytes(by + kGroup + i)));
+    }
   }
-  Vec scale(int part) const { return mul(halves(both + part * kLanes / 2), of_bytes(by + part * kLanes)); }
-  Vec least(int part) const {
-    return mul(halves(both + kGroup / 2 + part * kLanes / 2), of_bytes(by + kGroup + part * kLanes));
+  Vec scale(int part) const { return load(scales + part * kLanes); }
+  Vec least(int part) const { return load(leasts + part * kLanes); }
+};
+
+// The same of a group whose blocks were opened before: blocks, each with its halves, lie where `group` is.
+template <Packing kPacking>
+struct OpenedBits {
+  using Opened = FewBits<kPacking>;
+  static constexpr int kWords = Opened::kWords, kApart = Opened::kApart;
+  static_assert(sizeof(Opened) == block_row_words(kPacking) * kHalf * sizeof(float));
+  const Opened* opened;
+  const uint32_t* words;
+  void open(const uint32_t* group, int lane, int64_t block) {
+    opened = reinterpret_cast<const Opened*>(group) + block * (kGroup / kHalf) + lane / kHalf;
+    words = opened->words;
   }
+  Vec scale(int part) const { return opened->scale(part); }
+  Vec least(int part) const { return opened->least(part); }
 };
 
 // R rows of `of_row` words at `x`, one behind the other, by P halves of groups, whose first lanes are `lanes`.
-template <class Dot, int R, int P>
+template <class Dot, class Bits, int R, int P>
 inline void sum_integers(const uint32_t* const* groups, const int* lanes, const uint32_t* x, int64_t of_row,
                          Ahead ahead, float (*made)[P * kHalf]) {
   constexpr int kParts = kHalf / kLanes;
   constexpr bool kLeast = Dot::kPacking == Packing::q4_k;
-  constexpr bool kEight = Dot::kPacking == Packing::int8;
-  using Bits = std::conditional_t<kEight, EightBits, FewBits<kEight ? Packing::q4_k : Dot::kPacking>>;
   constexpr int kWords = Bits::kWords;
   Vec total[R][P * kParts];
   PRELUDE_SPELL_OUT
   for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
   for (int v = 0; v < P * kParts; ++v) total[r][v] = zero();
-  for (int64_t b = 0; b < of_row / (kWords + 2); ++b, x += kWords + 2) {
+  // A pointer a row, of which the compiler does not know the distances: else it reads the place of each word from
+  // memory before the word.
+  const uint32_t* row[R];
+  PRELUDE_SPELL_OUT
+  for (int r = 0; r < R; ++r) {
+    row[r] = x + r * of_row;
+    asm("" : "+r"(row[r]));
+  }
+  for (int64_t b = 0; b < of_row / (kWords + 2); ++b) {
     Bits w[P];
     PRELUDE_SPELL_OUT
     for (int p = 0; p < P; ++p) w[p].open(groups[p], lanes[p], b);
@@ -148,7 +172,7 @@ inline void sum_integers(const uint32_t* const* groups, const int* lanes, const 
     typename Dot::Sums sums[R][P];
     PRELUDE_SPELL_OUT
     for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
-    for (int p = 0; p < P; ++p) sums[r][p] = Dot::start(static_cast<int32_t>(x[r * of_row + kWords]));
+    for (int p = 0; p < P; ++p) sums[r][p] = Dot::start(static_cast<int32_t>(row[r][kWords]));
     PRELUDE_SPELL_OUT
     for (int i = 0; i < kWords; ++i) {
       typename Dot::Weight weight[P];
@@ -156,7 +180,7 @@ inline void sum_integers(const uint32_t* const* groups, const int* lanes, const 
       for (int p = 0; p < P; ++p) weight[p] = Dot::weight(w[p].words + i * Bits::kApart);
       PRELUDE_SPELL_OUT
       for (int r = 0; r < R; ++r) {
-        const typename Dot::Input input = Dot::input(x[r * of_row + i]);
+        const typename Dot::Input input = Dot::input(row[r][i]);
         PRELUDE_SPELL_OUT
         for (int p = 0; p < P; ++p) Dot::step(sums[r][p], weight[p], input);
       }
@@ -167,15 +191,15 @@ inline void sum_integers(const uint32_t* const* groups, const int* lanes, const 
     for (int part = 0; part < kParts; ++part) {
       scale[p * kParts + part] = w[p].scale(part);
       base[p * kParts + part] = mul(scale[p * kParts + part], same(-kToInteger));
-      if constexpr (kLeast) least[p * kParts + part] = w[p].least(part);
+      if constexpr (kLeast) least[p * kParts + part] = mul(w[p].least(part), same(1 / 128.0f));  // exact
     }
     PRELUDE_SPELL_OUT
     for (int r = 0; r < R; ++r) {
       float scale_of_row;
-      std::memcpy(&scale_of_row, x + r * of_row + kWords + 1, 4);
+      std::memcpy(&scale_of_row, row[r] + kWords + 1, 4);
       float start;
-      std::memcpy(&start, x + r * of_row + kWords, 4);
-      const Vec minus = same((start - kToInteger) / 128.0f);
+      std::memcpy(&start, row[r] + kWords, 4);
+      const Vec minus = add(same(start), same(-kToInteger));  // 128 times minus the sum of the row
       PRELUDE_SPELL_OUT
       for (int p = 0; p < P; ++p) PRELUDE_SPELL_OUT
       for (int part = 0; part < kParts; ++part) {
@@ -184,6 +208,7 @@ inline void sum_integers(const uint32_t* const* groups, const int* lanes, const 
         if constexpr (kLeast) sum = fused(minus, least[p * kParts + part], sum);
         one = fused(sum, same(scale_of_row), one);
       }
+      row[r] += kWords + 2;
     }
   }
   PRELUDE_SPELL_OUT

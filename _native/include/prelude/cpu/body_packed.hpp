@@ -327,7 +327,9 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
   if constexpr (quantizes(Dot::kPacking)) {
     int lanes[P];
     for (int p = 0; p < P; ++p) lanes[p] = (half + p) % kHalves * kHalf;
-    sum_integers<Dot, R, P>(w, lanes, x, of_row, ahead, made);
+    constexpr bool kEight = Dot::kPacking == Packing::int8;
+    using Bits = std::conditional_t<kEight, EightBits, FewBits<kEight ? Packing::q4_k : Dot::kPacking>>;
+    sum_integers<Dot, Bits, R, P>(w, lanes, x, of_row, ahead, made);
   } else {
     for (int p = 0; p < P; ++p) w[p] += ((half + p) % kHalves + first * kHalves) * (kStep<Dot> / kHalves);
     sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, ahead, made);
@@ -382,18 +384,52 @@ inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t
   }
 }
 
+template <class Dot>
+inline constexpr bool kOpens = Dot::kPacking == Packing::q4_k || Dot::kPacking == Packing::q6_k;
+
+// A group of few bits, opened into `room`.
+template <class Dot>
+inline void open_group(const PackedArgs& a, int64_t group, float* room) {
+  const uint32_t* words = a.weight.words + group * group_words(a.weight.inputs, Dot::kPacking);
+  auto* opened = reinterpret_cast<FewBits<Dot::kPacking>*>(room);
+  for (int64_t i = 0; i < blocks_of(a.weight.inputs, Dot::kPacking) * kHalves; ++i)
+    opened[i].open(words, static_cast<int>(i % kHalves) * kHalf, i / kHalves);
+}
+
+template <class Dot, int R>
+inline void multiply_opened(const PackedArgs& a, const PackedRows& rows, int64_t first_row, int64_t last_row,
+                            int64_t group, float* room) {
+  constexpr int P = static_cast<int>(std::min<int64_t>(Dot::kWide, kHalves));
+  const int64_t of_row = row_words(a.weight.inputs, Dot::kPacking);
+  alignas(64) float made[R][P * kHalf];
+  for (int half = 0; half < kHalves; half += P) {
+    const uint32_t* opened[P];
+    int lanes[P];
+    for (int p = 0; p < P; ++p) opened[p] = reinterpret_cast<const uint32_t*>(room), lanes[p] = (half + p) * kHalf;
+    for (int64_t row = first_row; row < last_row; row += R) {
+      const uint32_t* x = rows.words + row * of_row;
+      sum_integers<Dot, OpenedBits<Dot::kPacking>, R, P>(opened, lanes, x, of_row, {}, made);
+      finish(a, row, R, group * kGroup + half * kHalf, made[0], P * kHalf);
+    }
+  }
+}
+
 template <class Dot, int R>
 inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_row, int64_t last_row, int64_t first,
                      int64_t last, float* room) {
   constexpr int P = 2 * R <= Dot::kRows ? 2 * Dot::kWide : Dot::kWide;
+  if constexpr (kOpens<Dot> && 2 * R > Dot::kRows)
+    if (room != nullptr) return multiply_opened<Dot, R>(a, rows, first_row, last_row, first, room);
   multiply_halves<Dot, R, P>(a, rows, first_row, last_row, first * kHalves, last * kHalves, room);
 }
 #undef PRELUDE_SPELL_OUT
 
 template <class Dot, int... R>
 constexpr PackedKernels packed_table(const char* name, std::integer_sequence<int, R...>) {
-  return {name,        Dot::kPacking,  Dot::kRows,  kLanes,  !quantizes(Dot::kPacking),
-          pack<float>, pack<uint16_t>, pack_halves, prepare, {multiply<Dot, R + 1>...}};
+  PackedKernels made{name,        Dot::kPacking,  Dot::kRows,  kLanes,  !quantizes(Dot::kPacking),
+                     pack<float>, pack<uint16_t>, pack_halves, prepare, {multiply<Dot, R + 1>...}};
+  if constexpr (kOpens<Dot>) made.open = open_group<Dot>;
+  return made;
 }
 template <class Dot>
 constexpr PackedKernels packed_table(const char* name) {

@@ -140,9 +140,12 @@ struct PackedKernels {
   // Blocks [first, last) of the rows of x.
   void (*prepare)(const PackedArgs&, const PackedRows&, int64_t first, int64_t last);
   // Outputs of groups [first, last) of rows [first_row, last_row), one function for each size of a block; all blocks
-  // of these rows have it. `room` has a float for each of these outputs and rows, where there are several `parts`.
+  // of these rows have it. `room` has a float for each of these outputs and rows, where there are several `parts`, or
+  // the one group, opened.
   void (*multiply[kMostPackedRows])(const PackedArgs&, const PackedRows&, int64_t first_row, int64_t last_row,
                                     int64_t first, int64_t last, float* room);
+  // Of q4_k and q6_k: opens a group for many blocks of rows, into a room of 32 floats for each word of a row.
+  void (*open)(const PackedArgs&, int64_t group, float* room) = nullptr;
 };
 
 // The kernels of that name (amx, avx512, avx2, neon, neon_dot, portable), or null where this machine cannot run them
