@@ -123,12 +123,14 @@ def test_the_usual_template_and_one_with_letters(engine: Engine) -> None:
 
 def test_texts_of_callers_hold_no_mask_and_may_be_cut(engine: Engine) -> None:
     question = [Noul("so? ")]
+    other = engine.run(Decide("good", question))
+    room = engine.max_length - other.stats.prompt_tokens + 1
     with pytest.raises(PromptTooLong, match="tokens"):
-        engine.run(Decide("boat " * 200, question))
-    assert engine.run(Decide("boat " * 200, question, truncation="tail"))[0].probability > 0
-    [marked] = engine.run(Decide("[MASK]", question))
-    [other] = engine.run(Decide("boat", question))
-    assert marked.logprobs != other.logprobs
+        engine.run(Decide("good " * (room + 1), question))
+    for count, cut in ((room, 0), (room + 9, 9)):
+        stats = engine.run(Decide("good " * count, question, truncation="tail")).stats
+        assert (stats.prompt_tokens, stats.truncated_tokens) == (engine.max_length, cut)
+    assert engine.run(Decide("[MASK]", question))[0].logprobs != other[0].logprobs
 
 
 @pytest.mark.parametrize(
