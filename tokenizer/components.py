@@ -264,11 +264,6 @@ def component_type(kind: str, name: str) -> Any:
     return _TYPES.setdefault((kind, name), type(name, (base,), named))
 
 
-def types_of(kind: str) -> dict[str, Any]:
-    """Return the classes of all components of a kind, by name."""
-    return {name: component_type(kind, name) for name in FIELDS[kind]}
-
-
 def component(kind: str, member: dict[str, Any], frozen: bool) -> Component:
     made: Component = object.__new__(component_type(kind, str(member.get("type", _KINDS[kind].__name__))))
     made._member, made._frozen = member, frozen

@@ -12,19 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from ._core import CoreStream, StreamEntry
 from .components import Decoder as Decoder
-from .components import types_of
+from .components import component_type
 from .encoding import _unsigned
 from .errors import TokenizerError
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-    def __getattr__(name: str) -> Any: ...
-
-
 _BROKEN = "\ufffd"
 
-globals().update(types_of("decoder"))
+BPEDecoder = component_type("decoder", "BPEDecoder")
+ByteFallback = component_type("decoder", "ByteFallback")
+ByteLevel = component_type("decoder", "ByteLevel")
+CTC = component_type("decoder", "CTC")
+Fuse = component_type("decoder", "Fuse")
+Metaspace = component_type("decoder", "Metaspace")
+Replace = component_type("decoder", "Replace")
+Sequence = component_type("decoder", "Sequence")
+Strip = component_type("decoder", "Strip")
+WordPiece = component_type("decoder", "WordPiece")
 
 
 class DecodeStream(StreamEntry):

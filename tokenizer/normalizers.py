@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from .components import Normalizer as Normalizer
-from .components import types_of
+from .components import component_type
 from .errors import TokenizerError
 
-if TYPE_CHECKING:
+BertNormalizer = component_type("normalizer", "BertNormalizer")
+ByteLevel = component_type("normalizer", "ByteLevel")
+Lowercase = component_type("normalizer", "Lowercase")
+NFC = component_type("normalizer", "NFC")
+NFD = component_type("normalizer", "NFD")
+NFKC = component_type("normalizer", "NFKC")
+NFKD = component_type("normalizer", "NFKD")
+Nmt = component_type("normalizer", "Nmt")
+Precompiled = component_type("normalizer", "Precompiled")
+Prepend = component_type("normalizer", "Prepend")
+Replace = component_type("normalizer", "Replace")
+Sequence = component_type("normalizer", "Sequence")
+Strip = component_type("normalizer", "Strip")
+StripAccents = component_type("normalizer", "StripAccents")
 
-    def __getattr__(name: str) -> Any: ...
-
-
-_types = types_of("normalizer")
-globals().update(_types)
-NORMALIZERS = {name: _types[name.upper()] for name in ("nfc", "nfd", "nfkc", "nfkd")}
+NORMALIZERS = {"nfc": NFC, "nfd": NFD, "nfkc": NFKC, "nfkd": NFKD}
 
 
 def unicode_normalizer_from_str(normalizer: str) -> Normalizer:
@@ -23,4 +29,5 @@ def unicode_normalizer_from_str(normalizer: str) -> Normalizer:
     if normalizer not in NORMALIZERS:
         known = ", ".join(NORMALIZERS)
         raise TokenizerError(f"{normalizer} is not a known unicode normalizer. Available are {known}")
-    return NORMALIZERS[normalizer]()  # type: ignore[no-any-return]
+    made: Normalizer = NORMALIZERS[normalizer]()
+    return made

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from .components import PreTokenizer as PreTokenizer
-from .components import types_of
+from .components import component_type
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-
-globals().update(types_of("pre_tokenizer"))
+BertPreTokenizer = component_type("pre_tokenizer", "BertPreTokenizer")
+ByteLevel = component_type("pre_tokenizer", "ByteLevel")
+CharDelimiterSplit = component_type("pre_tokenizer", "CharDelimiterSplit")
+Digits = component_type("pre_tokenizer", "Digits")
+FixedLength = component_type("pre_tokenizer", "FixedLength")
+Metaspace = component_type("pre_tokenizer", "Metaspace")
+Punctuation = component_type("pre_tokenizer", "Punctuation")
+Sequence = component_type("pre_tokenizer", "Sequence")
+Split = component_type("pre_tokenizer", "Split")
+UnicodeScripts = component_type("pre_tokenizer", "UnicodeScripts")
+Whitespace = component_type("pre_tokenizer", "Whitespace")
+WhitespaceSplit = component_type("pre_tokenizer", "WhitespaceSplit")
