@@ -205,9 +205,7 @@ std::string Stream::finish() { return stream_->finish(Tokenizer::scratch()); }
 
 // ---- beside both
 
-size_t characters_of(std::string_view text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char b) { return (b & 0xC0) != 0x80; }));
-}
+size_t characters_of(std::string_view text) { return utf8_count(text); }
 std::string content_digest(std::string_view content, const char* key) {
   return raw_of(digest_of(content, read_raw<Digest::Key>(key)));
 }

@@ -13,7 +13,27 @@ namespace fasttoken::FASTTOKEN_KERNEL {
 
 constexpr size_t usual = 16;  // symbols; a word of so many takes no branch that another does not
 
+#if FASTTOKEN_LEVEL == 2
+
+static inline uint64_t match(const MergeTable::Probe& table, const MergeTable::Line& line, uint64_t key) {
+  __m512i entries = _mm512_load_si512(line.entry);
+  __mmask8 equal = _mm512_testn_epi64_mask(_mm512_xor_si512(entries, _mm512_set1_epi64(static_cast<int64_t>(key))),
+                                           _mm512_set1_epi64(static_cast<int64_t>(table.compared)));
+  __m128i first = _mm512_castsi512_si128(_mm512_maskz_compress_epi64(equal, entries));
+  return static_cast<uint64_t>(_mm_cvtsi128_si64(first)) & table.rest_mask;
+}
 // Of n keys, which are followed by zeros up to a multiple of eight and up to `usual`.
+static inline uint64_t greatest(const uint64_t* keys, size_t n) {
+  __m512i best = _mm512_max_epu64(_mm512_load_si512(keys), _mm512_load_si512(keys + 8));
+  for (size_t i = usual; i < n; i += 8) best = _mm512_max_epu64(best, _mm512_load_si512(keys + i));
+  return _mm512_reduce_max_epu64(best);
+}
+
+#else
+
+static inline uint64_t match(const MergeTable::Probe& table, const MergeTable::Line& line, uint64_t key) {
+  return table.match(line, key);
+}
 static inline uint64_t greatest(const uint64_t* keys, size_t n) {
   uint64_t best[8];
   for (size_t k = 0; k < 8; ++k) best[k] = std::max(keys[k], keys[8 + k]);
@@ -23,8 +43,10 @@ static inline uint64_t greatest(const uint64_t* keys, size_t n) {
   return best[0];
 }
 
+#endif
+
 static inline uint64_t rest_at(const MergeTable::Probe& table, MergeTable::Probe::Place at) {
-  uint64_t rest = table.match(*at.line, at.key);
+  uint64_t rest = match(table, *at.line, at.key);
   if (at.line->entry[0] & table.overflow & (rest - 1)) [[unlikely]]
     return table.beyond(at);
   return rest;

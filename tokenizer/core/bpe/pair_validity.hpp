@@ -40,7 +40,15 @@ class PairValidity {
     std::vector<uint64_t> on_left(ids);
     std::vector<bool> on_right(ids);
     borders_.assign(ids, {0, 0});
-    for (const Merge& m : order) {
+    constexpr size_t ahead = 16;
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (i + ahead < order.size()) {
+        __builtin_prefetch(&entries_[order[i + ahead].a]);
+        __builtin_prefetch(&entries_[order[i + ahead].b]);
+        __builtin_prefetch(&entries_[order[i + ahead].id], 1);
+        __builtin_prefetch(&on_left[order[i + ahead].b], 1);
+      }
+      const Merge& m = order[i];
       on_left[m.b] |= bit(m.a);
       on_right[m.a] = true;
       if (entries_[m.id].made != unknown) continue;

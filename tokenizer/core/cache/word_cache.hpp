@@ -87,7 +87,7 @@ class WordLines {
     size_t n = 0;
     for (size_t i = 0; i < id_words && n == i * ids_in_word; ++i) {
       uint64_t some = std::atomic_ref(line.ids[i]).load(std::memory_order_relaxed);
-      for (size_t k = 0; k < ids_in_word; ++k, some = shifted(some)) {
+      for (size_t k = 0; k < ids_in_word; ++k, some = id_bits < 64 ? some >> (id_bits & 63) : 0) {
         uint32_t id = static_cast<uint32_t>(some) & ids_end;
         out[i * ids_in_word + k] = static_cast<int32_t>(id - 1);
         n += id != 0;
@@ -120,9 +120,6 @@ class WordLines {
   }
 
   BigArray<Line> memory_;
-
- private:
-  static uint64_t shifted(uint64_t ids) { return id_bits < 64 ? ids >> id_bits : 0; }
 };
 
 // Lines in sets.

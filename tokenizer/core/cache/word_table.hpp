@@ -181,7 +181,14 @@ class WordTable {
     for (const int most = bits_ + 4;; ++bits_) {
       if (bits_ > most) throw FileError("model.vocab", "words of its tokens share a hash");
       lines_ = BigArray<Line>(size_t{2} << bits_);
-      if (std::all_of(words.begin(), words.end(), [&](const Word& word) { return add(word.key, word.id); })) return;
+      const Probe at = probe();
+      constexpr size_t ahead = 16;  // the line of each is far from the last
+      size_t n = 0;
+      for (; n < words.size(); ++n) {
+        if (n + ahead < words.size()) at.fetch(at.place(words[n + ahead].key).line);
+        if (!add(words[n].key, words[n].id)) break;
+      }
+      if (n == words.size()) return;
     }
   }
 

@@ -82,7 +82,9 @@ class ModelReader {
     // Tables by id have as many entries as the largest id says.
     const uint64_t limit = uint64_t{4} * n + sparse_here, most = uint64_t{4} * n + sparse_anywhere;
     at = vocab.first();
+    constexpr uint32_t ahead = 8;
     for (uint32_t i = 0; i < n; ++i, at += 2) {
+      if (i + ahead < n) model_.vocab.prefetch(doc[at + 2 * ahead].s);
       std::string_view digits = doc[at + 1].s;
       uint64_t id = 0;
       for (char c : digits) {
@@ -180,8 +182,10 @@ class ModelReader {
     const JsonDocument& doc = merges.document();
     uint32_t n = merges.size(), at = merges.first();
     if (n > Merger::rank_limit) throw Unsupported("more than 33 million merges", "model.merges");
-    model_.bpe.merges.reserve(n, model_.vocab.end());
-    model_.bpe.in_order.reserve(n);
+    Bpe& bpe = model_.bpe;
+    bpe.merges.reserve(n, model_.vocab.end());
+    bpe.in_order.reserve(n);
+    bool repeated = false;
     JsonKind shape = n ? doc[at].kind : JsonKind::string;
     auto wrong = [&](uint32_t i, const std::string& message) {
       throw FileError(merges.path() + "[" + std::to_string(i) + "]", message);
@@ -204,27 +208,21 @@ class ModelReader {
         a = doc[at + 1].s;
         b = doc[at + 2].s;
       }
-      add_merge(a, b, wrong, i);
+      const std::optional<uint32_t> first = model_.vocab.find(a), second = model_.vocab.find(b);
+      if (!first) wrong(i, "the token " + std::string(a) + " is not in the vocabulary");
+      if (!second) wrong(i, "the token " + std::string(b) + " is not in the vocabulary");
+      size_t prefix = bpe.config.prefix.size();
+      if (b.size() < prefix) wrong(i, "the second token is shorter than the continuing prefix");
+      uint32_t whole = union_of(a, b.substr(prefix));
+      if (whole == Vocab::hole) wrong(i, "their union " + joined_ + " is not in the vocabulary");
+      uint32_t rank = static_cast<uint32_t>(bpe.in_order.size());
+      repeated |= !bpe.merges.add(*first, *second, rank, whole);
+      bpe.in_order.push_back({*first, *second, rank, whole});
     }
-    Bpe& bpe = model_.bpe;
-    if (repeated_)
+    if (repeated)
       std::erase_if(bpe.in_order, [&](const Merge& m) { return bpe.merges.find(m.a, m.b).rank != m.rank; });
   }
 
-  template <class Wrong>
-  void add_merge(std::string_view a, std::string_view b, Wrong&& wrong, uint32_t i) {
-    Bpe& bpe = model_.bpe;
-    const std::optional<uint32_t> first = model_.vocab.find(a), second = model_.vocab.find(b);
-    if (!first) wrong(i, "the token " + std::string(a) + " is not in the vocabulary");
-    if (!second) wrong(i, "the token " + std::string(b) + " is not in the vocabulary");
-    size_t prefix = bpe.config.prefix.size();
-    if (b.size() < prefix) wrong(i, "the second token is shorter than the continuing prefix");
-    uint32_t whole = union_of(a, b.substr(prefix));
-    if (whole == Vocab::hole) wrong(i, "their union " + joined_ + " is not in the vocabulary");
-    uint32_t rank = static_cast<uint32_t>(bpe.in_order.size());
-    repeated_ |= !bpe.merges.add(*first, *second, rank, whole);
-    bpe.in_order.push_back({*first, *second, rank, whole});
-  }
   // Files mostly have the tokens that merges make in the order of the merges.
   uint32_t union_of(std::string_view a, std::string_view b) {
     const Vocab& vocab = model_.vocab;
@@ -246,7 +244,6 @@ class ModelReader {
   Model& model_;
   std::string joined_;
   uint32_t next_ = 0;  // the id that the next merge's token probably has
-  bool repeated_ = false;
   const bool tables_known_;
 };
 

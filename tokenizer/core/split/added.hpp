@@ -1,6 +1,7 @@
 // The added tokens of a file, and finding them in a text in one pass.
 //
-//   Up to four possible first bytes are looked for with memchr.
+//   Up to four possible first bytes are looked for with memchr. Most contents are known by their first and last eight
+//   bytes (wholes_), without a walk through the trie
 //
 //   Leftmost start, then longest, then first in the file: as HF's automaton has it. A match that its flags
 //   discard is skipped together with its text, and the search goes on behind it (also as HF has it).
@@ -10,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +38,7 @@ class AddedMatcher {
       if (!begins) firsts_ += content[0];
       begins = true;
     }
+    index_wholes(contents);
     return trie_.build(std::move(entries)) == ByteTrie::Built::yes;
   }
 
@@ -50,6 +53,8 @@ class AddedMatcher {
     Hit next(size_t at) {
       const size_t n = text_.size();
       for (; (at = candidate(at)) < n; ++at) {
+        if (const Whole* whole = m_.whole_at(text_.data() + at, n - at))
+          return {static_cast<uint32_t>(at), static_cast<uint32_t>(at + whole->size), whole->token};
         int32_t best = -1;
         size_t best_end = at;
         ByteTrie::Walk walk = m_.trie_.walk();
@@ -92,8 +97,40 @@ class AddedMatcher {
   };
 
  private:
+  // A content of 8 to 16 bytes, of which the first 8 are no other's: where they are and its last 8, it is, and
+  // nothing longer.
+  struct Whole {
+    uint64_t first, last;
+    uint32_t size = 0;  // 0: none
+    int32_t token;
+  };
+  static uint64_t eight(const char* p) {
+    uint64_t bytes;
+    std::memcpy(&bytes, p, sizeof bytes);
+    return bytes;
+  }
+  static size_t place_of(uint64_t first) { return (first * 0x9E3779B97F4A7C15u) >> 58; }
+  const Whole* whole_at(const char* p, size_t left) const {
+    if (left < 16) return nullptr;
+    uint64_t first = eight(p);
+    const Whole& whole = wholes_[place_of(first)];
+    return whole.size && whole.first == first && eight(p + whole.size - 8) == whole.last ? &whole : nullptr;
+  }
+  void index_wholes(const std::vector<std::pair<std::string, int32_t>>& contents) {
+    std::map<std::string_view, size_t> begins;
+    for (auto& [content, token] : contents) ++begins[std::string_view(content).substr(0, 8)];
+    for (auto& [content, token] : contents) {
+      const size_t size = content.size();
+      if (size < 8 || size > 16 || begins[std::string_view(content).substr(0, 8)] > 1) continue;
+      Whole& whole = wholes_[place_of(eight(content.data()))];
+      if (!whole.size)
+        whole = {eight(content.data()), eight(content.data() + size - 8), static_cast<uint32_t>(size), token};
+    }
+  }
+
   ByteTrie trie_;
   std::array<bool, 256> begins_{};
+  std::array<Whole, 64> wholes_{};  // by the hash of the first 8 bytes
   std::string firsts_;
 };
 

@@ -29,16 +29,8 @@ struct SpaceMarks {
   bool only_at_start() const { return prefix <= Prefix::first; }
   // base: where the stretch begins in the text. It is not empty and has no marks.
   bool puts_before(std::string_view stretch, uint32_t base) const {
-    switch (prefix) {
-      case Prefix::none:
-        return false;
-      case Prefix::first:
-        return base == 0 && stretch[0] != ' ';
-      case Prefix::each_without:
-        return stretch[0] != ' ';
-      default:
-        return true;
-    }
+    if (stretch[0] == ' ') return prefix == Prefix::each;
+    return prefix >= Prefix::each_without || (prefix == Prefix::first && base == 0);
   }
 };
 
@@ -153,12 +145,10 @@ class PreTokenizer {
       "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
   static Behavior behavior(const Json& json) {
-    std::string_view name = json.string();
-    if (name == "Removed") return Behavior::removed;
-    if (name == "Isolated") return Behavior::isolated;
-    if (name == "Contiguous") return Behavior::contiguous;
-    if (name == "MergedWithPrevious") return Behavior::merged_with_previous;
-    if (name == "MergedWithNext") return Behavior::merged_with_next;
+    static constexpr std::string_view names[] = {"Removed", "Isolated", "Contiguous", "MergedWithPrevious",
+                                                 "MergedWithNext"};
+    const auto at = std::find(std::begin(names), std::end(names), json.string());
+    if (at != std::end(names)) return static_cast<Behavior>(at - std::begin(names));
     json.fail("not a behavior of a split");
   }
 
@@ -205,26 +195,27 @@ class PreTokenizer {
     }
     void finish() {
       if (const uint32_t end = piece.end - piece.begin; at != end) span(at, end, false);
-      put();
+      put(from, to);
     }
 
    private:
     void span(uint32_t begin, uint32_t end, bool match) {
       match ^= invert;
-      if (match && behavior == Behavior::removed) return;
+      if (behavior == Behavior::isolated || (behavior == Behavior::removed && !match)) put(begin, end);
+      if (behavior < Behavior::contiguous) return;
       const bool joins = behavior == Behavior::contiguous             ? match == last
                          : behavior == Behavior::merged_with_previous ? match && !last
                                                                       : last && !match;
-      if (!any || !joins || behavior < Behavior::contiguous) {
-        put();
+      if (!any || !joins) {
+        put(from, to);
         from = begin;
       }
       to = end;
       last = match;
       any = true;
     }
-    void put() const {
-      if (from < to) out.push_back(text.slice(piece.begin + from, piece.begin + to, piece.shift));
+    void put(uint32_t begin, uint32_t end) const {
+      if (begin < end) out.push_back(text.slice(piece.begin + begin, piece.begin + end, piece.shift));
     }
   };
 

@@ -347,18 +347,9 @@ static void cut(const SplitPlan& plan, std::string_view text, const char* readab
 
 static void cut_any(const SplitPlan& plan, std::string_view text, const char* readable, std::span<const Stop> stops,
                     WordWriter& out) {
-  switch (plan.family) {
-    case SplitFamily::gpt2:
-      return cut<SplitFamily::gpt2>(plan, text, readable, stops, out);
-    case SplitFamily::spaced:
-      return cut<SplitFamily::spaced>(plan, text, readable, stops, out);
-    case SplitFamily::prefixed:
-      return cut<SplitFamily::prefixed>(plan, text, readable, stops, out);
-    case SplitFamily::scripted:
-      return cut<SplitFamily::scripted>(plan, text, readable, stops, out);
-    default:
-      return cut<SplitFamily::cased>(plan, text, readable, stops, out);
-  }
+  using enum SplitFamily;
+  static constexpr CutWords cuts[] = {nullptr, cut<gpt2>, cut<prefixed>, cut<cased>, cut<scripted>, cut<spaced>};
+  cuts[static_cast<size_t>(plan.family)](plan, text, readable, stops, out);
 }
 
 static constexpr Kernels kernels{cut_any, dirty_of, merge_batch};

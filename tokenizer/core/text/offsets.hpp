@@ -92,8 +92,7 @@ class CharSpans {
   // The bytes a token stands for in a text; marked: a mark at its beginning is not among them. False: it is too long
   // to be kept here.
   bool add(uint32_t id, std::string_view bytes, bool marked = false) {
-    size_t count = 0;
-    for (char b : bytes) count += !utf8_continues(static_cast<unsigned char>(b));
+    const size_t count = utf8_count(bytes);
     if (count > most) return false;
     bool inside = !bytes.empty() && utf8_continues(static_cast<unsigned char>(bytes[0]));
     counts_[id] = static_cast<uint16_t>(count | (inside ? continues : 0) | (marked ? begins_marked : 0));

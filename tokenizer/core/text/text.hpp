@@ -131,26 +131,16 @@ class Rewrite {
   // The result of the source up to a position: a list of (character, change).
   template <class Changes>
   void put_all(const Changes& all, size_t to) {
-    if (want_) {
+    put_each(all.size(), to, [&](auto&& put) {
       for (const auto& x : all) put(x.c, x.change);
-      return;
-    }
-    char *from = room(4 * all.size()), *out = from;
-    for (const auto& x : all) out += utf8_put(out, x.c);
-    written_ += static_cast<size_t>(out - from);
-    at_ = to;
+    });
   }
   // The same for bytes that each become one character, which name(byte) says.
   template <class Name>
   void put_bytes(std::string_view bytes, Name&& name) {
-    if (want_) {
+    put_each(bytes.size(), at_ + bytes.size(), [&](auto&& put) {
       for (unsigned char b : bytes) put(name(b), utf8_continues(b) ? 1 : 0);
-      return;
-    }
-    char *from = room(4 * bytes.size()), *out = from;
-    for (unsigned char b : bytes) out += utf8_put(out, name(b));
-    written_ += static_cast<size_t>(out - from);
-    at_ += bytes.size();
+    });
   }
   // Copy source characters up to a position, unchanged.
   void copy_to(size_t to) {
@@ -187,6 +177,15 @@ class Rewrite {
   }
 
  private:
+  // At most so many characters, which each(put) puts in the place of the source up to `to`.
+  template <class Each>
+  void put_each(size_t most, size_t to, Each&& each) {
+    if (want_) return each([&](uint32_t c, int32_t change) { put(c, change); });
+    char *from = room(4 * most), *out = from;
+    each([&](uint32_t c, int32_t) { out += utf8_put(out, c); });
+    written_ += static_cast<size_t>(out - from);
+    at_ = to;
+  }
   // Where to write, with room for n bytes.
   char* room(size_t n) {
     if (out_.text.size() - written_ < n) {

@@ -8,6 +8,7 @@
 //   The tokenizer outlives the stream; a stream belongs to one thread at a time.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -86,24 +87,15 @@ class DecodeStream {
       return;
     }
     tail_.append(bytes);
-    const char *p = tail_.data(), *end = p + tail_.size();
-    while (p < end) {
-      Utf8Step step = utf8_step(p, end);
-      if (!step.whole && p + step.length == end && may_grow(p, end)) break;
-      if (step.whole)
-        text_.append(p, step.length);
-      else
-        text_.append("\xEF\xBF\xBD");
-      p += step.length;
+    size_t open = 0;  // bytes of a character that more of them can complete
+    for (size_t n = 1; n <= std::min<size_t>(3, tail_.size()) && !open; ++n) {
+      const char *p = tail_.data() + tail_.size() - n, *end = p + n;
+      const unsigned char lead = static_cast<unsigned char>(*p);
+      const Utf8Step step = utf8_step(p, end);
+      if (lead >= 0xC2 && lead <= 0xF4 && !step.whole && step.length == n && n < utf8_length(lead)) open = n;
     }
-    tail_.erase(0, static_cast<size_t>(p - tail_.data()));
-  }
-
-  // Whether more bytes can complete the character that starts at p and reaches the end.
-  static bool may_grow(const char* p, const char* end) {
-    unsigned char lead = static_cast<unsigned char>(*p);
-    if (lead < 0xC2 || lead > 0xF4) return false;
-    return static_cast<uint32_t>(end - p) < utf8_length(lead);
+    utf8_append_lossy(text_, std::string_view(tail_).substr(0, tail_.size() - open));
+    tail_.erase(0, tail_.size() - open);
   }
 
   // Whether the text of the id is the same at every place, except for the part that the first id loses.
