@@ -140,6 +140,7 @@ def test_a_record_that_is_too_long_is_an_error_of_its_row(
         {"a": "3", "b": "4"},
         {"a": "5", "b": "6"},
     ]
+    assert rows_of(tmp_path / "last.csv", end.join(lines[:3])) == found[:2]
 
 
 @pytest.mark.parametrize("text", [b'a\n"' + b"x\n" * 500, b"a\n" + b"," * 500 + b"\n1\n"])

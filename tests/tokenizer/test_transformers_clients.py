@@ -75,14 +75,14 @@ def test_lm_eval_uses_it(theirs: Any) -> None:
 
 @pytest.mark.parametrize("kind", [None, "np", "pt"])
 def test_a_collator_pads_by_it(theirs: Any, kind: str | None) -> None:
-    for tokenizer in (theirs, fast_tokenizer(theirs)):
-        tokenizer.padding_side = "left"
     ours = fast_tokenizer(theirs)
+    ours.padding_side = theirs.padding_side = "left"
     rows = [theirs(text, return_special_tokens_mask=True) for text in TEXTS]
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     options: list[dict[str, Any]] = [{}, {"padding": "max_length", "max_length": 120}, {"pad_to_multiple_of": 8}]
     options.append({"padding_side": "right"})
-    for given in (rows, columns, [{"input_ids": row["input_ids"]} for row in rows]):
+    others = [{**rows[0], "labels": rows[0]["input_ids"]}]  # a column that is not padded
+    for given in (rows, columns, [{"input_ids": row["input_ids"]} for row in rows], others):
         for more in options:
             found, expected = (t.pad(given, return_tensors=kind, **more) for t in (ours, theirs))
             assert list(found) == list(expected)
