@@ -98,7 +98,7 @@ def test_malformed_files_are_refused(tmp_path: Path, config: dict[str, Any], mod
         ({"pooling_mode": 5, "pooling_mode_cls_token": True}, None, "pooling 5"),
         ({"pooling_mode": [["cls"]]}, None, "pooling"),
         ({"pooling_mode": ["cls", "cls"]}, None, "cls"),
-        ({"pooling_mode": 3}, None, "pooling 3 is not supported"),
+        ({"pooling_mode": "last"}, None, "pooling ['last'] is not supported"),
         ({"pooling_mode": "cls"}, listing("Transformer", "Pooling", "CNN"), "module 'CNN' is not supported"),
         ({"pooling_mode": "cls"}, listing("Transformer", "Dense", "Pooling"), "module 'Dense' is not supported"),
         ({"pooling_mode": "cls"}, listing("Transformer", "LogitScore"), "module 'LogitScore' is not supported"),
