@@ -307,8 +307,8 @@ cdef class EncodeEntry:
         for arrays [rows, length] (offsets [rows, length, 2]), of rows of one length alone; "list" for lists of lists.
         """
         cdef bint listed = kind == "list", wide = kind == "int64"
-        cdef RowCall call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts, seconds,
-                                         truncation, padding, parse_special, OFFSETS in columns, keeps_rest, wide)
+        cdef RowCall call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts,
+                                         seconds, truncation, padding, parse_special, OFFSETS in columns, keeps_rest, wide)
         if call is None or not (listed or call.rows.get().are_equally_long()):
             return None
         found = [call.lists(column) if listed else call.array(column, wide) for column in columns]
@@ -318,8 +318,8 @@ cdef class EncodeEntry:
                        bint parse_special, source not None, type not None):
         """An encoding of ``type`` for each sample, cut and padded; their other columns are made by ``source``, which
         is told what they are padded to. None if the general way has to be gone."""
-        cdef RowCall call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts, seconds,
-                                         truncation, padding, parse_special, False, False, False)
+        cdef RowCall call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts,
+                                         seconds, truncation, padding, parse_special, False, False, False)
         cdef Rows* rows
         cdef FreshEncoding made
         cdef vector[int32_t] flat
