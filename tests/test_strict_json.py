@@ -63,7 +63,10 @@ def test_brackets_and_commas_of_texts_do_not_count() -> None:
     assert loads(json.dumps(["\\", "," * MAX_VALUES]))  # the quote behind an escaped backslash ends a text
     assert loads(json.dumps(['\\"', "," * MAX_VALUES]))
     assert loads(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
-    assert loads(b"[[]," + b"[" * (MAX_DEPTH - 1) + b"]" * MAX_DEPTH)  # counted bracket by bracket
+    for first in (b"[[],", b"[{},"):  # counted bracket by bracket
+        assert loads(first + b"[" * (MAX_DEPTH - 1) + b"]" * MAX_DEPTH)
+        with pytest.raises(ValueError, match="nested too deeply"):
+            loads(first + b"[" * MAX_DEPTH + b"]" * (MAX_DEPTH + 1))
     assert loads(b"\xef\xbb\xbf[]") == []
     assert loads("[Infinity]", numbers=ANY) == [float("inf")]
 
