@@ -308,7 +308,8 @@ cdef class EncodeEntry:
         """
         cdef bint listed = kind == "list", wide = kind == "int64"
         cdef RowCall call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts,
-                                         seconds, truncation, padding, parse_special, OFFSETS in columns, keeps_rest, wide)
+                                         seconds, truncation, padding, parse_special, OFFSETS in columns,
+                                         keeps_rest, wide)
         if call is None or not (listed or call.rows.get().are_equally_long()):
             return None
         found = [call.lists(column) if listed else call.array(column, wide) for column in columns]

@@ -154,7 +154,8 @@ class PreludeLM(TemplateLM):
     # -------------------------------------------------------------- text
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        eos = self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False)
+        has_end = self.engine.eos_token_ids or getattr(self.tokenizer, "eos_token", None) is not None
+        eos = self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False) if has_end else None
         tasks, stops = [], []
         for request in requests:
             context, given = request.args

@@ -89,6 +89,22 @@ def test_generation_is_that_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> N
     assert mine != ours.generate_until(asked(("Two boats", {"until": [], "max_gen_toks": 12})), disable_tqdm=True)[0]
 
 
+def test_a_model_without_an_end_stops_at_no_token(tmp_path: Path) -> None:
+    config = json.loads((make_checkpoint(tmp_path) / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": None}), encoding="utf-8")
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    with Engine.from_pretrained(tmp_path, dtype="float32") as engine:
+        ours = PreludeLM(engine=engine)
+        first, ids = engine.tokenizer.decode([0]), ours.tok_encode("Two boats")
+        told = []
+        for seed in range(20):
+            given = {"until": [], "max_gen_toks": 40, "do_sample": True, "temperature": 3.0, "seed": seed}
+            [mine] = ours.generate_until(asked(("Two boats", given)), disable_tqdm=True)
+            assert mine == engine.complete(ids, SamplingParams(max_tokens=40, temperature=3.0, seed=seed)).text
+            told.append(mine)
+    assert engine.eos_token_ids == () and any(first in text for text in told)
+
+
 def test_a_question_of_four_choices_costs_one_row(directory: Path) -> None:
     with Engine.from_pretrained(directory, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine:
         lm = PreludeLM(engine=engine)
