@@ -270,17 +270,21 @@ cdef class KvPool:
             cached[i] = r.end.blocks * size
         return out
 
-    def peer(self, list requests not None, Record of not None, int64_t cached):
-        """The first of ``requests`` (any may be None) that lacks the same next block as ``of``, with as many tokens
-        cached; None without one."""
-        cdef int64_t rest = min(self.block_size, of.row.num_tokens - cached)
+    def lacking(self, list requests not None) -> dict:
+        """The first of ``requests`` (any may be None) that lacks a block, by ``next_block`` of what it lacks."""
         cdef Record r
+        found = {}
         for r in requests:
-            if (r is not None and r is not of and r.end.lacks and r.end.blocks * self.block_size == cached
-                    and r.row.salt == of.row.salt and r.row.num_tokens >= cached + rest
-                    and memcmp(r.row.tokens + cached, of.row.tokens + cached, rest * sizeof(int32_t)) == 0):
-                return r
-        return None
+            if r is not None and r.end.lacks:
+                found.setdefault(self.next_block(r, r.end.blocks * self.block_size), r)
+        return found
+
+    def next_block(self, Record of not None, int64_t cached):
+        """What a block behind ``cached`` tokens is known by; None if the prompt ends there."""
+        cdef int64_t rest = min(self.block_size, of.row.num_tokens - cached)
+        if cached < 0 or rest < 1:
+            return None
+        return of.row.salt, cached, (<const char*> (of.row.tokens + cached))[:rest * sizeof(int32_t)]
 
     def would_hit(self, tokens, uint64_t salt=0) -> int:
         """How many blocks of a prompt are cached; from any thread, without stopping the writer."""

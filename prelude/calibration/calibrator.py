@@ -176,6 +176,11 @@ class Calibrator:
         if worse := worsened(before, after):
             log.warning("held-out fifths of the %d rows get worse: %s", len(rows), worse)
         found = cls._fitted(method, rows, index, named)
+        if method == "isotonic" and len(set(found.parameters["y"])) == 1:
+            raise CalibrationError(
+                "the fitted function is the same for all probabilities: the true labels are no likelier where their "
+                "probabilities are higher, so that there is nothing to calibrate"
+            )
         temperature = found.parameters.get("temperature", 1.0)
         if not LEAST_T * 1.01 < temperature < MOST_T / 1.01:
             log.warning("the fitted temperature %.3g is at its limit: the labels say too little", temperature)

@@ -120,11 +120,6 @@ def fit_isotonic(rows: Sequence[F64], truth: Sequence[int]) -> tuple[list[float]
             level[-2:] = [(level[-2] * weight[-2] + level[-1] * weight[-1]) / both]
             weight[-2:] = [both]
             span[-2:] = [span[-2] + span[-1]]
-    if len(level) == 1:
-        raise CalibrationError(
-            "the fitted function is the same for all probabilities: the true labels are no likelier where their "
-            "probabilities are higher, so that there is nothing to calibrate"
-        )
     fitted = np.repeat(level, span)
     # Of a run of equal values its ends are enough: between knots the function is a straight line.
     keep = np.ones(len(values), dtype=bool)

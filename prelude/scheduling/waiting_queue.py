@@ -138,6 +138,7 @@ class WaitingQueue:
         self._matched_at = 0  # the pool's count of changes
         self.match_again = True  # False: a request is matched once, when it is first ranked
         self.columns = Columns()
+        self._lacking: dict[Any, Request] | None = None  # by the next block; None after a change
         self._order: Rows = _NO_ROWS  # valid while not _changed
         self._whole = True  # the order reaches to the end
         self._changed = False
@@ -179,6 +180,7 @@ class WaitingQueue:
         self._leave(request)
 
     def _leave(self, request: Request) -> None:
+        self._lacking = None
         del self.arrivals[request.order]
         self.tokens -= request.num_known
         self.logits_rows -= request.logits_rows
@@ -251,10 +253,16 @@ class WaitingQueue:
 
     def peer(self, request: Request, cached: int) -> Request | None:
         """Return one that waits for the same block behind as many cached tokens."""
-        return None if self._pool is None else self._pool.peer(self.columns.requests, request, cached)
+        if self._pool is None:
+            return None
+        if self._lacking is None:
+            self._lacking = self._pool.lacking(self.columns.requests)
+        found: Request | None = self._lacking.get(self._pool.next_block(request, cached))
+        return None if found is request else found
 
     def _match(self) -> None:
         """Give new requests a row, and each request the tokens that it lacks now."""
+        self._lacking = None
         new = 0
         for request in self.unranked:
             if request.order in self.arrivals and request not in self.columns:
@@ -263,11 +271,11 @@ class WaitingQueue:
                 self.columns.add(request, request.num_known, account, self.groups[request.key][0])
                 new += 1
         self.unranked.clear()
+        self._changed |= new > 0
         changes = 0 if self._pool is None else self._pool.prefix_changes
         if self._pool is not None and (new or changes != self._matched_at):
             first = 0 if self.match_again else len(self.columns.requests) - new
             self._changed |= self.columns.match(self._pool, first)
-        self._changed |= new > 0
         self._matched_at = changes
 
     def _ordered_rows(self, now: int, whole: bool) -> Rows:

@@ -132,6 +132,13 @@ def test_labels_that_the_probabilities_do_not_foresee_are_refused(method: Any) -
         Calibrator.fit([[0.9, 0.1]] * 20 + [[0.2, 0.8]] * 20, [1] * 20 + [0] * 20, method=method, labels=["a", "b"])
 
 
+def test_an_isotonic_fit_whose_parts_alone_are_constant_is_made() -> None:
+    rows = [[share, 1 - share] for share in [0.6] * 21 + [0.55] * 9]
+    truth = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0]
+    found = Calibrator.fit(rows, truth, method="isotonic").parameters
+    assert found["y"] == pytest.approx([7 / 15, 7 / 15, 8 / 15, 8 / 15])
+
+
 @pytest.mark.parametrize("bins", [10, 15, 20, 100])
 def test_a_decimal_edge_belongs_to_the_bin_below_it(bins: int) -> None:
     for at in range(bins):
