@@ -6,8 +6,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "memory/table_array.hpp"
@@ -46,16 +49,12 @@ class ByteTrie {
   static constexpr uint32_t no_label = 256;
   static constexpr Unit empty{0, none << 9 | no_label};
 
-  // Places the nodes, each with all its children. Free units are in a list, in the order of the units.
+  // Places the nodes, each with all its children, whose texts it sorts by their next byte.
   class Builder {
    public:
     Builder(ByteTrie& trie, std::vector<Entry>& entries) : trie_(trie), entries_(entries) {}
 
     Built build() {
-      std::stable_sort(entries_.begin(), entries_.end(),
-                       [](const Entry& a, const Entry& b) { return a.text < b.text; });
-      units_.assign(block, empty);
-      used_.assign(block, true);
       std::vector<Range> open{{0, 0, entries_.size(), 0}};
       while (!open.empty()) {
         const Range range = open.back();
@@ -69,97 +68,99 @@ class ByteTrie {
     }
 
    private:
-    static constexpr uint32_t block = 256, open_blocks = 64;
-    // How many units are tried for a node with several children, and how many units there may be for each node.
-    static constexpr int tries = 128;
-    static constexpr size_t most_units_a_node = 4;
+    static constexpr uint32_t block = 256;
+    // How many blocks are tried for a node with several children, and how many units there may be for each node.
+    static constexpr size_t tries = 4, most_units_a_node = 4;
 
     struct Range {  // the texts that pass through a unit, of which so many bytes are read
       uint32_t unit;
       size_t from, to, depth;
     };
+    using Bits = std::array<uint64_t, block / 64>;
+    static constexpr Bits full{UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    struct Block {
+      Bits free, unused;  // units that are no node's; bases that no node has
+    };
 
     void place(const Range& range, std::vector<Range>& open) {
       trie_.deepest_ = std::max(trie_.deepest_, static_cast<uint32_t>(range.depth));
-      size_t from = range.from;
-      if (from < range.to && entries_[from].text.size() == range.depth)
-        units_[range.unit].packed = entries_[from].id << 9 | units_[range.unit].label();
-      while (from < range.to && entries_[from].text.size() == range.depth) ++from;
-      if (from == range.to) return;
+      const auto next_byte = [&](const Entry& entry) { return static_cast<unsigned char>(entry.text[range.depth]); };
+      size_t end = range.from;  // of the texts that go on
       children_.clear();
-      for (size_t i = from; i < range.to; ++i) {
-        const unsigned char byte = static_cast<unsigned char>(entries_[i].text[range.depth]);
-        if (children_.empty() || children_.back().byte != byte) children_.push_back({byte, i});
+      for (size_t i = range.from; i < range.to; ++i) {
+        const Entry& entry = entries_[i];
+        if (entry.text.size() > range.depth) {
+          if (!counts_[next_byte(entry)]++) children_.push_back(next_byte(entry));
+          entries_[end++] = entry;
+        } else if (units_[range.unit].id() == none) {
+          units_[range.unit].packed = entry.id << 9 | units_[range.unit].label();
+        }
       }
+      if (children_.empty()) return;
       nodes_ += children_.size();
       if (nodes_ > most_nodes) return;
       const uint32_t base = base_of_children();
       units_[range.unit].base = base;
-      used_[base] = true;
-      for (size_t i = 0; i < children_.size(); ++i) {
-        const uint32_t unit = base ^ children_[i].byte;
-        take(unit);
-        units_[unit] = {0, none << 9 | children_[i].byte};
-        open.push_back(
-            {unit, children_[i].from, i + 1 < children_.size() ? children_[i + 1].from : range.to, range.depth + 1});
+      remove(blocks_[base / block].unused, base);
+      size_t from = range.from;
+      for (const unsigned char byte : children_) {
+        const uint32_t unit = base ^ byte;
+        remove(blocks_[unit / block].free, unit);
+        units_[unit] = {0, none << 9 | byte};
+        open.push_back({unit, from, from + counts_[byte], range.depth + 1});
+        from += std::exchange(counts_[byte], from);
       }
+      if (children_.size() > 1) {
+        sorted_.assign(entries_.begin() + range.from, entries_.begin() + end);
+        for (const Entry& entry : sorted_) entries_[counts_[next_byte(entry)]++] = entry;
+      }
+      for (const unsigned char byte : children_) counts_[byte] = 0;
     }
 
-    // A base that no node has yet, where the units of all children are free. A lone child takes the first free unit;
-    // several are looked for from the last one on.
+    // A base that no node has yet, where the units of all children are free. A lone child takes the first block with
+    // room for it; for several the last blocks are tried. Of a block's units the first is taken, so that a walk stays
+    // near.
     uint32_t base_of_children() {
       const bool lone = children_.size() == 1;
-      const uint32_t first = children_[0].byte;
-      uint32_t unit = lone ? head_ : tail_;
-      for (int i = 0; i < tries && unit != no_unit; ++i, unit = lone ? next_[unit - block] : last_[unit - block]) {
-        const uint32_t base = unit ^ first;
-        if (used_[base]) continue;
-        if (std::all_of(children_.begin(), children_.end(),
-                        [&](const Child& child) { return !taken_[(base ^ child.byte) - block]; }))
-          return base;
+      const unsigned char first = children_[0];
+      for (size_t i = 0; lone ? first_ < blocks_.size() : i < std::min(tries, blocks_.size()); ++i) {
+        const size_t at = lone ? first_ : blocks_.size() - 1 - i;
+        const Bits& free = blocks_[at].free;
+        Bits units = free;  // for the first child
+        bool any = keep_moved(units, blocks_[at].unused, first);
+        for (size_t k = 1; any && k < children_.size(); ++k) any = keep_moved(units, free, first ^ children_[k]);
+        for (size_t word = 0; any && word < units.size(); ++word) {
+          const size_t bit = static_cast<size_t>(std::countr_zero(units[word]));
+          if (bit < 64) return static_cast<uint32_t>(at * block + word * 64 + bit) ^ first;
+        }
+        if (lone) ++first_;
       }
-      const uint32_t begin = static_cast<uint32_t>(units_.size());
-      add_block();
-      return begin;
+      units_.resize(units_.size() + block, empty);
+      blocks_.push_back({full, full});
+      return static_cast<uint32_t>(units_.size()) - block;
     }
 
-    void add_block() {
-      const uint32_t begin = static_cast<uint32_t>(units_.size());
-      units_.resize(begin + block, empty);
-      used_.resize(begin + block, false);
-      taken_.resize(begin, false);
-      next_.resize(begin, no_unit);
-      last_.resize(begin, no_unit);
-      for (uint32_t unit = begin; unit < begin + block; ++unit) {
-        last_[unit - block] = tail_;
-        (tail_ == no_unit ? head_ : next_[tail_ - block]) = unit;
-        tail_ = unit;
-      }
-      // Units of old blocks stay as they are.
-      if (begin < open_blocks * block) return;
-      const uint32_t closed = begin - open_blocks * block + block;
-      while (head_ < closed) take(head_);
+    // Keeps bit i of `bits` if bit i ^ byte of `others` is set. False: none is left.
+    static bool keep_moved(Bits& bits, Bits others, uint32_t byte) {
+      static constexpr uint64_t evens[] = {0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F,
+                                           0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0x00000000FFFFFFFF};
+      for (unsigned k = 0; k < 6; ++k)
+        if (byte >> k & 1)
+          for (uint64_t& word : others) word = (word & evens[k]) << (1u << k) | (word >> (1u << k) & evens[k]);
+      uint64_t any = 0;
+      for (size_t word = 0; word < bits.size(); ++word) any |= bits[word] &= others[word ^ byte >> 6];
+      return any != 0;
     }
-    void take(uint32_t unit) {
-      const uint32_t i = unit - block, before = last_[i], after = next_[i];
-      taken_[i] = true;
-      (before == no_unit ? head_ : next_[before - block]) = after;
-      (after == no_unit ? tail_ : last_[after - block]) = before;
-    }
+    static void remove(Bits& bits, uint32_t unit) { bits[unit % block / 64] &= ~(uint64_t{1} << unit % 64); }
 
-    struct Child {
-      unsigned char byte;
-      size_t from;
-    };
-    static constexpr uint32_t no_unit = UINT32_MAX;
     ByteTrie& trie_;
     std::vector<Entry>& entries_;
-    std::vector<Unit> units_;
-    std::vector<bool> used_, taken_;     // bases; units, without the first block
-    std::vector<uint32_t> next_, last_;  // of the free units, without the first block
-    std::vector<Child> children_;
-    uint32_t head_ = no_unit, tail_ = no_unit;
-    size_t nodes_ = 0;
+    std::vector<Entry> sorted_;
+    std::vector<Unit> units_ = std::vector<Unit>(block, empty);
+    std::vector<Block> blocks_ = std::vector<Block>(1);  // the first has no room
+    std::vector<unsigned char> children_;
+    std::array<size_t, 256> counts_{};  // of the texts by their next byte; 0 between two nodes
+    size_t first_ = 1, nodes_ = 0;      // the first block with room for a lone child
   };
 
   TableArray<Unit> units_;
