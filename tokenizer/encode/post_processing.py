@@ -371,6 +371,8 @@ def frame(processor: Processor | None, add_special_tokens: bool) -> Frame | None
     if ids.count(mark) != 1:
         return None
     at = ids.index(mark)
+    if whole._ranges not in ({}, {0: (at, at + 1)}):  # the sequence is more than the text's tokens
+        return None
     before, after = _sliced(whole, 0, at), _sliced(whole, at + 1, len(ids))
     tokens = whole.tokens  # a special token may have more strings than ids, or fewer
     middle = tokens.index(text)
