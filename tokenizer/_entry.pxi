@@ -221,7 +221,8 @@ cdef class FreshEncoding:
             if self.frame is None:
                 self.source.fill(made, self.row)
             else:
-                self.frame.sequences.fill_fresh(made, self.text, self.frame.frame, self.bare, self.parse_special)
+                bare = np.frombuffer(self.raw, np.int32) if self.bare else None
+                self.frame.sequences.fill_fresh(made, self.text, self.frame.frame, bare, self.parse_special)
             if self.columns is None:
                 self.columns = made.columns
         return self.columns

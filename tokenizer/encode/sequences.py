@@ -132,9 +132,14 @@ class Sequences:
         second = None if given.second is None else self._encoded(given.second, 1, parse_special, trim, fast)
         return finished(first, second, add_special_tokens, truncation, self._untrimmed if trim else self._processor)
 
-    def fill_fresh(self, fresh: Encoding, text: str, frame: Frame, fast: bool, parse_special: bool) -> None:
-        """Make the columns of ``fresh``, one text between the tokens of ``frame``, faster than ``finished``."""
-        made = self._encoded(text, 0, parse_special, True, fast)
+    def fill_fresh(self, fresh: Encoding, text: str, frame: Frame, bare: Int32 | None, parse_special: bool) -> None:
+        """Make the columns of ``fresh``, one text between the tokens of ``frame``, faster than ``finished``.
+        ``bare``: all ids of a fast encoding."""
+        if bare is None:
+            made = self._encoded(text, 0, parse_special, True, False)
+        else:
+            ids = bare[len(frame.before) : len(bare) - len(frame.after)]
+            made = Encoding._make(ids, None, None, [""] * len(ids))
         fresh._columns = frame.around(made, self._processor is not None)._columns
 
     def entry(self, frames: tuple[Frame | None, Frame | None]) -> tuple[Any, Any, Any, Any, Any]:
