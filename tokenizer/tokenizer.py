@@ -55,6 +55,8 @@ def _in_thread(call: Any) -> Any:
 
         return await to_thread(getattr(self, call.__name__), *args, **kwargs)
 
+    run.__name__ = f"async_{call.__name__}"  # pickle looks a bound method up by its name
+    run.__qualname__ = f"Tokenizer.{run.__name__}"
     return run
 
 

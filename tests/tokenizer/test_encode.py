@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import random
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from prelude.tokenizer import LoneSurrogateError, Tokenizer
+from tokenizers import models, pre_tokenizers, processors
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
@@ -62,6 +65,42 @@ def test_async_methods(pair_of: Pair, assert_same: Any) -> None:
     assert_same(batch[1], theirs.encode("you"))
     assert_same(fast[0], theirs.encode_batch_fast(["Hello"])[0])
     assert decoded == theirs.decode_batch([[5, 6], [7]])
+
+
+def test_a_pickled_async_method_is_the_async_one(pair_of: Pair) -> None:
+    ours, _ = pair_of("template")
+    for method in (ours.async_encode, ours.async_encode_batch, ours.async_encode_batch_fast, ours.async_decode_batch):
+        assert asyncio.iscoroutinefunction(pickle.loads(pickle.dumps(method))), method
+
+
+BERT = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+AROUND = {
+    "bert": BERT,
+    "roberta": processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2), trim_offsets=False),
+    "template": processors.TemplateProcessing("[CLS] $A", "$A $B", [("[CLS]", 2)]),
+    "byte-level": processors.ByteLevel(trim_offsets=False),
+}
+
+
+@pytest.mark.parametrize("second", AROUND)
+@pytest.mark.parametrize("first", AROUND)
+def test_columns_around_one_text_of_two_post_processors(first: str, second: str, assert_same: Any) -> None:
+    """The second of two may take the tokens of the first for the text's."""
+    theirs = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "[CLS]": 2, "[SEP]": 3}, "a"))
+    theirs.pre_tokenizer = pre_tokenizers.Whitespace()
+    theirs.post_processor = processors.Sequence([AROUND[first], AROUND[second]])
+    ours = Tokenizer.from_str(theirs.to_str())
+    assert ours.backend == "native"
+    for special in (True, False):
+        found = ours.encode("a b", add_special_tokens=special)
+        wanted = theirs.encode("a b", add_special_tokens=special)
+        assert_same(found, wanted)
+        places = range(len(wanted))
+        assert [found.token_to_chars(i) for i in places] == [wanted.token_to_chars(i) for i in places]
+        rows = (t.encode_batch_fast(["a b", ""], add_special_tokens=special) for t in (ours, theirs))
+        for fast, slow in zip(*rows):
+            assert fast.sequence_ids == slow.sequence_ids  # which makes all columns
+            assert_same(fast, slow)
 
 
 def test_encode_special_tokens(name: str, pair_of: Pair, assert_same: Any) -> None:
