@@ -92,6 +92,23 @@ def test_the_limit_of_ids_counts_holes_added_tokens_and_the_post_processor() -> 
 
 
 @pytest.mark.fault(30)
+@pytest.mark.parametrize("normalized", [False, True])
+def test_an_added_token_that_a_text_nearly_has_everywhere_takes_no_time(normalized: bool) -> None:
+    """A walk from each place of the text took the length of the token each: 19 seconds."""
+    token = {**WORD, "id": 3, "content": "a" * 20_000 + "b", "normalized": normalized}
+    text = file(added_tokens=[token])
+    ours, theirs = (t.from_str(text) for t in (Tokenizer, tokenizers.Tokenizer))
+    assert ours.backend == "reference"
+    began = time.thread_time()
+    assert ours.encode("a" * 40_000).ids == [0] * 40_000
+    assert time.thread_time() - began < 2
+    given = "ab" + "a" * 20_001 + "ba"
+    assert ours.encode(given).ids == theirs.encode(given).ids == [2, 0, 3, 0]
+    kept = file(added_tokens=[{**token, "content": "a" * 511 + "b"}])
+    assert Tokenizer.from_str(kept).backend == "native"
+
+
+@pytest.mark.fault(30)
 @pytest.mark.parametrize("others", [[], ["aab"]], ids=["alone", "beside another"])
 def test_an_added_token_that_the_normalizer_empties_is_refused(others: list[str]) -> None:
     """HF finds it everywhere: it panics inside "é", and beside another token "a" takes memory without end."""

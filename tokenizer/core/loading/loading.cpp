@@ -169,6 +169,9 @@ void Tokenizer::index_added() {
     const std::string& content = t.normalized && made != shown_.end() ? made->second : t.content;
     if (content.empty()) throw Unsupported("an added token that normalizes to nothing: " + t.content, "added_tokens");
     if (!t.normalized) take(content);
+    if (content.size() > AddedMatcher::longest)
+      throw Unsupported("an added token of more than " + std::to_string(AddedMatcher::longest) + " bytes",
+                        "added_tokens");
     (t.normalized ? normalized : raw).push_back({content, static_cast<int32_t>(index)});
   }
   if (!raw_.build(raw) || !normalized_.build(normalized))

@@ -29,6 +29,9 @@ class AddedMatcher {
     int32_t token;  // index of the AddedToken
   };
 
+  // Bytes of a content. A search walks from each place of a text, so a text may cost that many steps a byte.
+  static constexpr size_t longest = 512;
+
   // Of two equal contents the first counts; the value is the index to report. False: they cannot be held.
   bool build(const std::vector<std::pair<std::string, int32_t>>& contents) {
     std::vector<ByteTrie::Entry> entries;
