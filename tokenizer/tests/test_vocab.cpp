@@ -39,6 +39,7 @@ void a_known_seed() {
   CHECK(hash_bytes(tokens[1].data(), 16, seed) == hash_bytes(tokens[2].data(), 16, seed));
   Vocab vocab(seed);
   CHECK(taken(vocab, tokens) == Vocab::most_probes);
+  CHECK(!vocab.find(tokens[Vocab::most_probes]));  // a look-up goes past the bound, and does not throw
   for (size_t i = 0; i < Vocab::most_probes; ++i) CHECK(vocab.find(tokens[i]) == static_cast<uint32_t>(i));
 }
 

@@ -75,7 +75,7 @@ class Vocab {
   std::optional<uint32_t> add(std::string_view token, uint32_t id) {
     if ((count_ + 1) * 8 > entries_.size() * 5) rehash(std::max<size_t>(16, entries_.size() * 2));
     if (id >= where_.size()) where_.resize(size_t{id} + 1, {0, hole});
-    Entry* entry = probe(token);
+    Entry* entry = probe<true>(token);
     std::optional<uint32_t> old;
     if (entry->id != hole) {
       old = entry->id;
@@ -95,7 +95,7 @@ class Vocab {
   }
   std::optional<uint32_t> find(std::string_view token) const {
     if (entries_.empty()) return std::nullopt;
-    const Entry* entry = const_cast<Vocab*>(this)->probe(token);
+    const Entry* entry = const_cast<Vocab*>(this)->probe<false>(token);
     return entry->id == hole ? std::nullopt : std::optional<uint32_t>(entry->id);
   }
   // The token "<0xHH>" of each byte, or `hole`.
@@ -126,11 +126,12 @@ class Vocab {
 
   uint64_t hash(std::string_view s) const { return hash_bytes(s.data(), s.size(), seed_); }
 
+  template <bool bounded>
   Entry* probe(std::string_view token) {
     uint64_t h = hash(token);
     size_t mask = entries_.size() - 1, first = h & mask;
     for (size_t i = first;; i = (i + 1) & mask) {
-      if (((i - first) & mask) == most_probes)
+      if (bounded && ((i - first) & mask) == most_probes)
         throw FileError("model.vocab", "more than " + std::to_string(most_probes) + " tokens share a hash");
       Entry& entry = entries_[i];
       if (entry.id == hole || (entry.tag == tag(h) && text(entry.id) == token)) return &entry;
