@@ -145,6 +145,13 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
         (CHATML, "hi", "messages: a list, not str"),
         (CHATML, None, "messages: a list, not NoneType"),
         ("{% include 'x' %}", HELLO, "'include' is left out"),
+        ("{% from 'x' import y %}", HELLO, "'from' is left out"),
+        ("{% autoescape true %}{% endautoescape %}", HELLO, "'autoescape' is left out"),
+        ("{{ 'a'|lower(1) }}", HELLO, r": lower\(\) takes"),
+        ("{{ 'a'.center() }}", HELLO, r": center\(\) missing"),
+        ("{{ ['x'].index('x', none) }}", HELLO, "TypeError"),
+        ("{{ ['x'].index('x', 0, none) }}", HELLO, "TypeError"),
+        ("{% set x = ['a']|map('abs') %}ok", HELLO, "TypeError"),  # of an item that nothing reads
     ],
 )
 def test_errors_name_the_field(template: Any, messages: Any, says: str) -> None:

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import re
 import string
+import sys
 from collections.abc import Callable, Mapping
+from operator import index
+from types import FunctionType
 from typing import Any
 
 from jinja2.runtime import LoopContext, Macro, Undefined
@@ -277,9 +280,9 @@ _OF_STRINGS: dict[str, Callable[..., Any]] = {
 # ---- containers and the objects of jinja2
 
 
-def _sequence_index(owner: Any, item: Any, start: int = 0, stop: int | None = None) -> int:
+def _sequence_index(owner: Any, item: Any, start: int = 0, stop: int = sys.maxsize) -> int:
     charge_search(len(owner), item)
-    for i in range(*slice(start, stop).indices(len(owner))):
+    for i in range(*slice(index(start), index(stop)).indices(len(owner))):
         if owner[i] is item or owner[i] == item:
             return i
     raise ChatTemplateError("list.index: the list has no such item")  # Python's error would write the item
@@ -315,6 +318,10 @@ METHODS: Mapping[type, Mapping[str, Callable[..., Any]]] = {
     Macro: {},
     Joiner: {},
 }
+for _table in (_OF_STRINGS, *(METHODS[kind] for kind in (str, list, dict))):
+    for _name, _run in _table.items():
+        if isinstance(_run, FunctionType):
+            _run.__qualname__ = _name  # which Python's errors of calls say
 ATTRIBUTES: Mapping[type, frozenset[str]] = {
     LoopContext: frozenset(
         (

@@ -33,6 +33,8 @@ _ALLOWED = (
     *(nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare),
     *(nodes.Operand, nodes.BinExpr, nodes.UnaryExpr, nodes.Break, nodes.Continue),
 )
+# Of others it is the type's name in lower case.
+_NAMES: dict[type[nodes.Node], str] = {nodes.FromImport: "from", nodes.ScopedEvalContextModifier: "autoescape"}
 _BODIES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Template)
 
 
@@ -92,7 +94,8 @@ def _check(tree: nodes.Template) -> None:
 
 def _check_node(node: nodes.Node, parent: nodes.Node | None) -> None:
     if not isinstance(node, _ALLOWED):
-        raise TemplateAssertionError(f"{type(node).__name__.lower()!r} is left out of chat templates", node.lineno)
+        name = _NAMES.get(type(node), type(node).__name__.lower())
+        raise TemplateAssertionError(f"{name!r} is left out of chat templates", node.lineno)
     if isinstance(node, (nodes.Call, nodes.Filter, nodes.Test)) and (node.dyn_args or node.dyn_kwargs):
         raise TemplateAssertionError("'*' and '**' in a call are left out of chat templates", node.lineno)
     if isinstance(node, nodes.Const) and isinstance(node.value, int):
