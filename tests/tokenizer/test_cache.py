@@ -293,6 +293,21 @@ def test_the_oldest_go_where_there_are_too_many(
         assert tables(folder) == sorted(kept)
 
 
+def test_digests_see_every_byte_and_the_length(tmp_path: Path) -> None:
+    key, chunk, seen = bytes(range(64)), 1 << 18, set()
+    sizes = (0, 1, 7, 63, 64, 65, 127, 128, 1000, chunk - 1, chunk, chunk + 1, 2 * chunk)
+    for size in sizes:
+        for at in (None, *({0, size // 2, size - 1} if size else ())):
+            data = bytes(size) if at is None else bytes(at) + b"\x01" + bytes(size - at - 1)
+            (tmp_path / "data").write_bytes(data)
+            with (tmp_path / "data").open("rb") as file:
+                assert _core.digest_file(file.fileno(), key) == _core.digest(data, key) not in seen
+            seen.add(_core.digest(data, key))
+            assert _core.digest(data, bytes(64)) not in seen
+    with pytest.raises(ValueError):
+        _core.digest(b"", b"short")
+
+
 def test_why_tables_are_not_used_is_said(file: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     Tokenizer.from_file(file, cache=folder)
     (path,) = tables(folder)

@@ -250,6 +250,29 @@ def test_importing_is_light() -> None:
 
 @pytest.mark.fault(30)
 @pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (["post_processor", "single"], 5, "post_processor.single"),
+        (["post_processor", "single", 0], {}, r"post_processor.single\[0\]"),
+        (["post_processor", "single", 0, "SpecialToken", "id"], 7, r"post_processor.single\[0\]"),
+        (["post_processor", "single", 0, "SpecialToken", "type_id"], -1, r"post_processor.single\[0\].type_id"),
+        (["post_processor", "special_tokens", "[CLS]", "ids"], 5, r"special_tokens\['\[CLS\]'\].ids"),
+        (["truncation"], {"max_length": "x"}, "truncation"),
+        (["truncation"], [], "truncation"),
+        (["padding"], {"strategy": "Sideways"}, "padding"),
+    ],
+)
+def test_malformed_members_are_named(json_of: Any, path: list[Any], value: Any, says: str) -> None:
+    at = state = json.loads(json_of("template"))
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    with pytest.raises(TokenizerFileError, match=says):
+        Tokenizer.from_str(json.dumps(state))
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
     "data",
     [b"", b"{", b"[]", b"3", b"\xff\xfe", b"nonsense", b"{}", b'{"model": {}}', b'{"model": null}', b"[" * 100_000],
 )

@@ -209,6 +209,21 @@ def thorough(tokenizer: Any) -> list[Any]:
     return found
 
 
+def test_a_call_serialises_nothing(folder: Path, loads: list[Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with patched_transformers():
+        tokenizer(TEXTS)
+        serialised: list[Any] = []
+        to_str = tokenizers.Tokenizer.to_str
+        monkeypatch.setattr(tokenizers.Tokenizer, "to_str", lambda t, *a: serialised.append(t) or to_str(t, *a))
+        for _ in range(5):
+            tokenizer(TEXTS), tokenizer.decode([1, 2, 3])
+        assert not serialised
+        models.BPE().dropout = 0.5  # a component that no tokenizer holds: compared, not loaded anew
+        tokenizer(TEXTS)
+        assert serialised == [tokenizer.backend_tokenizer] and len(loads) == 1
+
+
 def test_the_classes_of_hf_are_as_before_once_undone(folder: Path) -> None:
     before = [(c, n, m) for c in watched_classes() for n, m in vars(c).items()]
     undo = patch_transformers()
@@ -245,6 +260,19 @@ def test_one_tokenizer_alone(folder: Path, loads: list[Tokenizer]) -> None:
         assert everything(other) == expected
     with pytest.raises(TypeError, match="fast tokenizer of transformers, not str"):
         fast_tokenizer("bert")
+
+
+def test_hf_makes_no_tokenizer_until_one_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = fast_tokenizer(transformers.AutoTokenizer.from_pretrained(folder))
+    made: list[str] = []
+    from_str = tokenizers.Tokenizer.from_str
+    monkeypatch.setattr(tokenizers.Tokenizer, "from_str", lambda text: made.append(text) or from_str(text))
+    for tokenizer in (one, pickle.loads(pickle.dumps(one)), copy.copy(one)):
+        tokenizer(TEXTS, padding=True), len(tokenizer), tokenizer.get_vocab(), repr(tokenizer)
+        tokenizer.convert_tokens_to_ids(["Hello"]), tokenizer.all_special_ids, tokenizer.added_tokens_decoder
+        tokenizer.batch_decode([[5, 6], [7]], skip_special_tokens=True)
+    assert not made
+    assert one.backend_tokenizer.model is not None and len(made) == 1
 
 
 def test_a_saved_tokenizer_is_the_same(folder: Path, tmp_path: Path) -> None:
