@@ -97,7 +97,7 @@ def admitted(
     readout: RequestReadout | None,
     finish: Callable[[Outcome], Any],
     *,
-    truncated: int,
+    truncated: int = 0,
     first: int = 0,
     masked: bool = False,
 ) -> Admitted:
