@@ -346,8 +346,9 @@ def _joined(left: Encoding, right: Encoding, shift: int) -> Encoding:
     if left._words is not None or right._words is not None:
         words = np.concatenate([_word_column(left), _word_column(right)])
     ours, theirs = left._tokens, right._tokens
-    both = isinstance(ours, list) and isinstance(theirs, list)
-    tokens: Tokens = ours + theirs if both else (lambda: _made(ours) + _made(theirs))  # type: ignore[operator]
+    tokens: Tokens = (
+        ours + theirs if isinstance(ours, list) and isinstance(theirs, list) else lambda: _made(ours) + _made(theirs)
+    )
     return Encoding._make(
         np.concatenate([left._ids, right._ids]),
         offsets,

@@ -13,7 +13,15 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
-from prelude.calibration.fitting import LEAST_T, MOST_T, fit_isotonic, fit_platt, fit_temperature, softmax
+from prelude.calibration.fitting import (
+    LEAST_T,
+    MOST_T,
+    NOTHING_TO_CALIBRATE,
+    fit_isotonic,
+    fit_platt,
+    fit_temperature,
+    softmax,
+)
 from prelude.calibration.metrics import F64, check_rows, row_of, summary, worsened
 from prelude.errors import CalibrationError, reason, shown
 from prelude.models.identity import known_hash
@@ -177,10 +185,7 @@ class Calibrator:
             log.warning("held-out fifths of the %d rows get worse: %s", len(rows), worse)
         found = cls._fitted(method, rows, index, named)
         if method == "isotonic" and len(set(found.parameters["y"])) == 1:
-            raise CalibrationError(
-                "the fitted function is the same for all probabilities: the true labels are no likelier where their "
-                "probabilities are higher, so that there is nothing to calibrate"
-            )
+            raise CalibrationError(f"the fitted function is the same for all probabilities: {NOTHING_TO_CALIBRATE}")
         temperature = found.parameters.get("temperature", 1.0)
         if not LEAST_T * 1.01 < temperature < MOST_T / 1.01:
             log.warning("the fitted temperature %.3g is at its limit: the labels say too little", temperature)

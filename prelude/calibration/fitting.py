@@ -11,6 +11,9 @@ from prelude.errors import CalibrationError
 
 LEAST_T, MOST_T = 0.05, 20.0
 PRIOR = 1.0  # weight of the Platt fit's pull towards "change nothing", in rows: it keeps separable data finite
+NOTHING_TO_CALIBRATE = (
+    "the true labels are no likelier where their probabilities are higher, so that there is nothing to calibrate"
+)
 _STEPS = 100
 
 
@@ -91,10 +94,7 @@ def fit_platt(rows: Sequence[F64], truth: Sequence[int], labels: int) -> tuple[f
             break
         value = now
     if found[0] <= 0:
-        raise CalibrationError(
-            f"the fitted slope is {found[0]:.3g}: the true labels are no likelier where their probabilities are "
-            "higher, so that there is nothing to calibrate"
-        )
+        raise CalibrationError(f"the fitted slope is {found[0]:.3g}: {NOTHING_TO_CALIBRATE}")
     return float(found[0]), [*map(float, found[1:]), 0.0]
 
 

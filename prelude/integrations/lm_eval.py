@@ -76,14 +76,18 @@ class PreludeLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return self._special("eos_token", min(self.engine.eos_token_ids, default=0))
+        return 0 if self._end is None else self._end  # lm-eval asks for a number
 
     @property
     def prefix_token_id(self) -> int:
-        bos = self.engine.model_info.bos_token_id
-        return self._special("bos_token", self.eot_token_id if bos is None else bos)
+        bos = self._special("bos_token", self.engine.model_info.bos_token_id)
+        return self.eot_token_id if bos is None else bos
 
-    def _special(self, name: str, other: int) -> int:
+    @property
+    def _end(self) -> int | None:
+        return self._special("eos_token", min(self.engine.eos_token_ids, default=None))
+
+    def _special(self, name: str, other: int | None) -> int | None:
         token = getattr(self.tokenizer, name, None)
         found = None if token is None else self.tokenizer.token_to_id(token)
         return other if found is None else int(found)
@@ -96,8 +100,8 @@ class PreludeLM(TemplateLM):
                 special = False
         # Said either way, the setting takes the place of the post-processor, as transformers does it.
         found: list[int] = self.tokenizer.encode_array(string, special and self._add_bos is None).tolist()
-        begins = self._special("bos_token", -1) if special and self._add_bos else -1
-        return found if begins < 0 else [begins, *found]
+        begins = self._special("bos_token", None) if special and self._add_bos else None
+        return found if begins is None else [begins, *found]
 
     # -------------------------------------------------------------- likelihoods
 
@@ -154,8 +158,7 @@ class PreludeLM(TemplateLM):
     # -------------------------------------------------------------- text
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        has_end = self.engine.eos_token_ids or getattr(self.tokenizer, "eos_token", None) is not None
-        eos = self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False) if has_end else None
+        eos = None if self._end is None else self.tokenizer.decode([self._end], skip_special_tokens=False)
         tasks, stops = [], []
         for request in requests:
             context, given = request.args

@@ -213,8 +213,9 @@ def trim_passes(processor: Processor | None) -> list[bool]:
     """Return the passes that trim offsets, in order, each by its ``add_prefix_space``."""
     if isinstance(processor, Sequenced):
         return [one for inner in processor.processors for one in trim_passes(inner)]
-    trims = isinstance(processor, (ByteLevel, RobertaProcessing)) and processor.trim_offsets
-    return [processor.add_prefix_space] if trims else []  # type: ignore[union-attr]
+    if isinstance(processor, (ByteLevel, RobertaProcessing)) and processor.trim_offsets:
+        return [processor.add_prefix_space]
+    return []
 
 
 def trim(encoding: Encoding, add_prefix_space: bool) -> None:

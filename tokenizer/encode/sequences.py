@@ -153,8 +153,8 @@ class Sequences:
         plain, special = (None if f is None else QuickFrame(self, f, Encoding) for f in frames)
         rows = []
         for with_special in (False, True):
-            none = processor is None or not with_special
-            added = (0, 0) if none else (processor.added(False), processor.added(True))  # type: ignore[union-attr]
+            around = processor if with_special else None
+            added = (0, 0) if around is None else (around.added(False), around.added(True))
             single, pair = layout(processor, with_special, False), layout(processor, with_special, True)
             rows.append(RowFrames(single, pair, added, trims_first(processor)))
         return core, plain, special, rows[0], rows[1]
