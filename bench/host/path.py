@@ -1,43 +1,56 @@
-"""The host's work for a request of one step, with no model: submit, match, allocate, plan, pack, finish, free.
+"""The host's work for a decision, with no model: prepare, submit, match, allocate, plan, pack, finish, free.
 
     python -m bench host_path [--json FILE] [--quick]
+    python -m bench host_path --files
 
 Every step is answered with a constant. CPU time of this thread, microseconds a request, 10th percentile over repeats.
-The pool holds two batches and is full before the clock starts, so blocks are evicted all the time. ``core`` begins
-with token ids (a list, or an int32 array) and ends when the request's numbers are with its sink; ``engine`` is the
-public ``run_many``, from ``Generate(ids, max_tokens=1)`` to a ``Completion``; ``asyncio`` is 64 tasks awaiting
-``run`` at the same time, one ``await run_many``, and one ``await run`` alone, with the engine thread's own time
-counted: an event loop never runs a step itself.
+The pool holds two batches and is full before the clock starts, so blocks are evicted all the time. ``tasks`` await
+``run`` in an event loop, 64 at the same time or one alone; the engine thread's own time is counted.
+
+``--files`` prints the Python files that a warm ``AsyncEngine.decide`` of the packaged model enters in all threads,
+their functions, and the lines that call native code. Such a line has a call whose name, resolved in the running
+frame, is a function or a class of an extension module; a call of a call's result is not resolved. Layers are
+``prelude/models`` and ``prelude/cpu``.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import sys
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 from prelude._native.core import KvPool
 
+import prelude
 from bench.common import Report, machine_facts, run_alone
-from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, Generate, SamplingParams
-from prelude.api.text_streams import watching
+from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, YesNo
 from prelude.execution.executor import ExecutorLimits
 from prelude.loading.open import load
 from prelude.readouts.batch import ForwardBatch, LogprobRows, OneShotBatch, Readout, StepResult
 from prelude.runtime.core import EngineCore
-from prelude.runtime.delivery import BlockingSink
-from prelude.runtime.entry import PLAIN
 
 BLOCK = 16
 LONGEST = 2048  # tokens of the longest prompt
-PARAMS = SamplingParams(max_tokens=1, temperature=0)
 QUESTIONS = (Choice("Which is it?", ("good", "bad", "new", "old")),)
 TEXT = """the of and to in is that for it as was with be by on not he his but at are this have from or had an they
 which one you were all her she there would their we him been has when who will no more if out so up said its about
 than into them can only other time new some could these two may first then do any like my now over such our man me"""
+
+
+ROOT = Path(prelude.__file__).resolve().parent.parent
+FOLDERS = tuple(f"{ROOT}/{name}/" for name in ("prelude", "tokenizer"))
+LAYERS = ("prelude/models/", "prelude/cpu/")
+ASKED = (Choice("Which language is it?", ["English", "French", "German"]), YesNo("Is it about the sea?"))
 
 
 class Answering:
@@ -72,9 +85,8 @@ class Bench:
     def __init__(self, quick: bool) -> None:
         self.seconds = 0.4 if quick else 3.0
         self.rng = np.random.default_rng(0)
-        self.report = Report("The host's path of a one-token request", facts=machine_facts())
+        self.report = Report("The host's path of a decision", facts=machine_facts())
         self.us: dict[str, float] = {}
-        self.decide_us: dict[str, float] = {}
         # The preparer and the budgets of a real engine; its core is replaced by one without a model.
         parts = load(
             None, device="cpu", dtype="auto", config=EngineConfig(max_length=LONGEST, max_step_tokens=2 * LONGEST)
@@ -87,11 +99,6 @@ class Bench:
         self.us[key] = p10
         note = f"median {median:.2f}"
         self.report.add(load, measure, (p10, p10, p90), "us", reach="" if reach is None else f"{reach:g}", note=note)
-
-    def prompts(self, rows: int, tokens: int, shared: float = 0.0) -> list[np.ndarray]:
-        out = self.rng.integers(10, 1000, (rows, tokens)).astype(np.int32)
-        out[:, : int(tokens * shared)] = 7
-        return list(out)
 
     def repeat(self, rows: int, make: Callable[[], Any], run: Callable[[Any], object]) -> list[float]:
         """Microseconds a request, of runs made off the clock, for as long as this bench takes per row."""
@@ -106,8 +113,6 @@ class Bench:
             costs.append((time.thread_time_ns() - began) / rows / 1000)
         return costs
 
-    # --- measurements -----------------------------------------------------------------------------------------
-
     def engine(self, rows: int, tokens: int) -> Engine:
         room = max(rows * tokens, 4096) + 64
         pool = KvPool(2 * rows * -(-tokens // BLOCK), BLOCK)
@@ -120,47 +125,6 @@ class Bench:
             unhealthy_after=3,
         )
         return Engine(quiet, self.parts.preparer, self.parts.path)
-
-    def core(
-        self,
-        rows: int,
-        tokens: int,
-        key: str,
-        *,
-        shared: float = 0.0,
-        array: bool = False,
-        reach: float | None = None,
-    ) -> None:
-        engine = self.engine(rows, tokens)
-        core = engine._core
-        preparer = engine._preparer
-
-        def make() -> list[Any]:
-            prompts = self.prompts(rows, tokens, shared)
-            return prompts if array else [p.tolist() for p in prompts]
-
-        def run(prompts: list[Any]) -> None:
-            sink = BlockingSink()
-            with core.reserve(len(prompts)) as places:
-                admitted: Any = preparer.prepare_all([Generate(prompt, PARAMS) for prompt in prompts])
-                requests: Any = core.requests(admitted, [PLAIN] * len(admitted), sink, places, watching)
-                sink.expected = len(requests)
-                core.run_inline(requests, places)
-            if len(sink.ends) != rows:
-                raise RuntimeError("not every request has ended")
-
-        name = f"{tokens} tokens, batch {rows}" + (", 75 % shared" if shared else "") + (", int32" if array else "")
-        self.add(key, name, "core", self.repeat(rows, make, run), reach)
-        engine.close()
-
-    def front(self, rows: int, tokens: int, key: str) -> None:
-        engine = self.engine(rows, tokens)
-
-        def make() -> list[Generate]:
-            return [Generate(p.tolist(), PARAMS) for p in self.prompts(rows, tokens)]
-
-        self.add(key, f"{tokens} tokens, batch {rows}", "engine", self.repeat(rows, make, engine.run_many), None)
-        engine.close()
 
     def decisions(self, rows: int, kind: str) -> list[Decide]:
         """``rows`` new states of about 128 tokens with one question of four labels; ``kind``: text or messages."""
@@ -179,10 +143,9 @@ class Bench:
         name = f"one question, batch {rows}, {kind}" + (", a listener" if listener else "")
         costs = self.repeat(rows, lambda: self.decisions(rows, kind), engine.run_many)
         self.add(f"decide_{key}", name, "decide", costs, reach)
-        self.decide_us[key] = self.us[f"decide_{key}"]
         engine.close()
 
-    async def deciding_tasks(self, rows: int) -> None:
+    async def deciding_tasks(self, rows: int, reach: float) -> None:
         """All threads' CPU time of ``rows`` tasks that await ``run`` at the same time."""
         engine = self.engine(rows, 256)
         outer = AsyncEngine(engine)
@@ -193,60 +156,95 @@ class Bench:
             began = time.process_time_ns()
             await asyncio.gather(*(outer.run(task) for task in tasks))
             costs.append((time.process_time_ns() - began) / rows / 1000)
-        self.add(f"decide_tasks{rows}", f"one question, {rows} tasks, text", "decide", costs[5:], 20)
-        self.decide_us[f"tasks{rows}"] = self.us[f"decide_tasks{rows}"]
-        await outer.aclose()
-
-    async def loops(self, rows: int, tokens: int) -> None:
-        """All threads' CPU time, since the step runs beside the loop."""
-        engine = self.engine(rows, tokens)
-        outer = AsyncEngine(engine)
-        for key, measure, count, reach in (
-            ("tasks64", "asyncio, 64 tasks", rows, 9),
-            ("run_many64", "asyncio, run_many(64)", rows, 2),
-            ("run1", "asyncio, one run", 1, None),
-        ):
-            costs: list[float] = []
-            until = time.perf_counter() + self.seconds
-            while time.perf_counter() < until or len(costs) < 20:
-                tasks = [Generate(p.tolist(), PARAMS) for p in self.prompts(count, tokens)]
-                began = time.process_time_ns()
-                if key == "tasks64":
-                    await asyncio.gather(*(outer.run(task) for task in tasks))
-                elif key == "run1":
-                    await outer.run(tasks[0])
-                else:
-                    await outer.run_many(tasks)
-                costs.append((time.process_time_ns() - began) / count / 1000)
-            self.add(f"asyncio_{key}", f"{tokens} tokens", measure, costs[5:], reach)
+        self.add(f"decide_tasks{rows}", f"one question, {rows} tasks, text", "decide", costs[5:], reach)
         await outer.aclose()
 
 
 def measured(quick: bool) -> Bench:
     """Every row."""
     bench = Bench(quick)
-    bench.core(64, 128, "b64_l128", reach=3)
-    bench.core(64, 128, "b64_l128_shared75", shared=0.75, reach=3)
-    bench.core(256, 128, "b256_l128", reach=3.3)
-    bench.core(1, 128, "b1_l128", reach=10)
-    bench.core(64, 512, "b64_l512", reach=6)
-    bench.core(64, 512, "b64_l512_int32", array=True, reach=2.5)
-    bench.core(64, 2000, "b64_l2000", reach=17)
-    bench.core(64, 2000, "b64_l2000_int32", array=True, reach=6)
-    bench.front(1, 128, "engine_b1_l128")
-    bench.front(64, 128, "engine_b64_l128")
-    asyncio.run(bench.loops(64, 128))
     bench.decide(64, "text", "b64", 15)
     bench.decide(1, "text", "b1", 35)
     bench.decide(64, "messages", "messages_b64", 20)
     bench.decide(1, "messages", "messages_b1", 45)
     bench.decide(64, "text", "listener_b64", None, listener=True)
-    asyncio.run(bench.deciding_tasks(64))
+    asyncio.run(bench.deciding_tasks(64, 36))
+    asyncio.run(bench.deciding_tasks(1, 70))
     return bench
 
 
+@cache
+def calls_of(file: str) -> dict[int, list[ast.expr]]:
+    """Return the called expressions of a file by line."""
+    found: dict[int, list[ast.expr]] = defaultdict(list)
+    for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            found[node.func.end_lineno or node.lineno].append(node.func)
+    return found
+
+
+def resolve(called: ast.expr, frame: FrameType) -> Any:
+    """Return the object that a chain of names stands for in ``frame``; None for another expression."""
+    if isinstance(called, ast.Attribute):
+        return getattr(resolve(called.value, frame), called.attr, None)
+    name = called.id if isinstance(called, ast.Name) else ""
+    return frame.f_locals.get(name, frame.f_globals.get(name))
+
+
+def is_native(called: Any) -> bool:
+    module = getattr(called, "__module__", None) or ""
+    return module.startswith("prelude.") and not str(sys.modules[module].__file__).endswith(".py")
+
+
+class Trace:
+    def __init__(self) -> None:
+        self.on = False
+        self.functions: dict[str, set[str]] = defaultdict(set)  # by file
+        self.sites: dict[str, set[int]] = defaultdict(set)  # lines that call native code, by file
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        if not code.co_filename.startswith(FOLDERS):
+            return None
+        if self.on and event == "line":
+            file = str(Path(code.co_filename).relative_to(ROOT))
+            self.functions[file].add(getattr(code, "co_qualname", code.co_name))
+            if any(is_native(resolve(one, frame)) for one in calls_of(code.co_filename)[frame.f_lineno]):
+                self.sites[file].add(frame.f_lineno)
+        return self
+
+
+async def traced(trace: Trace) -> None:
+    """Answer five states, then trace the sixth."""
+    async with AsyncEngine.from_pretrained() as engine:
+        for at in range(6):
+            await asyncio.sleep(0.1)  # the engine's thread falls asleep
+            trace.on = at == 5
+            await engine.decide(f"The harbour was quiet on morning {at} of that week.", ASKED)
+        await asyncio.sleep(0.1)
+        trace.on = False
+
+
+def files() -> None:
+    """Print the files and the lines."""
+    trace = Trace()
+    threading.settrace(trace)
+    sys.settrace(trace)
+    asyncio.run(traced(trace))
+    for file, functions in sorted(trace.functions.items()):
+        lines = ", ".join(map(str, sorted(trace.sites[file])))
+        print(f"{file}: {', '.join(sorted(functions))}{f'; native: lines {lines}' if lines else ''}")
+    for layers in (False, True):
+        some = [file for file in trace.functions if file.startswith(LAYERS) is layers]
+        sites = sum(len(trace.sites[file]) for file in some)
+        print(f"{'layers' if layers else 'outside layers'}: {len(some)} files, {sites} call sites of native code")
+
+
 def main() -> None:
-    run_alone(__doc__, measured, "host_path_us")
+    if "--files" in sys.argv:
+        files()
+    else:
+        run_alone(__doc__, measured, "host_path_us")
 
 
 if __name__ == "__main__":
