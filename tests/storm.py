@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from prelude.api.text_streams import watching
+from prelude.api.call_steps import watching
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, Sink
 from tests import toy

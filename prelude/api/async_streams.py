@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from prelude.admission.prepared import Admitted
+from prelude.api.call_steps import Call
 from prelude.api.text_streams import SubmittedStream
 from prelude.errors import WrongUse
 from prelude.results import Chunk
@@ -16,8 +17,6 @@ from prelude.runtime.delivery import CompletionQueue
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from prelude.runtime.entry import Call
 
 # The values that a stream starts with.
 Start: TypeAlias = "tuple[EngineCore, Admitted, CompletionQueue, Call]"

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from prelude.admission.messages import rough_size
+from prelude.admission.prepared import Admitted, Outcome, Reader
 from prelude.admission.snapshot import PROMPT_FIELDS
-from prelude.api.text_streams import timed_finish
 from prelude.errors import InvalidRequest, PreludeError, shown
-from prelude.runtime.delivery import Completions
-from prelude.runtime.entry import Call, Options, make_calls
-from prelude.scheduling.request import Request
+from prelude.readouts.batch import SampleOutput
+from prelude.records import dataclass
+from prelude.results import SampledLogprob
+from prelude.runtime.core import EngineCore
+from prelude.runtime.delivery import CompletionQueue, Completions
+from prelude.runtime.inbox import Reservation
+from prelude.scheduling.request import Request, Sink
+from prelude.scheduling.timeline import Timeline
 from prelude.tasks import Task
-from prelude.values.options import merge_options
+from prelude.values.options import NO_OPTIONS, RequestOptions, merge_options
+
+Options: TypeAlias = RequestOptions | Sequence[RequestOptions] | None
 
 # More than this is prepared on threads, so that it cannot hold up the caller's loop.
 INLINE_CHARS = 4096
@@ -23,6 +31,120 @@ JOB_CHARS, JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
 PART_TASKS = 512
 TURN_RESULTS, TURN_PAIRS = 64, 1 << 13  # made before the loop gets its turn; of more pairs, on a thread
 TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 16  # the cost of preparing one beside its text
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    options: RequestOptions
+    expires: float  # on the monotonic clock
+    timeline: Timeline | None
+
+    def mark(self, name: str) -> None:
+        if self.timeline is not None:
+            self.timeline.mark(name)
+
+
+PLAIN = Call(NO_OPTIONS, math.inf, None)  # of all calls without options
+
+
+def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> tuple[list[Call], list[Timeline]]:
+    """One a task: the same options for all, or one for each; and the timelines of those that have one. Tasks with the
+    same options share a call, unless each has a timeline."""
+    if options is None and not keywords:
+        return [PLAIN] * count, []
+    if isinstance(options, Sequence):
+        if keywords or len(options) != count:
+            raise InvalidRequest(f"{len(options)} for {count} tasks; give one for all or one each", field="options")
+        calls = [_call(merge_options(one, {}, f"options[{at}]")) for at, one in enumerate(options)]
+    else:
+        one = merge_options(options, keywords)
+        if not one.trace:
+            return [_call(one)] * count, []
+        calls = [_call(one) for _ in range(count)]
+    return calls, [call.timeline for call in calls if call.timeline is not None]
+
+
+def _call(options: RequestOptions) -> Call:
+    return Call(options, options.expires(), Timeline() if options.trace else None)
+
+
+def mark_all(timelines: list[Timeline], name: str) -> None:
+    for timeline in timelines:
+        timeline.mark(name)
+
+
+class WatchSink:
+    """Follows one text for a sink that wants its end alone."""
+
+    streams = True
+
+    def __init__(self, reader: Reader, sink: Sink) -> None:
+        self._reader = reader
+        self._sink = sink
+        self._text: list[str] = []
+        self._logprobs: list[SampledLogprob] = []
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
+        text, logprob, stop = self._reader.token(token_id, output, row)
+        if request.timeline is not None:
+            request.timeline.mark("detokenise")
+        self._text.append(text)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        return stop
+
+    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        if outcome is None:
+            self._reader.close()
+        else:
+            self._text.append(self._reader.finish(outcome.stats))
+            text, logprobs = "".join(self._text), tuple(self._logprobs)
+            outcome = Outcome(outcome.output, outcome.token_ids, outcome.stats, text, logprobs)
+        self._sink.deliver(request, outcome, error)
+
+
+def watching(admitted: Admitted, sink: Sink) -> Sink:
+    """Return ``sink``, with a reader before it if the text has to be followed to find its end."""
+    return WatchSink(admitted.reader(False), sink) if admitted.watched and admitted.reader else sink
+
+
+def make_requests(
+    core: EngineCore,
+    admitted: Sequence[Admitted | Exception],
+    calls: Sequence[Call],
+    sink: Sink,
+    places: Reservation,
+    completions: CompletionQueue | None = None,
+) -> list[Request | Exception]:
+    """Return the request of each admitted task, or the error of one that was not admitted, or is refused. They hold
+    nothing but their ``places``. ``calls``: of the task at the same place. ``completions``: of the event loop that
+    waits for them."""
+    found: list[Request | Exception] = []
+    for item, call in zip(admitted, calls):
+        if isinstance(item, BaseException):
+            found.append(item)
+            continue
+        try:
+            own = watching(item, sink) if item.watched else sink
+            request = core.request(item.prepared, own, call.options, places, call.expires)
+        except Exception as error:
+            found.append(error)
+            continue
+        request.completions, request.timeline = completions, call.timeline
+        found.append(request)
+    return found
+
+
+def timed_finish(admitted: Admitted, timeline: Timeline | None, outcome: Outcome) -> Any:
+    """Return the caller's result, with its timeline. Runs in the caller's thread."""
+    if timeline is None:
+        return admitted.finish(outcome)
+    began = time.perf_counter()
+    result = admitted.finish(outcome)
+    timeline.mark("detokenise", began)
+    timeline.mark("stream")
+    outcome.stats.timeline = timeline.close()
+    return result
 
 
 def finish_all(

@@ -26,9 +26,14 @@ from prelude.api.call_steps import (
     PART_TASKS,
     TURN_PAIRS,
     TURN_RESULTS,
+    Call,
+    Options,
     batches,
     finish_all,
     first_error,
+    make_calls,
+    make_requests,
+    mark_all,
     parts,
     result_sizes,
     task_list,
@@ -36,14 +41,12 @@ from prelude.api.call_steps import (
 )
 from prelude.api.compound import adrive
 from prelude.api.sync import Engine
-from prelude.api.text_streams import watching
 from prelude.api.verbs import Ask, AskStream, AsyncVerbs, RequestKeywords
 from prelude.api.windows import WINDOW_ROWS
 from prelude.errors import ConfigError, EngineClosed, ExecutionError, shown, starting_thread
 from prelude.results import Explanation
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import CompletionQueue, Completions, LoopSink
-from prelude.runtime.entry import Call, Options, make_calls, mark_all
 from prelude.runtime.events import Listener
 from prelude.runtime.inbox import Turn
 from prelude.scheduling.request import Request
@@ -251,7 +254,7 @@ class AsyncEngine(AsyncVerbs):
     ) -> list[Any]:
         """``run_many`` of the tasks that one turn of the loop may begin with; errors are results."""
         engine, loop = self._engine or self.engine, get_running_loop()
-        core, preparer = engine.core, engine._preparer
+        core, preparer = engine._core, engine._preparer
         completions, turn = self._ways(loop, engine)
         calls, timelines = make_calls(len(tasks), options, keywords)
         mark_all(timelines, "prompt")
@@ -266,7 +269,7 @@ class AsyncEngine(AsyncVerbs):
             admitted += [core.inbox.full() for _ in tasks[room:]]
             mark_all(timelines, "tokenise")
             sink = LoopSink(completions, len(tasks), progress)
-            requests = core.requests(admitted, calls, sink, places, watching, completions)
+            requests = make_requests(core, admitted, calls, sink, places, completions)
             live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)
             if live:
@@ -354,8 +357,8 @@ class AsyncEngine(AsyncVerbs):
         """Make the ways from a loop to the engine and back."""
         ways = self._loops.get(id(loop))
         if ways is None or ways[0].loop is not loop:
-            self._loops = {key: known for key, known in self._loops.items() if not known[0].closed()}
-            ways = CompletionQueue(loop, engine.core), Turn(loop, engine.core.loop.wake_if_started)
+            self._loops = {key: known for key, known in self._loops.items() if not known[0].loop.is_closed()}
+            ways = CompletionQueue(loop, engine.core.sinks), Turn(loop, engine.core.loop.wake_if_started)
             self._loops[id(loop)] = ways
         return ways
 

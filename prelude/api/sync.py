@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from prelude.api.base import EngineBase
-from prelude.api.call_steps import finish_all, first_error, task_list
+from prelude.api.call_steps import (
+    Options,
+    finish_all,
+    first_error,
+    make_calls,
+    make_requests,
+    mark_all,
+    task_list,
+)
 from prelude.api.compound import drive
-from prelude.api.text_streams import TextStream, watching
+from prelude.api.text_streams import TextStream
 from prelude.api.verbs import Ask, AskStream, RequestKeywords, Verbs
 from prelude.api.windows import WINDOW_ROWS
 from prelude.runtime.delivery import BlockingSink
-from prelude.runtime.entry import Options, make_calls, mark_all
 from prelude.scheduling.request import Request
 from prelude.tasks import R, TaskOf
 from prelude.terminal.progress import Advance, Progress, in_terminal
@@ -172,19 +179,16 @@ class Engine(Verbs, EngineBase):
         """``run_many`` with errors as results."""
         core, count = self._core, len(tasks)
         calls, timelines = make_calls(count, options, keywords)
-        if timelines:
-            mark_all(timelines, "prompt")
+        mark_all(timelines, "prompt")
         sink = BlockingSink(progress)
         with core.reserve(count) as places:
             room = places.left
-            if timelines:
-                mark_all(timelines, "accept")
+            mark_all(timelines, "accept")
             admitted = self._preparer.prepare_all(tasks if room == count else tasks[:room])
             if room < count:
                 admitted.extend([core.inbox.full() for _ in calls[room:]])
-            if timelines:
-                mark_all(timelines, "tokenise")
-            requests = core.requests(admitted, calls, sink, places, watching)
+            mark_all(timelines, "tokenise")
+            requests = make_requests(core, admitted, calls, sink, places)
             live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)
             if progress is not None:

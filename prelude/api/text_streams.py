@@ -11,67 +11,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from prelude.admission.prepared import Admitted, Outcome, Reader
+from prelude.admission.prepared import Admitted, Outcome
+from prelude.api.call_steps import Call, timed_finish
 from prelude.readouts.batch import SampleOutput
 from prelude.results import Chunk, Completion, SampledLogprob
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import CompletionQueue
-from prelude.scheduling.request import Request, Sink
+from prelude.scheduling.request import Request
 from prelude.scheduling.timeline import Timeline
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from prelude.runtime.entry import Call
-
-
-def timed_finish(admitted: Admitted, timeline: Timeline | None, outcome: Outcome) -> Any:
-    """Return the caller's result, with its timeline. Runs in the caller's thread."""
-    if timeline is None:
-        return admitted.finish(outcome)
-    began = time.perf_counter()
-    result = admitted.finish(outcome)
-    timeline.mark("detokenise", began)
-    timeline.mark("stream")
-    outcome.stats.timeline = timeline.close()
-    return result
-
-
-def watching(admitted: Admitted, sink: Sink) -> Sink:
-    """Return ``sink``, with a reader before it if the text has to be followed to find its end."""
-    return WatchSink(admitted.reader(False), sink) if admitted.watched and admitted.reader else sink
-
-
-class WatchSink:
-    """Follows one text for a sink that wants its end alone."""
-
-    streams = True
-
-    def __init__(self, reader: Reader, sink: Sink) -> None:
-        self._reader = reader
-        self._sink = sink
-        self._text: list[str] = []
-        self._logprobs: list[SampledLogprob] = []
-
-    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
-        text, logprob, stop = self._reader.token(token_id, output, row)
-        if request.timeline is not None:
-            request.timeline.mark("detokenise")
-        self._text.append(text)
-        if logprob is not None:
-            self._logprobs.append(logprob)
-        return stop
-
-    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        if outcome is None:
-            self._reader.close()
-        else:
-            self._text.append(self._reader.finish(outcome.stats))
-            text, logprobs = "".join(self._text), tuple(self._logprobs)
-            outcome = Outcome(outcome.output, outcome.token_ids, outcome.stats, text, logprobs)
-        self._sink.deliver(request, outcome, error)
 
 
 class StreamSink:

@@ -12,32 +12,40 @@ from __future__ import annotations
 import atexit
 import logging
 import math
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from prelude._native.core import KvPool, StepLock
-from prelude.errors import ExecutionError, ExecutorLost
+from prelude.admission.prepared import ExecutionClass, Prepared
+from prelude.errors import (
+    DeadlineExceeded,
+    EngineForked,
+    ExecutionError,
+    ExecutorLost,
+    RequestTooLarge,
+)
 from prelude.execution.executor import Executor
 from prelude.records import asdict
-from prelude.runtime.entry import Entry
+from prelude.runtime.delivery import Sinks
 from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures, Watchdog
-from prelude.runtime.forks import Forkable, alive
 from prelude.runtime.in_flight import StepsInFlight
 from prelude.runtime.inbox import Inbox, Reservation
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.loop import StepLoop
-from prelude.runtime.sinks import Sinks
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.stepper import Stepper
 from prelude.scheduling.cost import CostModel
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.queues import Policies, Queues
-from prelude.scheduling.request import Request
+from prelude.scheduling.request import Request, Sink
+from prelude.values.options import NO_OPTIONS, RequestOptions
 
 log = logging.getLogger("prelude.engine")
 
@@ -46,7 +54,7 @@ _WARM_UP_SECONDS = 0.001  # between two looks whether a step is under way
 _EXIT_SECONDS = 5.0  # how long the interpreter's exit waits for a step under way
 
 
-class EngineCore(Forkable):
+class EngineCore:
     """``submit``, ``cancel``, ``run_inline`` and ``close`` may be called from any thread."""
 
     def __init__(
@@ -66,7 +74,8 @@ class EngineCore(Forkable):
         cost: CostModel | None = None,
     ) -> None:
         """``clock``: seconds, for deadlines; a simulator has its own."""
-        super().__init__()
+        self.forked = False  # since it was made
+        _ALIVE.add(self)
         self.pool = pool
         self.budgets = budgets
         self.limits = executor.limits()
@@ -106,8 +115,6 @@ class EngineCore(Forkable):
             self.watchdog = self.stepper.watchdog = Watchdog(self.stepper, hang_seconds)
         self.loop = StepLoop(self.stepper, lock, self._close_when_idle)
         self.step = self.stepper.step
-        self.entry = Entry(self.inbox, self.lifecycle, events, budgets, pool, self.limits, self)
-        self.reserve, self.request, self.requests = self.entry.reserve, self.entry.request, self.entry.requests
 
     @property
     def healthy(self) -> bool:
@@ -136,6 +143,80 @@ class EngineCore(Forkable):
 
     # -------------------------------------------------------------- any thread
 
+    def check_process(self) -> None:
+        """Raise in a child that was forked after the engine was made: it has the engine's memory, none of its threads
+        and locks in an unknown state."""
+        if self.forked:
+            raise EngineForked(
+                "this process was forked after the engine was made, and the engine's threads stayed behind; make an "
+                "engine in the child, or start processes with the 'forkserver' or 'spawn' method"
+            )
+
+    def reserve(self, count: int) -> Reservation:
+        """Take places in the queue before anything is tokenised; use them in a ``with`` block around ``requests`` and
+        the posting of them."""
+        self.check_process()
+        places = self.inbox.reserve(count)
+        if places.left < count:
+            self.events.emit("rejected", reason="queued_requests", count=count - places.left)
+        return places
+
+    def request(
+        self,
+        prepared: Prepared,
+        sink: Sink,
+        options: RequestOptions = NO_OPTIONS,
+        places: Reservation | None = None,
+        expires: float | None = None,
+    ) -> Request:
+        """Make one request, with a place of its own if none is given; raise the error of a bad one. ``expires``: the
+        moment of its deadline, on the monotonic clock."""
+        request = Request(prepared, sink, options)
+        request.ending = self.lifecycle.ended
+        request.expires = options.expires() if expires is None else expires
+        if places is not None:
+            self._place(request, places)
+            return request
+        self.check_process()
+        with self.inbox.reserve(1) as own:
+            self._place(request, own)
+            own.posted()
+        return request
+
+    def _place(self, request: Request, places: Reservation) -> None:
+        self._check_fits(request)
+        if request.expires < math.inf and self.lifecycle.clock() >= request.expires:
+            self.inbox.refused("deadline")
+            self.events.emit("rejected", request.options.request_id, reason="deadline", count=1)
+            raise DeadlineExceeded(
+                f"the deadline of {request.options.deadline:g} s passed before the request was queued"
+            )
+        places.take(request)
+
+    def _check_fits(self, request: Request) -> None:
+        oneshot, tokens = request.execution_class is ExecutionClass.ONESHOT, request.num_known
+        most = self.budgets.step_tokens - self.budgets.running
+        if oneshot and tokens > most:
+            raise RequestTooLarge(
+                f"the request has {tokens} tokens with all its branches, a step computes at most {most} "
+                "beside running rows; ask fewer questions at a time or raise max_step_tokens",
+                field=None,
+            )
+        if not oneshot:
+            if self.limits.bytes_per_state and not self.pool.num_running_states:
+                raise RequestTooLarge(
+                    "a request for more than one token takes a recurrent state, the executor has room for none; ask "
+                    "for one token (max_tokens=1), or give it room for states",
+                    field=None,
+                )
+            blocks = -(-(request.max_device_len - 1) // self.pool.block_size)  # the last token is never written
+            if blocks > self.pool.num_blocks:
+                raise RequestTooLarge(
+                    f"{request.max_device_len} tokens (prompt and max_tokens) need {blocks} KV blocks, the pool has "
+                    f"{self.pool.num_blocks}; lower max_tokens or raise kv_blocks",
+                    field=None,
+                )
+
     def submit(self, request: Request) -> None:
         """Puts a request in the inbox and wakes the engine thread. If that fails, its place is given back."""
         try:
@@ -152,8 +233,9 @@ class EngineCore(Forkable):
 
     def post(self, requests: list[Request], places: Reservation | None = None) -> None:
         """As ``submit_many``, but leave a sleeping engine thread asleep."""
-        self._start_watchdog()
-        self.loop.start()
+        if self.loop.thread is None:
+            self._start_watchdog()
+            self.loop.start()
         self.lifecycle.post(requests, places)
 
     def cancel(self, request: Request) -> None:
@@ -303,10 +385,22 @@ class EngineCore(Forkable):
             raise RuntimeError(f"{len(counted)} requests wait, the inbox counts {self.inbox.requests}")
 
 
+_ALIVE: weakref.WeakSet[EngineCore] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for core in list(_ALIVE):
+        core.forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
 @atexit.register
 def _at_exit() -> None:
     """Engines that were not closed: no thread of ours may be inside native code while the interpreter shuts down."""
-    for core in alive(EngineCore):
+    for core in list(_ALIVE):
         if core.forked:
             continue
         if core.loop.thread is not None:

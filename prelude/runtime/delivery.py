@@ -5,6 +5,7 @@ Ends may come from the engine thread, from a caller that runs steps itself, or f
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -13,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prelude.admission.prepared import Outcome
 from prelude.readouts.batch import SampleOutput
-from prelude.runtime.core import EngineCore
-from prelude.runtime.sinks import LoopFlush
+from prelude.runtime.stats import EngineStats
 from prelude.scheduling.request import Request
 from prelude.terminal.progress import Progress
 
@@ -67,13 +67,40 @@ class BlockingSink(EndSink):
             self._progress.advance(count - told)
 
 
-class CompletionQueue(LoopFlush):
+class Sinks:
+    """``loops``: the ways to the event loops of all callers, each woken once a step."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self.loops: list[CompletionQueue] = []
+        self._stats = stats
+        self.to_wake: deque[CompletionQueue] = deque()  # event loops that are flushed when the step is over
+
+    def remove_closed(self) -> list[CompletionQueue]:
+        """Event loops that were closed since the last call."""
+        closed = [one for one in self.loops if one.loop.is_closed()]
+        for loop in closed:
+            self.loops.remove(loop)
+        return closed
+
+    def flush(self) -> None:
+        """Wake each event loop that has ends, once."""
+        while self.to_wake:
+            try:
+                loop = self.to_wake[0]
+                self._stats.loop_wakeups += 1  # before: a caller that is woken may read it
+                loop.flush()  # before it is removed: if memory is missing, it is flushed later
+                self.to_wake.popleft()
+            except IndexError:  # the watchdog flushed meanwhile
+                return
+
+
+class CompletionQueue:
     """Leads from the engine to one event loop: ends of requests are collected during a step and handed over by one
     wake-up."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, sinks: Sinks) -> None:
         self.loop = loop
-        self._sinks = core.sinks
+        self._sinks = sinks
         self._sinks.loops.append(self)
         self._calls: deque[tuple[Any, ...]] = deque()  # (function, its arguments), for the loop
         self._woken = False
@@ -92,7 +119,7 @@ class CompletionQueue(LoopFlush):
         """Has the loop call ``function``, once or more often. Any thread."""
         self._calls.append((function, *given))
         if not self._woken:  # else the loop has been woken, or will be at the step's end
-            self._sinks.wake_later(self)
+            self._sinks.to_wake.append(self)
             self._woken = True
 
     def flush(self) -> None:
@@ -100,9 +127,6 @@ class CompletionQueue(LoopFlush):
             self.loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the loop is closed: no task waits there any more
             self._calls.clear()
-
-    def closed(self) -> bool:
-        return self.loop.is_closed()
 
 
 class LoopSink(EndSink):
@@ -127,3 +151,9 @@ class LoopSink(EndSink):
             self.future.set_result(None)
         if self._progress is not None:
             self._progress.advance(1)
+
+
+def log_failure(message: str, error: BaseException, request_id: str | None = None) -> None:
+    """Log an error as its last handling: a record that finds no memory is dropped."""
+    with contextlib.suppress(MemoryError):
+        log.error(message, exc_info=error, extra={"request_id": request_id} if request_id else None)

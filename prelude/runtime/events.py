@@ -67,11 +67,9 @@ class Listeners:
                 self._tell(Event(name, now, request.options.request_id, {}))
 
     def emit_accepted(self, requests: Iterable[Request]) -> None:
-        if self._listeners:
-            now = time.monotonic()
-            for request in requests:
-                tokens = {"tokens": request.num_known}
-                self._tell(Event("accepted", now, request.options.request_id, tokens))
+        now = time.monotonic()
+        for request in requests:
+            self._tell(Event("accepted", now, request.options.request_id, {"tokens": request.num_known}))
 
     def emit_step(self, plan: Plan, tokens: int, seconds: float) -> None:
         """Send the event of a step of so many tokens that the executor took ``seconds`` for."""

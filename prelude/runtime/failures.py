@@ -17,10 +17,10 @@ from typing import Protocol
 from prelude._native.core import KvPool, WakeEvent
 from prelude.errors import ExecutionError, ExecutorLost, is_interrupt, starting_thread
 from prelude.records import dataclass
+from prelude.runtime.delivery import Sinks, log_failure
 from prelude.runtime.events import Listeners
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.lifecycle import Lifecycle
-from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.postprocess import failure_of, out_of_memory, recover
@@ -145,14 +145,14 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """Sleeps while the engine is idle, and looks a few times per limit while steps run; a step costs it nothing.
+    """Sleeps while the engine is idle, and looks a few times per limit while steps run (``busy``): they cost nothing.
     ``stop`` may be called by a finaliser: it takes no lock."""
 
     def __init__(self, watched: Watched, limit: float) -> None:
         self._watched = weakref.ref(watched)
         self.limit = limit
         self._wake = WakeEvent()
-        self._busy = False
+        self.busy = False
         self._stopped = False
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -168,10 +168,10 @@ class Watchdog:
                     self._thread = thread
 
     def step_begins(self) -> None:
-        if not self._busy:
-            self.start()
-            self._busy = True
-            self._wake.set()
+        """It sleeps, and looks from now on."""
+        self.start()
+        self.busy = True
+        self._wake.set()
 
     def stop(self, wait: float = 0.0) -> None:
         """Its thread ends; that is waited for up to ``wait`` seconds."""
@@ -183,7 +183,7 @@ class Watchdog:
     def _watch(self) -> None:
         seen = -1.0
         while not self._stopped:
-            self._wake.wait(self.limit / _LOOKS if self._busy else None)
+            self._wake.wait(self.limit / _LOOKS if self.busy else None)
             watched = self._watched()
             if watched is None:
                 return
@@ -196,9 +196,9 @@ class Watchdog:
     def _look(self, watched: Watched, seen: float) -> float:
         began = watched.began
         if not began and began == seen:  # idle at two looks in a row
-            self._busy = False
+            self.busy = False
             if watched.began:
-                self._busy = True
+                self.busy = True
         elif began and time.monotonic() - began > self.limit:
             watched.hung(time.monotonic() - began)
         return began

@@ -15,10 +15,10 @@ from prelude._native.core import KvPool
 from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
 from prelude.records import dataclass, field
+from prelude.runtime.delivery import Sinks, log_failure
 from prelude.runtime.events import Listeners
 from prelude.runtime.in_flight import StepsInFlight
 from prelude.runtime.inbox import Inbox, Reservation
-from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.postprocess import failure_of, finish
 from prelude.scheduling.queues import Queues
@@ -58,7 +58,8 @@ class Lifecycle:
             raise
         if places is not None:
             places.posted()
-        self.events.emit_accepted(requests)
+        if self.events.heard:
+            self.events.emit_accepted(requests)
 
     def cancel(self, request: Request) -> bool:
         """End a request when the next step begins; False if it has ended. Any thread, and takes no lock."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from prelude._native.core import StepLock, WakeEvent
 from prelude.errors import ExecutionError, starting_thread
 from prelude.execution.executor import Executor
-from prelude.runtime.sinks import log_failure
+from prelude.runtime.delivery import log_failure
 from prelude.runtime.stepper import Stepper
 
 

@@ -1,4 +1,4 @@
-"""EngineStats: counters since the engine was made, and how a step is counted."""
+"""EngineStats: counters since the engine was made."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ import time
 from typing import Any
 
 from prelude.admission.prepared import ExecutionClass
-from prelude.readouts.batch import ForwardBatch, StepResult
 from prelude.records import dataclass, field
-from prelude.scheduling.cost import CostModel, Work
-from prelude.scheduling.pacing import Pacer
-from prelude.scheduling.plan import Plan
 
 
 def _counter(text: str, value: float = 0) -> Any:
@@ -81,28 +77,6 @@ class EngineStats:
     host_kv_copied_in: int = _counter("KV blocks copied back from host memory")
     host_kv_evictions: int = _counter("KV blocks that were evicted in host memory")
     host_kv_failed: int = _counter("copies between KV pool and host memory that failed")
-
-    def count_step(self, plan: Plan, batch: ForwardBatch, result: StepResult, pacer: Pacer, cost: CostModel) -> int:
-        """Count a step's rows, give its seconds to the pacer and the cost model. Return the tokens of its batch."""
-        tokens, decode = batch.num_tokens, len(plan.decode)
-        prefill = sum([row.count for row in plan.prefill])
-        self.steps[plan.kind] += 1
-        self.prefix_hit_tokens += sum([row.skip for row in plan.oneshot])
-        for row in plan.prefill:
-            if not row.request.stats.chunks and not row.request.output:
-                self.prefix_hit_tokens += row.start
-        for fold in plan.folds:
-            self.folded_tokens += fold.tokens * (len(fold.members) - 1)
-        self.prefill_tokens += tokens - decode
-        self.decode_tokens += decode
-        self.lm_head_rows += result.lm_head_rows
-        self.eager_steps += result.eager
-        self.graph_replays += not result.eager
-        self.peak_activation_bytes = max(self.peak_activation_bytes, result.peak_bytes)
-        self.forward_seconds += result.seconds
-        pacer.measured(decode, tokens - prefill - decode, prefill, result.seconds)
-        cost.observe(Work(tokens, result.attended_tokens, result.lm_head_rows), result.seconds)
-        return tokens
 
 
 class GcPauses:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from prelude._native.core import KvPool
 from prelude.errors import is_interrupt
 from prelude.execution.executor import Executor
-from prelude.readouts.batch import StepResult
+from prelude.readouts.batch import ForwardBatch, StepResult
 from prelude.records import dataclass, field
+from prelude.runtime.delivery import Sinks
 from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures, Watchdog
 from prelude.runtime.in_flight import InFlightStep, StepsInFlight
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.lifecycle import Lifecycle
-from prelude.runtime.sinks import Sinks
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.cost import CostModel, Work
 from prelude.scheduling.pacing import Pacer
@@ -199,9 +199,10 @@ class Stepper:
         for request in fresh:
             self._planned(request, began)
         self.began = time.monotonic()
-        if self.watchdog is not None:
+        if self.watchdog is not None and not self.watchdog.busy:
             self.watchdog.step_begins()
-        self.events.emit_each("scheduled", fresh)
+        if self.events.heard:
+            self.events.emit_each("scheduled", fresh)
         try:
             packed = pack(plan, self.pool.block_size, self._recurrent)
             entered = time.perf_counter() if self._overlap else 0.0
@@ -282,7 +283,7 @@ class Stepper:
             self.stats.discarded_rows += len(plan.decode) - len(valid.decode)
         if valid is plan or not valid.empty:  # else it shows nothing that the step before has not shown
             self.failures.in_a_row = 0
-        tokens = self.stats.count_step(plan, packed.batch, result, self.pacer, self.cost)
+        tokens = self._count(plan, packed.batch, result)
         if self.events.heard:
             self.events.emit_step(plan, tokens, result.seconds)
         first = [r for r in (row.request for row in valid.prefill) if not r.output] if self.events.heard else ()
@@ -292,3 +293,25 @@ class Stepper:
         for request in first:
             if request.output:
                 self.events.emit("first_token", request.options.request_id)
+
+    def _count(self, plan: Plan, batch: ForwardBatch, result: StepResult) -> int:
+        """Count a step's rows, give its seconds to the pacer and the cost model. Return the tokens of its batch."""
+        stats, tokens, decode = self.stats, batch.num_tokens, len(plan.decode)
+        prefill = sum([row.count for row in plan.prefill])
+        stats.steps[plan.kind] += 1
+        stats.prefix_hit_tokens += sum([row.skip for row in plan.oneshot])
+        for row in plan.prefill:
+            if not row.request.stats.chunks and not row.request.output:
+                stats.prefix_hit_tokens += row.start
+        for fold in plan.folds:
+            stats.folded_tokens += fold.tokens * (len(fold.members) - 1)
+        stats.prefill_tokens += tokens - decode
+        stats.decode_tokens += decode
+        stats.lm_head_rows += result.lm_head_rows
+        stats.eager_steps += result.eager
+        stats.graph_replays += not result.eager
+        stats.peak_activation_bytes = max(stats.peak_activation_bytes, result.peak_bytes)
+        stats.forward_seconds += result.seconds
+        self.pacer.measured(decode, tokens - prefill - decode, prefill, result.seconds)
+        self.cost.observe(Work(tokens, result.attended_tokens, result.lm_head_rows), result.seconds)
+        return tokens

@@ -34,7 +34,7 @@ def turns(loop: asyncio.AbstractEventLoop) -> None:
 
 def test_a_call_that_raises_leaves_the_others_to_the_next_turn(loop: asyncio.AbstractEventLoop) -> None:
     core = service_core()
-    completions, told = CompletionQueue(loop, core), list[int]()
+    completions, told = CompletionQueue(loop, core.sinks), list[int]()
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -57,7 +57,7 @@ class Interrupting:
 
 
 def test_an_interrupt_of_one_calls_progress_keeps_no_call_waiting(loop: asyncio.AbstractEventLoop) -> None:
-    completions = CompletionQueue(loop, service_core())
+    completions = CompletionQueue(loop, service_core().sinks)
     progress: list[Any] = [None, Interrupting(), None]
     sinks = [LoopSink(completions, 1, one) for one in progress]
     for number, sink in enumerate(sinks):
