@@ -24,6 +24,7 @@ from prelude.admission.structured import MAX_TEXT, text_of
 from prelude.admission.template import template_hash
 from prelude.admission.tokenization import TokenizationScope, token_ids
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
+from prelude.fitting.question import FittedQuestion
 from prelude.readouts.batch import I32
 from prelude.results import Answer, Answers, AskedQuestion
 from prelude.tasks import Decide
@@ -64,6 +65,20 @@ def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
     return asked, tuple([str.__str__(name) for name in names])  # a subclass of str is copied as a plain string
 
 
+def is_fitted(question: Any) -> bool:
+    return type(question) is FittedQuestion
+
+
+def asks_fitted(questions: Any) -> bool:
+    if isinstance(questions, Mapping):
+        questions = tuple(questions.values())
+    return type(questions) in (list, tuple) and any(map(is_fitted, questions))
+
+
+def mixes_fitted(questions: Any) -> bool:
+    return asks_fitted(questions) and not all(map(is_fitted, named(questions)[0]))
+
+
 def asked_of(ctx: AdmissionContext, decision: Decision) -> list[AskedQuestion]:
     """Return the question that stands in each answer; made once for a decision."""
     if not decision.asked:
@@ -90,7 +105,7 @@ def _answers(
     for plan, places, question in zip(decision.plans, decision.places, asked):
         labels, weighed = _weighed(plan, places, logprobs, at, alone, decision.norm == "token", not decision.mass)
         found.append(made_answer(warned, plan.plain, question, labels, weighed))
-        edges = len(plan.trie.targets) * plan.copies
+        edges = len(plan.trie.targets) * len(plan.starts)
         at += edges
         alone += edges if alone >= 0 else 0
     return Answers(found, outcome.stats, names)
@@ -131,7 +146,7 @@ def _weighed(
     relative: bool,
 ) -> tuple[tuple[str, ...], Weighed]:
     """Return the labels in the caller's order and their numbers."""
-    if plan.copies == 1 and not (plan.lettered and plan.starts[0]):
+    if len(plan.starts) == 1 and not (plan.lettered and plan.starts[0]):
         weighed: Weighed = plan.trie.weigh(plan.labels, logprobs, first, alone, by_length, relative)
     else:
         weighed = weigh_shifts(plan, logprobs, first, alone, by_length, relative)
@@ -196,18 +211,24 @@ def state_content(ctx: AdmissionContext, state: Any, truncation: str) -> tuple[s
     """Return text and ids as they are, and the number of cut characters. Conversations become "role: content"
     paragraphs: the question is about them, so none of their messages is an instruction to the model. Other objects
     and arrays become their canonical text."""
+    if isinstance(state, str):
+        return _state_text(ctx, state, truncation)
     if is_conversation(state):
         messages, dropped = shorten_messages(ctx, state, "state", truncation)
         check_bounds(ctx, messages, "state")
         return transcript(turns_of(messages, "state")), dropped
     if is_data(state):
-        state = text_of(state, "state", MAX_TEXT)
-    if isinstance(state, str):
-        text, _, dropped = shorten(state, ctx.max_chars, truncation)
-        return validation.text(text, "state", ctx.max_chars), dropped
+        return _state_text(ctx, text_of(state, "state", MAX_TEXT), truncation)
     if isinstance(state, bytes | bytearray) or not isinstance(state, Sequence | np.ndarray):
         raise validation.wrong_type(state, "state", "text, an object, an array or token ids")
     return token_ids(state, "state", ctx.encoder, ctx.max_chars), 0
+
+
+def _state_text(ctx: AdmissionContext, text: str, truncation: str) -> tuple[str, int]:
+    dropped = 0
+    if len(text) > ctx.max_chars:
+        text, _, dropped = shorten(text, ctx.max_chars, truncation)
+    return validation.text(text, "state", ctx.max_chars), dropped
 
 
 def is_data(state: Any) -> bool:

@@ -166,7 +166,7 @@ def assembled(
     segments = [(-1, none)] if several else []
     bases = append_questions(segments, plans, 0 if several else -1)
     question_tokens = sum(plan.tokens for plan in plans)
-    read = [plan for plan in plans for _ in range(plan.copies)]
+    read = [plan for plan in plans for _ in plan.starts]
     if unconditional:
         bases += append_questions(segments, plans, -1, frame.start)
         question_tokens = 2 * question_tokens + len(frame.start) * len(plans)

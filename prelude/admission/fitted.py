@@ -3,12 +3,12 @@ head of each question, in the caller's thread. So requests with any heads, and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from prelude.admission.context import AdmissionContext
-from prelude.admission.decide import named, refuse_settings, state_content
+from prelude.admission.decide import is_fitted, named, refuse_settings, state_content
 from prelude.admission.pooled import prepare_embed, vector_size
 from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.prompts import TRUNCATIONS
@@ -21,23 +21,9 @@ from prelude.tasks import Decide, Embed
 from prelude.values import validation
 
 
-def asks_fitted(questions: Any) -> bool:
-    if isinstance(questions, Mapping):
-        questions = tuple(questions.values())
-    return type(questions) in (list, tuple) and any(map(is_fitted, questions))
-
-
-def mixes_fitted(questions: Any) -> bool:
-    return asks_fitted(questions) and not all(map(is_fitted, named(questions)[0]))
-
-
 def answers_questions(ctx: AdmissionContext) -> bool:
     """Return whether the model answers questions that are not fitted."""
     return bool(ctx.limits.lm_head or ctx.limits.masked_lm or ctx.options is not None)
-
-
-def is_fitted(question: Any) -> bool:
-    return type(question) is FittedQuestion
 
 
 def apart(task: Decide, questions: Sequence[Any], places: Sequence[int]) -> list[tuple[tuple[int, ...], Decide]]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.context import CHARS_PER_TOKEN, AdmissionContext
-from prelude.admission.decide import named, prepare_decide
+from prelude.admission.decide import asks_fitted, named, prepare_decide
 from prelude.admission.decision import decision_of
-from prelude.admission.fitted import asks_fitted, prepare_fitted
+from prelude.admission.fitted import prepare_fitted
 from prelude.admission.heads import prepare_marked, prepare_masked
 from prelude.admission.prepared import Admitted, Notes, classify
 from prelude.admission.snapshot import snapshot

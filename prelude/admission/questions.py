@@ -32,7 +32,7 @@ class QuestionPlan:
     labels: tuple[str, ...]
     label_ids: tuple[tuple[int, ...], ...]
     token_ids: I32  # the question part, with the text after it in a chat template; at least one
-    starts: tuple[int, ...]  # the shifts of the options that are shown
+    starts: tuple[int, ...]  # the shifts of the options that are shown; the trie is read once in each
     lettered: bool  # the trie is of places: in another shift they stand for other labels
     shifts: tuple[I32, ...]  # the ids after ``token_ids`` in each of them; () if there is one
     trie: LabelTrie  # behind each shift
@@ -46,11 +46,6 @@ class QuestionPlan:
     def describes(self) -> bool:
         """Whether the descriptions are longer than the question's own text."""
         return sum(map(len, self.plain.notes)) > len(self.plain.text)
-
-    @property
-    def copies(self) -> int:
-        """How often the trie is read."""
-        return len(self.starts)
 
 
 def plan_questions(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, cast
 
-from prelude.admission.fitted import mixes_fitted
+from prelude.admission.decide import mixes_fitted
 from prelude.api.base import ModelProperties
 from prelude.api.compound import Steps, decide_steps, guard_steps, rerank_steps
 from prelude.api.text_streams import TextStream

@@ -10,6 +10,7 @@ keys are brought into the kernel's order once a branch, which is a few percent f
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -22,10 +23,55 @@ from prelude.execution.layout import I64, Forest, StepTokens
 from prelude.models.arrays import Array, aligned
 from prelude.models.relative import RelativeWeights, panels_of
 from prelude.models.spec import Attention as Heads
+from prelude.models.spec import Relative
 from prelude.models.transformer import Run
 from prelude.models.weights import LayerWeights
 from prelude.readouts.batch import DecodeRows
 from prelude.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The fields of a layer's attention that the kernel reads: one plan of a step serves all layers of a kind."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    causal: bool
+    window: int | None
+    cap: float
+    relative: Relative | None
+
+
+class LayerKinds:
+    """A window as long as the step's longest sequence is none, so layers with and without a window read alike in
+    short steps. The answer depends on how many of the model's windows are shorter than the sequence, and is kept for
+    each number of them."""
+
+    def __init__(self, mixers: Sequence[Heads]) -> None:
+        self._mixers = mixers
+        self._windows = sorted({mixer.window for mixer in mixers if mixer.window is not None})
+        self._kept: dict[int, tuple[list[Kind], list[int]]] = {}
+
+    def within(self, highest: int) -> tuple[list[Kind], list[int]]:
+        """(the distinct kinds of attention, of each layer the index of its kind) in a step whose largest position is
+        ``highest``. The lists are not to be changed."""
+        shorter = bisect_left(self._windows, highest)
+        found = self._kept.get(shorter)
+        if found is None:
+            found = self._kept[shorter] = self._grouped(self._windows[:shorter])
+        return found
+
+    def _grouped(self, windows: Sequence[int]) -> tuple[list[Kind], list[int]]:
+        """``windows``: those that leave out a key."""
+        kinds: dict[Kind, int] = {}
+        of_layer = []
+        for mixer in self._mixers:
+            sizes = mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.score_scale, mixer.causal
+            kind = Kind(*sizes, mixer.window if mixer.window in windows else None, mixer.cap, mixer.relative)
+            of_layer.append(kinds.setdefault(kind, len(kinds)))
+        return list(kinds), of_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +81,10 @@ class DecodePart:
 
     queries: slice
     table: PagedRows
-    heads: Heads
+    heads: Kind
 
     @classmethod
-    def of(cls, decode: DecodeRows, first: int, block_size: int, heads: Heads, rows: I64 | None) -> DecodePart | None:
+    def of(cls, decode: DecodeRows, first: int, block_size: int, heads: Kind, rows: I64 | None) -> DecodePart | None:
         """``first`` is the token of the first decode row."""
         begins, ends, lengths = decode.block_indptr[:-1], decode.block_indptr[1:], decode.context_lens + 1
         before = first
@@ -58,7 +104,7 @@ class DecodePart:
     def run(self, q: Array, pool_k: Array, pool_v: Array, out: Array) -> None:
         """Queries and outputs [Q, heads, D]."""
         rows, heads = self.queries, self.heads
-        self.table.attend(q[rows], pool_k, pool_v, out[rows], scale=heads.score_scale, cap=heads.cap)
+        self.table.attend(q[rows], pool_k, pool_v, out[rows], scale=heads.scale, cap=heads.cap)
 
 
 Runs = npt.NDArray[np.int64]
@@ -77,7 +123,7 @@ class RunsPlan:
         self,
         step: StepTokens,
         block_size: int,
-        heads: Heads,
+        heads: Kind,
         rows: I64 | None,
         paged: bool,
         sections: Sequence[int] | None,
@@ -155,7 +201,7 @@ class RunsPlan:
         return out
 
 
-def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None, sections: Starts | None) -> Attention:
+def _of_segments_apart(forest: Forest, heads: Kind, rows: I64 | None, sections: Starts | None) -> Attention:
     """Prompts that begin with themselves, which most steps of short requests are: one run each."""
     starts = forest.slices.starts
     own = np.zeros((len(starts) - 1, 3), np.int64)
@@ -169,7 +215,7 @@ def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None, sections:
     return _planned(heads, items, visible, runs, own, hidden, sections=sections)
 
 
-def _of_whole_prompts(forest: Forest, heads: Heads, rows: I64 | None, sections: Starts | None) -> Attention:
+def _of_whole_prompts(forest: Forest, heads: Kind, rows: I64 | None, sections: Starts | None) -> Attention:
     """Every token sees its whole tree, or the part of it within the window: one item and one run a tree."""
     trees = forest.trees()
     if rows is None and len(trees) == 2 and heads.window is None:
@@ -193,7 +239,7 @@ _ONE_RUN = np.array([0, 1], np.int32)
 _OF_THE_STEP = np.zeros(1, np.uint8)
 
 
-def _of_one_prompt(tokens: int, heads: Heads, sections: Starts | None) -> Attention:
+def _of_one_prompt(tokens: int, heads: Kind, sections: Starts | None) -> Attention:
     """A text by itself, which most steps of an encoder are: the plan of ``_of_whole_prompts`` without its arithmetic
     on arrays."""
     relative = heads.relative
@@ -201,7 +247,7 @@ def _of_one_prompt(tokens: int, heads: Heads, sections: Starts | None) -> Attent
         heads.heads,
         heads.kv_heads,
         heads.head_dim,
-        heads.score_scale,
+        heads.scale,
         np.array([0, tokens], np.int32),
         np.full(tokens, tokens, np.int32),
         _ONE_RUN,
@@ -217,7 +263,7 @@ def _of_one_prompt(tokens: int, heads: Heads, sections: Starts | None) -> Attent
 
 
 def _planned(
-    heads: Heads,
+    heads: Kind,
     items: Starts,
     visible: I64,
     run_starts: Starts,
@@ -233,7 +279,7 @@ def _planned(
         heads.heads,
         heads.kv_heads,
         heads.head_dim,
-        heads.score_scale,
+        heads.scale,
         items,
         visible.astype(np.int32),
         run_starts,

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from prelude.cpu.attention_runs import PlannedAttention, RunsPlan
+from prelude.cpu.attention_runs import Kind, LayerKinds, PlannedAttention, RunsPlan
 from prelude.cpu.hidden_rows import HiddenRows
-from prelude.cpu.layer_kinds import LayerKinds
 from prelude.cpu.states import StatePool
 from prelude.cpu.threads import GOVERNOR
 from prelude.errors import EngineClosed
@@ -120,6 +119,7 @@ class CpuExecutor:
         self.pool = KvTensors.empty(config.spec, num_blocks * block_size, self.dtype)
         self._states = StatePool(config.spec, running_states, prefix_states) if config.spec.recurrent else None
         self._windows = Counter(heads.window for heads in config.spec.attentions)
+        self._heads, self._num_types = config.spec.attention, config.spec.num_types
         self._kinds = LayerKinds(config.spec.attentions)
         with_attention = [isinstance(layer.mixer, Heads) for layer in config.spec.layers]
         self._places = list(accumulate(with_attention, initial=0))  # of layers with attention among each other
@@ -245,19 +245,18 @@ class CpuExecutor:
 
     def _types(self, step: StepTokens) -> Array | None:
         """[tokens], for models with token types."""
-        count = self.config.spec.num_types
+        count = self._num_types
         if count < 2 or step.forest is None or step.forest.apart:
             return None
         return np.repeat(np.minimum(step.forest.depths(), count - 1), np.diff(step.forest.starts))
 
-    def _plan(self, step: StepTokens, rows: I64 | None, heads: Heads, runs: list[Run]) -> RunsPlan:
+    def _plan(self, step: StepTokens, rows: I64 | None, heads: Kind, runs: list[Run]) -> RunsPlan:
         sections = None if len(runs) == 1 else [0, *(run.tokens.stop for run in runs)]
         return RunsPlan(step, self.block_size, heads, rows, paged=not self.deterministic, sections=sections)
 
     def _attended(self, step: StepTokens) -> int:
         """Key positions read in a layer, as an average over the layers."""
-        causal = self.config.spec.attention.causal
-        pairs = sum(step.attended(window, causal) * layers for window, layers in self._windows.items())
+        pairs = sum(step.attended(window, self._heads.causal) * layers for window, layers in self._windows.items())
         return round(pairs / len(self.config.spec.layers))
 
     def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:
@@ -267,7 +266,7 @@ class CpuExecutor:
         cut = tokens > run
         sizes = self.decoder.sizes
         per_token = (spec.hidden + sizes.room) * 4 + (sizes.kept_cut if cut else sizes.kept) * size
-        result = spec.attention.query_width  # of attention
+        result = self._heads.heads * self._heads.head_dim  # of attention
         queries = (run * (sizes.queries + result) if cut else tokens * result) * size
         wide = (sizes.up + spec.hidden) * size + (spec.hidden * 4 if sizes.sums else 0)
         return {

@@ -70,9 +70,10 @@ class Transformer:
         self.token_chunk = token_chunk
         self.run_chunks = 1  # of a run, at least
         self.dtype = weights.dtype
-        ropes = dict.fromkeys(mixer.rope for mixer in spec.attentions if mixer.rope is not None)
+        self._attentions = spec.attentions
         pairs = spec.attention.head_dim // 2  # of all layers that rotate
-        self._tables = {rope: RotaryTable(rope, spec.max_positions, pairs) for rope in ropes}
+        tables = {one.rope: RotaryTable(one.rope, spec.max_positions, pairs) for one in spec.attentions if one.rope}
+        self._tables = [tables[one.rope] if one.rope else None for one in spec.attentions]
         self._apart = [_apart(layer) for layer in weights.layers]
         self.before = [self._sides_before(index) for index in range(len(weights.layers))]
         self.behind = [BehindMixer(layer, self.dtype) for layer in weights.layers]
@@ -112,8 +113,7 @@ class Transformer:
         """
         x = self._embed(ids, positions, highest, types)
         layers, runs = self.weights.layers, attention.runs
-        rope_tables = {rope: table.upto(highest) for rope, table in self._tables.items()}
-        tables = [rope_tables[heads.rope] if heads.rope is not None else None for heads in self.spec.attentions]
+        tables = [None if table is None else table.upto(highest) for table in self._tables]
         tokens, longest = len(x), min(len(x), self.token_chunk)
         most = tokens if len(runs) == 1 else longest * self.run_chunks
         workspace = _Workspace(self.sizes, tokens, longest, most, self.dtype)
@@ -128,7 +128,7 @@ class Transformer:
                 for run in runs:
                     workspace.finish(behind, part_of(x, run.tokens), part_of(mixed, run.tokens), run.chunk)
                 continue
-            mixer, table = layer.spec.attention, tables[place]
+            mixer, table = self._attentions[place], tables[place]
             all_heads, query_heads, key_heads = self.before[index]
             place += 1
             if index < last and len(runs) == 1:
@@ -320,7 +320,7 @@ class _Workspace:
         key = mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.gate
         found = self._heads.get(key)
         if found is None:
-            rows = self.kept[:, : mixer.in_proj.outputs]
+            rows = self.kept[:, : _query_width(mixer) + _key_width(mixer)]
             gates, heads = _parted(rows, mixer)
             keys = mixer.heads + mixer.kv_heads
             q, k, v = heads[:, : mixer.heads], heads[:, mixer.heads : keys], heads[:, keys:]
@@ -329,9 +329,8 @@ class _Workspace:
 
     def keys(self, mixer: Attention) -> tuple[Array, Array, Array]:
         """[tokens, keys and values of a token], and its keys and values by heads."""
-        width = _query_width(mixer)
-        first = 0 if self.apart is not None else width
-        out = self.kept[:, first : first + mixer.in_proj.outputs - width]
+        first = 0 if self.apart is not None else _query_width(mixer)
+        out = self.kept[:, first : first + _key_width(mixer)]
         heads = _by_heads(out, mixer)
         return out, heads[:, : mixer.kv_heads], heads[:, mixer.kv_heads :]
 
@@ -357,7 +356,13 @@ def kept_width(spec: ModelSpec, cut: bool) -> int:
 
 
 def _query_width(mixer: Attention) -> int:
-    return mixer.query_width * (2 if mixer.gate else 1)
+    """Values of a token's queries and gates."""
+    return mixer.heads * mixer.head_dim * (2 if mixer.gate else 1)
+
+
+def _key_width(mixer: Attention) -> int:
+    """Values of a token's keys and values."""
+    return 2 * mixer.kv_heads * mixer.head_dim
 
 
 def _apart(layer: LayerWeights) -> tuple[InProj, InProj] | None:

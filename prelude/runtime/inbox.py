@@ -115,8 +115,9 @@ class Reservation:
         unposted, self._unposted = self._unposted, []
         for request in unposted:
             self._inbox.leave(request)
-        left, self.left = self.left, 0
-        self._inbox.give_back(left)
+        if self.left:
+            left, self.left = self.left, 0
+            self._inbox.give_back(left)
 
     def __del__(self) -> None:
         """An error may come between the taking of places and the ``with`` block."""

@@ -392,7 +392,7 @@ def plan_step(
         if planned is None:
             return Plan(postprocess_first=True)
         running = planned
-    allowance = None if pacer is None or retry else pacer.allowance(len(running))
+    allowance = pacer.allowance(len(running)) if running and pacer is not None and not retry else None
     prompts = bool(queues.running or queues.decode)  # of Decode requests, that may get a chunk
     oneshot_first = prompts and step.oneshot_first()
     if prompts and not oneshot_first:

@@ -1,16 +1,308 @@
-"""Waiting and running requests. Owned by the holder of the step lock; any thread may read the counts."""
+"""Queues: requests that run, and a WaitingQueue of each class, in the order in which a policy has them planned.
+
+    append ──▶ arrivals: by order of arrival ──▶ columns ──policy──▶ in_order()
+                                              only when not all of them fit the step
+
+While everything that waits fits into one step, its order does not matter: nothing is matched, ranked or copied.
+Owned by the holder of the step lock; any thread may read the counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from prelude._native.core import KvPool
 from prelude.admission.prepared import ExecutionClass
 from prelude.records import dataclass, field
-from prelude.scheduling.policies import FirstComeFirstServed, ShortestPrefillFirst
+from prelude.scheduling.accounts import Account, Accounts
+from prelude.scheduling.policies import FirstComeFirstServed, ShortestPrefillFirst, by_arrival, composed
 from prelude.scheduling.request import Request, State
-from prelude.scheduling.waiting_queue import WaitingQueue
-from prelude.values.policy import Policy
+from prelude.values.policy import Policy, WaitingColumns, ranked
+
+_FIRST = 256
+_TABLE = np.dtype(
+    [(name, np.float64) for name in ("work", "tokens", "arrived", "expires")]
+    + [(name, np.int64) for name in ("order", "priority", "account", "group")]
+)
+
+Rows = npt.NDArray[np.intp]
+
+
+class Columns:
+    """The waiting requests as a table, so that a policy ranks ten thousand of them in a few array operations.
+
+    row      0    1    2    3    4  ...          a request keeps its row until it leaves
+    request   r1   -    r3   r4   -               '-': left; rows are not used again before _make_room()
+    work      20   .    7    900  .
+    """
+
+    def __init__(self) -> None:
+        self.count = 0  # of requests in the table
+        self._first_order = 0
+        self._rows: dict[int, int] = {}  # by request.order
+        self.requests: list[Request | None] = []  # by row; None: it has left
+        self._hold(np.zeros(_FIRST, _TABLE))
+
+    def _hold(self, table: npt.NDArray[Any]) -> None:
+        self._table, self.work, self.group = table, table["work"], table["group"]
+        self.alive = np.zeros(len(table), dtype=bool)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __contains__(self, request: Request) -> bool:
+        return request.order in self._rows
+
+    def add(self, request: Request, work: float, account: int, group: int) -> None:
+        if len(self.requests) == len(self.alive):
+            self._make_room()
+        if not self.requests:
+            self._first_order = request.order
+        row = self._rows[request.order] = len(self.requests)
+        self.count += 1
+        self.requests.append(request)
+        self.alive[row] = True
+        times = (request.num_known, request.queued_at, request.expires)
+        order = request.order - self._first_order  # arrivals may be past 64 bits
+        self._table[row] = (work, *times, order, request.options.priority, account, group)
+
+    def remove(self, request: Request) -> bool:
+        """Return False if the request has no row."""
+        row = self._rows.pop(request.order, None)
+        if row is None:
+            return False
+        self.requests[row] = None
+        self.alive[row] = False
+        self.count -= 1
+        if self.count == 0:
+            self.requests.clear()
+        return True
+
+    def request(self, row: int) -> Request | None:
+        """``None`` if it has left."""
+        return self.requests[row] if row < len(self.requests) else None
+
+    def match(self, pool: KvPool, first: int) -> bool:
+        """Set the work of the rows from ``first`` on: their tokens that ``pool`` does not have now. Return whether
+        that changed one."""
+        rows = slice(first, len(self.requests))
+        work = self._table["tokens"][rows] - pool.cached_tokens(self.requests[rows])
+        changed = bool((work != self.work[rows])[self.alive[rows]].any())
+        self.work[rows] = work
+        return changed
+
+    def rows(self) -> Rows:
+        """Return the rows of all that wait."""
+        return np.flatnonzero(self.alive[: len(self.requests)])
+
+    def waiting(self, rows: Rows, served: Sequence[int]) -> WaitingColumns:
+        """``served``: tokens by account."""
+        some = self._table[rows]
+        own = {name: some[name] for name in ("work", "tokens", "arrived", "order", "priority", "account", "expires")}
+        return WaitingColumns(**own, served=np.asarray(served, dtype=np.float64)[some["account"]])
+
+    def _make_room(self) -> None:
+        """Close the gaps, or double if there are few. Rows change: no caller keeps them across an ``add``."""
+        kept = self.rows()
+        table = np.zeros(len(self.alive) * (1 if len(kept) < len(self.requests) // 2 else 2), _TABLE)
+        table[: len(kept)] = self._table[kept]
+        self._hold(table)
+        self.alive[: len(kept)] = True
+        self.requests = [self.requests[row] for row in kept.tolist()]
+        self._rows = {r.order: row for row, r in enumerate(self.requests) if r is not None}
+
+
+_FEW = 1024  # how many places of the order are worked out at first
+_NO_ROWS: Rows = np.zeros(0, dtype=np.intp)
+
+
+class WaitingQueue:
+    """``arrivals`` has all that wait, by order of arrival; ``groups``: of each key that requests may share a batch
+    by, its number and how many wait. ``tokens`` and ``logits_rows`` are those of all together. ``unranked`` have no
+    row in the policy's columns."""
+
+    def __init__(self, policy: Policy, pool: KvPool | None = None) -> None:
+        """``pool`` is asked for the cached tokens of each request if the policy reads them."""
+        self.arrivals: OrderedDict[int, Request] = OrderedDict()
+        self.groups: dict[Any, list[int]] = {}
+        self.unranked: list[Request] = []
+        self.tokens = self.logits_rows = 0
+        self._next_group = 0
+        self._accounts = Accounts()
+        self.policy = composed(policy)
+        self._by_arrival = by_arrival(policy)
+        self._pool = pool if self.policy.estimates else None
+        self._matched_at = 0  # the pool's count of changes
+        self.match_again = True  # False: a request is matched once, when it is first ranked
+        self.columns = Columns()
+        self._lacking: dict[Any, Request] | None = None  # by the next block; None after a change
+        self._order: Rows = _NO_ROWS  # valid while not _changed
+        self._whole = True  # the order reaches to the end
+        self._changed = False
+        self._ordered_at = 0.0
+
+    # -------------------------------------------------------------- in and out
+
+    def append(self, request: Request, now: int) -> None:
+        """``now``: tokens served so far."""
+        request.queued_at = now
+        request.account = self._accounts.join(request.options)
+        self.arrivals[request.order] = request
+        self._count(request)
+
+    def push_front(self, request: Request) -> None:
+        """Put it back to where it was taken from: it counts as having waited since it first came."""
+        request.account = self._accounts.take_back(request.options, max(1, request.num_known))
+        self.arrivals[request.order] = request
+        self.arrivals.move_to_end(request.order, last=False)
+        self._count(request)
+
+    def _count(self, request: Request) -> None:
+        group = self.groups.get(request.key)
+        if group is None:
+            group = self.groups[request.key] = [self._next_group, 0]
+            self._next_group += 1
+        group[1] += 1
+        self.tokens += request.num_known
+        self.logits_rows += request.logits_rows
+        self.unranked.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Remove it from the queue without having been served."""
+        self._accounts.leave(_account(request))
+        self._leave(request)
+
+    def serve(self, request: Request) -> None:
+        self._accounts.serve(_account(request), max(1, request.num_known))
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        self._lacking = None
+        del self.arrivals[request.order]
+        self.tokens -= request.num_known
+        self.logits_rows -= request.logits_rows
+        group = self.groups[request.key]
+        group[1] -= 1
+        if group[1] == 0:
+            del self.groups[request.key]
+        if self.columns.remove(request) and self._accounts.busy > 1:
+            self._changed = True  # turns of a tenant's requests depend on the tokens that it was served
+        if len(self.unranked) > 2 * len(self.arrivals) + _FEW:  # most of them left without ever being ranked
+            self.unranked = [r for r in self.unranked if r.order in self.arrivals]
+        elif not self.arrivals:
+            self.unranked.clear()
+
+    # -------------------------------------------------------------- looking
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yield in order of arrival; one that was taken back comes before later ones."""
+        return iter(self.arrivals.values())
+
+    def __len__(self) -> int:
+        return len(self.arrivals)
+
+    def __bool__(self) -> bool:
+        return bool(self.arrivals)
+
+    def oldest(self) -> tuple[int, int]:
+        """Return the first rank of those that wait. The queue is not empty."""
+        if self._accounts.busy == 1:
+            return next(iter(self.arrivals.values())).rank
+        return min(request.rank for request in self.arrivals.values())
+
+    def fits(self, tokens: int, rows: int, logits_rows: int) -> bool:
+        """Return whether all that wait fit one batch of so much, without counting on the cache."""
+        alike = len(self.groups) <= 1 and len(self.arrivals) <= rows
+        return alike and self.tokens <= tokens and self.logits_rows <= logits_rows
+
+    def in_order(self, now: int, *, one_group: bool = False) -> Iterator[Request]:
+        """Yield by the policy at ``now`` tokens served. ``one_group``: those alone that may share a batch with the
+        first one. Requests may be served while this is iterated; nothing may be added."""
+        if self._by_arrival and self._accounts.busy <= 1 and (len(self.groups) <= 1 or not one_group):
+            yield from self._in_order_of_arrival()
+            return
+        self._match()
+        group: int | None = None
+        given: set[int] = set()
+        for whole in (False, True):
+            rows = self._ordered_rows(now, whole)
+            if one_group and group is None and len(rows):
+                group = int(self.columns.group[rows[0]])
+            if group is not None and len(self.groups) > 1:
+                rows = rows[self.columns.group[rows] == group]
+            for at in range(0, len(rows), _FEW):
+                for row in rows[at : at + _FEW].tolist():
+                    request = self.columns.request(row)
+                    if request is not None and request.order not in given:
+                        given.add(request.order)
+                        yield request
+            if self._whole:
+                return
+
+    def _in_order_of_arrival(self) -> Iterator[Request]:
+        passed = 0  # given, and still here
+        while True:
+            some = list(islice(self.arrivals.values(), passed, passed + _FEW))
+            yield from some
+            if len(some) < _FEW:
+                return
+            passed += sum(request.order in self.arrivals for request in some)
+
+    def peer(self, request: Request, cached: int) -> Request | None:
+        """Return one that waits for the same block behind as many cached tokens."""
+        if self._pool is None:
+            return None
+        if self._lacking is None:
+            self._lacking = self._pool.lacking(self.columns.requests)
+        found: Request | None = self._lacking.get(self._pool.next_block(request, cached))
+        return None if found is request else found
+
+    def _match(self) -> None:
+        """Give new requests a row, and each request the tokens that it lacks now."""
+        self._lacking = None
+        new = 0
+        for request in self.unranked:
+            if request.order in self.arrivals and request not in self.columns:
+                request.match_anew()
+                account = _account(request).number
+                self.columns.add(request, request.num_known, account, self.groups[request.key][0])
+                new += 1
+        self.unranked.clear()
+        self._changed |= new > 0
+        changes = 0 if self._pool is None else self._pool.prefix_changes
+        if self._pool is not None and (new or changes != self._matched_at):
+            first = 0 if self.match_again else len(self.columns.requests) - new
+            self._changed |= self.columns.match(self._pool, first)
+        self._matched_at = changes
+
+    def _ordered_rows(self, now: int, whole: bool) -> Rows:
+        columns = self.columns
+        if not self._changed and (self.policy.timeless or now == self._ordered_at):
+            left = self._order[columns.alive[self._order]]
+            if self._whole or (not whole and len(left) >= _FEW // 2):
+                self._order = left
+                return left
+        rows = columns.rows()
+        waiting = columns.waiting(rows, self._accounts.served())
+        index = ranked(self.policy, waiting, now, None if whole else _FEW)
+        self._order = rows[index]
+        self._whole = len(index) == len(rows)
+        self._changed = False
+        self._ordered_at = now
+        return self._order
+
+
+def _account(request: Request) -> Account:
+    if request.account is None:
+        raise RuntimeError("the request is in no waiting queue")
+    account: Account = request.account
+    return account
 
 
 @dataclass(frozen=True, slots=True)

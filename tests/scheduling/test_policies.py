@@ -24,9 +24,8 @@ from prelude.scheduling.policies import (
     ShortestPrefillFirst,
     policy_named,
 )
-from prelude.scheduling.queues import Policies
+from prelude.scheduling.queues import Policies, WaitingQueue
 from prelude.scheduling.request import Request
-from prelude.scheduling.waiting_queue import WaitingQueue
 from prelude.values.options import RequestOptions
 from tests import toy
 from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt, text
