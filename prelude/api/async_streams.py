@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from prelude.admission.prepared import Admitted
-from prelude.api.call_steps import Call
 from prelude.api.text_streams import SubmittedStream
 from prelude.errors import WrongUse
 from prelude.results import Chunk
-from prelude.runtime.core import EngineCore
+from prelude.runtime.core import Call, EngineCore
 from prelude.runtime.delivery import CompletionQueue
 
 if TYPE_CHECKING:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from prelude.admission.messages import rough_size
-from prelude.admission.prepared import Admitted, Outcome, Reader
+from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.snapshot import PROMPT_FIELDS
 from prelude.errors import InvalidRequest, PreludeError, shown
-from prelude.readouts.batch import SampleOutput
-from prelude.records import dataclass
-from prelude.results import SampledLogprob
-from prelude.runtime.core import EngineCore
-from prelude.runtime.delivery import CompletionQueue, Completions
-from prelude.runtime.inbox import Reservation
-from prelude.scheduling.request import Request, Sink
+from prelude.runtime.core import PLAIN, Call
+from prelude.runtime.delivery import Completions
+from prelude.scheduling.request import Request
 from prelude.scheduling.timeline import Timeline
 from prelude.tasks import Task
-from prelude.values.options import NO_OPTIONS, RequestOptions, merge_options
+from prelude.values.options import RequestOptions, merge_options
 
 Options: TypeAlias = RequestOptions | Sequence[RequestOptions] | None
 
@@ -31,20 +26,6 @@ JOB_CHARS, JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
 PART_TASKS = 512
 TURN_RESULTS, TURN_PAIRS = 64, 1 << 13  # made before the loop gets its turn; of more pairs, on a thread
 TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 16  # the cost of preparing one beside its text
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    options: RequestOptions
-    expires: float  # on the monotonic clock
-    timeline: Timeline | None
-
-    def mark(self, name: str) -> None:
-        if self.timeline is not None:
-            self.timeline.mark(name)
-
-
-PLAIN = Call(NO_OPTIONS, math.inf, None)  # of all calls without options
 
 
 def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> tuple[list[Call], list[Timeline]]:
@@ -71,68 +52,6 @@ def _call(options: RequestOptions) -> Call:
 def mark_all(timelines: list[Timeline], name: str) -> None:
     for timeline in timelines:
         timeline.mark(name)
-
-
-class WatchSink:
-    """Follows one text for a sink that wants its end alone."""
-
-    streams = True
-
-    def __init__(self, reader: Reader, sink: Sink) -> None:
-        self._reader = reader
-        self._sink = sink
-        self._text: list[str] = []
-        self._logprobs: list[SampledLogprob] = []
-
-    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
-        text, logprob, stop = self._reader.token(token_id, output, row)
-        if request.timeline is not None:
-            request.timeline.mark("detokenise")
-        self._text.append(text)
-        if logprob is not None:
-            self._logprobs.append(logprob)
-        return stop
-
-    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        if outcome is None:
-            self._reader.close()
-        else:
-            self._text.append(self._reader.finish(outcome.stats))
-            text, logprobs = "".join(self._text), tuple(self._logprobs)
-            outcome = Outcome(outcome.output, outcome.token_ids, outcome.stats, text, logprobs)
-        self._sink.deliver(request, outcome, error)
-
-
-def watching(admitted: Admitted, sink: Sink) -> Sink:
-    """Return ``sink``, with a reader before it if the text has to be followed to find its end."""
-    return WatchSink(admitted.reader(False), sink) if admitted.watched and admitted.reader else sink
-
-
-def make_requests(
-    core: EngineCore,
-    admitted: Sequence[Admitted | Exception],
-    calls: Sequence[Call],
-    sink: Sink,
-    places: Reservation,
-    completions: CompletionQueue | None = None,
-) -> list[Request | Exception]:
-    """Return the request of each admitted task, or the error of one that was not admitted, or is refused. They hold
-    nothing but their ``places``. ``calls``: of the task at the same place. ``completions``: of the event loop that
-    waits for them."""
-    found: list[Request | Exception] = []
-    for item, call in zip(admitted, calls):
-        if isinstance(item, BaseException):
-            found.append(item)
-            continue
-        try:
-            own = watching(item, sink) if item.watched else sink
-            request = core.request(item.prepared, own, call.options, places, call.expires)
-        except Exception as error:
-            found.append(error)
-            continue
-        request.completions, request.timeline = completions, call.timeline
-        found.append(request)
-    return found
 
 
 def timed_finish(admitted: Admitted, timeline: Timeline | None, outcome: Outcome) -> Any:

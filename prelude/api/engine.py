@@ -26,13 +26,11 @@ from prelude.api.call_steps import (
     PART_TASKS,
     TURN_PAIRS,
     TURN_RESULTS,
-    Call,
     Options,
     batches,
     finish_all,
     first_error,
     make_calls,
-    make_requests,
     mark_all,
     parts,
     result_sizes,
@@ -45,7 +43,7 @@ from prelude.api.verbs import Ask, AskStream, AsyncVerbs, RequestKeywords
 from prelude.api.windows import WINDOW_ROWS
 from prelude.errors import ConfigError, EngineClosed, ExecutionError, shown, starting_thread
 from prelude.results import Explanation
-from prelude.runtime.core import EngineCore
+from prelude.runtime.core import Call, EngineCore
 from prelude.runtime.delivery import CompletionQueue, Completions, LoopSink
 from prelude.runtime.events import Listener
 from prelude.runtime.inbox import Turn
@@ -269,7 +267,7 @@ class AsyncEngine(AsyncVerbs):
             admitted += [core.inbox.full() for _ in tasks[room:]]
             mark_all(timelines, "tokenise")
             sink = LoopSink(completions, len(tasks), progress)
-            requests = make_requests(core, admitted, calls, sink, places, completions)
+            requests = core.requests(admitted, calls, sink, places, completions)
             live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)
             if live:

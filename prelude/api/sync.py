@@ -12,7 +12,6 @@ from prelude.api.call_steps import (
     finish_all,
     first_error,
     make_calls,
-    make_requests,
     mark_all,
     task_list,
 )
@@ -188,7 +187,7 @@ class Engine(Verbs, EngineBase):
             if room < count:
                 admitted.extend([core.inbox.full() for _ in calls[room:]])
             mark_all(timelines, "tokenise")
-            requests = make_requests(core, admitted, calls, sink, places)
+            requests = core.requests(admitted, calls, sink, places)
             live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)
             if progress is not None:

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prelude.admission.prepared import Admitted, Outcome
-from prelude.api.call_steps import Call, timed_finish
+from prelude.api.call_steps import timed_finish
 from prelude.readouts.batch import SampleOutput
 from prelude.results import Chunk, Completion, SampledLogprob
-from prelude.runtime.core import EngineCore
+from prelude.runtime.core import Call, EngineCore
 from prelude.runtime.delivery import CompletionQueue
 from prelude.scheduling.request import Request
 from prelude.scheduling.timeline import Timeline

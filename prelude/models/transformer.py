@@ -320,7 +320,7 @@ class _Workspace:
         key = mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.gate
         found = self._heads.get(key)
         if found is None:
-            rows = self.kept[:, : _query_width(mixer) + _key_width(mixer)]
+            rows = self.kept[:, : _query_width(mixer) + 2 * mixer.kv_heads * mixer.head_dim]
             gates, heads = _parted(rows, mixer)
             keys = mixer.heads + mixer.kv_heads
             q, k, v = heads[:, : mixer.heads], heads[:, mixer.heads : keys], heads[:, keys:]
@@ -330,7 +330,7 @@ class _Workspace:
     def keys(self, mixer: Attention) -> tuple[Array, Array, Array]:
         """[tokens, keys and values of a token], and its keys and values by heads."""
         first = 0 if self.apart is not None else _query_width(mixer)
-        out = self.kept[:, first : first + _key_width(mixer)]
+        out = self.kept[:, first : first + 2 * mixer.kv_heads * mixer.head_dim]
         heads = _by_heads(out, mixer)
         return out, heads[:, : mixer.kv_heads], heads[:, mixer.kv_heads :]
 
@@ -358,11 +358,6 @@ def kept_width(spec: ModelSpec, cut: bool) -> int:
 def _query_width(mixer: Attention) -> int:
     """Values of a token's queries and gates."""
     return mixer.heads * mixer.head_dim * (2 if mixer.gate else 1)
-
-
-def _key_width(mixer: Attention) -> int:
-    """Values of a token's keys and values."""
-    return 2 * mixer.kv_heads * mixer.head_dim
 
 
 def _apart(layer: LayerWeights) -> tuple[InProj, InProj] | None:

@@ -16,22 +16,16 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from prelude._native.core import KvPool, StepLock
-from prelude.admission.prepared import ExecutionClass, Prepared
-from prelude.errors import (
-    DeadlineExceeded,
-    EngineForked,
-    ExecutionError,
-    ExecutorLost,
-    RequestTooLarge,
-)
+from prelude.admission.prepared import Admitted, ExecutionClass, Prepared
+from prelude.errors import DeadlineExceeded, EngineForked, ExecutionError, ExecutorLost, RequestTooLarge
 from prelude.execution.executor import Executor
-from prelude.records import asdict
-from prelude.runtime.delivery import Sinks
+from prelude.records import asdict, dataclass
+from prelude.runtime.delivery import CompletionQueue, Sinks, watching
 from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures, Watchdog
 from prelude.runtime.in_flight import StepsInFlight
@@ -45,6 +39,7 @@ from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.queues import Policies, Queues
 from prelude.scheduling.request import Request, Sink
+from prelude.scheduling.timeline import Timeline
 from prelude.values.options import NO_OPTIONS, RequestOptions
 
 log = logging.getLogger("prelude.engine")
@@ -52,6 +47,20 @@ log = logging.getLogger("prelude.engine")
 _CLOSE_LOOKS = 0.05
 _WARM_UP_SECONDS = 0.001  # between two looks whether a step is under way
 _EXIT_SECONDS = 5.0  # how long the interpreter's exit waits for a step under way
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    options: RequestOptions
+    expires: float  # on the monotonic clock
+    timeline: Timeline | None
+
+    def mark(self, name: str) -> None:
+        if self.timeline is not None:
+            self.timeline.mark(name)
+
+
+PLAIN = Call(NO_OPTIONS, math.inf, None)  # of all calls without options
 
 
 class EngineCore:
@@ -160,6 +169,32 @@ class EngineCore:
         if places.left < count:
             self.events.emit("rejected", reason="queued_requests", count=count - places.left)
         return places
+
+    def requests(
+        self,
+        admitted: Sequence[Admitted | Exception],
+        calls: Sequence[Call],
+        sink: Sink,
+        places: Reservation,
+        completions: CompletionQueue | None = None,
+    ) -> list[Request | Exception]:
+        """Return the request of each admitted task, or the error of one that was not admitted, or is refused. They
+        hold nothing but their ``places``. ``calls``: of the task at the same place. ``completions``: of the loop that
+        waits for them."""
+        found: list[Request | Exception] = []
+        for item, call in zip(admitted, calls):
+            if isinstance(item, BaseException):
+                found.append(item)
+                continue
+            try:
+                own = watching(item, sink) if item.watched else sink
+                request = self.request(item.prepared, own, call.options, places, call.expires)
+            except Exception as error:
+                found.append(error)
+                continue
+            request.completions, request.timeline = completions, call.timeline
+            found.append(request)
+        return found
 
     def request(
         self,

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from prelude.admission.prepared import Outcome
+from prelude.admission.prepared import Admitted, Outcome, Reader
 from prelude.readouts.batch import SampleOutput
+from prelude.results import SampledLogprob
 from prelude.runtime.stats import EngineStats
-from prelude.scheduling.request import Request
+from prelude.scheduling.request import Request, Sink
 from prelude.terminal.progress import Progress
 
 if TYPE_CHECKING:
@@ -65,6 +66,41 @@ class BlockingSink(EndSink):
             count = len(self.ends)
             told, self._told = self._told, count
             self._progress.advance(count - told)
+
+
+class WatchSink:
+    """Follows one text for a sink that wants its end alone."""
+
+    streams = True
+
+    def __init__(self, reader: Reader, sink: Sink) -> None:
+        self._reader = reader
+        self._sink = sink
+        self._text: list[str] = []
+        self._logprobs: list[SampledLogprob] = []
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
+        text, logprob, stop = self._reader.token(token_id, output, row)
+        if request.timeline is not None:
+            request.timeline.mark("detokenise")
+        self._text.append(text)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        return stop
+
+    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        if outcome is None:
+            self._reader.close()
+        else:
+            self._text.append(self._reader.finish(outcome.stats))
+            text, logprobs = "".join(self._text), tuple(self._logprobs)
+            outcome = Outcome(outcome.output, outcome.token_ids, outcome.stats, text, logprobs)
+        self._sink.deliver(request, outcome, error)
+
+
+def watching(admitted: Admitted, sink: Sink) -> Sink:
+    """Return ``sink``, with a reader before it if the text has to be followed to find its end."""
+    return WatchSink(admitted.reader(False), sink) if admitted.watched and admitted.reader else sink
 
 
 class Sinks:
