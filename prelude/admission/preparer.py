@@ -116,7 +116,7 @@ class Preparer:
         found: list[Admitted | Exception] = []
         for task in tasks:
             try:
-                found.append(self.prepare(task))
+                found.append(self._prepare(task)[0])
             except Exception as error:
                 found.append(error)
         return found

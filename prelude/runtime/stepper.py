@@ -29,7 +29,6 @@ from prelude.scheduling.planner import Budgets, plan_step
 from prelude.scheduling.postprocess import CompletedStep, check_result
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request
-from prelude.values.arrays import prompt_keys
 
 log = logging.getLogger("prelude.engine")
 
@@ -221,9 +220,7 @@ class Stepper:
     def _planned(self, request: Request, now: float) -> None:
         """Note that a request runs for the first time: it waits no more."""
         request.planned = now
-        cached = request.stats.cached_tokens
-        tokens = request.num_known - cached
-        work = Work(tokens, prompt_keys(tokens, cached), request.logits_rows)
+        work = Work.prompt(request.num_known, request.stats.cached_tokens, request.logits_rows)
         request.stats.estimated_jct = self.cost.predict(work)
         self.inbox.leave(request)
         if request.timeline is not None:

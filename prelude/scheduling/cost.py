@@ -26,6 +26,7 @@ from pathlib import Path
 from prelude.errors import ConfigError, reason, shown
 from prelude.records import dataclass
 from prelude.tokenizer.backends.files import read_plain
+from prelude.values.arrays import prompt_keys
 from prelude.values.strict_json import parse
 
 _TERMS = ("constant", "token", "key", "lm_row")
@@ -51,10 +52,9 @@ class Work:
     context: int = 0
 
     @classmethod
-    def prompt(cls, tokens: int, cached: int = 0) -> Work:
+    def prompt(cls, tokens: int, cached: int = 0, lm_rows: int = 1) -> Work:
         """One prompt alone, ``cached`` tokens of it in the pool."""
-        new = tokens - cached
-        return cls(new, new * cached + new * (new + 1) // 2, 1, cached)
+        return cls(tokens - cached, prompt_keys(tokens - cached, cached), lm_rows, cached)
 
 
 class CostModel:
