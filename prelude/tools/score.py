@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from prelude.bulk.files import Table
 from prelude.bulk.form import Form, read_task
 from prelude.bulk.journal import Journal
 from prelude.bulk.run import BulkRun, Report, configuration, configuration_hash
-from prelude.errors import BulkError
+from prelude.errors import BulkError, shown
 from prelude.terminal.command_line import add_model
 from prelude.terminal.progress import tqdm_class
 from prelude.values.config import EngineConfig
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     task.add_argument("--task", default=None, help="a JSON file (docs/BULK.md)")
     task.add_argument("--text-column", default=None, help="the column with the text; the same as --state '{NAME}'")
     task.add_argument("--state", default=None, help="a text with {column} where a column stands")
-    task.add_argument("--choice", action="append", default=[], metavar="NAME=A,B,C", help="which of the labels?")
+    task.add_argument("--choice", action="append", default=[], metavar="NAME=A,B,C", help='which label? ("B, too")')
     task.add_argument("--noul", action="append", default=[], metavar="NAME=QUESTION", help="is it true?")
     task.add_argument("--score", action="append", default=[], metavar="NAME=LEVELS", help="which of so many levels?")
     task.add_argument(
@@ -141,7 +142,11 @@ def read_questions(chosen: argparse.Namespace) -> dict[str, Any]:
                 continue
             asked = words.pop(name, f"{name}?")
             if option == "--choice":
-                questions[name] = {"question": asked, "labels": [label.strip() for label in value.split(",")]}
+                try:
+                    (labels,) = csv.reader([value], skipinitialspace=True)  # a label in quotes may hold commas
+                except csv.Error:
+                    raise BulkError(f"{option} {name}={shown(value)}: labels stand in one line") from None
+                questions[name] = {"question": asked, "labels": [label.strip() for label in labels]}
             elif value.isdecimal():
                 questions[name] = {"question": asked, "levels": int(value)}
             else:

@@ -29,7 +29,7 @@ def engine() -> Iterator[Engine]:
 @pytest.mark.parametrize(
     ("flags", "questions"),
     [
-        (["--choice", "a= x ,y"], {"a": Choice("a?", ["x", "y"])}),
+        (["--choice", 'a= x ,"y, z"'], {"a": Choice("a?", ["x", "y, z"])}),
         (["--choice", "a=x,y", "--ask", "a=Which = one?"], {"a": Choice("Which = one?", ["x", "y"])}),
         (["--noul", "a=Is it, really?"], {"a": Noul("Is it, really?")}),
         (["--score", "a=3"], {"a": Score("a?", 3)}),
@@ -79,6 +79,7 @@ def test_flags_ask_these_questions(
         ([*TEXT, "--noul", "a=b", "--ask", "a=c"], "--ask a: there is no choice or score"),
         ([*TEXT, "--noul", "a"], "--noul 'a': NAME=VALUE is expected"),
         ([*TEXT, "--choice", "=a,b"], "--choice '=a,b': NAME=VALUE is expected"),
+        ([*TEXT, "--choice", "a=b,\nc"], "--choice a='b,\\nc': labels stand in one line"),
         ([*TEXT, "--score", "a="], "--score 'a=': NAME=VALUE is expected"),
         ([*TEXT, "--score", "a=-3"], "--score a=-3: the number of levels"),
         ([*TEXT, "--score", "a=1"], "no row could be served"),
