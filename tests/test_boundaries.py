@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -28,6 +29,7 @@ ALLOWED = {"_native": ("prelude._native",), "tokenizer": ("prelude.tokenizer", "
 CYTHON_IMPORT = re.compile(r"^\s*(?:c?import|from)\s+([A-Za-z_][\w.]*)", re.MULTILINE)
 
 
+@cache
 def imported(path: Path) -> set[str]:
     if path.suffix in (".pyx", ".pxi"):
         return set(CYTHON_IMPORT.findall(path.read_text(encoding="utf-8")))
@@ -158,8 +160,9 @@ def on_loading(tree: ast.Module) -> Iterable[ast.stmt]:
 def nodes(*folders: str) -> Iterable[tuple[str, ast.AST]]:
     """(file and line, node) of all Python in the folders."""
     for path in [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]:
+        name = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_bytes())):
-            yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node
+            yield f"{name}:{getattr(node, 'lineno', 0)}", node
 
 
 def test_no_object_reaches_into_anothers_private_attributes() -> None:

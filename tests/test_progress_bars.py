@@ -19,16 +19,14 @@ from tests.bulk.runs import write_rows
 pytest.importorskip("tqdm")
 
 LOAD = """
-import time
+import itertools, time
+clock = itertools.count()
+time.time = lambda: {time}  # tqdm's clock
 from prelude import Engine
-from prelude.models.checkpoint import Checkpoint
-
-finite = Checkpoint.finite
-Checkpoint.finite = lambda self, name: (time.sleep({pause}), finite(self, name))[1]
 with Engine.from_pretrained() as engine:
     print("loaded")
 """
-SLOW = 0.08  # seconds a weight: some seconds in all
+SECONDS = "float(next(clock))"  # a second passes whenever it is read
 RUN = """
 import asyncio, itertools, time
 clock = itertools.count()
@@ -74,29 +72,27 @@ def stderr_of(code: str, terminal: bool, closed: bool = False) -> str:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_checkpoint_that_loads_for_more_than_a_second_shows_a_bar_in_a_terminal_alone(terminal: bool) -> None:
-    written = stderr_of(LOAD.format(pause=SLOW), terminal)
+    written = stderr_of(LOAD.format(time=SECONDS), terminal)
     assert ("loading:" in written and " layers" in written) is terminal
 
 
 def test_a_checkpoint_that_loads_quickly_shows_none() -> None:
-    assert "loading:" not in stderr_of(
-        "import time; time.time = lambda: 5.0  # tqdm's clock\n" + LOAD.format(pause=0), terminal=True
-    )
+    assert "loading:" not in stderr_of(LOAD.format(time="5.0"), terminal=True)
 
 
 @pytest.mark.parametrize("call", [BLOCKING, AWAITED], ids=["Engine", "AsyncEngine"])
 def test_a_run_many_of_more_than_a_second_shows_a_bar_in_a_terminal_alone(call: str) -> None:
-    long = RUN.format(time="float(next(clock))", call=call.format({}))
+    long = RUN.format(time=SECONDS, call=call.format({}))
     written = stderr_of(long, terminal=True)
     assert "/40 [" in written and "task/s" in written.replace("s/ task", " task/s"), written
     assert "/40" not in stderr_of(long, terminal=False)
     assert "/40" not in stderr_of(RUN.format(time="5.0", call=call.format({})), terminal=True)
-    off = RUN.format(time="float(next(clock))", call=call.format({"progress": False}))
+    off = RUN.format(time=SECONDS, call=call.format({"progress": False}))
     assert "/40" not in stderr_of(off, terminal=True)
 
 
 def test_a_terminal_that_goes_away_ends_nothing() -> None:
-    assert stderr_of(LOAD.format(pause=SLOW), terminal=True, closed=True) == ""
+    assert stderr_of(LOAD.format(time=SECONDS), terminal=True, closed=True) == ""
 
 
 SCORE = """
@@ -124,7 +120,5 @@ def test_a_run_over_a_file_shows_how_much_of_it_is_done(kind: str, terminal: boo
 
 
 def test_a_bar_that_is_asked_for_is_lines_outside_a_terminal() -> None:
-    written = stderr_of(
-        RUN.format(time="float(next(clock))", call=BLOCKING.format({"progress": True})), terminal=False
-    )
+    written = stderr_of(RUN.format(time=SECONDS, call=BLOCKING.format({"progress": True})), terminal=False)
     assert "\r" not in written and "100% 40/40 [" in written.splitlines()[-1]

@@ -16,7 +16,7 @@ from prelude.bulk.files import Table
 from prelude.bulk.form import Form, read_task
 from prelude.bulk.journal import Journal
 from prelude.bulk.run import BulkRun, Report, configuration, configuration_hash
-from prelude.errors import BulkError, shown
+from prelude.errors import BulkError
 from prelude.terminal.command_line import add_model
 from prelude.terminal.progress import tqdm_class
 from prelude.values.config import EngineConfig
@@ -137,20 +137,14 @@ def read_questions(chosen: argparse.Namespace) -> dict[str, Any]:
         for name, value in (split(option, flag) for flag in flags):
             if name in questions:
                 raise BulkError(f"{option} {name}: there are two questions of this name")
-            if option == "--noul":
-                questions[name] = {"question": value}
-                continue
-            asked = words.pop(name, f"{name}?")
+            questions[name] = {"question": value if option == "--noul" else words.pop(name, f"{name}?")}
             if option == "--choice":
-                try:
-                    (labels,) = csv.reader([value], skipinitialspace=True)  # a label in quotes may hold commas
-                except csv.Error:
-                    raise BulkError(f"{option} {name}={shown(value)}: labels stand in one line") from None
-                questions[name] = {"question": asked, "labels": [label.strip() for label in labels]}
-            elif value.isdecimal():
-                questions[name] = {"question": asked, "levels": int(value)}
-            else:
-                raise BulkError(f"--score {name}={value}: the number of levels is a number from 2 to 10")
+                rows = csv.reader(value.splitlines(), skipinitialspace=True)  # a label in quotes may hold commas
+                questions[name]["labels"] = [label.strip() for row in rows for label in row]
+            elif option == "--score":
+                if not value.isdecimal():
+                    raise BulkError(f"--score {name}={value}: the number of levels is a number from 2 to 10")
+                questions[name]["levels"] = int(value)
     for file in chosen.head:
         name = Path(file).stem
         if name in questions:

@@ -79,7 +79,6 @@ def test_flags_ask_these_questions(
         ([*TEXT, "--noul", "a=b", "--ask", "a=c"], "--ask a: there is no choice or score"),
         ([*TEXT, "--noul", "a"], "--noul 'a': NAME=VALUE is expected"),
         ([*TEXT, "--choice", "=a,b"], "--choice '=a,b': NAME=VALUE is expected"),
-        ([*TEXT, "--choice", "a=b,\nc"], "--choice a='b,\\nc': labels stand in one line"),
         ([*TEXT, "--score", "a="], "--score 'a=': NAME=VALUE is expected"),
         ([*TEXT, "--score", "a=-3"], "--score a=-3: the number of levels"),
         ([*TEXT, "--score", "a=1"], "no row could be served"),
