@@ -156,6 +156,8 @@ def test_runs_of_byte_tokens(llama2: Tokenizer) -> None:
     long = spelled(byte, "ภาษาไทย".encode() * 6)
     parts = stream(texts, long)
     assert "".join(parts) == llama2.decode(long)
+    for behind, text in ((crabs[:3], BROKEN), ([*crabs[:3], *word], f"{BROKEN} word")):
+        assert "".join(stream(texts, [*long, *behind])) == llama2.decode(long) + text
     first = next(i for i, part in enumerate(parts) if part)
     assert first == RUN_BYTES - 1 and all("".join(parts[i : i + 3]) for i in range(first, len(long), 3))
 

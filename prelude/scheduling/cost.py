@@ -9,8 +9,8 @@ predicts a longer time.
 Fitting is recursive least squares in information form: the weighted sums of x x' and x y are kept, not the steps.
 Before a step is added they fade by ``1 - 1/memory``, once there are as many as ``memory`` steps, so the model follows
 a machine that changes and forgets no faster than that; sums stay bounded however long the engine runs. A step is
-weighted by 1 / seconds, so small steps count as large ones do. A slow step of a busy machine has a bounded effect on
-the model: past the first few steps a step counts as at most four times its prediction.
+weighted by 1 / seconds, so small steps count as large ones do, and a slow step of a busy machine, however slow,
+counts as one step.
 
 Terms are scaled to typical sizes, so that the sums are of one magnitude.
 """
@@ -32,9 +32,7 @@ from prelude.values.strict_json import parse
 _TERMS = ("constant", "token", "key", "lm_row")
 _SCALE = (1.0, 1e2, 1e5, 1e1)
 _N = len(_TERMS)
-_TRUSTED = 32  # steps after which a prediction is good enough to tell an outlier
-_REFIT = 32  # steps between two solutions, from then on
-_OUTLIER = 4.0  # a step is taken as at most so many times its prediction
+_REFIT = 32  # steps between two solutions, after the first so many
 _ALIKE = 1e-10  # a share of a term's own sum: with less of it left the sums do not tell it from the others
 _MAX_BYTES = 1 << 20
 _MOST_SECONDS = 1e6
@@ -80,10 +78,8 @@ class CostModel:
         """Learn from a measured step. Values that cannot be a time (zero, not a number) are ignored."""
         if not 0.0 < seconds < math.inf:
             return
-        if self.steps >= _TRUSTED and (expected := self.predict(work)) > 0.0:
-            seconds = min(seconds, _OUTLIER * expected)
         self._add(work, seconds, 1.0)
-        if self._unfitted >= (1 if self.steps <= _TRUSTED else _REFIT):
+        if self._unfitted >= (1 if self.steps <= _REFIT else _REFIT):
             self._unfitted = 0
             self._seconds = _solution(self._squares, self._products)
 
@@ -159,7 +155,7 @@ class CostModel:
             for work in known:
                 if (seconds := self.predict(work)) > 0.0:
                     self._add(work, seconds, self.memory / 4 / len(known))
-            self.steps, self._unfitted = _TRUSTED, 0
+            self.steps, self._unfitted = _REFIT, 0
 
 
 def _solution(squares: Sequence[Sequence[float]], products: Sequence[float]) -> tuple[float, ...]:

@@ -361,7 +361,7 @@ def _keep(group: OneShotGroup, rows: list[OneShotRow], folds: list[Fold], seen: 
         lease, end = request.held, ends.get(at, request.trunk)
         if row.publish or end <= row.skip:
             continue
-        room, row.publish = group.keep(request, lease, row.skip, end, request.cache == "always", seen)
+        room, row.publish = group.keep(request, lease, row.skip, end, False, seen)
         if not room:
             end = min(end, _common(request, row.skip, queues))
             if end > row.skip:

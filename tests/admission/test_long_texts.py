@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from prelude import Choice, Engine, EngineConfig, Generate, SamplingParams, YesNo, default_model
@@ -39,13 +38,6 @@ def test_a_text_past_the_character_limit_is_cut(engine: Engine, truncation: str)
     assert done.stats.truncated_tokens == len(whole) - 511
     with pytest.raises(RequestTooLarge, match="25889 characters; the limit is 8192"):
         engine.complete(WORDS, SamplingParams(max_tokens=1))
-
-
-def test_ids_past_the_limit_are_cut_as_well(engine: Engine) -> None:
-    ids = np.arange(20_000, dtype=np.int32) % 4000
-    for given in (ids, ids.tolist()):
-        known = engine.explain(Generate(given, SamplingParams(max_tokens=1), truncation="middle")).token_ids
-        assert known.tolist() == [*ids[:256].tolist(), *ids[-255:].tolist()]
 
 
 def test_offsets_are_those_of_the_given_text(engine: Engine) -> None:
@@ -137,6 +129,10 @@ def test_messages_past_the_character_limit_are_cut_as_one_text(engine: Engine, t
         assert engine.run(decide(given, YesNo("Long?"), truncation))[0].label in ("yes", "no")
     with pytest.raises(RequestTooLarge, match='truncation="head"'):
         engine.explain(decide(talk(*texts), YesNo("Long?"), "error"))
+    answered = {"type": "function_call_output", "call_id": "1", "output": WORDS}
+    called = {"type": "function_call", "name": "look", "arguments": "{}", "call_id": "1"}
+    shown = engine.explain(decide([called, answered], YesNo("Long?"), truncation)).text
+    assert ("word0 word1" in shown, "word2999" in shown) == (truncation != "head", truncation != "tail")
 
 
 @pytest.mark.parametrize("truncation", ["head", "tail", "middle"])

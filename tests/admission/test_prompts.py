@@ -326,7 +326,7 @@ def test_malformed_and_huge_message_lists(chatty: Preparer, messages: Any, field
 # ------------------------------------------------------------------ truncation
 
 
-def kept(ids: Sequence[int], room: int, mode: str) -> list[int]:
+def kept(ids: Sequence[Any], room: int, mode: str) -> list[Any]:
     ids = list(ids)
     if mode == "head":
         return ids[-room:]
@@ -346,6 +346,10 @@ def test_truncation_is_exact(mode: Any, room: int, tokenizer: Any) -> None:
         prepared = preparer.prepare(Embed(prompt, pooling="last", truncation=mode)).prepared
         assert prepared.tree.token_ids.tolist() == kept(whole, room, mode)
         assert prepared.truncated_tokens == len(whole) - room
+    by_chars, text = toys.make(chat=toys.chat, max_prompt_chars=room), "".join(kept(WORDS, room, mode))
+    messages = [[{"role": "user", "content": one}] for one in (WORDS, text)]
+    for prompt, cut in ((WORDS, text), (whole, kept(whole, room, mode)), messages):
+        assert ids_of(by_chars, prompt, truncation=mode) == ids_of(by_chars, cut)
     fits = whole[:room]
     assert preparer.prepare(Embed(fits, pooling="last", truncation=mode)).prepared.truncated_tokens == 0
 

@@ -166,6 +166,9 @@ def test_offsets_follow_truncation_and_ids_have_none(tokenizer: Any) -> None:
     offsets = tokenizer.encode(TEXT).offsets
     kept = toys.run(preparer, PromptLogprobs(TEXT, truncation="middle"))
     assert [token.offsets for token in kept] == offsets[:3] + offsets[-3:]
+    by_chars = toys.make(max_prompt_chars=5)  # "a b" and " h": the second token ends where the cut part began
+    kept = toys.run(by_chars, PromptLogprobs("a b c d e f g h", truncation="middle"))
+    assert [token.offsets for token in kept] == [(0, 1), (1, 3), (13, 14), (14, 15)]
     assert {token.offsets for token in toys.run(preparer, PromptLogprobs([5, 6, 7]))} == {None}
 
 
@@ -237,6 +240,8 @@ def test_activations() -> None:
     named = classified([0.0, 5.0], labels=("bad", "good"))
     assert (named.label, named.labels, named.logits.tolist()) == ("good", ("bad", "good"), [0.0, 5.0])
     assert classified([9.0, 5.0]).label == "LABEL_0"
+    padded = toys.make(num_labels=2, pad_id=7).prepare(Classify([7, 7])).prepared.rows
+    assert padded.tolist() == [0], "of pad tokens alone the first one, as in transformers"
     with pytest.raises(InvalidRequest, match=r"activation: 'relu' is not one of"):
         classified([1.0], activation="relu")
 

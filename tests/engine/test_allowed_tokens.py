@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from prelude import AsyncEngine, Engine, Generate, SamplingParams
 from prelude.errors import ExecutionError, InvalidRequest
 from tests.engine.conftest import Oracle
+from tests.patience import until
 
 PROMPT = [11, 12, 13, 14]
 EVEN, ODD = np.arange(2, 4000, 2, dtype=np.int32), np.arange(3, 4000, 2, dtype=np.int32)
@@ -133,10 +135,19 @@ def test_a_later_failure_ends_its_own_request(make_engine: Callable[..., Engine]
         return [20, 21]
 
     tasks = [Generate(PROMPT, params(fn)) for fn in (fails, lambda output: [] if output else [5], by_turns)]
-    raised, empty, well = engine.run_many(tasks, return_exceptions=True)
+    ends = params(lambda output: [5] if output else [20], stop_token_ids=[5])
+    tasks += [Generate(PROMPT, replace(ends, min_tokens=least)) for least in (2, 1)]
+    raised, empty, well, early, ended = engine.run_many(tasks, return_exceptions=True)
     assert isinstance(raised, ExecutionError) and isinstance(raised.__cause__, KeyError)
-    assert isinstance(empty, ExecutionError) and "no token allowed after 1 tokens" in str(empty)
+    for none in (empty, early):
+        assert isinstance(none, ExecutionError) and "no token allowed after 1 tokens" in str(none)
+    assert (ended.token_ids, ended.finish_reason) == ((20,), "stop"), "the end is allowed after min_tokens"
     assert well.token_ids == engine.complete(PROMPT, params(by_turns)).token_ids
+    stream = engine.stream(PROMPT, params(fails))
+    until(lambda: not engine.stats()["live_streams"])
+    assert len(next(stream).token_ids) == 3, "the text before an error is read before it"
+    with pytest.raises(ExecutionError, match="state 3"):
+        next(stream)
     assert engine.health().ok and engine.stats()["failed_steps"] == 0
 
 

@@ -74,14 +74,14 @@ def test_files_of_several_types(tmp_path: Path) -> None:
     model = Model(save_model(tmp_path, dtype="bfloat16"))
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    for layer, kind in ((1, torch.float32), (2, torch.float16)):
-        name = f"model.layers.{layer}.mlp.down_proj.weight"
-        tensors[name] = tensors[name].to(kind)
+    for at, kind in (("0.self_attn.k", "float32"), ("1.mlp.down", "float32"), ("2.mlp.down", "float16")):
+        name = f"model.layers.{at}_proj.weight"
+        tensors[name] = tensors[name].to(getattr(torch, kind))
     save_file(tensors, file, metadata={"format": "pt"})
     mixed = Model(tmp_path)
     executor = mixed.executor()
-    packings = [getattr(layer.down, "packing", None) for layer in executor.weights.layers]
-    assert packings == ["widened", "float32", "float16"]
+    packings = [[layer.in_proj.packing, layer.down.packing] for layer in executor.weights.layers]
+    assert packings == [["float32", "widened"], ["widened", "float32"], ["widened", "float16"]]
     ids = random_ids(1, 40)
     assert np.abs(last_logprobs(executor, prompts(ids), np.arange(40)) - model.logprobs(ids)).max() < 1e-4
 

@@ -11,13 +11,13 @@ import pytest
 
 from prelude.admission.sampling import resolve_edits
 from prelude.execution.dump import load, save
-from prelude.readouts.batch import LogprobRows, OneShotBatch
+from prelude.readouts.batch import OneShotBatch
 from prelude.readouts.draw import distribution, edited, uniforms
 from prelude.readouts.sample import sample_token
 from prelude.readouts.sampling import NO_EDITS, History, Sampling, SamplingState, sample_rows
 from prelude.tasks import SamplingParams
 from tests import reference_sampler as reference
-from tests.execution.helpers import Model, i32, prompts, random_ids, run, sampling
+from tests.execution.helpers import Model, i32, prompts, random_ids, run
 
 VOCAB = 40
 STOPS = frozenset({0, 3})
@@ -123,26 +123,6 @@ def test_exact_distribution_after_edits(params: SamplingParams) -> None:
     assert statistic < degrees + 4 * np.sqrt(2 * degrees)
 
 
-@pytest.mark.feature("H3")
-def test_each_cut_is_drawn_exactly(model: Model) -> None:
-    """A toy vocabulary through the executor: the frequencies of 3,000 seeds are those of the definitions."""
-    executor = model.executor()
-    ids = random_ids(3, 9)
-    table = model.logprobs(ids)[-1]
-    for options in ({"top_k": 6}, {"top_p": 0.2}, {"min_p": 0.5}, {"temperature": 0.5, "top_k": 4}):
-        params = SamplingParams(**options)  # type: ignore[arg-type]
-        expected = np.array(reference.probabilities(table.tolist(), params))
-        n = 3000
-        settings = (params.temperature, params.top_k, params.top_p, params.min_p)
-        readout = sample_rows([SamplingState(len(ids) - 1, Sampling(*settings, s, frozenset())) for s in range(n)])
-        tokens = run(executor, OneShotBatch(prompts(ids), readout)).outputs[0].token_ids
-        counts, kept = np.bincount(tokens, minlength=len(table)), expected > 0
-        assert not counts[~kept].any()
-        statistic = ((counts[kept] - expected[kept] * n) ** 2 / (expected[kept] * n)).sum()
-        degrees = max(1, kept.sum() - 1)
-        assert statistic < degrees + 4 * np.sqrt(2 * degrees), options
-
-
 def settings_of(rng: np.random.Generator, row: int) -> SamplingState:
     params = random_params(rng)
     prompt, output = rng.integers(0, VOCAB, 6).tolist(), rng.integers(0, VOCAB, int(rng.integers(0, 9))).tolist()
@@ -224,33 +204,3 @@ def test_temperatures_at_the_edge(temperature: float) -> None:
     probabilities = distribution(logits, temperature)
     assert np.isfinite(probabilities).all() and abs(probabilities.sum() - 1) < 1e-12
     assert (probabilities[4] == 1) == (temperature < 1)
-
-
-@pytest.mark.feature("H3")
-def test_rows_of_a_step(model: Model) -> None:
-    """Greedy and sampled rows side by side; each as alone, and as computed from the logprobs."""
-    executor = model.executor(deterministic=True)
-    ids = [random_ids(i, 10 + i) for i in range(5)]
-    s = prompts(*ids)
-    rows = s.starts[1:] - 1
-    heat, seeds, steps = [0, 0.5, 1, 2, 1], [1, 2, 3, 4, 3], [0, 1, 2, 3, 2]
-    shape = {"top_k": [0, 3, 0, 50, 0], "top_p": [1, 1, 0.6, 0.9, 0.6], "min_p": [0, 0, 0, 0.01, 0]}
-    together = run(executor, OneShotBatch(s, sampling(rows, heat, seeds, steps, top=3, **shape))).outputs[0]
-    for i, x in enumerate(ids):
-        one = {name: values[i] for name, values in shape.items()}
-        alone = run(executor, OneShotBatch(prompts(x), sampling([len(x) - 1], heat[i], seeds[i], steps[i], **one)))
-        assert alone.outputs[0].token_ids[0] == together.token_ids[i]
-        every = np.arange(211)
-        asked = LogprobRows(i32([len(x) - 1]), i32(0 * every), i32(every), ranks=True)
-        logprobs, ranks = (
-            getattr(run(executor, OneShotBatch(prompts(x), asked)).outputs[0], n) for n in ("logprobs", "ranks")
-        )
-        token = together.token_ids[i]
-        assert together.logprobs[i] == pytest.approx(logprobs[token], abs=1e-6)
-        assert ranks[together.top_ids[i]].tolist() == [1, 2, 3]
-        if heat[i] == 0:
-            assert ranks[token] == 1
-        else:
-            p = reference.probabilities(logprobs.tolist(), SamplingParams(temperature=heat[i], **one))
-            u = uniforms(np.array([seeds[i]], np.uint64), i32([steps[i]]))[0]
-            assert token == np.searchsorted(np.cumsum(p), u, side="right")

@@ -15,7 +15,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from prelude import AsyncEngine, Choice, Decide, Embed, Engine, EngineConfig, FittedQuestion
+from prelude import AsyncEngine, Choice, Decide, Embed, Engine, EngineConfig, FittedQuestion, Generate
 from prelude.errors import CheckpointError, InvalidRequest, PromptTooLong, UnsupportedModel
 from prelude.fitting import file as fitted_file
 from prelude.fitting import logistic
@@ -350,8 +350,8 @@ def test_a_choice_beside_it_is_a_second_pass_of_a_model_that_answers_it() -> Non
         assert both.names == ("language", "team", "again")
         assert [one.logprobs for one in both] == [other[0].logprobs, *[alone[0].logprobs] * 2]
         assert both.stats.prompt_tokens == alone.stats.prompt_tokens + other.stats.prompt_tokens
-        with pytest.raises(InvalidRequest, match="ask it in a task of its own"):
-            engine.run(Decide(text, [language, team]))
+        engine.decide(text * 20, [team, language], salt="a")
+        assert engine.would_hit(Generate(text * 20, salt="a")) > 0 == engine.would_hit(Generate(text * 20))
 
         async def asked() -> Any:
             async with AsyncEngine(engine) as twin:

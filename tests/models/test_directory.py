@@ -145,6 +145,18 @@ def test_overwritten_between_opening_and_loading(copy_of: Copy) -> None:
                 use()
 
 
+def test_overwritten_while_an_engine_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overwritten(*given: Any) -> Any:
+        weights = load_weights(*given)
+        os.utime(path / FILE, ns=(1, 1))
+        return weights
+
+    path = make_checkpoint(tmp_path)
+    monkeypatch.setattr(read_weights, "load_weights", overwritten)
+    with pytest.raises(CheckpointError, match="changed while it was being loaded"):
+        Engine.from_pretrained(path)
+
+
 # -- 48: memory ------------------------------------------------------------------------------------
 
 

@@ -100,6 +100,10 @@ def test_ids_are_those_of_the_packaged_tokenizer() -> None:
         found = made(told).encode("a", "b")
         assert (found.ids, made(told).encode("a").ids) == (text + other, text)
         assert found.type_ids == [0] * len(text) + [1] * len(other)
+    word = theirs.encode("the", add_special_tokens=False).ids[0]
+    for kind, text in ((USER, theirs.decode([word])), (CONTROL, "")):
+        told["tokenizer.ggml.token_type"][word] = kind
+        assert text == made(told).decode([word]), "a token of the user is text, a control token is none"
 
 
 def test_template_and_named_tokens() -> None:
@@ -138,6 +142,14 @@ def test_halves_of_a_token_are_ordered_by_score_and_length() -> None:
     made = GgufTokenizer({f"tokenizer.ggml.{key}": value for key, value in told.items()}, Path("m.gguf")).file()
     merges = json.loads(made)["model"]["merges"]
     assert merges == [["ab", "a"], ["a", "ba"], ["b", "a"], ["a", "b"], ["b", "b"]]
+
+
+@pytest.mark.parametrize("said, ids", [(None, [3]), (True, [3]), (False, [2])])
+def test_a_space_is_put_before_a_text_unless_the_file_says_no(said: bool | None, ids: list[int]) -> None:
+    told = {"tokens": ["<unk>", "\u2581", "a", "\u2581a"], "token_type": [UNKNOWN, *[NORMAL] * 3], "model": "llama"}
+    told |= {"scores": [0.0, -1.0, -1.0, -2.0], "add_space_prefix": said}
+    found = made({f"tokenizer.ggml.{key}": value for key, value in told.items()})
+    assert found.encode("a").ids == ids and found.decode(ids) == "a"
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -140,6 +140,10 @@ def test_truncation_cuts_the_document_as_the_card_does(qwen: Path, qwen_tokenize
         assert said.truncated_tokens > 0 and engine.run(task).stats.prompt_tokens == 256
         with pytest.raises(PromptTooLong, match="shorten the fixed part"):
             engine.run(Rerank(document, QUERY, recipe="qwen3-reranker", truncation="tail"))
+        for longest in (200, 300):  # the shorter one of the recipe's length and the engine's
+            own = RerankRecipe("ours", "yes", "no", (PREFIX, "{query} {document}", SUFFIX), max_length=longest)
+            said = engine.explain(Rerank(QUERY, document, recipe=own, truncation="head"))
+            assert len(said.token_ids) == min(longest, 256) and "word399" in said.text
 
 
 # ------------------------------------------------------------------ the model directory's files

@@ -147,18 +147,6 @@ def test_cold_shared_prefix_is_folded_into_one_step() -> None:
         assert one.output.logprobs[0] == other.output.logprobs[0]
 
 
-def test_fold_of_trees() -> None:
-    core = service_core()
-    rubric = prompt(30, 1)
-    states = [np.concatenate([rubric, prompt(5, 10 + i)]) for i in range(3)]
-    branches = [[prompt(4, 70 + i), prompt(2, 80 + i)] for i in range(3)]
-    outcomes = run(core, [tree_request(s, b) for s, b in zip(states, branches)])
-    assert core.stats.prefill_tokens == 30 + 3 * (5 + 6)
-    for state, pair, outcome in zip(states, branches, outcomes):
-        for branch, got in zip(pair, outcome.output.logprobs):
-            assert got == pytest.approx(expected_logprob(np.concatenate([state, branch])))
-
-
 # ------------------------------------------------------------------ grouping and budgets
 
 

@@ -140,6 +140,10 @@ def test_without_chats_decisions_have_the_whole_step() -> None:
     for _ in range(31):
         pacer.measured(3, 0, 0, 0.01)
     assert pacer.allowance(3), "paid off"
+    pacer.measured(3, 4000, 0, 0.9)
+    pacer.measured(0, 100, 0, 0.02)  # no row ran beside it, so none waits for what is left of the debt
+    pacer.measured(3, 0, 0, 0.01)
+    assert pacer.allowance(3)
 
 
 @pytest.mark.feature("F18")

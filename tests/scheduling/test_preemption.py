@@ -14,7 +14,7 @@ from prelude.scheduling.policies import RoundRobin
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import Request, State
 from tests import toy
-from tests.scheduling.cores import Collect, chat, post, prompt
+from tests.scheduling.cores import Collect, chat, last_logprob, post, prompt
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 
@@ -63,6 +63,7 @@ def test_a_preempted_text_goes_on_where_it_was_and_says_no_token_twice(drawn: bo
         run_steps(core)
         ends = [sink.ends[r.id][0] for r in requests]
         assert [sink.told[r.id] for r in requests] == [list(end.token_ids) for end in ends]
+        assert list(sink.ends) == [r.id for r in requests], "it goes on before those that came after it"
         assert is_empty(core)
         return [list(end.token_ids) for end in ends], [end.stats.preemptions for end in ends], core.stats.preemptions
 
@@ -145,6 +146,15 @@ def test_out_of_memory_each_row_of_a_step_runs_again_once_in_half_as_large_a_ste
     assert [len(rows) for rows in steps[4:6]] == [4] * 2 and set.union(*steps[4:6]) == all_ids
     assert steps[6] == all_ids
     assert all(sink.ends[r.id][1] is None for r in requests)
+
+
+@pytest.mark.fault(59)
+def test_out_of_memory_decisions_run_again_in_the_order_in_which_they_came() -> None:
+    core, sink = service_core(FaultyExecutor(Fault("memory", "wait", 0))), Collect()
+    requests = [post(core, last_logprob(prompt(6, i)), sink) for i in range(5)]
+    run_steps(core)
+    assert list(sink.ends) == [r.id for r in requests] and core.stats.replays == 5
+    assert all(error is None for _, error in sink.ends.values())
 
 
 @pytest.mark.feature("D9")
