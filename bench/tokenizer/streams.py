@@ -1,7 +1,7 @@
 """Text that no cache has seen, in calls one after the other: how fast, and the slow calls among them.
 
-Each side is loaded anew and reads the pieces once, a few times over; a piece counts its least time. This
-excludes the effect of other processes, and it includes occasional work of the tokenizer (a cache that grows).
+Each side is loaded some times over and reads all pieces once a load, the sides in turns. A load begins with other
+pieces than the one before, so that other pieces meet empty caches. A row has the median and the range of the turns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gc
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bench.blocks import Run, Times
 from bench.tokenizer.sides import HF, OURS, SEGMENTS, Side, Sides
@@ -19,8 +19,9 @@ from bench.tokenizer.texts import chat, unseen
 
 PIECE = 8_192  # characters
 FIRST = 40_960  # bytes
-# Aims by text: MB/s with warm and with empty caches, times fastokens.
-FAST, HARD = (140.0, 120.0, 1.5), (70.0, 70.0, 1.7)
+TURNS = 8  # of a load
+# Aims by text: MB/s with empty and with warm caches, times fastokens.
+FAST, HARD = (120.0, 140.0, 1.5), (70.0, 70.0, 1.7)
 AIMS = {"en": FAST, "code_py": FAST}
 
 
@@ -33,22 +34,16 @@ def fresh(piece: str) -> str:
     return piece[:1] + piece[1:]
 
 
-def once(side: Side, pieces: Sequence[str], expected: Sequence[list[int]] | None) -> list[float] | int:
-    """CPU seconds of each piece; or, where they are compared and differ, how many do."""
-    encode = side.encoder()
-    encode("A first call pays for tables that are made late.")
+def once(encode: Callable[[str], object], pieces: Sequence[str]) -> list[float]:
+    """CPU seconds of each piece."""
     given, taken = [fresh(piece) for piece in pieces], []
     gc.collect()
     gc.disable()
-    try:
-        for at, piece in enumerate(given):
-            began = time.process_time()
-            ids = encode(piece)
-            taken.append(time.process_time() - began)
-            if expected is not None and ids != expected[at]:
-                return [encode(p) != e for p, e in zip(pieces, expected)].count(True)
-    finally:
-        gc.enable()
+    for piece in given:
+        began = time.process_time()
+        encode(piece)
+        taken.append(time.process_time() - began)
+    gc.enable()
     return taken
 
 
@@ -56,67 +51,71 @@ class Unequal(Exception):
     """Ours gave other ids than HF."""
 
 
-def passes(sides: Sides, pieces: Sequence[str], repeats: int) -> dict[str, list[float]]:
-    """The least seconds of each piece, by side; a peer whose ids differ from HF's is left out, ours is an error."""
+def exact(sides: Sides, pieces: Sequence[str]) -> Iterator[str]:
+    """The sides whose ids are HF's; that ours are not is an error."""
     expected = [sides[HF].result("list", s=piece) for piece in pieces]
-    best: dict[str, list[float]] = {}
-    for repeat in range(repeats):
-        for name in sides.loaded:
-            if name == SEGMENTS or (repeat and (name == HF or name not in best)):
-                continue
-            taken = once(sides.new(name), pieces, None if repeat else expected)
-            if isinstance(taken, int):
-                if name == OURS:
-                    raise Unequal(f"{taken} of {len(pieces)} pieces of a stream: list")
-                print(f"  {name} differs from HF on {taken} of {len(pieces)} pieces: no figure")
-                continue
-            best[name] = [min(a, b) for a, b in zip(best.get(name, taken), taken)]
-    return best
+    for name, side in sides.loaded.items():
+        found = [side.result("list", s=piece) != ids for piece, ids in zip(pieces, expected)].count(True)
+        if found and name == OURS:
+            raise Unequal(f"{sides.path.parent.name}, {found} of {len(pieces)} pieces of a stream: list")
+        if found:
+            print(f"  {name} differs from HF on {found} of {len(pieces)} pieces: no figure")
+        elif name != SEGMENTS:
+            yield name
+
+
+Turn = tuple[list[str], dict[str, list[float]]]  # its pieces, and their seconds by side
+
+
+def loads(sides: Sides, pieces: list[str], count: int, turns: int = TURNS) -> Iterator[list[Turn]]:
+    """The turns of each load. A call that is not counted comes before each. Slower peers are loaded once."""
+    names, turns = list(exact(sides, pieces)), min(turns, len(pieces))
+    for at in range(count):
+        begin = at * len(pieces) // count
+        given = pieces[begin:] + pieces[:begin]
+        encoders = {name: sides.new(name).encoder() for name in names}
+        before = "A first call pays for tables that are made late."
+        done: list[Turn] = []
+        for turn in range(turns):
+            part = given[turn * len(given) // turns : (turn + 1) * len(given) // turns]
+            order = names[:: 1 - turn % 2 * 2]
+            done.append((part, {name: once(encoders[name], [before, *part])[1:] for name in order}))
+            before = part[-1]
+        yield done
+        best = min((name for name in names if name != OURS), key=lambda name: sum(sum(t[name]) for _, t in done))
+        names = [name for name in names if name in (OURS, "fastokens", best)]
+
+
+def rates(table: Table, load: str, measure: str, turns: Iterable[Turn], aims: Sequence[float | None]) -> None:
+    """Ours, and how many times as fast as fastokens, or as the best peer if it has no figure."""
+    found: dict[str, list[float]] = {}  # seconds of a megabyte
+    for part, taken in turns:
+        for side, seconds in taken.items():
+            found.setdefault(side, []).append(sum(seconds) * 1e6 / sum(len(piece.encode()) for piece in part))
+    times, peers = Times(found), [side for side in found if side != OURS]
+    note = ", ".join(f"{side} {1 / times.median(side):.1f}" for side in peers)
+    table.row(load, measure, [1 / one for one in found[OURS]], "MB/s", least=aims[0], note=note)
+    peer = "fastokens" if "fastokens" in peers else min(peers, key=times.median)
+    aim = aims[1] if peer == "fastokens" else None
+    table.row(load, f"{measure}, times {peer}", times.ratios(peer, OURS), least=aim)
 
 
 def streamed(table: Table, sides: Sides, texts: dict[str, str], quick: bool) -> None:
-    size = 60_000 if quick else 400_000
     for name, text in texts.items():
-        rest = unseen(text, 2 * size)
-        half = cut_up(rest[: len(rest) // 2]), cut_up(rest[len(rest) // 2 :])
-        best = passes(sides, half[0] + half[1], 2 if quick else 3)
-        aims = AIMS.get(name, HARD)
-        for phase, what in ((1, "caches of other text"), (0, "empty caches")):
-            part = slice(0, len(half[0])) if phase == 0 else slice(len(half[0]), None)
-            spent = {side: sum(taken[part]) for side, taken in best.items()}
-            size_mb = sum(len(piece.encode()) for piece in half[phase]) / 1e6
-            rates = {side: size_mb / seconds for side, seconds in spent.items()}
-            note = ", ".join(f"{side} {rate:.1f}" for side, rate in rates.items() if side != OURS)
-            measure = f"never seen, {what}"
-            table.row(name, measure, [rates[OURS]], "MB/s", least=aims[1 - phase], note=note)
-            if "fastokens" in rates:
-                table.row(name, measure + ", times fastokens", [rates[OURS] / rates["fastokens"]], least=aims[2])
+        rest = unseen(text, 120_000 if quick else 800_000)
+        done = list(loads(sides, cut_up(rest, min(PIECE, len(rest) // TURNS + 1)), 1 if quick else 5))
+        half, aims = len(done[0]) // 2, AIMS.get(name, HARD)
+        for at, what in enumerate(("empty caches", "caches of other text")):
+            part = [turn for turns in done for turn in turns[at * half : (at + 1) * half]]
+            rates(table, name, f"never seen, {what}", part, (aims[at], aims[2]))
 
 
-def first_after_load(table: Table, sides: Sides, texts: dict[str, str], rounds: int) -> None:
-    """The first 40 KB that a side reads after it was loaded; a value a round."""
+def first_after_load(table: Table, sides: Sides, texts: dict[str, str], count: int) -> None:
+    """The first 40 KB that a side reads after it was loaded."""
     for name, text in texts.items():
         pieces = cut_up(text.encode()[:FIRST].decode(errors="ignore"))
-        expected = [sides[HF].result("list", s=piece) for piece in pieces]
-        taken: dict[str, list[float]] = {}
-        for round in range(rounds):
-            for side in sides.loaded:
-                if side in (HF, SEGMENTS) or (round and side not in taken):
-                    continue
-                found = once(sides.new(side), pieces, None if round else expected)
-                if isinstance(found, list):
-                    taken.setdefault(side, []).append(sum(found))
-                elif side == OURS:
-                    raise Unequal(f"{sides.path.parent.name}, {found} of {len(pieces)} pieces of {name}: list")
-                else:
-                    print(f"  {side} differs from HF on {found} of {len(pieces)} pieces: no figure")
-        times, size_mb = Times(taken), sum(len(piece.encode()) for piece in pieces) / 1e6
-        note = ", ".join(f"{side} {size_mb / times.median(side):.1f}" for side in taken if side != OURS)
-        load = f"{sides.path.parent.name}, {name}, the first {size_mb * 1000:.0f} KB after a load"
-        table.row(load, "to a list", [size_mb / seconds for seconds in taken[OURS]], "MB/s", note=note)
-        for peer in ("fastokens", "gigatoken"):
-            if peer in taken:
-                table.row(load, f"to a list, times {peer}", times.ratios(peer, OURS))
+        load = f"{sides.path.parent.name}, {name}, the first {FIRST // 1000} KB after a load"
+        rates(table, load, "to a list", (turns[0] for turns in loads(sides, pieces, count, 1)), (None, None))
 
 
 def mixed(table: Table, sides: Sides, texts: dict[str, str], quick: bool) -> None:
@@ -131,14 +130,15 @@ def mixed(table: Table, sides: Sides, texts: dict[str, str], quick: bool) -> Non
             pieces.append(piece)
             rest = rest[len(piece) :]
     rng.shuffle(pieces)
-    best = passes(sides, pieces, 2 if quick else 3)
-    wanted = [at for at, piece in enumerate(pieces) if 2_040 <= len(piece.encode()) <= 2_048]
-    for share, name in ((0.5, "p50"), (0.99, "p99")):
-        found = {}
-        for side, taken in best.items():
-            ordered = sorted(taken[at] for at in wanted)
-            found[side] = [ordered[min(len(ordered) - 1, int(len(ordered) * share))]]
-        table.beside_best("2 KB in a mixed stream", f"{name} of {len(wanted)}", Times(found), OURS)
+    chosen = {piece for piece in pieces if 2_040 <= len(piece.encode()) <= 2_048}
+    found: dict[float, dict[str, list[float]]] = {0.5: {}, 0.99: {}}
+    for turns in loads(sides, pieces, 2 if quick else 7):
+        for side in turns[0][1]:
+            spent = sorted(one for part, taken in turns for piece, one in zip(part, taken[side]) if piece in chosen)
+            for share, of in found.items():
+                of.setdefault(side, []).append(spent[int(len(spent) * share)])
+    for share, of in found.items():
+        table.beside_best("2 KB in a mixed stream", f"p{share * 100:.0f} of {len(chosen)}", Times(of), OURS)
 
 
 def unseen_chats(count: int, characters: int = 85_480) -> list[str]:
