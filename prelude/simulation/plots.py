@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,10 @@ def dots(reports: Sequence[Report], path: str | Path, title: str) -> None:
         places = [number + 0.26 * (offset - 1) for number in range(len(reports))]
         values = [getattr(report.latency, name) for report in reports]
         axes.plot(values, places, "o", markersize=5, color=colour, label=_NAMES[name])
-        for place, value in zip(places, values):
-            if not math.isnan(value):
-                axes.annotate(
-                    seconds_text(value), (value, place), (6, 0), textcoords="offset points", va="center", fontsize=7
-                )
+        for place, value in zip(places, values):  # none is drawn at NaN
+            axes.annotate(
+                seconds_text(value), (value, place), (6, 0), textcoords="offset points", va="center", fontsize=7
+            )
     names = [f"{r.label}\n{r.hit_rate + r.folded_rate:.0%} of prompt tokens reused" for r in reports]
     axes.set_yticks(range(len(reports)), names, fontsize=8)
     axes.invert_yaxis()

@@ -70,7 +70,7 @@ def _unzstd(data: bytes, max_bytes: int) -> bytes:
     plain = bytearray()
     try:
         decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-        with decoder.stream_reader(data, read_across_frames=True) as reader:
+        with decoder.stream_reader(data) as reader:  # of all frames
             while len(plain) <= max_bytes and (chunk := reader.read(_CHUNK)):
                 plain += chunk
     except zstandard.ZstdError as wrong:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from prelude import Engine
 from prelude.bulk.batches import BatchScorer, as_arrow
-from prelude.errors import BulkError, ConfigError
+from prelude.errors import BulkError, ConfigError, EngineClosed, InvalidRequest
 from tests.ray.forms import FORM, ROWS
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -56,10 +57,20 @@ def test_taken_names_are_refused_and_a_prefix_is_the_way_out(scorer: BatchScorer
     assert found[0]["new_language_mass"] is None and "'text' is null" in found[1]["new_error"]
 
 
-@pytest.mark.parametrize("threads", [0, 1.5, "2", 1025])
-def test_threads_out_of_range_are_refused(threads: Any) -> None:
-    with pytest.raises(ConfigError, match="threads"):
-        BatchScorer(FORM, threads=threads)
+def test_a_form_that_the_model_cannot_serve_frees_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, made = Engine.from_pretrained, list[Engine]()
+    monkeypatch.setattr(Engine, "from_pretrained", lambda *args, **more: made.append(load(*args, **more)) or made[0])
+    with pytest.raises(BulkError, match="no row could be served"):
+        BatchScorer({"verb": "classify", "prompt": "{text}"})
+    with pytest.raises(EngineClosed):
+        made[0].generate("a")
+
+
+@pytest.mark.parametrize("name", ["threads", "window"])
+@pytest.mark.parametrize("value", [0, 1.5, "2", 65537])
+def test_keywords_out_of_range_are_refused(name: str, value: Any) -> None:
+    with pytest.raises((ConfigError, InvalidRequest), match=name):
+        BatchScorer(FORM, **{name: value})
 
 
 def test_a_value_that_is_no_batch_or_form_is_refused() -> None:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from prelude import Choice, Decide, InvalidRequest
 from prelude.api.mapping import RowBar, length
 from prelude.api.windows import Window, leading_text
-from prelude.bulk.batches import BatchScorer
 from prelude.bulk.rows import Position
 from prelude.bulk.run import Pace
-from tests.ray.forms import FORM
 
 QUESTION = (Choice("Which?", ["a", "b"]),)
 
@@ -62,10 +58,3 @@ def test_a_bar_counts_rows_and_the_share_of_the_cache() -> None:
     assert bar.words() == "cache 50%" and told[-1] == (5, 5)
     assert (Position("B", 7).read, Position("B", None).read, Position("row", 7, rows=3).read) == (7, 0, 3)
     assert length([1, 2]) == 2 and length(iter([1])) is None
-
-
-@pytest.mark.parametrize(("keyword", "value"), [("window", 0), ("window", 65537), ("window", "8")])
-def test_keywords_of_a_scorer_have_bounds(keyword: str, value: Any) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        BatchScorer(FORM, **{keyword: value})
-    assert caught.value.field == keyword

@@ -110,7 +110,7 @@ def test_flags_that_say_no_task(
     assert says in capsys.readouterr().err and not target.exists()
 
 
-def test_flags_of_a_run(engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     for window in ("1", "65536"):
         assert score(source, target, "--overwrite", "--window", window) == 0
@@ -122,13 +122,6 @@ def test_flags_of_a_run(engine: Engine, tmp_path: Path, capsys: pytest.CaptureFi
     assert score(source, target, "--overwrite", "--prefix", "new_") == 0
     renamed = [name if name in ("id", "text") else f"new_{name}" for name in plain[0]]
     assert [list(row) for row in read_rows(target)] == [renamed] * 3
-    vectors = tmp_path / "vectors.jsonl"
-    task = tmp_path / "task.json"
-    task.write_text('{"verb": "embed", "prompt": "{text}", "pooling": "last"}', encoding="utf-8")
-    assert score(source, vectors, "--task", str(task), flags=[]) == 0
-    for row in read_rows(vectors):
-        assert list(row) == ["id", "text", "embedding", "prompt_tokens", "error"]
-        assert row["embedding"] == engine.embed(row["text"], pooling="last").tolist()
 
 
 @pytest.mark.parametrize("content", ["[]", '"x"', "{", None])

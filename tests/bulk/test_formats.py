@@ -189,14 +189,16 @@ def test_a_column_of_json_lines_has_its_values_or_is_text(
     assert [json.dumps(value) for value in found.column("c").to_pylist()] == [json.dumps(value) for value in want]
 
 
-def test_objects_of_more_than_256_keys_are_maps_which_become_text(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("inside", [False, True])
+def test_objects_of_more_than_256_keys_are_maps_which_become_text(run: Run, tmp_path: Path, inside: bool) -> None:
     for keys in (256, 257):
-        values = [{f"user {at}": at} for at in range(keys)]
-        found = parquet.read_table(run(lines_of(tmp_path / "in.jsonl", values), "parquet")).column("c").to_pylist()
+        values: list[Any] = [{f"user {at}": at} for at in range(keys)]
+        source = lines_of(tmp_path / "in.jsonl", [[[one]] for one in values] if inside else values)
+        found = parquet.read_table(run(source, "parquet")).column("c").to_pylist()
         assert all(isinstance(one, str) for one in found) is (keys == 257)
-        assert [value for one in found for value in (json.loads(one) if keys == 257 else one).values() if value] == [
-            *range(1, keys)
-        ]
+        rows = map(json.loads, found) if keys == 257 else found
+        objects = [row[0][0] if inside else row for row in rows]
+        assert [max(filter(None, one.values()), default=0) for one in objects] == [*range(keys)]
 
 
 @pytest.mark.long

@@ -92,10 +92,12 @@ def test_another_version_or_device_is_refused_by_its_name(name: str, known: dict
 
 
 def refused_by_name(name: str, known: dict[str, Any], other: dict[str, Any], folder: Path) -> None:
-    with Journal(folder / "journal", configuration_hash(known), known):
-        pass
+    with Journal(folder / "journal", configuration_hash(known), known) as journal:
+        journal.append("0" * 32, {})
     with pytest.raises(BulkError, match=f"begun with another {name}; --restart"):
         Journal(folder / "journal", configuration_hash(other), other)
+    with Journal(folder / "journal", configuration_hash(other), other, restart=True) as journal:
+        assert journal.rows == 0
 
 
 @pytest.mark.fault(71)

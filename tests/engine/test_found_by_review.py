@@ -49,11 +49,11 @@ def test_the_blocks_that_are_kept_do_not_depend_on_company(make_engine: Make) ->
 
 def test_results_and_errors_can_be_copied_and_pickled(make_engine: Make) -> None:
     engine = make_engine()
-    answers = engine.decide("two boats", [Choice("Where?", ["harbour", "city"])])
+    answers = engine.decide("two boats", {"where": Choice("Where?", ["harbour", "city"])})
     tokens = engine.prompt_logprobs("two boats at the quay")
     vector = engine.embed("two boats", pooling="last")
     for copied in (pickle.loads(pickle.dumps(answers)), copy.deepcopy(answers), copy.copy(answers)):
-        assert copied == answers and copied.stats == answers.stats
+        assert copied == answers and (copied.stats, copied.names) == (answers.stats, ("where",))
     for listed in (pickle.loads(pickle.dumps(tokens)), copy.deepcopy(tokens)):
         assert listed == tokens and listed.stats == tokens.stats
     again = pickle.loads(pickle.dumps(vector))

@@ -168,17 +168,26 @@ def test_gliner_rows_and_logits_are_those_of_its_own_program(shared: Path, tmp_p
         assert list(answer.probabilities.values()) == pytest.approx(shares / shares.sum(), abs=2e-5)
 
 
+def test_gliner_words_keep_their_marks_and_its_questions_have_labels(shared: Path, tmp_path: Path) -> None:
+    recorded = recorded_of(shared, "gliner_tiny")
+    file = write_gliner(tmp_path, recorded, formula_of(shared / "decision")) / "tokenizer.json"
+    spaced = file.read_text(encoding="utf-8").replace('"add_prefix_space": false', '"add_prefix_space": true')
+    file.write_text(spaced, encoding="utf-8")  # a word is seen to begin
+    text = "\u0928\u092e\u0938\u094d\u0924\u0947, me @ x - aB_c BOB@Example.ORG HTTPS://A.B/?c !"
+    words = text.lower().replace(",", " ,").split()
+    with Engine.from_pretrained(tmp_path, config=EXACT) as engine:
+        found = engine.explain(Decide(text, [Choice("a", ["b", "c"])])).token_ids.tolist()
+        split = [id for word in words for id in engine.tokenizer.encode_array(word, False).tolist()]
+        for question in (Noul("It is."), Score("How?", ["a", "b"])):
+            with pytest.raises(InvalidRequest, match="was not trained on a"):
+                engine.decide("x", [question])
+    assert found[found.index(recorded["added"]["[SEP_TEXT]"]) + 1 :] == split
+
+
 def _without_last_note(ids: list[int], note: int, label: int) -> list[int]:
     """Their first question describes a third label by "", which is no description here."""
     last = len(ids) - 1 - ids[::-1].index(note)
     return [*ids[: last - 1], *ids[ids.index(label) - 1 :]]
-
-
-@pytest.mark.parametrize("question", [Noul("It is."), Score("How?", ["a", "b"])])
-def test_gliner_was_trained_on_labels_alone(question: Any, shared: Path, tmp_path: Path) -> None:
-    path = write_gliner(tmp_path, recorded_of(shared, "gliner_tiny"), formula_of(shared / "decision"))
-    with Engine.from_pretrained(path) as engine, pytest.raises(InvalidRequest, match="was not trained on a"):
-        engine.decide("x", [question])
 
 
 # ------------------------------------------------------------------ marker heads of other makers

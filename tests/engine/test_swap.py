@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from prelude import Choice, DecisionTemplate, Engine, EngineConfig, ExpertConfig, SamplingParams, YesNo
+from prelude import Choice, DecisionTemplate, Engine, EngineConfig, SamplingParams, YesNo
 from prelude.cpu.profile import resident_bytes
-from prelude.errors import ConfigError, EngineClosed
+from prelude.errors import EngineClosed
 from tests.patience import shown
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0)
@@ -130,13 +130,3 @@ def test_a_template_that_a_tenant_brings_is_tokenised_anew_for_another(
             engine.decide("x", [YesNo("Is it so?")], template=template(tried), **curious)
             calls.append(encoder.calls - before)
     assert calls[1] == calls[2] > 5
-
-
-def test_prepared_questions_are_bounded_by_a_setting(checkpoint: Path) -> None:
-    with Engine.from_pretrained(
-        checkpoint, config=EngineConfig(expert=ExpertConfig(question_plan_bytes=0))
-    ) as engine:
-        engine.decide("x", [YesNo("Is it so?")])
-        assert engine.stats()["memory"]["question_bytes"] == 0
-    with pytest.raises(ConfigError, match="question_plan_bytes"):
-        EngineConfig(expert=ExpertConfig(question_plan_bytes=-1))

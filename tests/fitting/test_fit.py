@@ -20,6 +20,7 @@ from prelude.errors import CheckpointError, InvalidRequest, PromptTooLong, Unsup
 from prelude.fitting import file as fitted_file
 from prelude.fitting import logistic
 from prelude.fitting.fit import fit_vectors
+from prelude.fitting.report import Scope
 from tests.engine.test_encoders import write, write_pooling
 
 TOPICS = {"cards": range(0, 8), "loans": range(8, 16), "travel": range(16, 24)}
@@ -96,6 +97,21 @@ def test_equal_rows_and_seed_give_equal_bits_and_no_new_vectors(engine: Engine, 
     assert (again.weight == team.weight).all() and again.answer(np.ones(48)).scope == team.answer(np.ones(48)).scope
     assert engine.stats()["finished"] == before["finished"]
     assert engine.fit(*labelled(90), name="team", seed=1).report != team.report
+    for at, other in enumerate(({"pooling": "cls"}, {"prompt_name": "query"}), start=1):
+        engine.fit(*labelled(90), name="team", **other)
+        assert engine.stats()["finished"] == before["finished"] + at * 90, "the texts have other vectors"
+
+
+def test_a_head_with_one_other_part_is_another_head() -> None:
+    def scope(side: float, keep: float) -> Scope:
+        return Scope(np.full((2, 3), side, np.float32), (0.0, side), keep)
+
+    parts: dict[str, Any] = {"weight": np.eye(2, 3), "bias": np.zeros(2), "labels": ["yes", "no"], "name": "x"}
+    parts |= {"question": "q", "prompt_name": "p", "pooling": "mean", "model": "m", "scope": scope(1.0, 0.9)}
+    others: list[Any] = [{}, {"weight": np.ones((2, 3))}, {"bias": np.ones(2)}, {"labels": ["yes", "never"]}]
+    others += [{"kind": "noul"}, {"question": "r"}, {"prompt_name": None}, {"pooling": "cls"}, {"model": ""}]
+    others += [{"scope": None}, {"scope": scope(0.5, 0.9)}, {"scope": scope(1.0, 0.8)}]
+    assert len({FittedQuestion.from_arrays(**{**parts, **one}).digest for one in others}) == len(others)
 
 
 def test_many_heads_cost_one_pass_and_their_bits_are_those_of_each_alone(
@@ -110,9 +126,8 @@ def test_many_heads_cost_one_pass_and_their_bits_are_those_of_each_alone(
     for name, question in questions.items():
         assert engine.decide("w1 w2 w20", {name: question})[name] == both[name] or math.isnan(both[name].mass)
         assert engine.decide("w1 w2 w20", [question])[0].logprobs == both[name].logprobs
-    assert (
-        both["urgent"].labels == ("yes", "no") and both["urgent"].probability == both["urgent"].probabilities["yes"]
-    )
+    urgency = both["urgent"]
+    assert urgency.labels == ("yes", "no") and urgency.probability == urgency.probabilities["yes"]
     expected = sum([at * share for at, share in zip((1, 2, 3), both["level"].probabilities.values())])
     assert both["level"].labels == ("1", "2", "3") and both["level"].expected == pytest.approx(expected)
     together = engine.run_many([Decide("w1 w2 w20", [team]), Decide("w5", [level, team]), Embed("w7")])

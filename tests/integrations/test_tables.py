@@ -87,17 +87,15 @@ def test_labels_that_are_not_the_model_s_are_refused_by_a_worker_of_daft(tmp_pat
         score(frame, form, str(path), labels=labels[:2]).to_pylist()
 
 
-def test_a_worker_of_spark_keeps_no_scorer_of_another_form() -> None:
+def test_a_worker_of_spark_keeps_no_scorer_of_another_form_or_prefix() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     from prelude.integrations.spark import scorer
 
-    def shares(labels: list[str]) -> list[dict[str, float]]:
+    for labels, prefix in ((["a", "b"], ""), (["b", "a"], ""), (["b", "a"], "new_")):
         form = {"state": "{text}", "questions": {"ok": {"labels": dict.fromkeys(labels)}}}
-        [found] = scorer(form, threads=1)(iter([pandas.DataFrame({"text": ["Where is my parcel?"]})]))
-        return list(found["ok_probabilities"])
-
-    assert [list(one) for one in shares(["a", "b"])] == [["a", "b"]]
-    assert [list(one) for one in shares(["b", "a"])] == [["b", "a"]]
+        frame = pandas.DataFrame({"text": ["Where is my parcel?"]})
+        [found] = scorer(form, threads=1, prefix=prefix)(iter([frame]))
+        assert [list(one) for one in found[f"{prefix}ok_probabilities"]] == [labels]
 
 
 def test_a_worker_of_spark_gives_the_columns_of_its_frame_back_as_they_are() -> None:

@@ -190,11 +190,14 @@ def test_a_chat_template_that_hides_the_pair_is_refused(shared: Path, tmp_path: 
     (path / "1_LogitScore").mkdir()
     ends = {"true_token_id": 9693, "false_token_id": 2152}
     (path / "1_LogitScore" / "config.json").write_text(json.dumps(ends), encoding="utf-8")
-    with (
-        Engine.from_pretrained(path, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine,
-        pytest.raises(RecipeError, match="shows no message of the role 'query'"),
-    ):
-        engine.rerank(QUERY, DOCUMENTS)
+    for template in (None, f"{QUERY} {DOCUMENTS[0]}"):  # the template's own words are not the pair
+        if template is not None:
+            (path / "chat_template.jinja").write_text(template, encoding="utf-8")
+        with (
+            Engine.from_pretrained(path, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine,
+            pytest.raises(RecipeError, match="shows no message of the role 'query'"),
+        ):
+            engine.rerank(QUERY, DOCUMENTS[:1])
 
 
 def test_a_directory_may_bring_its_own_recipe(tmp_path: Path) -> None:
@@ -331,6 +334,15 @@ def test_a_recipe_of_lists_is_the_recipe_of_tuples(kind: type[Any], values: dict
 def test_a_list_of_one_length_is_asked_for_by_that_length() -> None:
     with pytest.raises(RecipeError, match="is not a list of 3 texts"):
         GuardField("x", "x", ("a", "b"), unless=("w", "a"))  # type: ignore[arg-type]
+
+
+def test_a_last_field_of_several_labels_needs_the_text_behind_it() -> None:
+    many, last = GuardField("m", "M:", ("a", "b"), joiner=", "), GuardField("r", "R:", ("a", "b"), response_only=True)
+    for fields in ((many,), (many, last), (last, many)):
+        GuardRecipe("x", fields, ("a",), end="!")
+        with pytest.raises(RecipeError, match="'m' may have several labels and is the last field"):
+            GuardRecipe("x", fields, ("a",))
+    GuardRecipe("x", (many, GuardField("r", "R:", ("a", "b"))), ("a",))
 
 
 def test_how_much_of_a_pair_was_cut(tmp_path: Path) -> None:

@@ -152,6 +152,13 @@ def test_one_hot_prefix_spreads_over_replicas_once_its_own_is_loaded() -> None:
         loads.add(owners[-1], arrival.prompt_tokens)
     assert set(owners) == {0, 1, 2, 3}
     assert max(loads.tokens) <= 1.25 * (loads.total + 1000) / 4 + 1000
+    loads = Loads(4)
+    loads.lose(owners[0])
+    loads.lose(owners[1])
+    own = routing.route(arrival, loads)
+    for replica in loads.up:
+        loads.add(replica, 12_000 if replica == own else 10_000)
+    assert routing.route(arrival, loads) == own, "up to 1.25 times the mean of those that live"
 
 
 # ------------------------------------------------------------------ numbers

@@ -352,7 +352,7 @@ def test_decisions_in_openais_form(one: SystemOne) -> None:
         (
             {
                 "questions": [
-                    {"type": "choice", "instructions": "?", "choices": [{"value": "a"}, {"value": "\ud800"}]}
+                    {"type": "choice", "instructions": "?", "choices": [{"value": "a"}, {"value": "\ud800" * 90}]}
                 ]
             },
             ["questions", 0, "choices", 1],

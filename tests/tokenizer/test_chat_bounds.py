@@ -194,6 +194,7 @@ def test_bounds_are_the_callers_choice() -> None:
         (template, Bounds(max_output=49), "limit is 49 .Bounds.max_output"),
         (template, Bounds(max_template=10), "limit is 10"), (made, Bounds(max_work=5000), "more than 5000 units"),
         (made, Bounds(max_memory=40_000), "more than 40000 bytes"),
+        ("{% set x = '🙂' * 10000 %}", Bounds(max_memory=30_000), "more than 30000 bytes"),
     ):  # fmt: skip
         with pytest.raises(ChatTemplateError, match=says):
             render(text, bounds=bounds)

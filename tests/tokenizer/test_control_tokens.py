@@ -321,9 +321,10 @@ def spelled(control: dict[int, str], rng: random.Random) -> str:
     return rng.choice([*forms, unicodedata.normalize("NFD", token), token.replace("<", "\uff1c")])
 
 
-def test_the_longest_of_the_control_tokens_at_a_place_is_found() -> None:
-    control = {**WORD, "special": True, "normalized": False}
+@pytest.mark.parametrize("single", [False, True])
+def test_the_longest_of_the_control_tokens_at_a_place_is_found(single: bool) -> None:
+    control = {**WORD, "special": True, "normalized": False, "single_word": single}
     text = file(added_tokens=[{**control, "content": one, "id": id} for id, one in ((3, "<x"), (4, "<x>"), (5, "<"))])
     ours, theirs = Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
-    for word in ("a<x>b", "<x<x>", "<<x", "<x><"):
+    for word in ("a<x>b", "<x<x>", "<<x", "<x><", "a<x>", "<x>a", "_<x>", "a <x> b"):
         assert ours.encode_segments([(word, True)]).tolist() == theirs.encode(word).ids

@@ -47,7 +47,7 @@ class _Loaded(NamedTuple):
     """Ours for an HF tokenizer as it was at ``version``; None if it cannot be had."""
 
     theirs: Any
-    version: tuple[int, int, bool]
+    version: tuple[int, int]
     digest: bytes  # of its serialised form; empty: not known
     ours: Tokenizer | None
 
@@ -179,9 +179,6 @@ def ours_for(owner: Any, theirs: Any) -> Tokenizer | None:
         digest = hashlib.blake2b(text.encode()).digest()
         same = found is not None and found.theirs is theirs and found.digest == digest
         ours = found.ours if found is not None and same else read_back(text, theirs)
-        if ours is not None and ours.encode_special_tokens != now[2]:
-            ours = ours.__copy__()
-            ours.encode_special_tokens = now[2]
     except Exception as error:
         _log.info("transformers keeps its own tokenizer for %s: %s", type(owner).__name__, error)
     with lock:
@@ -214,12 +211,12 @@ def read_back(text: str, theirs: Any) -> Tokenizer:
 # ---- noticing changes
 
 
-def version(tokenizer: Any) -> tuple[int, int, bool]:
+def version(tokenizer: Any) -> tuple[int, int]:
     """Equal for two moments between which ``tokenizer`` was not changed; a change of another one may make it differ.
 
-    Truncation and padding do not count. ``encode_special_tokens`` is part of it because it is not serialised.
+    Truncation, padding and ``encode_special_tokens`` do not count: transformers sets them in each call.
     """
-    return vars(tokenizer).get(COUNT, 0), _components, tokenizer.encode_special_tokens
+    return vars(tokenizer).get(COUNT, 0), _components
 
 
 def _watch() -> None:
