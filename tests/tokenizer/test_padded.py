@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -174,16 +174,8 @@ def test_texts_of_many_bytes_are_shared_out_among_threads(pair_of: Pair, golden_
         tokenizer.enable_truncation(64, stride=8)
         tokenizer.enable_padding()
     expected = [one.ids for one in theirs.encode_batch(texts)]
-    found: list[Any] = [None] * 3
-
-    def work(at: int) -> None:
-        found[at] = ours.encode_padded(texts, offsets=True, overflow=True)
-
-    threads = [threading.Thread(target=work, args=(at,)) for at in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: ours.encode_padded(texts, offsets=True, overflow=True), range(3)))
     for one in found:
         first = np.flatnonzero(np.diff(one.samples, prepend=-1))
         assert one.ids[first].tolist() == expected
