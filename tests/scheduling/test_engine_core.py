@@ -147,15 +147,15 @@ def test_cold_shared_prefix_is_folded_into_one_step() -> None:
         assert one.output.logprobs[0] == other.output.logprobs[0]
 
 
+def test_equal_ends_behind_other_cached_prefixes_stay_apart() -> None:
+    core, prompts = service_core(), [np.concatenate([prompt(16, n), prompt(3, 9)]) for n in (1, 2)]
+    run(core, [last_logprob(tokens[:17]) for tokens in prompts])
+    for tokens, outcome in zip(prompts, run(core, [last_logprob(tokens) for tokens in prompts])):
+        assert outcome.stats.cached_tokens == 16
+        assert outcome.output.logprobs[0] == pytest.approx(expected_logprob(tokens))
+
+
 # ------------------------------------------------------------------ grouping and budgets
-
-
-@pytest.mark.feature("A27")
-def test_memory_of_readouts_alone_can_stop_a_group() -> None:
-    row_bytes = toy.VOCAB * 8
-    core = service_core(logits_bytes=3 * row_bytes)
-    run(core, [last_logprob(prompt(4, i)) for i in range(7)])
-    assert [len(batch.readout.rows) for batch in core.executor.batches] == [3, 3, 1]
 
 
 @pytest.mark.fault(4)
