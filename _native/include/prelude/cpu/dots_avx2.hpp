@@ -1,4 +1,4 @@
-// Exact int8 sums by AVX2: bytes are widened to 16 bits, since its product of bytes saturates. See body_packed.hpp.
+// Exact int8 sums by AVX2. See body_packed.hpp.
 
 inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 inline void bytes(Vec v, uint32_t* to) {
@@ -42,36 +42,40 @@ inline Vec of_pairs(const uint32_t* words, int part) {
 // Twelve vectors of sums, two of weights and an input.
 constexpr int kFloatRows = 6, kFloatWide = 1;
 
-// Three rows by 16 outputs: twelve vectors of sums, each of four outputs and two sums an output.
+// Four rows by 16 outputs: eight vectors of sums, two of weights, each with its sizes, an input and what a step
+// makes. The product of bytes takes unsigned by signed ones: the sizes of weights by the integers of a row with the
+// weights' signs. Two of 128 * 127 at most fit in 16 bits. A weight's byte, which is 128 too large, becomes signed by
+// its highest bit, so that sums begin at 0.
 struct Int8Dot {
   static constexpr Packing kPacking = Packing::int8;
-  static constexpr int kRows = 3, kWide = 1;
+  static constexpr int kRows = 4, kWide = 1;
   struct Sums {
-    __m256i fours[4];
+    __m256i eights[2];
   };
   struct Weight {
-    __m256i fours[4];
+    __m256i eights[2], sizes[2];
   };
   using Input = __m256i;
-  static Sums start(int32_t value) {
-    const __m256i once = _mm256_set1_epi64x(static_cast<uint32_t>(value));
-    return {{once, once, once, once}};
+  static Sums start(int32_t) {
+    const __m256i begin = _mm256_castps_si256(_mm256_set1_ps(kToInteger));
+    return {{begin, begin}};
   }
   static Weight weight(const uint32_t* words) {
     Weight w;
-    for (int i = 0; i < 4; ++i)
-      w.fours[i] = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words + 4 * i)));
+    for (int i = 0; i < 2; ++i) {
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + 8 * i));
+      w.eights[i] = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+      w.sizes[i] = _mm256_abs_epi8(w.eights[i]);
+    }
     return w;
   }
-  static Input input(uint32_t word) {
-    return _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(static_cast<int>(word))));
-  }
+  static Input input(uint32_t word) { return _mm256_set1_epi32(static_cast<int>(word)); }
   static void step(Sums& sums, const Weight& weight, Input input) {
-    for (int i = 0; i < 4; ++i)
-      sums.fours[i] = _mm256_add_epi32(sums.fours[i], _mm256_madd_epi16(weight.fours[i], input));
+    for (int i = 0; i < 2; ++i) {
+      const __m256i pairs = _mm256_maddubs_epi16(weight.sizes[i], _mm256_sign_epi8(input, weight.eights[i]));
+      sums.eights[i] = _mm256_add_epi32(sums.eights[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+      asm("" : "+x"(sums.eights[i]));  // else GCC adds products to each other first and keeps them in memory
+    }
   }
-  static Vec floats(const Sums& sums, int part) {
-    const __m256i mixed = _mm256_hadd_epi32(sums.fours[2 * part], sums.fours[2 * part + 1]);
-    return _mm256_castsi256_ps(_mm256_permute4x64_epi64(mixed, 0xD8));
-  }
+  static Vec floats(const Sums& sums, int part) { return _mm256_castsi256_ps(sums.eights[part]); }
 };
