@@ -2,15 +2,9 @@
 
 inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 inline void bytes(Vec v, uint32_t* to) {
-  float lanes[kLanes];
-  store(lanes, v);
-  uint8_t made[kLanes];
-  for (int l = 0; l < kLanes; ++l) {
-    uint32_t bits;
-    std::memcpy(&bits, lanes + l, 4);
-    made[l] = static_cast<uint8_t>(bits);
-  }
-  std::memcpy(to, made, sizeof made);
+  const __m256i lowest = _mm256_shuffle_epi8(_mm256_castps_si256(v), _mm256_set1_epi32(0x0C080400));
+  to[0] = static_cast<uint32_t>(_mm256_extract_epi32(lowest, 0));
+  to[1] = static_cast<uint32_t>(_mm256_extract_epi32(lowest, 4));
 }
 inline Vec halves(const uint32_t* words) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
