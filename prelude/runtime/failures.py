@@ -63,10 +63,9 @@ class Failures:
         self.stats.replays += len(again)
         self.events.emit_each("replayed", again)
         if out_of_memory(error):
-            self.limit = max(1, len(again) // 2) if again else None
+            self.limit = max(1, len(again) // 2)
         if not self.healthy:
             self.events.emit("unhealthy", failures=self.in_a_row, error=type(error).__name__)
-            self.limit = None
             lost = isinstance(error, ExecutorLost)
             said = "the engine has ended" if lost else f"the engine failed {self.in_a_row} steps in a row"
             self.lifecycle.end_waiting(failure_of(error, said))

@@ -118,8 +118,3 @@ class Ledger:
         self.tokens -= tokens
         self.rows -= 1
         return True
-
-    def give_back(self, tokens: int) -> None:
-        """Give back a row of so many tokens."""
-        self.tokens += tokens
-        self.rows += 1

@@ -68,7 +68,6 @@ class Budgets:
 def preempt(request: Request, queues: Queues, pool: KvPool) -> None:
     """Recompute later: blocks and state entry go back, cached blocks stay in the trie, sampled tokens are kept."""
     request.give_back(pool)
-    request.cached_len = request.staged_len = 0
     request.stats.preemptions += 1
     request.move(State.WAITING)
     queues.requeue(request)
@@ -140,9 +139,6 @@ class _Step:
                 self.preempted.append(victim)
                 if victim is request:
                     break
-                if victim in planned:
-                    planned.remove(victim)
-                    self.ledger.give_back(1)
             else:
                 if self.ledger.take(1):
                     planned.append(request)
@@ -204,7 +200,6 @@ class _Step:
         count = self._chunk(request, left)
         if not count:
             request.give_back(pool)
-            request.cached_len = request.staged_len = 0
             return 0
         if not request.output:
             request.stats.cached_tokens = cached

@@ -134,7 +134,7 @@ class WaitingQueue:
         self.unranked: list[Request] = []
         self.tokens = self.logits_rows = 0
         self._next_group = 0
-        self._accounts = Accounts()
+        self.accounts = Accounts()
         self.policy = composed(policy)
         self._by_arrival = by_arrival(policy)
         self._pool = pool if self.policy.estimates else None
@@ -152,13 +152,13 @@ class WaitingQueue:
     def append(self, request: Request, now: int) -> None:
         """``now``: tokens served so far."""
         request.queued_at = now
-        request.account = self._accounts.join(request.options)
+        request.account = self.accounts.join(request.options)
         self.arrivals[request.order] = request
         self._count(request)
 
     def push_front(self, request: Request) -> None:
         """Put it back to where it was taken from: it counts as having waited since it first came."""
-        request.account = self._accounts.take_back(request.options, max(1, request.num_known))
+        request.account = self.accounts.take_back(request.options, max(1, request.num_known))
         self.arrivals[request.order] = request
         self.arrivals.move_to_end(request.order, last=False)
         self._count(request)
@@ -175,11 +175,11 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Remove it from the queue without having been served."""
-        self._accounts.leave(_account(request))
+        self.accounts.leave(_account(request))
         self._leave(request)
 
     def serve(self, request: Request) -> None:
-        self._accounts.serve(_account(request), max(1, request.num_known))
+        self.accounts.serve(_account(request), max(1, request.num_known))
         self._leave(request)
 
     def _leave(self, request: Request) -> None:
@@ -191,7 +191,7 @@ class WaitingQueue:
         group[1] -= 1
         if group[1] == 0:
             del self.groups[request.key]
-        if self.columns.remove(request) and self._accounts.busy > 1:
+        if self.columns.remove(request) and self.accounts.busy > 1:
             self._changed = True  # turns of a tenant's requests depend on the tokens that it was served
         if len(self.unranked) > 2 * len(self.arrivals) + _FEW:  # most of them left without ever being ranked
             self.unranked = [r for r in self.unranked if r.order in self.arrivals]
@@ -207,12 +207,9 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self.arrivals)
 
-    def __bool__(self) -> bool:
-        return bool(self.arrivals)
-
     def oldest(self) -> tuple[int, int]:
         """Return the first rank of those that wait. The queue is not empty."""
-        if self._accounts.busy == 1:
+        if self.accounts.busy == 1:
             return next(iter(self.arrivals.values())).rank
         return min(request.rank for request in self.arrivals.values())
 
@@ -224,7 +221,7 @@ class WaitingQueue:
     def in_order(self, now: int, *, one_group: bool = False) -> Iterator[Request]:
         """Yield by the policy at ``now`` tokens served. ``one_group``: those alone that may share a batch with the
         first one. Requests may be served while this is iterated; nothing may be added."""
-        if self._by_arrival and self._accounts.busy <= 1 and (len(self.groups) <= 1 or not one_group):
+        if self._by_arrival and self.accounts.busy <= 1 and (len(self.groups) <= 1 or not one_group):
             yield from self._in_order_of_arrival()
             return
         self._match()
@@ -289,7 +286,7 @@ class WaitingQueue:
                 self._order = left
                 return left
         rows = columns.rows()
-        waiting = columns.waiting(rows, self._accounts.served())
+        waiting = columns.waiting(rows, self.accounts.served())
         index = ranked(self.policy, waiting, now, None if whole else _FEW)
         self._order = rows[index]
         self._whole = len(index) == len(rows)
@@ -379,9 +376,14 @@ class Queues:
 
     def audit(self) -> None:
         """Check counts against contents; raise with the numbers."""
-        waiting = [*self.oneshot, *self.decode]
-        if len(waiting) != self.num_waiting or any(r.state is not State.WAITING for r in waiting):
-            raise RuntimeError(f"{len(waiting)} requests are queued, {self.num_waiting} are counted as waiting")
+        for queue in (self.oneshot, self.decode):
+            waiting = list(queue)
+            known, rows = sum([r.num_known for r in waiting]), sum([r.logits_rows for r in waiting])
+            groups, accounts = queue.groups.values(), queue.accounts.accounts.values()
+            counted = sum([count for _, count in groups]), sum([account.waiting for account in accounts])
+            sums = (known, rows, len(waiting), len(waiting))
+            if sums != (queue.tokens, queue.logits_rows, *counted) or {r.state for r in waiting} - {State.WAITING}:
+                raise RuntimeError(f"of {sums} that wait one is in another state, or those are not the queue's sums")
         if any(r.state not in (State.PREFILL, State.DECODE) or r.lease is None for r in self.running):
             raise RuntimeError("a running request holds no lease or is in no running state")
         if any(a.rank > b.rank for a, b in zip(self.running, self.running[1:])):

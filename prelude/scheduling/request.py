@@ -235,8 +235,6 @@ class Request(Record):
         edits = self.sampling.edits
         if self.history is None and edits is not None and edits.follows:
             self.history = History.of(edits, self.prepared.tree.token_ids)
-            for token_id in self.output if edits.weighs else ():
-                self.history.add(token_id)
         return SamplingState(row, self.sampling, len(self.output) + self.ahead, self.history)
 
     def choose_next(self) -> None:
