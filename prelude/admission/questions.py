@@ -129,7 +129,7 @@ def check_step(ctx: AdmissionContext, tokens: int, questions: int) -> None:
 
 def warn_of_lengths(ctx: AdmissionContext, labels: tuple[str, ...], label_ids: tuple[tuple[int, ...], ...]) -> None:
     """Warn once for each set of labels: a joint logprob sums over tokens, so that longer labels score lower."""
-    known = ("warned", hash((labels, label_ids)))  # the labels themselves may be large
+    known = ("warned", hash(labels))  # the labels themselves may be large
     if ctx.kept.get(known):
         return
     ctx.kept.put(known, True, 100)

@@ -122,20 +122,20 @@ def test_thirty_two_requests_with_a_shared_prompt_take_few_steps_and_compute_it_
 
 
 def reading(tokens: np.ndarray, kind: str) -> Prepared:
-    last = ids(len(tokens) - 1)
+    last, every, whole = ids(len(tokens) - 1), np.arange(len(tokens), dtype=np.int32), ids(0, len(tokens))
     readout: Any = {
-        "one": LogprobRows(last, ids(0), ids(5)), "other": LogprobRows(last, ids(0), ids(6)),
+        "one": LogprobRows(last, ids(0), ids(5)), "other": LogprobRows(last, ids(0), ids(6)), "head": HeadRows(last),
         "top": LogprobRows(last, ids(0), ids(5), 3), "ranks": LogprobRows(last, ids(0), ids(5), 0, True),
-        "mean": PooledRows(np.arange(len(tokens), dtype=np.int32), ids(0, len(tokens)), "mean"),
-        "last": PooledRows(last, ids(0, 1), "last"), "head": HeadRows(last),
+        "raw": LogprobRows(last, ids(0), ids(5), raw=True), "mean": PooledRows(every, whole, "mean"),
+        "weighed": PooledRows(every, whole, "weightedmean"), "behind": PooledRows(every, whole, "weightedmean", last),
     }[kind]  # fmt: skip
     return Prepared(TokenTree.single(tokens), readout)
 
 
 @pytest.mark.feature("A27")
 @pytest.mark.parametrize("left,right,together", [
-    ("one", "one", True), ("one", "other", True), ("one", "top", False), ("one", "ranks", False),
-    ("mean", "last", False), ("mean", "mean", True), ("head", "last", False), ("top", "ranks", False),
+    ("one", "other", True), ("one", "top", False), ("one", "ranks", False), ("one", "raw", False),
+    ("mean", "mean", True), ("mean", "weighed", False), ("weighed", "behind", False), ("head", "mean", False),
 ])  # fmt: skip
 @pytest.mark.parametrize("crowd", [False, True])
 def test_requests_share_a_batch_by_head_and_options_alone(left: str, right: str, together: bool, crowd: bool) -> None:
@@ -148,10 +148,8 @@ def test_requests_share_a_batch_by_head_and_options_alone(left: str, right: str,
         post(core, reading(prompt(12, 99 + i), right), sink)
     run_steps(core)
     assert len(sink.ends) == 2 * count and all(error is None for _, error in sink.ends.values())
-    if crowd:
-        assert len(core.executor.batches) == (3 if together else 4)  # five rows of 12 tokens a step, at most
-    else:
-        assert (len(core.executor.batches) == 1) is together
+    joined, apart = (3, 4) if crowd else (1, 2)  # five rows of 12 tokens a step, at most
+    assert len(core.executor.batches) == (joined if together else apart)
 
 
 @pytest.mark.feature("F9")
