@@ -89,11 +89,11 @@ def rows_said(rows: Sequence[int]) -> str:
 def _check_spelling(names: Sequence[str], known: Sequence[str]) -> None:
     spelt: dict[str, str] = {}
     for label in known:
-        other = spelt.setdefault(" ".join(label.casefold().split()), label)
+        other = spelt.setdefault(" ".join(unicodedata.normalize("NFC", label.casefold()).split()), label)
         if other != label:
             rows = f"{rows_said([names.index(other)])} and {rows_said([names.index(label)])}"
             raise InvalidRequest(
-                f"{shown(other)} and {shown(label)} ({rows}) differ in case or spaces alone; spell them alike",
+                f"{shown(other)} and {shown(label)} ({rows}) differ in case, spaces or coding; spell them alike",
                 field="labels",
             )
 
