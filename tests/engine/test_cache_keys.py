@@ -27,7 +27,6 @@ from prelude import (
 )
 from prelude.integrations.affinity import Served, chain_of_task
 from prelude.scheduling.planner import Budgets
-from prelude.systemone import SystemOne
 
 CHOICE = Choice("Which is it?", ("apple", "pear", "plum"))
 TEMPLATE = DecisionTemplate()
@@ -138,27 +137,6 @@ def test_a_replica_ranks_a_text_for_its_salt() -> None:
     for task in (plain, salted):
         served.add(task)
     assert [one.chain for one in served.kept()] == [chain_of_task(plain), chain_of_task(salted)]
-
-
-def test_each_part_of_a_bodys_questions_is_in_the_key(forgetful: Engine) -> None:
-    bodies = [
-        {"state": "A fruit.", "questions": {name: {"type": kind, "instructions": text, "criteria": criteria}}}
-        for name, kind, text, criteria in [
-            ("q", "choice", "Which?", {"apple": "1", "pear": "2"}),
-            ("r", "choice", "Which?", {"apple": "1", "pear": "2"}),
-            ("q", "choice", "Which one?", {"apple": "1", "pear": "2"}),
-            ("q", "choice", "Which?", {"pear": "2", "apple": "1"}),
-            ("q", "choice", "Which?", {"apple": "1", "pear": "3"}),
-            ("q", "choice", "Which?", {"apple": "1", "plum": "2"}),
-            ("q", "noul", "Which?", {"true": "1", "false": "2"}),
-            ("q", "noul", "Which?", {"true": "1"}),
-            ("q", "score", "Which?", ["1", "2"]),
-            ("q", "score", "Which?", ["2", "1"]),
-        ]
-    ]
-    one = SystemOne(forgetful)
-    for body in [*bodies, *bodies]:
-        assert one.answer(body) == SystemOne(forgetful).answer(body)
 
 
 @pytest.mark.long
