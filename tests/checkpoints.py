@@ -19,6 +19,7 @@ TINY: dict[str, Any] = {
 SMALL: dict[str, Any] = {
     "vocab_size": 211, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024, "tie_word_embeddings": False,
+    "rms_norm_eps": 3e-3, "norm_eps": 2e-3,
 }  # fmt: skip
 TALKING: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -17,9 +17,9 @@ from tests.execution.helpers import cpu_executor
 
 SIZES: dict[str, Any] = {
     "vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 100,
-    "max_position_embeddings": 140,
+    "max_position_embeddings": 140, "layer_norm_eps": 0.02, "norm_eps": 0.03, "rms_norm_eps": 0.04,
 }  # fmt: skip
-DISTILBERT = {"vocab_size": 211, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 100}
+DISTILBERT = {"vocab_size": 211, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 100, "layer_norm_eps": 0.02}
 CLASSES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert"}
 CLASSES |= {"electra": "Electra", "modernbert": "ModernBert", "gemma3_text": "Gemma3Text"}
 CLASSES |= {"deberta-v2": "DebertaV2"}
@@ -35,18 +35,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "roberta": {"family": "roberta"},
     "roberta-silu-types": {"family": "roberta", "hidden_act": "silu", "type_vocab_size": 2, "pad_token_id": 4},
     "xlm-roberta": {"family": "xlm-roberta"},
-    "distilbert": {"family": "distilbert"},
+    "distilbert": {"family": "distilbert", "activation": "relu"},
     "electra": {"family": "electra"},
     "electra-narrow-embeddings": {"family": "electra", "embedding_size": 20},
-    "modernbert": {"family": "modernbert"},
-    "modernbert-biases": {"family": "modernbert", "attention_bias": True, "mlp_bias": True, "norm_bias": True},
+    "modernbert": {"family": "modernbert", "classifier_activation": "relu", "classifier_bias": True},
+    "modernbert-biases": {"family": "modernbert", "attention_bias": True, "norm_bias": True},
     "modernbert-all-global": {"family": "modernbert", "global_attn_every_n_layers": 1, "hidden_activation": "relu"},
-    "modernbert-wide-window": {"family": "modernbert", "local_attention": 90, "num_hidden_layers": 5},
-    "deberta-v2": {"family": "deberta-v2"},
+    "modernbert-wide-window": {"family": "modernbert", "local_attention": 90, "mlp_bias": True},
+    "deberta-v2": {"family": "deberta-v2", "pooler_hidden_act": "tanh"},
     "deberta-v2-positions": {"family": "deberta-v2", "position_biased_input": True},
     "deberta-v2-types": {"family": "deberta-v2", "position_biased_input": True, "type_vocab_size": 2},
-    "deberta-v2-few-buckets": {"family": "deberta-v2", "position_buckets": 6, "num_attention_heads": 3},
-    "deberta-v2-no-buckets": {"family": "deberta-v2", "position_buckets": -1, "max_relative_positions": 40},
+    "deberta-v2-few-buckets": {"family": "deberta-v2", "position_buckets": 6, "max_relative_positions": 60},
+    "deberta-v2-no-buckets": {"family": "deberta-v2", "position_buckets": -1, "num_attention_heads": 3},
     "deberta-v2-old-spelling": {"family": "deberta-v2", "pos_att_type": "c2p|p2c", "norm_rel_ebd": "none"},
     "gemma3_text": {"family": "gemma3_text"},
     "gemma3_text-narrowest-window": {"family": "gemma3_text", "sliding_window": 1},

@@ -47,6 +47,7 @@ def write_model(
         writer.add_sliding_window(config["sliding_window"])
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if config.get("final_logit_softcapping"):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     for name, tensor in load_file(source / "model.safetensors").items():
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -73,6 +74,8 @@ def _add_phi3(writer: Any, config: dict[str, Any], rope: dict[str, Any], head_di
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_scaling_orig_ctx_len(config.get("original_max_position_embeddings", 4096))
     writer.add_sliding_window(config.get("sliding_window") or 0)
+    if rope.get("attention_factor"):
+        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
     if rope.get("rope_type") == "longrope":
         for name in ("long", "short"):
             writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))

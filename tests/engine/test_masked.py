@@ -20,9 +20,9 @@ from tests.encoders import Encoder, write_encoder
 from tests.execution.helpers import i32, prompts, random_ids, run
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert", "deberta-v2")
-VARIANTS = {name: {"family": name} for name in FAMILIES}
+_ACT = dict.fromkeys(("hidden_act", "activation", "hidden_activation"), "relu") | {"classifier_activation": "silu"}
+VARIANTS = {name: {"family": name, **_ACT} for name in FAMILIES}
 VARIANTS |= {"electra-narrow": {"family": "electra", "embedding_size": 20}}
-VARIANTS |= {"bert-relu": {"family": "bert", "hidden_act": "relu"}}
 VARIANTS |= {"modernbert-biases": {"family": "modernbert", "classifier_bias": True, "norm_bias": True}}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *".,:?-0123456789", *LETTERS, *[f"##{c}" for c in LETTERS]]

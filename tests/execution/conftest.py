@@ -62,14 +62,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "long_factor": [1.0 + 0.9 * pair for pair in range(8)], "original_max_position_embeddings": 256,
         },
     },
-    "smollm3": {"family": "smollm3", "head_dim": 16, "no_rope_layer_interval": 2},
+    "smollm3": {"family": "smollm3", "no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True},
     "gemma": {"family": "gemma"},
     "gemma2": {
         "family": "gemma2", "sliding_window": 12, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 3.0,
+        "final_logit_softcapping": 3.0, "attention_bias": True,
     },
     "gemma3": {
         "family": "gemma3_text",
+        "attention_bias": True,
+        "final_logit_softcapping": 3.0,
         "sliding_window": 12,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -119,16 +118,6 @@ def test_classification_heads(name: str, tmp_path: Path) -> None:
         assert np.abs(output.logits - theirs).max() < 2e-5
     alone = run(executor, OneShotBatch(prompts(batch[1]), HeadRows(i32([49 if last else 0])))).outputs[0]
     assert np.array_equal(alone.logits[0], output.logits[1])
-
-
-def test_the_activation_of_debertas_pooler_is_gelu_where_the_config_does_not_say(tmp_path: Path) -> None:
-    path = write_encoder(tmp_path, family="deberta-v2", kind="ForSequenceClassification", num_labels=3)
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    del config["pooler_hidden_act"]
-    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    model, ids = Encoder(path), ids_of(4, 30)
-    output = run(model.executor(), OneShotBatch(prompts(ids), HeadRows(i32([0])))).outputs[0]
-    assert np.abs(output.logits - model.run(ids).logits.numpy()).max() < 2e-5
 
 
 def test_the_newer_masked_head_of_deberta_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

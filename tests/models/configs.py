@@ -24,7 +24,7 @@ OLD = {key: value for key, value in NEW.items() if key not in ("rope_parameters"
 }  # fmt: skip
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.5, "high_freq_factor": 6.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 

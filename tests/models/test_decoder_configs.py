@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from prelude.errors import UnsupportedModel
 from prelude.models.config import ModelConfig
 
 SIZES: dict[str, Any] = {
@@ -87,8 +86,6 @@ def test_layers_that_do_not_rotate() -> None:
 def test_parts_of_heads_turn() -> None:
     rope = read(PHI3, partial_rotary_factor=0.5).spec.attention.rope
     assert rope is not None and rope.width == 4
-    with pytest.raises(UnsupportedModel, match="partial_rotary_factor other than 1"):
-        read(SMOLLM3, partial_rotary_factor=0.5)
 
 
 @pytest.mark.parametrize("name", ["longrope", "su", "yarn"])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from prelude import default_model
 from prelude.cpu.executor import CpuExecutor
 from prelude.errors import CheckpointError, ModelError, UnsupportedModel
 from prelude.models.checkpoint import Checkpoint
@@ -23,6 +24,7 @@ from prelude.models.packed import PackedLinear
 from prelude.models.sentence_transformers import read_embedding
 from prelude.readouts.batch import OneShotBatch
 from tests.checkpoints import PLAIN, SMALL, write_checkpoint
+from tests.engine.test_gguf import add_tokenizer
 from tests.execution.helpers import Model, all_logprobs, cpu_executor, prompts, random_ids, run
 from tests.gguf_files import BYTES, SCALES, TYPE, dequantized, gguf, quantized, write_model
 
@@ -30,10 +32,13 @@ SIZES = {**SMALL, "intermediate_size": 128, "tie_word_embeddings": True}
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Every row is whole blocks of 256."""
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {}, "qwen2": {}, "qwen3": {"tie_word_embeddings": False},
+    "llama": {}, "qwen2": {}, "qwen3": {"tie_word_embeddings": False, "attention_bias": True},
     "phi3": {**PLAIN["phi3"], "sliding_window": 24}, "gemma": {},
-    "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 32},
-    "gemma3_text": {"sliding_window": 24, "query_pre_attn_scalar": 32},
+    "gemma2": {
+        "sliding_window": 24, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3_text": {"sliding_window": 24, "query_pre_attn_scalar": 32, "final_logit_softcapping": 3.0},
 }  # fmt: skip
 
 
@@ -47,7 +52,7 @@ def opened(path: Path, **options: Any) -> CpuExecutor:
 
 
 def logprobs(executor: CpuExecutor, ids: np.ndarray) -> np.ndarray:
-    readout = all_logprobs(np.arange(len(ids)))
+    readout = all_logprobs(np.arange(len(ids)), executor.limits().vocab_size)
     return run(executor, OneShotBatch(prompts(ids), readout)).outputs[0].logprobs.reshape(len(ids), -1)
 
 
@@ -185,10 +190,11 @@ def test_rotary_factors_are_those_of_llama_3(tmp_path: Path) -> None:
     assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
 
 
-@pytest.mark.parametrize("turning", [1.0, 0.75])
-def test_rotary_factors_are_those_of_phi_3(turning: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("turning, attention", [(1.0, {}), (0.75, {"attention_factor": 1.5})])
+def test_rotary_factors_are_those_of_phi_3(turning: float, attention: dict[str, float], tmp_path: Path) -> None:
     pairs = range(int(8 * turning))
     rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": turning}
+    rope |= attention
     rope |= {"short_factor": [1 + 0.5 * pair for pair in pairs], "long_factor": [1 + 0.75 * pair for pair in pairs]}
     rope["original_max_position_embeddings"] = 256
     model = source(
@@ -241,21 +247,34 @@ def test_scores_of_27_billion_weights_are_scaled_by_another_number(
     assert ours == theirs == scalar**-0.5
 
 
-@pytest.mark.parametrize("old", [True, False])
-def test_linear_scaling_under_both_of_its_names(old: bool, tmp_path: Path) -> None:
-    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-    model = source(tmp_path / "model", "llama", rope_parameters=rope)
+LINEAR, YARN = ({"rope.scaling.type": kind, "rope.scaling.factor": 4.0} for kind in ("linear", "yarn"))
+METADATA: list[dict[str, Any]] = [
+    LINEAR, {"rope.scale_linear": 4.0}, {"rope.scaling.factor": 4.0}, {"rope.scaling.type": "linear"},
+    {"rope.scaling.type": "none", "rope.scale_linear": 4.0}, YARN,
+    {**YARN, "rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.3},
+    dict.fromkeys(("rope.freq_base", "attention.key_length", "attention.value_length")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", METADATA, ids=str)
+def test_keys_mean_what_llama_cpp_makes_of_them(said: dict[str, Any], tmp_path: Path) -> None:
+    """Keys of other values than the converter writes, and keys that are left out."""
+    pytest.importorskip("xllamacpp", reason="the package xllamacpp, a build of llama.cpp, is not installed")
+    from bench.engine.llama_cpp import LlamaCpp
 
     def changed(writer: Any) -> None:
-        if old:
-            writer.add_float32("llama.rope.scale_linear", 4.0)
-        else:
-            writer.add_string("llama.rope.scaling.type", "linear")
-            writer.add_float32("llama.rope.scaling.factor", 4.0)
+        add_tokenizer(writer)
+        for key, value in said.items():
+            writer.kv_data[0].pop(f"qwen3.{key}", None)
+            if value is not None:
+                add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+                add(f"qwen3.{key}", value)
 
-    path = write_model(model, tmp_path / "model.gguf", "F32", changed)
-    ids = random_ids(8, 90)
-    assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
+    path = write_model(default_model.path(), tmp_path / "model.gguf", "F32", changed)
+    ids = random_ids(200, 200)
+    [wanted] = LlamaCpp(path, threads=1, exact=True).top([ids.tolist()], 10)
+    found = logprobs(opened(path), ids)[-1]
+    assert max(abs(found[token] - logprob) for token, logprob in wanted) < 1e-4
 
 
 def test_every_id_that_ends_a_text_is_read(tmp_path: Path) -> None:
@@ -263,9 +282,12 @@ def test_every_id_that_ends_a_text_is_read(tmp_path: Path) -> None:
         writer.add_eos_token_id(3)
         writer.add_eot_token_id(5)
         writer.add_uint32("tokenizer.ggml.eom_token_id", 3)
+        writer.add_bos_token_id(7)
+        writer.add_pad_token_id(9)
 
     path = write_model(source(tmp_path / "model", "llama"), tmp_path / "model.gguf", "F32", changed)
-    assert ModelConfig.from_dir(open_directory(path)).eos_token_ids == (3, 5)
+    found = ModelConfig.from_dir(open_directory(path))
+    assert (found.eos_token_ids, found.bos_token_id, found.pad_token_id) == ((3, 5), 7, 9)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q5_K", "Q6_K"])
@@ -324,6 +346,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "experts": (lambda w: w.add_expert_count(8), "expert_count = 8"),
     "a window": (lambda w: w.add_sliding_window(16), "sliding_window = 16"),
     "part of heads turn": (lambda w: w.add_rope_dimension_count(8), "rope.dimension_count = 8"),
+    "a factor of attention": (lambda w: w.add_rope_scaling_attn_factors(1.5), "rope.scaling.attn_factor = 1.5"),
     "a rotary scaling": (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "longrope"),
     "a part of a model": (lambda w: w.add_uint16("split.count", 3), "llama-gguf-split"),
     "an adapter": (lambda w: w.add_type("adapter"), "general.type"),

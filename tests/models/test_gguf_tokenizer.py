@@ -107,9 +107,12 @@ def test_ids_are_those_of_the_packaged_tokenizer() -> None:
 
 
 def test_template_and_named_tokens() -> None:
-    told = byte_level() | {"tokenizer.chat_template": "{{ bos_token }}", "tokenizer.ggml.eos_token_id": 0}
-    config = json.loads(GgufTokenizer(told, Path("m.gguf")).config())
-    assert config == {"chat_template": "{{ bos_token }}", "eos_token": told["tokenizer.ggml.tokens"][0]}
+    ids = {"bos": 3, "eos": 0, "unknown": 5, "padding": 7}
+    told = byte_level() | {f"tokenizer.ggml.{name}_token_id": token for name, token in ids.items()}
+    config = json.loads(GgufTokenizer(told | {"tokenizer.chat_template": "x"}, Path("m.gguf")).config())
+    named = {"bos_token": 3, "eos_token": 0, "unk_token": 5, "pad_token": 7}
+    tokens = told["tokenizer.ggml.tokens"]
+    assert config == {"chat_template": "x", **{name: tokens[token] for name, token in named.items()}}
 
 
 def of_runs(letters: int, longest: int) -> dict[str, Any]:
@@ -149,7 +152,7 @@ def test_a_space_is_put_before_a_text_unless_the_file_says_no(said: bool | None,
     told = {"tokens": ["<unk>", "\u2581", "a", "\u2581a"], "token_type": [UNKNOWN, *[NORMAL] * 3], "model": "llama"}
     told |= {"scores": [0.0, -1.0, -1.0, -2.0], "add_space_prefix": said}
     found = made({f"tokenizer.ggml.{key}": value for key, value in told.items()})
-    assert found.encode("a").ids == ids and found.decode(ids) == "a"
+    assert found.encode("a").ids == ids and found.decode(ids) == "a" and found.encode("a\xe9").ids == [*ids, 0]
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

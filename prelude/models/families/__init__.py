@@ -71,7 +71,7 @@ BERT = encoder("bert", "Bert", bert.BERT, {"layer_norm_eps": 1e-12, "type_vocab_
 _ROBERTA = {"layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 1}
 ROBERTA = encoder("roberta", "Roberta", bert.ROBERTA, _ROBERTA)
 XLM_ROBERTA = encoder("xlm-roberta", "XLMRoberta", bert.ROBERTA, _ROBERTA)
-DISTILBERT = encoder("distilbert", "DistilBert", bert.DISTILBERT, {"layer_norm_eps": 1e-12})
+DISTILBERT = encoder("distilbert", "DistilBert", bert.DISTILBERT, {})
 ELECTRA = encoder("electra", "Electra", bert.ELECTRA, {"layer_norm_eps": 1e-12, "type_vocab_size": 2})
 
 _ALL = (

@@ -87,7 +87,7 @@ class Keys:
     heads: str = "num_attention_heads"
     inner: str = "intermediate_size"
     activation: str = "hidden_act"
-    eps: str = "layer_norm_eps"
+    eps: str | float = "layer_norm_eps"  # a key, or the value of a family that has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def read_sizes(fields: Fields, keys: Keys) -> Sizes:
         head_width(fields, hidden, heads, keys.hidden, keys.heads),
         fields.integer(keys.inner, 1, MAX_WIDTH),
         one_of(fields, keys.activation, ACTIVATIONS),
-        fields.number(keys.eps, 0.0, 0.1),
+        fields.number(keys.eps, 0.0, 0.1) if isinstance(keys.eps, str) else keys.eps,
     )
 
 
@@ -286,7 +286,7 @@ DISTILBERT = Kind(
         "ffn.lin2",
         "output_layer_norm",
     ),
-    Keys("dim", "n_layers", "n_heads", "hidden_dim", "activation"),
+    Keys("dim", "n_layers", "n_heads", "hidden_dim", "activation", 1e-12),
     types=False,
     masked=MaskedNames("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
 )

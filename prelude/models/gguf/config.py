@@ -5,6 +5,7 @@ A key of the architecture that is not known could change every answer, so it is 
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterable
@@ -49,13 +50,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "nextn_predict_layers": (0,),
 }
 """Keys whose value is already the default."""
-_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
-"""Poolings by llama.cpp's number; 0 is none, 4 a score."""
+_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}  # by llama.cpp's number; 0 is none, 4 a score
 _LOCAL_BASE = 10000.0
-_LARGEST = 1e30
-"""The largest number of the metadata; float32 holds it."""
-_MOST_FACTORS = 1 << 16
-"""Factors of the pairs of a head that turn."""
+_LARGEST = 1e30  # the largest number of the metadata; float32 holds it
+_MOST_FACTORS = 1 << 16  # of the pairs of a head that turn
 _ORIGINAL = "rope.scaling.original_context_length"
 _GEMMA2_27B, _GEMMA3_27B = 46, 62
 """Layers of the sizes whose scores are scaled by another number than the width of a head."""
@@ -223,10 +221,9 @@ def _gemma(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 def _rope(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Base and scaling. Llama 3's scaling is a tensor of factors."""
-    default = 1000000.0 if keys.architecture == "gemma3" else 10000.0
-    found: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", default)}
-    kind, old = keys.get("rope.scaling.type"), keys.number("rope.scale_linear")
-    factor = keys.number("rope.scaling.factor", old)
+    found: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
+    kind = keys.get("rope.scaling.type")
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear"))
     original = keys.get(_ORIGINAL)
     attention = keys.number("rope.scaling.attn_factor")
     turning = keys.get("rope.dimension_count")
@@ -237,22 +234,25 @@ def _rope(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
         found["partial_rotary_factor"] = turning / width
     if keys.architecture == "phi3" and (SHORT_FACTORS in keys.file or LONG_FACTORS in keys.file):
         return {**found, **_phi3_factors(keys, attention)}
+    if attention not in (None, 1.0) and kind != "yarn":
+        raise keys.unsupported("rope.scaling.attn_factor")
+    if kind == "none" or (kind in (None, "linear") and not factor):  # as llama.cpp: linear if no type is said
+        kind, factor = None, None
     if ROPE_FACTORS in keys.file:
-        if kind not in (None, "none"):
-            raise UnsupportedModel(
-                f"{keys.file.path}: unsupported: {ROPE_FACTORS} with rope.scaling.type {shown(kind)}"
-            )
+        if kind is not None or factor is not None:
+            raise keys.unsupported("rope.scaling.factor" if kind is None else "rope.scaling.type")
         factors = _factors(keys.file, ROPE_FACTORS)
         scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
         scaling["original_max_position_embeddings"] = config["max_position_embeddings"]
-    elif kind in (None, "none", "linear") and (kind == "linear" or old is not None):
+    elif kind in (None, "linear"):
+        if factor is None:
+            return found
         scaling = {"rope_type": "linear", "factor": factor}
-    elif kind in (None, "none"):
-        return found
     elif kind == "yarn":
-        scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        if attention is not None:
-            scaling["attention_factor"] = attention
+        scaling = {"rope_type": "yarn", "factor": factor}
+        scaling |= {} if original is None else {"original_max_position_embeddings": original}
+        if attention is not None and factor and factor >= 1.0:  # on top of the usual one
+            scaling["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0)
     else:
         raise UnsupportedModel(f"{keys.file.path}: unsupported: rope.scaling.type {shown(kind)}")
     return {**found, "rope_scaling": scaling}
