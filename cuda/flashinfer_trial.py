@@ -19,7 +19,6 @@ _TOLERANCE = 2e-2
 _PASSED = {"passed": True}
 Lists = dict[str, list[int]]
 
-
 # Kinds of calls with their arrays: those that each is recorded with, and those that it is replayed with.
 _CASES: tuple[tuple[str, Lists, Lists], ...] = (
     ("ragged", {"qo": [0, 1, 64], "kv": [0, 1, 64]}, {"qo": [0, 37, 50], "kv": [0, 37, 50]}),
@@ -48,6 +47,7 @@ def failure(device: Device, calls: Calls, heads: tuple[int, int, int], trials: P
         except Exception as error:
             if is_final(error):
                 raise
+            device.mark().wait()  # before the memory of the copies that were asked for goes with the traceback
             return f"its {kind} call failed: {type(error).__name__}: {error}"
         if not right:
             return f"its {kind} call gives other numbers than float32"

@@ -114,7 +114,6 @@ def read_form(chosen: argparse.Namespace) -> dict[str, Any]:
     if chosen.task is not None:
         if flags or chosen.text_column or chosen.state or chosen.classify or chosen.embed:
             raise BulkError("--task FILE says the whole task; the flags of the task cannot stand beside it")
-
         return read_task(Path(chosen.task))
     if chosen.text_column is not None and chosen.state is not None:
         raise BulkError("--text-column and --state say the same thing; give one")
@@ -139,8 +138,11 @@ def read_questions(chosen: argparse.Namespace) -> dict[str, Any]:
                 raise BulkError(f"{option} {name}: there are two questions of this name")
             questions[name] = {"question": value if option == "--noul" else words.pop(name, f"{name}?")}
             if option == "--choice":
-                rows = csv.reader(value.splitlines(), skipinitialspace=True)  # a label in quotes may hold commas
-                questions[name]["labels"] = [label.strip() for row in rows for label in row]
+                try:  # a label in quotes may hold commas
+                    [labels] = csv.reader([value], skipinitialspace=True, strict=True)
+                except csv.Error as wrong:
+                    raise BulkError(f"--choice {name}={value!r}: the labels are no line of CSV: {wrong}") from None
+                questions[name]["labels"] = [label.strip() for label in labels]
             elif option == "--score":
                 if not value.isdecimal():
                     raise BulkError(f"--score {name}={value}: the number of levels is a number from 2 to 10")

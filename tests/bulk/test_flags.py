@@ -63,7 +63,7 @@ def test_flags_ask_these_questions(
     ("flags", "says"),
     [
         ([], "--text-column NAME says which column holds the text"),
-        (["--noul", "a=b"], "--text-column NAME says which column holds the text"),
+        ([*TEXT, "--choice", 'a="b, c'], "--choice a='\"b, c': the labels are no line of CSV: unexpected end"),
         ([*TEXT, "--state", "{text}", "--noul", "a=b"], "say the same thing"),
         (["--text-column", "{text}", "--noul", "a=b"], "--text-column {text}: it takes a name without braces"),
         (TEXT, "no question: --choice"),

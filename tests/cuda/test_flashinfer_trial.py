@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,6 @@ class Broken(SimulatedCalls):
         return made
 
     def _raise(self, arrays: Any) -> Any:
-        assert self.error is not None
         raise self.error
 
 
@@ -68,10 +68,8 @@ def test_calls_that_fail_or_are_wrong_are_named(device: SimulatedDevice, trials:
     refused = Broken(device, *HEADS, kind=kind, error=RuntimeError("Invalid plan"))
     said = flashinfer_trial.failure(device, refused, HEADS, trials)
     assert said == f"its {kind} call failed: RuntimeError: Invalid plan"
-    wrong = Broken(device, *HEADS, kind=kind, wrong=True)
-    assert (
-        flashinfer_trial.failure(device, wrong, HEADS, trials) == f"its {kind} call gives other numbers than float32"
-    )
+    said = flashinfer_trial.failure(device, Broken(device, *HEADS, kind=kind, wrong=True), HEADS, trials)
+    assert said == f"its {kind} call gives other numbers than float32"
     assert not trials.exists(), "the next process tries again"
     final = Broken(device, *HEADS, kind=kind, error=CudaError("CUDA_ERROR_ILLEGAL_ADDRESS"))
     with pytest.raises(CudaError):
@@ -113,5 +111,6 @@ def test_an_engine_goes_on_without_it_unless_it_was_asked_for(
         assert attention_calls(model.config, on) is None
     assert f"FlashInfer is not used: {said[how]}" in caplog.text and "key lists" in caplog.text
     for asked in ({"setting": "flashinfer"}, {"alone": False}):  # ranks of a divided model attend alike
+        gc.collect()  # what a failed trial leaves on the stream reads no memory of that trial
         with pytest.raises(DeviceUnavailable, match=said[how]):
             attention_calls(model.config, on, **asked)
