@@ -70,9 +70,9 @@ def is_fitted(question: Any) -> bool:
 
 
 def asks_fitted(questions: Any) -> bool:
-    if isinstance(questions, Mapping):
-        questions = tuple(questions.values())
-    return type(questions) in (list, tuple) and any(map(is_fitted, questions))
+    if type(questions) is not list and type(questions) is not tuple:
+        questions = tuple(questions.values()) if isinstance(questions, Mapping) else ()
+    return any(map(is_fitted, questions))
 
 
 def mixes_fitted(questions: Any) -> bool:

@@ -76,7 +76,8 @@ class LabelTrie:
 
     def _sums(self, logprobs: list[float], first: int) -> list[float]:
         """Return the joint logprob of each label: the sum over its path."""
-        return [math.fsum([logprobs[first + edge] for edge in path]) for path in self.paths]
+        own = logprobs[first : first + len(self.targets)].__getitem__
+        return [math.fsum(map(own, path)) for path in self.paths]
 
 
 def shares_of(scores: Sequence[float]) -> tuple[list[float], float, float]:

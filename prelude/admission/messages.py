@@ -84,11 +84,11 @@ def rough_size(messages: Any, enough: int) -> int:
         size += VALUE_CHARS
         if isinstance(value, str):
             size += len(value)
+        elif isinstance(value, (list, tuple)):
+            ahead.extend(value)
         elif isinstance(value, Mapping):
             size += VALUE_CHARS * len(value)
             ahead.extend(value.values())
-        elif isinstance(value, list | tuple):
-            ahead.extend(value)
         elif type(value) not in _PLAIN:
             size += enough  # the template may read any part of it
     return size

@@ -131,9 +131,8 @@ class Outcome:
 
     def pairs(self) -> list[float]:
         """The logprobs of the request's own (row, target) pairs, as Python numbers, none below float32's least."""
-        values = self._output.logprobs if self._part is None else self._output.logprobs[self._part[1]]
-        found: list[float] = np.maximum(values, _LEAST, dtype=np.float64).tolist()
-        return found
+        found: list[float] = self._output.logprobs[self._part[1] if self._part else slice(None)].tolist()
+        return found if min(found, default=0.0) >= _LEAST else [max(value, _LEAST) for value in found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,25 +145,23 @@ def task_list(tasks: Any) -> Sequence[Any]:
 
 def text_size(task: Any) -> int:
     """Return about the number of characters (or ids) that preparing reads. Unknown shapes fail there."""
-    size = TASK_CHARS + sum([_size(getattr(task, name)) for name in PROMPT_FIELDS if hasattr(task, name)])
-    questions = getattr(task, "questions", None)
-    if isinstance(questions, Mapping):
-        questions = tuple(questions.values())
-    for question in questions if isinstance(questions, list | tuple) else ():
+    size = TASK_CHARS + sum([_size(getattr(task, name, None), 0) for name in PROMPT_FIELDS])
+    questions = getattr(task, "questions", ())
+    if not isinstance(questions, (list, tuple)):
+        questions = tuple(questions.values()) if isinstance(questions, Mapping) else ()
+    for question in questions:
         size += QUESTION_CHARS
         for name in ("question", "labels", "criteria", "levels"):
-            value = getattr(question, name, None)
-            size += _size(value) + (0 if isinstance(value, str) else LABEL_CHARS * _length(value))
+            size += _size(getattr(question, name, None), LABEL_CHARS)
     return size
 
 
-def _size(value: Any) -> int:
-    listed = isinstance(value, list | tuple) and value and isinstance(value[0], Mapping | list | tuple | str)
-    return rough_size(value, JOB_CHARS) if listed or isinstance(value, Mapping) else _length(value)
-
-
-def _length(value: Any) -> int:
+def _size(value: Any, each: int) -> int:
+    if value is None or isinstance(value, str):
+        return len(value or "")
+    listed = isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, list, tuple, Mapping))
     try:
-        return len(value)
+        length = len(value)
     except TypeError:
         return 0
+    return each * length + (rough_size(value, JOB_CHARS) if listed or isinstance(value, Mapping) else length)

@@ -104,7 +104,7 @@ class OneShotBatch:
 
     @property
     def num_tokens(self) -> int:
-        return self.slices.num_tokens
+        return len(self.slices.token_ids)
 
 
 @dataclass(frozen=True, slots=True)

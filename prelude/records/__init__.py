@@ -23,7 +23,7 @@ else:
         if cls is None:
             return lambda cls: dataclass(cls, repr=repr, eq=eq, frozen=frozen, **options)
         own = dict(vars(cls))
-        closed = frozen and not any("__dataclass_fields__" in vars(base) for base in cls.__mro__[1:])
+        closed = frozen and options.get("slots") and not hasattr(cls, "__dataclass_fields__")
         given = {"init": False} if closed else {"frozen": frozen}
         made = dataclasses.dataclass(cls, repr=False, eq=False, **given, **options)
         if closed:
@@ -45,9 +45,9 @@ class _Factory:
 
 
 def _close(made: Any) -> None:
-    """Make a class of no other dataclass a frozen one, with an ``__init__`` of its fields."""
+    """Make a class with slots, of no other dataclass, a frozen one, with an ``__init__`` of its fields."""
     positional, named, body = ["self"], ["*"], ["pass"]
-    names: dict[str, Any] = {"_set": object.__setattr__, "_missing": _Factory()}
+    names = {"_missing": _Factory()} | {f"_set_{one.name}": vars(made)[one.name].__set__ for one in fields(made)}
     given = [one for one in fields(made) if one.init]
     for at, one in enumerate(given):
         parameter = value = one.name
@@ -58,7 +58,7 @@ def _close(made: Any) -> None:
             names[f"_{at}"] = one.default
             parameter += f"=_{at}"
         (named if one.kw_only else positional).append(parameter)
-        body.append(f"_set(self, {one.name!r}, {value})")
+        body.append(f"_set_{one.name}(self, {value})")
     if hasattr(made, "__post_init__"):
         body.append("self.__post_init__()")
     parameters = positional + (named if len(named) > 1 else [])
@@ -68,7 +68,7 @@ def _close(made: Any) -> None:
     made.__init__.__annotations__ = {**{one.name: one.type for one in given}, "return": None}
     made.__dataclass_params__.frozen = True
     made.__setattr__, made.__delattr__ = _refuse, _refuse
-    if "__slots__" in vars(made) and "__getstate__" not in vars(made):
+    if "__getstate__" not in vars(made):
         made.__getstate__, made.__setstate__ = _state, _restore
 
 

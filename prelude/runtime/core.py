@@ -301,7 +301,7 @@ class EngineCore:
             return
         try:
             self.lifecycle.post(requests, places)
-            while self.step() and any(request.id in self.live for request in reversed(requests)):
+            while self.step() and self.live and any(request.id in self.live for request in reversed(requests)):
                 if after_step is not None:
                     after_step()
         finally:

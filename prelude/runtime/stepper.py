@@ -293,11 +293,11 @@ class Stepper:
 
     def _count(self, plan: Plan, batch: ForwardBatch, result: StepResult) -> int:
         """Count a step's rows, give its seconds to the pacer and the cost model. Return the tokens of its batch."""
-        stats, tokens, decode = self.stats, batch.num_tokens, len(plan.decode)
-        prefill = sum([row.count for row in plan.prefill])
+        stats, tokens, decode, prefill = self.stats, batch.num_tokens, len(plan.decode), 0
         stats.steps[plan.kind] += 1
         stats.prefix_hit_tokens += sum([row.skip for row in plan.oneshot])
         for row in plan.prefill:
+            prefill += row.count
             if not row.request.stats.chunks and not row.request.output:
                 stats.prefix_hit_tokens += row.start
         for fold in plan.folds:

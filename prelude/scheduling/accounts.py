@@ -50,7 +50,7 @@ class Accounts:
         name = (options.priority, options.tenant)
         account = self.accounts.get(name) or self._open(name)
         if account.waiting == 0:
-            account.served = max(account.served, self.now.get(account.priority, 0))
+            account.served = max(account.served, self.now.get(options.priority, 0))
             self.busy += 1
         account.waiting += 1
         return account
@@ -65,7 +65,7 @@ class Accounts:
 
     def serve(self, account: Account, tokens: int) -> None:
         """Charge a request of so many tokens."""
-        priority = account.priority
+        priority = account.name[0]
         self.now[priority] = max(account.served, self.now.get(priority, 0))
         account.served += tokens
         self.latest[priority] = max(account.served, self.latest.get(priority, 0))

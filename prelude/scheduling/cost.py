@@ -32,6 +32,7 @@ from prelude.values.strict_json import parse
 _TERMS = ("constant", "token", "key", "lm_row")
 _SCALE = (1.0, 1e2, 1e5, 1e1)
 _N = len(_TERMS)
+_PLACES = ((0, 1, 2, 3, 10), (1, 4, 5, 6, 11), (2, 5, 7, 8, 12), (3, 6, 8, 9, 13))  # in the sums: of x x' and x y
 _REFIT = 32  # steps between two solutions, after the first so many
 _ALIKE = 1e-10  # a share of a term's own sum: with less of it left the sums do not tell it from the others
 _MAX_BYTES = 1 << 20
@@ -66,8 +67,7 @@ class CostModel:
         self.memory = memory
         self.steps = 0  # measured so far
         self._seconds: tuple[float, ...] = (0.0,) * _N  # by term
-        self._squares = [[0.0] * _N for _ in _TERMS]  # weighted sums of x x', its upper triangle
-        self._products = [0.0] * _N  # and of x y
+        self._sums = [0.0] * (_N * (_N + 3) // 2)  # weighted: of x x', its upper triangle; then of x y
         self._unfitted = 0
         if coefficients is not None:
             self._start_from(coefficients)
@@ -81,17 +81,17 @@ class CostModel:
         self._add(work, seconds, 1.0)
         if self._unfitted >= (1 if self.steps <= _REFIT else _REFIT):
             self._unfitted = 0
-            self._seconds = _solution(self._squares, self._products)
+            self._seconds = _solution(self._sums)
 
     def _add(self, work: Work, seconds: float, weight: float) -> None:
         """Add a step that is taken as it is; it counts as ``weight`` of them."""
-        x = (1.0, work.tokens / _SCALE[1], work.keys / _SCALE[2], work.lm_rows / _SCALE[3])
+        x, y, z = work.tokens / _SCALE[1], work.keys / _SCALE[2], work.lm_rows / _SCALE[3]
         keep = 1.0 if self.steps < self.memory else 1.0 - 1.0 / self.memory
-        for i, row in enumerate(self._squares):
-            share = weight / seconds * x[i]
-            for j in range(i, _N):
-                row[j] = keep * row[j] + share * x[j]
-            self._products[i] = keep * self._products[i] + share * seconds
+        w = weight / seconds
+        wx, wy, wz = w * x, w * y, w * z
+        squares = (w, wx, wy, wz, wx * x, wx * y, wx * z, wy * y, wy * z, wz * z)
+        new = (*squares, w * seconds, wx * seconds, wy * seconds, wz * seconds)
+        self._sums = [keep * old + more for old, more in zip(self._sums, new)]
         self.steps += 1
         self._unfitted += 1
 
@@ -158,16 +158,17 @@ class CostModel:
             self.steps, self._unfitted = _REFIT, 0
 
 
-def _solution(squares: Sequence[Sequence[float]], products: Sequence[float]) -> tuple[float, ...]:
+def _solution(sums: Sequence[float]) -> tuple[float, ...]:
     """The best of all subsets of terms whose own solution is not negative: exact for the few terms there are, and
     without the choice of a start. All zero if no subset has a solution."""
+    table = [[sums[at] for at in row] for row in _PLACES]
     best, least = [0.0] * _N, 0.0
     for count in (_N, *range(1, _N)):
         for terms in combinations(range(_N), count):
-            found = _solved(squares, products, terms)
+            found = _solved(table, terms)
             if found is None or min(found) < 0.0:
                 continue
-            residual = -sum([x * y for x, y in zip(found, products)])  # up to a constant
+            residual = -sum([x * y for x, y in zip(found, sums[-_N:])])  # up to a constant
             if residual < least * (1 + 1e-12):
                 best, least = found, residual
         if count == _N and least < 0.0:  # no subset does better than all terms together
@@ -175,13 +176,11 @@ def _solution(squares: Sequence[Sequence[float]], products: Sequence[float]) -> 
     return tuple([x / scale for x, scale in zip(best, _SCALE)])
 
 
-def _solved(
-    squares: Sequence[Sequence[float]], products: Sequence[float], terms: tuple[int, ...]
-) -> list[float] | None:
+def _solved(table: Sequence[Sequence[float]], terms: tuple[int, ...]) -> list[float] | None:
     """The solution with all other terms at 0, by elimination; None if the sums do not tell these terms apart."""
-    rows = [[*[squares[min(i, j)][max(i, j)] for j in terms], products[i]] for i in terms]
+    rows = [[*[table[i][j] for j in terms], table[i][_N]] for i in terms]
     for k, row in enumerate(rows):
-        if not row[k] > _ALIKE * squares[terms[k]][terms[k]]:
+        if not row[k] > _ALIKE * table[terms[k]][terms[k]]:
             return None
         for other in rows[k + 1 :]:
             factor = other[k] / row[k]

@@ -191,7 +191,7 @@ class WaitingQueue:
         group[1] -= 1
         if group[1] == 0:
             del self.groups[request.key]
-        if self.columns.remove(request) and self.accounts.busy > 1:
+        if self.columns.count and self.columns.remove(request) and self.accounts.busy > 1:
             self._changed = True  # turns of a tenant's requests depend on the tokens that it was served
         if len(self.unranked) > 2 * len(self.arrivals) + _FEW:  # most of them left without ever being ranked
             self.unranked = [r for r in self.unranked if r.order in self.arrivals]
@@ -331,7 +331,7 @@ class Queues:
 
     @property
     def empty(self) -> bool:
-        return not (self.running or self.oneshot or self.decode)
+        return not (self.running or self.oneshot.arrivals or self.decode.arrivals)
 
     def add(self, request: Request) -> None:
         self.arrivals += 1

@@ -129,8 +129,8 @@ class Request(Record):
             self.known[: len(tokens)] = tokens
         self._read(prepared)
         self.stats = RequestStats(
-            self.execution_class.value,
-            len(tokens),
+            self.execution_class._value_,
+            self.num_known,
             truncated_tokens=prepared.truncated_tokens,
             tokenize_ms=prepared.tokenize_ms,
             request_id=options.request_id,
@@ -149,11 +149,12 @@ class Request(Record):
         tree, readout = prepared.tree, prepared.readout
         self.key = None if readout is None else readout.key
         rows: Sequence[int] | I32 = () if readout is None else readout.rows
-        read = int(rows[0]) + prepared.first if len(rows) else -1
-        trunk = tree.trunk_tokens
+        count = len(rows)
+        read = int(rows[0]) + prepared.first if count else -1
         unread = -1
         if self.execution_class is ExecutionClass.ONESHOT:
-            unread = trunk - 1 if read < 0 else min(trunk, read)
+            unread = tree.trunk_tokens
+            unread = unread - 1 if read < 0 else read if read < unread else unread
         self.bind(
             tree.token_ids,
             tree.positions,
@@ -162,7 +163,7 @@ class Request(Record):
             readout,
             prepared.first,
             read,
-            len(rows),
+            count,
             unread,
             0 if readout is None else readout.logits_rows,
             prepared.salt,
@@ -209,7 +210,7 @@ class Request(Record):
     @property
     def held(self) -> Lease:
         """The lease of a planned request."""
-        return self.lease  # type: ignore[return-value]
+        return self._lease  # type: ignore[return-value]
 
     @property
     def max_device_len(self) -> int:
