@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -40,28 +41,28 @@ class Listeners:
     """Calls the listeners. Whatever a listener raises is logged and counted, and does not reach the loop."""
 
     def __init__(self) -> None:
-        self._listeners: tuple[Listener, ...] = ()
-        self.heard = False  # whether there is a listener
+        self.heard: tuple[Listener, ...] = ()  # the listeners
+        self._changing = threading.Lock()
         self.errors = 0
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Returns a function that removes it."""
-        self._listeners = (*self._listeners, listener)
-        self.heard = True
+        with self._changing:
+            self.heard = (*self.heard, listener)
 
         def remove() -> None:
-            self._listeners = tuple(other for other in self._listeners if other is not listener)
-            self.heard = bool(self._listeners)
+            with self._changing:
+                self.heard = tuple(other for other in self.heard if other is not listener)
 
         return remove
 
     def emit(self, name: str, request_id: str | None = None, **data: Any) -> None:
-        if self._listeners:
+        if self.heard:
             self._tell(Event(name, time.monotonic(), request_id, data))
 
     def emit_each(self, name: str, requests: Iterable[Request]) -> None:
         """Send an event without data for each request."""
-        if self._listeners:
+        if self.heard:
             now = time.monotonic()
             for request in requests:
                 self._tell(Event(name, now, request.options.request_id, {}))
@@ -85,7 +86,7 @@ class Listeners:
         )
 
     def _tell(self, event: Event) -> None:
-        for listener in self._listeners:
+        for listener in self.heard:
             try:
                 listener(event)
             except BaseException:
