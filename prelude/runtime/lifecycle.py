@@ -97,7 +97,7 @@ class Lifecycle:
                 self.end(request, EngineClosed("the engine was closed"))
 
     def _enter(self, request: Request) -> None:
-        self.stats.requests[request.execution_class._value_] += 1
+        self.stats.requests[request.execution_class.value] += 1
         if request.cancelled:
             request.move(State.FINISHED)
             self.ended(request, None, RequestCancelled("cancelled before it was queued"))

@@ -129,7 +129,7 @@ class Request(Record):
             self.known[: len(tokens)] = tokens
         self._read(prepared)
         self.stats = RequestStats(
-            self.execution_class._value_,
+            self.execution_class.value,
             self.num_known,
             truncated_tokens=prepared.truncated_tokens,
             tokenize_ms=prepared.tokenize_ms,
