@@ -64,7 +64,7 @@ def test_the_report_is_printed_with_the_next_command(
     [
         ([("w1", "a")] * 2, ["--label", "team"], "row 0: the column 'team' is missing; the row has ['text'"),
         ([("w1", "a"), ("w2", "a")], [], "all rows have the label 'a'; add rows of others"),
-        ([("w1", "É"), ("w2", "e\u0301"), ("w3", "b"), ("w4", "b")], [], "(row 0 and row 1) differ in case"),
+        ([("w1", "É"), ("w2", "e\u0301"), ("w3", "b"), ("w4", "b")], [], "(row 1 and row 0) differ in case"),
         ([("w1", "a"), ("w2", "b")] * 2, ["-o", "/nowhere/team.head"], "there is no folder '/nowhere'"),
         ([("w1", "a"), ("w2", "b"), ("w3", "a"), ("w4", "b")], ["--prompt-name", "nowhere"], "prompt_name"),
     ],
