@@ -102,7 +102,7 @@ def admitted(
     masked: bool = False,
 ) -> Admitted:
     """Put the parts together; the last step of every ``prepare_*``. ``masked``: read by a masked-language head."""
-    if not (masked or ctx.limits.lm_head or readout is None) and readout.needs_lm_head:
+    if readout is not None and readout.needs_lm_head and not masked:
         require_lm_head(ctx, task)
     if readout is None and ctx.limits.bidirectional:
         raise InvalidRequest(

@@ -211,18 +211,15 @@ def state_content(ctx: AdmissionContext, state: Any, truncation: str) -> tuple[s
     """Return text and ids as they are, and the number of cut characters. Conversations become "role: content"
     paragraphs: the question is about them, so none of their messages is an instruction to the model. Other objects
     and arrays become their canonical text."""
-    if not isinstance(state, str):
-        if is_conversation(state):
-            messages, dropped = shorten_messages(ctx, state, "state", truncation)
-            check_bounds(ctx, messages, "state")
-            return transcript(turns_of(messages, "state")), dropped
-        if is_data(state):
-            state = text_of(state, "state", MAX_TEXT)
+    if is_conversation(state):
+        messages, dropped = shorten_messages(ctx, state, "state", truncation)
+        check_bounds(ctx, messages, "state")
+        return transcript(turns_of(messages, "state")), dropped
+    if is_data(state):
+        state = text_of(state, "state", MAX_TEXT)
     if isinstance(state, str):
-        dropped = 0
-        if len(state) > ctx.max_chars:
-            state, _, dropped = shorten(state, ctx.max_chars, truncation)
-        return validation.text(state, "state", ctx.max_chars), dropped
+        text, _, dropped = shorten(state, ctx.max_chars, truncation)
+        return validation.text(text, "state", ctx.max_chars), dropped
     if isinstance(state, bytes | bytearray) or not isinstance(state, Sequence | np.ndarray):
         raise validation.wrong_type(state, "state", "text, an object, an array or token ids")
     return token_ids(state, "state", ctx.encoder, ctx.max_chars), 0

@@ -266,7 +266,7 @@ class CpuExecutor:
         cut = tokens > run
         sizes = self.decoder.sizes
         per_token = (spec.hidden + sizes.room) * 4 + (sizes.kept_cut if cut else sizes.kept) * size
-        result = self._heads.heads * self._heads.head_dim  # of attention
+        result = self._heads.query_width  # of attention
         queries = (run * (sizes.queries + result) if cut else tokens * result) * size
         wide = (sizes.up + spec.hidden) * size + (spec.hidden * 4 if sizes.sums else 0)
         return {

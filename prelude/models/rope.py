@@ -207,17 +207,19 @@ def _stretched(fields: Fields, scaling: RopeScaling, max_positions: int) -> int:
     return min(MAX_POSITIONS, max(max_positions, int(scaling.factor * scaling.original_max_positions)))
 
 
+def get_mscale(factor: float, weight: float = 1.0) -> float:
+    """Return YaRN's factor of cosine and sine: the rule of the paper (arXiv 2309.00071)."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
 def _yarn_attention(rope: Fields, factor: float) -> float:
     """Return the factor of cosine and sine; the paper's rule if the file has none."""
     if rope.get("attention_factor", None) is not None:
         return rope.number("attention_factor", 0.0, 1e3)
-
-    def scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
     if rope.get("mscale", None) and rope.get("mscale_all_dim", None):
-        return scale(rope.number("mscale", 0.0, 1e3)) / scale(rope.number("mscale_all_dim", 0.0, 1e3))
-    return scale(1.0)
+        of_all = get_mscale(factor, rope.number("mscale_all_dim", 0.0, 1e3))
+        return get_mscale(factor, rope.number("mscale", 0.0, 1e3)) / of_all
+    return get_mscale(factor)
 
 
 def _scaled(plain: F64, rope: Rope) -> tuple[F64, float]:

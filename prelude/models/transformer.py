@@ -320,7 +320,7 @@ class _Workspace:
         key = mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.gate
         found = self._heads.get(key)
         if found is None:
-            rows = self.kept[:, : _query_width(mixer) + 2 * mixer.kv_heads * mixer.head_dim]
+            rows = self.kept[:, : mixer.in_proj.outputs]
             gates, heads = _parted(rows, mixer)
             keys = mixer.heads + mixer.kv_heads
             q, k, v = heads[:, : mixer.heads], heads[:, mixer.heads : keys], heads[:, keys:]
@@ -329,8 +329,9 @@ class _Workspace:
 
     def keys(self, mixer: Attention) -> tuple[Array, Array, Array]:
         """[tokens, keys and values of a token], and its keys and values by heads."""
-        first = 0 if self.apart is not None else _query_width(mixer)
-        out = self.kept[:, first : first + 2 * mixer.kv_heads * mixer.head_dim]
+        width = _query_width(mixer)
+        first = 0 if self.apart is not None else width
+        out = self.kept[:, first : first + mixer.in_proj.outputs - width]
         heads = _by_heads(out, mixer)
         return out, heads[:, : mixer.kv_heads], heads[:, mixer.kv_heads :]
 
@@ -356,8 +357,7 @@ def kept_width(spec: ModelSpec, cut: bool) -> int:
 
 
 def _query_width(mixer: Attention) -> int:
-    """Values of a token's queries and gates."""
-    return mixer.heads * mixer.head_dim * (2 if mixer.gate else 1)
+    return mixer.query_width * (2 if mixer.gate else 1)
 
 
 def _apart(layer: LayerWeights) -> tuple[InProj, InProj] | None:

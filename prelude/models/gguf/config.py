@@ -5,7 +5,6 @@ A key of the architecture that is not known could change every answer, so it is 
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from typing import Any
 
 from prelude.errors import CheckpointError, ModelError, UnsupportedModel, shown
 from prelude.models.gguf.reader import GgufFile
+from prelude.models.rope import get_mscale
 from prelude.records import dataclass, field
 
 _CLASSES = {
@@ -252,7 +252,7 @@ def _rope(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
         scaling = {"rope_type": "yarn", "factor": factor}
         scaling |= {} if original is None else {"original_max_position_embeddings": original}
         if attention is not None and factor and factor >= 1.0:  # on top of the usual one
-            scaling["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0)
+            scaling["attention_factor"] = attention * get_mscale(factor)
     else:
         raise UnsupportedModel(f"{keys.file.path}: unsupported: rope.scaling.type {shown(kind)}")
     return {**found, "rope_scaling": scaling}
