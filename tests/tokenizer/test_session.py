@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 tokenizers = pytest.importorskip("tokenizers", minversion="0.23.3")
 
 from prelude.tokenizer import Tokenizer, TokenizerError  # noqa: E402
+from prelude.tokenizer.encode.arrays import truncated  # noqa: E402
 
 from tests.fuzz_tokenizer import Strings  # noqa: E402
 from tests.tokenizer import random_files  # noqa: E402
@@ -171,6 +172,18 @@ def test_real_files(name: str, golden_lines: list[str]) -> None:
     prefix = tokenizer.truncate(long, n)
     assert len(theirs.encode(prefix).ids) <= n < len(theirs.encode(long[: len(prefix) + 1]).ids)
     assert (kept[-1] > len(session) * 0.9) == (name not in WITHOUT_CUTS)
+
+
+def test_a_long_text_without_cuts_is_encoded_a_few_times() -> None:
+    tokenizer, seen = Tokenizer.from_str(file_text("byte-level")), list[int]()
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return lambda text, *rest: seen.append(len(text)) or getattr(tokenizer._core, name)(text, *rest)
+
+    text = " " * 100_000
+    assert truncated(Counting(), text, 20_000) == tokenizer.truncate(text, 20_000, False) != text
+    assert sum(seen) < 4 * len(text) + (1 << 20)
 
 
 def test_a_session_stays_as_it_was_if_a_text_is_refused() -> None:

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from .sequences import Sequences
 
 Int32 = npt.NDArray[np.int32]
-
-
 LONGER = 64  # characters behind a prefix that no longer grows by one, at which truncated() looks for a longer one
+LOOKED_AT = 1 << 20  # characters that this encodes again, at most
 
 
 class Session:
@@ -84,16 +83,20 @@ def truncated(core: Core, text: str, most: int) -> str:
     def fits(end: int) -> bool:
         return before + len(core.encode_array(text[begin:end])) <= most
 
+    _, spans, _ = core.encode_full(text[begin:high], True, "char", False)
+    near, step = begin + int(spans[most - before][0]), 1  # where the first id too many begins
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        middle = near if low < near < high else (low + high) // 2
+        low, high, near = (middle, high, middle + step) if fits(middle) else (low, middle, middle - step)
+        step *= 4
     found = -1
     while found != low:
         found = low
         cut, after = core.last_cut(text[begin:low])
         before += len(core.encode_array(text[begin : begin + cut])) if cut else 0
         begin += after
-        low = next((end for end in range(min(low + LONGER, len(text)), low, -1) if fits(end)), low)
+        longer = min(LONGER, max(LOOKED_AT // max(low - begin, 1), 1))
+        low = next((end for end in range(min(low + longer, len(text)), low, -1) if fits(end)), low)
     return text[:low]
 
 
@@ -172,10 +175,10 @@ class ArrayMethods(EncodeEntry):
 
     def truncate(self, text: str, n: int, add_special_tokens: bool = True) -> str:
         """Return ``text`` if ``fits(text, n, add_special_tokens)``, else a prefix that does. None of the prefixes
-        that are longer by up to 64 characters fits. It is the longest of all that fit if the file has cuts and the
-        text has one at least every 60 characters. (More characters may have fewer ids: part of a word may have more
-        than the word.) It may end within a grapheme. ``TokenizerError`` if ``n`` is less than the special tokens
-        around a text."""
+        that are longer by up to 64 characters fits; behind 16,384 characters without a cut fewer are tried, one at
+        least. It is the longest of all that fit if the file has cuts and the text has one at least every 60
+        characters. (More characters may have fewer ids: part of a word may have more than the word.) It may end
+        within a grapheme. ``TokenizerError`` if ``n`` is less than the special tokens around a text."""
         room = n - self._around(add_special_tokens)
         if room < 0:
             raise TokenizerError(f"n is {n}, fewer than the {n - room} special tokens around each text")
