@@ -80,7 +80,6 @@ class Checkpoint:
     def open(cls, where: Where, config: ModelConfig, *, scan: bool = False) -> Checkpoint:
         """Map and check the weights of a model directory; ``scan`` also reads them all for NaN and Inf."""
         found = ModelDirectory.of(where)
-        directory = found.path
         files: dict[str, MappedFile]
         if isinstance(found, GgufDirectory):
             files = {found.weights.name: GgufWeights(found.weights)}
@@ -89,15 +88,15 @@ class Checkpoint:
         try:
             if not isinstance(found, GgufDirectory) and found.has(PACKED_FILE):
                 files[PACKED_FILE] = PackedWeights(found.file(PACKED_FILE, CheckpointError))
-            places = _places(directory, config.spec, files)
+            places = _places(found.path, config.spec, files)
             for name, begins in config.beside:
                 files[name] = other = SafetensorsFile(found.file(name, CheckpointError))
                 for tensor in other:
                     if f"{begins}{tensor}" in places:
                         raise CheckpointError(f"{other.path}: tensor {shown(tensor)} is in {found.path} too")
                     places[f"{begins}{tensor}"] = _Place(other, tensor)
-            head = _reconcile(directory, config, places)
-            checkpoint = cls(directory, config, places, head)
+            head = _reconcile(Path(str(found)), config, places)
+            checkpoint = cls(found.path, config, places, head)
             if scan:
                 checkpoint.scan()
             return checkpoint
@@ -320,13 +319,11 @@ def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) 
     elif masked:
         log.warning("%s: the weights of the masked-language head are not all there: it is not read", directory)
     if missing := [name for name in expected if name not in places]:
-        raise CheckpointError(f"{directory}: {_several(missing)} missing, though config.json implies it")
+        raise CheckpointError(f"{directory}: {_several(missing)} missing, though the configuration implies it")
     if extra := [name for name in places if name not in expected]:
         own = [places[name].name for name in extra]
         if any(name.startswith(parts) for name in extra):
-            raise CheckpointError(
-                f"{directory}: {_several(own)} not part of a {config.architecture} with this config.json"
-            )
+            raise CheckpointError(f"{directory}: {_several(own)} not part of a {config.architecture} of this size")
         level = logging.INFO if all(_POOLER in f".{name}" for name in own) else logging.WARNING
         log.log(level, "%s: %s not part of a %s and ignored", directory, _several(own), config.architecture)
     for name, shape in expected.items():
@@ -364,7 +361,7 @@ def _check_tensor(name: str, place: _Place, shape: tuple[int, ...]) -> None:
     info = place.info
     if info.shape != shape:
         raise CheckpointError(
-            f"{place.file.path}: tensor {name} has shape {list(info.shape)}, config.json implies {list(shape)}"
+            f"{place.file.path}: tensor {name} has shape {list(info.shape)}, the configuration implies {list(shape)}"
         )
     if info.dtype not in (*FLOATS, PACKED) and not place.blocks:
         raise UnsupportedModel(
@@ -385,13 +382,12 @@ def _decide_head(directory: Path, config: ModelConfig, places: dict[str, _Place]
             "%s: tie_word_embeddings is true, but lm_head.weight differs from the embeddings; lm_head.weight is used",
             directory,
         )
-        return "own"
     if own is not None:
         return "own"
     if embeddings is not None and embeddings.name == table:
         raise CheckpointError(
             f"{directory}: lm_head.weight is missing and tie_word_embeddings is false; "
-            "if the head is the embeddings, set tie_word_embeddings to true in config.json"
+            "if the head is the embeddings, set tie_word_embeddings to true in the configuration"
         )
     log.warning("%s: the body alone was saved, without lm_head.weight: there will be no logits", directory)
     return "none"

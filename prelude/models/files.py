@@ -90,6 +90,9 @@ class ModelDirectory:
         inside = f"{self.inner}/{name}"
         return inside if self.inner and os.path.lexists(self.path / inside) else name
 
+    def where(self, name: str) -> str:
+        return str(self.path / name)
+
     def file(self, name: str, error: type[ModelError] = ModelError) -> Path:
         """Where the file ``name`` lies, its links resolved; ``error`` if that is not a file of this model."""
         name = self._at(name)
@@ -126,20 +129,20 @@ class ModelDirectory:
 
     def value(self, name: str, limit: int = CONFIG_LIMIT, error: type[ModelError] = ModelError) -> Any:
         """Return the JSON value in the file ``name``."""
-        return parse(self.read(name, limit, error), str(self.path / name), error)
+        return parse(self.read(name, limit, error), self.where(name), error)
 
     def object(self, name: str, limit: int = CONFIG_LIMIT, error: type[ModelError] = ModelError) -> dict[str, Any]:
         """Return the JSON object in the file ``name``."""
         value = self.value(name, limit, error)
         if not isinstance(value, dict):
-            raise error(f"{self.path / name}: holds a {type(value).__name__}, an object is needed")
+            raise error(f"{self.where(name)}: holds a {type(value).__name__}, an object is needed")
         return value
 
     def fields(self, name: str, defaults: Mapping[str, Any] | None = None, *, needed: bool = True) -> Fields:
         """Return the object in the file ``name`` for reading; one without keys if the file is not ``needed`` and is
         missing."""
         values = self.object(name) if needed or self.has(name) else {}
-        return Fields(values, str(self.path / name), defaults)
+        return Fields(values, self.where(name), defaults)
 
     def modules(self) -> list[tuple[str, str]]:
         """Return class and folder of each module of sentence-transformers."""
@@ -204,9 +207,7 @@ def find_weight_files(directory: ModelDirectory) -> WeightFiles:
         assigned = _weight_map(directory)
         names = sorted(set(assigned.values()))
         if len(names) > MAX_SHARDS:
-            raise CheckpointError(
-                f"{directory.path / INDEX}: names {len(names):,} files, the limit is {MAX_SHARDS:,}"
-            )
+            raise CheckpointError(f"{directory}/{INDEX}: names {len(names):,} files, the limit is {MAX_SHARDS:,}")
         return WeightFiles({name: directory.file(name, CheckpointError) for name in names}, assigned)
     raise _nothing_usable(directory.path)
 

@@ -111,7 +111,7 @@ def replaced(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any
         (lambda tensors: {"x": torch.ones(1)}, "24 tensors .* are missing"),
         (plus(model__layers__2__mlp__up_proj__weight=torch.ones(1)), "layers.2.mlp.up_proj.weight' is not part"),
         (plus(model__layers__0__self_attn__q_proj__bias=torch.ones(32)), "q_proj.bias' is not part"),
-        (replaced(NORM, lambda t: t[:-1]), f"{NORM} has shape \\[31\\], config.json implies \\[32\\]"),
+        (replaced(NORM, lambda t: t[:-1]), f"{NORM} has shape \\[31\\], the configuration implies \\[32\\]"),
         (replaced(NORM, lambda t: t[None]), f"{NORM} has shape \\[1, 32\\]"),
         (replaced(NORM, lambda t: t[:0]), f"{NORM} has shape \\[0\\]"),
         (replaced("model.layers.0.mlp.up_proj.weight", lambda t: t.T), "shape \\[32, 48\\], .*\\[48, 32\\]"),
@@ -131,8 +131,8 @@ def test_tensors_that_the_config_does_not_imply(change: Any, match: str, copy_of
     [
         ({"num_hidden_layers": 3, "layer_types": None}, "11 tensors .* are missing"),
         ({"num_hidden_layers": 1, "layer_types": None}, "11 tensors .* are not part"),
-        ({"hidden_size": 64}, "has shape .*, config.json implies"),
-        ({"vocab_size": 65}, "embed_tokens.weight has shape \\[64, 32\\], config.json implies \\[65, 32\\]"),
+        ({"hidden_size": 64}, "has shape .*, the configuration implies"),
+        ({"vocab_size": 65}, "embed_tokens.weight has shape \\[64, 32\\], the configuration implies \\[65, 32\\]"),
         ({"attention_bias": True}, "8 tensors .* are missing"),
     ],
 )

@@ -97,7 +97,7 @@ def test_weights_of_the_body_that_are_missing_too_many_or_of_another_shape(tmp_p
     tensors = load_file(file)
     name = "encoder.layer.1.attention.self.key.bias"
     for change, said in (
-        ({**tensors, name: torch.zeros(3)}, r"key.bias has shape \[3\], config.json implies \[48\]"),
+        ({**tensors, name: torch.zeros(3)}, r"key.bias has shape \[3\], the configuration implies \[48\]"),
         ({**tensors, "encoder.layer.3.output.dense.bias": torch.zeros(48)}, "not part of a BertModel"),
         ({key: value for key, value in tensors.items() if key != name}, "key.bias' is missing"),
     ):

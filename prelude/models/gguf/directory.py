@@ -61,6 +61,9 @@ class GgufDirectory(ModelDirectory):
             return pooling_of(self.metadata) is not None
         return name in (_TOKENIZER, _TOKENIZER_CONFIG) and "tokenizer.ggml.model" in self.metadata
 
+    def where(self, name: str) -> str:
+        return str(self.weights if name == "config.json" else self.path / name)
+
     def read(self, name: str, limit: int, error: type[ModelError] = ModelError) -> bytes:
         if name == "config.json":
             return json.dumps(self.config).encode()
