@@ -132,7 +132,8 @@ class Form:
         try:
             engine.explain(self.task(dict.fromkeys(self.placeholders, "text")))
         except InvalidRequest as error:
-            raise BulkError(f"no row could be served: {error}") from error
+            key = f"; {error.field} is a key of --task FILE" if error.field in _OPTIONS[self.verb] else ""
+            raise BulkError(f"no row could be served: {error}{key}") from error
         return self.columns(engine.model_info.labels, prefix)
 
     def values(self, mapped: Mapped[Any, Any]) -> dict[str, Any]:
@@ -197,8 +198,7 @@ def refuse_taken(new: Sequence[str], names: Sequence[str]) -> None:
 def value_of(row: Mapping[str, Any], name: str) -> Any:
     value = row.get(name)
     if value is None:
-        problem = "is null" if name in row else "is missing"
-        raise InvalidRequest(f"the row's column {shown(name)} {problem}", field=name)
+        raise InvalidRequest(f"the row's column {shown(name)} is {'null' if name in row else 'missing'}", field=name)
     if isinstance(value, list) and value and not isinstance(value[0], str | list | dict):  # not ids of tokens
         return as_text(value)
     return value if isinstance(value, str | list | dict) else as_text(value)

@@ -266,7 +266,7 @@ class Calibrator:
 @dataclass(frozen=True, slots=True)
 class PriorCorrection:
     """p'(label) in proportion to p(label) / prior(label): the model's preference for a label without a text is
-    divided out. ``prior`` are probabilities in the order of ``labels``.
+    divided out. ``prior`` and ``target`` are in the order of ``labels``, and are divided by their sums.
 
     The prior of ``content_free`` is the model's answer to states without content; that of ``of_answers`` is the
     mean of its answers to many real states, which supposes that the labels are about equally frequent there, or as

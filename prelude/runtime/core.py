@@ -84,7 +84,6 @@ class EngineCore:
     ) -> None:
         """``clock``: seconds, for deadlines; a simulator has its own."""
         self.forked = False  # since it was made
-        _ALIVE.add(self)
         self.pool = pool
         self.budgets = budgets
         self.limits = executor.limits()
@@ -124,6 +123,7 @@ class EngineCore:
             self.watchdog = self.stepper.watchdog = Watchdog(self.stepper, hang_seconds)
         self.loop = StepLoop(self.stepper, lock, self._close_when_idle)
         self.step = self.stepper.step
+        _ALIVE.add(self)
 
     @property
     def healthy(self) -> bool:

@@ -81,24 +81,22 @@ def test_flags_ask_these_questions(
         ([*TEXT, "--choice", "=a,b"], "--choice '=a,b': NAME=VALUE is expected"),
         ([*TEXT, "--score", "a="], "--score 'a=': NAME=VALUE is expected"),
         ([*TEXT, "--score", "a=-3"], "--score a=-3: the number of levels"),
-        ([*TEXT, "--score", "a=1"], "no row could be served"),
-        ([*TEXT, "--score", "a=11"], "no row could be served"),
+        ([*TEXT, "--score", "a=1"], "no row could be served"), ([*TEXT, "--score", "a=11"], "no row could be served"),
         ([*TEXT, "--choice", "a=b,"], "no row could be served"),
         ([*TEXT, "--choice", "a= x ;y"], "the one label 'x ;y' has the probability 1 in every row"),
         (["--state", "{text", "--noul", "a=b"], "brace"),
         (["--state", "{other}", "--noul", "a=b"], "there is no column 'other'; it has id, text"),
         (["--task", "{task}", *TEXT], "cannot stand beside"),
-        (["--task", "{task}", "--state", "{text}"], "cannot stand beside"),
-        (["--task", "{task}", "--classify"], "cannot stand beside"),
-        (["--task", "{task}", "--embed"], "cannot stand beside"),
+        (["--task", "{task}", "--state", "{text}"], "cannot"), (["--task", "{task}", "--embed"], "cannot stand"),
+        (["--task", "{task}", "--classify"], "cannot stand"), (["--task", "{task}", "--ask", "a=b"], "cannot stand"),
         (["--task", "{task}", "--noul", "a=b"], "cannot stand beside"),
-        (["--task", "{task}", "--ask", "a=b"], "cannot stand beside"),
         ([*TEXT, "--classify"], "no row could be served"),  # the packaged model has no such head
+        ([*TEXT, "--embed"], 'name it: pooling="last", "cls" or "mean"; pooling is a key of --task FILE'),
         ([*FLAGS, "--window", "0"], "window: 0 is out of range; it takes 1 to 65536"),
         ([*FLAGS, "--window", "-1"], "window: -1 is out of range; it takes 1 to 65536"),
         ([*FLAGS, "--window", "65537"], "window: 65537 is out of range; it takes 1 to 65536"),
     ],
-)
+)  # fmt: skip
 def test_flags_that_say_no_task(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
 ) -> None:
