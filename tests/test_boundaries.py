@@ -26,6 +26,13 @@ FORBIDDEN = {
 ALLOWED = {"_native": ("prelude._native",), "tokenizer": ("prelude.tokenizer", "prelude.errors.root")}
 
 
+@cache
+def tree_of(path: Path) -> tuple[ast.Module, tuple[ast.AST, ...]]:
+    """A file's tree, and all its nodes."""
+    tree = ast.parse(path.read_bytes())
+    return tree, tuple(ast.walk(tree))
+
+
 CYTHON_IMPORT = re.compile(r"^\s*(?:c?import|from)\s+([A-Za-z_][\w.]*)", re.MULTILINE)
 
 
@@ -34,7 +41,7 @@ def imported(path: Path) -> set[str]:
     if path.suffix in (".pyx", ".pxi"):
         return set(CYTHON_IMPORT.findall(path.read_text(encoding="utf-8")))
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in tree_of(path)[1]:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -133,9 +140,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def imported_modules(name: str, path: Path, known: Iterable[str]) -> set[str]:
     """The modules among ``known`` that a module imports: one of the tokenizer or of CUDA while it is loaded."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree, whole = tree_of(path)
     found: set[str] = set()
-    for node in ast.walk(tree) if path.is_relative_to(ROOT / "prelude") else on_loading(tree):
+    for node in whole if path.is_relative_to(ROOT / "prelude") else on_loading(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -161,7 +168,7 @@ def nodes(*folders: str) -> Iterable[tuple[str, ast.AST]]:
     """(file and line, node) of all Python in the folders."""
     for path in [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]:
         name = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_bytes())):
+        for node in tree_of(path)[1]:
             yield f"{name}:{getattr(node, 'lineno', 0)}", node
 
 

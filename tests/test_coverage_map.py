@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.coverage_map import LIST, coverage, listed
@@ -26,16 +27,21 @@ def marks_of(path: Path) -> Iterator[tuple[str, str]]:
                 yield KINDS[node.func.attr], str(node.args[0].value)
 
 
+@cache
+def all_marks() -> list[tuple[Path, str, str]]:
+    return [(path, *mark) for path in TESTS.rglob("*.py") for mark in marks_of(path)]
+
+
 def test_every_mark_is_a_row_of_the_list() -> None:
     rows = {kind: set(names) for kind, names in listed().items()}
-    marks = [(path, *mark) for path in TESTS.rglob("*.py") for mark in marks_of(path)]
+    marks = all_marks()
     assert len(marks) > 300
     assert not [mark for mark in marks if mark[2] not in rows[mark[1]]]
 
 
 def test_a_row_without_a_test_is_said_to_be_open() -> None:
     """Rows of mechanisms and faults; docs/BACKGROUND.md lists those that no test shows."""
-    marked = {mark for path in TESTS.rglob("*.py") for mark in marks_of(path)}
+    marked = {(kind, name) for _, kind, name in all_marks()}
     text = dict(re.findall(r"^\| ([A-Z]?\d+) \| (.*)$", LIST.read_text(encoding="utf-8"), re.M))
     _, section = BACKGROUND.read_text(encoding="utf-8").split("## Scope and open points")
     said = set(re.findall(r"\b[A-Z]?\d+\b", section))

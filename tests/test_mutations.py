@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from tests.conftest import ROOT
 from tests.mutations import drawn, edits
 
 SOURCE = b"""
@@ -33,11 +29,3 @@ def test_each_kind_of_edit_is_one_change_of_the_source() -> None:
     assert not any("7" in old or old == "1" for _, old, _ in found), "texts and f-strings stay"
     chosen = drawn({"half.py": SOURCE}, 5, 1)
     assert len(chosen) == 5 and chosen == drawn({"half.py": SOURCE}, 5, 1)
-
-
-def test_an_edit_that_no_test_notices_is_printed() -> None:
-    command = [sys.executable, "-m", "tests.mutations", "prelude/terminal/tables.py", "--count", "1"]
-    ran = subprocess.run([*command, "--", "tests/test_mutations.py", "-k", "each_kind"],
-                         cwd=ROOT, capture_output=True, text=True)  # fmt: skip
-    assert ran.returncode == 1, ran.stderr
-    assert "survived  prelude/terminal/tables.py:" in ran.stdout and "0 of 1 edits were noticed" in ran.stdout

@@ -60,7 +60,7 @@ def expected(state: list[int], question: str, labels: list[str], norm: str) -> t
 
 
 @given(st.lists(LABELS, min_size=1, max_size=3), st.sampled_from(["none", "token", "unconditional"]), st.booleans())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_decisions_equal_brute_force(label_sets: list[list[str]], norm: Any, as_ids: bool) -> None:
     preparer = toys.make()
     questions = [Choice(f"Which {index}?", labels) for index, labels in enumerate(label_sets)]

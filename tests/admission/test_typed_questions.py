@@ -80,7 +80,7 @@ def test_a_template_of_ones_own_describes_labels_in_its_way(preparer: Preparer) 
 
 
 @given(JSON)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_structured_text_is_json_in_the_order_it_was_given(value: Any) -> None:
     if not isinstance(value, dict | list) or not value:
         value = {"value": value}

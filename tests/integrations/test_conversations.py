@@ -332,7 +332,7 @@ def changed(value: Any, draw: Callable[[int], int]) -> Any:
 
 
 @given(strategies.sampled_from([*SHOWN, *REFUSED]), strategies.lists(strategies.integers(0, 1 << 16), min_size=40))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_changed_conversation_is_one_prompt_or_refused(entrances: Entrances, name: str, numbers: list[int]) -> None:
     """``/v1/decisions`` takes conversations alone."""
     left = iter(numbers * 10)

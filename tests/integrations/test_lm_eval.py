@@ -154,18 +154,6 @@ def _offline(folder: Path) -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
 
 
-def test_a_chat_template_is_applied(shared: Path, tmp_path: Path) -> None:
-    from tests.recipes.conftest import write_qwen
-
-    path = write_qwen(shared, tmp_path, (shared / "chat_templates" / "Qwen-Qwen3.jinja").read_text(encoding="utf-8"))
-    history = [{"role": "user", "content": "Which is a fruit?"}]
-    with Engine.from_pretrained(path, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine:
-        lm = PreludeLM(engine=engine)
-        theirs = HFLM(pretrained=str(path), dtype="float32", device="cpu")
-        assert lm.apply_chat_template(history) == theirs.apply_chat_template(history)
-        assert "fruit" in lm.apply_chat_template(history, add_generation_prompt=False) and lm.tokenizer_name
-
-
 REFUSES_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
@@ -186,12 +174,15 @@ def test_a_system_turn_that_the_template_refuses_is_left_out(
         for generation_prompt in (True, False):
             found = lm.apply_chat_template(history, generation_prompt)
             assert found == theirs.apply_chat_template(history, generation_prompt) and "brief" not in found
+            assert "fruit" in found and lm.tokenizer_name
         assert "System role not supported" in caplog.text
 
 
-@pytest.mark.parametrize("bos", ["<|endoftext|>", None])
-@pytest.mark.parametrize("add", [True, False, None])
-@pytest.mark.parametrize("framed", [True, False])
+@pytest.mark.parametrize(
+    ("bos", "add", "framed"),
+    [("<|endoftext|>", add, add is not False) for add in (True, False, None)]
+    + [("<|endoftext|>", True, False), (None, True, True), (None, None, False)],
+)
 def test_add_bos_token_is_that_of_the_hf_backend(
     directory: Path, tmp_path: Path, bos: str | None, add: bool | None, framed: bool
 ) -> None:

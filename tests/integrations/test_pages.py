@@ -44,7 +44,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def names(engine: Engine, reranker: Engine) -> dict[str, Any]:
     """The names that the pages' first lines have made before an example begins."""
     rows = [json.loads(line) for line in (DATA / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[::12]]
@@ -59,6 +59,7 @@ def names(engine: Engine, reranker: Engine) -> dict[str, Any]:
 def local_task(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A multiple choice of two rows in the place of lm-eval's ``arc_easy``, whose rows lie on the network."""
     import lm_eval
+    from lm_eval.tasks import TaskManager
 
     rows = [{"query": "Which is a fruit?", "choices": [" an apple", " a boat"], "gold": 0}] * 2
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -68,10 +69,9 @@ def local_task(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         "output_type": "multiple_choice", "doc_to_text": "{{query}}", "doc_to_choice": "choices",
         "doc_to_target": "gold", "metric_list": [{"metric": "acc"}],
     }  # fmt: skip
-    evaluate = lm_eval.simple_evaluate
-    monkeypatch.setattr(
-        lm_eval, "simple_evaluate", lambda model, tasks: evaluate(model=model, tasks=[task], bootstrap_iters=0)
-    )
+    evaluate, manager = lm_eval.simple_evaluate, TaskManager(include_defaults=False)  # of thousands of files
+    given = {"tasks": [task], "bootstrap_iters": 0, "task_manager": manager}
+    monkeypatch.setattr(lm_eval, "simple_evaluate", lambda model, tasks: evaluate(model=model, **given))
 
 
 @pytest.mark.parametrize("name", FENCES)

@@ -15,6 +15,7 @@ from tests.recipes.conftest import write_qwen
 
 STATE = "I was charged twice."
 CHOICE = Choice("Which team?", {"Billing": "Invoices", "Sales": None, "Tech": None})
+LETTER = "Answer with the letter of the best option."
 PLAIN = Choice("Which team?", ["Billing", "Sales"])
 
 
@@ -35,39 +36,30 @@ def prompt_of(engine: Engine, question: Any, name: str) -> tuple[list[int], Any]
     return said.token_ids[: said.segments[0][1]].tolist(), said
 
 
+@pytest.fixture(scope="module")
+def tokenizer(directory: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(directory)
+
+
 @pytest.mark.parametrize("thoughts", ["", "-instruct"])
 @pytest.mark.parametrize(
     ("name", "question", "asked"),
     [
         ("qwen3-labels", PLAIN, "Question: Which team?\nAnswer with exactly one of: Billing, Sales"),
         ("qwen3-labels", YesNo("Is it spam?"), "Question: Is it spam?\nAnswer with exactly one of: yes, no"),
-        (
-            "qwen3-letters",
-            CHOICE,
-            "Question: Which team?\nA. Billing: Invoices\nB. Sales\nC. Tech\n"
-            "Answer with the letter of the best option.",
-        ),
-        (
-            "qwen3-letters",
-            PLAIN,
-            "Question: Which team?\nA. Billing\nB. Sales\nAnswer with the letter of the best option.",
-        ),
+        ("qwen3-letters", CHOICE, f"Question: Which team?\nA. Billing: Invoices\nB. Sales\nC. Tech\n{LETTER}"),
+        ("qwen3-letters", PLAIN, f"Question: Which team?\nA. Billing\nB. Sales\n{LETTER}"),
         ("qwen3-letters", YesNo("Is it spam?"), "Question: Is it spam?\nAnswer yes or no."),
         ("qwen3-yes-no", YesNo("Is it spam?"), "Question: Is it spam?\nAnswer with Yes or No alone."),
         ("qwen3-yes-no", Score("How urgent?", 3), "Question: How urgent?\nAnswer with exactly one of: 1, 2, 3"),
     ],
 )
 def test_text_and_ids_are_those_of_the_chat_template(
-    engine: Engine, directory: Path, name: str, question: Any, asked: str, thoughts: str
+    engine: Engine, tokenizer: Any, name: str, question: Any, asked: str, thoughts: str
 ) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     ids, said = prompt_of(engine, question, name + thoughts)
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": f"{STATE}\n\n{asked}"}],
-        tokenize=False,
-        add_generation_prompt=True,
-        enable_thinking=bool(thoughts),
-    )
+    turn, options = {"role": "user", "content": f"{STATE}\n\n{asked}"}, {"add_generation_prompt": True}
+    text = tokenizer.apply_chat_template([turn], tokenize=False, enable_thinking=bool(thoughts), **options)
     assert tokenizer.decode(ids) == text
     assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
     if name == "qwen3-letters" and isinstance(question, Choice):

@@ -46,7 +46,7 @@ def test_the_knob_trades_first_token_against_pace_without_a_break() -> None:
 
 
 @pytest.mark.feature("F10")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=12),
     chunk=st.integers(1, 40),

@@ -81,7 +81,7 @@ def test_one_kind_of_step_alone_leaves_finite_coefficients() -> None:
     assert all(math.isfinite(c) and c >= 0 for c in model.coefficients.values())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 9000), st.floats(1e-6, 10)), max_size=40))
 @pytest.mark.feature("G7")
 def test_a_longer_hit_is_never_predicted_to_take_longer(steps: list[tuple[int, int, float]]) -> None:

@@ -43,7 +43,7 @@ def check_columns(core: Any) -> int:
     return ranked
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     items=st.lists(
         st.tuples(

@@ -127,7 +127,7 @@ ASKED = st.tuples(
 
 
 @pytest.mark.feature("A24")
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(
     turns=st.lists(st.lists(ASKED, max_size=9), min_size=1, max_size=6),
     step_tokens=st.sampled_from([64, 96, 256]),

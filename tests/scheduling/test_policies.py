@@ -100,7 +100,7 @@ def test_all_that_wait_are_given_or_those_that_share_a_batch_with_the_first() ->
     assert [r.order for r in queue.in_order(0, one_group=True)] == [1, 3, 5]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     name=st.sampled_from(sorted(ORDERS)),
     steps=st.lists(

@@ -51,7 +51,7 @@ def made(seed: int, kind: str, tokens: np.ndarray, count: int, cache: str) -> Pr
             return chat(tokens, count, STOPS if kind == "stops" else frozenset(), cache=cache)
 
 
-@settings(max_examples=130, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=65, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     items=st.lists(item, min_size=1, max_size=24),
     num_blocks=st.integers(18, 80),

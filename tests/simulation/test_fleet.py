@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_report_to_the_last_digit() -> None:
     chosen = machine("h200-qwen3-4b", kv_blocks=3000)
 
     def reports(seed: int) -> Report:
-        trace = cancelled(chat_beside_decisions(60.0, seed, requests=400), 0.1, 0.05, seed)
+        trace = cancelled(chat_beside_decisions(60.0, seed, requests=150), 0.1, 0.05, seed)
         return simulate(chosen, trace, replicas=3, routing="random", seed=seed)
 
     assert reports(1) == reports(1)
@@ -106,10 +106,10 @@ def test_settings_that_make_no_sense_are_refused(wrong: Callable[[], object], sa
 def test_bursts_whose_callers_go_away_leave_nothing_behind(blocks: int) -> None:
     """Overload on a pool that holds little, or much: every step audited, everybody ends, all blocks free again."""
     chosen = machine("h200-qwen3-4b", kv_blocks=blocks, max_running=8, max_step_requests=32, max_length=2048)
-    trace = cancelled(merged(bursts(800.0, requests=600), chat_beside_decisions(60.0, requests=200)), 0.2, 0.05)
+    trace = cancelled(merged(bursts(800.0, requests=300), chat_beside_decisions(60.0, requests=100)), 0.2, 0.05)
     fleet = Fleet(chosen, 2, audit=1)
     report = fleet.run(trace)
-    assert sum(report.ends.values()) == 800 and set(report.ends) == {"cancelled", "finished"}
+    assert sum(report.ends.values()) == 400 and set(report.ends) == {"cancelled", "finished"}
     for replica in fleet.replicas:
         assert replica.core.pool.num_used == 0 and replica.core.pool.live_leases == 0
         assert replica.core.queues.empty and not replica.core.live

@@ -173,6 +173,26 @@ def _loaded(name: str, backend: str) -> tuple[Tokenizer, Any]:
     return ours, tokenizers.Tokenizer.from_str(text)
 
 
+@pytest.fixture(scope="session", params=REAL or [pytest.param("", marks=pytest.mark.skip("no shared files"))])
+def real(request: pytest.FixtureRequest) -> tuple[str, Tokenizer, Any]:
+    """Loaded once: pytest runs the tests of one file after each other."""
+    text = real_json(request.param)
+    assert SHARED is not None
+    path = SHARED / "tokenizers" / request.param / "tokenizer.json"
+    ours = Tokenizer.from_file(path) if path.exists() else Tokenizer.from_str(text)
+    return str(request.param), ours, tokenizers.Tokenizer.from_str(text)
+
+
+@pytest.fixture
+def family(real: tuple[str, Tokenizer, Any]) -> tuple[str, Tokenizer, Any]:
+    """(name, ours with the files beside it, HF's) of each real file, as they were loaded but for cuts and padding."""
+    for tokenizer in real[1:]:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    real[2].encode_special_tokens = False
+    return real
+
+
 @pytest.fixture(params=["first backend", "reference"])
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prelude.tokenizer import Tokenizer, TokenizerConfigWarning
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]
-laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+laws = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.feature("J2")

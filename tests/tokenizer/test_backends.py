@@ -20,7 +20,7 @@ from tests.tokenizer.small_files import left_to_reference
 
 pytest.importorskip("prelude.tokenizer._core", reason="the native core is not built")
 
-laws = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+laws = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def split_by(text: str, pattern: str, behavior: str = "Isolated") -> str:

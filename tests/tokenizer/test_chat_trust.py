@@ -72,7 +72,7 @@ SHARDS = st.lists(
 
 
 @pytest.mark.fault(25)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(parts=SHARDS)
 def test_control_tokens_are_those_of_the_trusted_runs(chatml: Tokenizer, parts: list[tuple[str, bool]]) -> None:
     added = chatml.get_added_tokens_decoder().items()
@@ -293,7 +293,7 @@ def marked(parts: list[tuple[str, bool]]) -> str:
     return joined(text if trusted else Marked(text) for text, trusted in parts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(parts=pieces, start=st.integers(-9, 9), stop=st.integers(-9, 9))
 def test_marked_strings_are_the_strings_they_mark(parts: Any, start: int, stop: int) -> None:
     text, plain = marked(parts), "".join(t for t, _ in parts)

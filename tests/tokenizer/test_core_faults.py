@@ -53,7 +53,7 @@ def test_long_words_grow_no_faster_than_the_text(family: str) -> None:
 
 @pytest.mark.fault(23)
 @needs_shared
-@pytest.mark.parametrize("family", ["qwen3", "llama2", "gpt2", "deepseek-v3", "clip", "t5"])
+@pytest.mark.parametrize("family", ["qwen3", "llama2", "clip", "t5"])
 def test_long_texts_equal_hf(family: str) -> None:
     tokenizers = pytest.importorskip("tokenizers", minversion="0.23.3")
     data = tokenizer_json(family)
@@ -142,7 +142,7 @@ def test_a_feature_outside_the_subset_is_named() -> None:
 @needs_shared
 def test_columns_batches_and_vocabulary_agree() -> None:
     tokenizers = pytest.importorskip("tokenizers", minversion="0.23.3")
-    for family in ["qwen3", "roberta", "phi-3"]:
+    for family in ["roberta", "phi-3"]:
         data = tokenizer_json(family)
         core, hf = CoreTokenizer.from_json(data), tokenizers.Tokenizer.from_str(data.decode())
         texts = ["", "Hello world", " <mask> x</s> ", "\u4f60\u597d e\u0301", "a" * 300]

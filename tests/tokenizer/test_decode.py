@@ -19,7 +19,7 @@ from prelude.tokenizer import DecodeStream, Tokenizer, TokenizerError, decoders
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
-laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+laws = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 FLAVOURS = ["byte-level", "template", "sentence pieces"]
 id_lists = st.lists(st.integers(0, 520), max_size=40)
 

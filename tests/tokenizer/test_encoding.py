@@ -30,6 +30,7 @@ def cases(ours: Tokenizer, theirs: Any) -> Iterator[tuple[Encoding, Any]]:
     yield ours.encode(ONE * 3).overflowing[0], theirs.encode(ONE * 3).overflowing[0]
 
 
+@pytest.mark.parametrize("backend", ["first backend"])
 @pytest.mark.parametrize(
     "method",
     [
@@ -49,6 +50,7 @@ def test_lookups_within_a_sequence(name: str, pair_of: Pair, method: str) -> Non
             assert getattr(mine, method)(position) == getattr(other, method)(position)
 
 
+@pytest.mark.parametrize("backend", ["first backend"])
 @pytest.mark.parametrize("method", ["token_to_sequence", "token_to_chars", "token_to_word"])
 def test_lookups_of_a_token(name: str, pair_of: Pair, method: str) -> None:
     for mine, other in cases(*pair_of(name)):
@@ -66,6 +68,7 @@ def test_negative_positions_raise_as_in_hf(pair_of: Pair) -> None:
                 getattr(encoding, method)("1")
 
 
+@pytest.mark.parametrize("backend", ["first backend"])
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_truncate(name: str, pair_of: Pair, assert_same: Any, direction: str) -> None:
     for limit, stride in ((0, 0), (1, 0), (4, 0), (4, 3), (7, 2), (100, 0)):
@@ -75,6 +78,7 @@ def test_truncate(name: str, pair_of: Pair, assert_same: Any, direction: str) ->
             assert_same(mine, other, (limit, stride))
 
 
+@pytest.mark.parametrize("backend", ["first backend"])
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_pad(name: str, pair_of: Pair, assert_same: Any, direction: str) -> None:
     for mine, other in cases(*pair_of(name)):
@@ -160,7 +164,7 @@ def test_offsets_past_the_numbers_that_tokenizers_share(pair_of: Pair) -> None:
     """Offsets are int objects shared with ids, up to the size of the vocabulary; here the text is longer than that,
     and the collector is as it was before, whether it was on or off."""
     ours, theirs = pair_of("byte-level")
-    long = "ab " * 120_000
+    long = "ab " * 4_000
     expected = theirs.encode(long).offsets
     assert len(long) > ours.get_vocab_size()
     assert expected[-1][1] > 256  # past the numbers that Python itself shares

@@ -72,7 +72,7 @@ def both(name: str, pair_of: Pair) -> tuple[Tokenizer, Any]:
 
 
 @pytest.mark.parametrize("name", FILES + MARKED)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(parts=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12))
 def test_offsets_are_those_of_hf_whichever_way_they_come(pair_of: Pair, name: str, parts: list[str]) -> None:
     ours, theirs = both(name, pair_of)

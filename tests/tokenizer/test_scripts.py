@@ -15,7 +15,7 @@ from tokenizers import pre_tokenizers
 
 from prelude import default_model
 
-FAMILIES = ["packaged", "qwen3", "llama-3.2", "bert-base-uncased", "clip", "mistral-v1"]
+FAMILIES = ["packaged", "qwen3", "bert-base-uncased", "clip", "mistral-v1"]
 MIXED = "Crème brûlée e\u0301\u0323 한국어 각 ﬁ ½ Å ǆ ς Ǆ ά"
 TEXTS = {
     "odd code points": "\x00a\x00\ufffe\uffff\ufeffBOM\U0010ffff\U000e0041\u0378\u07f3\u07fd\r",

@@ -20,7 +20,7 @@ from prelude.tokenizer.encode.arrays import truncated  # noqa: E402
 
 from tests.fuzz_tokenizer import Strings  # noqa: E402
 from tests.tokenizer import random_files  # noqa: E402
-from tests.tokenizer.conftest import MAKERS, REAL, file_text, reference  # noqa: E402
+from tests.tokenizer.conftest import MAKERS, file_text, reference  # noqa: E402
 
 LONGER = 64  # characters
 WITHOUT_CUTS = {"clip", "command-r", "gpt-neox"}  # encoded anew at each append
@@ -114,7 +114,7 @@ def test_the_common_kinds_have_cuts(name: str) -> None:
     assert kept > len(session) * 0.9
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(pieces=TEXTS, n=st.integers(0, 40), special=st.booleans(), name=st.sampled_from([*MAKERS, *OF_KIND]))
 def test_small_files(pieces: list[str], n: int, special: bool, name: str) -> None:
     for tokenizer in _both(name):
@@ -148,16 +148,13 @@ def test_random_files(first: int) -> None:
             counted(tokenizer, "".join(pieces), rng.randrange(20), False)
 
 
-@pytest.mark.parametrize("name", REAL or [pytest.param("", marks=pytest.mark.skip("no shared files"))])
-def test_real_files(name: str, golden_lines: list[str]) -> None:
+def test_real_files(family: Any, golden_lines: list[str]) -> None:
     """Also beside HF, and that long texts are cut where the file's kind allows it."""
-    tokenizer, theirs = Tokenizer.from_str(file_text(name)), tokenizers.Tokenizer.from_str(file_text(name))
-    theirs.no_truncation()
-    theirs.no_padding()
+    name, tokenizer, theirs = family
     rng = random.Random(name)
     added = [token.content for token in theirs.get_added_tokens_decoder().values()]
-    drawn = iter(Strings(rng, [*theirs.get_vocab()][:20000], added, golden_lines))
-    for _ in range(40):
+    drawn = iter(Strings(rng, [*tokenizer.get_vocab()][:20000], added, golden_lines))
+    for _ in range(15):
         pieces = [rng.choice((next(drawn)[:200], rng.choice(PIECES))) for _ in range(rng.randrange(16))]
         text = "".join(pieces)
         appended(tokenizer, pieces, True)
