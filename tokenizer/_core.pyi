@@ -124,9 +124,10 @@ class CoreTokenizer:
     def added_tokens(self) -> list[tuple[int, str, bool, bool, bool, bool, bool]]:
         """By id: (id, content, single_word, lstrip, rstrip, normalized, special)."""
 
-    def has_shadowed_tokens(self) -> bool:
-        """Whether an added token has the id of another token of the model: its text is then not that of
-        ``id_to_token``."""
+    def as_found(self) -> bytes:
+        """By id: 1 if its token is not that of ``id_to_token`` in each text. An added token may take white space
+        along, be found in normalized text, or have the id of another token; an unknown one of Unigram is shown as the
+        text that it stands for. Empty: no id is marked."""
 
     def section(self, name: str) -> str | None:
         """The JSON text of a top-level member of the file as it stood, or None: ``post_processor``,
@@ -135,9 +136,6 @@ class CoreTokenizer:
 
     def unknown_id(self) -> int:
         """The id of the model's unknown token, or -1."""
-
-    def shown_id(self) -> int:
-        """The unknown token's id where HF shows such a token as the text that it stands for (Unigram), or -1."""
 
     def model(self) -> dict[str, Any]:
         """The model in HF's layout (vocabulary by id, merges as pairs), rebuilt from the tables."""
@@ -217,6 +215,8 @@ class FreshEncoding:
     def tokens(self) -> list[str]: ...
     @property
     def offsets(self) -> list[tuple[int, int]]: ...
+    @property
+    def word_ids(self) -> list[int | None]: ...
     @property
     def attention_mask(self) -> list[int]: ...
     @property

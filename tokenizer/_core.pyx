@@ -325,15 +325,19 @@ cdef class CoreTokenizer:
             out.append((t.id, to_str(t.content), t.single_word, t.lstrip, t.rstrip, t.normalized, t.special))
         return sorted(out)
 
-    def has_shadowed_tokens(self):
+    def as_found(self):
+        cdef AddedToken t
         cdef size_t i
-        cdef uint32_t id
-        cdef string_view content
+        cdef bint normalizes = self.section("normalizer") not in (None, "null")
+        cdef bytearray found = bytearray(self._int_count)
         for i in range(self.core.added().size()):
-            id, content = self.core.added()[i].id, string_view(self.core.added()[i].content)
-            if self.core.model_token(id) != content or self.core.token(id) != content:
-                return True
-        return False
+            t = self.core.added()[i]
+            found[t.id] = (t.lstrip or t.rstrip or (t.normalized and normalizes)
+                           or self.core.model_token(t.id) != string_view(t.content)
+                           or self.core.token(t.id) != string_view(t.content))
+        if self.core.shows_unknown() and self.unknown_id() >= 0:
+            found[self.unknown_id()] = True
+        return bytes(found) if any(found) else b""
 
     def section(self, str name):
         cdef const string* found = self.core.section(name.encode())
@@ -342,9 +346,6 @@ cdef class CoreTokenizer:
     def unknown_id(self):
         cdef optional[uint32_t] found = self.core.unknown_id()
         return found.value() if found.has_value() else -1
-
-    def shown_id(self):
-        return self.unknown_id() if self.core.shows_unknown() else -1
 
     def model(self):
         cdef dict settings = json.loads(to_str(self.core.model_settings())), vocab = self.get_vocab(False)

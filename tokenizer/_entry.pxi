@@ -82,8 +82,7 @@ cdef class QuickFrame:
     cdef vector[int32_t] before, after
     cdef object sequences, frame, type, type_id
     cdef list tokens_before, tokens_after, types_before, types_after
-    cdef bint as_found  # tokens are more than the strings of their ids
-    cdef int32_t shown  # an id that is shown as the text that it stands for, or -1
+    cdef bytes as_found  # by id: 1 if its token is known from the text alone
 
     def __cinit__(self, sequences, frame, type):
         if not issubclass(type, FreshEncoding):
@@ -93,7 +92,7 @@ cdef class QuickFrame:
         self.after = frame.after.ids
         self.tokens_before, self.tokens_after = frame.before.tokens, frame.after.tokens
         self.type_id, self.types_before, self.types_after = frame.type_id, frame.before.type_ids, frame.after.type_ids
-        self.as_found, self.shown = sequences.as_found, sequences.shown
+        self.as_found = sequences.as_found
 
     cdef size_t around(self, size_t n):
         return self.before.size() + n + self.after.size()
@@ -153,10 +152,9 @@ cdef class FreshEncoding:
         cdef const int32_t* ids = self.data()
         cdef list out = frame.tokens_before + [None] * (end - begin) + frame.tokens_after
         cdef Py_ssize_t at = len(frame.tokens_before)
+        if any_marked(frame.as_found, len(frame.as_found), ids + begin, end - begin):
+            return frame.tokens_before + self.core.encode_tokens(self.text, self.parse_special) + frame.tokens_after
         for i in range(begin, end):
-            if frame.as_found or ids[i] == frame.shown:  # an id alone does not give its token
-                tokens = self.core.encode_tokens(self.text, self.parse_special)
-                return frame.tokens_before + tokens + frame.tokens_after
             out[at] = self.core.token_text(ids[i])
             at += 1
         return out
@@ -207,6 +205,16 @@ cdef class FreshEncoding:
         if self.frame.after.size():
             memset(pairs.data() + before + n, 0, self.frame.after.size() * sizeof(Align))
         return pairs_of(<const int32_t*> pairs.data(), pairs.size())
+
+    @property
+    def word_ids(self):
+        cdef QuickFrame frame = self.frame
+        cdef Encoded found
+        if self.columns is not None or frame is None or self.bare:
+            return self._word_list()
+        self.core.full_into(self.text, self.parse_special, "byte", False, found)
+        words = self.core.list_of(found.words.data(), found.words.size())
+        return [None] * frame.before.size() + words + [None] * frame.after.size()
 
     def __len__(self):
         return self.count if self.columns is None else len(self._ids)

@@ -97,8 +97,7 @@ class Encoding(FreshEncoding):
             return [(0, 0)] * len(self._ids)
         return pair_list(np.ascontiguousarray(offsets, dtype=np.int32))
 
-    @property
-    def word_ids(self) -> list[int | None]:
+    def _word_list(self) -> list[int | None]:
         if self._words is None:
             return [None] * len(self._ids)
         return [None if w < 0 else w for w in self._words.tolist()]

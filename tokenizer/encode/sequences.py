@@ -106,15 +106,7 @@ class Sequences:
 
     def __init__(self, core: Core, processor: Processor | None) -> None:
         self._core, self._processor, self._untrimmed = core, processor, without_trimming(processor)
-        normalizes = core.section("normalizer") not in (None, "null")
-        self.as_found = any(
-            left or right or (normalized and normalizes)
-            for _, _, _, left, right, normalized, _ in core.added_tokens()
-        )
-        self.shown = -1
-        if not isinstance(core, ReferenceCore):
-            self.as_found = self.as_found or core.has_shadowed_tokens()
-            self.shown = core.shown_id()
+        self.as_found = b"" if isinstance(core, ReferenceCore) else core.as_found()
 
     def finished(
         self,
@@ -175,10 +167,9 @@ class Sequences:
 
     def _tokens(self, ids: Int32, texts: Sequence[str], parse_special: bool) -> Callable[[], list[str]]:
         core: Any = self._core
-        shown = self.shown
 
         def found() -> list[str]:
-            if self.as_found or (shown >= 0 and bool((ids == shown).any())):
+            if self.as_found and np.frombuffer(self.as_found, np.bool_)[ids].any():
                 return [t for text in texts for t in core.encode_tokens(text, parse_special)]
             return [t or "" for t in core.tokens(ids)]
 
