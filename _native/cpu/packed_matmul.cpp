@@ -109,7 +109,6 @@ namespace {
 
 constexpr int64_t kPieceWork = 1 << 20;      // products of a piece, at least: some ten microseconds
 constexpr int64_t kPieceInputs = 416 << 10;  // bytes of x that a piece reads for each group, at most
-constexpr int64_t kPartWords = 192;          // of a row that meet the weights at a time, at most, where rows are many
 constexpr int64_t kPieceValues = 1 << 18;    // of a weight that a piece packs
 constexpr int64_t kPieceSums = 256 << 10;    // floats that wait for the next part of a row, at most
 constexpr int64_t kOpenBlocks = 6;           // of rows, at least, that are worth opening a group of few bits
@@ -468,9 +467,9 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int thread
   const std::unique_ptr<uint32_t[]> room(new (std::nothrow) uint32_t[static_cast<size_t>(a.rows * words)]);
   if (room == nullptr) return false;
   // Long rows are cut, so that the weights that several blocks meet stay in the nearest cache.
-  const bool cut = kernels.by_parts && blocks > 1 && words > kPartWords;
+  const bool cut = kernels.part_words > 0 && blocks > 1;
   const PackedRows rows{room.get(), a.rows / blocks, a.rows % blocks,
-                        cut ? (words + kPartWords - 1) / kPartWords : 1};
+                        cut ? (words + kernels.part_words - 1) / kernels.part_words : 1};
 
   threads = std::max(threads, 1);
   const int64_t each =

@@ -324,6 +324,14 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
   const uint32_t* w[P];
   for (int p = 0; p < P; ++p) w[p] = a.weight.words + (half + p) / kHalves * of_group;
   const uint32_t* x = rows.words + row * of_row;
+  bool done = true;
+  if constexpr (!quantizes(Dot::kPacking)) done = last * Dot::kParts >= of_row;
+  if (done && ahead.lines > 0) {  // where the sums go
+    const int64_t size = a.out_type == Type::f32 ? 4 : 2;
+    const auto* out = static_cast<const char*>(a.out) + (row * a.out_stride + half * kHalf) * size;
+    for (int r = 0; r < R; ++r)
+      for (int p = 0; p < P; ++p) fetch(out + (r * a.out_stride + p * kHalf) * size);
+  }
   if constexpr (quantizes(Dot::kPacking)) {
     int lanes[P];
     for (int p = 0; p < P; ++p) lanes[p] = (half + p) % kHalves * kHalf;
@@ -333,25 +341,34 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
   } else {
     for (int p = 0; p < P; ++p) w[p] += ((half + p) % kHalves + first * kHalves) * (kStep<Dot> / kHalves);
     sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, ahead, made);
-    if (last * Dot::kParts < of_row) return;
   }
-  finish(a, row, R, half * kHalf, made[0], P * kHalf);
+  if (done) finish(a, row, R, half * kHalf, made[0], P * kHalf);
 }
 
-// Where several blocks of rows meet steps [first, last) of the weights, each fetches a part of the next ones: else
-// memory would rest while all but the first of them compute. Weights of few bits keep the processor busy, not memory.
+// Where several blocks of rows meet weights, each fetches a part of those that are met next: else memory would rest
+// while all but the first of them compute. They are steps [first, last) of the next groups, or, behind those of the
+// half `end`, the steps behind `last` from the half `begin` on. Weights of few bits keep the processor busy, not
+// memory.
 template <class Dot, int R, int P>
-inline Ahead ahead(const PackedArgs& a, int64_t first_row, int64_t last_row, int64_t row, int64_t half, int64_t first,
-                   int64_t last) {
-  const int64_t blocks = (last_row - first_row) / R;
+inline Ahead ahead(const PackedArgs& a, int64_t blocks, int64_t block, int64_t half, int64_t begin, int64_t end,
+                   int64_t first, int64_t last, int64_t steps) {
   constexpr bool kInteger = Dot::kPacking == Packing::int8;
-  if (kInteger != quantizes(Dot::kPacking) || P < kHalves || blocks < 2) return {};
+  constexpr int64_t kGroups =
+      P < kHalves ? 1 : P / kHalves;  // that are met next, by these and the halves beside them
+  const int64_t meets = blocks * kGroups * kHalves / P, met_steps = last - first;
+  if (kInteger != quantizes(Dot::kPacking) || blocks < 2) return {};
+  int64_t group = half / kHalves + kGroups;
+  if (group * kHalves >= end) {
+    first = last < steps ? last : 0;
+    if (first > 0) group = begin / kHalves;
+  }
   const int64_t of_group = group_words(a.weight.inputs, Dot::kPacking) * 4;
   const int64_t inputs = kInteger ? blocks_of(a.weight.inputs) : 1;
-  const int64_t bytes = kInteger ? of_group : (last - first) * kStep<Dot> * 4;
-  const int64_t lines = (P / kHalves * bytes / 64 + blocks * inputs - 1) / (blocks * inputs);
+  const int64_t bytes = kInteger ? of_group : met_steps * kStep<Dot> * 4;
+  const int64_t lines = (kGroups * bytes / 64 + meets * inputs - 1) / (meets * inputs);
+  const int64_t met = half % kHalves / P * blocks + block;
   const auto* words = reinterpret_cast<const char*>(a.weight.words) + first * kStep<Dot> * 4;
-  return {words + (half + P) / kHalves * of_group + (row - first_row) / R * inputs * lines * 64, lines};
+  return {words + group * of_group + met * inputs * lines * 64, lines};
 }
 
 // P halves at a time, then fewer. Where `rows` cuts the steps, the sums of all rows and outputs wait in `room`, so
@@ -374,7 +391,8 @@ inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t
         if (rows.parts > 1)
           made = reinterpret_cast<float (*)[P * kHalf]>(
               room + ((at - half) * (last_row - first_row) + (row - first_row) * P) * kHalf);
-        const Ahead next = ahead<Dot, R, P>(a, first_row, last_row, row, at, first, end);
+        const int64_t blocks = (last_row - first_row) / R, block = (row - first_row) / R;
+        const Ahead next = ahead<Dot, R, P>(a, blocks, block, at, half, last, first, end, steps);
         multiply_block<Dot, R, P>(a, rows, row, at, first, end, next, made);
       }
     if (end == steps) break;
@@ -426,8 +444,9 @@ inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_
 
 template <class Dot, int... R>
 constexpr PackedKernels packed_table(const char* name, std::integer_sequence<int, R...>) {
-  PackedKernels made{name,        Dot::kPacking,  Dot::kRows,  kLanes,  !quantizes(Dot::kPacking),
-                     pack<float>, pack<uint16_t>, pack_halves, prepare, {multiply<Dot, R + 1>...}};
+  PackedKernels made{
+      name,        Dot::kPacking,  Dot::kRows,  kLanes,  quantizes(Dot::kPacking) ? 0 : kPartWords / Dot::kWide,
+      pack<float>, pack<uint16_t>, pack_halves, prepare, {multiply<Dot, R + 1>...}};
   if constexpr (kOpens<Dot>) made.open = open_group<Dot>;
   return made;
 }

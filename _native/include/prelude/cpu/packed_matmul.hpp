@@ -41,6 +41,7 @@ enum class Packing : int32_t { f32 = 0, bf16 = 1, int8 = 2, widened = 3, f16 = 4
 inline constexpr int kGroup = 32;           // outputs that lie side by side
 inline constexpr int kHalf = 16;            // outputs of a kernel's sums
 inline constexpr int kMostPackedRows = 16;  // of x that any kernel takes at a time
+inline constexpr int kPartWords = 384;      // of 16 outputs that the nearest cache holds
 inline constexpr int kBlock = 32;           // inputs of int8 with a scale of their own
 inline constexpr int kBlockWords = kBlock / 4;
 inline constexpr int kBlockGroupWords = kBlockWords * kGroup + kGroup / 2;  // of a block of a group, with the scales
@@ -131,9 +132,9 @@ struct PackedRows {
 struct PackedKernels {
   const char* name;
   Packing packing;
-  int most_rows;  // that are taken at a time
-  int lanes;      // outputs that are packed at a time; `to` is the first word of the first of them
-  bool by_parts;  // of the words of rows that are more than the cache holds
+  int most_rows;   // that are taken at a time
+  int lanes;       // outputs that are packed at a time; `to` is the first word of the first of them
+  int part_words;  // of a row, at most, that meet the weights at a time where rows are many; 0: all
   void (*pack_floats)(const float* weight, int64_t stride, int64_t inputs, uint32_t* to);  // one a word
   void (*pack_pairs)(const uint16_t* weight, int64_t stride, int64_t inputs, uint32_t* to);
   void (*pack_halves)(const uint16_t* weight, int64_t stride, int64_t inputs, uint16_t* to);  // of f16
