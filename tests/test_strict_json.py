@@ -14,7 +14,7 @@ from prelude.values.strict_json import ANY, MAX_DEPTH, MAX_VALUES, loads
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inside: st.lists(inside) | st.dictionaries(st.text(), inside),
-    max_leaves=40,
+    max_leaves=15,
 )
 
 

@@ -16,6 +16,7 @@ LONG = "Hello there, how are you today? I'm fine, thank you! Ünïcödé 你好 
 SHORT = "two words"
 
 
+@pytest.mark.parametrize("backend", ["first backend"])
 @pytest.mark.parametrize("length", [0, 1, 2, 3])
 def test_truncation_about_the_size_of_the_special_tokens(
     name: str, pair_of: Pair, assert_same: Any, length: int
