@@ -28,7 +28,6 @@ ALLOWED = {"_native": ("prelude._native",), "tokenizer": ("prelude.tokenizer", "
 
 @cache
 def tree_of(path: Path) -> tuple[ast.Module, tuple[ast.AST, ...]]:
-    """A file's tree, and all its nodes."""
     tree = ast.parse(path.read_bytes())
     return tree, tuple(ast.walk(tree))
 

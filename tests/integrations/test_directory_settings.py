@@ -110,8 +110,7 @@ CUT: tuple[dict[str, Any], ...] = (
     *({"truncate_dim": 16}, {"normalize_embeddings": True}),
     {"truncate_dim": 16, "normalize_embeddings": True, "prompt": "a "},
 )
-CUTS = ("nothing", "cls", "Normalize", "truncate_dim", "truncate_dim, Normalize")
-"""The settings beside which each of these stands alone too."""
+CUTS = ("nothing", "cls", "Normalize", "truncate_dim", "truncate_dim, Normalize")  # where each stands alone too
 VERBS: dict[str, list[tuple[Call, Call, Any, tuple[dict[str, Any], ...]]]] = {
     "vectors": [
         (embed, encoded, TEXTS, (*PROMPTED, *CUT)),
@@ -343,14 +342,15 @@ def test_a_setting_is_followed_as_in_the_library_or_named(
     numbers: dict[str, Any] = {}
 
     def of_library(theirs: Call, texts: Any, options: dict[str, Any]) -> Any:
-        key = f"{theirs.__name__} {len(texts)} {options}"
-        return numbers[key] if key in numbers else numbers.setdefault(key, theirs(library, texts, **options))
+        if (key := f"{theirs.__name__} {len(texts)} {options}") not in numbers:
+            numbers[key] = theirs(library, texts, **options)
+        return numbers[key]
 
     def differs(options: dict[str, Any]) -> bool:
-        """Not from a call that the library makes alike: without a default, "" is no prompt."""
-        if options.get("prompt") == "" and not library.default_prompt_name:
-            return setting == "nothing"
-        return options.get("prompt_name") in (None, *library.prompts) and (options not in CUT[:2] or setting in CUTS)
+        """Not if another call is the same: "" is no prompt without a default."""
+        plain = options.get("prompt") != "" or library.default_prompt_name or setting == "nothing"
+        known = options.get("prompt_name") in (None, *library.prompts)
+        return bool(plain) and known and (options not in CUT[:2] or setting in CUTS)
 
     with engine:
         for ours, theirs, texts, calls in VERBS[kind]:

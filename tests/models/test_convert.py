@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 IDS = [random_ids(n, n) for n in (1, 17, 90)]
 
 
-STORED = ("float32", "bfloat16", "float16")
-
-
-@pytest.mark.parametrize(("variant", "stored"), [(name, STORED[n % 3]) for n, name in enumerate(sorted(DECODERS))])
+@pytest.mark.parametrize(("variant", "stored"), [*zip(sorted(DECODERS), cycle(("float32", "bfloat16", "float16")))])
 def test_decoders_answer_as_before(variant: str, stored: str, tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", **{**DECODERS[variant], "dtype": stored})
     folder = tmp_path / "converted"
