@@ -21,6 +21,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <numeric>
 #include <string_view>
 #include <vector>
 
@@ -121,8 +122,8 @@ class Joins {
     return ((uint64_t{a} << 21 | b) * 0x9E3779B97F4A7C15u) >> 32 & (filter_.size() * 64 - 1);
   }
 
-  // Characters with equal rows form a class; then the two classes whose union adds the fewest pairs, weighted by how
-  // common the characters are, become one, until eight are left. Characters with an empty row are in none.
+  // Each character with a row that is not empty begins a class. The two classes whose union adds the fewest pairs,
+  // weighted by how common the characters are, become one, until eight are left.
   void unite(const Rows& rows, const std::array<uint64_t, 128>& weights) {
     struct Class {
       Row row;
@@ -130,50 +131,44 @@ class Joins {
       uint64_t weight = 0;
     };
     std::vector<Class> classes;
-    for (uint32_t c = 0; c < 128; ++c) {
-      const Row& row = rows[c];
-      if (!row.bits[0] && !row.bits[1]) continue;
-      auto same = std::find_if(classes.begin(), classes.end(), [&](const Class& k) {
-        return k.row.bits[0] == row.bits[0] && k.row.bits[1] == row.bits[1];
-      });
-      if (same == classes.end()) same = classes.insert(classes.end(), Class{row, {}, 0});
-      same->characters.push_back(c);
-      same->weight += weights[c] + 1;
-    }
-    auto weight_beyond = [&](const Row& all, const Row& less) {
+    for (uint32_t c = 0; c < 128; ++c)
+      if (rows[c].bits[0] | rows[c].bits[1]) classes.push_back({rows[c], {c}, weights[c] + 1});
+    const auto added = [&](const Class& to, const Class& by) {
       uint64_t sum = 0;
-      for (uint32_t c = 0; c < 128; ++c)
-        if (all.has(c) && !less.has(c)) sum += weights[c] + 1;
-      return sum;
+      for (uint32_t k = 0; k < 2; ++k)
+        for (uint64_t rest = by.row.bits[k] & ~to.row.bits[k]; rest; rest &= rest - 1)
+          sum += weights[k * 64 + static_cast<uint32_t>(std::countr_zero(rest))] + 1;
+      return static_cast<double>(to.weight) * static_cast<double>(sum);
     };
-    while (classes.size() > 8) {
-      size_t best_i = 0, best_j = 1;
-      double least = -1;
-      for (size_t i = 0; i < classes.size(); ++i)
-        for (size_t j = i + 1; j < classes.size(); ++j) {
-          const double cost = static_cast<double>(classes[i].weight) *
-                                  static_cast<double>(weight_beyond(classes[j].row, classes[i].row)) +
-                              static_cast<double>(classes[j].weight) *
-                                  static_cast<double>(weight_beyond(classes[i].row, classes[j].row));
-          if (least >= 0 && cost >= least) continue;
-          least = cost;
-          best_i = i;
-          best_j = j;
-        }
-      Class& into = classes[best_i];
-      const Class& from = classes[best_j];
+    std::vector<std::array<double, 128>> costs(classes.size());  // of each class with those behind it
+    const auto weigh = [&](size_t i, size_t j) {
+      costs[i][j] = added(classes[i], classes[j]) + added(classes[j], classes[i]);
+    };
+    std::vector<size_t> live(classes.size());
+    std::iota(live.begin(), live.end(), size_t{0});
+    for (size_t i : live)
+      for (size_t j = i + 1; j < classes.size(); ++j) weigh(i, j);
+    while (live.size() > 8) {
+      size_t to = live[0], by = live[1];
+      for (size_t i : live)
+        for (size_t j : live)
+          if (i < j && costs[i][j] < costs[to][by]) to = i, by = j;
+      Class& into = classes[to];
+      const Class& from = classes[by];
       for (size_t k = 0; k < 2; ++k) into.row.bits[k] |= from.row.bits[k];
       into.characters.insert(into.characters.end(), from.characters.begin(), from.characters.end());
       into.weight += from.weight;
-      classes.erase(classes.begin() + static_cast<std::ptrdiff_t>(best_j));
+      std::erase(live, by);
+      for (size_t i : live)
+        if (i != to) weigh(std::min(i, to), std::max(i, to));
     }
     left_.fill(0);
     right_.fill(0);
-    for (size_t k = 0; k < classes.size(); ++k) {
-      const uint8_t bit = static_cast<uint8_t>(1u << k);
+    for (uint8_t bit = 1; size_t k : live) {
       for (uint32_t a : classes[k].characters) left_[a] = bit;
       for (uint32_t b = 0; b < 128; ++b)
         if (classes[k].row.has(b)) right_[b] |= bit;
+      bit = static_cast<uint8_t>(bit << 1);
     }
   }
 

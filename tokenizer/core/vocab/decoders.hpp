@@ -83,6 +83,8 @@ class Decoder {
         const int b = fallback_byte(now);
         if (raw) *raw = b >= 0;
         if (b >= 0) now = std::string(1, static_cast<char>(b));
+      } else if (step.kind == Kind::replace) {
+        now = replaced(step, now, scratch, growth);
       } else if (step.kind != Kind::fuse && step.kind != Kind::strip && step.kind != Kind::ctc) {
         Tokens three{"", now, ""};
         apply(step, three, scratch, growth);
