@@ -345,10 +345,9 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
   if (done) finish(a, row, R, half * kHalf, made[0], P * kHalf);
 }
 
-// Where several blocks of rows meet weights, each fetches a part of those that are met next: else memory would rest
-// while all but the first of them compute. They are steps [first, last) of the next groups, or, behind those of the
-// half `end`, the steps behind `last` from the half `begin` on. Weights of few bits keep the processor busy, not
-// memory.
+// Each block of rows fetches a part of the weights that are met next: else memory would rest while the processor
+// computes. They are steps [first, last) of the next groups, or, behind those of the half `end`, the steps behind
+// `last` from the half `begin` on. Weights of few bits keep the processor busy, not memory.
 template <class Dot, int R, int P>
 inline Ahead ahead(const PackedArgs& a, int64_t blocks, int64_t block, int64_t half, int64_t begin, int64_t end,
                    int64_t first, int64_t last, int64_t steps) {
@@ -356,7 +355,7 @@ inline Ahead ahead(const PackedArgs& a, int64_t blocks, int64_t block, int64_t h
   constexpr int64_t kGroups =
       P < kHalves ? 1 : P / kHalves;  // that are met next, by these and the halves beside them
   const int64_t meets = blocks * kGroups * kHalves / P, met_steps = last - first;
-  if (kInteger != quantizes(Dot::kPacking) || blocks < 2) return {};
+  if (kInteger != quantizes(Dot::kPacking)) return {};
   int64_t group = half / kHalves + kGroups;
   if (group * kHalves >= end) {
     first = last < steps ? last : 0;
