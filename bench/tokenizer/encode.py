@@ -113,7 +113,7 @@ class Bench:
         self.families: list[Path] = options.family
         self.natural = natural
         self.texts = inputs(self.quick, self.natural)
-        self.rounds = 5 if self.quick else 11
+        self.rounds = 3 if self.quick else 11
         self.seconds = 0.001 if self.quick else 0.004
 
     def timed(self, runs: dict[str, Run]) -> Times:

@@ -124,8 +124,7 @@ PROMPTS = {"query": "Instruct: find the passage.\nQuery: ", "document": "", "tit
         {"pooling_mode_weightedmean_tokens": True, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
     ],
 )
-@pytest.mark.parametrize("include", [True, False])
-@pytest.mark.parametrize("default", [None, "title"])
+@pytest.mark.parametrize(("include", "default"), [(True, None), (False, "title")])
 def test_vectors_are_those_of_sentence_transformers(
     pooling: dict[str, Any], include: bool, default: str | None, tmp_path: Path
 ) -> None:

@@ -1,21 +1,10 @@
-"""The short form of ``python -m tests.fuzz_chat_templates``."""
+"""How ``python -m tests.fuzz_chat_templates``, which .ci/run has, judges a template."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests import fuzz_chat_templates as fuzz
-
-
-@pytest.mark.long
-@pytest.mark.fault(25)
-@pytest.mark.fault(36)
-@pytest.mark.fault(37)
-def test_random_templates_stay_within_their_bounds() -> None:
-    pytest.importorskip("transformers")
-    happened, failures = fuzz.run(seed=26, count=60)
-    assert not failures, failures[0]
-    assert happened["theirs equal"], "no template rendered: the fuzzer tests nothing"
 
 
 @pytest.mark.parametrize(
