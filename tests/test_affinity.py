@@ -98,8 +98,9 @@ def test_new_prefixes_spread_and_sent_requests_count_for_a_while() -> None:
         [w] for w in went
     ]
     chain = chain_of(text(7))
-    affinity.reported(2, chain)  # after its trust has ended a report alone counts
-    assert affinity.ranked(chain, range(4), lambda _: 0, 11.0)[0] == [2]
+    affinity.reported(2, chain)  # after its trust has ended a report alone counts, also of what was sent again
+    affinity.sent(chain, 2, 11.0)
+    assert affinity.ranked(chain, range(4), lambda _: 0, 99.0)[0] == [2]
 
 
 def test_a_prefix_that_was_evicted_comes_back_to_its_replica() -> None:

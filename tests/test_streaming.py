@@ -315,6 +315,10 @@ def test_chunks_end_between_words(texts: Texts, byte_id: dict[int, int]) -> None
     text = "two words\nand 你好 more"
     parts = [part for part in stream(texts, spelled(byte_id, text.encode()), hold_words=True) if part]
     assert parts == ["two ", "words\n", "and ", "你", "好", " ", "more"]
+    words = "\u2e7f\ua000\uf8ff\ufb00\ufefe\ufff0\U0001ffff\U00040000"  # just outside of what is a word by itself
+    for char in f"\u2e80\u9fff\uf900\ufaff\uff00\uffef\U00020000\U0003ffff{words}":
+        parts = [part for part in stream(texts, spelled(byte_id, f"{char}b".encode()), hold_words=True) if part]
+        assert parts == ([f"{char}b"] if char in words else [char, "b"])
     assert [p for p in stream(texts, spelled(byte_id, text.encode())) if p] == list(text), "off: at once"
 
 

@@ -41,7 +41,7 @@ def test_every_value_that_json_has_is_read(value: Any, ascii: bool, as_bytes: bo
         (b"[-1" + b"0" * 400 + b".0]", "is not a finite number"),
         (b"[" + b"1" * 5000 + b"]", "4300 digits"),
         (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nested too deeply"),
-        (b'{"a":' * 1000 + b"1" + b"}" * 1000, "nested too deeply"),
+        (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "nested too deeply"),
         (b"[" * 100_000, "nested too deeply"),
         (b"[" + b"[]," * MAX_VALUES + b"0]", "limit of 262,144 values"),
         (b"[" + b"0," * MAX_VALUES + b"0]", "limit of 262,144 values"),
@@ -62,7 +62,7 @@ def test_brackets_and_commas_of_texts_do_not_count() -> None:
     assert loads(json.dumps({"a": "\\", "b": "[" * 500 + "]" * 500}))
     assert loads(json.dumps(["\\", "," * MAX_VALUES]))  # the quote behind an escaped backslash ends a text
     assert loads(json.dumps(['\\"', "," * MAX_VALUES]))
-    assert loads(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
+    assert loads(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH) and loads(b'{"a":' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH)
     for first in (b"[[],", b"[{},"):  # counted bracket by bracket
         assert loads(first + b"[" * (MAX_DEPTH - 1) + b"]" * MAX_DEPTH)
         with pytest.raises(ValueError, match="nested too deeply"):

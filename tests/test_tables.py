@@ -8,7 +8,8 @@ from prelude.terminal.tables import shortened, shown_width, text_table
 
 
 @pytest.mark.parametrize(
-    ("text", "places"), [("", 0), ("abc", 3), ("日本", 4), ("e\u0301", 1), ("한글 a", 6), ("กี่", 1)]
+    ("text", "places"),
+    [("", 0), ("abc", 3), ("日本", 4), ("e\u0301", 1), ("1\u20e3Ａ\u200d", 3), ("한글 a", 6), ("กี่", 1)],
 )
 def test_a_text_takes_the_places_that_a_terminal_gives_it(text: str, places: int) -> None:
     assert shown_width(text) == places

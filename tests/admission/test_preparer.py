@@ -204,5 +204,6 @@ def test_a_memo_holds_at_most_its_capacity() -> None:
         memo.put(key, key, 2)
         assert 2 * len(memo) <= memo.weight <= 20
         assert memo.get(0) == 0  # entries that are asked for stay
-    memo.put(1000, 1, 11)
-    assert memo.get(1000) is None and memo.get(50) is None
+    for weight, kept in ((11, None), (10, 1)):  # half of it
+        memo.put(1000, 1, weight)
+        assert memo.get(1000) == kept and memo.get(50) is None

@@ -72,16 +72,10 @@ def test_presets_pass_and_fail() -> None:
     def numbers(ttft: float, tpot: float | None, wall: float) -> dict[str, dict[str, float]]:
         return over_runs([summary([Sample(ttft, tpot, ttft + 31 * (tpot or 0), 128, 32)] * 10, wall)])
 
-    for preset, ttft, tpot, wall, good in (
-        ("interactive", 2.9, 0.29, 1, True),
-        ("interactive", 3.1, 0.1, 1, False),
-        ("interactive", 0.1, 0.31, 1, False),
-        ("interactive", 0.1, None, 1, True),
-        ("interactive_fast", 0.1, 0.09, 1, True),
-        ("interactive_fast", 0.1, 0.11, 1, False),
-        ("bulk", 60, 5, 5, True),
-        ("bulk", 0.1, 0.01, 10, False),
-    ):
+    cases = [("interactive", 2.9, 0.29, 1, True), ("interactive", 3.1, 0.1, 1, False)]
+    cases += [("interactive", 0.1, 0.31, 1, False), ("interactive", 0.1, None, 1, True)]
+    cases += [("interactive_fast", 0.1, 0.09, 1, True), ("interactive_fast", 0.1, 0.11, 1, False)]
+    for preset, ttft, tpot, wall, good in [*cases, ("bulk", 60, 5, 5, True), ("bulk", 0.1, 0.01, 10, False)]:
         verdict = judged(preset, numbers(ttft, tpot, wall))
         assert verdict is not None and verdict[0] is good, (preset, ttft, tpot, wall)
     assert judged("interactive_fast", numbers(0.1, None, 1)) is None

@@ -166,8 +166,9 @@ def test_a_record_that_has_no_end_takes_bounded_memory(
     ],
 )  # fmt: skip
 def test_a_json_line_that_is_no_row_is_an_error_of_its_row(tmp_path: Path, line: bytes, says: str) -> None:
-    found = rows_of(tmp_path / "in.jsonl", b'{"a": "\\ud83d\\ude00"}\n' + line + b'\n{"a": 2}\n')
-    assert [found[0], found[2]] == [{"a": "\U0001f600"}, {"a": 2}]
+    many = b'\n{"a": [' + b"0," * 300_000 + b"0]}\n"
+    found = rows_of(tmp_path / "in.jsonl", b'{"a": "\\ud83d\\ude00"}\n' + line + many)
+    assert [found[0], found[2]] == [{"a": "\U0001f600"}, {"a": [0] * 300_001}]
     assert found[1].startswith("line 2: ") and says in found[1] and len(found[1]) < 300
 
 

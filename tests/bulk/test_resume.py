@@ -158,7 +158,7 @@ def test_a_name_that_is_seen_to_be_taken_is_refused_at_once(
 ) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    source = write_rows(tmp_path / f"in.{kind}", [{"text": "a", "personal": 1}])
+    source = write_rows(tmp_path / f"in.{kind}", [*[{"text": "b"}] * (kind == "jsonl"), {"text": "a", "personal": 1}])
     assert cli.main(["score", str(source), str(tmp_path / "out.jsonl"), *FLAGS]) == 2
     assert "has a column 'personal' already: --prefix" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [source.name]

@@ -262,6 +262,7 @@ def test_the_split_of_a_run() -> None:
     assert set(said["before"]) == {"count", "accuracy", "confidence", "ece", "brier", "nll", "aurc"}
     assert "parameters" not in calibrate(answers, labels, method="isotonic", resamples=20).as_json()
     assert found.prior is None
+    assert calibrate(answers, labels, prior="labels", resamples=0).before == found.before, "of raw answers"
     for confidence, _ in found.curves.values():
         assert len(confidence) == 31
     assert (found.before.ece != found.after.ece) and found.before_interval != found.after_interval

@@ -102,15 +102,10 @@ def test_an_answer_is_changed_once_and_in_the_order_of_the_fit(engine: Engine, t
     first = answers[0]
     assert after.apply(prior.apply(first)).label == "English"
     uniform = PriorCorrection.content_free(engine, LANGUAGE)
-    for wrong in (
-        lambda: raw.apply(raw.apply(first)),
-        lambda: raw.apply(prior.apply(first)),
-        lambda: prior.apply(raw.apply(first)),
-        lambda: after.apply(first),
-        lambda: after.apply(uniform.apply(first)),
-    ):
+    twice = [(raw, raw.apply(first)), (raw, prior.apply(first)), (prior, raw.apply(first)), (after, first)]
+    for by, changed in [*twice, (after, uniform.apply(first))]:
         with pytest.raises(CalibrationError, match="applied before"):
-            wrong()
+            by.apply(changed)
     for fit in (lambda some: Calibrator.fit_answers(some, [*TEXTS] * 20), PriorCorrection.of_answers):
         with pytest.raises(CalibrationError, match="some answers were changed by"):
             fit([*answers[:20], *map(raw.apply, answers[20:])])

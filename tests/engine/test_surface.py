@@ -239,10 +239,14 @@ def test_logged_requests_are_read_without_the_json_handler(
     engine = make_engine()
     stop = log_requests(engine)
     with caplog.at_level("INFO", logger="prelude.requests"):
+        stream = engine.stream([8, 9], SamplingParams(max_tokens=64, ignore_eos=True), request_id="r-2")
+        next(stream)
+        stream.close()
         engine.complete([5, 6, 7], SamplingParams(max_tokens=1), request_id="r-1")
     stop()
-    [said] = [record.getMessage() for record in caplog.records if record.name == "prelude.requests"]
-    assert said.startswith("request r-1 finished: oneshot, 3 prompt tokens (0 cached), ") and said.endswith("in all")
+    left, said = [record for record in caplog.records if record.name == "prelude.requests"]
+    assert left.getMessage().startswith("request r-2 cancelled: ") and left.levelname == said.levelname == "INFO"
+    assert re.match(r"request r-1 finished: oneshot, 3 prompt tokens \(0 cached\), .*in all$", said.getMessage())
 
 
 def test_the_demo_takes_a_revision(capsys: pytest.CaptureFixture[str]) -> None:

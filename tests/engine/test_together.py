@@ -52,17 +52,12 @@ def test_together_is_the_same_as_one_by_one(make_engine: Callable[..., Engine], 
 def test_tasks_of_all_kinds_in_one_call_are_each_as_alone(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(deterministic=True)
     given: list[Any] = [
-        Generate([5, 6], ONE),
-        Generate([5, 6], replace(ONE)),
+        *[Generate([5, 6], one) for one in (ONE, replace(ONE))],
         Generate([5, 6], ONE, salt="a"),
         Generate([5, 6], ONE, cache="never"),
-        Generate([5, 6, 7], replace(ONE, logit_bias={1: 2.0})),
-        Generate([5, 6, 7], replace(ONE, stop=["a"])),
+        *[Generate([5, 6, 7], replace(ONE, **one)) for one in ({"logit_bias": {1: 2.0}}, {"stop": ["a"]})],
         Generate([5, 6, 7], replace(ONE, max_tokens=3)),
-        Generate([], ONE),
-        Generate([5, -1], ONE),
-        Generate([True], ONE),
-        Generate([5] * 5000, ONE),
+        *[Generate(prompt, ONE) for prompt in ([], [5, -1], [True], [5] * 5000)],
         Generate([5, 6], ONE, cache=["auto"]),  # type: ignore[arg-type]
         "no task",
     ]

@@ -23,6 +23,7 @@ from prelude.models.arrays import FLOAT32
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.read_weights import load_weights
+from prelude.tools import convert
 from tests.checkpoints import TINY, make_checkpoint, write_checkpoint
 from tests.patience import shown
 from tests.tensors import torch_of
@@ -148,13 +149,15 @@ def test_overwritten_between_opening_and_loading(size: int, copy_of: Copy) -> No
 def test_overwritten_while_an_engine_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def overwritten(*given: Any) -> Any:
         weights = load_weights(*given)
-        os.utime(path / FILE, ns=(1, 1))
+        os.utime(path / FILE, ns=(1, (path / FILE).stat().st_mtime_ns + 1))
         return weights
 
-    path = make_checkpoint(tmp_path)
-    monkeypatch.setattr(read_weights, "load_weights", overwritten)
-    with pytest.raises(CheckpointError, match="changed while it was being loaded"):
-        Engine.from_pretrained(path)
+    path, made = make_checkpoint(tmp_path), tmp_path / "converted"
+    for module, use in ((read_weights, Engine.from_pretrained), (convert, lambda path: convert.convert(path, made))):
+        monkeypatch.setattr(module, "load_weights", overwritten)
+        with pytest.raises(CheckpointError, match="changed while it was being loaded"):
+            use(path)
+    assert not made.exists()
 
 
 # -- 48: memory ------------------------------------------------------------------------------------

@@ -334,6 +334,10 @@ def test_a_recipe_of_lists_is_the_recipe_of_tuples(kind: type[Any], values: dict
 def test_a_list_of_one_length_is_asked_for_by_that_length() -> None:
     with pytest.raises(RecipeError, match="is not a list of 3 texts"):
         GuardField("x", "x", ("a", "b"), unless=("w", "a"))  # type: ignore[arg-type]
+    GuardField("x", "\ud7ff\ue000", ("a", "b"))
+    for text in ("\ud800", "x\udfff", "", "x" * ((1 << 16) + 1)):
+        with pytest.raises(RecipeError, match=r"^recipe\.x\.before: "):
+            GuardField("x", text, ("a", "b"))
 
 
 def test_a_last_field_of_several_labels_needs_the_text_behind_it() -> None:

@@ -5,6 +5,7 @@ import pytest
 from prelude.scheduling.cost import Work
 from prelude.simulation import Arrival, Fleet, machine
 from prelude.simulation.costs import QWEN3_4B, LinearCost, RooflineCost, Shape
+from prelude.simulation.workloads import chat, rubrics
 
 
 def test_qwen3_4b_has_its_published_sizes() -> None:
@@ -24,6 +25,15 @@ def test_the_roofline_is_its_formula_by_hand() -> None:
     slow_memory = RooflineCost(shape, 1e12, 10, 0.5, 0.5, 1.0)
     kv = 2 * 2 * 1 * 4 * 2
     assert slow_memory.seconds(work) == pytest.approx(1.0 + (weights * 2 + kv * 3 + 40 * 2) / 5)
+
+
+def test_each_token_of_output_is_a_row_of_the_lm_head() -> None:
+    trace, fleet = list(chat(50.0, requests=20)), Fleet(machine("cpu-default"))
+    fleet.run(trace)
+    assert fleet.replicas[0].core.stats.lm_head_rows == sum(arrival.max_tokens for arrival in trace)
+    for tenants in (0, 2):  # a policy states no bound of starvation across tenants
+        report = Fleet(machine("cpu-default")).run(rubrics(200.0, requests=60, tenants=tenants))
+        assert (report.starvation == report.starvation) == (tenants == 0)
 
 
 @pytest.mark.feature("F21")
