@@ -32,7 +32,7 @@ MORE = (
 )
 """Keys that transformers' default config of a family does not have."""
 ROPES = (
-    {"rope_theta": 1e6, "rope_type": "yarn"},
+    {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
     {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
 )
 ROPE_KEYS = (
