@@ -16,6 +16,7 @@ from prelude._native.core import KvPool
 
 from prelude import AsyncEngine, Engine, EngineConfig
 from prelude.admission.prepared import Admitted, Outcome, Prepared
+from prelude.errors import ExecutorLost
 from prelude.readouts.batch import ForwardBatch, LogprobOutput, SampleOutput, StepResult
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.planner import Budgets
@@ -27,8 +28,8 @@ from tests.patience import PATIENCE
 @dataclass
 class Fault:
     """At call number ``at`` of ``site`` ("submit" or "wait"), ``times`` calls long: ``kind`` is "raise", "memory",
-    "cancel", "delay", "hang" (until ``over`` is set), or, of the result, "outputs", "rows", "nan", "token",
-    "type". ``only`` chooses batches."""
+    "device memory", "lost", "cancel", "delay", "hang" (until ``over`` is set), or, of the result, "outputs", "rows",
+    "nan", "token", "type". ``only`` chooses batches."""
 
     kind: str
     site: str = "wait"
@@ -64,13 +65,17 @@ class FaultyExecutor(toy.ToyExecutor):
         for fault in due:
             self.errors += 1
             match fault.kind:
-                case "raise" | "memory" | "cancel" if site == "wait":
+                case "raise" | "memory" | "device memory" | "lost" | "cancel" if site == "wait":
                     self.lose(batch)
             match fault.kind:
                 case "raise":
                     raise RuntimeError("injected")
                 case "memory":
                     raise MemoryError("injected")
+                case "device memory":
+                    raise type("OutOfMemoryError", (RuntimeError,), {})("injected")  # as torch names its own
+                case "lost":
+                    raise ExecutorLost("injected")
                 case "cancel":
                     raise asyncio.CancelledError
                 case "delay":

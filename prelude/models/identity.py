@@ -12,7 +12,7 @@ from pathlib import Path
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16  # of each weight file, for the model's hash
 WHOLE_BYTES = 1 << 25  # a smaller file is hashed whole
 BESIDE = (".json", ".jinja")  # of files beside a model that is one file: tokenizer and template
-READ = (*BESIDE, ".safetensors", ".bin", ".gguf", ".sparrow", ".model", ".tiktoken", ".txt")  # of a directory
+READ = (*BESIDE, ".safetensors", ".gguf", ".sparrow")  # of a directory
 
 
 def model_hash(model: Path) -> str:

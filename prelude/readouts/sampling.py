@@ -120,7 +120,7 @@ class SamplingState(RequestReadout):
 
     @property
     def rows(self) -> I32:  # type: ignore[override]
-        return _COUNT[self.row : self.row + 1] if self.row < len(_COUNT) else np.array([self.row], dtype=np.int32)
+        return np.array([self.row], dtype=np.int32)
 
     @property
     def key(self) -> Key:
@@ -141,8 +141,6 @@ class SamplingState(RequestReadout):
         return Joined(sampled_rows([one.sampling for one in readouts], rows, lambda: readouts), None, None)
 
 
-_COUNT: I32 = np.arange(1 << 10, dtype=np.int32)
-_COUNT.setflags(write=False)
 _KEY: Key = ("sample",)  # rows that ask for fewer numbers read their part of the wider result
 
 # ------------------------------------------------------------------ arrays

@@ -298,7 +298,7 @@ class Stepper:
         stats.prefix_hit_tokens += sum([row.skip for row in plan.oneshot])
         for row in plan.prefill:
             prefill += row.count
-            if not row.request.stats.chunks and not row.request.output:
+            if not row.request.stats.chunks:
                 stats.prefix_hit_tokens += row.start
         for fold in plan.folds:
             stats.folded_tokens += fold.tokens * (len(fold.members) - 1)

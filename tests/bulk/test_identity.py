@@ -140,7 +140,7 @@ class TestModelHash:
 
     @pytest.mark.fault(71)
     @pytest.mark.parametrize(
-        "name", ["config.json", "1_Pooling/config.json", "tokenizer.model", "2_Dense/model.safetensors"]
+        "name", ["config.json", "1_Pooling/config.json", "chat_template.jinja", "2_Dense/model.safetensors"]
     )
     def test_every_file_that_is_read_counts(self, model: Path, name: str) -> None:
         before = model_hash(model)
@@ -152,6 +152,6 @@ class TestModelHash:
 
     def test_a_table_beside_it_does_not(self, model: Path) -> None:
         before = model_hash(model)
-        for name in ("in.csv", "out.jsonl.journal", "out.parquet", "README.md"):
+        for name in ("in.csv", "out.jsonl.journal", "out.parquet", "README.md", "vocab.txt", "pytorch_model.bin"):
             (model / name).write_text("text", "utf-8")
         assert model_hash(model) == before

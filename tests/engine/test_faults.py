@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.errors import EngineClosed, ExecutionError
+from prelude.errors import EngineClosed, ExecutionError, ExecutorLost
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from tests import toy
 from tests.patience import shown, until
@@ -93,6 +93,19 @@ def test_when_every_step_fails_every_caller_is_told_and_the_engine_recovers_by_i
 
 
 @pytest.mark.fault(58)
+@pytest.mark.parametrize("site", SITES)
+def test_when_the_executor_is_lost_rows_and_requests_that_wait_end_at_once(site: str) -> None:
+    core = service_core(FaultyExecutor(Fault("lost", site, 1)), step_requests=3)
+    sink = Collect()
+    talk = submit(core, [chat(prompt(6, 1), 9)], sink)
+    core.step()
+    requests = talk + submit(core, [last_logprob(prompt(5, i)) for i in range(5)], sink)
+    core.step()
+    assert all(isinstance(sink.ends[request.id][1], ExecutorLost) for request in requests)
+    assert not core.healthy and core.stats.replays == 0 and is_empty(core)
+
+
+@pytest.mark.fault(58)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_error_of_the_engines_own_closes_it_and_every_caller_is_told(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
@@ -169,12 +182,12 @@ def test_a_number_that_the_executor_did_not_list_as_bad_is_found() -> None:
 
 
 @pytest.mark.fault(59)
-@pytest.mark.parametrize("site", SITES)
-def test_out_of_memory_shrinks_the_batch_and_tries_once_more(site: str) -> None:
+@pytest.mark.parametrize("site, kind", [("submit", "memory"), ("wait", "memory"), ("wait", "device memory")])
+def test_out_of_memory_shrinks_the_batch_and_tries_once_more(site: str, kind: str) -> None:
     def large(batch: Any) -> bool:
         return isinstance(batch, OneShotBatch) and len(batch.readout.rows) > 4
 
-    core = service_core(FaultyExecutor(Fault("memory", site, 0, 99, only=large)))
+    core = service_core(FaultyExecutor(Fault(kind, site, 0, 99, only=large)))
     sink = Collect()
     requests = submit(core, [last_logprob(prompt(5, i)) for i in range(8)], sink)
     run_steps(core)

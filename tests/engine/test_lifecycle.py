@@ -223,6 +223,7 @@ def test_a_later_close_without_draining_cuts_the_draining_short() -> None:
         for task in tasks:
             with pytest.raises(EngineClosed):
                 await task
+        assert (core.stats.cancelled, core.stats.failed) == (2, 0)
 
     asyncio.run(main())
 

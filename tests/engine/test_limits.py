@@ -186,24 +186,3 @@ def test_request_ids_are_labels_and_bounded() -> None:
     assert [text(sink, twins[i]) for i in (0, 2)] == [generated(i, 5) for i in (0, 2)]
     assert isinstance(sink.ends[twins[1].id][1], RequestCancelled)
     assert sink.ends[twins[0].id][0].stats.request_id == "the same"
-
-
-# ------------------------------------------------------------------ priorities and tenants
-
-
-@pytest.mark.feature("F22")
-def test_a_tenant_that_was_away_starts_level_and_not_ahead() -> None:
-    core = service_core(step_tokens=14, running=4)
-    sink = Collect()
-    for i in range(50):
-        post(core, last_logprob(prompt(10, i)), sink, tenant="a")
-    for _ in range(40):
-        core.step()
-    for i in range(50):
-        post(core, last_logprob(prompt(10, 100 + i)), sink, tenant="b")
-    before = len(sink.ends)
-    for _ in range(10):
-        core.step()
-    waiting_a = sum(r.options.tenant == "a" for r in core.queues)
-    assert len(sink.ends) - before == 10 and 4 <= 10 - waiting_a <= 6, "they alternate"
-    run_steps(core)

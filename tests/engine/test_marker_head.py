@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from prelude import Choice, Decide, Engine, EngineConfig, Noul, Score
+from prelude import Choice, Decide, Engine, EngineConfig
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, UnsupportedModel
 from prelude.systemone import SystemOne
 from prelude.values.model_settings import OptionSettings
@@ -75,16 +76,6 @@ def test_requests_of_several_sizes_share_a_step(engine: Engine) -> None:
         assert [one.logprobs for one in found] == [one.logprobs for one in alone]
 
 
-def test_the_kinds_of_questions_differ(engine: Engine) -> None:
-    """The type of a question is added to every row."""
-    choice, score = engine.decide(STATE, [Choice("How?", ["level 0: a", "level 1: b"]), Score("How?", ["a", "b"])])
-    assert abs(choice.probability - max(score.probabilities.values())) > 1e-4
-    assert score.expected == pytest.approx(score.probabilities["1"])
-    assert math.isnan(choice.mass)
-    [noul] = engine.decide(STATE, [Noul("It is.")])
-    assert noul.labels == ("yes", "no") and noul.probability == noul.probabilities["yes"]
-
-
 def test_a_mask_token_in_a_text_is_a_space(engine: Engine) -> None:
     one, other = (engine.decide(f"a{text}b", [QUESTIONS[3]])[0] for text in ("[MASK]", " "))
     assert one.logprobs == other.logprobs
@@ -103,6 +94,27 @@ def test_a_text_that_is_too_long_is_refused_or_cut_as_in_training(engine: Engine
         engine.decide("x", [QUESTIONS[3], *wide])
     shown = engine.explain(Decide("x", wide, truncation="head"))
     assert np.diff(shown.rows).tolist() == [34, 34], "a third of 120 tokens less 16 for the question"
+    for count, longest, question in ((25, 4, 20), (30, 4, 8)):  # at least 4 tokens of each, and 8 of the question
+        many = [Choice("q" * 60, [f"{n:02} option" for n in range(count)])]
+        shown = engine.explain(Decide("x", many, truncation="head"))
+        assert np.diff(shown.rows).tolist() == [longest] * (count - 1) and shown.rows[0] == question + 2
+
+
+@pytest.mark.parametrize(
+    ("most", "ask"),
+    [
+        (47, lambda count: Decide("st", [Choice("q", ["b", "a" * count])])),  # 48 with the space in front of it
+        (120 - 2 * 3 - 17, lambda count: Decide("st", [Choice("q" * count, ["a", "b"])])),
+        (200 - 4 - 2 * 3 - 18, lambda count: Decide("s" * count, [Choice("q", ["a", "b"])])),
+    ],
+    ids=["option", "question", "state"],
+)
+def test_each_part_is_cut_behind_its_last_token(engine: Engine, most: int, ask: Any) -> None:
+    whole, longer = engine.explain(ask(most)), ask(most + 1)
+    with pytest.raises(PromptTooLong):
+        engine.explain(longer)
+    cut = engine.explain(replace(longer, truncation="tail"))
+    assert (whole.truncated_tokens, cut.truncated_tokens) == (0, 1) and cut.text == whole.text
 
 
 def cut_head(engine: Engine) -> int:
@@ -126,15 +138,6 @@ def cut_head(engine: Engine) -> int:
 def test_fields_that_have_no_meaning_are_refused(engine: Engine, ask: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         ask(engine)
-
-
-def test_explain_shows_the_prompts(engine: Engine) -> None:
-    from prelude import Decide
-
-    shown = engine.explain(Decide("st", QUESTIONS[2:]))
-    assert shown.text.startswith("[CLS]noul question: The writer is angry.[SEP][MASK] false: no, the statement")
-    assert len(shown.rows) == 4 and shown.execution_class == "oneshot"
-    assert np.array_equal(shown.token_ids[shown.rows], [4, 4, 4, 4])
 
 
 @pytest.mark.fault(43)

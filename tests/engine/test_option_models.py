@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +77,6 @@ def test_bev_answers_are_those_of_its_own_program(bev: tuple[Engine, dict[str, A
         check_answers(alone, {name: recorded["answers"][name]}, 2e-5)
 
 
-def test_bev_prompts_are_those_of_its_own_program(bev: tuple[Engine, dict[str, Any]]) -> None:
-    engine, recorded = bev
-    for name, row in recorded["rows"].items():
-        question = recorded["questions"][name]
-        criteria = question.get("criteria")
-        asked: Any = {
-            "choice": lambda text, said: Choice(text, said),
-            "noul": lambda text, said: Noul(text, said),
-            "score": lambda text, said: Score(text, said),
-        }[question["type"]](question["instructions"], criteria)
-        shown = engine.explain(Decide(recorded["state"], [asked], truncation="head"))
-        assert shown.token_ids.tolist() == row["ids"]
-        assert shown.rows.tolist() == [*row["read"], row["answer_row"]]
-
-
 def test_bev_options_in_another_order_have_the_same_probabilities(bev: tuple[Engine, dict[str, Any]]) -> None:
     engine, recorded = bev
     asked = recorded["questions"]["intent"]
@@ -99,6 +85,20 @@ def test_bev_options_in_another_order_have_the_same_probabilities(bev: tuple[Eng
         {"state": recorded["state"], "questions": {"intent": {**asked, "criteria": turned}}}
     )
     check_answers(body, recorded["answers_reversed_options"], 2e-5)
+
+
+def test_bev_reads_so_many_tokens_of_a_state_and_of_an_option(bev: tuple[Engine, dict[str, Any]]) -> None:
+    engine, recorded = bev
+    for key, ask in (
+        ("max_state_tokens", lambda count: Decide("s" * count, [QUESTIONS[3]])),
+        ("max_choice_tokens", lambda count: Decide("st", [Choice("q", ["b", "a" * count])])),
+    ):
+        most = recorded["config"][key]
+        whole, longer = engine.explain(ask(most)), ask(most + 1)
+        with pytest.raises(PromptTooLong):
+            engine.explain(longer)
+        cut = engine.explain(replace(longer, truncation="head"))
+        assert (whole.truncated_tokens, cut.truncated_tokens) == (0, 1) and cut.text == whole.text
 
 
 @pytest.fixture(params=[1, 2])
@@ -181,6 +181,9 @@ def test_gliner_words_keep_their_marks_and_its_questions_have_labels(shared: Pat
         for question in (Noul("It is."), Score("How?", ["a", "b"])):
             with pytest.raises(InvalidRequest, match="was not trained on a"):
                 engine.decide("x", [question])
+        asked = [Decide(f"a{end}", QUESTIONS[3:]) for end in (".", "!", "?", ";", "")]
+        ends = [engine.explain(one).token_ids.tolist() for one in asked]
+        assert [len(ids) - len(ends[0]) for ids in ends] == [0, 0, 0, 2, 0] and ends[4] == ends[0]  # " ."
     assert found[found.index(recorded["added"]["[SEP_TEXT]"]) + 1 :] == split
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,8 +83,11 @@ def test_inverse_frequencies_are_those_of_transformers(said: dict[str, Any]) -> 
         (None, 3, (3,)), (None, None, ()), ({"eos_token_id": None}, 0, (0,)),
     ],
 )  # fmt: skip
-def test_end_of_text_ids(generation: Any, config: Any, expected: tuple[int, ...]) -> None:
-    assert ModelConfig.from_dict({**NEW, "eos_token_id": config}, generation).eos_token_ids == expected
+def test_end_of_text_ids(generation: Any, config: Any, expected: tuple[int, ...], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**NEW, "eos_token_id": config}), encoding="utf-8")
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    assert ModelConfig.from_dir(tmp_path).eos_token_ids == expected
 
 
 def test_a_first_llama_config_leaves_out_later_fields() -> None:

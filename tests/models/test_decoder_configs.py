@@ -52,10 +52,6 @@ def test_windows_of_gemma_alternate_and_count_the_own_position() -> None:
     assert windows(read(GEMMA3, sliding_window=5, layer_types=kinds)) == [None, 4]
 
 
-def test_gelu_means_the_form_with_tanh_in_the_first_files_of_gemma() -> None:
-    assert read(GEMMA, hidden_act="gelu").spec == read(GEMMA, hidden_act="gelu_pytorch_tanh").spec == read(GEMMA).spec
-
-
 def test_rotary_bases_of_gemma3_in_either_spelling() -> None:
     kinds = {"layer_types": ["full_attention", "sliding_attention"]}
     assert bases(read(GEMMA3, **kinds)) == [1e6, 1e4]
@@ -99,6 +95,9 @@ def test_longrope_is_that_of_transformers(said: dict[str, float], name: str, lon
     factors = {"short_factor": short, "long_factor": [2 * one for one in short], **said}
     lengths = {"max_position_embeddings": 4096, "original_max_position_embeddings": 256}
     config = read(PHI3, **lengths, rope_scaling={"type": name, **factors}).reaching(257 if long else None)
+    inside = {"type": name, **factors, "original_max_position_embeddings": 256}
+    other = read(PHI3, max_position_embeddings=4096, rope_scaling=inside).reaching(257 if long else None)
+    assert other.spec == config.spec
     rope = config.spec.attention.rope
     assert rope is not None and config.max_positions == (4096 if long else 256)
     parameters = {"rope_type": "longrope", "rope_theta": 1e4, **factors, "original_max_position_embeddings": 256}

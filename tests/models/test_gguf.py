@@ -206,9 +206,15 @@ def test_rotary_factors_are_those_of_phi_3(turning: float, attention: dict[str, 
     assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
 
 
-def test_biases_of_attention_turn_with_their_rows(tmp_path: Path) -> None:
-    model = source(tmp_path / "model", "llama", attention_bias=True, mlp_bias=True)
-    path = write_model(model, tmp_path / "model.gguf", "F32")
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_biases_of_attention_turn_with_their_rows(kv_heads: int, tmp_path: Path) -> None:
+    model = source(tmp_path / "model", "llama", attention_bias=True, mlp_bias=True, num_key_value_heads=kv_heads)
+
+    def changed(writer: Any) -> None:
+        if kv_heads == 4:  # as many as the queries have, if the file does not say
+            writer.kv_data[0].pop("llama.attention.head_count_kv")
+
+    path = write_model(model, tmp_path / "model.gguf", "F32", changed)
     ids = random_ids(6, 60)
     assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
 
@@ -286,6 +292,7 @@ def test_every_id_that_ends_a_text_is_read(tmp_path: Path) -> None:
         writer.add_pad_token_id(9)
 
     path = write_model(source(tmp_path / "model", "llama"), tmp_path / "model.gguf", "F32", changed)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 11}', encoding="utf-8")  # of another model
     found = ModelConfig.from_dir(open_directory(path))
     assert (found.eos_token_ids, found.bos_token_id, found.pad_token_id) == ((3, 5), 7, 9)
 

@@ -309,10 +309,13 @@ def test_a_model_without_a_policy_is_refused_and_a_recipe_can_be_named(qwen: Pat
         fields = [GuardField("verdict", "Verdict:", ("fine", "not fine"))]
         for name, of, label in (("x", "fine", "c"), ("y", "not fine", "d")):
             fields.append(GuardField(name, f"{name}:", ("c", "d"), unless=("verdict", of, label)))
-        own = GuardRecipe("ours", tuple(fields), ("fine",))
+        own = GuardRecipe("ours", tuple(fields), ("fine",), separator="|")
         found = engine.guard(PROMPT, recipe=own, detail=True)
         assert found.label in ("fine", "not fine") and found.flagged == (found.label != "fine")
         assert engine.explain(Guard(PROMPT, recipe=own)).recipe == "ours"
+        shown = engine.explain(Guard(PROMPT, recipe=own, given={"verdict": "fine"}))
+        assert "Verdict:|finex:" in shown.text
+        assert [engine.tokenizer.decode(list(ids)) for _, ids in shown.labels[0]] == ["|c", "|d"]
         known, label = (found.fields["x"], "c") if found.label == "fine" else (found.fields["y"], "d")
         assert known.label == label and known.probabilities == {one: float(one == label) for one in "cd"}
         assert known.logprobs == {one: 0.0 if one == label else -math.inf for one in "cd"}

@@ -47,12 +47,8 @@ def check_columns(core: Any) -> int:
 @given(
     items=st.lists(
         st.tuples(
-            st.sampled_from(["shot", "chat"]),
-            st.integers(0, 2),
-            st.integers(0, 48),
-            st.integers(1, 9),
-            st.sampled_from(["auto", "auto", "always", "never"]),
-            st.integers(0, 8),
+            *(st.sampled_from(["shot", "chat"]), st.integers(0, 2), st.integers(0, 48), st.integers(1, 9)),
+            *(st.sampled_from(["auto", "auto", "always", "never"]), st.integers(0, 8)),
             st.sampled_from([None, None, 1, 3]),
         ),
         min_size=4,

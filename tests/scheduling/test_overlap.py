@@ -101,6 +101,19 @@ def test_a_step_that_fails_beside_another_takes_its_own_rows_alone(site: str, ki
     assert is_empty(core) and not core.steps
 
 
+def test_rows_of_two_readouts_that_ran_out_of_memory_run_again_apart() -> None:
+    core = service_core(FaultyExecutor(Fault("memory", times=2), num_blocks=256), overlap=True)
+    sink, requests = decisions(core, 8)
+    core.step()
+    for i in range(7):
+        item = last_logprob(prompt(9, 50 + i))
+        requests.append(post(core, replace(item, readout=replace(item.readout, ranks=True)), sink))
+    run_steps(core)
+    check(sink, requests)
+    assert [sink.ends[r.id][0].output.ranks is not None for r in requests] == [False] * 8 + [True] * 7
+    assert core.stats.failed_steps == 2 and is_empty(core)
+
+
 def test_a_caller_that_steps_itself_gets_its_answer_and_leaves_nothing_in_flight() -> None:
     core = service_core(OverlappedExecutor(1, 1, num_blocks=64), step_tokens=64, overlap=True)
     sink = Collect()

@@ -17,7 +17,6 @@ from prelude.records import dataclass, field
 
 _CLASSES = {
     "llama": ("llama", "LlamaForCausalLM"),
-    "mistral": ("mistral", "MistralForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "phi3": ("phi3", "Phi3ForCausalLM"),
@@ -157,7 +156,7 @@ def config_of(file: GgufFile, architecture: str) -> dict[str, Any]:
     else:
         window = keys.get("attention.sliding_window")
         config["sliding_window"] = window or None
-        if window and architecture not in ("mistral", "phi3"):
+        if window and architecture != "phi3":
             raise UnsupportedModel(
                 f"{file.path}: unsupported: {architecture}.attention.sliding_window = {shown(window)}"
             )
@@ -315,7 +314,7 @@ SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.we
 _PART = re.compile(r"(?:blk\.(\d{1,6})\.)?([a-z_]+)\.(weight|bias)")
 
 GEMMAS = ("gemma", "gemma2", "gemma3")
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "phi3", *GEMMAS)
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", *GEMMAS)
 
 
 def model_names(names: Iterable[str], architecture: str, where: str) -> dict[str, str]:
@@ -343,9 +342,9 @@ def model_names(names: Iterable[str], architecture: str, where: str) -> dict[str
 
 
 def rotated_heads(name: str, architecture: str, heads: int, kv_heads: int) -> int:
-    """How many heads the rows of a tensor are whose halves lie interleaved, as llama.cpp writes those of Llama and
-    Mistral; 0 for other tensors."""
-    if architecture not in ("llama", "mistral"):
+    """How many heads the rows of a tensor are whose halves lie interleaved, as llama.cpp writes those of Llama; 0 for
+    other tensors."""
+    if architecture != "llama":
         return 0
     return heads if ".attn_q." in name else kv_heads if ".attn_k." in name else 0
 
