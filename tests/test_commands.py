@@ -100,7 +100,8 @@ def test_what_is_no_number_of_bytes(text: str) -> None:
 
 def test_memory_takes_a_size_with_a_unit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", "--max-memory", "1GiB"]) == 0
-    assert "1.0 GiB" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1.0 GiB" in said and [line.split()[0] for line in said.splitlines()[-3:]] == ["512", "2,048", "8,192"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

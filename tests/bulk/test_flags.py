@@ -68,17 +68,14 @@ def test_flags_ask_these_questions(
         (["--text-column", "{text}", "--noul", "a=b"], "--text-column {text}: it takes a name without braces"),
         (TEXT, "no question: --choice"),
         ([*TEXT, "--noul", "a=b", "--noul", "a_mass=b"], "two of the new columns are 'a_mass'"),
-        ([*TEXT, "--noul", "error=b"], "two of the new columns are 'error'"),
-        ([*TEXT, "--classify", "--embed"], "--classify and --embed stand alone"),
-        ([*TEXT, "--classify", "--noul", "a=b"], "stand alone"),
-        ([*TEXT, "--embed", "--ask", "a=b"], "stand alone"),
+        ([*TEXT, "--noul", "error=b"], "columns are 'error'"), ([*TEXT, "--classify", "--embed"], "stand alone"),
+        ([*TEXT, "--classify", "--noul", "a=b"], "stand alone"), ([*TEXT, "--embed", "--ask", "a=b"], "stand alone"),
         ([*TEXT, "--embed", "--score", "a=3"], "stand alone"),
         ([*TEXT, "--noul", "a=b", "--noul", "a=c"], "--noul a: there are two questions"),
         ([*TEXT, "--choice", "a=b,c", "--noul", "a=b"], "--noul a: there are two questions"),
         ([*TEXT, "--noul", "a=b", "--score", "a=3"], "--score a: there are two questions"),
         ([*TEXT, "--noul", "a=b", "--ask", "a=c"], "--ask a: there is no choice or score"),
-        ([*TEXT, "--noul", "a"], "--noul 'a': NAME=VALUE is expected"),
-        ([*TEXT, "--choice", "=a,b"], "--choice '=a,b': NAME=VALUE is expected"),
+        ([*TEXT, "--noul", "a"], "--noul 'a': NAME=VALUE"), ([*TEXT, "--choice", "=a,b"], "'=a,b': NAME=VALUE"),
         ([*TEXT, "--score", "a="], "--score 'a=': NAME=VALUE is expected"),
         ([*TEXT, "--score", "a=-3"], "--score a=-3: the number of levels"),
         ([*TEXT, "--score", "a=1"], "no row could be served"), ([*TEXT, "--score", "a=11"], "no row could be served"),
@@ -92,9 +89,7 @@ def test_flags_ask_these_questions(
         (["--task", "{task}", "--noul", "a=b"], "cannot stand beside"),
         ([*TEXT, "--classify"], "no row could be served"),  # the packaged model has no such head
         ([*TEXT, "--embed"], 'name it: pooling="last", "cls" or "mean"; pooling is a key of --task FILE'),
-        ([*FLAGS, "--window", "0"], "window: 0 is out of range; it takes 1 to 65536"),
-        ([*FLAGS, "--window", "-1"], "window: -1 is out of range; it takes 1 to 65536"),
-        ([*FLAGS, "--window", "65537"], "window: 65537 is out of range; it takes 1 to 65536"),
+        *[([*FLAGS, "--window", n], f"{n} is out of range; it takes 1 to 65536") for n in ["0", "-1", "65537"]],
     ],
 )  # fmt: skip
 def test_flags_that_say_no_task(
@@ -197,10 +192,10 @@ def test_a_row_s_task(spec: dict[str, Any], row: dict[str, Any], task: Any) -> N
         ({"state": "a}", "questions": {"a": {}}}, "state: a single }; a brace that is no placeholder is doubled"),
         ({"state": "{t}", "questions": {"a": "?"}}, r"questions\['a'\]: '\?' is not an object"),
         ({"state": "{t}", "questions": {"a": {"ask": "?"}}}, r"questions\['a'\]: it takes a question"),
-        (
-            {"state": "{t}", "questions": {"a": {"levels": 3, "criteria": {}}}},
-            r"questions\['a'\]: .*labels or levels or criteria",
-        ),
+        *[
+            ({"state": "{t}", "questions": {"a": one}}, r"questions\['a'\]: .*labels or levels or criteria; or head")
+            for one in ({"levels": 3, "criteria": {}}, {"head": "x", "question": "?"})
+        ],
         ({"state": "{t}", "questions": [{"question": "?"}]}, "questions: .* is not an object of questions by name"),
         ({"state": "{t}"}, "questions: None is not an object"),
         ({"state": "{t}", "questions": {}}, "questions: {} is not an object"),

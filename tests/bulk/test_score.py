@@ -59,7 +59,8 @@ def test_a_journal_with_rows_of_another_output_stays(tmp_path: Path, capsys: pyt
     said = capsys.readouterr()
     assert journal.exists() and "is kept, since it has rows of other inputs" in said.err
     target.unlink()
-    assert score(source, target) == 0 and "0 computed" in capsys.readouterr().out and not journal.exists()
+    assert score(source, target, "--journal", str(journal)) == 0
+    assert "0 computed" in capsys.readouterr().out and not journal.exists()
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"])

@@ -152,6 +152,9 @@ def test_one_hot_prefix_spreads_over_replicas_once_its_own_is_loaded() -> None:
         loads.add(owners[-1], arrival.prompt_tokens)
     assert set(owners) == {0, 1, 2, 3}
     assert max(loads.tokens) <= 1.25 * (loads.total + 1000) / 4 + 1000
+    for replica in range(4):
+        loads.lose(replica)
+    assert (loads.total, loads.in_flight, loads.up) == (0, 0, [])
     loads = Loads(4)
     loads.lose(owners[0])
     loads.lose(owners[1])

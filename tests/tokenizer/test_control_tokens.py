@@ -196,6 +196,8 @@ def test_a_template_that_another_file_replaces_still_names_its_marks(spaced: Cal
 
 @pytest.mark.fault(25)
 def test_a_list_in_one_file_does_not_hide_that_of_another(spaced: Callable[..., Tokenizer]) -> None:
+    hidden = {"special_tokens_map.json": {"pad_token": "#"}, "tokenizer_config.json": {"pad_token": None}}
+    assert spaced(files=hidden).pad_token == "#"
     files = {
         "special_tokens_map.json": {"additional_special_tokens": ["<think>"]},
         "tokenizer_config.json": {"additional_special_tokens": ["<mask>"]},
