@@ -304,19 +304,20 @@ def test_steps_that_read_nothing_or_hold_nothing(model: Model) -> None:
 def test_pooling(model: Model) -> None:
     import torch
 
-    ids = [random_ids(n, n) for n in (9, 1, 30)]
+    ids = [random_ids(n, n) for n in (9, 1, 300)]
     s = prompts(*ids)
     with torch.no_grad():
         states = [model.oracle.model(torch.tensor(x.astype(np.int64))[None])[0][0].numpy() for x in ids]
-    rows, executor = i32(np.arange(40)), model.executor()
-    mean = run(executor, OneShotBatch(s, PooledRows(rows, s.starts, "mean"))).outputs[0].vectors
-    assert np.abs(mean - np.stack([x.mean(axis=0) for x in states])).max() < 1e-4
-    for pooling, at in (("last", -1), ("cls", 0)):
-        picked = s.starts[1:] - 1 if at else s.starts[:-1]
-        vectors = (
-            run(executor, OneShotBatch(s, PooledRows(i32(picked), i32([0, 1, 2, 3]), pooling))).outputs[0].vectors
-        )
-        assert np.abs(vectors - np.stack([x[at] for x in states])).max() < 1e-4
+    executor, before = model.executor(), i32([3, 0, 5])
+    weighed = [(x, np.arange(1 + first, 1 + first + len(x))) for x, first in zip(states, before)]
+    wanted: dict[str, list[np.ndarray]] = {
+        "last": [x[-1] for x in states], "cls": [x[0] for x in states], "mean": [x.mean(0) for x in states],
+        "max": [x.max(0) for x in states], "mean_sqrt_len_tokens": [x.sum(0) / len(x) ** 0.5 for x in states],
+        "weightedmean": [weights @ x / weights.sum() for x, weights in weighed],
+    }  # fmt: skip
+    for pooling, vectors in wanted.items():
+        readout = PooledRows(i32(np.arange(310)), s.starts, pooling, before)
+        assert np.abs(run(executor, OneShotBatch(s, readout)).outputs[0].vectors - vectors).max() < 3e-4, pooling
 
 
 def test_decode_rows_read_in_place_and_gathered(model: Model) -> None:

@@ -233,7 +233,7 @@ def test_windows_of_layers(changes: dict[str, Any], windows: list[int | None]) -
     [
         (40960, {"factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
         (32768, {"factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
-        (131072, {"factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (262144, {"factor": 4.0, "original_max_position_embeddings": 32768}, 262144),
         (40960, {"factor": 4.0}, 40960),
     ],
 )

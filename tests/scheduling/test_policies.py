@@ -43,8 +43,6 @@ ORDERS = {
 
 
 class NearestThenLongest(EarliestDeadline):
-    """A caller's own, of two keys."""
-
     def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         return (waiting.expires, -waiting.tokens)
 
