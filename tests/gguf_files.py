@@ -74,7 +74,7 @@ def _add_phi3(writer: Any, config: dict[str, Any], rope: dict[str, Any], head_di
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_scaling_orig_ctx_len(config.get("original_max_position_embeddings", 4096))
     writer.add_sliding_window(config.get("sliding_window") or 0)
-    if rope.get("attention_factor"):
+    if rope.get("attention_factor", 1.0) != 1.0:
         writer.add_rope_scaling_attn_factors(rope["attention_factor"])
     if rope.get("rope_type") == "longrope":
         for name in ("long", "short"):

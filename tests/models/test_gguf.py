@@ -190,7 +190,7 @@ def test_rotary_factors_are_those_of_llama_3(tmp_path: Path) -> None:
     assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
 
 
-@pytest.mark.parametrize("turning, attention", [(1.0, {}), (0.75, {"attention_factor": 1.5})])
+@pytest.mark.parametrize("turning, attention", [(1.0, {"attention_factor": 1.0}), (0.75, {"attention_factor": 1.5})])
 def test_rotary_factors_are_those_of_phi_3(turning: float, attention: dict[str, float], tmp_path: Path) -> None:
     pairs = range(int(8 * turning))
     rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": turning}

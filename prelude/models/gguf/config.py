@@ -258,16 +258,14 @@ def _rope(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _phi3_factors(keys: _Keys, attention: float | None) -> dict[str, Any]:
-    """Factors of longrope, as a Phi-3's config has them; the attention's factor follows from the two lengths if the
-    file does not say."""
+    """Factors of longrope, as a Phi-3's config has them; the attention's factor is 1 if the file does not say, as in
+    llama.cpp."""
     kind, file = keys.get("rope.scaling.type"), keys.file
     if kind not in (None, "none", "longrope"):
         raise UnsupportedModel(f"{file.path}: unsupported: {SHORT_FACTORS} with rope.scaling.type {shown(kind)}")
-    scaling: dict[str, Any] = {"rope_type": "longrope"}
+    scaling: dict[str, Any] = {"rope_type": "longrope", "attention_factor": 1.0 if attention is None else attention}
     for ours, theirs in (("short_factor", SHORT_FACTORS), ("long_factor", LONG_FACTORS)):
         scaling[ours] = _factors(file, theirs)
-    if attention is not None:
-        scaling["attention_factor"] = attention
     return {"rope_scaling": scaling, "original_max_position_embeddings": keys.needed(_ORIGINAL)}
 
 
