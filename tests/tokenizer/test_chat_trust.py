@@ -283,7 +283,8 @@ def test_template_text_keeps_its_trust_around_the_user() -> None:
         ("im_end", False),
         ("|>", True),
     ]
-    assert render_segments(HELLO, "{{ bos_token }}", bos_token="<s>") == [("<s>", True)]
+    for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "image", "audio", "video"):
+        assert render_segments(HELLO, f"{{{{ {role}_token }}}}", **{f"{role}_token": "<s>"}) == [("<s>", True)]
 
 
 pieces = st.lists(st.tuples(st.text("ab <|>\n#", max_size=6), st.booleans()), max_size=5)
