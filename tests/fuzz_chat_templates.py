@@ -328,6 +328,8 @@ def main() -> None:
     print(f"seed {arguments.seed}: {len(failures)} failures")
     for name, count in happened.most_common():
         print(f"{count:8} {name}")
+    if not happened["theirs equal"]:
+        sys.exit("no template rendered: nothing was tested")
     sys.exit(bool(failures))
 
 

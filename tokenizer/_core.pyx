@@ -337,7 +337,7 @@ cdef class CoreTokenizer:
                            or self.core.token(t.id) != string_view(t.content))
         if self.core.shows_unknown() and self.unknown_id() >= 0:
             found[self.unknown_id()] = True
-        return bytes(found) if any(found) else b""
+        return bytes(found) if 1 in found else b""
 
     def section(self, str name):
         cdef const string* found = self.core.section(name.encode())

@@ -101,7 +101,7 @@ def _rendered(
     token = ACTIVE.set(rendering)
     try:
         template = _checked("the chat template cannot be compiled: ", compiled, source, rendering.bounds.max_nodes)
-        text: str = _checked("" if chat else "messages is empty: ", _written, template, variables)
+        text: str = _checked("" if chat else "without messages: ", _written, template, variables)
     finally:
         ACTIVE.reset(token)
     return text if final is None else _untagged(text, final)
@@ -154,7 +154,10 @@ def _source(source: str | None, limits: Bounds) -> str:
     if not isinstance(source, str):
         _fail(f"chat_template is a string, not {type(source).__name__}")
     if len(source) > limits.max_template:
-        _fail(f"the chat template has {len(source)} characters; the limit is {limits.max_template} (max_template)")
+        _fail(
+            f"the chat template has {len(source)} characters; the limit is {limits.max_template} "
+            "(Bounds.max_template)"
+        )
     return source
 
 

@@ -323,7 +323,7 @@ def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) 
     if extra := [name for name in places if name not in expected]:
         own = [places[name].name for name in extra]
         if any(name.startswith(parts) for name in extra):
-            raise CheckpointError(f"{directory}: {_several(own)} not part of a {config.architecture} of this size")
+            raise CheckpointError(f"{directory}: {_several(own)} not part of a {config.architecture} as configured")
         level = logging.INFO if all(_POOLER in f".{name}" for name in own) else logging.WARNING
         log.log(level, "%s: %s not part of a %s and ignored", directory, _several(own), config.architecture)
     for name, shape in expected.items():

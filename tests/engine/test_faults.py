@@ -195,6 +195,7 @@ def test_out_of_memory_shrinks_the_batch_and_tries_once_more(site: str, kind: st
         outcome, error = sink.ends[request.id]
         assert error is None and outcome.output.logprobs[0] == pytest.approx(expected_logprob(prompt(5, i)))
     assert [len(b.readout.rows) for b in core.executor.batches][-2:] == [4, 4]
+    assert list(sink.ends) == [r.id for r in requests], "they run again in the order in which they came"
     assert core.stats.failed_steps == 1 and is_empty(core)
 
 

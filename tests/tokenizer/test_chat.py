@@ -141,7 +141,7 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
         (CHATML, [*HELLO, {"role": 5, "content": "x"}], r"messages\[1\].role: a string, not int"),
         (CHATML, ["hi"], r"messages\[0\]: a message is a dict .* not str"),
         (CHATML, "hi", "messages: a list, not str"), (CHATML, None, "messages: a list, not NoneType"),
-        ("{{ messages[0].role }}", [], "^messages is empty: UndefinedError"),
+        ("{{ messages[0].role }}", [], "^without messages: UndefinedError"),
         ("{% include 'x' %}", HELLO, "'include' is left out"), ("{% from 'x' import y %}", HELLO, "'from' is left"),
         ("{% autoescape true %}{% endautoescape %}", HELLO, "'autoescape' is left out"),
         ("{{ 'a'|lower(1) }}", HELLO, r": lower\(\) takes"), ("{{ 'a'.center() }}", HELLO, r": center\(\) missing"),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Int32 = npt.NDArray[np.int32]
 LONGER = 64  # characters behind a prefix that no longer grows by one, at which truncated() looks for a longer one
-LOOKED_AT = 1 << 20  # characters that this encodes again, at most
+LOOKED_AT = 1 << 20  # characters that one such look encodes again, or one prefix
 
 
 class Session:

@@ -18,6 +18,7 @@
 //                             from bit `at` + 4 on, and plus 96
 //   of_pairs(words, part)     the lower (part 0) or upper bfloat16 of kLanes words as floats
 //   kFloatRows, kFloatWide    rows, and times 16 outputs, whose sums of float32 are in registers at a time
+//   kFloatWords               words of many rows that meet these outputs before the next words do
 
 inline constexpr int64_t kHalves = kGroup / kHalf;  // of a group
 
@@ -346,14 +347,14 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
 }
 
 // Each block of rows fetches a part of the weights that are met next: else memory would rest while the processor
-// computes. They are steps [first, last) of the next groups, or, behind those of the half `end`, the steps behind
-// `last` from the half `begin` on. Weights of few bits keep the processor busy, not memory.
+// computes. Steps [first, last) of one group are followed by those of the next group; behind the last group before
+// the half `end`, by the steps from `last` on of the group of the half `begin`; behind the last steps, by the first
+// steps of the group at `end`. Weights of few bits keep the processor busy, not memory.
 template <class Dot, int R, int P>
 inline Ahead ahead(const PackedArgs& a, int64_t blocks, int64_t block, int64_t half, int64_t begin, int64_t end,
                    int64_t first, int64_t last, int64_t steps) {
   constexpr bool kInteger = Dot::kPacking == Packing::int8;
-  constexpr int64_t kGroups =
-      P < kHalves ? 1 : P / kHalves;  // that are met next, by these and the halves beside them
+  constexpr int64_t kGroups = P < kHalves ? 1 : P / kHalves;  // that these halves and those beside them meet next
   const int64_t meets = blocks * kGroups * kHalves / P, met_steps = last - first;
   if (kInteger != quantizes(Dot::kPacking)) return {};
   int64_t group = half / kHalves + kGroups;
@@ -391,7 +392,7 @@ inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t
           made = reinterpret_cast<float (*)[P * kHalf]>(
               room + ((at - half) * (last_row - first_row) + (row - first_row) * P) * kHalf);
         const int64_t blocks = (last_row - first_row) / R, block = (row - first_row) / R;
-        const Ahead next = ahead<Dot, R, P>(a, blocks, block, at, half, last, first, end, steps);
+        const Ahead next = ahead<Dot, R, P>(a, blocks, block, at, half, whole, first, end, steps);
         multiply_block<Dot, R, P>(a, rows, row, at, first, end, next, made);
       }
     if (end == steps) break;
@@ -443,9 +444,8 @@ inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_
 
 template <class Dot, int... R>
 constexpr PackedKernels packed_table(const char* name, std::integer_sequence<int, R...>) {
-  PackedKernels made{
-      name,        Dot::kPacking,  Dot::kRows,  kLanes,  quantizes(Dot::kPacking) ? 0 : kPartWords / Dot::kWide,
-      pack<float>, pack<uint16_t>, pack_halves, prepare, {multiply<Dot, R + 1>...}};
+  PackedKernels made{name,        Dot::kPacking,  Dot::kRows,  kLanes,  quantizes(Dot::kPacking) ? 0 : kFloatWords,
+                     pack<float>, pack<uint16_t>, pack_halves, prepare, {multiply<Dot, R + 1>...}};
   if constexpr (kOpens<Dot>) made.open = open_group<Dot>;
   return made;
 }

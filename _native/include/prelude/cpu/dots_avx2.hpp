@@ -34,7 +34,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
                                        : _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
 }
 // Twelve vectors of sums, two of weights and an input.
-constexpr int kFloatRows = 6, kFloatWide = 1;
+constexpr int kFloatRows = 6, kFloatWide = 1, kFloatWords = 384;
 
 // Four rows by 16 outputs: eight vectors of sums, two of weights, each with its sizes, an input and what a step
 // makes. The product of bytes takes unsigned by signed ones: the sizes of weights by the integers of a row with the

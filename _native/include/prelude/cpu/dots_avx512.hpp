@@ -30,7 +30,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
                                        : _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
 }
 // 24 sums, two weights and an input fit in the registers.
-constexpr int kFloatRows = 12, kFloatWide = 2;
+constexpr int kFloatRows = 12, kFloatWide = 2, kFloatWords = 192;
 
 // Seven rows by 32 outputs: 14 sums of a block, as many of the blocks before it and two weights fit in the 32
 // registers. Twelve rows, with half of the sums in memory, reach 0.85 of it.

@@ -33,7 +33,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
   return vreinterpretq_f32_u32(part == 0 ? vshlq_n_u32(pairs, 16) : vandq_u32(pairs, vdupq_n_u32(0xFFFF0000u)));
 }
 // 24 vectors of sums, four of weights and an input.
-constexpr int kFloatRows = 6, kFloatWide = 1;
+constexpr int kFloatRows = 6, kFloatWide = 1, kFloatWords = 192;
 
 // Exact int8 sums of three rows by 16 outputs: twelve vectors of a block, as many of the blocks before it, four of
 // weights and an input. Both sides are signed: a weight's byte, which is 128 too large, becomes that by its highest

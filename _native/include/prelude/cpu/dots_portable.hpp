@@ -45,7 +45,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
   }
   return v;
 }
-constexpr int kFloatRows = 2, kFloatWide = 1;
+constexpr int kFloatRows = 2, kFloatWide = 1, kFloatWords = 192;
 
 struct Int8Dot {
   static constexpr Packing kPacking = Packing::int8;

@@ -41,7 +41,6 @@ enum class Packing : int32_t { f32 = 0, bf16 = 1, int8 = 2, widened = 3, f16 = 4
 inline constexpr int kGroup = 32;           // outputs that lie side by side
 inline constexpr int kHalf = 16;            // outputs of a kernel's sums
 inline constexpr int kMostPackedRows = 16;  // of x that any kernel takes at a time
-inline constexpr int kPartWords = 384;      // of 16 outputs that the nearest cache holds
 inline constexpr int kBlock = 32;           // inputs of int8 with a scale of their own
 inline constexpr int kBlockWords = kBlock / 4;
 inline constexpr int kBlockGroupWords = kBlockWords * kGroup + kGroup / 2;  // of a block of a group, with the scales
