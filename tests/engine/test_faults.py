@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -209,6 +210,24 @@ def test_out_of_memory_twice_fails_the_batch_and_no_other_request() -> None:
     assert isinstance(ends[0], ExecutionError) and isinstance(ends[0].__cause__, MemoryError)
     assert ends[1] is None, "the second of the two halves runs when memory is back"
     assert is_empty(core)
+
+
+def test_work_between_steps_that_fails_is_not_tried_again() -> None:
+    class Idle(FaultyExecutor):
+        wants_idle, tried = True, 0
+
+        def idle(self, due: Any) -> bool:
+            self.tried += 1
+            raise RuntimeError("no graph")
+
+    executor = Idle(Fault("raise", "submit", 99))
+    core = service_core(executor)
+    sink = Collect()
+    for turn in range(1, 3):
+        core.submit(core.request(last_logprob(prompt(5, turn)), sink))
+        until(partial(lambda count: len(sink.ends) == count and executor.tried, turn))
+    core.close()
+    assert executor.tried == 1 and core.healthy
 
 
 # ------------------------------------------------------------------ a step that hangs
