@@ -95,7 +95,7 @@ class Checkpoint:
                     if f"{begins}{tensor}" in places:
                         raise CheckpointError(f"{other.path}: tensor {shown(tensor)} is in {found.path} too")
                     places[f"{begins}{tensor}"] = _Place(other, tensor)
-            head = _reconcile(Path(str(found)), config, places)
+            head = _reconcile(found, config, places)
             checkpoint = cls(found.path, config, places, head)
             if scan:
                 checkpoint.scan()
@@ -298,7 +298,7 @@ def _renamed(name: str) -> str:
     return name
 
 
-def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) -> Head:
+def _reconcile(directory: ModelDirectory, config: ModelConfig, places: dict[str, _Place]) -> Head:
     """Check names, shapes and types; leave in ``places`` the tensors that the model uses, in the expected order."""
     expected = config.spec.tensors()
     parts = _parts(expected, config.spec.prefix)
@@ -334,7 +334,7 @@ def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) 
     return head
 
 
-def _check_beginnings(directory: Path, config: ModelConfig, places: Mapping[str, _Place]) -> None:
+def _check_beginnings(directory: ModelDirectory, config: ModelConfig, places: Mapping[str, _Place]) -> None:
     """Names of another class's model, or of one that was wrapped, have a part in front that transformers does not
     take away either."""
     prefix = config.spec.prefix
@@ -369,7 +369,7 @@ def _check_tensor(name: str, place: _Place, shape: tuple[int, ...]) -> None:
         )
 
 
-def _decide_head(directory: Path, config: ModelConfig, places: dict[str, _Place]) -> Head:
+def _decide_head(directory: ModelDirectory, config: ModelConfig, places: dict[str, _Place]) -> Head:
     """Where logits come from, out of the class, ``tie_word_embeddings`` and the tensors of the files."""
     if config.spec.lm_head is None:
         return "none"

@@ -104,7 +104,7 @@ class OneShotBatch:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.slices.token_ids)
+        return self.slices.num_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Accounts:
 
     def serve(self, account: Account, tokens: int) -> None:
         """Charge a request of so many tokens."""
-        priority = account.name[0]
+        priority = account.priority
         self.now[priority] = max(account.served, self.now.get(priority, 0))
         account.served += tokens
         self.latest[priority] = max(account.served, self.latest.get(priority, 0))

@@ -153,8 +153,8 @@ class Request(Record):
         read = int(rows[0]) + prepared.first if count else -1
         unread = -1
         if self.execution_class is ExecutionClass.ONESHOT:
-            unread = tree.trunk_tokens
-            unread = unread - 1 if read < 0 else read if read < unread else unread
+            trunk = tree.trunk_tokens
+            unread = trunk - 1 if read < 0 else min(trunk, read)
         self.bind(
             tree.token_ids,
             tree.positions,
