@@ -63,19 +63,22 @@ def test_flags_ask_these_questions(
     ("flags", "says"),
     [
         ([], "--text-column NAME says which column holds the text"),
+        (["--noul", "a=b"], "--text-column NAME says which column holds the text"),
         ([*TEXT, "--choice", 'a="b, c'], "--choice a='\"b, c': the labels are no line of CSV: unexpected end"),
         ([*TEXT, "--state", "{text}", "--noul", "a=b"], "say the same thing"),
         (["--text-column", "{text}", "--noul", "a=b"], "--text-column {text}: it takes a name without braces"),
         (TEXT, "no question: --choice"),
         ([*TEXT, "--noul", "a=b", "--noul", "a_mass=b"], "two of the new columns are 'a_mass'"),
-        ([*TEXT, "--noul", "error=b"], "columns are 'error'"), ([*TEXT, "--classify", "--embed"], "stand alone"),
+        ([*TEXT, "--noul", "error=b"], "two of the new columns are 'error'"),
+        ([*TEXT, "--classify", "--embed"], "--classify and --embed stand alone"),
         ([*TEXT, "--classify", "--noul", "a=b"], "stand alone"), ([*TEXT, "--embed", "--ask", "a=b"], "stand alone"),
         ([*TEXT, "--embed", "--score", "a=3"], "stand alone"),
         ([*TEXT, "--noul", "a=b", "--noul", "a=c"], "--noul a: there are two questions"),
         ([*TEXT, "--choice", "a=b,c", "--noul", "a=b"], "--noul a: there are two questions"),
         ([*TEXT, "--noul", "a=b", "--score", "a=3"], "--score a: there are two questions"),
         ([*TEXT, "--noul", "a=b", "--ask", "a=c"], "--ask a: there is no choice or score"),
-        ([*TEXT, "--noul", "a"], "--noul 'a': NAME=VALUE"), ([*TEXT, "--choice", "=a,b"], "'=a,b': NAME=VALUE"),
+        ([*TEXT, "--noul", "a"], "--noul 'a': NAME=VALUE is expected"),
+        ([*TEXT, "--choice", "=a,b"], "--choice '=a,b': NAME=VALUE is expected"),
         ([*TEXT, "--score", "a="], "--score 'a=': NAME=VALUE is expected"),
         ([*TEXT, "--score", "a=-3"], "--score a=-3: the number of levels"),
         ([*TEXT, "--score", "a=1"], "no row could be served"), ([*TEXT, "--score", "a=11"], "no row could be served"),
@@ -84,12 +87,15 @@ def test_flags_ask_these_questions(
         (["--state", "{text", "--noul", "a=b"], "brace"),
         (["--state", "{other}", "--noul", "a=b"], "there is no column 'other'; it has id, text"),
         (["--task", "{task}", *TEXT], "cannot stand beside"),
-        (["--task", "{task}", "--state", "{text}"], "cannot"), (["--task", "{task}", "--embed"], "cannot stand"),
-        (["--task", "{task}", "--classify"], "cannot stand"), (["--task", "{task}", "--ask", "a=b"], "cannot stand"),
+        *[(["--task", "{task}", *more], "cannot stand beside")
+          for more in (["--state", "{text}"], ["--embed"], ["--classify"], ["--ask", "a=b"])],
         (["--task", "{task}", "--noul", "a=b"], "cannot stand beside"),
         ([*TEXT, "--classify"], "no row could be served"),  # the packaged model has no such head
         ([*TEXT, "--embed"], 'name it: pooling="last", "cls" or "mean"; pooling is a key of --task FILE'),
-        *[([*FLAGS, "--window", n], f"{n} is out of range; it takes 1 to 65536") for n in ["0", "-1", "65537"]],
+        *[
+            ([*FLAGS, "--window", count], f"window: {count} is out of range; it takes 1 to 65536")
+            for count in ("0", "-1", "65537")
+        ],
     ],
 )  # fmt: skip
 def test_flags_that_say_no_task(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude import Choice, Decide, Engine, EngineConfig
+from prelude import Choice, Decide, Engine, EngineConfig, Noul, Score
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, UnsupportedModel
 from prelude.systemone import SystemOne
 from prelude.values.model_settings import OptionSettings
@@ -74,6 +74,16 @@ def test_requests_of_several_sizes_share_a_step(engine: Engine) -> None:
     for task, found in zip(tasks, engine.run_many(tasks)):
         alone = engine.decide(task.state, task.questions)
         assert [one.logprobs for one in found] == [one.logprobs for one in alone]
+
+
+def test_the_kinds_of_questions_differ(engine: Engine) -> None:
+    """The type of a question is added to every row."""
+    choice, score = engine.decide(STATE, [Choice("How?", ["level 0: a", "level 1: b"]), Score("How?", ["a", "b"])])
+    assert abs(choice.probability - max(score.probabilities.values())) > 1e-4
+    assert score.expected == pytest.approx(score.probabilities["1"])
+    assert math.isnan(choice.mass)
+    [noul] = engine.decide(STATE, [Noul("It is.")])
+    assert noul.labels == ("yes", "no") and noul.probability == noul.probabilities["yes"]
 
 
 def test_a_mask_token_in_a_text_is_a_space(engine: Engine) -> None:
@@ -138,6 +148,13 @@ def cut_head(engine: Engine) -> int:
 def test_fields_that_have_no_meaning_are_refused(engine: Engine, ask: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         ask(engine)
+
+
+def test_explain_shows_the_prompts(engine: Engine) -> None:
+    shown = engine.explain(Decide("st", QUESTIONS[2:]))
+    assert shown.text.startswith("[CLS]noul question: The writer is angry.[SEP][MASK] false: no, the statement")
+    assert len(shown.rows) == 4 and shown.execution_class == "oneshot"
+    assert np.array_equal(shown.token_ids[shown.rows], [4, 4, 4, 4])
 
 
 @pytest.mark.fault(43)

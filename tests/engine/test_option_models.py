@@ -77,6 +77,21 @@ def test_bev_answers_are_those_of_its_own_program(bev: tuple[Engine, dict[str, A
         check_answers(alone, {name: recorded["answers"][name]}, 2e-5)
 
 
+def test_bev_prompts_are_those_of_its_own_program(bev: tuple[Engine, dict[str, Any]]) -> None:
+    engine, recorded = bev
+    for name, row in recorded["rows"].items():
+        question = recorded["questions"][name]
+        criteria = question.get("criteria")
+        asked: Any = {
+            "choice": lambda text, said: Choice(text, said),
+            "noul": lambda text, said: Noul(text, said),
+            "score": lambda text, said: Score(text, said),
+        }[question["type"]](question["instructions"], criteria)
+        shown = engine.explain(Decide(recorded["state"], [asked], truncation="head"))
+        assert shown.token_ids.tolist() == row["ids"]
+        assert shown.rows.tolist() == [*row["read"], row["answer_row"]]
+
+
 def test_bev_options_in_another_order_have_the_same_probabilities(bev: tuple[Engine, dict[str, Any]]) -> None:
     engine, recorded = bev
     asked = recorded["questions"]["intent"]

@@ -16,7 +16,7 @@ from prelude.models.arrays import FLOAT32
 from prelude.models.config import ModelConfig
 from prelude.models.read_weights import load_weights
 from prelude.models.weights import arrays_of
-from tests.encoders import write_encoder
+from tests.encoders import VARIANTS, write_encoder
 from tests.models.conftest import open_checkpoint, refused
 
 SMALL: dict[str, Any] = {
@@ -40,6 +40,19 @@ CONFIGS = {
     "deberta-v2": DEBERTA, "modernbert": MODERNBERT, "bert": BERT, "roberta": ROBERTA, "electra": ELECTRA,
     "distilbert": DISTILBERT,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["Model", "ForSequenceClassification"])
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_expected_tensors_are_those_that_transformers_writes(name: str, kind: str, tmp_path: Path) -> None:
+    path = write_encoder(tmp_path, kind=kind, **VARIANTS[name])
+    config = ModelConfig.from_dir(path)
+    body = "" if kind == "ForSequenceClassification" else config.spec.prefix
+    written = {f"{body}{name}": tuple(t.shape) for name, t in load_file(path / "model.safetensors").items()}
+    expected = config.spec.tensors()
+    unread = {name for name in written if ".pooler." in name} - set(expected)
+    assert expected == {name: shape for name, shape in written.items() if name not in unread}
+    assert kind == "Model" or not unread
 
 
 def test_positions_of_roberta_begin_behind_the_padding() -> None:

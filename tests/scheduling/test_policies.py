@@ -96,6 +96,18 @@ def waiting_request(tokens: int, order: int, priority: int = 0, tenant: str | No
     return request
 
 
+def test_all_that_wait_are_given_or_those_that_share_a_batch_with_the_first() -> None:
+    queue = WaitingQueue(FirstComeFirstServed())
+    for order in range(1, 7):
+        request = waiting_request(3, order)
+        if order % 2:
+            request = Request(chat(prompt(3, order), 5), Asked(), RequestOptions())
+            request.order = order
+        queue.append(request, 0)
+    assert [r.order for r in queue.in_order(0)] == [1, 2, 3, 4, 5, 6]
+    assert [r.order for r in queue.in_order(0, one_group=True)] == [1, 3, 5]
+
+
 @pytest.mark.parametrize("name", sorted(ORDERS))
 @settings(max_examples=20, deadline=None)
 @given(
@@ -219,6 +231,31 @@ def test_without_ageing_it_starves_and_a_response_ratio_does_not_let_it() -> Non
 
 
 # ------------------------------------------------------------------ tenants
+
+
+@pytest.mark.feature("F22")
+def test_tenants_that_wait_are_served_equal_tokens_under_every_policy() -> None:
+    for name in POLICIES.keys() & ORDERS.keys():
+        core = service_core(
+            toy.ToyExecutor(num_blocks=64),
+            step_tokens=84,
+            step_requests=8,
+            cache=False,
+            policies=Policies(policy_named(name)),
+        )
+        sink = Collect()
+        owner = {}
+        for i in range(120):
+            owner[post(core, last_logprob(prompt(8, i)), sink, tenant="many").id] = ("many", 8)
+        for i in range(30):
+            owner[post(core, last_logprob(prompt(32, 500 + i)), sink, tenant="few").id] = ("few", 32)
+        for _ in range(12):
+            core.step()
+        got = {
+            tenant: sum(n for i, (t, n) in owner.items() if t == tenant and i in sink.ends)
+            for tenant in ("many", "few")
+        }
+        assert abs(got["many"] - got["few"]) <= 2 * 32 + 8, name
 
 
 @pytest.mark.feature("F22")
