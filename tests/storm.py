@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from prelude.runtime.core import EngineCore
-from prelude.runtime.delivery import watching
+from prelude.runtime.handover import watching
 from prelude.scheduling.request import Request, Sink
 from tests import toy
 from tests.scheduling.cores import Collect, chat, last_logprob, prompt, tree_request

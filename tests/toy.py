@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from prelude.execution.executor import ExecutorLimits, PendingTokens
+from prelude.execution.executor import ExecutorLimits
+from prelude.execution.layout import PendingTokens
 from prelude.readouts.batch import (
     DecodeBatch,
     DecodeRows,
@@ -36,8 +37,7 @@ from prelude.readouts.batch import (
 )
 
 VOCAB = 97
-UNWRITTEN = -7
-UNDEFINED = -8  # the content after a step that failed
+UNWRITTEN, UNDEFINED = -7, -8  # UNDEFINED: the content after a step that failed
 
 
 def logits_of(sequence: list[int]) -> np.ndarray:

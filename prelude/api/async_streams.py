@@ -12,7 +12,7 @@ from prelude.api.text_streams import SubmittedStream
 from prelude.errors import WrongUse
 from prelude.results import Chunk
 from prelude.runtime.core import Call, EngineCore
-from prelude.runtime.delivery import CompletionQueue
+from prelude.runtime.handover import CompletionQueue
 
 if TYPE_CHECKING:
     from typing_extensions import Self

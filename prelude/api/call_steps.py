@@ -11,7 +11,7 @@ from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.snapshot import PROMPT_FIELDS
 from prelude.errors import InvalidRequest, PreludeError, shown
 from prelude.runtime.core import PLAIN, Call
-from prelude.runtime.delivery import Completions
+from prelude.runtime.handover import Completions
 from prelude.scheduling.request import Request
 from prelude.scheduling.timeline import Timeline
 from prelude.tasks import Task

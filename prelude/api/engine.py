@@ -44,9 +44,8 @@ from prelude.api.windows import WINDOW_ROWS
 from prelude.errors import ConfigError, EngineClosed, ExecutionError, shown, starting_thread
 from prelude.results import Explanation
 from prelude.runtime.core import Call, EngineCore
-from prelude.runtime.delivery import CompletionQueue, Completions, LoopSink
 from prelude.runtime.events import Listener
-from prelude.runtime.inbox import Turn
+from prelude.runtime.handover import CompletionQueue, Completions, LoopSink, Turn
 from prelude.scheduling.request import Request
 from prelude.tasks import Generate, R, Task, TaskOf
 from prelude.terminal.progress import Advance, Progress

@@ -19,7 +19,7 @@ from prelude.api.compound import drive
 from prelude.api.text_streams import TextStream
 from prelude.api.verbs import Ask, AskStream, RequestKeywords, Verbs
 from prelude.api.windows import WINDOW_ROWS
-from prelude.runtime.delivery import BlockingSink
+from prelude.runtime.handover import BlockingSink
 from prelude.scheduling.request import Request
 from prelude.tasks import R, TaskOf
 from prelude.terminal.progress import Advance, Progress, in_terminal

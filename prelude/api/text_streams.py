@@ -18,7 +18,7 @@ from prelude.api.call_steps import timed_finish
 from prelude.readouts.batch import SampleOutput
 from prelude.results import Chunk, Completion, SampledLogprob
 from prelude.runtime.core import Call, EngineCore
-from prelude.runtime.delivery import CompletionQueue
+from prelude.runtime.handover import CompletionQueue
 from prelude.scheduling.request import Request
 from prelude.scheduling.timeline import Timeline
 

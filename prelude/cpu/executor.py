@@ -23,9 +23,9 @@ from prelude.cpu.states import StatePool
 from prelude.cpu.threads import GOVERNOR
 from prelude.errors import EngineClosed
 from prelude.execution.backends import Wanted, choose
-from prelude.execution.executor import ExecutorLimits, PendingTokens
+from prelude.execution.executor import ExecutorLimits
 from prelude.execution.host_blocks import CpuHostBlocks, lazy_zeros
-from prelude.execution.layout import I64, StepTokens
+from prelude.execution.layout import I64, PendingTokens, StepTokens
 from prelude.execution.memory_plan import TOKEN_CHUNK, StepMemory, query_run
 from prelude.models.arrays import F32, OF_BLOCKS, Array
 from prelude.models.config import ModelConfig

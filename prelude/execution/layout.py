@@ -1,4 +1,4 @@
-"""Where the tokens of a batch stand: which keys each of them may read. Plain numpy, once per step."""
+"""The tokens of a batch: which keys each of them may read, and those that the step before draws. Plain numpy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from prelude.readouts.batch import I32, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
-from prelude.records import dataclass
-from prelude.values.arrays import prompt_keys
+from prelude.execution.executor import num_sampled
+from prelude.readouts.base import Output
+from prelude.readouts.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
+from prelude.records import dataclass, replace
+from prelude.values.arrays import I32, prompt_keys
 
 I64 = npt.NDArray[np.int64]
 
@@ -224,3 +226,44 @@ def blank_prompts(lengths: Sequence[int]) -> PromptSlices:
         np.zeros(len(lengths) + 1, np.int32),
         np.zeros(0, np.int32),
     )
+
+
+class PendingTokens:
+    """The tokens that the last sampling step drew, on the host."""
+
+    def __init__(self) -> None:
+        self._tokens: I64 = np.zeros(0, dtype=np.int64)
+
+    def resolve(self, token_ids: I64) -> I64:
+        """``token_ids`` with tokens for those below 0. ``ValueError`` if fewer were drawn."""
+        named = token_ids < 0
+        if not named.any():
+            return token_ids
+        places = -1 - token_ids[named]
+        if places.max() >= len(self._tokens):
+            raise ValueError(f"token id {token_ids.min()}: the step before drew {len(self._tokens)} tokens")
+        found: I64 = token_ids.copy()
+        found[named] = self._tokens[places]
+        return found
+
+    def resolved(self, batch: ForwardBatch) -> ForwardBatch:
+        """``batch`` with tokens for those that its decode rows name. ``ValueError`` if fewer were drawn."""
+        if isinstance(batch, DecodeBatch):
+            return replace(batch, rows=self._known(batch.rows))
+        return replace(batch, decode=self._known(batch.decode)) if isinstance(batch, MixedBatch) else batch
+
+    def _known(self, rows: DecodeRows) -> DecodeRows:
+        if not (rows.token_ids < 0).any():
+            return rows
+        return replace(rows, token_ids=self.resolve(rows.token_ids.astype("int64")).astype("int32"))
+
+    def keep(self, outputs: tuple[Output, ...]) -> None:
+        tokens = [output.sampled_ids for output in outputs if output.sampled_ids is not None]
+        if tokens:
+            self._tokens = np.concatenate(tokens, dtype=np.int64)
+
+    def lose(self, batch: ForwardBatch) -> None:
+        """Note that the step failed."""
+        count = num_sampled(batch)
+        if count:
+            self._tokens = np.zeros(count, dtype=np.int64)

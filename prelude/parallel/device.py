@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from prelude.cpu.executor import Finished
 from prelude.errors import RankLost, starting_thread
-from prelude.execution.executor import ExecutorLimits, PendingTokens
+from prelude.execution.executor import ExecutorLimits
+from prelude.execution.layout import PendingTokens
 from prelude.parallel.group import RankGroup
 from prelude.readouts.batch import ForwardBatch, StepResult
 
@@ -69,8 +70,7 @@ class TimeLimit:
         self._ranks = ranks
         self._changed = threading.Condition()
         self._works = 0  # begun and ended ones: odd while one runs
-        self._doing = ""
-        self._seconds = 0.0
+        self._doing, self._seconds = "", 0.0
         self._ended = False
         with starting_thread():
             threading.Thread(target=self._watch, name="prelude-rank-limit", daemon=True).start()

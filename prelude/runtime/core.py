@@ -25,17 +25,13 @@ from prelude.admission.prepared import Admitted, ExecutionClass, Prepared
 from prelude.errors import DeadlineExceeded, EngineForked, ExecutionError, ExecutorLost, RequestTooLarge
 from prelude.execution.executor import Executor
 from prelude.records import asdict, dataclass
-from prelude.runtime.delivery import CompletionQueue, Sinks, watching
 from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures, Watchdog
-from prelude.runtime.in_flight import StepsInFlight
-from prelude.runtime.inbox import Inbox, Reservation
-from prelude.runtime.lifecycle import Lifecycle
-from prelude.runtime.loop import StepLoop
+from prelude.runtime.handover import CompletionQueue, Inbox, Reservation, Sinks, watching
+from prelude.runtime.lifecycle import Lifecycle, StepsInFlight
 from prelude.runtime.stats import EngineStats, GcPauses
-from prelude.runtime.stepper import Stepper
-from prelude.scheduling.cost import CostModel
-from prelude.scheduling.pacing import Pacer
+from prelude.runtime.stepper import StepLoop, Stepper
+from prelude.scheduling.cost import CostModel, Pacer
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.queues import Policies, Queues
 from prelude.scheduling.request import Request, Sink

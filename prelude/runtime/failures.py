@@ -17,9 +17,8 @@ from typing import Protocol
 from prelude._native.core import KvPool, WakeEvent
 from prelude.errors import ExecutionError, ExecutorLost, is_interrupt, starting_thread
 from prelude.records import dataclass
-from prelude.runtime.delivery import Sinks, log_failure
 from prelude.runtime.events import Listeners
-from prelude.runtime.inbox import Inbox
+from prelude.runtime.handover import Inbox, Sinks, log_failure
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.plan import Plan

@@ -21,7 +21,7 @@ import numpy as np
 from prelude._native.core import KvPool, Lease, OneShotGroup, StepLimits
 from prelude.readouts.batch import I32
 from prelude.records import dataclass, field
-from prelude.scheduling.pacing import Pacer
+from prelude.scheduling.cost import Pacer
 from prelude.scheduling.plan import LOGITS_BYTES, Fold, Ledger, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State

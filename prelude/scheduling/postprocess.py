@@ -13,8 +13,7 @@ from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import ExecutionError, ExecutorLost, is_interrupt, own_error
 from prelude.readouts.batch import StepResult, readouts_of
 from prelude.records import dataclass, field
-from prelude.scheduling.pack import Packed
-from prelude.scheduling.plan import Plan, lives
+from prelude.scheduling.plan import Packed, Plan, lives
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 

@@ -15,11 +15,11 @@ from prelude._native.core import KvPool, Lease, Record
 from prelude.admission.prepared import ExecutionClass, Outcome, Prepared, classify
 from prelude.readouts.batch import I32, SampleOutput
 from prelude.readouts.sampling import History, Sampling, SamplingState
+from prelude.records import dataclass
 from prelude.results import RequestStats
 from prelude.values.options import NO_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:
-    from prelude.scheduling.accounts import Account
     from prelude.scheduling.timeline import Timeline
 
 
@@ -30,6 +30,21 @@ class State(str, enum.Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """Tokens ``served`` to one (priority, tenant), and how many of its requests wait. ``number``: its index among the
+    accounts."""
+
+    name: tuple[int, str | None]
+    number: int
+    served: int = 0
+    waiting: int = 0
+
+    @property
+    def priority(self) -> int:
+        return self.name[0]
 
 
 class Sink(Protocol):

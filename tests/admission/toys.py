@@ -17,7 +17,7 @@ from prelude.admission.preparer import Preparer
 from prelude.execution.executor import ExecutorLimits
 from prelude.readouts.batch import LogprobOutput, LogprobRows, SampleOutput
 from prelude.results import RequestStats
-from prelude.runtime.delivery import BlockingSink
+from prelude.runtime.handover import BlockingSink
 from prelude.scheduling.postprocess import end_with
 from prelude.scheduling.request import Request
 from prelude.values.config import EngineConfig, ExpertConfig

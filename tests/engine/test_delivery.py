@@ -14,7 +14,7 @@ import pytest
 
 from prelude import AsyncEngine, Engine
 from prelude.admission.prepared import Admitted, Outcome, Prepared
-from prelude.runtime.delivery import CompletionQueue, LoopSink
+from prelude.runtime.handover import CompletionQueue, LoopSink
 from prelude.scheduling.request import Request
 from tests.patience import comes
 from tests.scheduling.cores import chat, last_logprob, prompt

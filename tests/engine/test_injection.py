@@ -13,7 +13,7 @@ import pytest
 
 from prelude.errors import EngineClosed, PreludeError
 from prelude.runtime import stepper
-from prelude.runtime.delivery import LoopSink
+from prelude.runtime.handover import LoopSink
 from prelude.scheduling.postprocess import CompletedStep
 from tests.patience import PATIENCE
 from tests.scheduling.cores import chat, generated, last_logprob, prompt

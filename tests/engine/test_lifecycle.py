@@ -12,7 +12,7 @@ import pytest
 
 from prelude import AsyncEngine, Engine, Noul, RequestOptions
 from prelude.errors import EngineClosed, InvalidRequest, UnknownParameter
-from prelude.runtime.delivery import BlockingSink
+from prelude.runtime.handover import BlockingSink
 from prelude.scheduling.request import Request
 from tests import toy
 from tests.patience import PATIENCE, Paced, comes, shown, until

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from prelude.errors import EngineClosed
-from prelude.execution.executor import PendingTokens, num_sampled
+from prelude.execution.executor import num_sampled
+from prelude.execution.layout import PendingTokens
 from prelude.execution.threaded import ThreadedExecutor
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch, SampleOutput
 from tests.execution.helpers import Model, all_logprobs, decode_rows, ends, prompts, random_ids, run, sampling, slices

@@ -15,7 +15,7 @@ import prelude.scheduling
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.errors import RequestTooLarge
 from prelude.readouts.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows, Readout
-from prelude.scheduling.pack import pack
+from prelude.scheduling.plan import pack
 from prelude.scheduling.planner import Budgets, plan_step
 from prelude.scheduling.policies import policy_named
 from prelude.scheduling.postprocess import CompletedStep, check_result

@@ -15,7 +15,7 @@ import pytest
 from prelude.admission.prepared import Outcome
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch, SampleOutput, StepResult
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.pacing import Pacer
+from prelude.scheduling.cost import Pacer
 from prelude.scheduling.request import Request, State
 from tests import toy
 from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, post, prompt

@@ -15,7 +15,6 @@ from prelude._native.core import KvPool
 
 from prelude import Engine, EngineConfig, ExpertConfig
 from prelude.errors import ConfigError
-from prelude.scheduling.accounts import Accounts
 from prelude.scheduling.policies import (
     POLICIES,
     EarliestDeadline,
@@ -25,7 +24,7 @@ from prelude.scheduling.policies import (
     ShortestPrefillFirst,
     policy_named,
 )
-from prelude.scheduling.queues import Policies, WaitingQueue
+from prelude.scheduling.queues import Accounts, Policies, WaitingQueue
 from prelude.scheduling.request import Request
 from prelude.values.options import RequestOptions
 from prelude.values.policy import Keys, WaitingColumns
