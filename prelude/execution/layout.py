@@ -1,8 +1,9 @@
-"""The tokens of a batch: which keys each of them may read, and those that the step before draws. Plain numpy."""
+"""The tokens of a batch: which and how many keys each of them may read, and those that the step before draws. Plain numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from prelude.execution.executor import num_sampled
 from prelude.readouts.base import Output
 from prelude.readouts.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
 from prelude.records import dataclass, replace
-from prelude.values.arrays import I32, prompt_keys
+from prelude.values.arrays import I32
 
 I64 = npt.NDArray[np.int64]
 
@@ -121,6 +122,11 @@ def _joins(
             tokens[parent].append(own)
             parent = parents[parent]
     return found
+
+
+def prompt_keys(uncached: Any, cached: Any) -> Any:
+    """Return how many keys ``uncached`` tokens behind ``cached`` ones read: each all before it, and itself."""
+    return uncached * (cached + (uncached + 1) / 2)
 
 
 def causal_pairs(before: I64, lengths: I64, window: int | None) -> int:

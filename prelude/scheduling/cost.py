@@ -32,9 +32,9 @@ from itertools import combinations
 from pathlib import Path
 
 from prelude.errors import ConfigError, reason, shown
+from prelude.execution.layout import prompt_keys
 from prelude.records import dataclass
 from prelude.tokenizer.backends.files import read_plain
-from prelude.values.arrays import prompt_keys
 from prelude.values.strict_json import parse
 
 _TERMS = ("constant", "token", "key", "lm_row")

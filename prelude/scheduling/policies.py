@@ -33,8 +33,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from prelude.errors import ConfigError
+from prelude.execution.layout import prompt_keys
 from prelude.records import dataclass
-from prelude.values.arrays import F64, prompt_keys
+from prelude.values.arrays import F64
 from prelude.values.policy import Key, Keys, Policy, WaitingColumns
 
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from prelude.errors import ConfigError
 from prelude.execution.executor import ExecutorLimits
+from prelude.execution.layout import prompt_keys
 from prelude.readouts.batch import DecodeBatch, DecodeRows, ForwardBatch, OneShotBatch, PromptSlices
 from prelude.records import dataclass, replace
 from prelude.scheduling.cost import CostModel, Work
-from prelude.values.arrays import prompt_keys
 from prelude.values.config import CPU_KV_BYTES, EngineConfig, ExpertConfig
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import DeadlineExceeded, QueueFull, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
+from prelude.execution.layout import prompt_keys
 from prelude.readouts.batch import ForwardBatch, SampleOutput, StepResult, readouts_of
 from prelude.records import dataclass, replace
 from prelude.runtime.assembly import make_core
@@ -25,7 +26,6 @@ from prelude.scheduling.policies import FairTenants, Priority, ShortestPrefillFi
 from prelude.scheduling.request import Request
 from prelude.simulation.costs import Machine, StepCost, work_of
 from prelude.simulation.traces import Arrival, TokenSource
-from prelude.values.arrays import prompt_keys
 from prelude.values.policy import Policy
 
 _NO_ROWS = np.zeros(0, dtype=np.int32)

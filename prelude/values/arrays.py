@@ -1,8 +1,6 @@
-"""Names of the array types that the engine passes around, and a measure of attention over arrays."""
+"""Names of the array types that the engine passes around."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +12,3 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 C64 = npt.NDArray[np.complex64]
 Mask = npt.NDArray[np.bool_]
-
-
-def prompt_keys(uncached: Any, cached: Any) -> Any:
-    """Return how many keys ``uncached`` tokens behind ``cached`` ones read: each all before it, and itself."""
-    return uncached * (cached + (uncached + 1) / 2)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prelude.errors import ConfigError
+from prelude.execution.layout import prompt_keys
 from prelude.scheduling.cost import CostModel, Work
-from prelude.values.arrays import prompt_keys
 from tests.scheduling.cores import Collect, last_logprob, prompt
 from tests.scheduling.test_pace import BASE, PER_TOKEN, Timed
 from tests.service import run_steps, service_core
