@@ -132,7 +132,7 @@ class Form:
         try:
             engine.explain(self.task(dict.fromkeys(self.placeholders, "text")))
         except InvalidRequest as error:
-            key = f"; {error.field} is a key of --task FILE" if error.field in _OPTIONS[self.verb] else ""
+            key = f"; {error.field} is a key of the task's JSON" if error.field in _OPTIONS[self.verb] else ""
             raise BulkError(f"no row could be served: {error}{key}") from error
         return self.columns(engine.model_info.labels, prefix)
 

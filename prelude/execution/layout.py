@@ -1,4 +1,4 @@
-"""The tokens of a batch: which and how many keys each of them may read, and those that the step before draws. Plain numpy."""
+"""The tokens of a batch: the keys that each of them may read, and those that the step before draws. Plain numpy."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from prelude.execution.executor import num_sampled
 from prelude.readouts.base import Output
 from prelude.readouts.batch import DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
 from prelude.records import dataclass, replace
-from prelude.values.arrays import I32
-
-I64 = npt.NDArray[np.int64]
+from prelude.values.arrays import I32, I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class Forest:
         """Whether every segment reads itself alone: no context, no branches."""
         return not self.below and not self.slices.context_lens.any()
 
-    def blocks(self, root: int) -> npt.NDArray[np.int32]:
+    def blocks(self, root: int) -> I32:
         """Pool blocks of a root's context."""
         indptr = self.slices.context_indptr
         return self.slices.context_blocks[indptr[root] : indptr[root + 1]]
@@ -140,9 +137,7 @@ def causal_pairs(before: I64, lengths: I64, window: int | None) -> int:
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if start == stop:
-            continue
+    for start, stop in sorted(one for one in ranges if one[0] < one[1]):
         if joined and joined[-1][1] == start:
             joined[-1] = (joined[-1][0], stop)
         else:
@@ -210,13 +205,12 @@ class StepTokens:
         return pairs
 
 
-def pool_rows(blocks: npt.NDArray[np.int32], length: int, block_size: int) -> I64:
+def pool_rows(blocks: I32, length: int, block_size: int) -> I64:
     """Pool rows of the first ``length`` tokens of a block table."""
     if length > len(blocks) * block_size:
         raise ValueError(f"{length} tokens do not lie in {len(blocks)} blocks of {block_size}")
-    rows = blocks.astype(np.int64)[:, None] * block_size + np.arange(block_size)
-    flat: I64 = rows.reshape(-1)[:length]
-    return flat
+    rows: I64 = blocks.astype(np.int64)[:, None] * block_size + np.arange(block_size)
+    return rows.reshape(-1)[:length]
 
 
 def blank_prompts(lengths: Sequence[int]) -> PromptSlices:

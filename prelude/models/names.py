@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+WANTED = ("*.json", "*.safetensors", "*.jinja")
 UNWANTED = ("original/*", "onnx/*", "openvino/*", "consolidated*")
 """The same weights again, in other layouts."""
 

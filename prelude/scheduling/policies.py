@@ -148,8 +148,7 @@ def effort(waiting: WaitingColumns, curvature: float) -> F64:
     """Return tokens left, and the keys that they read as so many tokens more. At least 1."""
     work = waiting.work
     if curvature:
-        cached = waiting.tokens - work
-        work = work + curvature * prompt_keys(work, cached)
+        work = work + curvature * prompt_keys(work, waiting.tokens - work)
     return np.maximum(work, 1.0)
 
 

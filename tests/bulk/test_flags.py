@@ -91,7 +91,7 @@ def test_flags_ask_these_questions(
           for more in (["--state", "{text}"], ["--embed"], ["--classify"], ["--ask", "a=b"])],
         (["--task", "{task}", "--noul", "a=b"], "cannot stand beside"),
         ([*TEXT, "--classify"], "no row could be served"),  # the packaged model has no such head
-        ([*TEXT, "--embed"], 'name it: pooling="last", "cls" or "mean"; pooling is a key of --task FILE'),
+        ([*TEXT, "--embed"], 'name it: pooling="last", "cls" or "mean"; pooling is a key of the task\'s JSON'),
         *[
             ([*FLAGS, "--window", count], f"window: {count} is out of range; it takes 1 to 65536")
             for count in ("0", "-1", "65537")

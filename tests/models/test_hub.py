@@ -121,11 +121,11 @@ def test_hub_name_asks_for_safe_files_only(
     assert asked["local_files_only"] is False
     wanted = [
         "config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
-        "tokenizer.json", "merges.txt", "chat_template.jinja", "1_Pooling/config.json", "2_Dense/model.safetensors",
+        "tokenizer.json", "chat_template.jinja", "1_Pooling/config.json", "2_Dense/model.safetensors",
     ]  # fmt: skip
     unwanted = [
         "pytorch_model.bin", "modeling_own.py", "consolidated.safetensors", "original/model.safetensors",
-        "onnx/config.json", "README.md", "model.gguf",
+        "onnx/config.json", "README.md", "model.gguf", "tokenizer.model", "qwen.tiktoken", "merges.txt", "vocab.txt",
     ]  # fmt: skip
     kept = filter_repo_objects(
         wanted + unwanted, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
