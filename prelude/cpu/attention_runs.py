@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from prelude._native.cpu import Attention, PagedRows, write_pool
 from prelude.cpu.threads import GOVERNOR
-from prelude.execution.layout import I64, Forest, StepTokens
+from prelude.execution.layout import Forest, StepTokens
 from prelude.models.arrays import Array, aligned
 from prelude.models.relative import RelativeWeights, panels_of
 from prelude.models.spec import Attention as Heads
@@ -28,6 +27,7 @@ from prelude.models.transformer import Run
 from prelude.models.weights import LayerWeights
 from prelude.readouts.batch import DecodeRows
 from prelude.records import dataclass
+from prelude.values.arrays import I32, I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class DecodePart:
         self.table.attend(q[rows], pool_k, pool_v, out[rows], scale=heads.scale, cap=heads.cap)
 
 
-Runs = npt.NDArray[np.int64]
+Runs = I64
 """[runs, 3]: first key, number of keys, whether they lie in the pool."""
-Starts = npt.NDArray[np.int32]
+Starts = I32
 """[n + 1]: where each of n things begins, and the last one's end."""
 
 
@@ -322,7 +322,7 @@ def _forest_runs(forest: Forest, block_size: int) -> tuple[I64, Runs]:
     return np.array([len(path) for path in paths], np.int64), np.concatenate(paths)
 
 
-def _blocks(blocks: npt.NDArray[np.int32], block_size: int, length: int) -> Runs:
+def _blocks(blocks: I32, block_size: int, length: int) -> Runs:
     """Return the first ``length`` tokens of a block table as runs."""
     used = -(-length // block_size)
     if used > len(blocks):
@@ -349,7 +349,7 @@ def _decode_runs(decode: DecodeRows, rows: I64, block_size: int) -> tuple[I64, R
     return np.searchsorted(first, ends) - np.searchsorted(first, begins), runs
 
 
-def _joined(blocks: npt.NDArray[np.int32], begins: I64, block_size: int) -> tuple[Runs, I64]:
+def _joined(blocks: I32, begins: I64, block_size: int) -> tuple[Runs, I64]:
     """Blocks that follow each other as one run, none across ``begins``; and the block that each run begins with."""
     new = np.ones(len(blocks), np.bool_)
     new[1:] = np.diff(blocks) != 1

@@ -25,7 +25,7 @@ from prelude.errors import EngineClosed
 from prelude.execution.backends import Wanted, choose
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.host_blocks import CpuHostBlocks, lazy_zeros
-from prelude.execution.layout import I64, PendingTokens, StepTokens
+from prelude.execution.layout import PendingTokens, StepTokens
 from prelude.execution.memory_plan import TOKEN_CHUNK, StepMemory, query_run
 from prelude.models.arrays import F32, OF_BLOCKS, Array
 from prelude.models.config import ModelConfig
@@ -37,6 +37,7 @@ from prelude.models.transformer import Run, Transformer
 from prelude.models.weights import ModelWeights
 from prelude.readouts.batch import I32, ForwardBatch, MixedBatch, Output, Readout, StepResult, readouts_of
 from prelude.records import dataclass
+from prelude.values.arrays import I64
 from prelude.values.config import Quantization
 
 _LOGITS_BYTES = 64 << 20

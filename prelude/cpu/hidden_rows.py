@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from prelude._native import cpu
-from prelude.execution.layout import I64
 from prelude.execution.memory_plan import TOKEN_CHUNK
 from prelude.models.transformer import Transformer
 from prelude.readouts.base import Logits
 from prelude.readouts.batch import F32, F64, I32
 from prelude.records import dataclass, field
+from prelude.values.arrays import I64, Mask
 
 
 @dataclass(slots=True)
@@ -94,7 +93,7 @@ class ChunkLogits:
         self._logits = logits
         self._normalisers: tuple[F32, F64] | None = None
 
-    def finite(self) -> npt.NDArray[np.bool_]:
+    def finite(self) -> Mask:
         return np.asarray(np.isfinite(self._logits).all(axis=1))
 
     def argmax(self) -> I32:

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from prelude.cpu.hidden_rows import HiddenRows, best, log_normalisers
-from prelude.execution.layout import I64
 from prelude.models.transformer import Transformer
 from prelude.parallel.group import RankGroup
 from prelude.parallel.shards import Shard, share
 from prelude.readouts.base import Logits
 from prelude.readouts.batch import F32, F64, I32
+from prelude.values.arrays import I64
 
 
 class ShardRows(HiddenRows):
