@@ -27,17 +27,13 @@ _V3 = {"position_buckets": 32, "norm_rel_ebd": "layer_norm", "share_att_key": Tr
 DEBERTA = {**_V3, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"], "layer_norm_eps": 1e-7}
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "bert": {"family": "bert"},
-    "bert-relu": {"family": "bert", "hidden_act": "relu"},
+    "bert": {"family": "bert"}, "bert-relu": {"family": "bert", "hidden_act": "relu"},
     "bert-gelu-new": {"family": "bert", "hidden_act": "gelu_new", "type_vocab_size": 3},
     "bert-narrow-heads": {"family": "bert", "num_attention_heads": 16},
-    "bert-one-layer": {"family": "bert", "num_hidden_layers": 1},
-    "roberta": {"family": "roberta"},
+    "bert-one-layer": {"family": "bert", "num_hidden_layers": 1}, "roberta": {"family": "roberta"},
     "roberta-silu-types": {"family": "roberta", "hidden_act": "silu", "type_vocab_size": 2, "pad_token_id": 4},
-    "xlm-roberta": {"family": "xlm-roberta"},
-    "distilbert": {"family": "distilbert", "activation": "relu"},
-    "electra": {"family": "electra"},
-    "electra-narrow-embeddings": {"family": "electra", "embedding_size": 20},
+    "xlm-roberta": {"family": "xlm-roberta"}, "distilbert": {"family": "distilbert", "activation": "relu"},
+    "electra": {"family": "electra"}, "electra-narrow-embeddings": {"family": "electra", "embedding_size": 20},
     "modernbert": {"family": "modernbert", "classifier_activation": "relu", "classifier_bias": True},
     "modernbert-biases": {"family": "modernbert", "attention_bias": True, "norm_bias": True},
     "modernbert-all-global": {"family": "modernbert", "global_attn_every_n_layers": 1, "hidden_activation": "relu"},
@@ -51,7 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"family": "gemma3_text"},
     "gemma3_text-narrowest-window": {"family": "gemma3_text", "sliding_window": 1},
     "gemma3_text-odd-window": {"family": "gemma3_text", "sliding_window": 7, "query_pre_attn_scalar": 12},
-}
+}  # fmt: skip
 
 
 def write_encoder(

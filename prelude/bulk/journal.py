@@ -170,7 +170,7 @@ class Results:
     def _take(self, place: int, key: str) -> dict[str, Any] | None:
         """Return the row at ``place`` if it has this key; the row behind it is then the next."""
         self._file.seek(place)
-        line = self._file.readline(min(MAX_LINE, self._end - place)) if place < self._end else b""
+        line = self._file.readline(MAX_LINE) if place < self._end else b""
         if line[9:41] != key.encode() or not _whole(line):
             return None
         try:

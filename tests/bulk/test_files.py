@@ -104,16 +104,13 @@ def test_a_byte_order_mark_is_read_over(tmp_path: Path, name: str) -> None:
     ("text", "says"),
     [
         (b'a,b\n1,2\n"3,4\n5,6\n', "line 3: a quote of this record is open at the end of the file"),
-        (b'a,b\n1,2\n"3', "line 3: a quote"),
-        (b'a,b\n1,"x\ny\n', "line 2: a quote"),
+        (b'a,b\n1,2\n"3', "line 3: a quote"), (b'a,b\n1,"x\ny\n', "line 2: a quote"),
         (b'a,b\n1,2\n"3"x,4\n5,6\n', "line 3: the record that begins here is not CSV"),
         (b'a,b\n"open,2\n3,4\n"5",6\n', "line 2: the record that begins here is not CSV"),
-        (b'"a,b\n1,2\n', "line 1: a quote"),
-        (b"", "the file is empty"),
-        (b"\n\n", "the file is empty"),
+        (b'"a,b\n1,2\n', "line 1: a quote"), (b"", "the file is empty"), (b"\n\n", "the file is empty"),
         (b"a,\xff\n1,2\n", "line 1: the header"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["in.csv", "in.csv.gz"])
 def test_csv_without_known_ends_of_rows_is_refused(tmp_path: Path, text: bytes, says: str, name: str) -> None:
     with pytest.raises(BulkError, match=re.escape(f"{tmp_path / name}: {says}")):

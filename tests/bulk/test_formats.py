@@ -153,27 +153,21 @@ def lines_of(path: Path, values: list[Any]) -> Path:
 
 
 COLUMNS: dict[str, tuple[list[Any], list[Any]]] = {
-    "integers": ([1, None, 2], [1, None, 2]),
-    "numbers": ([1, 2.5], [1.0, 2.5]),
+    "integers": ([1, None, 2], [1, None, 2]), "numbers": ([1, 2.5], [1.0, 2.5]),
     "a number that is no double": ([2**53 + 1, 0.5], ["9007199254740993", "0.5"]),
-    "a number and a text": ([1, "x"], ["1", "x"]),
-    "a text and a number": (["x", 1, None], ["x", "1", None]),
-    "truth and a number": ([True, 1], ["true", "1"]),
-    "a number and truth": ([0.5, True], ["0.5", "true"]),
+    "a number and a text": ([1, "x"], ["1", "x"]), "a text and a number": (["x", 1, None], ["x", "1", None]),
+    "truth and a number": ([True, 1], ["true", "1"]), "a number and truth": ([0.5, True], ["0.5", "true"]),
     "a number and truth inside": ([{"a": [0.5]}, {"a": [True]}], ['{"a": [0.5]}', '{"a": [true]}']),
     "truth in a list and a number": ([[True], [0.5]], ["[true]", "[0.5]"]),
     "truth and a number of two keys": ([{"a": True}, {"b": 0.5}], [{"a": True, "b": None}, {"a": None, "b": 0.5}]),
-    "more than 63 bits": ([2**63, 1], [str(2**63), "1"]),
-    "more than 64 bits": ([2**80], [str(2**80)]),
-    "no field": ([{}, {}], ["{}", "{}"]),
-    "no field inside": ([{"a": [{}]}], ['{"a": [{}]}']),
+    "more than 63 bits": ([2**63, 1], [str(2**63), "1"]), "more than 64 bits": ([2**80], [str(2**80)]),
+    "no field": ([{}, {}], ["{}", "{}"]), "no field inside": ([{"a": [{}]}], ['{"a": [{}]}']),
     "objects": ([{"a": 1}, {"b": [2]}, ...], [{"a": 1, "b": None}, {"a": None, "b": [2]}, None]),
     "objects of other types": ([{"a": 1}, {"a": "x"}], ['{"a": 1}', '{"a": "x"}']),
-    "a list and an object": ([[1], {"a": 1}], ["[1]", '{"a": 1}']),
-    "lists": ([[], [1], None], [[], [1], None]),
+    "a list and an object": ([[1], {"a": 1}], ["[1]", '{"a": 1}']), "lists": ([[], [1], None], [[], [1], None]),
     "nothing": ([None, ...], [None, None]),
     "dates as text": (["2024-01-01", "2024-01-02T00:00:00Z"], ["2024-01-01", "2024-01-02T00:00:00Z"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("apart", [False, True])

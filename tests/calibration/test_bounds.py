@@ -87,40 +87,28 @@ def test_what_is_no_answer_is_refused(other: Any) -> None:
 # ------------------------------------------------------------------ calibrators
 
 
+def platt(slope: float, offsets: list[float], labels: Any = ("a", "b")) -> Any:
+    return "platt", {"slope": slope, "offsets": offsets}, labels
+
+
 @pytest.mark.parametrize(
     ("good", "wrong", "says"),
     [
         (("temperature", {"temperature": 1e-6}), ("temperature", {"temperature": 9e-7}), "not at least 1e-06"),
         (("temperature", {"temperature": 1e6}), ("temperature", {"temperature": 1.1e6}), "from -1e"),
-        (
-            ("platt", {"slope": 1e-9, "offsets": [0, 1]}, ("a", "b")),
-            ("platt", {"slope": 0, "offsets": [0, 1]}, ("a", "b")),
-            "slope above 0",
-        ),
-        (
-            ("platt", {"slope": 1e6, "offsets": [-1e6, 1e6]}, ("a", "b")),
-            ("platt", {"slope": 1, "offsets": [-2e6, 0]}, ("a", "b")),
-            "offsets: ",
-        ),
-        (
-            ("platt", {"slope": 1, "offsets": [0]}, ("a",)),
-            ("platt", {"slope": 1, "offsets": [0]}, ("a", "b")),
-            "an offset for each",
-        ),
-        (("platt", {"slope": 1, "offsets": []}, ()), ("platt", {"slope": 1, "offsets": [0, 1]}, None), "its labels"),
+        (platt(1e-9, [0, 1]), platt(0, [0, 1]), "slope above 0"),
+        (platt(1e6, [-1e6, 1e6]), platt(1, [-2e6, 0]), "offsets: "),
+        (platt(1, [0], ("a",)), platt(1, [0]), "an offset for each"),
+        (platt(1, [], ()), platt(1, [0, 1], None), "its labels"),
         (("isotonic", LINE), ("isotonic", {**LINE, "y": [0.0, 1.1]}), "y between 0 and 1"),
         (("isotonic", LINE), ("isotonic", {**LINE, "y": [-0.1, 1.0]}), "y between 0 and 1"),
         (("isotonic", LINE), ("isotonic", {**LINE, "x": [1.0, 0.0]}), "ascending"),
         (("isotonic", LINE), ("isotonic", {**LINE, "x": [0.0]}), "equal length"),
         (("isotonic", {"x": [0.5], "y": [0.5]}), ("isotonic", {"x": [], "y": []}), "equal length"),
-        (
-            ("isotonic", {"x": [0.5, 0.5], "y": [0.2, 0.2]}),
-            ("isotonic", {"x": [0.5, 0.6], "y": [0.2, 0.1]}),
-            "ascending",
-        ),
+        (("isotonic", {"x": [0.5] * 2, "y": [0.2] * 2}), ("isotonic", {"x": [0.5, 0.6], "y": [0.2, 0]}), "ascending"),
         (("isotonic", LINE), ("isotonic", {"x": 0.5, "y": [0.5]}), "x: 0.5 is not a list of numbers"),
     ],
-)
+)  # fmt: skip
 def test_both_sides_of_a_bound_of_parameters(good: Any, wrong: Any, says: str) -> None:
     Calibrator(*good)
     with pytest.raises(CalibrationError, match=says):

@@ -276,11 +276,8 @@ def entrances(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Entrances:
 
 
 ENTRANCES: list[Callable[[Entrances, Any], str]] = [
-    Entrances.decide,
-    Entrances.systemone,
-    Entrances.openai,
-    Entrances.langchain,
-]
+    Entrances.decide, Entrances.systemone, Entrances.openai, Entrances.langchain,
+]  # fmt: skip
 
 
 @pytest.mark.feature("G21")

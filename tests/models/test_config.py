@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from prelude.models.config import ModelConfig
+from prelude.models.files import ModelDirectory
+from prelude.models.options import option_model
 from prelude.models.spec import Norm, Projection, Rope
 from tests.models.configs import ABSENT, LLAMA, LLAMA3, MISTRAL, NEW, OLD, QWEN2, YARN, read, rope
 
@@ -136,3 +139,28 @@ def test_ids_that_a_config_leaves_out_are_those_of_its_class(family: str) -> Non
 
 def test_pad_token_of_minus_one_is_none() -> None:
     assert read(pad_token_id=-1).pad_token_id is None
+
+
+# ------------------------------------------------------------------ heads that read options
+
+NAMED = {"cls_token": {"content": "<s>"}, "mask_token": "<m>_"}
+
+
+@pytest.mark.parametrize(
+    "files, said",
+    [
+        ({"opendecider.json": {}, "tokenizer_config.json": NAMED}, {"max_length": 2048, "tokens": [3, 5, 4]}),
+        ({"julia_config.json": {}}, {"max_length": 8192, "head_length": 512, "option_length": 48}),
+        ({"pointer_head.json": {}}, {"max_length": 73728, "head_length": 8192, "state_length": 65536}),
+        ({"pointer_head.json": {"temperature": 2.5}}, {"temperatures": (2.5, 2.5, 2.5)}),
+        ({"config.json": {"model_type": "extractor"}}, {"max_length": 8192}),
+    ],
+)
+def test_settings_of_a_head_if_no_file_says(files: dict[str, Any], said: dict[str, Any], tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    directory = ModelDirectory.of(tmp_path)
+    model: Any = option_model(directory)
+    found = model.settings(directory, SimpleNamespace(token_to_id=len))
+    told = {"tokens": [*found.tokens.values()]}
+    assert {name: told.get(name, getattr(found, name)) for name in said} == said

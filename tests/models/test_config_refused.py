@@ -12,6 +12,8 @@ import pytest
 
 from prelude.errors import ModelError, UnsupportedModel
 from prelude.models.config import ModelConfig
+from prelude.models.files import ModelDirectory
+from prelude.models.options import option_model
 from tests.models import test_decoder_configs, test_encoder_configs, test_recurrent_configs
 from tests.models.configs import ABSENT, LLAMA, LLAMA3, MISTRAL, NEW, OLD, QWEN2, YARN, read
 
@@ -80,13 +82,11 @@ def test_theta(theta: Any, base: dict[str, Any]) -> None:
         ({"hidden_size": 33, "head_dim": None}, "hidden_size is 33, .*multiple of num_attention_heads = 4"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, it must divide num_attention_heads = 4"),
         ({"num_key_value_heads": 8}, "num_key_value_heads is 8, it must divide"),
-        ({"head_dim": 7}, "head_dim is 7, .*even"),
-        ({"hidden_size": 4, "head_dim": None}, "head_dim is 1, .*even"),
+        ({"head_dim": 7}, "head_dim is 7, .*even"), ({"hidden_size": 4, "head_dim": None}, "head_dim is 1, .*even"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, true or false"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', true or false"),
         ({"attention_bias": "no"}, "attention_bias is 'no', true or false"),
-        ({"hidden_act": 5}, "hidden_act is 5, a string"),
-        ({"model_type": 5}, "model_type is 5, a string"),
+        ({"hidden_act": 5}, "hidden_act is 5, a string"), ({"model_type": 5}, "model_type is 5, a string"),
         ({"model_type": "llama"}, "model_type is 'llama', but the architecture Qwen3ForCausalLM"),
         ({"architectures": []}, "architectures is \\[\\], a list of one name"),
         ({"architectures": "Qwen3ForCausalLM"}, "architectures is 'Qwen3ForCausalLM', a list"),
@@ -97,8 +97,7 @@ def test_theta(theta: Any, base: dict[str, Any]) -> None:
         ({"eos_token_id": 3.0}, "eos_token_id is 3.0, a token id"),
         ({"eos_token_id": [1] * 2000}, "eos_token_id lists 2,000 ids"),
         ({"bos_token_id": [1]}, "bos_token_id is \\[1\\], one token id"),
-        ({"pad_token_id": 64}, "pad_token_id is 64"),
-        ({"pad_token_id": False}, "pad_token_id is False"),
+        ({"pad_token_id": 64}, "pad_token_id is 64"), ({"pad_token_id": False}, "pad_token_id is False"),
         ({"rope_theta": 5.0}, "rope_theta is given twice, as 1000000.0 and as 5.0"),
         ({"rope_parameters": [1]}, "rope_parameters is \\[1\\], an object"),
         ({"torch_dtype": "float16"}, "dtype is 'bfloat16', but torch_dtype is 'float16'"),
@@ -106,7 +105,7 @@ def test_theta(theta: Any, base: dict[str, Any]) -> None:
         ({"layer_types": ["full_attention"]}, "layer_types is .*list of 2 names"),
         ({"use_sliding_window": "yes"}, "use_sliding_window is 'yes', true or false"),
     ],
-)
+)  # fmt: skip
 def test_contradictions_and_wrong_values(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read(**changes)
@@ -142,16 +141,13 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({**MISTRAL, "sliding_window": 9, "layer_types": ["full_attention"] * 2}, "holds for all layers"),
     ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "spiral"}}, "rope_type 'spiral'"),
     ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "one entry per layer type"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"), ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn'"),
     ({"dual_chunk_attention_config": {"chunk_size": 8}}, "dual_chunk_attention_config"),
-    ({"is_causal": False}, "is_causal"),
-    ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ({"is_causal": False}, "is_causal"), ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ({**LLAMA, "rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
-    ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
-    ({"vision_config": {}}, "vision_config"),
-]
+    ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"), ({"vision_config": {}}, "vision_config"),
+]  # fmt: skip
 
 
 ANOTHER_KIND = (test_decoder_configs, test_encoder_configs, test_recurrent_configs)
@@ -165,6 +161,27 @@ NAMED += [(ModelError, *case) for other in ANOTHER_KIND for case in other.WRONG]
 def test_a_config_that_is_refused_is_named(error: type[ModelError], config: dict[str, Any], message: str) -> None:
     with pytest.raises(error, match=message):
         read(config)
+
+
+WINDOWS = {**NEW, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ({"opendecider.json": {"kind": "nano"}, "config.json": NEW}, "'qwen3'; the head reads an encoder"),
+        ({"pointer_head.json": {}, "config.json": test_encoder_configs.BERT}, "'bert'; the head reads a decoder"),
+        ({"config.json": {"backbone_config": "b.json"}, "b.json": WINDOWS}, "b.json: .*within a window below"),
+        ({"config.json": {"backbone_config": "b.json"}, "b.json": test_recurrent_configs.QWEN}, "a recurrent state"),
+        ({"config.json": {"model_type": "extractor", "token_pooling": "mean"}}, "token_pooling 'mean'"),
+    ],
+)
+def test_a_network_that_a_head_does_not_read(files: dict[str, Any], message: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    model: Any = option_model(ModelDirectory.of(tmp_path))
+    with pytest.raises(UnsupportedModel, match=message):
+        model.network(ModelDirectory.of(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -99,22 +99,19 @@ def test_weights_of_the_body_that_are_missing_too_many_or_of_another_shape(tmp_p
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({**BERT, "is_decoder": True}, "is_decoder"),
-    ({**BERT, "is_causal": True}, "is_causal"),
+    ({**BERT, "is_decoder": True}, "is_decoder"), ({**BERT, "is_causal": True}, "is_causal"),
     ({**BERT, "add_cross_attention": True}, "add_cross_attention"),
     ({**BERT, "position_embedding_type": "relative_key"}, "position_embedding_type"),
     ({**BERT, "hidden_act": "mish"}, "hidden_act 'mish'; supported: gelu"),
     ({**BERT, "quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ({**DISTILBERT, "sinusoidal_pos_embds": True}, "sinusoidal_pos_embds"),
     ({**DEBERTA, "relative_attention": False}, "relative_attention"),
-    ({**DEBERTA, "share_att_key": False}, "share_att_key"),
-    ({**DEBERTA, "type_vocab_size": 2}, "type_vocab_size"),
-    ({**DEBERTA, "conv_kernel_size": 3}, "conv_kernel_size"),
-    ({**DEBERTA, "embedding_size": 16}, "embedding_size"),
+    ({**DEBERTA, "share_att_key": False}, "share_att_key"), ({**DEBERTA, "type_vocab_size": 2}, "type_vocab_size"),
+    ({**DEBERTA, "conv_kernel_size": 3}, "conv_kernel_size"), ({**DEBERTA, "embedding_size": 16}, "embedding_size"),
     ({**DEBERTA, "pos_att_type": ["c2p"]}, "pos_att_type"),
     ({**DEBERTA, "norm_rel_ebd": "batch"}, "norm_rel_ebd 'batch'"),
     ({**BERT, "architectures": ["BertForQuestionAnswering"]}, "architecture 'BertForQuestionAnswering'"),
-]
+]  # fmt: skip
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({**BERT, "num_attention_heads": 5}, "hidden_size is 32, .* a multiple of num_attention_heads = 5"),
     ({**DISTILBERT, "n_heads": 5}, "dim is 32, .* a multiple of n_heads = 5"),

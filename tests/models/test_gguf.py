@@ -130,6 +130,16 @@ def test_blocks_have_the_values_of_the_packages_dequantizer(kind: str) -> None:
     most = np.abs(wanted.reshape(40, -1, 32)).max(axis=2, keepdims=True)
     assert (np.abs((eight - wanted).reshape(40, -1, 32)) <= most * 0.0045 + 5e-6).all()  # of float16's smallest scale
     assert blocks.count_bad() == 0
+    for at, (first, _) in enumerate(SCALES[kind]):
+        stored.reshape(-1, BYTES[kind])[at, first : first + 2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)
+        assert blocks.count_bad() == at + 1
+
+
+def test_weights_beyond_eight_bits_are_refused() -> None:
+    stored = np.full((1, BYTES["Q5_K"]), 255, np.uint8)
+    stored[:, :4] = np.frombuffer(np.array([65504, 0], np.float16).tobytes(), np.uint8)
+    with pytest.raises(UnsupportedModel, match=r"weights of Q5_K above 8\.319e\+06"):
+        Blocks("Q5_K", (1, 256), stored).eight_bits()
 
 
 def test_kinds_of_blocks_in_one_projection_are_computed_apart() -> None:
@@ -287,14 +297,14 @@ def test_every_id_that_ends_a_text_is_read(tmp_path: Path) -> None:
     def changed(writer: Any) -> None:
         writer.add_eos_token_id(3)
         writer.add_eot_token_id(5)
-        writer.add_uint32("tokenizer.ggml.eom_token_id", 3)
+        writer.add_uint32("tokenizer.ggml.eom_token_id", 4)
         writer.add_bos_token_id(7)
         writer.add_pad_token_id(9)
 
     path = write_model(source(tmp_path / "model", "llama"), tmp_path / "model.gguf", "F32", changed)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 11}', encoding="utf-8")  # of another model
     found = ModelConfig.from_dir(open_directory(path))
-    assert (found.eos_token_ids, found.bos_token_id, found.pad_token_id) == ((3, 5), 7, 9)
+    assert (found.eos_token_ids, found.bos_token_id, found.pad_token_id) == ((3, 5, 4), 7, 9)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q5_K", "Q6_K"])
@@ -352,6 +362,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     ),
     "experts": (lambda w: w.add_expert_count(8), "expert_count = 8"),
     "a window": (lambda w: w.add_sliding_window(16), "sliding_window = 16"),
+    "later tokens": (lambda w: w.add_causal_attention(False), "attention.causal = False"),
     "part of heads turn": (lambda w: w.add_rope_dimension_count(8), "rope.dimension_count = 8"),
     "a factor of attention": (lambda w: w.add_rope_scaling_attn_factors(1.5), "rope.scaling.attn_factor = 1.5"),
     "a rotary scaling": (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "longrope"),

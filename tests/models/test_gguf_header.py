@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "an array beyond the file": (header([entry("k", ARRAY, array(U64, 5000, b""))], []), "truncated"),
     "an array of texts beyond the file": (header([entry("k", ARRAY, array(TEXT, 5000, b""))], []), "5,000 texts"),
     "a text of an array beyond the file": (
-        header([entry("k", ARRAY, array(TEXT, 1, struct.pack("<Q", 5000)))], []),
+        header([entry("k", ARRAY, array(TEXT, 1, struct.pack("<Q", 8)))], [], b""),  # seven bytes are left
         "text 0 does not end in the file",
     ),
     "an array of arrays": (header([entry("k", ARRAY, array(ARRAY, 1, array(U8, 1, b"\1")))], []), "array of arrays"),
@@ -126,7 +126,7 @@ def good() -> bytes:
         entry("switches", ARRAY, array(BOOL, 2, b"\0\1")),
     ]
     data = np.arange(64, dtype=np.float32).tobytes()
-    return header(values, [tensor("a.weight", (8, 4)), tensor("b.weight", (32,), offset=128)], data)
+    return header(values, [tensor("b.weight", (32,), offset=128), tensor("a.weight", (8, 4))], data)
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -14,7 +14,7 @@ from prelude.errors import ModelError, UnsupportedModel
 from prelude.models.gguf.tokenizer import GgufTokenizer
 from tests.tokenizer.conftest import SHARED
 
-NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 TEXTS = [
     "The committee shall publish its findings before the close of the year.",
     "  two  spaces, tabs\tand\n\nlines \n and 1234567890 numbers, it's DON'T",
@@ -106,6 +106,24 @@ def test_ids_are_those_of_the_packaged_tokenizer() -> None:
         assert text == made(told).decode([word]), "a token of the user is text, a control token is none"
 
 
+@pytest.mark.parametrize(
+    "pre, begins, composed, joined, whole",
+    [
+        ("gpt-2", 0, False, True, False), ("qwen2", 0, True, False, False), ("llama-bpe", 1, False, True, True),
+        ("tekken", 1, False, False, True), ("smollm", 0, False, False, False),
+    ],
+)  # fmt: skip
+def test_names_of_cutting(pre: str, begins: int, composed: bool, joined: bool, whole: bool) -> None:
+    told = byte_level() | {"tokenizer.ggml.pre": pre, "tokenizer.ggml.bos_token_id": 1}
+    first = len(told["tokenizer.ggml.tokens"])
+    added = {"tokens": ["12", "zq", "[PAD]"], "token_type": [NORMAL, NORMAL, UNUSED], "merges": ["1 2"]}
+    found = made(told | {(name := f"tokenizer.ggml.{key}"): [*told[name], *more] for key, more in added.items()})
+    accent, letter, number, word = (found.encode(text).ids[begins:] for text in ("e\u0301", "\xe9", "12", "zq"))
+    assert found.encode("").ids == [1] * begins and (accent == letter) is composed
+    assert (number == [first]) is joined and (word == [first + 1]) is whole
+    assert found.decode([first + 2]) == ""
+
+
 def test_template_and_named_tokens() -> None:
     ids = {"bos": 3, "eos": 0, "unknown": 5, "padding": 7}
     told = byte_level() | {f"tokenizer.ggml.{name}_token_id": token for name, token in ids.items()}
@@ -152,7 +170,7 @@ def test_a_space_is_put_before_a_text_unless_the_file_says_no(said: bool | None,
     told = {"tokens": ["<unk>", "\u2581", "a", "\u2581a"], "token_type": [UNKNOWN, *[NORMAL] * 3], "model": "llama"}
     told |= {"scores": [0.0, -1.0, -1.0, -2.0], "add_space_prefix": said}
     found = made({f"tokenizer.ggml.{key}": value for key, value in told.items()})
-    assert found.encode("a").ids == ids and found.decode(ids) == "a" and found.encode("a\xe9").ids == [*ids, 0]
+    assert found.encode("a").ids == ids and found.decode([*ids, 0]) == "a" and found.encode("a\xe9").ids == [*ids, 0]
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

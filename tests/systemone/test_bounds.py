@@ -129,12 +129,9 @@ def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("more", "loc"),
     [
-        ({"prompt_cache_key": None}, None),
-        ({"prompt_cache_options": None}, None),
-        ({"prompt_cache_options": {}}, None),
-        ({"prompt_cache_options": {"ttl": None}}, None),
-        ({"model": None}, None),
-        ({"prompt_cache_options": "explicit"}, ("prompt_cache_options", "dict_type")),
+        ({"prompt_cache_key": None}, None), ({"prompt_cache_options": None}, None),
+        ({"prompt_cache_options": {}}, None), ({"prompt_cache_options": {"ttl": None}}, None),
+        ({"model": None}, None), ({"prompt_cache_options": "explicit"}, ("prompt_cache_options", "dict_type")),
         ({"prompt_cache_options": {"mode": ["explicit"]}}, ("prompt_cache_options", "mode", "literal_error")),
         ({"prompt_cache_options": {"mode": ""}}, ("prompt_cache_options", "mode", "literal_error")),
         ({"prompt_cache_options": {"ttl": ""}}, ("prompt_cache_options", "ttl", "extra_forbidden")),
@@ -143,7 +140,7 @@ def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
         ({"temperature": None}, ("temperature", "extra_forbidden")),
         ({"input": {"role": "user", "content": "a"}}, ("input", "union_type")),
     ],
-)
+)  # fmt: skip
 def test_an_option_that_is_null_is_not_given(one: SystemOne, more: Any, loc: Any) -> None:
     body = {"input": "a", "questions": [PREDICATE], **more}
     if loc is None:

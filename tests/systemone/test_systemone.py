@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import pickle
 import shutil
@@ -156,14 +157,9 @@ WRONG: list[tuple[Any, list[Any], str]] = [
     ({"state": "x", "questions": {}}, ["body", "questions"], "too_short"),
     ({"state": "x", "questions": [NOUL]}, ["body", "questions"], "too_short"),
     ({"state": "x", "questions": {"a": NOUL}, "assets": {"1": "data:"}}, ["body", "assets"], "unsupported"),
-    ({"state": "x", "questions": {str(i): NOUL for i in range(401)}}, ["body", "questions"], "too_long"),
     ({"state": "x", "questions": {"": NOUL}}, ["body", "questions", ""], "string_type"),
     ({"state": "x", "questions": {"a": "b"}}, ["body", "questions", "a"], "dict_type"),
-    (
-        {"state": "x", "questions": {"a": {"instructions": "?"}}},
-        ["body", "questions", "a", "type"],
-        "union_tag_invalid",
-    ),
+    ({"state": "x", "questions": {"a": {"a": "?"}}}, ["body", "questions", "a", "type"], "union_tag_invalid"),
     ({"state": "x", "questions": {"a": {"type": ["noul"]}}}, ["body", "questions", "a", "type"], "union_tag_invalid"),
 ]
 Q: list[tuple[Any, list[Any], str]] = [
@@ -179,11 +175,7 @@ Q: list[tuple[Any, list[Any], str]] = [
     ({"type": "choice", "criteria": {"a": 1, "b": None}}, ["choice", "criteria", "a"], "union_type"),
     ({"type": "choice", "criteria": {"": None, "b": None}}, ["choice", "criteria", ""], "string_type"),
     ({"type": "choice", "criteria": {"b": None, "\ud800": None}}, ["choice", "criteria", "\ud800"], "value_error"),
-    (
-        {"type": "choice", "criteria": {"b": None, "a": {"x": float("inf")}}},
-        ["choice", "criteria", "a"],
-        "value_error",
-    ),
+    ({"type": "choice", "criteria": {"b": None, "a": {"x": math.inf}}}, ["choice", "criteria", "a"], "value_error"),
     ({"type": "score", "criteria": {"0": "a", "1": "b"}}, ["score", "criteria"], "list_type"),
     ({"type": "score", "criteria": ["a"]}, ["score", "criteria"], "too_long"),
     ({"type": "score", "criteria": [str(i) for i in range(11)]}, ["score", "criteria"], "too_long"),
@@ -279,32 +271,15 @@ def test_parts_are_answered_in_the_order_of_the_body() -> None:
 
 
 def test_decisions_in_openais_form(one: SystemOne) -> None:
-    body = one.decisions(
-        {
-            "model": "small",
-            "input": [
-                {
-                    "role": "user",
-                    "content": [{"type": "input_text", "text": "hi"}, {"type": "input_json", "data": {"a": 1}}],
-                }
-            ],
-            "questions": [
-                {"type": "predicate", "instructions": "Is it?"},
-                {
-                    "type": "choice",
-                    "name": "c",
-                    "instructions": "Which?",
-                    "choices": [{"value": True}, {"value": "x", "description": "d"}],
-                },
-                {
-                    "type": "score",
-                    "name": "c",
-                    "instructions": [{"type": "input_text", "text": "How?"}],
-                    "levels": [{"label": "low"}, {"label": "high", "description": "most"}],
-                },
-            ],
-        }
-    )
+    parts = [{"type": "input_text", "text": "hi"}, {"type": "input_json", "data": {"a": 1}}]
+    choices = [{"value": True}, {"value": "x", "description": "d"}]
+    levels = [{"label": "low"}, {"label": "high", "description": "most"}]
+    questions = [
+        {"type": "predicate", "instructions": "Is it?"},
+        {"type": "choice", "name": "c", "instructions": "Which?", "choices": choices},
+        {"type": "score", "name": "c", "instructions": [{"type": "input_text", "text": "How?"}], "levels": levels},
+    ]
+    body = one.decisions({"model": "small", "input": [{"role": "user", "content": parts}], "questions": questions})
     predicate, choice, score = body["answers"]
     same = ask(
         one,
@@ -330,6 +305,14 @@ def test_decisions_in_openais_form(one: SystemOne) -> None:
     assert asyncio.run(one.adecisions({"input": "x", "questions": [{"type": "predicate", "instructions": "Is it?"}]}))
 
 
+def of_choices(*values: str) -> dict[str, Any]:
+    return {"type": "choice", "instructions": "?", "choices": [{"value": value} for value in values]}
+
+
+def of_levels(*labels: str) -> dict[str, Any]:
+    return {"type": "score", "instructions": "?", "levels": [{"label": label} for label in labels]}
+
+
 @pytest.mark.parametrize(
     "change, loc",
     [
@@ -340,23 +323,9 @@ def test_decisions_in_openais_form(one: SystemOne) -> None:
         ({"input": None}, ["input"]),
         ({"questions": []}, ["questions"]),
         ({"questions": [{"type": "predicate", "instructions": ""}]}, ["questions", 0, "instructions"]),
-        ({"questions": [{"type": "predicate", "instructions": "?", "name": 5}]}, ["questions", 0, "name"]),
-        (
-            {"questions": [{"type": "choice", "instructions": "?", "choices": [{"value": "a"}, {"value": "a"}]}]},
-            ["questions", 0, "choices", 1, "value"],
-        ),
-        (
-            {"questions": [{"type": "score", "instructions": "?", "levels": [{"label": "a"}, {"label": "\ud800"}]}]},
-            ["questions", 0, "levels", 1],
-        ),
-        (
-            {
-                "questions": [
-                    {"type": "choice", "instructions": "?", "choices": [{"value": "a"}, {"value": "\ud800" * 90}]}
-                ]
-            },
-            ["questions", 0, "choices", 1],
-        ),
+        ({"questions": [of_choices("a", "a")]}, ["questions", 0, "choices", 1, "value"]),
+        ({"questions": [of_levels("a", "\ud800")]}, ["questions", 0, "levels", 1]),
+        ({"questions": [of_choices("a", "\ud800" * 90)]}, ["questions", 0, "choices", 1]),
         ({"questions": [{"type": "predicate", "instructions": "\ud800"}]}, ["questions", 0, "instructions"]),
         ({"input": "word " * 12_000}, ["input"]),
     ],
