@@ -124,7 +124,7 @@ def _read_files(arguments: Sequence[str]) -> Iterator[Path]:
     """The files and folders that the command names, without those that it writes."""
     for before, word in zip(("", *arguments), arguments):
         name = word.partition("=")[2] if word.startswith("--") else word
-        if name and not re.match("--(json|plot|out)", before + word) and Path(name).exists():
+        if name and not re.match("--(json|plot|out|made)", before + word) and Path(name).exists():
             yield Path(name)
 
 
@@ -159,10 +159,10 @@ def stale(told: Mapping[str, Any]) -> str:
         return "parts of several commits"
     if not of:
         return "no commit"
-    if of.endswith("+"):
-        return "a tree with changes"
-    ancestor = _git("merge-base", "--is-ancestor", of, "HEAD")
+    ancestor = _git("merge-base", "--is-ancestor", of.rstrip("+"), "HEAD")
     if ancestor is None or ancestor.returncode:
         return "a commit that is not in the history"
+    if of.endswith("+"):
+        return "a tree with changes"
     since = _git("rev-list", "--count", f"{of}..HEAD", "--", *MEASURED)
     return "older code" if since is None or int(since.stdout or MANY + 1) > MANY else ""

@@ -17,13 +17,15 @@ or lists rows of several files, each as its text, the other side, the file, the 
     64 decisions | transformers, one by one | engine-cpu.json | 64 single decisions | transformers / prelude; prelude
     -->
 
-It ends at ``<!-- end of figures -->``. Figures are stale if they are of a tree with changes, of a commit that is not
-in the history, or of code that has changed since in many commits.
+It ends at ``<!-- end of figures -->``. A figure stands beside its aim, with "not met" if it misses it, and its note.
+Figures are stale if they are of a tree with changes, of a commit that is not in the history, or of code that has
+changed since in many commits.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,6 +40,9 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 BLOCK = re.compile(r"(<!-- figures\b(.*?)-->\n)(.*?)(<!-- end of figures -->)", re.S)
 STALE = re.compile(r"\*\*Stale\*\*: [a-z ]*\.")
 MOST_COLUMNS = 5  # more measures than these stand below each other
+AIM = re.compile(r"(>=|<=|<) ([\d.]+)")
+ORDERS = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
+VERSION = re.compile(r"\d+\.\d[\w.+-]*")
 READ_BY_CODE = {"instructions.json"}  # ``bench instructions`` compares with it
 
 Row = dict[str, Any]
@@ -64,7 +69,14 @@ def figure(row: Row) -> str:
 
 
 def with_aim(row: Row) -> str:
-    return figure(row) + (f", aim {row['reach']}" if row["reach"] else "")
+    """The figure, its aim with "not met" if it misses it, and its note."""
+    told, note = figure(row), f" ({row['note']})" if row.get("note") else ""
+    if row["reach"]:
+        aim = AIM.match(row["reach"])
+        if aim is None:
+            raise SystemExit(f"bench tables: the aim {row['reach']!r} is not '>= NUMBER' or '<= NUMBER'")
+        told += f", aim {aim[0]}" + ("" if ORDERS[aim[1]](row["value"], float(aim[2])) else ", not met")
+    return told + note
 
 
 def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -81,18 +93,34 @@ def stale_word(name: str) -> str:
     return f"**Stale**: {why}." if why else ""
 
 
+def machine(facts: dict[str, Any]) -> str:
+    """The processor with its widest instructions, its cores, and the threads of the run."""
+    parts = [facts.get("cpu", "").replace("(R)", ""), *facts.get("vectors", [])[-1:], f"{facts.get('cores')} cores"]
+    return ", ".join([*parts, *([f"{facts['threads']} threads"] if "threads" in facts else [])])
+
+
+def kernels(found: dict[str, str]) -> str:
+    """Of our products: one word if it is the same for all types of weights."""
+    words = dict.fromkeys(found.values())
+    return "".join(words) if len(words) == 1 else ", ".join(f"{kind} {word}" for kind, word in found.items())
+
+
 def source(name: str) -> str:
-    """The command, commit, day and machine of a file."""
+    """The command, commits, day, machine and versions of a file."""
     found = result(name)
     facts = found.get("facts", {})
-    load, versions, builds = (facts.get(key, {}) for key in ("load", "versions", "builds"))
+    load, builds = (facts.get(key, {}) for key in ("load", "builds"))
+    versions = {key: told for key, told in facts.items() if isinstance(told, str) and VERSION.fullmatch(told)}
+    commits = facts.get("commits") or facts.get("commit")
     parts = [
         f"`{found['command']}`",
         f"`{name}`",
-        *(f"{key} {several(facts[key])}" for key in ("commit", "date") if facts.get(key)),
-        f"{facts.get('cpu', '')}, {facts.get('cores', '')} cores" if facts.get("cpu") else "",
+        f"commit {several(commits)}" if commits else "",
+        *(f"{key} {facts[key]}" for key in ("date", "dtype") if facts.get(key)),
+        machine(facts) if facts.get("cpu") else "",
+        f"kernels {kernels(facts['kernels'])}" if facts.get("kernels") else "",
         f"load {load[0]} to {load[1]}" if load else "",
-        ", ".join(f"{package} {version}" for package, version in versions.items()),
+        ", ".join(f"{package} {version}" for package, version in (versions | facts.get("versions", {})).items()),
         *(f"{package} built for {sets}" for package, sets in builds.items()),
     ]
     return " ".join(filter(None, (f"{'; '.join(filter(None, parts))}.", stale_word(name))))
@@ -129,8 +157,9 @@ def of_several(listed: str) -> list[str]:
         if missing:
             raise SystemExit(f"bench tables: {name} has no row {load!r}, {missing[0]!r}")
         told = ", ".join(figure(by_measure[one.strip()]) for one in measures.split(";"))
-        rows.append([text, peer, told, f"`{name}` {stale_word(name)}".strip()])
-    return lines(["load", "compared with", "figure", "file"], rows)
+        facts = result(name).get("facts", {})
+        rows.append([text, peer, told, machine(facts), f"`{name}` {stale_word(name)}".strip()])
+    return lines(["load", "compared with", "figure", "processor", "file"], rows)
 
 
 def table(told: str) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from prelude.results import *  # noqa: F403
     from prelude.results import Answer, Answers, Chunk, Classification, Completion, Embedding, RequestStats
     from prelude.runtime.events import Event
+    from prelude.tasks import *  # noqa: F403
     from prelude.tasks import (
         Choice,
         Classify,

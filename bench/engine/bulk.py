@@ -74,8 +74,8 @@ def rubric(report: Report, rows: int) -> None:
             return Loglikelihood(np.concatenate([shared, own]), [9])
 
         computed = sum(one.get().stats.computed_tokens for one in engine.map(task, range(rows), progress=True))
-    share = computed / (rows * (TAIL + 1))
-    report.add("rubric", f"computed over own tokens, {rows:,} rows", (share, share, share), "x", "1.02")
+    share = computed / (rows * TAIL)  # the continuation is read, and not computed
+    report.add("rubric", f"computed over own tokens, {rows:,} rows", (share, share, share), "x", "<= 1.02")
 
 
 def tiny_task(number: int) -> Loglikelihood:
@@ -98,7 +98,7 @@ def beside_run_many(report: Report, engine: Engine, rows: int, repeats: int) -> 
     assert mapped(engine, rows) == by_hand(engine, rows), "the two give different numbers"
     measured = paired({"hand": lambda: by_hand(engine, rows), "map": lambda: mapped(engine, rows)}, repeats)
     report.add(
-        "map", "rows a second over hand-written run_many", ratio(measured["hand"], measured["map"]), "x", "0.97"
+        "map", "rows a second over hand-written run_many", ratio(measured["hand"], measured["map"]), "x", ">= 0.97"
     )
     rates = [rows / seconds for seconds in measured["map"].seconds]
     report.add("map", "rows a second", (float(np.median(rates)), min(rates), max(rates)), "/s")
@@ -110,7 +110,7 @@ def memory(report: Report, engine: Engine, rows: int) -> None:
     for one in engine.map(tiny_task, range(rows), window=WINDOW):
         if one.index % (rows // 10) == rows // 10 - 1:
             sizes.append(process.memory_info().rss / 2**20)
-    report.add("memory", f"growth over the last 9/10 of {rows:,} rows", (sizes[-1] - sizes[0],) * 3, "MiB", "0")
+    report.add("memory", f"growth over the last 9/10 of {rows:,} rows", (sizes[-1] - sizes[0],) * 3, "MiB", "<= 0")
 
 
 class Timed(Journal):
@@ -146,7 +146,7 @@ def journal(report: Report, folder: Path, rows: int, repeats: int) -> None:
                 run.compute(kept)
                 own = kept.spent
             costs.append(100 * own / (time.process_time() - began - own))
-    report.add("journal", "processor time added", three(costs[1:]), "%", "2")
+    report.add("journal", "processor time added", three(costs[1:]), "%", "<= 2")
 
 
 def main() -> None:

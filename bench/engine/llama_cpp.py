@@ -30,6 +30,13 @@ def _mixed(name: str) -> str:
     return "Q6_K" if any(part in name for part in ("attn_v", "ffn_down", "token_embd")) else "Q4_K"
 
 
+def system_info() -> str:
+    """llama.cpp's own list of the instruction sets that it was built for."""
+    import xllamacpp
+
+    return str(xllamacpp.get_system_info())
+
+
 class LlamaCpp:
     """A model of llama.cpp. ``sequences``: prompts that it computes at once. ``exact``: keys and values of float32,
     else its default of float16. ``flash``: its own attention, else plain products."""

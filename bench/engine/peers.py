@@ -1,4 +1,4 @@
-"""Prelude's peers, each in every way that its users run it; a load takes the fastest of them.
+"""Prelude's peers, each in every way that its users run it; a load takes the fastest of those that are right.
 
 A peer has variants: a graph, an attention, a cache. Each takes token ids of texts, computes them at once and gives a
 row a text. Several texts are fed one by one, in fours sorted by length, and all at once.
@@ -8,7 +8,8 @@ package, which has llama.cpp in it (cmake, a C++ compiler and a quarter of an ho
 
     CMAKE_ARGS="-DLLAMA_LLGUIDANCE=OFF -DLLAMA_BUILD_BORINGSSL=OFF" pip install --no-binary xllamacpp xllamacpp
 
-GGML_NATIVE is on in such a build; the result file names the instruction sets that are found in the library. GCC 12
+GGML_NATIVE is on in such a build; the result file has llama.cpp's own list of its instruction sets, and those that
+are found in the library. GCC 12
 drops the shapes of ggml's AMX tiles, and the first product ends in an illegal instruction: take another compiler, or
 put ``asm volatile("" : : "r"(&tc) : "memory");`` before ``_tile_loadconfig(&tc)`` in ``ggml-cpu/amx/mmq.cpp``.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -167,23 +169,30 @@ def onnx_graphs(path: Path) -> dict[str, Path]:
 
 
 def onnx_int8(graphs: dict[str, Path]) -> dict[str, Path]:
-    """Dynamic int8 of each graph behind ONNX Runtime's pre-processing, a scale a channel and a scale a weight."""
+    """Dynamic int8 of each graph behind ONNX Runtime's pre-processing, a scale a channel and a scale a weight. Signed
+    weights of 8 bits may saturate without VNNI; those of 7 bits and unsigned ones do not."""
     from onnx import TensorProto
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     types = {"DefaultTensorType": TensorProto.FLOAT}  # of what a fused operation gives
+    kinds = {
+        "8 bits": (QuantType.QInt8, False),
+        "7 bits": (QuantType.QInt8, True),
+        "unsigned": (QuantType.QUInt8, False),
+    }
     found = {}
     for name, file in graphs.items():
         prepared = file.with_name(f"{file.stem}-prepared.onnx")
-        for scales in ("channel", "weight"):
-            made = found[f"{name}, a scale a {scales}"] = file.with_name(f"{file.stem}-{scales}.onnx")
+        for scales, (bits, (kind, less)) in product(("channel", "weight"), kinds.items()):
+            made = file.with_name(f"{file.stem}-{scales}-{bits.replace(' ', '')}.onnx")
+            found[f"{name}, a scale a {scales}, {bits}"] = made
             if made.exists():
                 continue
             # Symbolic shapes do not go through these graphs.
             quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
-            kind, each = QuantType.QInt8, scales == "channel"
-            quantize_dynamic(str(prepared), str(made), per_channel=each, weight_type=kind, extra_options=types)
+            options = {"per_channel": scales == "channel", "reduce_range": less, "weight_type": kind}
+            quantize_dynamic(str(prepared), str(made), extra_options=types, **options)
     return found
 
 

@@ -111,16 +111,20 @@ def random_model(folder: Path, name: str) -> Path:
 
 def peaks(threads: int = 1) -> dict[str, float]:
     """1e9 operations a second of each vector instruction on one thread, and 1e9 bytes a second that so many threads
-    read from memory; empty without a compiler."""
+    read from memory, the most of three runs; empty without a compiler."""
     with tempfile.TemporaryDirectory() as folder:
         made = str(Path(folder) / "peaks")
         try:
             compiler = os.environ.get("CXX", "c++").split()
             subprocess.run([*compiler, "-O2", "-pthread", "-o", made, str(PEAKS)], check=True, capture_output=True)
-            ran = subprocess.run([made, str(threads)], check=True, capture_output=True, text=True)
+            command = [made, str(threads)]
+            runs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(3)]
         except (OSError, subprocess.CalledProcessError):
             return {}
-    return {name: float(rate) for name, rate in map(str.split, ran.stdout.splitlines())}
+    found: dict[str, float] = {}
+    for name, rate in map(str.split, "".join(runs).splitlines()):
+        found[name] = max(found.get(name, 0.0), float(rate))
+    return found
 
 
 def weights_of(path: Path) -> tuple[int, int]:

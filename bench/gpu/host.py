@@ -145,7 +145,7 @@ def main() -> None:
             ("completion to result", "result", AIMS["completion to result"]),
         ):
             low, middle, high = np.percentile(found[key], [5, 50, 95]).tolist()
-            report.add(name, measure, (middle, low, high), "us", "" if reach is None else f"{reach:g}")
+            report.add(name, measure, (middle, low, high), "us", "" if reach is None else f"<= {reach:g}")
         costs = [processor_time(executor, steps, options.repeats // 4) for _ in range(5)]
         report.add(name, "processor time", three(costs), "us")
         report.add(name, "plans a step", three([planned / (options.repeats + 2 * len(steps))]), "")

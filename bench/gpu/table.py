@@ -56,7 +56,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             text.append(f"| {name} | not measured | | | | | |")
             continue
         paper = (found.get("paper") or {}).get("prelude")
-        cells = [*_cells(found), shown(found.get("reach")), shown(paper)]
+        cells = [*_cells(found), aim(found), shown(paper)]
         text.append(f"| {name}{by(found)}{mark(key)} | {' | '.join(cells)} |")
     text += ["", "| stage | ended | s |", "|---|---|---|"]
     text += [f"| {x['stage']} | {x.get('how')} | {x.get('seconds')} |" for x in lines if x["key"] == "end"]
@@ -66,7 +66,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     text += [f"- {x['key']} ({x['stage']}): {x.get('error') or x.get('value') or 'failed'}" for x in bad]
     text += ["", "| figure | median | spread | unit | floor | reach |", "|---|---|---|---|---|---|"]
     for key, x in figures.items():
-        text.append(f"| {key}{by(x)}{mark(x['stage'])} | {' | '.join([*_cells(x), shown(x.get('reach'))])} |")
+        text.append(f"| {key}{by(x)}{mark(x['stage'])} | {' | '.join([*_cells(x), aim(x)])} |")
     return "\n".join(text) + "\n"
 
 
@@ -84,7 +84,7 @@ def figures_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(x.get("values"), list) and x["values"]:
             load, _, measure = x["key"].rpartition(".")
             row = {"load": load, "measure": measure, "value": x.get("value"), "unit": x.get("unit", "")}
-            row |= {"low": min(x["values"]), "high": max(x["values"]), "reach": shown(x.get("reach"))}
+            row |= {"low": min(x["values"]), "high": max(x["values"]), "reach": aim(x)}
             rows.append(row | {"note": f"floor {shown(x['floor'])}" if x.get("floor") else "", "stage": x["stage"]})
     return {"facts": facts, "rows": rows}
 
@@ -93,6 +93,12 @@ def _cells(x: dict[str, Any]) -> list[str]:
     values = x["values"]
     spread = f"{shown(min(values))} to {shown(max(values))}"
     return [shown(x.get("value")), spread, str(x.get("unit", "")), shown(x.get("floor"))]
+
+
+def aim(x: dict[str, Any]) -> str:
+    """An aim is on the near side of the floor, which is a time or, of a rate, the most there can be."""
+    reach, floor = x.get("reach"), x.get("floor") or 0
+    return "" if reach is None else f"{'<=' if floor < reach else '>='} {shown(reach)}"
 
 
 def shown(value: Any) -> str:

@@ -101,7 +101,9 @@ class Bench:
         p10, median, p90 = np.percentile(costs, [10, 50, 90]).tolist()
         self.us[key] = p10
         note = f"median {median:.2f}"
-        self.report.add(load, measure, (p10, p10, p90), "us", reach="" if reach is None else f"{reach:g}", note=note)
+        self.report.add(
+            load, measure, (p10, p10, p90), "us", reach="" if reach is None else f"<= {reach:g}", note=note
+        )
 
     def repeat(self, rows: int, make: Callable[[], Any], run: Callable[[Any], object]) -> list[float]:
         """Microseconds a request, of runs made off the clock, for as long as this bench takes per row."""

@@ -77,9 +77,11 @@ def many_options(bench: Bench, quick: bool) -> None:
                 times.append((time.perf_counter() - began) * 1e3)
     for key, times in (("the same question", again), ("a new question", new)):
         spread = (median(times), min(times), max(times))
-        bench.report.add("255 described options", key, spread, "ms", reach="" if times is again else "1.3 x")
+        bench.report.add("255 described options", key, spread, "ms")
     bench.us["options_ratio"] = median(new) / median(again)
-    bench.report.add("255 described options", "ratio of medians", (bench.us["options_ratio"],) * 3, "x", reach="1.3")
+    bench.report.add(
+        "255 described options", "ratio of medians", (bench.us["options_ratio"],) * 3, "x", reach="<= 1.3"
+    )
 
 
 def measured(quick: bool) -> Bench:

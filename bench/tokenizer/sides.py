@@ -29,7 +29,7 @@ from prelude.tokenizer.backends.reference import BYTE_CHARS
 from bench.blocks import Run, statement
 
 OURS, HF = "prelude", "HF"
-SEGMENTS = "fastokens, segments"
+FAST, SEGMENTS = "HF, fast", "fastokens, segments"
 KINDS = ("list", "list with special tokens", "array", "batch", "offsets", "offsets array", "decode", "stream")
 
 
@@ -117,6 +117,13 @@ def hf(path: Path) -> Side:
         },
         {"stream": stream_of_hf, "ids_and_offsets": lambda e: [e.ids, [list(pair) for pair in e.offsets]]},
     )
+
+
+def hf_fast(path: Path) -> Side:
+    """HF without offsets: only its batches have that form."""
+    side = hf(path)
+    batch = "[e.ids for e in t.encode_batch_fast({}, add_special_tokens=False)]"
+    return Side(FAST, side.tokenizer, {"list": batch.format("[s]") + "[0]", "batch": batch.format("texts")})
 
 
 def stream_of_hf(t: Any, ids: Sequence[int]) -> list[str | None]:
@@ -241,6 +248,7 @@ def stream_of_tiktoken(t: Any, ids: Sequence[int]) -> list[str | None]:
 LOADERS: dict[str, Callable[[Path], Side]] = {
     HF: hf,
     OURS: ours,
+    FAST: hf_fast,
     "HF 1.0": hf_next,
     "fastokens": fastokens,
     SEGMENTS: fastokens_segments,
@@ -248,7 +256,7 @@ LOADERS: dict[str, Callable[[Path], Side]] = {
     "iree": iree,
     "tiktoken": tiktoken,
 }
-PACKAGES = {HF: "tokenizers", "iree": "iree-tokenizer"}
+PACKAGES = {HF: "tokenizers", FAST: "tokenizers", "iree": "iree-tokenizer"}
 
 
 class Sides:

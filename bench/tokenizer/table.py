@@ -1,4 +1,4 @@
-"""The rows of the tokenizer bench: the figure, the aim, and whether the aim is met."""
+"""The rows of the tokenizer bench: the figure and its aim."""
 
 from __future__ import annotations
 
@@ -25,13 +25,8 @@ class Table:
         note: str = "",
     ) -> None:
         """The median of ``values`` and their range; ``least`` or ``most``: the aim of the median."""
-        found = three(values)
-        reach = ""
-        if least is not None:
-            reach = f">= {least:g}, {'met' if found[0] >= least else 'not met'}"
-        elif most is not None:
-            reach = f"<= {most:g}, {'met' if found[0] <= most else 'not met'}"
-        self.report.add(load, measure, found, unit, reach=reach, note=note)
+        reach = f">= {least:g}" if least is not None else f"<= {most:g}" if most is not None else ""
+        self.report.add(load, measure, three(values), unit, reach=reach, note=note)
 
     def beside_best(self, load: str, measure: str, times: Times, ours: str) -> None:
         """Microseconds of ours, and how many times as fast as the peer with the best median."""

@@ -13,19 +13,20 @@ import pytest
 from bench import record, tables
 
 MEASURED = [
-    ("a text", "other / prelude", 1.25, 1.0, 1.5, "x", ">= 2"),
-    ("a text", "prelude", 1200.4, 1200.4, 1200.4, "ms", ""),
-    ("two texts", "other / prelude", 0.5, 0.5, 0.5, "x", ""),
+    ("a text", "other / prelude", 1.25, 1.0, 1.5, "x", ">= 2", "one way"),
+    ("a text", "prelude", 1200.4, 1200.4, 1200.4, "ms", "<= 1500", ""),
+    ("two texts", "other / prelude", 0.5, 0.5, 0.5, "x", "", ""),
 ]
-ROWS = [dict(zip(("load", "measure", "value", "low", "high", "unit", "reach"), row)) for row in MEASURED]
-EDITS = [("1,200 ms |", "1,100 ms |"), ("commit abc1234+", "commit abc1235"), ("0.5x", "0.6x")]
+ROWS = [dict(zip(("load", "measure", "value", "low", "high", "unit", "reach", "note"), row)) for row in MEASURED]
+FACTS = {"commit": "abc1234+", "cpu": "A", "cores": 2, "threads": 1, "kernels": {"int8": "avx2"}, "peer": "1.2.3"}
+EDITS = [("1,200 ms,", "1,100 ms,"), ("commit abc1234+", "commit abc1235"), ("0.5x", "0.6x")]
 
 
 @pytest.fixture
 def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with one result file and one page; ``tables`` reads them in the place of the project's."""
     (tmp_path / "one.json").write_text(
-        json.dumps({"command": "python -m bench engine", "rows": ROWS, "facts": {"commit": "abc1234+"}}),
+        json.dumps({"command": "python -m bench engine", "rows": ROWS, "facts": FACTS}),
         encoding="utf-8",
     )
     page = tmp_path / "page.md"
@@ -51,9 +52,11 @@ def test_a_table_is_that_of_its_file(pages: Path, monkeypatch: pytest.MonkeyPatc
     assert run(monkeypatch, "--check") == 1, "there is no table yet"
     assert run(monkeypatch) == 0
     text = pages.read_text(encoding="utf-8")
-    assert "| prelude | 1,200 ms |  |" in text and "| other / prelude | 1.25x [1 .. 1.5], aim >= 2 | 0.5x |" in text
-    assert "`python -m bench engine`; `one.json`; commit abc1234+. **Stale**: a tree with changes." in text
-    assert "| ours and theirs | the other | 1.25x [1 .. 1.5], 1,200 ms | `one.json` **Stale**" in text
+    assert "| prelude | 1,200 ms, aim <= 1500 |  |" in text
+    assert "| other / prelude | 1.25x [1 .. 1.5], aim >= 2, not met (one way) | 0.5x |" in text
+    told = "commit abc1234+; A, 2 cores, 1 threads; kernels avx2; peer 1.2.3. **Stale**: a commit that is not in the"
+    assert f"`python -m bench engine`; `one.json`; {told}" in text
+    assert "| 1.25x [1 .. 1.5], 1,200 ms | A, 2 cores, 1 threads | `one.json` **Stale**" in text
     assert text.startswith("before\n") and text.endswith("behind\n") and "\nbetween\n" in text
     assert run(monkeypatch, "--check") == 0
     assert run(monkeypatch) == 0 and pages.read_text(encoding="utf-8") == text
@@ -96,8 +99,10 @@ def test_a_figure_of_this_commit_is_not_stale(tmp_path: Path, monkeypatch: pytes
     git("checkout", "-q", "-b", "left")
     change(2)
     left = record.commit()
+    (tmp_path / "prelude").write_text("not committed", encoding="utf-8")
+    dirty = record.commit()
     git("checkout", "-q", "-f", "main")
-    assert record.stale({"commit": left}) == "a commit that is not in the history"
+    assert {record.stale({"commit": one}) for one in (left, dirty)} == {"a commit that is not in the history"}
     assert record.stale({}) == "no commit"
     change(record.MANY + 1)
     assert record.stale({"commit": first}) == "older code"
