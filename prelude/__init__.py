@@ -1,7 +1,6 @@
 """Prelude: an inference engine inside your process, for decisions and chat on one set of weights.
 
-Importing this package is quick. torch is imported for a GPU and for several ranks alone.
-"""
+Importing this package is quick. torch is imported for a GPU and for several ranks alone."""
 
 from __future__ import annotations
 

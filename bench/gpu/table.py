@@ -46,9 +46,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     def by(found: dict[str, Any]) -> str:
         return "" if found.get("attention") in (None, "FlashInfer") else f" (attention by {found['attention']})"
 
-    devices = [str(x["value"]) for x in lines if x["key"] == "device.name"]
-    forced = [f"{x['value']} in {x['stage']}" for x in lines if x["key"] == "attention"]
-    text = [", ".join([*(dict.fromkeys(devices) or ["device unknown"]), *forced]), ""]
+    devices = dict.fromkeys(str(x["value"]) for x in lines if x["key"] == "device.name") or ["device unknown"]
+    text = [", ".join([*devices, *(f"{x['value']} in {x['stage']}" for x in lines if x["key"] == "attention")]), ""]
     text += ["| measure | median | spread | unit | floor | reach | published |", "|---|---|---|---|---|---|---|"]
     for name, key in ROWS:
         found = figures.get(key)
@@ -56,7 +55,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             text.append(f"| {name} | not measured | | | | | |")
             continue
         paper = (found.get("paper") or {}).get("prelude")
-        cells = [*_cells(found), aim(found), shown(paper)]
+        cells = [*_cells(found), shown(found.get("reach")), shown(paper)]
         text.append(f"| {name}{by(found)}{mark(key)} | {' | '.join(cells)} |")
     text += ["", "| stage | ended | s |", "|---|---|---|"]
     text += [f"| {x['stage']} | {x.get('how')} | {x.get('seconds')} |" for x in lines if x["key"] == "end"]
@@ -66,17 +65,16 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     text += [f"- {x['key']} ({x['stage']}): {x.get('error') or x.get('value') or 'failed'}" for x in bad]
     text += ["", "| figure | median | spread | unit | floor | reach |", "|---|---|---|---|---|---|"]
     for key, x in figures.items():
-        text.append(f"| {key}{by(x)}{mark(x['stage'])} | {' | '.join([*_cells(x), aim(x)])} |")
+        text.append(f"| {key}{by(x)}{mark(x['stage'])} | {' | '.join([*_cells(x), shown(x.get('reach'))])} |")
     return "\n".join(text) + "\n"
 
 
 def figures_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The facts of a run and its figures as rows of ``bench/results``: ``value`` is the median, ``low`` and ``high``
-    the least and the greatest."""
+    the least and the greatest. An aim is on the near side of the floor."""
     lines = latest(results)
     told = {x["key"]: x.get("value") for x in lines if x["stage"] in ("first", "versions") and "value" in x}
-    prefix = "version."
-    versions = {key.removeprefix(prefix): told.pop(key) for key in sorted(told) if key.startswith(prefix)}
+    versions = {key.removeprefix("version."): told.pop(key) for key in sorted(told) if key.startswith("version.")}
     facts = {**told, "versions": {key: one for key, one in versions.items() if one and "Error" not in str(one)}}
     facts["correctness"] = [x["key"] for x in lines if x["stage"] == "correctness" and x.get("ok") is True]
     rows = []
@@ -84,7 +82,9 @@ def figures_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(x.get("values"), list) and x["values"]:
             load, _, measure = x["key"].rpartition(".")
             row = {"load": load, "measure": measure, "value": x.get("value"), "unit": x.get("unit", "")}
-            row |= {"low": min(x["values"]), "high": max(x["values"]), "reach": aim(x)}
+            sign = "<=" if (x.get("floor") or 0) < (x.get("reach") or 0) else ">="
+            reach = f"{sign} {shown(x['reach'])}" if x.get("reach") else ""
+            row |= {"low": min(x["values"]), "high": max(x["values"]), "reach": reach}
             rows.append(row | {"note": f"floor {shown(x['floor'])}" if x.get("floor") else "", "stage": x["stage"]})
     return {"facts": facts, "rows": rows}
 
@@ -93,12 +93,6 @@ def _cells(x: dict[str, Any]) -> list[str]:
     values = x["values"]
     spread = f"{shown(min(values))} to {shown(max(values))}"
     return [shown(x.get("value")), spread, str(x.get("unit", "")), shown(x.get("floor"))]
-
-
-def aim(x: dict[str, Any]) -> str:
-    """An aim is on the near side of the floor, which is a time or, of a rate, the most there can be."""
-    reach, floor = x.get("reach"), x.get("floor") or 0
-    return "" if reach is None else f"{'<=' if floor < reach else '>='} {shown(reach)}"
 
 
 def shown(value: Any) -> str:

@@ -39,7 +39,6 @@ class Bench:
     repeats: int
     quick: bool
     say: Say
-    sizes: tuple[str, ...] = ()  # of the models that ``questions`` asks about
 
     def engine(self, dtype: str | None = None, **config: Any) -> AsyncEngine:
         return AsyncEngine.from_pretrained(

@@ -5,7 +5,6 @@
     python -m bench serving oneshot_512in_1out_sweep --in-flight 1,16,128
     python -m bench serving open_128in_32out --rate 20
     python -m bench serving oneshot_128in_1out_c1 --loopback
-    python -m bench serving questions --sizes packaged,small        # qwen3-0.6b,qwen3-4b on a GPU
 
 No HTTP is in these figures: the load runs on an event loop in the engine's own process. Servers are measured through
 HTTP: to compare with them, --loopback sends the same load through examples/fastapi_service.py on 127.0.0.1.
@@ -28,12 +27,10 @@ from bench.command_line import command_line, options_parser
 from bench.common import Report, add_outputs, machine_facts, three, use_threads
 from bench.serving.compare import COMPARISONS, Bench
 from bench.serving.load import PRESETS, SHAPES, Client, InProcess, Shape, judged, measure
-from bench.serving.questions import SIZES, questions
 
 IN_PROCESS = "no HTTP is in these figures: the load runs in the engine's own process"
 LOOPBACK = "through HTTP on 127.0.0.1 and examples/fastapi_service.py, server and client on one machine"
-COMPARED = {**COMPARISONS, "questions": questions}
-NAMES = ("startup", *SHAPES, *COMPARED)
+NAMES = ("startup", *SHAPES, *COMPARISONS)
 START = """
 import json, sys, time
 t0 = time.perf_counter()
@@ -181,8 +178,7 @@ def chosen_shapes(names: list[str], chosen: argparse.Namespace) -> list[Shape]:
 async def run(chosen: argparse.Namespace, report: ServingReport) -> None:
     names = chosen.names or list(NAMES)
     repeats = chosen.repeats or (2 if chosen.quick else 5)
-    sizes = tuple(chosen.sizes.split(",")) if chosen.sizes else ()
-    bench = Bench(report, chosen.model, chosen.device, chosen.dtype, repeats, chosen.quick, say, sizes)
+    bench = Bench(report, chosen.model, chosen.device, chosen.dtype, repeats, chosen.quick, say)
     shapes = chosen_shapes(names, chosen)
     if "startup" in names:
         start_up(bench)
@@ -200,8 +196,8 @@ async def run(chosen: argparse.Namespace, report: ServingReport) -> None:
             await loads(report, shapes, client, vocabulary, repeats)
     judge(report, chosen.slo.split(","))
     for name in names if not chosen.loopback else ():
-        if name in COMPARED:
-            await COMPARED[name](bench)
+        if name in COMPARISONS:
+            await COMPARISONS[name](bench)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -216,14 +212,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--in-flight", help="levels of the sweep, comma separated")
     parser.add_argument("--rate", type=float, default=10.0, help="arrivals a second of the open loop")
     parser.add_argument("--slo", default=",".join(PRESETS), help="presets to judge by")
-    parser.add_argument("--sizes", help=f"models of the questions, smaller ones first: {', '.join(SIZES)}")
     parser.add_argument("--loopback", action="store_true", help="shapes through HTTP instead; no comparisons")
     parser.add_argument("--raw", action="store_true", help="keep the times of every request in the JSON")
     parser.add_argument("--quick", action="store_true", help="few requests, short texts: shows that it runs")
     add_outputs(parser)
     chosen = parser.parse_args(arguments)
     unknown = [*(set(chosen.names) - set(NAMES)), *(set(chosen.slo.split(",")) - set(PRESETS))]
-    unknown += set(chosen.sizes.split(",")) - set(SIZES) if chosen.sizes else ()
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(NAMES)}, and presets {', '.join(PRESETS)}")
     import torch

@@ -7,15 +7,16 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
-import torch
 import transformers
 
+from bench.engine.decisions import check
 from bench.serving import service as serving
 from bench.serving.compare import Bench
 from bench.serving.load import SHAPES, Job, Sample, closed_loop, judged, make_jobs, open_loop, over_runs, summary
-from bench.serving.questions import Sides
 
 
 class Clockwork:
@@ -123,39 +124,9 @@ def test_start_up_is_import_load_and_first_answer_of_a_new_process() -> None:
     assert min(parts) > 0 and seconds["altogether"] == pytest.approx(sum(parts), abs=0.01)
 
 
-@pytest.mark.feature("L13")
-def test_the_four_questions_are_asked_of_two_sizes(tmp_path: Path) -> None:
-    target = tmp_path / "questions.json"
-    serving.main(["questions", "--quick", "--repeats", "1", "--json", str(target)])
-    rows = json.loads(target.read_text(encoding="utf-8"))["rows"]
-    asked = {(row["load"].split(",")[0], row["measure"]) for row in rows}
-    for size in ("packaged", "tiny"):
-        for question in ("Q1", "Q2", "Q3"):
-            assert (f"{question} {size}", "transformers / prelude, time") in asked
-        assert (f"Q4 {size}", "tokenising by fasttoken, of a request's time") in asked
-    assert {row["load"] for row in rows if row["load"].startswith("Q2 tiny")} == {
-        "Q2 tiny, 1 in flight",
-        "Q2 tiny, 4 in flight",
-    }
-    gain = {row["load"]: row["value"] for row in rows if row["measure"] == "transformers / prelude, time"}
-    scaling = {row["measure"]: row["value"] for row in rows if row["load"] == "scaling"}
-    assert scaling["gain of alone, smaller / larger model"] == pytest.approx(gain["Q1 packaged"] / gain["Q1 tiny"])
-    assert all(row["value"] > 0 for row in rows)
-
-
 @pytest.mark.feature("L11")
 def test_no_time_is_reported_where_the_two_sides_answer_differently() -> None:
-    async def compared(spoilt: bool) -> list[str]:
-        report = serving.ServingReport("questions", "none")
-        bench = Bench(report, None, "cpu", "float32", 1, True, serving.say)
-        async with bench.engine() as engine:
-            sides = Sides(bench, engine)
-            if spoilt:
-                with torch.no_grad():
-                    sides.model.model.layers[0].self_attn.q_proj.weight.neg_()
-            await sides.compare("Q3", (24, 8, 2, 4))
-        return [row.measure for row in report.rows]
-
-    assert asyncio.run(compared(False)) == ["transformers / prelude, time", "transformers", "prelude"]
-    with pytest.raises(SystemExit, match="different ids"):
-        asyncio.run(compared(True))
+    row = SimpleNamespace(labels=["yes", "no"], logprobs={"yes": -0.5, "no": -1.0})
+    check("same", lambda: [[row]], lambda: np.array([[-0.5, -1.0]]), 1e-4)
+    with pytest.raises(SystemExit, match="results differ"):
+        check("other", lambda: [[row]], lambda: np.array([[-0.5, -1.1]]), 1e-4)
