@@ -147,10 +147,10 @@ def join_ids(*parts):
     return out
 
 
-def build_tree(segments, joins=()):
+def build_tree(segments, joins=(), before=()):
     """(token ids, positions, starts, parents) of a forest, from (parent, token ids) of each segment, parents first;
     -1 for a root. Positions go on from the parent's last one. A segment in ``joins`` stands behind the longest of its
-    elder siblings."""
+    elder siblings. The arrays of ``before`` stand before the first segment's ids."""
     cdef Py_ssize_t i, k, n = len(segments)
     cdef int64_t at = 0, first, total = 0
     cdef cnp.ndarray starts = _new_int32(n + 1), parents = _new_int32(n), ids, positions, own
@@ -161,7 +161,7 @@ def build_tree(segments, joins=()):
         parent, tokens = segments[i]
         if not -1 <= parent < i:
             raise ValueError(f"segment {i} has the parent {parent}")
-        own = _int32(tokens, "token_ids")
+        own = _int32(tokens, "token_ids") if i or not before else join_ids(*before, tokens)
         owned.append(own)
         total += _len(own)
         _data(starts)[i + 1], _data(parents)[i] = <int32_t>total, <int32_t>parent

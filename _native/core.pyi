@@ -34,7 +34,7 @@ class SameIds:
 
 def join_ids(*parts: IntsLike) -> Int32s: ...
 def build_tree(
-    segments: Sequence[tuple[int, IntsLike]], joins: Collection[int] = ()
+    segments: Sequence[tuple[int, IntsLike]], joins: Collection[int] = (), before: Sequence[IntsLike] = ()
 ) -> tuple[Int32s, Int32s, Int32s, Int32s]: ...
 
 # token_ids, positions, starts, parents, begin, end, parent, context, context_len, slot_blocks, slot_start, slot_count

@@ -20,8 +20,7 @@ import torch
 
 import prelude.readouts
 from prelude import AsyncEngine, Engine, UnknownParameter
-from prelude.admission.context import admitted
-from prelude.admission.prepared import Admitted, TokenTree
+from prelude.admission.prepared import Parts, TokenTree
 from prelude.admission.prompts import encode_prompt
 from prelude.api.verbs import Ask, ask, awaited, blocking
 from prelude.models import families, ops
@@ -93,11 +92,11 @@ class Spread(TaskOf[float]):
 # ------------------------------------------------------------------ verb: a file of prelude/admission/
 
 
-def prepare_spread(ctx: Any, scope: Any, task: Spread) -> Admitted:
+def prepare_spread(ctx: Any, scope: Any, task: Spread) -> Parts:
     prompt = encode_prompt(ctx, scope, task.prompt, field="prompt", truncation="error", room=ctx.max_length)
     readout = SpreadRows(np.array([len(prompt.token_ids) - 1], np.int32))
     tree = TokenTree.single(prompt.token_ids)
-    return admitted(ctx, scope, task, tree, readout, lambda outcome: float(outcome.output.values[0]))  # type: ignore[arg-type]
+    return Parts(tree, readout, lambda outcome: float(outcome.output.values[0]))  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------ verb: prelude/api/verbs.py

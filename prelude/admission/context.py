@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
-from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 from prelude.admission.chat import ChatRenderer, Frame, make_frame
-from prelude.admission.prepared import Admitted, Outcome, Prepared, TokenTree
-from prelude.admission.tokenization import Encoder, TokenizationScope
-from prelude.errors import InvalidRequest, shown
+from prelude.admission.tokenization import Encoder
+from prelude.errors import InvalidRequest
 from prelude.execution.executor import ExecutorLimits
-from prelude.readouts import RequestReadout
 from prelude.recipes import ModelRecipes
 from prelude.records import dataclass, field
-from prelude.results import AskedQuestion
 from prelude.streaming.detokenize import Texts
-from prelude.tasks import CacheMode, Task
-from prelude.values import validation
+from prelude.tasks import Task
 from prelude.values.config import EngineConfig
-from prelude.values.memo import Memo
 from prelude.values.model_settings import EmbeddingSettings, Layout, OptionSettings
 
 CHARS_PER_TOKEN = 16
-LEAST_MASS = 0.01
-"""Summed probability of a question's labels. Below it a warning is due."""
-log = logging.getLogger("prelude.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +48,6 @@ class AdmissionContext:
     warned: list[str] = field(default_factory=list)  # at most one: the question whose labels had hardly any mass
 
     @property
-    def kept(self) -> Memo[Any, Any]:
-        """Holds decisions, plans, labels and the texts of templates of questions that were asked before."""
-        return self.encoder.kept
-
-    @property
     def text_room(self) -> int:
         """Tokens of a text or a pair that is pooled or read by a head: the engine's limit, or the directory's."""
         said = self.embedding.max_length
@@ -84,41 +68,6 @@ class AdmissionContext:
         if not self.frames:
             self.frames.append(make_frame(self.decision_chat or self.chat))
         return self.frames[0]
-
-
-_CACHE_MODES = get_args(CacheMode)
-
-
-def admitted(
-    ctx: AdmissionContext,
-    scope: TokenizationScope,
-    task: Task,
-    tree: TokenTree,
-    readout: RequestReadout | None,
-    finish: Callable[[Outcome], Any],
-    *,
-    truncated: int = 0,
-    first: int = 0,
-    masked: bool = False,
-) -> Admitted:
-    """Put the parts together; the last step of every ``prepare_*``. ``masked``: read by a masked-language head."""
-    if readout is not None and readout.needs_lm_head and not masked:
-        require_lm_head(ctx, task)
-    if readout is None and ctx.limits.bidirectional:
-        raise InvalidRequest(
-            f"this model is an encoder, and keeps nothing of a prompt for later ones; it serves {served(ctx)}",
-            field=type(task).__name__,
-        )
-    prepared = Prepared(
-        tree,
-        readout,
-        cache=cache_of(ctx, task),
-        salt=salt_of(task),
-        truncated_tokens=truncated,
-        tokenize_ms=scope.close(),
-        first=first,
-    )
-    return Admitted(prepared, finish)
 
 
 def require_lm_head(ctx: AdmissionContext, task: Task) -> None:
@@ -143,30 +92,3 @@ def served(ctx: AdmissionContext) -> str:
     if ctx.options is None and limits.num_labels:
         found.append("classify_tokens(prompt)" if limits.head_pooling == "tokens" else "classify(prompt)")
     return " and ".join([*found, "embed(prompt)"])
-
-
-def warn_of_mass(warned: list[str], asked: AskedQuestion, mass: float) -> None:
-    """Warn, once for an engine (``warned``), that its model would not have answered with any of the labels."""
-    if not warned:
-        warned.append(asked.question)
-        log.warning(
-            "question %s: its labels have a probability of %.1g together (answer.mass), so that the model would have "
-            "answered something else, and the probabilities among them follow chance; ask in other words, or load a "
-            "model that was trained for such questions. Later answers of this engine are not warned about",
-            shown(asked.question),
-            mass,
-        )
-
-
-def cache_of(ctx: AdmissionContext, task: Task) -> CacheMode:
-    validation.one_of(task.cache, "cache", _CACHE_MODES)
-    return ctx.config.default_cache if task.cache == "auto" else task.cache
-
-
-def salt_of(task: Task) -> int:
-    return 0 if task.salt is None else salt_number(validation.salt(task.salt) or "")
-
-
-def salt_number(salt: str) -> int:
-    """Return a 63-bit number that separates this tenant's prefixes from all others; never 0, which is no salt."""
-    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little") >> 1 or 1

@@ -1,56 +1,86 @@
-"""Decide: one state, N questions, one tree of tokens and one forward pass. ``decision.py`` draws the tree."""
+"""Decide: one state, N questions, one tree of tokens and one forward pass; and the answers of its numbers.
+
+``decision.py`` draws the tree behind a state and makes it once for equal questions.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from prelude._native.core import join_ids
-from prelude.admission.context import LEAST_MASS, AdmissionContext, admitted, warn_of_mass
+from prelude.admission.context import AdmissionContext
 from prelude.admission.conversation import is_conversation, turns_of
-from prelude.admission.decision import Decision, assembled, decision_of
-from prelude.admission.labels import Weighed, shares_of
+from prelude.admission.decision import Decision, StateFrame, cut_questions, fit_state, make_decision
+from prelude.admission.labels import LabelTrie
 from prelude.admission.messages import check_bounds, shorten_messages
 from prelude.admission.plain_question import PlainQuestion
-from prelude.admission.prepared import Admitted, Outcome
-from prelude.admission.prompts import beginning, kept, shorten
-from prelude.admission.questions import LabelOrder, QuestionPlan, cut_notes, cut_question, question_too_long
+from prelude.admission.prepared import Outcome, Parts, TokenTree
+from prelude.admission.prompts import beginning, shorten
+from prelude.admission.questions import LabelOrder, QuestionPlan
 from prelude.admission.structured import MAX_TEXT, text_of
-from prelude.admission.template import template_hash
+from prelude.admission.template import DecisionTemplate, template_hash
 from prelude.admission.tokenization import TokenizationScope, token_ids
-from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
+from prelude.errors import InvalidRequest, shown
 from prelude.fitting.question import FittedQuestion
 from prelude.readouts.batch import I32
 from prelude.results import Answer, Answers, AskedQuestion
-from prelude.tasks import Decide
+from prelude.tasks import Choice, Decide, Noul, Score
 from prelude.values import validation
 
+# The best label's index, shares in order, the same by label, logprobs by label, mass.
+Weighed: TypeAlias = tuple[int, list[float], dict[str, float], dict[str, float], float]
+LEAST_MASS = 0.01
+"""Summed probability of a question's labels. Below it a warning is due."""
+log = logging.getLogger("prelude.engine")
 
-def prepare_decide(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Admitted:
+
+def prepare_decide(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Parts:
     questions, names = named(task.questions)
     decision = decision_of(ctx, scope, task, questions)
     content, dropped = state_content(ctx, task.state, task.truncation)
     frame = decision.frame
-    text = "" if dropped else frame.written(content)
-    if text:
-        state = join_ids(frame.head, scope.encode(text), frame.foot)
-    else:
-        state = scope.encode_pieces(frame.pieces(content))
+    text = "" if dropped else written(frame, content)
+    state = [frame.head, scope.encode(text), frame.foot] if text else [scope.encode_pieces(frame.pieces(content))]
+    tokens = sum(map(len, state))
     cut = truncated = 0
     if task.truncation != "error":
-        decision, cut = cut_questions(ctx, scope, decision, len(state), task.truncation)
-    if max(len(state), decision.least) > decision.room(ctx):
-        state, truncated = fit_state(ctx, scope, state, content, decision, task.truncation)
-    if not len(state) and decision.least:
-        state = beginning(ctx, "state", eos=True)
+        decision, cut = cut_questions(ctx, scope, decision, tokens, task.truncation)
+    if max(tokens, decision.least) > decision.room:
+        ids, truncated = fit_state(ctx, scope, tokens, content, decision, task.truncation)
+        state, tokens = [ids], len(ids)
+    if not tokens and decision.least:
+        state, tokens = [beginning(ctx, "state", eos=True)], 1
+    tree = TokenTree.build(decision.segments, before=state)
     cut = truncated + cut or int(dropped + decision.dropped > 0)
     finish = partial(_answers, decision, asked_of(ctx, decision), names, ctx.warned)
-    return admitted(ctx, scope, task, decision.tree(state), decision.readout, finish, truncated=cut, first=len(state))
+    return Parts(tree, decision.readout, finish, truncated=cut, first=tokens)
+
+
+def decision_of(ctx: AdmissionContext, scope: TokenizationScope, task: Decide, questions: Any) -> Decision:
+    """Return the decision of a task and its questions: the kept one if the same was asked with the same salt."""
+    key = None if scope.alone else question_key(task, questions)
+    if key is None:
+        return make_decision(ctx, scope, task, questions)
+    known: Decision | None = scope.encoder.kept.get_for(key, scope.salt)
+    if known is None:
+        known = make_decision(ctx, scope, task, questions)
+        known = scope.encoder.kept.put_for(key, scope.salt, known, known.nbytes)
+    return known
+
+
+def written(frame: StateFrame, content: Any) -> str:
+    """Return the run of text that a state is encoded as, between ``frame.head`` and ``frame.foot``. Empty for a state
+    of ids or without text: its ids are those of ``frame.pieces``."""
+    if not isinstance(content, str):
+        return ""
+    text = content.lstrip() if frame.strips else content
+    return f"{frame.before}{text}{frame.after}" if text else ""
 
 
 def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
@@ -77,6 +107,110 @@ def asks_fitted(questions: Any) -> bool:
 
 def mixes_fitted(questions: Any) -> bool:
     return asks_fitted(questions) and not all(map(is_fitted, named(questions)[0]))
+
+
+_USUAL = {field.name: field.default for field in fields(Decide)}
+
+
+def refuse_settings(task: Decide, reader: str, reasons: Mapping[str, str]) -> None:
+    """Refuse settings that ``reader`` does not follow, for a reason by the name of each."""
+    for name, why in reasons.items():
+        value, usual = getattr(task, name), _USUAL[name]
+        if value is not usual and value != usual:
+            said = f"{shown(value)} has no meaning for {reader}: {why}; leave it at {usual!r}"
+            raise InvalidRequest(said, field=name)
+
+
+# ------------------------------------------------------------------ the kept decision
+
+_TEXT, _NOTE = {str}, {str, type(None)}
+
+
+def question_key(task: Decide, questions: Any) -> tuple[Any, ...] | None:
+    """The key of a decision that asks ``questions``. None if a value is of a type that is equal to others (``True``
+    and 1, a string of an enumeration) or may change."""
+    if type(questions) is not tuple and type(questions) is not list:
+        return None
+    if type(task.mass) is not bool or type(task.length_norm) is not str or type(task.truncation) is not str:
+        return None
+    if type(task.template) not in (DecisionTemplate, type(None)) or type(task.orders) not in (str, int, range):
+        return None
+    keys = tuple([_key(question) for question in questions])
+    if None in keys:
+        return None
+    return keys, task.template, task.length_norm, task.mass, task.truncation, task.orders
+
+
+def _key(question: Any) -> tuple[Any, ...] | None:
+    kind = type(question)
+    if kind not in (Choice, Noul, Score) or type(question.question) not in _NOTE:
+        return None
+    if kind is Noul:
+        return _noul(question.question, question.criteria)
+    values = question.labels if kind is Choice else question.levels
+    held = type(values)
+    if kind is Score and held is int:
+        return "score", question.question, values
+    if held is list or held is tuple:
+        return (kind, question.question, tuple(values)) if values and set(map(type, values)) == _TEXT else None
+    if kind is Score or held is not dict:
+        return None
+    names, notes = tuple(values), tuple(values.values())
+    plain = names and set(map(type, names)) == _TEXT and set(map(type, notes)) <= _NOTE
+    return (kind, question.question, names, notes) if plain else None
+
+
+def _noul(text: str | None, sides: Any) -> tuple[Any, ...] | None:
+    if sides is None:
+        return None if text is None else ("noul", text)
+    if type(sides) is not dict or set(sides) - {"true", "false"}:
+        return None
+    if not set(map(type, sides.values())) <= _NOTE:
+        return None
+    return "noul", text, sides.get("true"), sides.get("false")
+
+
+# ------------------------------------------------------------------ the state
+
+
+def state_content(ctx: AdmissionContext, state: Any, truncation: str) -> tuple[str | I32, int]:
+    """Return text and ids as they are, and the number of cut characters. Conversations become "role: content"
+    paragraphs: the question is about them, so none of their messages is an instruction to the model. Other objects
+    and arrays become their canonical text."""
+    if isinstance(state, str):
+        dropped = 0
+        if truncation != "error":
+            state, _, dropped = shorten(state, ctx.max_chars, truncation)
+        return validation.text(state, "state", ctx.max_chars), dropped
+    if is_conversation(state):
+        messages, dropped = shorten_messages(ctx, state, "state", truncation)
+        check_bounds(ctx, messages, "state")
+        return transcript(turns_of(messages, "state")), dropped
+    if is_data(state):
+        return state_content(ctx, text_of(state, "state", MAX_TEXT), truncation)
+    if isinstance(state, bytes | bytearray) or not isinstance(state, Sequence | np.ndarray):
+        raise validation.wrong_type(state, "state", "text, an object, an array or token ids")
+    return token_ids(state, "state", ctx.encoder, ctx.max_chars), 0
+
+
+def is_data(state: Any) -> bool:
+    """Return whether a state that is no conversation is an object, an empty array or an array of strings, arrays or
+    objects: no text and no token ids."""
+    if isinstance(state, Mapping):
+        return True
+    return isinstance(state, list | tuple) and (not state or isinstance(state[0], str | Mapping | list | tuple))
+
+
+def transcript(turns: Sequence[Mapping[str, str]]) -> str:
+    return "\n\n".join(
+        f"{turn['role']} ({turn['name']}): {turn['content']}"
+        if "name" in turn
+        else f"{turn['role']}: {turn['content']}"
+        for turn in turns
+    )
+
+
+# ------------------------------------------------------------------ the answers
 
 
 def asked_of(ctx: AdmissionContext, decision: Decision) -> list[AskedQuestion]:
@@ -124,16 +258,17 @@ def made_answer(
     return Answer(labels[index], index, labels, probabilities, logprobs, mass, share, expected, kind, asked)
 
 
-_USUAL = {field.name: field.default for field in fields(Decide)}
-
-
-def refuse_settings(task: Decide, reader: str, reasons: Mapping[str, str]) -> None:
-    """Refuse settings that ``reader`` does not follow, for a reason by the name of each."""
-    for name, why in reasons.items():
-        value, usual = getattr(task, name), _USUAL[name]
-        if value is not usual and value != usual:
-            said = f"{shown(value)} has no meaning for {reader}: {why}; leave it at {usual!r}"
-            raise InvalidRequest(said, field=name)
+def warn_of_mass(warned: list[str], asked: AskedQuestion, mass: float) -> None:
+    """Warn, once for an engine (``warned``), that its model would not have answered with any of the labels."""
+    if not warned:
+        warned.append(asked.question)
+        log.warning(
+            "question %s: its labels have a probability of %.1g together (answer.mass), so that the model would have "
+            "answered something else, and the probabilities among them follow chance; ask in other words, or load a "
+            "model that was trained for such questions. Later answers of this engine are not warned about",
+            shown(asked.question),
+            mass,
+        )
 
 
 def _weighed(
@@ -147,99 +282,51 @@ def _weighed(
 ) -> tuple[tuple[str, ...], Weighed]:
     """Return the labels in the caller's order and their numbers."""
     if len(plan.starts) == 1 and not (plan.lettered and plan.starts[0]):
-        weighed: Weighed = plan.trie.weigh(plan.labels, logprobs, first, alone, by_length, relative)
+        weighed: Weighed = weigh(plan.trie, plan.labels, logprobs, first, alone, by_length, relative)
     else:
         weighed = weigh_shifts(plan, logprobs, first, alone, by_length, relative)
     return (plan.labels, weighed) if places is None else replaced(plan.labels, places, weighed)
 
 
-# ------------------------------------------------------------------ texts that do not fit
+def weigh(
+    trie: LabelTrie,
+    labels: tuple[str, ...],
+    logprobs: list[float],
+    first: int,
+    alone: int = -1,
+    by_length: bool = False,
+    relative: bool = False,
+) -> Weighed:
+    """Return the numbers of ``labels``, whose edges have ``logprobs[first:]``. ``alone``: where those without the
+    state begin, -1 for none; they are subtracted. ``by_length``: joint logprobs are compared after a division by
+    the label's tokens. ``relative``: the logprobs given back are those of the probabilities, and the mass is NaN.
+    The first label wins a tie."""
+    scores = joint = _sums(trie, logprobs, first)
+    if alone >= 0:
+        scores = [own - other for own, other in zip(joint, _sums(trie, logprobs, alone))]
+    if by_length:
+        scores = [score / len(path) for score, path in zip(scores, trie.paths)]
+    shares, best, rest = shares_of(scores)
+    mass = math.nan
+    if relative:
+        joint = [score - best - rest for score in scores]
+    else:
+        mass = min(1.0, math.fsum([math.exp(joint[label]) for label in trie.counted]))
+    return scores.index(best), shares, dict(zip(labels, shares)), dict(zip(labels, joint)), mass
 
 
-def cut_questions(
-    ctx: AdmissionContext, scope: TokenizationScope, decision: Decision, state: int, truncation: str
-) -> tuple[Decision, int]:
-    """Return questions that leave room for their state of ``state`` tokens, and the number of cut tokens. The longer
-    of state and question is cut: a question only if its own text has more than half of ``max_length``."""
-    room = ctx.max_length - min(state, ctx.max_length // 2)
-    if decision.deepest <= room:
-        return decision, 0
-    template, frame = decision.frame.template, decision.frame.frame
-    found = [
-        plan
-        if plan.depth <= room
-        else (cut_notes if plan.describes else cut_question)(
-            ctx, scope, plan, template, frame, room, truncation, f"questions[{at}]"
-        )
-        for at, plan in enumerate(decision.plans)
-    ]
-    cut = sum(plan.tokens for plan in decision.plans) - sum(plan.tokens for plan in found)
-    return assembled(found, decision.frame, decision.norm, decision.mass, decision.places, decision.dropped), cut
+def _sums(trie: LabelTrie, logprobs: list[float], first: int) -> list[float]:
+    """Return the joint logprob of each label: the sum over its path."""
+    own = logprobs[first : first + len(trie.targets)].__getitem__
+    return [math.fsum(map(own, path)) for path in trie.paths]
 
 
-def fit_state(
-    ctx: AdmissionContext, scope: TokenizationScope, state: I32, content: Any, decision: Decision, truncation: str
-) -> tuple[I32, int]:
-    """Return the state's ids (those of ``content``), cut to the decision's room. Labels are never cut."""
-    room, tokens = decision.room(ctx), max(len(state), decision.least)
-    if truncation == "error" or room < decision.least:
-        raise state_too_long(ctx, tokens, decision)
-    ids, cuttable = scope.encode_cuttable(decision.frame.pieces(content))
-    return ids[kept(ctx, cuttable, tokens - room, truncation, "state", room)], tokens - room
-
-
-def state_too_long(ctx: AdmissionContext, state: int, decision: Decision) -> InvalidRequest:
-    deepest, question_tokens = decision.deepest, decision.question_tokens
-    if deepest >= ctx.max_length:
-        return question_too_long(ctx, decision.plans)
-    if state + deepest > ctx.max_length:
-        return PromptTooLong(
-            f"{state} tokens of state and {deepest} of the longest question and label; the limit is "
-            f'{ctx.max_length}; shorten the state or set truncation="head", "tail" or "middle"',
-            tokens=state + deepest,
-            limit=ctx.max_length,
-            field="state",
-        )
-    return RequestTooLarge(
-        f"{state} tokens of state and {question_tokens} of questions and labels; one step computes at most "
-        f"{ctx.step_tokens} (from EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
-        field="state",
-    )
-
-
-def state_content(ctx: AdmissionContext, state: Any, truncation: str) -> tuple[str | I32, int]:
-    """Return text and ids as they are, and the number of cut characters. Conversations become "role: content"
-    paragraphs: the question is about them, so none of their messages is an instruction to the model. Other objects
-    and arrays become their canonical text."""
-    if is_conversation(state):
-        messages, dropped = shorten_messages(ctx, state, "state", truncation)
-        check_bounds(ctx, messages, "state")
-        return transcript(turns_of(messages, "state")), dropped
-    if is_data(state):
-        state = text_of(state, "state", MAX_TEXT)
-    if isinstance(state, str):
-        text, _, dropped = shorten(state, ctx.max_chars, truncation)
-        return validation.text(text, "state", ctx.max_chars), dropped
-    if isinstance(state, bytes | bytearray) or not isinstance(state, Sequence | np.ndarray):
-        raise validation.wrong_type(state, "state", "text, an object, an array or token ids")
-    return token_ids(state, "state", ctx.encoder, ctx.max_chars), 0
-
-
-def is_data(state: Any) -> bool:
-    """Return whether a state that is no conversation is an object, an empty array or an array of strings, arrays or
-    objects: no text and no token ids."""
-    if isinstance(state, Mapping):
-        return True
-    return isinstance(state, list | tuple) and (not state or isinstance(state[0], str | Mapping | list | tuple))
-
-
-def transcript(turns: Sequence[Mapping[str, str]]) -> str:
-    return "\n\n".join(
-        f"{turn['role']} ({turn['name']}): {turn['content']}"
-        if "name" in turn
-        else f"{turn['role']}: {turn['content']}"
-        for turn in turns
-    )
+def shares_of(scores: Sequence[float]) -> tuple[list[float], float, float]:
+    """Return the softmax of ``scores``, the largest score, and the logarithm of the sum relative to it."""
+    best = max(scores)
+    weights = [math.exp(score - best) for score in scores]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights], best, math.log(total)
 
 
 def weigh_shifts(
@@ -248,16 +335,16 @@ def weigh_shifts(
     """The means over the plan's shifts, whose edges stand one after another from ``at`` on, and without the state
     from ``alone`` on (-1: nowhere). The logarithms of the probabilities are averaged, and the joint logprobs, and the
     masses. Letters are read as the labels in their places. The first label in the plan's order wins a tie."""
-    weigh, labels, edges = plan.trie.weigh, plan.labels, len(plan.trie.targets)
+    trie, labels, edges = plan.trie, plan.labels, len(plan.trie.targets)
     logs: list[dict[str, float]] = []
     joints: list[dict[str, float]] = []
     masses: list[float] = []
     for shift, start in enumerate(plan.starts):
         here, without = at + shift * edges, alone + shift * edges if alone >= 0 else -1
         read = labels[start:] + labels[:start] if plan.lettered else labels
-        logs.append(weigh(read, logprobs, here, without, by_length, True)[3])
+        logs.append(weigh(trie, read, logprobs, here, without, by_length, True)[3])
         if not relative:
-            _, _, _, joint, mass = weigh(read, logprobs, here)
+            _, _, _, joint, mass = weigh(trie, read, logprobs, here)
             joints.append(joint)
             masses.append(mass)
     scores = [_mean([log[label] for log in logs]) for label in labels]

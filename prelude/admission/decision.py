@@ -8,8 +8,8 @@ segment 3    └─ question 2               length_norm="unconditional" adds
                                          segment k  question without the state: a second root, with its
                                                       own label pieces
 
-Everything but the state is the same for all of them: its tokens are the ``tail``, whose places count from the end of
-the state. The readout's rows count from there as well, so that one readout serves all.
+Everything but the state is the same for all of them. The readout's rows count from the end of the state, so that one
+readout serves all. A text that is too long is cut here, too: the questions' are part of what was made.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from prelude._native.core import join_ids
 from prelude.admission.chat import PLAIN, Frame
 from prelude.admission.context import AdmissionContext
 from prelude.admission.orders import check_orders
-from prelude.admission.prepared import TokenTree
-from prelude.admission.prompts import TRUNCATIONS
+from prelude.admission.prompts import TRUNCATIONS, kept
 from prelude.admission.questions import (
     LabelOrder,
     QuestionPlan,
+    cut_notes,
+    cut_question,
     plan_questions,
     question_too_long,
     strip_start,
@@ -35,11 +36,11 @@ from prelude.admission.questions import (
 )
 from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, TokenizationScope
-from prelude.errors import RequestTooLarge, TemplateError, shown
+from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError, shown
 from prelude.readouts.batch import I32, LogprobRows
 from prelude.records import dataclass, field
 from prelude.results import AskedQuestion
-from prelude.tasks import Choice, Decide, Noul, Score
+from prelude.tasks import Decide
 from prelude.values import validation
 
 LENGTH_NORMS = ("none", "token", "unconditional")
@@ -64,14 +65,6 @@ class StateFrame:
         if not self.template.chat:
             return [(self.start, True), *pieces]
         return [(self.frame.before, True), *(strip_start(pieces) if self.frame.strips else pieces)]
-
-    def written(self, content: Any) -> str:
-        """The run of text that a state is encoded as, between ``head`` and ``foot``. Empty for a state of ids or
-        without text: its ids are those of ``pieces``."""
-        if not isinstance(content, str):
-            return ""
-        text = content.lstrip() if self.strips else content
-        return f"{self.before}{text}{self.after}" if text else ""
 
 
 def state_frame(ctx: AdmissionContext, scope: TokenizationScope, template: DecisionTemplate) -> StateFrame:
@@ -110,20 +103,13 @@ class Decision:
     deepest: int  # tokens of the longest question with its label
     question_tokens: int  # tokens of all of it but the state
     least: int  # tokens that a state has at least
+    room: int  # and at most
     segments: tuple[tuple[int, I32], ...]
     readout: LogprobRows
     nbytes: int
     places: tuple[LabelOrder, ...]  # of each question: where the caller's labels are in the plan
     dropped: int  # characters that were cut of the questions' texts before tokenising
     asked: list[AskedQuestion] = field(default_factory=list)  # the question of each answer, once it was made
-
-    def room(self, ctx: AdmissionContext) -> int:
-        """Return tokens that a state may have."""
-        return min(ctx.max_length - self.deepest, ctx.step_tokens - self.question_tokens)
-
-    def tree(self, state: I32) -> TokenTree:
-        (root, ids), *others = self.segments
-        return TokenTree.build([(root, join_ids(state, ids)), *others])
 
 
 def append_questions(
@@ -152,6 +138,7 @@ def append_questions(
 
 
 def assembled(
+    ctx: AdmissionContext,
     plans: Sequence[QuestionPlan],
     frame: StateFrame,
     norm: str,
@@ -171,15 +158,17 @@ def assembled(
         bases += append_questions(segments, plans, -1, frame.start)
         question_tokens = 2 * question_tokens + len(frame.start) * len(plans)
         read += read
+    deepest = max(plan.depth for plan in plans)
     raw = not mass and all(plan.trie.depth == 0 for plan in plans)  # labels of more tokens need their normalisers
     return Decision(
         tuple(plans),
         frame,
         norm,
         mass,
-        max(plan.depth for plan in plans),
+        deepest,
         question_tokens,
         int(several),  # several questions are children of a token: an empty state begins with one
+        min(ctx.max_length - deepest, ctx.step_tokens - question_tokens),
         tuple(segments),
         read_rows(read, bases, raw),
         1024 + 24 * question_tokens + sum(plan.nbytes for plan in plans),
@@ -203,15 +192,7 @@ def read_rows(plans: Sequence[QuestionPlan], bases: Sequence[int], raw: bool) ->
     )
 
 
-# ------------------------------------------------------------------ made once, and kept
-
-
-def decision_of(ctx: AdmissionContext, scope: TokenizationScope, task: Decide, questions: Any) -> Decision:
-    """Return the decision of a task and its questions: the kept one if the same was asked with the same salt."""
-    key = None if scope.alone else question_key(task, questions)
-    known: Decision | None = None if key is None else ctx.kept.get_for(key, scope.salt)
-    if known is not None:
-        return known
+def make_decision(ctx: AdmissionContext, scope: TokenizationScope, task: Decide, questions: Any) -> Decision:
     norm = validation.one_of(task.length_norm, "length_norm", LENGTH_NORMS)
     mass = validation.flag(task.mass, "mass")
     validation.one_of(task.truncation, "truncation", TRUNCATIONS)
@@ -223,7 +204,7 @@ def decision_of(ctx: AdmissionContext, scope: TokenizationScope, task: Decide, q
         for plan in plans:
             if plan.uneven:
                 warn_of_lengths(ctx, plan.labels, plan.label_ids)
-    made = assembled(plans, frame, norm, mass, places, dropped)
+    made = assembled(ctx, plans, frame, norm, mass, places, dropped)
     if made.deepest >= ctx.max_length and task.truncation == "error":
         raise question_too_long(ctx, plans)
     if made.question_tokens >= ctx.step_tokens and made.deepest < ctx.max_length:
@@ -234,8 +215,6 @@ def decision_of(ctx: AdmissionContext, scope: TokenizationScope, task: Decide, q
             "questions at a time; ask them in several calls or raise the limit",
             field="questions",
         )
-    if key is not None:
-        made = ctx.kept.put_for(key, scope.salt, made, made.nbytes)
     return made
 
 
@@ -246,48 +225,55 @@ def template_of(ctx: AdmissionContext, task: Decide) -> DecisionTemplate:
     return template
 
 
-_TEXT, _NOTE = {str}, {str, type(None)}
+# ------------------------------------------------------------------ texts that do not fit
 
 
-def question_key(task: Decide, questions: Any) -> tuple[Any, ...] | None:
-    """The key of a decision that asks ``questions``. None if a value is of a type that is equal to others (``True``
-    and 1, a string of an enumeration) or may change."""
-    if type(questions) is not tuple and type(questions) is not list:
-        return None
-    if type(task.mass) is not bool or type(task.length_norm) is not str or type(task.truncation) is not str:
-        return None
-    if type(task.template) not in (DecisionTemplate, type(None)) or type(task.orders) not in (str, int, range):
-        return None
-    keys = tuple([_key(question) for question in questions])
-    if None in keys:
-        return None
-    return keys, task.template, task.length_norm, task.mass, task.truncation, task.orders
+def cut_questions(
+    ctx: AdmissionContext, scope: TokenizationScope, decision: Decision, state: int, truncation: str
+) -> tuple[Decision, int]:
+    """Return questions that leave room for their state of ``state`` tokens, and the number of cut tokens. The longer
+    of state and question is cut: a question only if its own text has more than half of ``max_length``."""
+    room = ctx.max_length - min(state, ctx.max_length // 2)
+    if decision.deepest <= room:
+        return decision, 0
+    template, frame = decision.frame.template, decision.frame.frame
+    found = [
+        plan
+        if plan.depth <= room
+        else (cut_notes if plan.describes else cut_question)(
+            ctx, scope, plan, template, frame, room, truncation, f"questions[{at}]"
+        )
+        for at, plan in enumerate(decision.plans)
+    ]
+    cut = sum(plan.tokens for plan in decision.plans) - sum(plan.tokens for plan in found)
+    return assembled(ctx, found, decision.frame, decision.norm, decision.mass, decision.places, decision.dropped), cut
 
 
-def _key(question: Any) -> tuple[Any, ...] | None:
-    kind = type(question)
-    if kind not in (Choice, Noul, Score) or type(question.question) not in _NOTE:
-        return None
-    if kind is Noul:
-        return _noul(question.question, question.criteria)
-    values = question.labels if kind is Choice else question.levels
-    held = type(values)
-    if kind is Score and held is int:
-        return "score", question.question, values
-    if held is list or held is tuple:
-        return (kind, question.question, tuple(values)) if values and set(map(type, values)) == _TEXT else None
-    if kind is Score or held is not dict:
-        return None
-    names, notes = tuple(values), tuple(values.values())
-    plain = names and set(map(type, names)) == _TEXT and set(map(type, notes)) <= _NOTE
-    return (kind, question.question, names, notes) if plain else None
+def fit_state(
+    ctx: AdmissionContext, scope: TokenizationScope, state: int, content: Any, decision: Decision, truncation: str
+) -> tuple[I32, int]:
+    """Return the ids of ``content``, which is ``state`` tokens, cut to the decision's room. Labels are never cut."""
+    room, tokens = decision.room, max(state, decision.least)
+    if truncation == "error" or room < decision.least:
+        raise state_too_long(ctx, tokens, decision)
+    ids, cuttable = scope.encode_cuttable(decision.frame.pieces(content))
+    return ids[kept(ctx, cuttable, tokens - room, truncation, "state", room)], tokens - room
 
 
-def _noul(text: str | None, sides: Any) -> tuple[Any, ...] | None:
-    if sides is None:
-        return None if text is None else ("noul", text)
-    if type(sides) is not dict or set(sides) - {"true", "false"}:
-        return None
-    if not set(map(type, sides.values())) <= _NOTE:
-        return None
-    return "noul", text, sides.get("true"), sides.get("false")
+def state_too_long(ctx: AdmissionContext, state: int, decision: Decision) -> InvalidRequest:
+    deepest, question_tokens = decision.deepest, decision.question_tokens
+    if deepest >= ctx.max_length:
+        return question_too_long(ctx, decision.plans)
+    if state + deepest > ctx.max_length:
+        return PromptTooLong(
+            f"{state} tokens of state and {deepest} of the longest question and label; the limit is "
+            f'{ctx.max_length}; shorten the state or set truncation="head", "tail" or "middle"',
+            tokens=state + deepest,
+            limit=ctx.max_length,
+            field="state",
+        )
+    return RequestTooLarge(
+        f"{state} tokens of state and {question_tokens} of questions and labels; one step computes at most "
+        f"{ctx.step_tokens} (from EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
+        field="state",
+    )

@@ -10,7 +10,7 @@ from typing import Any
 from prelude.admission.context import AdmissionContext
 from prelude.admission.decide import is_fitted, named, refuse_settings, state_content
 from prelude.admission.pooled import prepare_embed, vector_size
-from prelude.admission.prepared import Admitted, Outcome
+from prelude.admission.prepared import Outcome, Parts
 from prelude.admission.prompts import TRUNCATIONS
 from prelude.admission.questions import check_list
 from prelude.admission.tokenization import TokenizationScope
@@ -38,7 +38,7 @@ def apart(task: Decide, questions: Sequence[Any], places: Sequence[int]) -> list
     return tasks
 
 
-def prepare_fitted(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Admitted:
+def prepare_fitted(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Parts:
     given, names = named(task.questions)
     questions = _checked(ctx, task, given)
     first = questions[0]
@@ -58,13 +58,13 @@ def prepare_fitted(ctx: AdmissionContext, scope: TokenizationScope, task: Decide
         if question.inputs != size:
             said = f"{shown(question)} has {question.inputs} inputs, and a vector of this model {size} values"
             raise InvalidRequest(f"{said}; fit it on this model", field=f"questions[{at}]")
-    truncated = max(ready.prepared.truncated_tokens, int(dropped > 0))
+    truncated = max(ready.truncated, int(dropped > 0))
 
     def finish(outcome: Outcome) -> Answers:
         vector = ready.finish(outcome)
         return Answers(answers(questions, vector, ctx.model), outcome.stats, names)
 
-    return Admitted(replace(ready.prepared, truncated_tokens=truncated), finish)
+    return replace(ready, truncated=truncated, finish=finish)
 
 
 def _checked(ctx: AdmissionContext, task: Decide, questions: Sequence[Any]) -> Sequence[FittedQuestion]:

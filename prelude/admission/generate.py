@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from prelude.admission.context import AdmissionContext, admitted, cache_of, require_lm_head, salt_of
+from prelude.admission.context import AdmissionContext, require_lm_head
 from prelude.admission.logprobs import prompt_readout, top_limit
-from prelude.admission.prepared import Admitted, Outcome, Prepared, TokenTree
+from prelude.admission.prepared import Outcome, Parts, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
 from prelude.admission.sampling import resolve
 from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.readouts.batch import SampleOutput
 from prelude.readouts.sampling import History, Sampling, SamplingState
+from prelude.records import replace
 from prelude.results import Completion, RequestStats, SampledLogprob
 from prelude.streaming.detokenize import Texts
 from prelude.streaming.text import TextState
@@ -23,7 +24,7 @@ from prelude.values import validation
 MAX_TOKENS = (1 << 31) - 1
 
 
-def prepare_generate(ctx: AdmissionContext, scope: TokenizationScope, task: Generate) -> Admitted:
+def prepare_generate(ctx: AdmissionContext, scope: TokenizationScope, task: Generate) -> Parts:
     """``max_tokens`` is cut to the rest of the context after the prompt. With ``truncation`` other than "error" the
     prompt is cut so that the output has its ``max_tokens``, or half the context if that is less."""
     params = task.params
@@ -41,7 +42,7 @@ def prepare_generate(ctx: AdmissionContext, scope: TokenizationScope, task: Gene
     require_lm_head(ctx, task)
     sampling = resolve(ctx, params, wanted)
     encoded = encode_generate(ctx, scope, task, wanted)
-    ids, truncated = encoded.token_ids, encoded.truncated
+    ids = encoded.token_ids
     n = len(ids)
     budget = min(wanted, ctx.max_length - n)
     state = SamplingState(0, sampling)
@@ -50,17 +51,17 @@ def prepare_generate(ctx: AdmissionContext, scope: TokenizationScope, task: Gene
     elif sampling.edits is not None and sampling.edits.weighs:
         state = SamplingState(0, sampling, 0, History.of(sampling.edits, ids))
     tree = TokenTree.single(ids)
-    prepared = Prepared(
-        tree, state, budget, sampling, cache_of(ctx, task), salt_of(task), truncated, scope.close(), n - 1
-    )
     finish = partial(complete, ctx, sampling)
+    parts = Parts(
+        tree, state, finish, truncated=encoded.truncated, first=n - 1, max_new_tokens=budget, sampling=sampling
+    )
     if budget == 1:
-        return Admitted(prepared, finish)
+        return parts
 
     def reader(hold_words: bool) -> TextReader:
         return TextReader(ctx.texts, sampling, hold_words)
 
-    return Admitted(prepared, finish, reader, sampling.stops is not None or sampling.logprobs is not None)
+    return replace(parts, reader=reader, watched=sampling.stops is not None or sampling.logprobs is not None)
 
 
 def encode_generate(ctx: AdmissionContext, scope: TokenizationScope, task: Generate, wanted: int) -> Encoded:
@@ -95,7 +96,7 @@ def check_pool(ctx: AdmissionContext, prompt: int, budget: int) -> None:
 
 def prepare_prompt_only(
     ctx: AdmissionContext, scope: TokenizationScope, task: Generate, params: SamplingParams
-) -> Admitted:
+) -> Parts:
     """Prepare ``max_tokens=0``: the prompt's logprobs if a task asks for them, else nothing to compute."""
     sampling = resolve(ctx, params, 0)
     top = params.prompt_logprobs
@@ -120,7 +121,7 @@ def prepare_prompt_only(
         return Completion("", (), "length", outcome.stats, logprobs, none)
 
     tree = TokenTree.single(prompt.token_ids)
-    return admitted(ctx, scope, task, tree, None if top is None else readout, finish, truncated=prompt.truncated)
+    return Parts(tree, None if top is None else readout, finish, truncated=prompt.truncated)
 
 
 def complete(ctx: AdmissionContext, sampling: Sampling, outcome: Outcome) -> Completion:

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission.context import AdmissionContext, admitted
+from prelude.admission.context import AdmissionContext
+from prelude.admission.decide import weigh
 from prelude.admission.labels import LabelTrie, build_trie
 from prelude.admission.messages import shorten_messages
-from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
+from prelude.admission.prepared import Notes, Outcome, Parts, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept, render, require_messages
 from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import InvalidRequest, shown
@@ -27,7 +28,7 @@ from prelude.tasks import Guard
 from prelude.values import validation
 
 
-def prepare_guard(ctx: AdmissionContext, scope: TokenizationScope, task: Guard) -> tuple[Admitted, Notes]:
+def prepare_guard(ctx: AdmissionContext, scope: TokenizationScope, task: Guard) -> Parts:
     recipe = guard_recipe(ctx, task.recipe)
     validation.one_of(task.truncation, "truncation", TRUNCATIONS)
     require_messages(task.prompt, "prompt", "a guard model")
@@ -48,16 +49,13 @@ def prepare_guard(ctx: AdmissionContext, scope: TokenizationScope, task: Guard) 
     last = np.int32(len(ids) - 1)
     tree = TokenTree.build([(-1, ids), *((parent + 1, piece) for parent, piece in trie.segments)])
     readout = LogprobRows(trie.rows + last, trie.target_rows, trie.targets)
-    ready = admitted(
-        ctx,
-        scope,
-        task,
+    return Parts(
         tree,
         readout,
         lambda outcome: _answer(field.name, labels, trie, outcome),
+        Notes(labels=tuple(zip(labels, label_ids)), recipe=recipe.name, activation="softmax"),
         truncated=excess or int(dropped > 0),
     )
-    return ready, Notes(labels=tuple(zip(labels, label_ids)), recipe=recipe.name, activation="softmax")
 
 
 def guard_recipe(ctx: AdmissionContext, given: Any) -> GuardRecipe:
@@ -132,6 +130,6 @@ def continuations(recipe: GuardRecipe, field: GuardField, said: tuple[str, ...],
 
 
 def _answer(field: str, labels: tuple[str, ...], trie: LabelTrie, outcome: Outcome) -> GuardAnswer:
-    index, _, probabilities, logprobs, mass = trie.weigh(labels, outcome.pairs(), 0)
+    index, _, probabilities, logprobs, mass = weigh(trie, labels, outcome.pairs(), 0)
     label = labels[index]
     return GuardAnswer(field, label, probabilities, logprobs, mass, outcome.stats, labels=(label,))

@@ -20,15 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission.context import AdmissionContext, admitted
+from prelude.admission.context import AdmissionContext
 from prelude.admission.conversation import is_conversation, turns_of
-from prelude.admission.decide import made_answer, named, refuse_settings, state_content
+from prelude.admission.decide import made_answer, named, refuse_settings, shares_of, state_content
 from prelude.admission.decision import template_of
 from prelude.admission.forms import FORMS, Asked, Form, Rendered
-from prelude.admission.labels import shares_of
 from prelude.admission.messages import check_bounds
 from prelude.admission.plain_question import PlainQuestion
-from prelude.admission.prepared import Admitted, Outcome, TokenTree
+from prelude.admission.prepared import Outcome, Parts, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept
 from prelude.admission.questions import check_step, plain_questions
 from prelude.admission.structured import MAX_TEXT, text_of
@@ -45,9 +44,7 @@ from prelude.values.model_settings import OptionSettings
 # ------------------------------------------------------------------ heads that read options
 
 
-def prepare_marked(
-    settings: OptionSettings, ctx: AdmissionContext, scope: TokenizationScope, task: Decide
-) -> Admitted:
+def prepare_marked(settings: OptionSettings, ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Parts:
     refuse_settings(
         task,
         "a head that reads the options",
@@ -80,7 +77,7 @@ def prepare_marked(
         )
     check_step(ctx, tree.num_tokens, len(rendered))
     finish = partial(_option_answers, ctx, form, rendered, settings, names)
-    return admitted(ctx, scope, task, tree, form.readout(rows, rendered), finish, truncated=cut)
+    return Parts(tree, form.readout(rows, rendered), finish, truncated=cut)
 
 
 def _cut(settings: OptionSettings, rendered: list[Rendered], truncation: str) -> int:
@@ -142,7 +139,7 @@ def _option_answers(
 # ------------------------------------------------------------------ masked-language heads
 
 
-def prepare_masked(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Admitted:
+def prepare_masked(ctx: AdmissionContext, scope: TokenizationScope, task: Decide) -> Parts:
     template = template_of(ctx, task)
     if ctx.mask_id is None:
         raise InvalidRequest("the tokenizer of this model has no mask token, which its head reads", field="Decide")
@@ -192,7 +189,7 @@ def prepare_masked(ctx: AdmissionContext, scope: TokenizationScope, task: Decide
     readout = LogprobRows(np.array(rows, np.int32), target_rows, flat)
     finish = partial(_masked_answers, ctx, read, names)
     truncated = cut or int(dropped > 0)
-    return admitted(ctx, scope, task, TokenTree.build(segments), readout, finish, truncated=truncated, masked=True)
+    return Parts(TokenTree.build(segments), readout, finish, truncated=truncated, masked=True)
 
 
 def _labels(

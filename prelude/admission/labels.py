@@ -16,18 +16,13 @@ Nodes that are fed and have one fed child are joined into one segment. A label t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 
 from prelude.errors import InvalidRequest, shown
 from prelude.readouts.batch import I32
 from prelude.records import dataclass
-
-# The best label's index, shares in order, the same by label, logprobs by label, mass.
-Weighed: TypeAlias = tuple[int, list[float], dict[str, float], dict[str, float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,45 +42,6 @@ class LabelTrie:
     def depth(self) -> int:
         """Tokens fed after the question on the longest path."""
         return int(self.lengths.max()) - 1
-
-    def weigh(
-        self,
-        labels: tuple[str, ...],
-        logprobs: list[float],
-        first: int,
-        alone: int = -1,
-        by_length: bool = False,
-        relative: bool = False,
-    ) -> Weighed:
-        """Return the numbers of ``labels``, whose edges have ``logprobs[first:]``. ``alone``: where those without the
-        state begin, -1 for none; they are subtracted. ``by_length``: joint logprobs are compared after a division by
-        the label's tokens. ``relative``: the logprobs given back are those of the probabilities, and the mass is NaN.
-        The first label wins a tie."""
-        scores = joint = self._sums(logprobs, first)
-        if alone >= 0:
-            scores = [own - other for own, other in zip(joint, self._sums(logprobs, alone))]
-        if by_length:
-            scores = [score / len(path) for score, path in zip(scores, self.paths)]
-        shares, best, rest = shares_of(scores)
-        mass = math.nan
-        if relative:
-            joint = [score - best - rest for score in scores]
-        else:
-            mass = min(1.0, math.fsum([math.exp(joint[label]) for label in self.counted]))
-        return scores.index(best), shares, dict(zip(labels, shares)), dict(zip(labels, joint)), mass
-
-    def _sums(self, logprobs: list[float], first: int) -> list[float]:
-        """Return the joint logprob of each label: the sum over its path."""
-        own = logprobs[first : first + len(self.targets)].__getitem__
-        return [math.fsum(map(own, path)) for path in self.paths]
-
-
-def shares_of(scores: Sequence[float]) -> tuple[list[float], float, float]:
-    """Return the softmax of ``scores``, the largest score, and the logarithm of the sum relative to it."""
-    best = max(scores)
-    weights = [math.exp(score - best) for score in scores]
-    total = math.fsum(weights)
-    return [weight / total for weight in weights], best, math.log(total)
 
 
 def build_trie(label_ids: Sequence[Sequence[int]], labels: Sequence[str], field: str) -> LabelTrie:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission.context import AdmissionContext, admitted
-from prelude.admission.prepared import Admitted, Outcome, TokenTree
+from prelude.admission.context import AdmissionContext
+from prelude.admission.prepared import Outcome, Parts, TokenTree
 from prelude.admission.prompts import Encoded, encode_prompt
 from prelude.admission.tokenization import TokenizationScope, token_ids
 from prelude.errors import InvalidRequest, PromptTooLong
@@ -18,7 +18,7 @@ from prelude.tasks import Loglikelihood, PromptLogprobs
 from prelude.values import validation
 
 
-def prepare_loglikelihood(ctx: AdmissionContext, scope: TokenizationScope, task: Loglikelihood) -> Admitted:
+def prepare_loglikelihood(ctx: AdmissionContext, scope: TokenizationScope, task: Loglikelihood) -> Parts:
     """Context and continuation are tokenised apart and nothing moves between them: the scored tokens are exactly the
     given continuation. (lm-eval's rule, spaces at the context's end go to the continuation, is its client's.) The
     tokenizer's beginning-of-text token is put before the context, its end-of-text token is not put anywhere. An
@@ -38,8 +38,7 @@ def prepare_loglikelihood(ctx: AdmissionContext, scope: TokenizationScope, task:
         greedy = output.ranks is not None and bool((output.ranks == 1).all())
         return LoglikelihoodResult(float(logprobs.sum()), logprobs, continuation, greedy, outcome.stats)
 
-    tree = TokenTree.single(ids[:last])
-    return admitted(ctx, scope, task, tree, readout, finish, truncated=context.truncated)
+    return Parts(TokenTree.single(ids[:last]), readout, finish, truncated=context.truncated)
 
 
 def continuation_ids(ctx: AdmissionContext, scope: TokenizationScope, continuation: Any) -> I32:
@@ -78,7 +77,7 @@ def context_ids(
     )
 
 
-def prepare_prompt_logprobs(ctx: AdmissionContext, scope: TokenizationScope, task: PromptLogprobs) -> Admitted:
+def prepare_prompt_logprobs(ctx: AdmissionContext, scope: TokenizationScope, task: PromptLogprobs) -> Parts:
     top = validation.integer(task.top, "top", 0, top_limit(ctx))
     last = None if task.last is None else validation.integer(task.last, "last", 1, 1 << 31)
     prompt = encode_prompt(
@@ -92,9 +91,7 @@ def prepare_prompt_logprobs(ctx: AdmissionContext, scope: TokenizationScope, tas
     )
     readout, finish = prompt_readout(prompt, top, last)
     tree = TokenTree.single(prompt.token_ids)
-    return admitted(
-        ctx, scope, task, tree, readout, lambda outcome: finish(outcome, outcome.stats), truncated=prompt.truncated
-    )
+    return Parts(tree, readout, lambda outcome: finish(outcome, outcome.stats), truncated=prompt.truncated)
 
 
 def top_limit(ctx: AdmissionContext) -> int:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission.context import AdmissionContext, admitted, served
-from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
+from prelude.admission.context import AdmissionContext, served
+from prelude.admission.prepared import Notes, Outcome, Parts, TokenTree
 from prelude.admission.prompts import (
     TRUNCATIONS,
     Encoded,
@@ -31,7 +31,7 @@ _ONE_ROW = ("last", "cls")
 ACTIVATIONS = ("default", "none", "sigmoid", "softmax")
 
 
-def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed, field: str = "prompt") -> Admitted:
+def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed, field: str = "prompt") -> Parts:
     """``field``: the name of the caller's argument."""
     settings = ctx.embedding
     pooling = settings.pooling if task.pooling is None else _pooling(task.pooling)
@@ -68,7 +68,7 @@ def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed, 
         vector = (unit(vector) if by_module else vector)[:dimensions]
         return Embedding.of(unit(vector) if normalize else vector.copy(), outcome.stats)
 
-    return admitted(ctx, scope, task, TokenTree.single(prompt.token_ids), readout, finish, truncated=prompt.truncated)
+    return Parts(TokenTree.single(prompt.token_ids), readout, finish, truncated=prompt.truncated)
 
 
 def _projected(vector: F32, module: Dense) -> F32:
@@ -124,7 +124,7 @@ def unit(vector: F32) -> F32:
     return (wide / length).astype(np.float32) if length > 0 else np.zeros_like(vector)
 
 
-def prepare_classify(ctx: AdmissionContext, scope: TokenizationScope, task: Classify) -> tuple[Admitted, Notes]:
+def prepare_classify(ctx: AdmissionContext, scope: TokenizationScope, task: Classify) -> Parts:
     count = ctx.limits.num_labels
     if count == 0:
         raise InvalidRequest(
@@ -142,13 +142,10 @@ def prepare_classify(ctx: AdmissionContext, scope: TokenizationScope, task: Clas
         best = labels[int(np.argmax(logits))]
         return Classification(logits, activate(logits, activation), labels, best, outcome.stats)
 
-    ready = admitted(ctx, scope, task, tree, readout, finish, truncated=truncated)
-    return ready, Notes(activation=activation)
+    return Parts(tree, readout, finish, Notes(activation=activation), truncated)
 
 
-def prepare_classify_tokens(
-    ctx: AdmissionContext, scope: TokenizationScope, task: ClassifyTokens
-) -> tuple[Admitted, Notes]:
+def prepare_classify_tokens(ctx: AdmissionContext, scope: TokenizationScope, task: ClassifyTokens) -> Parts:
     if ctx.limits.head_pooling != "tokens":
         raise InvalidRequest(
             f"this model has no head that reads single tokens; it serves {served(ctx)}; load a "
@@ -166,9 +163,8 @@ def prepare_classify_tokens(
         best = tuple([ctx.labels[at] for at in logits.argmax(axis=1).tolist()])
         return TokenClassification(logits, scores, ctx.labels, best, rows, ids, outcome.stats)
 
-    tree, readout = TokenTree.single(ids), HeadRows(rows, several=True)
-    ready = admitted(ctx, scope, task, tree, readout, finish, truncated=prompt.truncated)
-    return ready, Notes(activation=activation)
+    readout = HeadRows(rows, several=True)
+    return Parts(TokenTree.single(ids), readout, finish, Notes(activation=activation), prompt.truncated)
 
 
 def _places(ctx: AdmissionContext, scope: TokenizationScope, at: object, ids: I32) -> I32:
@@ -199,7 +195,7 @@ def head_activation(ctx: AdmissionContext, asked: str) -> str:
     return activation
 
 
-def prepare_reward(ctx: AdmissionContext, scope: TokenizationScope, task: Reward) -> tuple[Admitted, Notes]:
+def prepare_reward(ctx: AdmissionContext, scope: TokenizationScope, task: Reward) -> Parts:
     limits = ctx.limits
     if limits.num_labels != 1 or limits.bidirectional:
         has = f"a head of {limits.num_labels} labels" if limits.num_labels else "no classification head"
@@ -219,9 +215,8 @@ def prepare_reward(ctx: AdmissionContext, scope: TokenizationScope, task: Reward
         logits = head_logits(outcome)
         return RewardResult(float(activate(logits, activation)[0]), float(logits[0]), outcome.stats)
 
-    tree = TokenTree.single(prompt.token_ids)
-    ready = admitted(ctx, scope, task, tree, readout, finish, truncated=prompt.truncated)
-    return ready, Notes(recipe="chat template, no generation prompt", activation=activation)
+    notes = Notes(recipe="chat template, no generation prompt", activation=activation)
+    return Parts(TokenTree.single(prompt.token_ids), readout, finish, notes, prompt.truncated)
 
 
 def head_logits(outcome: Outcome) -> F32:

@@ -7,12 +7,13 @@ the batch.
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from prelude._native.core import build_tree
+from prelude._native.core import build_tree, join_ids
 from prelude.readouts import RequestReadout
 from prelude.readouts.batch import I32, SampleOutput
 from prelude.readouts.sampling import Sampling
@@ -69,10 +70,15 @@ class TokenTree:
         return cls(token_ids, *shape_of(len(token_ids)), ROOT)
 
     @classmethod
-    def build(cls, segments: Sequence[tuple[int, I32]], joins: Collection[int] = ()) -> TokenTree:
+    def build(
+        cls, segments: Sequence[tuple[int, I32]], joins: Collection[int] = (), before: Sequence[I32] = ()
+    ) -> TokenTree:
         """Build from ``[(parent, token_ids)]``, parents before children. Segments named in ``joins`` stand behind the
-        longest of their elder siblings and see all of them (``prelude/readouts/batch.py``)."""
-        return cls.single(segments[0][1]) if len(segments) == 1 else cls(*build_tree(segments, joins))
+        longest of their elder siblings and see all of them (``prelude/readouts/batch.py``). The ids of ``before``
+        stand before those of the first segment."""
+        if len(segments) > 1:
+            return cls(*build_tree(segments, joins, before))
+        return cls.single(join_ids(*before, segments[0][1]) if before else segments[0][1])
 
     @property
     def depth(self) -> int:
@@ -169,6 +175,35 @@ class Admitted:
     finish: Callable[[Outcome], Any]
     reader: MakeReader | None = None  # for text of more than one token
     watched: bool = False  # the reader is needed even without a stream: it finds stops, keeps logprobs
+
+    def result(self, outcome: Outcome, timeline: Any = None) -> Any:
+        """Return the caller's result, with its ``Timeline``. Runs in the caller's thread."""
+        if timeline is None:
+            return self.finish(outcome)
+        began = time.perf_counter()
+        result = self.finish(outcome)
+        timeline.mark("detokenise", began)
+        timeline.mark("stream")
+        outcome.stats.timeline = timeline.close()
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The tokens, the readout and the result of a task, as its ``prepare_*`` function chooses them. The other fields
+    are those of ``Prepared`` and ``Admitted``. ``masked``: a masked-language head is read."""
+
+    tree: TokenTree
+    readout: RequestReadout | None
+    finish: Callable[[Outcome], Any]
+    notes: Notes = Notes()
+    truncated: int = 0
+    first: int = 0
+    masked: bool = False
+    max_new_tokens: int = 0
+    sampling: Sampling | None = None
+    reader: MakeReader | None = None
+    watched: bool = False
 
 
 class ExecutionClass(enum.Enum):

@@ -1,19 +1,23 @@
-"""Preparer: Task → Admitted, once per request, in any thread."""
+"""Preparer: Task → Admitted, once per request, in any thread.
+
+The function of a task's kind chooses tokens, readout and result. The rest is the same for all kinds and done here:
+the cache mode, the tenant's salt, and the check that the model has the head that is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
 
 from prelude.admission.chat import ChatRenderer
-from prelude.admission.context import CHARS_PER_TOKEN, AdmissionContext
-from prelude.admission.decide import asks_fitted, named, prepare_decide
-from prelude.admission.decision import decision_of
+from prelude.admission.context import CHARS_PER_TOKEN, AdmissionContext, require_lm_head, served
+from prelude.admission.decide import asks_fitted, decision_of, named, prepare_decide
 from prelude.admission.fitted import prepare_fitted
 from prelude.admission.heads import prepare_marked, prepare_masked
-from prelude.admission.prepared import Admitted, Notes, classify
+from prelude.admission.prepared import Admitted, Outcome, Parts, Prepared, classify
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizationScope
@@ -21,17 +25,18 @@ from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
 from prelude.results import Explanation
 from prelude.streaming.detokenize import Texts
-from prelude.tasks import Decide, Task, TaskOf
+from prelude.tasks import CacheMode, Decide, Task, TaskOf
+from prelude.values import validation
 from prelude.values.config import EngineConfig
 
 if TYPE_CHECKING:
     from prelude.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_NOTHING_MORE = Notes()
+_CACHE_MODES = get_args(CacheMode)
 _NOTHING_READ = "nothing: the prompt is computed for the prefix cache alone"
 
-Prepare: TypeAlias = Callable[[AdmissionContext, TokenizationScope, Any], Admitted | tuple[Admitted, Notes]]
+Prepare: TypeAlias = Callable[[AdmissionContext, TokenizationScope, Any], Parts]
 
 
 @lru_cache
@@ -86,7 +91,7 @@ class Preparer:
     @property
     def kept_bytes(self) -> int:
         """Memory of the prepared questions that are kept for later requests: an estimate from above."""
-        return self.context.kept.weight
+        return self.context.encoder.kept.weight
 
     @property
     def decode_states(self) -> dict[str, int]:
@@ -121,7 +126,7 @@ class Preparer:
                 found.append(error)
         return found
 
-    def _prepare(self, task: Any) -> tuple[Admitted, Notes]:
+    def _prepare(self, task: Any) -> tuple[Admitted, Parts]:
         kind: Any = type(task)
         prepare: Prepare | None
         if isinstance(task, Decide):
@@ -130,18 +135,33 @@ class Preparer:
             prepare = prepare_function(kind)
         if prepare is None:
             raise InvalidRequest(f"{shown(task)} is not a task", field="task")
-        scope = TokenizationScope(self.context.encoder, self.context.config.default_cache, task)
+        ctx = self.context
+        scope = TokenizationScope(ctx.encoder, ctx.config.default_cache, task)
         try:
-            found = prepare(self.context, scope, task)
+            parts = prepare(ctx, scope, task)
+            readout = parts.readout
+            if readout is None:
+                if ctx.limits.bidirectional:
+                    said = "this model is an encoder, and keeps nothing of a prompt for later ones"
+                    raise InvalidRequest(f"{said}; it serves {served(ctx)}", field=type(task).__name__)
+            elif readout.needs_lm_head and not ctx.limits.lm_head and not parts.masked:
+                require_lm_head(ctx, task)
+            validation.one_of(task.cache, "cache", _CACHE_MODES)
+            cache = ctx.config.default_cache if task.cache == "auto" else task.cache
+            salt = 0 if task.salt is None else salt_number(validation.salt(task.salt) or "")
         finally:
-            scope.close()
-        return found if isinstance(found, tuple) else (found, _NOTHING_MORE)
+            ms = scope.close()
+        prepared = Prepared(
+            parts.tree, readout, parts.max_new_tokens, parts.sampling, cache, salt, parts.truncated, ms, parts.first
+        )
+        return Admitted(prepared, parts.finish, parts.reader, parts.watched), parts
 
     def explain(self, task: Task) -> Explanation:
         """Return the result of ``prepare``, in words."""
         scope = TokenizationScope(self.context.encoder, self.context.config.default_cache, task)
         try:
-            ready, notes = self._prepare(task)
+            ready, parts = self._prepare(task)
+            notes = parts.notes
             labels = (notes.labels,) * bool(notes.labels)
             if isinstance(task, Decide) and self.context.options is None and not asks_fitted(task.questions):
                 labels = self._labels(scope, task)
@@ -167,3 +187,22 @@ class Preparer:
         """Return each question's labels with their ids."""
         plans = decision_of(self.context, scope, task, named(task.questions)[0]).plans
         return tuple([tuple(zip(plan.labels, plan.label_ids)) for plan in plans])
+
+
+def salt_number(salt: str) -> int:
+    """Return a 63-bit number that separates this tenant's prefixes from all others; never 0, which is no salt."""
+    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little") >> 1 or 1
+
+
+def finish_all(
+    admitted: Sequence[Any], calls: Sequence[Any], ends: Iterable[tuple[Outcome | None, BaseException | None]]
+) -> list[Any]:
+    """Return the caller's results, in order; errors are values. Runs in the caller's thread, or in its loop.
+    ``calls``: the objects that have the ``timeline`` of each."""
+    results: list[Any] = []
+    for item, call, (outcome, error) in zip(admitted, calls, ends):
+        try:
+            results.append(error if outcome is None else item.result(outcome, call.timeline))
+        except Exception as raised:
+            results.append(raised)
+    return results

@@ -72,7 +72,7 @@ def plan_questions(
             plain, dropped = replace(plain, text=text), dropped + cut
         shown_in = arranged(plain, orders, template, here)
         key = ("plan", template, shown_in.plain, shown_in.starts)
-        plan: QuestionPlan | None = None if scope.alone else ctx.kept.get_for(key, scope.salt)
+        plan: QuestionPlan | None = None if scope.alone else ctx.encoder.kept.get_for(key, scope.salt)
         left -= check_characters(ctx, plain, here) * len(shown_in.starts) if plan is None else plan.chars
         if left < 0:
             raise RequestTooLarge(
@@ -83,7 +83,7 @@ def plan_questions(
         if plan is None:
             plan = make_plan(ctx, scope, shown_in, template, frame, here)
             if not scope.alone:
-                plan = ctx.kept.put_for(key, scope.salt, plan, plan.nbytes)
+                plan = ctx.encoder.kept.put_for(key, scope.salt, plan, plan.nbytes)
         plans.append(plan)
         places.append(shown_in.places)
     return plans, places, dropped
@@ -130,9 +130,9 @@ def check_step(ctx: AdmissionContext, tokens: int, questions: int) -> None:
 def warn_of_lengths(ctx: AdmissionContext, labels: tuple[str, ...], label_ids: tuple[tuple[int, ...], ...]) -> None:
     """Warn once for each set of labels: a joint logprob sums over tokens, so that longer labels score lower."""
     known = ("warned", hash(labels))  # the labels themselves may be large
-    if ctx.kept.get(known):
+    if ctx.encoder.kept.get(known):
         return
-    ctx.kept.put(known, True, 100)
+    ctx.encoder.kept.put(known, True, 100)
     shortest, longest = min(label_ids, key=len), max(label_ids, key=len)
     log.warning(
         "labels of %d to %d tokens (%s, %s) are compared by joint logprobs, which favours the short ones; "
@@ -195,13 +195,13 @@ def labels_of(
 ) -> tuple[tuple[tuple[int, ...], ...], LabelTrie]:
     """Return the ids of the labels and their trie; kept, since many questions may have the same labels."""
     key = ("labels", template, labels)
-    found: Any = None if scope.alone else ctx.kept.get_for(key, scope.salt)
+    found: Any = None if scope.alone else ctx.encoder.kept.get_for(key, scope.salt)
     if found is None:
         label_ids = tuple(tuple(scope.encode_pieces(template.label_pieces(label)).tolist()) for label in labels)
         found = label_ids, build_trie(label_ids, labels, field)
         if not scope.alone:
             weight = label_bytes(label_ids) + 4 * sum(map(len, labels)) + template_bytes(ctx, template)
-            found = ctx.kept.put_for(key, scope.salt, found, weight)
+            found = ctx.encoder.kept.put_for(key, scope.salt, found, weight)
     ids, trie = found
     return ids, trie
 

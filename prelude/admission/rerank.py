@@ -6,13 +6,14 @@ then begin with the same tokens: the instruction and the query are computed once
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from prelude.admission.context import AdmissionContext, admitted, served
+from prelude.admission.context import AdmissionContext, served
 from prelude.admission.pooled import activate, encode_pair, head_activation, head_logits, head_readout
-from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
+from prelude.admission.prepared import Notes, Outcome, Parts, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept, prompt_before, render, shorten
 from prelude.admission.tokenization import Piece, TokenizationScope
 from prelude.errors import InvalidRequest, RecipeError, shown
@@ -26,7 +27,7 @@ from prelude.values import validation
 _PAIR = "cross-encoder"
 
 
-def prepare_rerank(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank) -> tuple[Admitted, Notes]:
+def prepare_rerank(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank) -> Parts:
     validation.one_of(task.truncation, "truncation", TRUNCATIONS)
     validation.one_of(task.activation, "activation", ("default", "none", "sigmoid"))
     recipe = rerank_recipe(ctx, task)
@@ -35,16 +36,8 @@ def prepare_rerank(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank
     ids, truncated = _encode(ctx, scope, task, recipe)
     activation = recipe.activation if task.activation == "default" else task.activation
     readout, signs = _readout(ctx, scope, recipe, ids)
-    ready = admitted(
-        ctx,
-        scope,
-        task,
-        TokenTree.single(ids),
-        readout,
-        lambda outcome: _finish(outcome, signs, activation),
-        truncated=truncated,
-    )
-    return ready, Notes(recipe=recipe.name, activation=activation)
+    finish = partial(_finish, signs, activation)
+    return Parts(TokenTree.single(ids), readout, finish, Notes(recipe=recipe.name, activation=activation), truncated)
 
 
 def rerank_recipe(ctx: AdmissionContext, task: Rerank) -> RerankRecipe | None:
@@ -67,7 +60,7 @@ def rerank_recipe(ctx: AdmissionContext, task: Rerank) -> RerankRecipe | None:
 # ------------------------------------------------------------------ encoders
 
 
-def _as_pair(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank) -> tuple[Admitted, Notes]:
+def _as_pair(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank) -> Parts:
     asked = task.activation
     if asked == "default" and ctx.embedding.activation is None:
         asked = "sigmoid"  # as sentence-transformers, whatever the problem_type of the head
@@ -82,16 +75,8 @@ def _as_pair(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank) -> t
         before=prompt_before(ctx, task),
     )
     readout = head_readout(ctx, tree.token_ids, skip_pad=True)
-    ready = admitted(
-        ctx,
-        scope,
-        task,
-        tree,
-        readout,
-        lambda outcome: _result(head_logits(outcome), activation, outcome),
-        truncated=truncated,
-    )
-    return ready, Notes(recipe=_PAIR, activation=activation)
+    notes = Notes(recipe=_PAIR, activation=activation)
+    return Parts(tree, readout, lambda outcome: _result(head_logits(outcome), activation, outcome), notes, truncated)
 
 
 def _result(logits: F32, activation: str, outcome: Outcome) -> RerankResult:
@@ -139,7 +124,7 @@ def _token(ctx: AdmissionContext, scope: TokenizationScope, recipe: RerankRecipe
     return found
 
 
-def _finish(outcome: Outcome, signs: tuple[float, ...] | None, activation: str) -> RerankResult:
+def _finish(signs: tuple[float, ...] | None, activation: str, outcome: Outcome) -> RerankResult:
     if signs is None:
         return _result(head_logits(outcome), activation, outcome)
     logit = sum(sign * value for sign, value in zip(signs, outcome.pairs()))

@@ -16,26 +16,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from prelude.admission.prepared import Admitted
-from prelude.admission.preparer import Preparer
-from prelude.admission.snapshot import snapshot
+from prelude.admission.messages import VALUE_CHARS, rough_size
+from prelude.admission.prepared import Admitted, Outcome
+from prelude.admission.preparer import Preparer, finish_all
+from prelude.admission.snapshot import PROMPT_FIELDS, snapshot
 from prelude.api.async_streams import AsyncTextStream
 from prelude.api.base import Health, not_loaded
 from prelude.api.call_steps import (
-    INLINE_CHARS,
     PART_TASKS,
     TURN_PAIRS,
     TURN_RESULTS,
     Options,
-    batches,
-    finish_all,
     first_error,
     make_calls,
-    mark_all,
     parts,
-    result_sizes,
     task_list,
-    text_size,
 )
 from prelude.api.compound import adrive
 from prelude.api.sync import Engine
@@ -43,9 +38,9 @@ from prelude.api.verbs import Ask, AskStream, AsyncVerbs, RequestKeywords
 from prelude.api.windows import WINDOW_ROWS
 from prelude.errors import ConfigError, EngineClosed, ExecutionError, shown, starting_thread
 from prelude.results import Explanation
-from prelude.runtime.core import Call, EngineCore
+from prelude.runtime.core import PLAIN, Call, EngineCore
 from prelude.runtime.events import Listener
-from prelude.runtime.handover import CompletionQueue, Completions, LoopSink, Turn
+from prelude.runtime.handover import CompletionQueue, LoopSink, Turn
 from prelude.scheduling.request import Request
 from prelude.tasks import Generate, R, Task, TaskOf
 from prelude.terminal.progress import Advance, Progress
@@ -62,6 +57,9 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+INLINE_CHARS = 4096  # more than this is prepared on threads, so that it cannot hold up the caller's loop
+JOB_CHARS, JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
+TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 16  # the cost of preparing one beside its text
 
 
 class AsyncEngine(AsyncVerbs):
@@ -253,10 +251,14 @@ class AsyncEngine(AsyncVerbs):
         engine, loop = self._engine or self.engine, get_running_loop()
         core, preparer = engine._core, engine._preparer
         completions, turn = self._ways(loop, engine)
-        calls, timelines = make_calls(len(tasks), options, keywords)
-        mark_all(timelines, "prompt")
+        plain = options is None and not keywords
+        calls = [PLAIN] * len(tasks) if plain else make_calls(len(tasks), options, keywords)
+        timed = [call for call in calls if call.timeline is not None]
+        for call in timed:
+            call.mark("prompt")
         with core.reserve(len(tasks)) as places:
-            mark_all(timelines, "accept")
+            for call in timed:
+                call.mark("accept")
             room = places.left
             given = tasks if room == len(tasks) else tasks[:room]
             if sum(map(text_size, given)) > INLINE_CHARS:
@@ -264,7 +266,8 @@ class AsyncEngine(AsyncVerbs):
             else:
                 admitted = preparer.prepare_all(given)
             admitted += [core.inbox.full() for _ in tasks[room:]]
-            mark_all(timelines, "tokenise")
+            for call in timed:
+                call.mark("tokenise")
             sink = LoopSink(completions, len(tasks), progress)
             requests = core.requests(admitted, calls, sink, places, completions)
             live = [one for one in requests if isinstance(one, Request)]
@@ -281,30 +284,31 @@ class AsyncEngine(AsyncVerbs):
             for one in live:
                 core.cancel(one)
             raise
-        sizes = result_sizes(admitted)
+        readouts = [None if isinstance(item, Exception) else item.prepared.readout for item in admitted]
+        sizes = [0 if readout is None else readout.result_size for readout in readouts]
+        ends = [sink.ends[one.id] if isinstance(one, Request) else (None, one) for one in requests]
         if len(sizes) <= TURN_RESULTS and sum(sizes) <= TURN_PAIRS:
-            return finish_all(admitted, calls, requests, sink.ends)
-        return await self._finish(admitted, calls, requests, sink.ends, sizes)
+            return finish_all(admitted, calls, ends)
+        return await self._finish(admitted, calls, ends, sizes)
 
     async def _finish(
         self,
         admitted: list[Admitted | Exception],
         calls: Sequence[Call],
-        requests: list[Request | Exception],
-        ends: Completions,
+        ends: Sequence[tuple[Outcome | None, BaseException | None]],
         sizes: list[int],
     ) -> list[Any]:
         """``finish_all``; the loop gets its turn in between, and large results are made on a thread. ``sizes``: pairs
         of a token and its logprob of each result."""
         results: list[Any] = []
         at = 0
-        while at < len(requests):
+        while at < len(ends):
             end, pairs = at + 1, sizes[at]
-            while end < min(at + TURN_RESULTS, len(requests)) and pairs + sizes[end] <= TURN_PAIRS:
+            while end < min(at + TURN_RESULTS, len(ends)) and pairs + sizes[end] <= TURN_PAIRS:
                 pairs += sizes[end]
                 end += 1
             part = slice(at, end)
-            given = (admitted[part], calls[part], requests[part], ends)
+            given = (admitted[part], calls[part], ends[part])
             with starting_thread():
                 results += await asyncio.to_thread(finish_all, *given) if pairs > TURN_PAIRS else finish_all(*given)
             await asyncio.sleep(0)
@@ -378,7 +382,7 @@ class AsyncEngine(AsyncVerbs):
         if self._engine is None:
             await self.start()
         engine = self.engine
-        [call], _ = make_calls(1, options, {})
+        [call] = make_calls(1, options, {})
         call.mark("prompt")
         with engine.core.reserve(1) as places:  # so that no more are being tokenised than may wait
             if not places.left:
@@ -409,6 +413,45 @@ class AsyncEngine(AsyncVerbs):
 
     def on_event(self, listener: Listener) -> Callable[[], None]:
         return self.engine.on_event(listener)
+
+
+def batches(tasks: Iterable[Task]) -> list[list[Task]]:
+    """Yield runs of tasks of about ``JOB_CHARS`` or ``JOB_TASKS`` each: one job of a preparing thread."""
+    runs: list[list[Task]] = []
+    total = JOB_CHARS
+    for task in tasks:
+        if total >= JOB_CHARS or len(runs[-1]) >= JOB_TASKS:
+            runs.append([])
+            total = 0
+        runs[-1].append(task)
+        total += text_size(task)
+    return runs
+
+
+def text_size(task: Any) -> int:
+    """Return about the number of characters (or ids) that preparing reads. Unknown shapes fail there."""
+    size = TASK_CHARS + sum([_size(getattr(task, name, None), 0) for name in PROMPT_FIELDS])
+    questions = getattr(task, "questions", ())
+    if not isinstance(questions, (list, tuple)):
+        questions = tuple(questions.values()) if isinstance(questions, Mapping) else ()
+    for question in questions:
+        size += QUESTION_CHARS
+        for name in ("question", "labels", "criteria", "levels"):
+            size += _size(getattr(question, name, None), LABEL_CHARS)
+    return size
+
+
+def _size(value: Any, each: int) -> int:
+    if value is None or isinstance(value, str):
+        return len(value or "")
+    listed = isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, list, tuple, Mapping))
+    if listed and set(map(type, value)) == {str}:  # the labels of most questions
+        return VALUE_CHARS + (each + VALUE_CHARS) * len(value) + sum(map(len, value))
+    try:
+        length = len(value)
+    except TypeError:
+        return 0
+    return each * length + (rough_size(value, JOB_CHARS) if listed or isinstance(value, Mapping) else length)
 
 
 class Engines:

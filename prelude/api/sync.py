@@ -6,19 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from prelude.admission.preparer import finish_all
 from prelude.api.base import EngineBase
-from prelude.api.call_steps import (
-    Options,
-    finish_all,
-    first_error,
-    make_calls,
-    mark_all,
-    task_list,
-)
+from prelude.api.call_steps import Options, first_error, make_calls, task_list
 from prelude.api.compound import drive
 from prelude.api.text_streams import TextStream
 from prelude.api.verbs import Ask, AskStream, RequestKeywords, Verbs
 from prelude.api.windows import WINDOW_ROWS
+from prelude.runtime.core import PLAIN
 from prelude.runtime.handover import BlockingSink
 from prelude.scheduling.request import Request
 from prelude.tasks import R, TaskOf
@@ -177,16 +172,20 @@ class Engine(Verbs, EngineBase):
     ) -> list[Any]:
         """``run_many`` with errors as results."""
         core, count = self._core, len(tasks)
-        calls, timelines = make_calls(count, options, keywords)
-        mark_all(timelines, "prompt")
+        calls = [PLAIN] * count if options is None and not keywords else make_calls(count, options, keywords)
+        timed = [call for call in calls if call.timeline is not None]
+        for call in timed:
+            call.mark("prompt")
         sink = BlockingSink(progress)
         with core.reserve(count) as places:
             room = places.left
-            mark_all(timelines, "accept")
+            for call in timed:
+                call.mark("accept")
             admitted = self._preparer.prepare_all(tasks if room == count else tasks[:room])
             if room < count:
                 admitted.extend([core.inbox.full() for _ in calls[room:]])
-            mark_all(timelines, "tokenise")
+            for call in timed:
+                call.mark("tokenise")
             requests = core.requests(admitted, calls, sink, places)
             live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)
@@ -200,7 +199,9 @@ class Engine(Verbs, EngineBase):
                     for one in live:
                         core.cancel(one)
                     raise
-        return finish_all(admitted, calls, requests, sink.ends)
+        ends = sink.ends
+        told = [ends[one.id] if isinstance(one, Request) else (None, one) for one in requests]
+        return finish_all(admitted, calls, told)
 
     def _run_each(self, tasks: Sequence[Any]) -> None:
         self.run_many(tasks, return_exceptions=True, progress=False)
@@ -212,7 +213,7 @@ class Engine(Verbs, EngineBase):
         return result
 
     def _stream(self, ask: AskStream) -> TextStream:
-        [call], _ = make_calls(1, ask.options, {})
+        [call] = make_calls(1, ask.options, {})
         call.mark("prompt")
         with self._core.reserve(1) as places:
             if not places.left:

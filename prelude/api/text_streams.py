@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prelude.admission.prepared import Admitted, Outcome
-from prelude.api.call_steps import timed_finish
 from prelude.readouts.batch import SampleOutput
 from prelude.results import Chunk, Completion, SampledLogprob
 from prelude.runtime.core import Call, EngineCore
@@ -127,7 +126,7 @@ class StreamSink:
                 outcome.stats.timeline = self.timeline.close()
             return Chunk(chunk.text, chunk.token_ids, chunk.offset, chunk.logprobs, reason, outcome.stats)
         # One step, one token: nothing to read along.
-        done: Completion = timed_finish(self._admitted, self.timeline, outcome)
+        done: Completion = self._admitted.result(outcome, self.timeline)
         return Chunk(done.text, done.token_ids, 0, done.logprobs, done.finish_reason, done.stats)
 
 

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from prelude.admission.decide import weigh
 from prelude.admission.labels import build_trie
 
 
@@ -33,13 +34,13 @@ def test_labels_are_weighed_by_the_formulas(seed: int) -> None:
             best = max(scores)
             weights = [math.exp(score - best) for score in scores]
             shares = [weight / math.fsum(weights) for weight in weights]
-            index, found, probabilities, kept, mass = trie.weigh(labels, logprobs, 2, alone, by_length)
+            index, found, probabilities, kept, mass = weigh(trie, labels, logprobs, 2, alone, by_length)
             assert index == scores.index(best) and list(probabilities) == list(kept) == list(labels)
             np.testing.assert_allclose(found, shares, rtol=1e-12)
             assert list(probabilities.values()) == found
             np.testing.assert_allclose(list(kept.values()), joint, rtol=1e-12)
             sure = math.fsum(math.exp(one) for one, apart in zip(joint, counted) if apart)
             assert mass == pytest.approx(min(1.0, sure), rel=1e-12)
-            *_, relative, none = trie.weigh(labels, logprobs, 2, alone, by_length, True)
+            *_, relative, none = weigh(trie, labels, logprobs, 2, alone, by_length, True)
             assert math.isnan(none)
             np.testing.assert_allclose(np.exp(list(relative.values())), shares, rtol=1e-9)

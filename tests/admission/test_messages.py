@@ -11,7 +11,7 @@ import pytest
 from prelude.admission.messages import MAX_DEPTH, MAX_VALUES
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
-from prelude.api.call_steps import INLINE_CHARS, text_size
+from prelude.api.engine import INLINE_CHARS, text_size
 from prelude.errors import InvalidRequest, RequestTooLarge
 from prelude.tasks import Choice, Decide, Generate, SamplingParams, YesNo
 from tests.admission import toys

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.admission.context import salt_number
-from prelude.admission.preparer import Preparer
+from prelude.admission.preparer import Preparer, salt_number
 from prelude.admission.snapshot import snapshot
 from prelude.errors import InvalidRequest
 from prelude.tasks import (

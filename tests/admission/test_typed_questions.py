@@ -17,7 +17,7 @@ from prelude.tokenizer import Tokenizer
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import DecisionTemplate
-from prelude.api.call_steps import text_size
+from prelude.api.engine import text_size
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError
 from prelude.results import Answer
 from prelude.tasks import Choice, Decide, Noul, Score, YesNo

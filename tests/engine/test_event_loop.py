@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prelude import AsyncEngine, Embed, EngineConfig, SamplingParams
-from prelude.api.call_steps import INLINE_CHARS, JOB_CHARS
+from prelude.api.engine import INLINE_CHARS, JOB_CHARS
 
 SMALL = EngineConfig(kv_bytes=1 << 22)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prelude import AsyncEngine, Engine, EngineConfig, SamplingParams, YesNo
-from prelude.api.call_steps import INLINE_CHARS
+from prelude.api.engine import INLINE_CHARS
 from prelude.errors import EngineClosed, ExecutionError
 
 QUESTION = [YesNo("Is it polite?")]
