@@ -108,6 +108,7 @@ const PackedKernels kSixDot = packed_table<FewDot<Int8Sums<true>, Packing::q6_k>
 namespace {
 
 constexpr int64_t kPieceWork = 1 << 20;      // products of a piece, at least: some ten microseconds
+constexpr int64_t kPieceWords = 64 << 10;    // of weights of a piece that are enough with fewer products
 constexpr int64_t kPieceInputs = 416 << 10;  // bytes of x that a piece reads for each group, at most
 constexpr int64_t kPieceValues = 1 << 18;    // of a weight that a piece packs
 constexpr int64_t kPieceSums = 256 << 10;    // floats that wait for the next part of a row, at most
@@ -480,16 +481,15 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int thread
 
   const int64_t groups = (a.weight.outputs + kGroup - 1) / kGroup;
   const int64_t part_words = (words + rows.parts - 1) / rows.parts;
-  const int64_t together_blocks = std::max<int64_t>(1, kPieceInputs / (most * part_words * 4));
-  const int64_t row_pieces = (blocks + together_blocks - 1) / together_blocks;
-  const int64_t row_step = (blocks + row_pieces - 1) / row_pieces;
-  // Groups of a piece: enough work, and an even number, so that kernels of few rows take two at a time.
-  const int64_t group_work = row_step * most * a.weight.inputs * kGroup;
-  const int64_t enough = (kPieceWork + group_work - 1) / group_work;
-  const int64_t share = (groups + 4 * threads - 1) / (4 * threads);
-  int64_t step = threads == 1 ? groups : (std::max(enough, share) + 1) / 2 * 2;
+  const int64_t together = std::max<int64_t>(1, kPieceInputs / (most * part_words * 4));
+  const int64_t row_pieces = (blocks + together - 1) / together, at_once = (blocks + row_pieces - 1) / row_pieces;
+  // Groups of a piece: enough products or weights, an even number for kernels of few rows, as many for each thread.
+  const int64_t work = at_once * most * a.weight.inputs * kGroup, one = group_words(a.weight.inputs, kernels.packing);
+  const int64_t enough = std::min((kPieceWork - 1) / work, (kPieceWords - 1) / one) + 1;
+  const int64_t all = threads * std::clamp<int64_t>(groups / (enough * threads), 1, 4);
+  int64_t step = threads == 1 ? groups : (std::max(enough, (groups - 1) / all + 1) + 1) / 2 * 2;
   // Each thread's room, by lines of the cache: of sums between parts, or of an opened group.
-  const int64_t of_group = row_step * most * kGroup;
+  const int64_t of_group = at_once * most * kGroup;
   if (rows.parts > 1) step = std::min(step, std::max<int64_t>(2, kPieceSums / of_group / 2 * 2));
   const bool opens = kernels.open != nullptr && blocks >= kOpenBlocks;
   const int64_t of_thread = opens ? words * kGroup : rows.parts > 1 ? step * of_group : 0;
@@ -501,7 +501,7 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int thread
   float* const first_room = sums.get() + (sums == nullptr ? 0 : -(reinterpret_cast<uintptr_t>(sums.get()) / 4) % 16);
   const int64_t group_pieces = (groups + step - 1) / step, pieces = group_pieces * row_pieces;
   run_pieces(static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int thread) {
-    const int64_t block = i / group_pieces * row_step, behind = std::min(blocks, block + row_step);
+    const int64_t block = i / group_pieces * at_once, behind = std::min(blocks, block + at_once);
     const int64_t longer = std::clamp(rows.longer, block, behind),
                   last = std::min(groups, (i % group_pieces + 1) * step);
     float* room_of_thread = sums == nullptr ? nullptr : first_room + thread * of_thread;
