@@ -8,9 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import sentence_transformers
-from sentence_transformers.base.modules import Transformer
-from sentence_transformers.cross_encoder.modules import LogitScore
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from tests.checkpoints import make_checkpoint
@@ -88,6 +85,10 @@ def write_plain(path: Path, kind: str) -> Path:
 
 def write_saved(path: Path, kind: str) -> Path:
     """The same as the library saves it."""
+    import sentence_transformers
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
     plain, options = write_plain(path / "plain", kind), {"device": "cpu", "model_kwargs": {"dtype": "float32"}}
     if kind in ("vectors", "roberta"):
         made = sentence_transformers.SentenceTransformer(str(plain), **options)

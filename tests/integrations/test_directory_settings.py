@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sentence_transformers
 import torch
 
 from prelude import Classify, Embed, Engine, Rerank, Reward
@@ -318,6 +317,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def library_of(kind: str, path: Path) -> Any:
+    import sentence_transformers
+
     pairs = kind not in ("vectors", "roberta")
     made = sentence_transformers.CrossEncoder if pairs else sentence_transformers.SentenceTransformer
     return made(str(path), device="cpu", model_kwargs={"dtype": "float32"})
