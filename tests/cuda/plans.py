@@ -105,9 +105,7 @@ def random_readout(rng: np.random.Generator, s: PromptSlices, vocab: int) -> Rea
         if rng.random() < 0.25:
             return LogprobRows(*wanted, raw=True)
         return LogprobRows(
-            *wanted,
-            top=int(rng.integers(1, 6)) if rng.random() < 0.3 else 0,
-            ranks=bool(rng.random() < 0.3),
+            *wanted, top=int(rng.integers(1, 6)) if rng.random() < 0.3 else 0, ranks=bool(rng.random() < 0.3)
         )
     if kind < 0.75:
         return random_samples(rng, rows, vocab)

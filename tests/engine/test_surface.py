@@ -17,17 +17,7 @@ import numpy as np
 import pytest
 
 import prelude
-from prelude import (
-    AsyncEngine,
-    Decide,
-    Engine,
-    Generate,
-    Rerank,
-    SamplingParams,
-    YesNo,
-    errors,
-    results,
-)
+from prelude import AsyncEngine, Decide, Engine, Generate, Rerank, SamplingParams, YesNo, errors, results
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, UnknownParameter
 from prelude.integrations.affinity import Affinity
 from prelude.simulation import Fleet, compare, routing, simulate

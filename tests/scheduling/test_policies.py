@@ -123,7 +123,7 @@ def test_all_that_wait_are_given_or_those_that_share_a_batch_with_the_first() ->
         ),
         min_size=20,
         max_size=40,
-    ),
+    )
 )
 @pytest.mark.feature("G5")
 @pytest.mark.feature("F22")

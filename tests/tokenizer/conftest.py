@@ -77,9 +77,7 @@ def word_piece(post: Any = None) -> Any:
     )
     _added(made)
     made.post_processor = post or processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return made
 
@@ -113,11 +111,7 @@ def _sequence() -> Any:
             processors.TemplateProcessing(
                 single="<s> $A:3 </s>:5",
                 pair="<s>:7 $B:4 </s> $A:2 <two>",
-                special_tokens=[
-                    ("<s>", 0),
-                    ("</s>", 1),
-                    {"id": "<two>", "ids": [0, 1], "tokens": ["<s>", "</s>"]},
-                ],
+                special_tokens=[("<s>", 0), ("</s>", 1), {"id": "<two>", "ids": [0, 1], "tokens": ["<s>", "</s>"]}],
             ),
         ]
     )

@@ -26,9 +26,7 @@ def test_single(name: str, pair_of: Pair, assert_same: Any, texts: list[str], sp
     ours, theirs = pair_of(name)
     for text in texts:
         assert_same(
-            ours.encode(text, add_special_tokens=special),
-            theirs.encode(text, add_special_tokens=special),
-            text,
+            ours.encode(text, add_special_tokens=special), theirs.encode(text, add_special_tokens=special), text
         )
 
 

@@ -31,15 +31,7 @@ def cases(ours: Tokenizer, theirs: Any) -> Iterator[tuple[Encoding, Any]]:
 
 
 @pytest.mark.parametrize("backend", ["first backend"])
-@pytest.mark.parametrize(
-    "method",
-    [
-        "char_to_token",
-        "char_to_word",
-        "word_to_tokens",
-        "word_to_chars",
-    ],
-)
+@pytest.mark.parametrize("method", ["char_to_token", "char_to_word", "word_to_tokens", "word_to_chars"])
 def test_lookups_within_a_sequence(name: str, pair_of: Pair, method: str) -> None:
     for mine, other in cases(*pair_of(name)):
         for sequence in (0, 1, 2):
