@@ -22,8 +22,6 @@ OTHERS += [{"": None}, {"a": [1]}, ["x", "x"], [0.5, "x"], [1, 2, 3], "9" * 401,
 
 
 # ------------------------------------------------------------------ JSON
-
-
 def any_value(rng: random.Random) -> Any:
     if rng.random() < 0.1:
         return nested(rng.choice([3, 100, 400]), rng.random() < 0.5)
@@ -130,7 +128,6 @@ def changed_header(rng: random.Random, data: bytes) -> bytes:
 
 
 # ------------------------------------------------------------------ archives
-
 LITERALS = [
     "()", "[]", "None", "1", "'<f4'", "'O'", "'>f4'", "'<U9'", "('<f4', (9,))", "[('a', '<f4')]", "'x'", "b'a'",
 ]  # fmt: skip
@@ -186,7 +183,6 @@ def changed_archive(rng: random.Random, data: bytes) -> bytes:
 
 
 # ------------------------------------------------------------------ GGUF
-
 _WIDTHS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
 

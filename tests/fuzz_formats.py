@@ -53,8 +53,6 @@ class Format:
 
 
 # ------------------------------------------------------------------ good files
-
-
 def load(path: Path) -> None:
     from prelude import Engine, EngineConfig, ExpertConfig
 
@@ -260,8 +258,6 @@ def gguf(folder: Path, source: Path) -> None:
 
 
 # ------------------------------------------------------------------ one file
-
-
 def wrong_with(format: Format, data: bytes, base: int) -> str | None:
     """What is wrong with reading ``data`` in the place of the good file. ``base``: bytes of memory that a good one
     takes."""

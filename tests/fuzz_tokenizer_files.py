@@ -42,9 +42,9 @@ CHUNK = 200  # files a process
 SECONDS = 20.0  # of processor time, for one file with all its texts; a foreign pattern may take 2 for each call
 MEMORY = 3 << 30  # bytes of address space that a process may add; not under AddressSanitizer
 DOCUMENTED = (UnicodeError, OverflowError, MemoryError)
+
+
 # ------------------------------------------------------------------ one file
-
-
 def same_as_hf(data: bytes, ours: Any, texts: list[str]) -> str | None:
     """Where ids or decoded texts differ from HF's; None where they do not, or HF takes no file or text."""
     import tokenizers
@@ -185,8 +185,6 @@ def child(seed: int, folder: Path, compare: bool) -> None:
 
 
 # ------------------------------------------------------------------ many
-
-
 def run_chunk(seed: int, folder: Path, compare: bool) -> tuple[int, list[dict[str, str]]]:
     """(files tried, findings) by a process of its own."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -57,8 +57,6 @@ def main() -> int:
 
 
 # ---- the files that tests download
-
-
 def _folder(name: str) -> Path:
     path = Path(os.environ[FILES]) / name / "tokenizer.json"
     if not path.exists():
@@ -113,8 +111,6 @@ def _pretrained(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 # ---- the module in the place of ``tokenizers``
-
-
 def _to_hf(value: Any) -> Any:
     """HF's object for one of ours."""
     import prelude.tokenizer as ours
@@ -233,8 +229,6 @@ def _replace_tokenizers() -> None:
 
 
 # ---- the plugin
-
-
 def pytest_configure(config: Any) -> None:
     config.addinivalue_line("markers", "asyncio: a coroutine")
     _replace_tokenizers()

@@ -29,8 +29,6 @@ TEXTS = [
 
 
 # ------------------------------------------------------------------ files
-
-
 def made_file(rng: random.Random) -> dict[str, Any]:
     """A file of small parts that HF takes, most of the time."""
     model = rng.choice([bpe, wordpiece, wordlevel, unigram])(rng)
@@ -250,8 +248,6 @@ BYTES = [chr(b) for b in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0
 
 
 # ------------------------------------------------------------------ changes
-
-
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where a value of the file stands; of a long list or object some of it."""
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())

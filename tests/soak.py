@@ -32,8 +32,6 @@ from tests.service import is_empty
 from tests.storm import ModelLoad, storm
 
 # ------------------------------------------------------------------ a soak on the default model
-
-
 WORDS = ["harbour", "quiet", "two", "boats", "lay", "at", "the", "quay", "while", "rain", "fell", "on", "roofs"]
 KINDS = (
     "embed", "decide", "loglikelihood", "prompt_logprobs", "complete", "stream", "left stream", "refused", "late",

@@ -109,8 +109,6 @@ def _as_it_should(load: Load, note: Any, outcome: Any, error: Any) -> bool:
 
 
 # ------------------------------------------------------------------ on the toy
-
-
 class QuickToy(toy.ToyExecutor):
     """The toy keeps every batch; a long run must not."""
 
@@ -156,8 +154,6 @@ class ToyLoad:
 
 
 # ------------------------------------------------------------------ on the default model
-
-
 class ModelLoad:
     """The default model, deterministic, in a pool that is too small for its chats. A few hundred different requests
     come again and again, in other company each time; the answer of each is computed once, alone, without a cache."""

@@ -53,8 +53,6 @@ def stream(texts: Texts, ids: list[int], *words: str, **options: Any) -> list[st
 
 
 # ------------------------------------------------------------------ characters
-
-
 @pytest.mark.feature("I2")
 @pytest.mark.feature("I3")
 @pytest.mark.feature("I5")
@@ -139,8 +137,6 @@ def test_a_state_belongs_to_one_text(tokenizer: Tokenizer) -> None:
 
 
 # ------------------------------------------------------------------ byte fallback, and anything else
-
-
 @pytest.mark.feature("I3")
 @pytest.mark.fault(32)
 def test_runs_of_byte_tokens(llama2: Tokenizer) -> None:
@@ -237,8 +233,6 @@ def test_a_decoder_that_is_not_followed_token_by_token(members: list[dict[str, A
 
 
 # ------------------------------------------------------------------ stop strings
-
-
 def fed(texts: Texts, tokenizer: Tokenizer, text: str, *words: str, **options: Any) -> tuple[list[str], bool]:
     state = TextState(texts, Stops(words), **options)
     ids = [tokenizer.encode(char, add_special_tokens=False).ids for char in text]
@@ -308,8 +302,6 @@ def test_many_stops_cost_no_more_than_one() -> None:
 
 
 # ------------------------------------------------------------------ words
-
-
 @pytest.mark.feature("I4")
 def test_chunks_end_between_words(texts: Texts, byte_id: dict[int, int]) -> None:
     text = "two words\nand 你好 more"

@@ -34,8 +34,6 @@ TEXTS = ["The quay was empty.", "Two boats lay at anchor while the rain fell.", 
 
 
 # ------------------------------------------------------------------ readout: a file of prelude/readouts/
-
-
 @dataclass(frozen=True, slots=True)
 class SpreadOutput(Output):
     values: F32  # [R]
@@ -75,8 +73,6 @@ class SpreadRows(Readout, RequestReadout):
 
 
 # ------------------------------------------------------------------ verb: prelude/tasks/__init__.py
-
-
 @strict_keywords
 @dataclass(frozen=True, slots=True, repr=False)
 class Spread(TaskOf[float]):
@@ -90,8 +86,6 @@ class Spread(TaskOf[float]):
 
 
 # ------------------------------------------------------------------ verb: a file of prelude/admission/
-
-
 def prepare_spread(ctx: Any, scope: Any, task: Spread) -> Parts:
     prompt = encode_prompt(ctx, scope, task.prompt, field="prompt", truncation="error", room=ctx.max_length)
     readout = SpreadRows(np.array([len(prompt.token_ids) - 1], np.int32))
@@ -100,8 +94,6 @@ def prepare_spread(ctx: Any, scope: Any, task: Spread) -> Parts:
 
 
 # ------------------------------------------------------------------ verb: prelude/api/verbs.py
-
-
 class ToyEngine(Engine):
     @blocking(Spread)
     def spread(self, prompt: str, **keywords: Any) -> Ask[float]:
@@ -137,8 +129,6 @@ def test_a_readout_and_a_verb_of_ones_own(engine: ToyEngine, monkeypatch: pytest
 
 
 # ------------------------------------------------------------------ family: prelude/models/ops.py
-
-
 def mean_magnitude_norm(x: F32, eps: float, gain: F32 | None, bias: F32 | None, out: F32 | None = None) -> F32:
     made = x / (np.abs(x).mean(axis=1, keepdims=True) + np.float32(eps))
     made = made if gain is None else made * gain
@@ -157,8 +147,6 @@ def squared_relu(x: F32, inner: int, gated: bool) -> F32:
 
 
 # ------------------------------------------------------------------ family: a file of prelude/models/families/
-
-
 def build(fields: Any, wanted: Any) -> Any:
     spec = LLAMA.build(fields, wanted)
 

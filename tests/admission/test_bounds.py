@@ -195,8 +195,6 @@ def test_the_sequence_of_shifts() -> None:
 
 
 # ------------------------------------------------------------------ templates and recipes
-
-
 LIST = "\n{letter}: {label} {description}"
 
 

@@ -171,8 +171,6 @@ def test_a_value_that_is_not_a_list_of_questions(preparer: Preparer, questions: 
 
 
 # ------------------------------------------------------------------ numbers
-
-
 def answers_for(logprobs: list[float], norm: Any = "none") -> Any:
     question = Choice("Which?", ["English", "French", "German"])
     admitted = toys.make().prepare(Decide(STATE, [question], length_norm=norm))
@@ -196,8 +194,6 @@ def test_extreme_logprobs_stay_finite(norm: Any, logprobs: list[float]) -> None:
 
 
 # ------------------------------------------------------------------ size
-
-
 @pytest.mark.fault(3)
 @pytest.mark.parametrize("mode", ["head", "tail", "middle"])
 @pytest.mark.parametrize("ids", [False, True])
@@ -304,8 +300,6 @@ def test_questions_are_bounded_together_before_tokenising(preparer: Preparer) ->
 
 
 # ------------------------------------------------------------------ templates
-
-
 def test_a_template_is_data_beside_the_model(tmp_path: Any) -> None:
     path = tmp_path / "decision_template.json"
     data = {"state": "<{state}>\n", "question": "Q: {question} {{x}} ({labels})\nA:", "label": " {label}.",

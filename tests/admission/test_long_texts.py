@@ -54,8 +54,6 @@ def test_the_state_of_a_decision_is_cut_by_characters_too(engine: Engine) -> Non
 
 
 # ------------------------------------------------------------------ documents in a question
-
-
 def decide(state: Any, question: Any, truncation: str) -> Any:
     from prelude import Decide
 
@@ -101,8 +99,6 @@ def test_the_next_call_finds_the_whole_question(engine: Engine) -> None:
 
 
 # ------------------------------------------------------------------ messages
-
-
 def talk(*texts: Any) -> list[dict[str, Any]]:
     roles = ("system", "user", "assistant")
     return [{"role": roles[min(at, 2)], "content": text} for at, text in enumerate(texts)]

@@ -150,8 +150,6 @@ def test_threads_share_a_preparer() -> None:
 
 
 # ------------------------------------------------------------------ many tasks
-
-
 class Kind(Decide):
     """A subclass of a task."""
 
@@ -184,8 +182,6 @@ def test_a_callers_function_is_asked_once_for_each_task(preparer: Preparer) -> N
 
 
 # ------------------------------------------------------------------ cost
-
-
 def test_questions_are_kept_and_bounded() -> None:
     preparer = toys.make()
     questions = [Choice("Which?", ("New York", "York")), YesNo("Polite?")]

@@ -50,8 +50,6 @@ def test_the_row_of_a_number_that_is_not_finite_is_found_whatever_the_readout(re
 
 
 # ------------------------------------------------------------------ Loglikelihood
-
-
 def test_a_continuation_is_scored_token_by_token(preparer: Preparer, tokenizer: Any) -> None:
     context, continuation = tokenizer.encode("The quick").ids, tokenizer.encode(" brown fox").ids
     for task in (Loglikelihood("The quick", " brown fox"), Loglikelihood(context, np.array(continuation))):
@@ -105,8 +103,6 @@ def test_the_tokenizers_own_tokens_stand_before_the_context_only() -> None:
 
 
 # ------------------------------------------------------------------ PromptLogprobs
-
-
 def test_every_token_of_a_prompt(preparer: Preparer, tokenizer: Any) -> None:
     result = toys.run(preparer, PromptLogprobs(TEXT, top=4))
     encoding = tokenizer.encode(TEXT)
@@ -173,8 +169,6 @@ def test_offsets_follow_truncation_and_ids_have_none(tokenizer: Any) -> None:
 
 
 # ------------------------------------------------------------------ Embed
-
-
 def test_pooling_is_named_or_known(preparer: Preparer) -> None:
     with pytest.raises(InvalidRequest, match=r"pooling: the model directory does not say .* name it"):
         preparer.prepare(Embed("x"))
@@ -224,8 +218,6 @@ def test_vectors_without_a_length_or_with_an_extreme_one() -> None:
 
 
 # ------------------------------------------------------------------ Classify
-
-
 def classified(logits: list[float], labels: Any = (), **options: Any) -> Any:
     admitted = toys.make(num_labels=len(logits), labels=labels).prepare(Classify([5, 6], **options))
     assert isinstance(admitted.prepared.readout, HeadRows) and admitted.prepared.readout.rows.tolist() == [1]

@@ -102,8 +102,6 @@ def make(tokenizer: Any = None, **options: Any) -> Preparer:
 
 
 # ------------------------------------------------------------------ outcomes
-
-
 @lru_cache(maxsize=1 << 14)
 def row_of(prefix: tuple[int, ...], vocab: int = LIMITS.vocab_size) -> Any:
     """float64[vocab]: log-softmax of pseudo-random logits after ``prefix``."""

@@ -86,8 +86,6 @@ def test_an_error_without_a_number_that_ends_the_output_is_said(
 
 
 # ------------------------------------------------------------------ CSV and JSON lines
-
-
 def rows_of(path: Path, data: bytes) -> list[Any]:
     """Of each row: its columns, or its problem."""
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -170,8 +168,6 @@ def test_a_json_line_that_is_no_row_is_an_error_of_its_row(tmp_path: Path, line:
 
 
 # ------------------------------------------------------------------ one file under two names
-
-
 SAME = ["./in.csv", "sub/../in.csv", "link.csv", "folder/in.csv", "second.csv", "file://{}/in.csv"]
 
 

@@ -146,8 +146,6 @@ def test_a_task_s_file_has_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 # ------------------------------------------------------------------ forms
-
-
 LABELLED = {"state": "{t}", "questions": {"a": {"question": "?", "labels": ["x", "y"]}}}
 
 
@@ -242,8 +240,6 @@ def test_names_of_the_columns_of_a_form() -> None:
 
 
 # ------------------------------------------------------------------ files and rows
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "zipped"),
     [

@@ -239,8 +239,6 @@ def test_csv_is_written_as_it_was_read(run: Run, tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ what is read as the row's text
-
-
 @pytest.mark.parametrize(
     ("values", "says"),
     [

@@ -182,8 +182,6 @@ class TestTheDisk:
 
 
 # ------------------------------------------------------------------ names that others have taken
-
-
 COMMAND = [sys.executable, "-m", "prelude", "score"]
 
 

@@ -55,8 +55,6 @@ def test_ctrl_c_keeps_the_rows_that_are_written(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ what a killed run leaves
-
-
 ROWS_OF_RUN = 600
 
 

@@ -23,9 +23,8 @@ from tests.calibration.test_command import write_answered
 
 LINE = {"x": [0.0, 1.0], "y": [0.0, 1.0]}
 
+
 # ------------------------------------------------------------------ figures
-
-
 def test_a_summary_by_hand() -> None:
     rows = [np.array([0.7, 0.3]), np.array([0.2, 0.8]), np.array([0.5, 0.5])]
     found = metrics.summary(rows, [0, 0, 0])
@@ -85,8 +84,6 @@ def test_what_is_no_answer_is_refused(other: Any) -> None:
 
 
 # ------------------------------------------------------------------ calibrators
-
-
 def platt(slope: float, offsets: list[float], labels: Any = ("a", "b")) -> Any:
     return "platt", {"slope": slope, "offsets": offsets}, labels
 
@@ -172,8 +169,6 @@ def test_a_file_is_read_up_to_its_bound(kind: Any, tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ priors
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -231,8 +226,6 @@ def test_states_without_content_are_three_by_default() -> None:
 
 
 # ------------------------------------------------------------------ one run
-
-
 def test_the_split_of_a_run() -> None:
     rows, truth = drawn(61)
     answers, labels = [answer(row.tolist()) for row in rows], [LABELS[at] for at in truth]
@@ -266,8 +259,6 @@ def _draws(n: int, count: int) -> list[Any]:
 
 
 # ------------------------------------------------------------------ labelled rows
-
-
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -333,8 +324,6 @@ def test_a_file_of_rows_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 # ------------------------------------------------------------------ the command
-
-
 def test_defaults_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_answered(tmp_path / "rows.jsonl", 100)
 

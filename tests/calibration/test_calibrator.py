@@ -233,8 +233,6 @@ def test_a_content_free_prior_of_an_engine(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ refusals
-
-
 @pytest.mark.parametrize(
     ("rows", "truth", "options"),
     [

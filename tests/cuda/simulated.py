@@ -302,8 +302,6 @@ def _nothing() -> None:
 
 
 # ------------------------------------------------------------------ attention calls under FlashInfer's rules
-
-
 class SimulatedCalls:
     fa3 = True  # there is a kernel for long queries
 

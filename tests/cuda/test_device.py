@@ -58,8 +58,6 @@ def test_importing_the_package_reaches_no_driver() -> None:
 
 
 # ------------------------------------------------------------------ bounds
-
-
 def test_steps_out_of_bounds_are_refused_and_the_next_one_runs(model: Model) -> None:
     executor = on_device(model)
     s = slices([Segment(i32([1, 2, 3]), context=16, blocks=[5])])
@@ -107,8 +105,6 @@ def test_kernels_are_told_apart_from_their_mistakes() -> None:
 
 
 # ------------------------------------------------------------------ staging
-
-
 @pytest.mark.parametrize("step_rows, rows", [(40, 33), (6, 5), (40, 40)])
 def test_a_full_step_of_rows_finds_room_though_their_limit_is_no_power_of_two(
     model: Model, step_rows: int, rows: int
@@ -125,8 +121,6 @@ def test_a_full_step_of_rows_finds_room_though_their_limit_is_no_power_of_two(
 
 
 # ------------------------------------------------------------------ memory
-
-
 def test_blocks_take_the_memory_that_is_left_and_never_more_than_asked() -> None:
     gib = 1 << 30
     left = blocks_for(10 * gib, 16 * gib, 1 << 20, blocks=None, nbytes=None)

@@ -158,8 +158,6 @@ def test_a_kernel_is_launched_with_its_grid_cluster_and_dependence(
 
 
 # ------------------------------------------------------------------ the executor over the stub
-
-
 @pytest.fixture
 def executor(stub: Any) -> Iterator[CudaExecutor]:
     made = null.executor()

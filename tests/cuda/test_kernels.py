@@ -30,8 +30,6 @@ ELEMENTS = [torch.float32, torch.bfloat16]
 
 
 # ------------------------------------------------------------------ they compile
-
-
 @pytest.fixture(scope="session")
 def nvrtc() -> None:
     try:
@@ -111,8 +109,6 @@ def test_cubins_that_were_built_into_the_package_are_not_compiled_again(
 
 
 # ------------------------------------------------------------------ the results are those of the twins
-
-
 def close(pairs: list[Any], element: torch.dtype = F32) -> None:
     for ours, theirs in pairs:
         if isinstance(ours, Tensor):
@@ -319,8 +315,6 @@ def test_edits() -> None:
 
 
 # ------------------------------------------------------------------ the executor on the kernels themselves
-
-
 @needs_compiler
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_step_through_the_kernels(model: Model, deterministic: bool) -> None:

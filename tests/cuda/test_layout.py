@@ -92,8 +92,6 @@ def test_keys_of_a_prefix_are_split_if_its_tiles_would_not_fill_the_device(
 
 
 # ------------------------------------------------------------------ padding
-
-
 def test_buckets_hold_their_tokens_and_waste_little() -> None:
     for count in range(1, 5000):
         bucket = token_bucket(count)
@@ -135,8 +133,6 @@ def test_padding_touches_the_scratch_block_only(by_keys: bool) -> None:
 
 
 # ------------------------------------------------------------------ steps that are not sound
-
-
 def test_a_step_that_is_not_sound_is_refused() -> None:
     step = packer()
     s = prompts(i32(range(20)), i32(range(7)))

@@ -24,8 +24,6 @@ def edit(path: Path, **changes: Any) -> Path:
 
 
 # ------------------------------------------------------------------ classification
-
-
 def classifier(path: Path, labels: int, **config: Any) -> Path:
     make_checkpoint(path, kind="ForSequenceClassification", num_labels=labels)
     edit(path / "config.json", **config)
@@ -88,8 +86,6 @@ def test_a_text_that_ends_in_the_pad_token(pad: int | None, tmp_path: Path) -> N
 
 
 # ------------------------------------------------------------------ embeddings
-
-
 def sentence_directory(path: Path, pooling: dict[str, Any], *more: str, **settings: Any) -> Path:
     """``settings`` are the contents of files by name."""
     make_checkpoint(path, kind="Model")

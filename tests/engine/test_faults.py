@@ -24,8 +24,6 @@ RAISES = ["raise", "cancel"]
 
 
 # ------------------------------------------------------------------ steps that raise
-
-
 @pytest.mark.fault(58)
 @pytest.mark.feature("F13")
 @pytest.mark.parametrize("site", SITES)
@@ -136,8 +134,6 @@ def test_an_error_of_the_engines_own_closes_it_and_every_caller_is_told(
 
 
 # ------------------------------------------------------------------ answers of the wrong kind
-
-
 @pytest.mark.fault(58)
 @pytest.mark.parametrize("kind", ["outputs", "rows", "type", "places", "below"])
 def test_an_answer_of_the_wrong_shape_fails_its_step(kind: str) -> None:
@@ -180,8 +176,6 @@ def test_a_number_that_the_executor_did_not_list_as_bad_is_found() -> None:
 
 
 # ------------------------------------------------------------------ memory
-
-
 @pytest.mark.fault(59)
 @pytest.mark.parametrize("site, kind", [("submit", "memory"), ("wait", "memory"), ("wait", "device memory")])
 def test_out_of_memory_shrinks_the_batch_and_tries_once_more(site: str, kind: str) -> None:
@@ -231,8 +225,6 @@ def test_work_between_steps_that_fails_is_not_tried_again() -> None:
 
 
 # ------------------------------------------------------------------ a step that hangs
-
-
 @pytest.mark.fault(58)
 def test_the_watchdog_answers_every_caller_while_a_step_hangs() -> None:
     limits = iter(HANG_SECONDS)
@@ -277,8 +269,6 @@ def test_closing_does_not_wait_for_a_step_that_hangs() -> None:
 
 
 # ------------------------------------------------------------------ other people's code
-
-
 @pytest.mark.fault(61)
 def test_listeners_and_sinks_that_raise_never_reach_the_loop() -> None:
     class Rude(Collect):

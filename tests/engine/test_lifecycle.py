@@ -27,8 +27,6 @@ def slow_service(**options: Any) -> AsyncEngine:
 
 
 # ------------------------------------------------------------------ loops and threads
-
-
 def loops() -> list[Any]:
     made = [asyncio.new_event_loop]
     try:
@@ -146,8 +144,6 @@ def test_submitting_never_holds_up_the_loop() -> None:
 
 
 # ------------------------------------------------------------------ options through every door
-
-
 def test_options_reach_requests_through_run_and_run_many() -> None:
     async def main() -> None:
         async with toy_service() as engine:
@@ -174,8 +170,6 @@ def test_options_reach_requests_through_run_and_run_many() -> None:
 
 
 # ------------------------------------------------------------------ closing
-
-
 @pytest.mark.feature("N8")
 @pytest.mark.fault(60)
 def test_aclose_drains_or_cancels_twice_and_from_any_thread() -> None:
@@ -277,8 +271,6 @@ def test_closed_from_its_own_listener() -> None:
 
 
 # ------------------------------------------------------------------ idle, and waking
-
-
 @pytest.mark.feature("F4")
 def test_an_idle_engine_uses_no_cpu_and_wakes_at_once() -> None:
     core = service_core()

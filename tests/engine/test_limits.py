@@ -18,9 +18,8 @@ from tests.patience import Paced, comes, shown
 from tests.scheduling.cores import Collect, chat, generated, last_logprob, post, prompt, text
 from tests.service import is_empty, run_steps, service_core, toy_service
 
+
 # ------------------------------------------------------------------ the queue
-
-
 @pytest.mark.fault(56)
 def test_the_bound_is_exact_whatever_the_number_of_threads() -> None:
     core = service_core(queued=100)
@@ -160,8 +159,6 @@ def test_a_field_of_expert_is_refused_at_the_top_by_a_sentence_that_names_it() -
 
 
 # ------------------------------------------------------------------ labels
-
-
 @pytest.mark.parametrize(
     "name", [one.name for kind in (EngineConfig, ExpertConfig) for one in dataclasses.fields(kind)]
 )

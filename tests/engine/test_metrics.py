@@ -71,8 +71,6 @@ def test_counters_count_each_event() -> None:
 
 
 # ------------------------------------------------------------------ timelines
-
-
 @pytest.mark.feature("N1")
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_the_ten_spans_of_one_request_in_order(checkpoint: Path, overlap: bool) -> None:
@@ -142,8 +140,6 @@ def test_a_stream_has_the_ten_spans_and_one_on_its_way_out_a_chunk(checkpoint: P
 
 
 # ------------------------------------------------------------------ events
-
-
 def test_events_tell_a_requests_life() -> None:
     core = service_core(FaultyExecutor(Fault("raise", "wait", 2), num_blocks=64), queued=3)
     heard: list[Event] = []
@@ -171,8 +167,6 @@ def test_events_tell_a_requests_life() -> None:
 
 
 # ------------------------------------------------------------------ Prometheus and logs
-
-
 def test_prometheus_reads_the_same_numbers() -> None:
     prometheus = pytest.importorskip("prometheus_client")
     from prelude.integrations.metrics import PrometheusMetrics

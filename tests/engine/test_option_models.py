@@ -47,8 +47,6 @@ def recorded_of(shared: Path, name: str) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------ bev-decider
-
-
 @pytest.fixture(scope="module")
 def bev(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, dict[str, Any]]]:
     recorded = recorded_of(shared, "bev_tiny")
@@ -144,8 +142,6 @@ def test_a_join_has_the_same_bits_in_any_company(bev: tuple[Engine, dict[str, An
 
 
 # ------------------------------------------------------------------ GLiNER2
-
-
 def test_gliner_rows_and_logits_are_those_of_its_own_program(shared: Path, tmp_path: Path) -> None:
     recorded = recorded_of(shared, "gliner_tiny")
     spec = importlib.util.spec_from_file_location("reference", shared / "decision" / "reference.py")
@@ -209,8 +205,6 @@ def _without_last_note(ids: list[int], note: int, label: int) -> list[int]:
 
 
 # ------------------------------------------------------------------ marker heads of other makers
-
-
 def states_of(path: Path, ids: np.ndarray) -> torch.Tensor:
     import transformers
 
@@ -319,8 +313,6 @@ def test_julia_reads_descriptions_alone(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ a pointer head
-
-
 def test_a_pointer_head_on_transformers_states(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
@@ -354,8 +346,6 @@ def test_a_pointer_head_on_transformers_states(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ refusals
-
-
 def test_a_cross_encoder_has_no_text_form_for_decide(tmp_path: Path) -> None:
     """Models that score a pair of option and state look like any other cross-encoder."""
     write_encoder(tmp_path, family="bert", kind="ForSequenceClassification", vocab_size=261, num_labels=1)

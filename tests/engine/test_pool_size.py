@@ -52,8 +52,6 @@ def test_a_pool_takes_memory_where_blocks_are_written(wide: Path) -> None:
 
 
 # ------------------------------------------------------------------ prefixes that find no room
-
-
 def test_a_prompt_longer_than_the_pool_is_said_once(
     make_engine: Callable[..., Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -94,8 +92,6 @@ def test_the_prompt_that_is_named_is_one_that_was_to_be_kept(
 
 
 # ------------------------------------------------------------------ max_step_tokens and the length
-
-
 @pytest.mark.parametrize("asked, lowered", [(None, 236), (400, 236), (200, 200)])
 def test_max_step_tokens_lowers_the_length(
     make_engine: Callable[..., Engine], caplog: pytest.LogCaptureFixture, asked: int | None, lowered: int

@@ -138,8 +138,6 @@ def test_an_engine_without_room_for_states_of_prefixes_reuses_none(make: Make) -
 
 
 # ------------------------------------------------------------------ files
-
-
 def wrapped(source: Path, path: Path) -> Path:
     """The checkpoint as the language model of a larger one, beside a vision tower and prediction heads."""
     path.mkdir()

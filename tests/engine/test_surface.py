@@ -112,8 +112,6 @@ def test_results_hold_numbers_of_python(make_engine: Callable[..., Engine]) -> N
 
 
 # ------------------------------------------------------------------ first mistakes
-
-
 @pytest.mark.parametrize("given", ["/dir", Path("/dir"), None])
 def test_an_engine_is_not_made_from_a_directory(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"Engine.from_pretrained\("):
@@ -194,8 +192,6 @@ def test_questions_past_a_step_say_how_many_fit(make_engine: Callable[..., Engin
 
 
 # ------------------------------------------------------------------ the log
-
-
 def test_an_error_of_run_many_names_its_task(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
     tasks = [Generate([5, 6], SamplingParams(max_tokens=1)) for _ in range(4)]

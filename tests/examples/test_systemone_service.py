@@ -65,8 +65,6 @@ def test_the_file_of_a_fitted_question_answers_the_question_that_names_it(tmp_pa
 
 
 # ------------------------------------------------------------------ without a socket
-
-
 @asynccontextmanager
 async def client(**options: Any) -> AsyncIterator[tuple[Any, Any]]:
     from prelude import EngineConfig

@@ -118,8 +118,6 @@ def test_a_poisoned_token_fails_its_own_readouts(model: Model) -> None:
 
 
 # ------------------------------------------------------------------ numbers
-
-
 @pytest.mark.fault(75)
 @pytest.mark.fault(78)
 def test_extreme_logits() -> None:
@@ -196,8 +194,6 @@ def test_denormal_and_signed_zero_weights(model: Model) -> None:
 
 
 # ------------------------------------------------------------------ lengths
-
-
 @pytest.mark.fault(76)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_lengths_at_the_limits(tmp_path_factory: pytest.TempPathFactory, deterministic: bool) -> None:
@@ -223,8 +219,6 @@ def test_lengths_at_the_limits(tmp_path_factory: pytest.TempPathFactory, determi
 
 
 # ------------------------------------------------------------------ heads
-
-
 def test_bfloat16_against_float32(model: Model) -> None:
     s = prompts(random_ids(0, 90), random_ids(1, 4))
     rows = np.arange(94)

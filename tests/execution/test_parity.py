@@ -138,8 +138,6 @@ def test_chunks_of_logits_change_nothing(model: Model) -> None:
 
 
 # ------------------------------------------------------------------ trees
-
-
 def _tree() -> tuple[list[Segment], dict[int, np.ndarray]]:
     """A state, three questions, and label pieces behind two of them; and the whole sequence of each segment."""
     shapes = [(70, -1), (12, 0), (3, 1), (1, 2), (12, 0), (5, 0), (2, 1), (9, -1), (4, 7)]
@@ -260,8 +258,6 @@ def test_weights_are_counted_once(variant: Model) -> None:
 
 
 # ------------------------------------------------------------------ chunks and mixed steps
-
-
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(save_model(tmp_path_factory.mktemp("windowed"), **VARIANTS["gemma2"]))

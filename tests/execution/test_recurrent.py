@@ -55,8 +55,6 @@ def chunk_hidden(executor: CpuExecutor, s: PromptSlices, entries: list[int], row
 
 
 # ------------------------------------------------------------------ transformers
-
-
 @pytest.mark.feature("H2")
 def test_logits_of_every_position(recurrent: Model) -> None:
     ids = [random_ids(n, n) for n in (1, 2, 3, 15, 16, 17, 64, 65, 90)]
@@ -132,8 +130,6 @@ def test_bfloat16_is_close_to_float32(recurrent: Model) -> None:
 
 
 # ------------------------------------------------------------------ the same bits
-
-
 @pytest.fixture(scope="module", params=[("qwen3_5", "float32"), ("qwen3_5", "bfloat16"), ("lfm2", "float32")])
 def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuExecutor:
     name, dtype = request.param
@@ -230,8 +226,6 @@ def test_cut_where_a_state_is_kept_and_gone_on_from(
 
 
 # ------------------------------------------------------------------ accounts and refusals
-
-
 @pytest.mark.feature("A8")
 def test_bytes_of_a_token_and_of_a_state(recurrent: Model) -> None:
     executor = recurrent.executor(num_blocks=4, running_states=3)

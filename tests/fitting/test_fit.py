@@ -176,8 +176,6 @@ def test_long_rows_are_cut_and_counted_and_long_states_refused(engine: Engine) -
 
 
 # ------------------------------------------------------------------ files
-
-
 def test_a_file_and_a_pickle_give_the_same_question(engine: Engine, team: FittedQuestion, tmp_path: Path) -> None:
     for _ in range(2):
         team.save(tmp_path / "team.head")
@@ -260,8 +258,6 @@ def test_a_head_of_scikit_learn_enters_by_its_arrays(engine: Engine) -> None:
 
 
 # ------------------------------------------------------------------ the regression
-
-
 @pytest.mark.parametrize("strength", [0.5, 8.0, 128.0])
 def test_the_regression_is_that_of_scikit_learn(strength: float) -> None:
     from sklearn.linear_model import LogisticRegression
@@ -279,8 +275,6 @@ def test_the_regression_is_that_of_scikit_learn(strength: float) -> None:
 
 
 # ------------------------------------------------------------------ refusals
-
-
 @pytest.mark.parametrize(
     ("kind", "texts", "labels", "said"),
     [

@@ -43,8 +43,6 @@ def test_importing_prelude_imports_no_client() -> None:
 
 
 # ------------------------------------------------------------------ langchain
-
-
 def test_langchain_decisions(engine: Engine, expected: dict[str, Any]) -> None:
     core = pytest.importorskip("langchain_core", minversion="1.8")
     from langchain_core.decisions import Choice, Noul, Score
@@ -99,8 +97,6 @@ def test_langchain_decisions(engine: Engine, expected: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------ pydantic-ai
-
-
 class Severity(IntEnum):
     """How severe it is."""
 
@@ -177,8 +173,6 @@ def test_settings_of_pydantic_ai_are_followed_or_refused(engine: Engine) -> None
 
 
 # ------------------------------------------------------------------ dspy
-
-
 def test_dspy_decisions_sync_async_and_evaluated(engine: Engine) -> None:
     dspy = pytest.importorskip("dspy")
     pytest.importorskip("dspy.experimental")
@@ -301,8 +295,6 @@ def test_dspy_refuses_what_is_no_text(engine: Engine) -> None:
 
 
 # ------------------------------------------------------------------ the two SDKs, without a socket
-
-
 def test_typesafe_sdk_over_the_transport(engine: Engine, expected: dict[str, Any]) -> None:
     sdk = pytest.importorskip("typesafe_sdk")
     pytest.importorskip("httpx2")

@@ -36,8 +36,6 @@ PROMPTS = {"query": "hello: ", "document": "", "other": "Harbour "}
 
 
 # ------------------------------------------------------------------ verbs and adapters beside the library's calls
-
-
 def run(engine: Engine, task: Any, given: Any, **options: Any) -> list[Any]:
     if "prompt" in options:
         options["instruction"] = options.pop("prompt")
@@ -134,8 +132,6 @@ VERBS["roberta"] = VERBS["vectors"][:2]
 
 
 # ------------------------------------------------------------------ the table
-
-
 def part(name: str, *keys: str, value: Any) -> Callable[[Any], Any]:
     """A change of one member of tokenizer.json or modules.json."""
 
@@ -309,8 +305,6 @@ CELLS = [(name, kind) for name, row in SETTINGS.items() for kind in row.kinds.sp
 
 
 # ------------------------------------------------------------------ the cells
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return cache(lambda kind: write_saved(tmp_path_factory.mktemp(kind), kind))

@@ -42,8 +42,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 # ------------------------------------------------------------------ sentence-transformers
-
-
 @pytest.mark.parametrize(
     ("keywords", "same"),
     [
@@ -126,8 +124,6 @@ def test_two_keywords_of_predict_and_rank(pair: Engine) -> None:
 
 
 # ------------------------------------------------------------------ engines, transports, langchain
-
-
 def test_one_engine_of_either_kind(engine: Engine) -> None:
     for given in (engine, AsyncEngine(engine)):
         both = Engines(given)
@@ -202,8 +198,6 @@ def test_keywords_of_langchain(pair: Engine, body: Engine) -> None:
 
 
 # ------------------------------------------------------------------ lm-eval
-
-
 def test_bounds_and_defaults_of_lm_eval() -> None:
     pytest.importorskip("lm_eval")
     from types import SimpleNamespace

@@ -142,7 +142,6 @@ def test_pad_token_of_minus_one_is_none() -> None:
 
 
 # ------------------------------------------------------------------ heads that read options
-
 NAMED = {"cls_token": {"content": "<s>"}, "mask_token": "<m>_"}
 
 

@@ -124,8 +124,6 @@ def test_a_torch_without_nccl_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # ---------------------------------------------------------------------- one process, which is a group by itself
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(save_model(tmp_path_factory.mktemp("small")))

@@ -298,8 +298,6 @@ def test_truncation_cuts_the_conversation_alone(directory: Path) -> None:
 
 
 # ------------------------------------------------------------------ refusals
-
-
 def test_a_model_without_a_policy_is_refused_and_a_recipe_can_be_named(qwen: Path) -> None:
     with Engine.from_pretrained(qwen, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine:
         with pytest.raises(RecipeError) as raised:

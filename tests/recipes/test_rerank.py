@@ -147,8 +147,6 @@ def test_truncation_cuts_the_document_as_the_card_does(qwen: Path, qwen_tokenize
 
 
 # ------------------------------------------------------------------ the model directory's files
-
-
 PAIR_TEMPLATE = (
     "{%- set system = messages | selectattr('role', 'eq', 'system') | map(attribute='content') | list %}"
     "<|im_start|>system\n{{ system[0] if system else 'Judge.' }}<|im_end|>\n<|im_start|>user\n"
@@ -225,8 +223,6 @@ def test_a_directory_may_bring_its_own_recipe(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ heads
-
-
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta", "modernbert"])
 def test_a_cross_encoder_ranks_pairs(family: str, tmp_path: Path) -> None:
     changes = {"num_labels": 1}
@@ -296,8 +292,6 @@ def test_a_decoder_with_a_head_of_one_label_reads_the_recipe(
 
 
 # ------------------------------------------------------------------ refusals
-
-
 def test_nothing_is_guessed(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as raised:
         engine.rerank(QUERY, DOCUMENTS)

@@ -119,8 +119,6 @@ def test_thirty_two_requests_with_a_shared_prompt_take_few_steps_and_compute_it_
 
 
 # ------------------------------------------------------------------ groups of decisions
-
-
 def reading(tokens: np.ndarray, kind: str) -> Prepared:
     last, every, whole = ids(len(tokens) - 1), np.arange(len(tokens), dtype=np.int32), ids(0, len(tokens))
     readout: Any = {

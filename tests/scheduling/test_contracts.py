@@ -18,9 +18,8 @@ from tests.patience import shown, until
 from tests.scheduling.cores import Collect, chat, check, expected_logprob, generated, last_logprob, post, prompt, text
 from tests.service import is_empty, run_steps, service_core
 
+
 # ------------------------------------------------------------------ each limit alone
-
-
 @pytest.mark.feature("A13")
 @pytest.mark.feature("F3")
 @pytest.mark.feature("F11")
@@ -56,8 +55,6 @@ def _rows(batch: Any) -> int:
 
 
 # ------------------------------------------------------------------ continuous batching
-
-
 @pytest.mark.feature("F2")
 @pytest.mark.feature("F16")
 @pytest.mark.feature("F17")
@@ -152,8 +149,6 @@ def test_decode_rows_are_never_pushed_out_by_decisions() -> None:
 
 
 # ------------------------------------------------------------------ progress
-
-
 @pytest.mark.fault(53)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_rows_that_outgrow_the_pool_together_all_end(seed: int) -> None:

@@ -46,8 +46,6 @@ def dated(core: Any, prepared: Prepared, sink: Collect, expires: float | None) -
 
 
 # ------------------------------------------------------------------ time, and submitted rows
-
-
 @pytest.mark.feature("H13")
 @pytest.mark.feature("H14")
 def test_the_next_step_names_tokens_that_are_still_being_drawn() -> None:
@@ -91,8 +89,6 @@ def test_places_count_through_all_that_a_mixed_step_draws() -> None:
 
 
 # ------------------------------------------------------------------ rows that ended
-
-
 @pytest.mark.feature("H13")
 def test_a_request_that_ended_is_told_at_once_and_its_extra_row_thrown_away() -> None:
     core = service_core(OverlappedExecutor(2, 1, num_blocks=256), chunk=64, overlap=True)
@@ -190,8 +186,6 @@ def test_a_sink_that_ends_its_text_or_raises_ends_it_one_row_late() -> None:
 
 
 # ------------------------------------------------------------------ steps that are postprocessed first
-
-
 def penalised(tokens: np.ndarray, count: int) -> Prepared:
     nothing = np.zeros(0, dtype=np.int32)
     edits = RowEdits(1.3, 0.0, 0.0, nothing, nothing.astype(np.float32), nothing, nothing, nothing)
@@ -236,8 +230,6 @@ def test_half_a_prompt_is_settled_before_the_other_half_is_planned() -> None:
 
 
 # ------------------------------------------------------------------ steps that fail
-
-
 @pytest.mark.feature("H13")
 @pytest.mark.parametrize("at", [0, 1, 2, 5])
 @pytest.mark.parametrize(

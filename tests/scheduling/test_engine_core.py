@@ -25,9 +25,8 @@ from tests import toy
 from tests.scheduling.cores import Collect, chat, expected_logprob, ids, last_logprob, prompt, run, tree_request
 from tests.service import service_core
 
+
 # ------------------------------------------------------------------ OneShot
-
-
 @pytest.mark.feature("A17")
 def test_oneshot_rows_see_their_own_sequences() -> None:
     core = service_core()
@@ -104,8 +103,6 @@ def test_oneshot_leaves_nothing_but_the_cache() -> None:
 
 
 # ------------------------------------------------------------------ trees and folds
-
-
 def test_one_state_many_questions_is_computed_once() -> None:
     core = service_core()
     state, branches = prompt(21, 1), [prompt(n, 50 + n) for n in (1, 2, 3, 9)]
@@ -156,8 +153,6 @@ def test_equal_ends_behind_other_cached_prefixes_stay_apart() -> None:
 
 
 # ------------------------------------------------------------------ grouping and budgets
-
-
 @pytest.mark.fault(4)
 def test_longer_than_any_step_is_refused_at_admission() -> None:
     core = service_core(step_tokens=64, running=4)

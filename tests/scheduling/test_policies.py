@@ -177,8 +177,6 @@ def test_ten_thousand_are_ranked_as_a_few_are() -> None:
 
 
 # ------------------------------------------------------------------ starvation
-
-
 def endless(half_life: float, long: int = 200, most: int = 900) -> int | None:
     """Tokens served until a long request starts beside endless short ones; ``None``: not within ``most`` steps."""
     core = service_core(
@@ -230,8 +228,6 @@ def test_without_ageing_it_starves_and_a_response_ratio_does_not_let_it() -> Non
 
 
 # ------------------------------------------------------------------ tenants
-
-
 @pytest.mark.feature("F22")
 def test_tenants_that_wait_are_served_equal_tokens_under_every_policy() -> None:
     for name in POLICIES.keys() & ORDERS.keys():
@@ -293,8 +289,6 @@ def test_the_class_of_the_highest_priority_goes_first_whatever_came_first() -> N
 
 
 # ------------------------------------------------------------------ Decode requests
-
-
 @pytest.mark.feature("F5")
 def test_prefill_first_takes_the_whole_prompt_in_the_next_step() -> None:
     gaps = {}
@@ -339,8 +333,6 @@ def test_static_batches_refill_when_all_rows_are_free() -> None:
 
 
 # ------------------------------------------------------------------ configuration
-
-
 @pytest.mark.feature("F24")
 def test_policies_are_chosen_by_name_or_given_as_objects() -> None:
     assert policy_named("shortest_prefill_first") == ShortestPrefillFirst()

@@ -36,8 +36,6 @@ def computed(core: Any) -> list[int]:
 
 
 # ------------------------------------------------------------------ the leader fills, peers follow
-
-
 @pytest.mark.feature("B6")
 @pytest.mark.feature("B2")
 def test_without_folding_a_leader_computes_the_rubric_and_its_peers_run_a_step_later() -> None:
@@ -122,8 +120,6 @@ def test_readouts_that_cannot_share_a_batch_attach_in_the_next_step() -> None:
 
 
 # ------------------------------------------------------------------ bounds
-
-
 @pytest.mark.feature("B7")
 @pytest.mark.parametrize("most", [0, 1, 3, 8])
 def test_no_request_waits_longer_than_the_configured_steps(most: int) -> None:
@@ -197,8 +193,6 @@ def test_a_failed_step_of_chats_that_share_its_blocks_runs_again_with_the_same_t
 
 
 # ------------------------------------------------------------------ kept prefixes
-
-
 @pytest.mark.feature("G10")
 def test_unique_suffixes_never_displace_a_prefix_that_was_used_again() -> None:
     core = rubric_core(executor=toy.ToyExecutor(num_blocks=64), step_tokens=512)

@@ -116,8 +116,6 @@ def test_bursts_whose_callers_go_away_leave_nothing_behind(blocks: int) -> None:
 
 
 # ------------------------------------------------------------------ more than one machine
-
-
 def test_prefix_affine_routing_reuses_prefixes_that_random_routing_computes_again() -> None:
     """Each of 8 replicas holds an eighth of the rubrics: affinity finds it, chance does not."""
     chosen = machine("h200-qwen3-4b", kv_blocks=2500)
@@ -165,8 +163,6 @@ def test_one_hot_prefix_spreads_over_replicas_once_its_own_is_loaded() -> None:
 
 
 # ------------------------------------------------------------------ numbers
-
-
 def test_fairness_is_jains_index_of_progress() -> None:
     assert jain([1.0, 1.0, 1.0]) == pytest.approx(1.0) and jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
     trace = [one(0.0, 10, user="a"), one(0.0, 10, user="b", cache="never")]
@@ -183,8 +179,6 @@ def test_hits_and_folds_are_counted_against_the_asked_tokens() -> None:
 
 
 # ------------------------------------------------------------------ failures, and the routers of a real fleet
-
-
 def test_requests_of_a_replica_that_dies_are_asked_again_and_count_from_their_first_asking() -> None:
     """It dies at 5 in a step that ends at 10: nothing of it counts. The second replica takes both requests."""
     fleet = Fleet(second_per_token(), 2, routing="round-robin", failures=[Failure(5.0, 0, 100.0)])

@@ -68,8 +68,6 @@ def test_four_hundred_questions_and_ids_that_are_strings(one: SystemOne) -> None
 
 
 # ------------------------------------------------------------------ OpenAI's form
-
-
 def chosen(count: int) -> dict[str, Any]:
     return {"type": "choice", "instructions": "?", "choices": [{"value": str(at)} for at in range(count)]}
 
@@ -158,8 +156,6 @@ def test_usage_of_openai_is_that_of_the_other_form(one: SystemOne) -> None:
 
 
 # ------------------------------------------------------------------ bytes
-
-
 def test_bytes_of_a_body_up_to_the_bound() -> None:
     at_most = b"[1]".ljust(16 << 20)
     assert read_body(at_most) == [1]

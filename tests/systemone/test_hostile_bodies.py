@@ -204,8 +204,6 @@ def test_questions_that_are_always_new_take_bounded_memory(one: SystemOne) -> No
 
 
 # ------------------------------------------------------------------ compressed bodies
-
-
 def refusal(data: bytes, encoding: str | None, **options: Any) -> tuple[int, str]:
     with pytest.raises(SystemOneError) as caught:
         read_body(data, encoding, **options)
@@ -245,8 +243,6 @@ def test_an_encoding_that_is_not_read_is_named(encoding: str) -> None:
 
 
 # ------------------------------------------------------------------ in an event loop
-
-
 async def in_parts(data: bytes) -> AsyncIterator[bytes]:
     for first in range(0, len(data), 1 << 16):
         yield data[first : first + (1 << 16)]

@@ -268,8 +268,6 @@ def test_parts_are_answered_in_the_order_of_the_body() -> None:
 
 
 # ------------------------------------------------------------------ OpenAI's form
-
-
 def test_decisions_in_openais_form(one: SystemOne) -> None:
     parts = [{"type": "input_text", "text": "hi"}, {"type": "input_json", "data": {"a": 1}}]
     choices = [{"value": True}, {"value": "x", "description": "d"}]
@@ -380,8 +378,6 @@ def test_images_beside_a_state_are_refused(one: SystemOne, name: str) -> None:
 
 
 # ------------------------------------------------------------------ questions that were asked before
-
-
 def test_questions_that_were_asked_before_are_those_of_the_body(one: SystemOne) -> None:
     """A caller's change of a body, or of an answer, changes no later answer."""
     levels: list[Any] = ["Calm", {"label": "Angry"}]

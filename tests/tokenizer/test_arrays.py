@@ -53,7 +53,6 @@ def test_byte_offsets_are_the_character_offsets_in_utf8(pair_of: Pair, flavour: 
 
 
 # ---- text that must stay text
-
 ATTACKS = [
     "<special>", "a<mask>b <special><special> c", "<s></s><pad>", "[CLS] [SEP] [MASK] [PAD]",
     "<tool>call</tool> <r> x", "Ünïcödé", "<<special>>spe<special>cial>", "<spe\u200bcial>",
@@ -102,8 +101,6 @@ def test_ordinary_text_is_the_same_either_way(name: str, pair_of: Pair) -> None:
 
 
 # ---- files beside the tokenizer.json
-
-
 def beside(tmp_path: Path, text: str, **config: Any) -> Path:
     (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -129,8 +129,6 @@ def test_tables_lie_in_the_file_and_outlive_its_name(file: Path, folder: Path, t
 
 
 # ---- a wrong file is not used
-
-
 def test_any_byte_that_changed_is_noticed(file: Path, folder: Path) -> None:
     Tokenizer.from_file(file, cache=folder)
     (path,) = tables(folder)
@@ -232,8 +230,6 @@ def test_a_folder_that_cannot_be_written(file: Path, folder: Path, tmp_path: Pat
 
 
 # ---- many processes, and none
-
-
 def test_concurrent_writers(file: Path, folder: Path) -> None:
     script = (
         "import sys; from prelude.tokenizer import Tokenizer\n"

@@ -18,9 +18,8 @@ from prelude.tokenizer.chat import apply_chat_template, render_segments
 
 from tests.tokenizer.templates import CHATML, HELLO, render
 
+
 # ---- the renders of transformers
-
-
 @pytest.fixture(scope="session")
 def cases(shared: Path) -> Any:
     folder = shared / "chat_templates"
@@ -122,8 +121,6 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
 
 
 # ---- errors
-
-
 @pytest.mark.fault(35)
 @pytest.mark.parametrize(
     ("template", "messages", "says"),
@@ -166,8 +163,6 @@ def test_refusals_of_real_templates(cases: Any) -> None:
 
 
 # ---- arguments
-
-
 @pytest.mark.fault(38)
 @pytest.mark.parametrize(
     "name", ["tokenize", "conversation", "return_dict", "truncation", "max_length", "range", "raise_exception", "_x"]

@@ -64,7 +64,6 @@ def test_objects_become_the_name_of_their_type() -> None:
 
 
 # ---- bounds
-
 WORK, ENOUGH_WORK = 1_000_000, 8_000_000  # a fortieth and a fifth of a rendering's bound
 BIG = "{% set big = 'a' * 1000000 %}"
 BOMBS = [
@@ -203,8 +202,6 @@ def test_bounds_are_the_callers_choice() -> None:
 
 
 # ---- attacks, each in a process of its own that may use 256 MB
-
-
 @pytest.fixture(scope="module")
 def child() -> Iterator[TemplateChild]:
     with TemplateChild() as child:

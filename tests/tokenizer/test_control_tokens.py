@@ -254,8 +254,6 @@ def test_a_long_hostile_template_is_read_in_linear_time(spaced: Callable[..., To
 
 
 # ---- every family at hand
-
-
 def parted(tokenizer: Tokenizer) -> tuple[dict[int, str], list[str]]:
     """Control tokens as the files say, told apart here without the product's rule; the other added tokens."""
     added = tokenizer.get_added_tokens_decoder()

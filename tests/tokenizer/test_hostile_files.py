@@ -247,8 +247,6 @@ def test_a_template_that_names_an_undeclared_token_loads_and_is_refused_where_it
 
 
 # ---- files that would end the process in the reference backend
-
-
 def charsmap(size: int, rest: bytes) -> str:
     return base64.b64encode(size.to_bytes(4, "little") + rest).decode()
 
@@ -391,8 +389,6 @@ def test_the_int_objects_of_ids_are_as_many_as_there_are_tokens() -> None:
 
 
 # ---- kept tables
-
-
 @pytest.mark.fault(30)
 def test_kept_tables_hold_nothing_but_the_file() -> None:
     """Cores of one file make the same tables, with any earlier content of the heap. All are of one process, since the

@@ -141,8 +141,6 @@ def test_training_is_refused(name: str) -> None:
 
 
 # ---- HF's strings, and components written in Python
-
-
 class Shout:
     def normalize(self, normalized: Any) -> None:
         normalized.uppercase()
@@ -195,7 +193,6 @@ def test_components_take_the_strings_of_hf(pair_of: Pair) -> None:
 
 
 # ---- models
-
 PIECES = {"a": 0, "é": 1, "aé": 2, "##a": 3, "[UNK]": 4, "<unk>": 5, "b": 6}
 MODELS: list[Callable[[Any], Any]] = [
     lambda m: m.BPE(), lambda m: m.BPE(PIECES, [("a", "é")]),
@@ -309,7 +306,6 @@ def test_arguments_of_models() -> None:
 
 
 # ---- the ready-made tokenizers
-
 BPE_VOCAB = {c: i for i, c in enumerate(["<unk>", *"abcdehlortw", "Ġ", "▁", "d</w>", "lo", "hé", "é"])}
 BPE_MERGES = [("l", "o")]
 BERT_VOCAB = {c: i for i, c in enumerate(["[UNK]", "[SEP]", "[CLS]", "[MASK]", "hello", "##s", "world", ",", "he"])}

@@ -89,8 +89,6 @@ def test_rank_files(shared: Path, golden_lines: list[str], name: str) -> None:
 
 
 # ---- recorded results, and fixed strings, through the core alone
-
-
 def test_golden(family: Any, golden_lines: list[str]) -> None:
     name, ours, _ = family
     core = ours._core

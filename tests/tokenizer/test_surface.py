@@ -246,8 +246,6 @@ def test_importing_is_light() -> None:
 
 
 # ---- malformed files
-
-
 @pytest.mark.fault(30)
 @pytest.mark.parametrize(
     ("path", "value", "says"),
