@@ -71,9 +71,9 @@ BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 34 / 32}
 RATES = {
     "float32": ("vfmadd231ps", "vfmadd231ps-256"),
     "bfloat16": ("tdpbf16ps", "vdpbf16ps", "vfmadd231ps", "vfmadd231ps-256"),
-    "int8": ("vpdpbusd",),
+    "int8": ("vpdpbusd", "vpmaddubsw-256"),
 }
-"""The instructions of each type's products, the first that a processor has."""
+"""The instructions of each type's products, the first that a processor has; vpmaddubsw with the three beside it."""
 
 
 def lengths(count: int, middle: int, longest: int) -> list[int]:
