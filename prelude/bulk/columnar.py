@@ -64,7 +64,6 @@ def json_rows(batch: Any) -> Iterator[Row]:
     """Yield the rows of a ``RecordBatch`` or a ``Table`` as JSON values."""
     schema = pa.schema([field.with_type(json_type(field.type)) for field in batch.schema])
     exact = [field.name for field in schema if not is_plain(field.type)]
-    size = batch.nbytes // max(batch.num_rows, 1)
     try:
         rows = batch.cast(schema).to_pylist() if len(schema) else [{}] * batch.num_rows
     except UnicodeDecodeError as error:
@@ -72,7 +71,7 @@ def json_rows(batch: Any) -> Iterator[Row]:
     for columns in rows:
         for name in exact:
             columns[name] = json_value(columns[name])
-        yield Row(columns, size=size)
+        yield Row(columns)
 
 
 def json_type(kind: Any) -> Any:

@@ -21,7 +21,7 @@ class Malformed(BulkError):
 
 class Row(dict[str, Any]):
     """The columns by name, as JSON values. ``problem``: why the row could not be read; a CSV row has the columns that
-    could. ``line``: the JSON object as it was written, of JSON lines alone. ``size``: about so many bytes."""
+    could. ``line``: the JSON object as it was written, of JSON lines alone. ``size``: bytes of a line."""
 
     __slots__ = ("line", "problem", "size")
 

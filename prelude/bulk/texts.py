@@ -26,7 +26,7 @@ def read_lines(file: IO[bytes]) -> Iterator[Row]:
                 pass
             yield Row(problem=f"line {number}: longer than {MAX_LINE} bytes")
             continue
-        line = line.removeprefix(codecs.BOM_UTF8).strip() if number == 1 else line.strip()
+        line = line.removeprefix(codecs.BOM_UTF8).strip()
         if line:
             yield json_row(line, number)
 

@@ -43,7 +43,7 @@ def fit_temperature(rows: Sequence[F64], truth: Sequence[int]) -> float:
     ratio = (np.sqrt(5.0) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = loss(left), loss(right)
-    for _ in range(_STEPS):
+    while high - low >= 1e-7:
         if at_left <= at_right:
             high, right, at_right = right, left, at_left
             left = high - ratio * (high - low)
@@ -52,8 +52,6 @@ def fit_temperature(rows: Sequence[F64], truth: Sequence[int]) -> float:
             low, left, at_left = left, right, at_right
             right = low + ratio * (high - low)
             at_right = loss(right)
-        if high - low < 1e-7:
-            break
     return float(np.exp(-(low + high) / 2))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude import Engine
+from prelude import Engine, EngineConfig
 from prelude.bulk.batches import BatchScorer, as_arrow
 from prelude.errors import BulkError, ConfigError, EngineClosed, InvalidRequest
 from tests.ray.forms import FORM, ROWS
@@ -50,7 +50,8 @@ def test_a_missing_column_is_each_rows_error_and_an_empty_batch_stays_typed(scor
 def test_taken_names_are_refused_and_a_prefix_is_the_way_out(scorer: BatchScorer) -> None:
     with pytest.raises(BulkError, match="column 'error' already: prefix="):
         scorer.arrow(pa.table({"text": ["x"], "rubric": ["y"], "error": ["z"]}))
-    one = BatchScorer({**FORM, "mass": False}, prefix="new_")
+    one = BatchScorer({**FORM, "mass": False}, prefix="new_", threads=1, config=EngineConfig(max_length=99))
+    assert one.engine.max_length == 99
     found = one.arrow(pa.table({"text": ["x", None], "rubric": ["y", "y"], "error": ["z", "z"]})).to_pylist()
     one.close()
     assert found[0]["new_language"] in ("English", "German") and found[0]["error"] == found[1]["error"] == "z"

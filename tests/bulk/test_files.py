@@ -138,6 +138,8 @@ def test_a_record_that_is_too_long_is_an_error_of_its_row(
         {"a": "5", "b": "6"},
     ]
     assert rows_of(tmp_path / "last.csv", end.join(lines[:3])) == found[:2] and csv.field_size_limit(before) == 800
+    with pytest.raises(BulkError, match="line 1: the header is too long"):
+        rows_of(tmp_path / "header.csv", long + b",b" + end + b"1,2")
 
 
 @pytest.mark.parametrize("text", [b'a\n"' + b"x\n" * 500, b"a\n" + b"," * 500 + b"\n1\n"])

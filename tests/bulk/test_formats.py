@@ -210,11 +210,12 @@ def test_json_lines_keep_their_bytes(run: Run, tmp_path: Path) -> None:
     lines = [
         '{"n": 0.10000000000000000000001, "text":"a" , "e": "\\u00e9"}',
         '{"text": "b", "big": 1' + "0" * 400 + " }",
+        "{ }",
     ]
     source = tmp_path / "in.jsonl"
     source.write_text("\r\n".join(lines), "utf-8")
     for line, found in zip(lines, run(source, "jsonl").read_text("utf-8").splitlines(), strict=True):
-        assert found.startswith(line[:-1].rstrip() + ', "ok": ')
+        assert found.startswith(line[:-1].rstrip() + ', "ok": '[2 * (line == "{ }") :])
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

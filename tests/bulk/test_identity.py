@@ -47,11 +47,9 @@ def changed_model(folder: Path) -> dict[str, Any]:
 
 
 CHANGES: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "form": lambda folder: of({**FORM, "length_norm": "token"}),
-    "model": changed_model,
-    "dtype": lambda folder: of(dtype="bfloat16"),
-    "max_length": lambda folder: of(config={"max_length": 100}),
-}
+    "form": lambda folder: of({**FORM, "length_norm": "token"}), "model": changed_model,
+    "dtype": lambda folder: of(dtype="bfloat16"), "max_length": lambda folder: of(config={"max_length": 100}),
+}  # fmt: skip
 
 
 @pytest.mark.fault(71)

@@ -136,7 +136,9 @@ def test_what_a_fit_keeps(caplog: pytest.LogCaptureFixture) -> None:
     assert held_out == pytest.approx(inside.nll, rel=0.02) and held_out != inside.nll
     assert not caplog.text
     scaled = [row * 7 for row in rows]
-    assert Calibrator.fit(scaled, truth).parameters == pytest.approx(fitted.parameters)
+    again = Calibrator.fit(scaled, truth)
+    assert again.parameters == pytest.approx(fitted.parameters)
+    assert again.facts["held_out"]["nll"] == pytest.approx(fitted.facts["held_out"]["nll"])
     uneven = [answer([0.7, 0.3], ("a", "b")), answer([0.2, 0.3, 0.5])] * 20
     assert Calibrator.fit_answers(uneven, ["a", "c"] * 20).labels is None
     for answers, labels in (([], []), (uneven[:2], ["a"])):

@@ -253,7 +253,8 @@ def test_separable_data_stay_finite(caplog: pytest.LogCaptureFixture) -> None:
         fitted = Calibrator.fit(rows, truth, method=method, labels=("a", "b"))  # type: ignore[arg-type]
         assert np.isfinite(fitted.probabilities([0.7, 0.3])).all()
     assert Calibrator.fit(rows, [1, 0] * 50).parameters["temperature"] == pytest.approx(20.0, rel=0.01)
-    assert "at its limit" in caplog.text
+    assert Calibrator.fit([[0.51, 0.49], [0.49, 0.51]] * 50, truth).parameters["temperature"] < 0.051
+    assert all(f"the fitted temperature {limit} is at its limit" in caplog.text for limit in ("0.05", "20"))
 
 
 @pytest.mark.parametrize(

@@ -111,15 +111,13 @@ def test_a_wrong_line_is_named(line: str, message: str, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--labels", "0"], "rows to fit on"),
-        (["--labels", "29"], "at least 30"),
-        (["--labels", "571"], "leaves 30"),
-        (["--prior", "content-free"], "answered already"),
+        (["--labels", "0"], "rows to fit on"), (["--labels", "29"], "at least 30"),
+        (["--labels", "571"], "leaves 30"), (["--prior", "content-free"], "answered already"),
         (["--save", "rows.jsonl"], "the rows and --save are one file"),
         (["--save", "a.json", "--prior", "labels"], "--save without --save-prior"),
         (["--report", "a.json", "--save", "./a.json"], "--save and --report are one file"),
     ],
-)
+)  # fmt: skip
 def test_options_are_checked(options: list[str], message: str, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     path = write_answered(tmp_path / "rows.jsonl")

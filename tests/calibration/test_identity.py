@@ -100,6 +100,9 @@ def test_an_answer_is_changed_once_and_in_the_order_of_the_fit(engine: Engine, t
     Calibrator.fit_answers([prior.apply(one) for one in answers], [*TEXTS] * 20).save(tmp_path / "after.json")
     after = Calibrator.load(tmp_path / "after.json")
     first = answers[0]
+    others = [Calibrator("temperature", {"temperature": 1 + at / 100}, facts={"at": at}) for at in range(60)]
+    others.append(Calibrator("temperature", {"temperature": 1.0}))
+    assert len({one.apply(first).asked for one in others}) == 60, "facts change nothing"
     assert after.apply(prior.apply(first)).label == "English"
     uniform = PriorCorrection.content_free(engine, LANGUAGE)
     twice = [(raw, raw.apply(first)), (raw, prior.apply(first)), (prior, raw.apply(first)), (after, first)]

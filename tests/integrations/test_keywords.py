@@ -45,8 +45,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.mark.parametrize(
     ("keywords", "same"),
     [
-        ({}, {}),
-        ({"prompt_name": "query"}, {"prompt_name": "query"}),
+        ({}, {}), ({"prompt_name": "query"}, {"prompt_name": "query"}),
         ({"prompt_name": "query", "prompt": "w9 "}, {"instruction": "w9 "}),
         ({"prompt_name": "third", "prompt": ""}, {"instruction": ""}),
         ({"normalize_embeddings": True, "truncate_dim": 8}, {"normalize": True, "dimensions": 8}),
@@ -55,7 +54,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         ({"batch_size": 1, "device": "cuda", "show_progress_bar": False}, {}),
         ({"convert_to_numpy": True, "convert_to_tensor": False, "precision": "float32"}, {}),
     ],
-)
+)  # fmt: skip
 def test_two_keywords_of_encode(body: Engine, keywords: dict[str, Any], same: dict[str, Any]) -> None:
     for ours in (SentenceEncoder(body), SentenceEncoder(AsyncEngine(body))):
         found = ours.encode(TEXTS, **keywords)
@@ -80,12 +79,10 @@ def test_settings_of_an_encoder_and_of_a_call(body: Engine) -> None:
 @pytest.mark.parametrize(
     ("keyword", "given", "only"),
     [
-        ("output_value", "token_embeddings", "'sentence_embedding'"),
-        ("precision", "int8", "'float32'"),
-        ("convert_to_tensor", True, "False"),
-        ("convert_to_numpy", False, "True"),
+        ("output_value", "token_embeddings", "'sentence_embedding'"), ("precision", "int8", "'float32'"),
+        ("convert_to_tensor", True, "False"), ("convert_to_numpy", False, "True"),
     ],
-)
+)  # fmt: skip
 def test_a_keyword_that_is_not_offered_is_named(
     body: Engine, pair: Engine, keyword: str, given: Any, only: str
 ) -> None:

@@ -204,8 +204,7 @@ def test_keys_that_transformers_does_not_read_are_said_and_ignored(
 @pytest.mark.parametrize(
     "changes",
     [
-        {**LLAMA, "sliding_window": 64},
-        {"use_sliding_window": ABSENT, "sliding_window": 64},
+        {**LLAMA, "sliding_window": 64}, {"use_sliding_window": ABSENT, "sliding_window": 64},
         {**QWEN2, "use_sliding_window": ABSENT, "sliding_window": 64},
         {**QWEN2, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 28},
         {**QWEN2, "use_sliding_window": True, "sliding_window": 256, "max_window_layers": 0},
@@ -213,7 +212,7 @@ def test_keys_that_transformers_does_not_read_are_said_and_ignored(
         {**MISTRAL, "sliding_window": 256},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_windows_that_no_layer_uses(changes: dict[str, Any]) -> None:
     config = read(**changes)
     assert config.max_positions == 256
@@ -250,10 +249,9 @@ def test_windows_of_layers(changes: dict[str, Any], windows: list[int | None]) -
     [
         (40960, {"factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
         (32768, {"factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
-        (262144, {"factor": 4.0, "original_max_position_embeddings": 32768}, 262144),
-        (40960, {"factor": 4.0}, 40960),
+        (262144, {"factor": 4.0, "original_max_position_embeddings": 32768}, 262144), (40960, {"factor": 4.0}, 40960),
     ],
-)
+)  # fmt: skip
 def test_yarn_as_qwen_writes_it_makes_the_context_longer(positions: int, rope: dict[str, Any], expected: int) -> None:
     config = read(
         max_position_embeddings=positions,

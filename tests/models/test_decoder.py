@@ -90,11 +90,9 @@ def test_gated_silu_of_extremes() -> None:
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "relu": torch.nn.functional.relu,
-}
+    "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"), "relu": torch.nn.functional.relu,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -45,11 +45,9 @@ def recorded(shared: Path, name: str) -> dict[str, Any]:
 
 
 ARCHITECTURES = {
-    "modernbert": ("ModernBertModel", 1e-4),
-    "deberta_v3": ("DebertaV2Model", 1e-5),
-    "qwen3_5_text": ("Qwen3_5ForCausalLM", 2e-5),
-    "lfm2": ("Lfm2ForCausalLM", 2e-5),
-}
+    "modernbert": ("ModernBertModel", 1e-4), "deberta_v3": ("DebertaV2Model", 1e-5),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", 2e-5), "lfm2": ("Lfm2ForCausalLM", 2e-5),
+}  # fmt: skip
 """The class of a recorded model, and how far its hidden states may be from those of transformers."""
 
 

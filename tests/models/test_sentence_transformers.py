@@ -80,11 +80,10 @@ def test_both_spellings(tmp_path: Path, config: dict[str, Any], mode: str) -> No
     [
         ({"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, None, "contradicts"),
         ({"pooling_mode": "cls", "include_prompt": 1}, None, "include_prompt is 1"),
-        ({"pooling_mode": "cls"}, {"a": 1}, "list of objects"),
-        ({"pooling_mode": "cls"}, [1], "list of objects"),
+        ({"pooling_mode": "cls"}, {"a": 1}, "list of objects"), ({"pooling_mode": "cls"}, [1], "list of objects"),
         ({"pooling_mode": "cls"}, [{"type": KIND + "Pooling", "path": 3}], "not a string"),
     ],
-)
+)  # fmt: skip
 def test_malformed_files_are_refused(tmp_path: Path, config: dict[str, Any], modules: Any, match: str) -> None:
     with pytest.raises(ModelError, match=match):
         read_embedding(directory(tmp_path, config, modules))
@@ -96,14 +95,13 @@ def test_malformed_files_are_refused(tmp_path: Path, config: dict[str, Any], mod
     [
         ({"pooling_mode": "median"}, None, "median"),
         ({"pooling_mode": 5, "pooling_mode_cls_token": True}, None, "pooling 5"),
-        ({"pooling_mode": [["cls"]]}, None, "pooling"),
-        ({"pooling_mode": ["cls", "cls"]}, None, "cls"),
+        ({"pooling_mode": [["cls"]]}, None, "pooling"), ({"pooling_mode": ["cls", "cls"]}, None, "cls"),
         ({"pooling_mode": "last"}, None, "pooling ['last'] is not supported"),
         ({"pooling_mode": "cls"}, listing("Transformer", "Pooling", "CNN"), "module 'CNN' is not supported"),
         ({"pooling_mode": "cls"}, listing("Transformer", "Dense", "Pooling"), "module 'Dense' is not supported"),
         ({"pooling_mode": "cls"}, listing("Transformer", "LogitScore"), "module 'LogitScore' is not supported"),
     ],
-)
+)  # fmt: skip
 def test_an_unsupported_pooling_is_refused_by_name(
     tmp_path: Path, config: dict[str, Any], modules: Any, match: str
 ) -> None:

@@ -112,12 +112,10 @@ def test_snapshot_of_the_hub_cache(kind: str, shared: bool, checkpoint_dir: Copy
 @pytest.mark.parametrize(
     "repository, store",
     [
-        ("other/org--name", "other/org--name/blobs"),
-        ("hub/models--org--name", "hub/models--org--other/blobs"),
-        ("hub/models--org--name", "elsewhere/blobs"),
-        ("hub/models--org--name", "hub/models--org--name/refs"),
+        ("other/org--name", "other/org--name/blobs"), ("hub/models--org--name", "hub/models--org--other/blobs"),
+        ("hub/models--org--name", "elsewhere/blobs"), ("hub/models--org--name", "hub/models--org--name/refs"),
     ],
-)
+)  # fmt: skip
 def test_only_the_hub_cache_may_link_to_blobs(
     repository: str, store: str, checkpoint_dir: Copy, tmp_path: Path
 ) -> None:

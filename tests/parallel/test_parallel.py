@@ -20,11 +20,9 @@ pytest.importorskip("torch.distributed")
 
 LIMITS: dict[str, Any] = {"kv_blocks": 64, "max_running": 8}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3": {},
-    "qwen2": {"tie_word_embeddings": False},
-    "phi3": {},
+    "qwen3": {}, "qwen2": {"tie_word_embeddings": False}, "phi3": {},
     "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 16, "final_logit_softcapping": 20.0},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -46,13 +46,11 @@ else:
 @pytest.mark.parametrize(
     "what, length, told",
     [
-        ("facts", 1 << 62, "a rank says facts of"),
-        ("facts", -1, "a rank says facts of"),
-        ("facts", 14, "comparing settings"),
-        ("message", 1 << 62, "says 4611686018427387904 bytes"),
+        ("facts", 1 << 62, "a rank says facts of"), ("facts", -1, "a rank says facts of"),
+        ("facts", 14, "comparing settings"), ("message", 1 << 62, "says 4611686018427387904 bytes"),
         ("message", -5, "says -5 bytes"),
     ],
-)
+)  # fmt: skip
 def test_lengths_are_bounded_before_memory_is_asked_for(what: str, length: int, told: str, tmp_path: Path) -> None:
     meeting = f"file://{tmp_path / 'meeting'}"
     stranger = subprocess.Popen(

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from prelude import Engine, EngineConfig, errors
+from prelude.results import Answers, RequestStats
 from prelude.systemone import SystemOne, SystemOneError, aread_body, problem, read_body, write_body
+from prelude.systemone.request import usage_of
 
 NOUL = {"type": "noul", "instructions": "Is it?"}
 PREDICATE = {"type": "predicate", "instructions": "Is it?"}
@@ -45,20 +47,19 @@ def asked(question: Any, **more: Any) -> dict[str, Any]:
         {"type": "choice", "criteria": {"a": None}},
         {"type": "choice", "criteria": {str(at): None for at in range(255)}},
         {"type": "choice", "instructions": None, "criteria": {"a": "note", "b": ["x"]}},
-        {"type": "score", "criteria": ["a", "b"]},
-        {"type": "score", "criteria": [str(at) for at in range(10)]},
+        {"type": "score", "criteria": ["a", "b"]}, {"type": "score", "criteria": [str(at) for at in range(10)]},
         {"type": "noul", "instructions": None, "criteria": {"true": "it is"}},
         {"type": "noul", "criteria": {"true": None, "false": "it is not"}},
-        {"type": "noul", "instructions": {"a": [1]}, "criteria": None},
-        {**NOUL, "x_own": 5},
+        {"type": "noul", "instructions": {"a": [1]}, "criteria": None}, {**NOUL, "x_own": 5},
     ],
-)
+)  # fmt: skip
 def test_a_question_within_its_bounds_is_answered(one: SystemOne, question: Any) -> None:
     assert list(one.answer(asked(question))["answers"]) == ["q"]
 
 
 def test_four_hundred_questions_and_ids_that_are_strings(one: SystemOne) -> None:
     assert places(one.answer, {"state": "a", "questions": {5: NOUL}}) == [("questions", 5, "string_type")]
+    assert len(str(places(one.answer, {"state": "a", "questions": {10**5000: NOUL}}))) < 150
     many = {str(at): NOUL for at in range(400)}
     assert len(one.answer({"state": "a", "questions": many})["answers"]) == 400
     assert places(one.answer, {"state": "a", "questions": {**many, "x": NOUL}}) == [("questions", "too_long")]
@@ -79,10 +80,8 @@ def rated(count: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("question", "loc"),
     [
-        (chosen(1), ("choices", "list_type")),
-        (chosen(256), ("choices", "list_type")),
-        (rated(1), ("levels", "list_type")),
-        (rated(11), ("levels", "list_type")),
+        (chosen(1), ("choices", "list_type")), (chosen(256), ("choices", "list_type")),
+        (rated(1), ("levels", "list_type")), (rated(11), ("levels", "list_type")),
         ({**chosen(2), "choices": [{"value": "a"}, "b"]}, ("choices", 1, "dict_type")),
         ({**chosen(2), "choices": [{"value": "a"}, {"value": ""}]}, ("choices", 1, "value", "union_type")),
         ({**chosen(2), "choices": [{"value": "a"}, {"value": 5}]}, ("choices", 1, "value", "union_type")),
@@ -99,7 +98,7 @@ def rated(count: int) -> dict[str, Any]:
         ({"type": ["predicate"], "instructions": "?"}, ("type", "union_tag_invalid")),
         ("predicate", ("type", "union_tag_invalid")),
     ],
-)
+)  # fmt: skip
 def test_a_question_of_openai_beyond_its_bounds(one: SystemOne, question: Any, loc: Any) -> None:
     found = places(one.decisions, {"input": "a", "questions": [PREDICATE, question]})
     assert found[0] == ("questions", 1, *loc)
@@ -153,6 +152,9 @@ def test_usage_of_openai_is_that_of_the_other_form(one: SystemOne) -> None:
     assert theirs["input_tokens"] == theirs["total_tokens"] == usage["input_tokens"]
     assert theirs["input_tokens_details"]["cache_write_tokens"] == 0 == theirs["output_tokens"]
     assert theirs["output_tokens_details"] == {"reasoning_tokens": 0}
+    stats = [RequestStats(prompt_tokens=5, cached_tokens=2, truncated_tokens=at) for at in (1, 4)]
+    found, cut = usage_of([Answers([], one) for one in stats])
+    assert (found["input_tokens"], found["x_cached_tokens"], cut) == (10, 4, 5)
 
 
 # ------------------------------------------------------------------ bytes
@@ -203,14 +205,12 @@ def test_a_body_of_more_than_64_kb_is_read_in_a_thread() -> None:
     [
         (errors.PromptTooLong("long", tokens=2, limit=1, field="state"), 413, "request_too_large"),
         (errors.RequestTooLarge("large", field="state"), 413, "request_too_large"),
-        (errors.Overloaded("later"), 429, "rate_limit_error"),
-        (errors.QueueFull("full"), 429, "rate_limit_error"),
-        (errors.DeadlineExceeded("late"), 504, "timeout_error"),
-        (errors.EngineClosed("closed"), 503, "unavailable"),
+        (errors.Overloaded("later"), 429, "rate_limit_error"), (errors.QueueFull("full"), 429, "rate_limit_error"),
+        (errors.DeadlineExceeded("late"), 504, "timeout_error"), (errors.EngineClosed("closed"), 503, "unavailable"),
         (errors.InvalidRequest("bad", field="salt"), 422, "invalid_request"),
         (errors.ExecutionError("broken"), 500, "internal_error"),
     ],
-)
+)  # fmt: skip
 def test_the_status_of_an_error(error: Exception, status: int, kind: str) -> None:
     found, body = problem(error)
     assert (found, body["detail"]["error_type"], body["detail"]["message"]) == (status, kind, str(error))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from prelude import Engine, EngineConfig, FittedQuestion
+from prelude.fitting.report import Scope
 from prelude.systemone import SystemOne, SystemOneError
 
 STATE = "The library is open."
@@ -28,7 +29,8 @@ def heads(engine: Engine) -> dict[str, FittedQuestion]:
 
     def made(name: str, labels: list[Any], kind: Any) -> FittedQuestion:
         rows = weight[: len(labels)]
-        return FittedQuestion.from_arrays(rows, [0] * len(labels), labels, name=name, kind=kind, pooling="mean")
+        more: Any = {"name": name, "kind": kind, "pooling": "mean", "scope": Scope(rows, (-9.0, 9.0), 0.9)}
+        return FittedQuestion.from_arrays(rows, [0] * len(labels), labels, **more)
 
     heads = [made("team", ["a", "b", "c"], "choice"), made("urgent", [True, False], "noul")]
     return {one.name: one for one in [*heads, made("level", [1, 2, 3], "score")]}
@@ -49,6 +51,7 @@ def test_questions_of_both_kinds_are_answered_by_their_names(
     assert list(body["answers"]) == list(questions)
     assert body["answers"]["which"]["probabilities"] == team.probabilities
     assert body["answers"]["which"]["choice"] == team.label and "x_label_mass" not in body["answers"]["which"]
+    assert [body["answers"]["which"][f"x_{name}"] for name in ("scope", "in_scope")] == [team.scope, team.in_scope]
     assert body["answers"]["now"]["noul"] == urgent.probability
     assert body["answers"]["how"]["score"] == level.expected
     assert body["answers"]["how"]["legend"] == {"1": "1", "2": "2", "3": "3"}

@@ -23,15 +23,11 @@ from prelude.systemone import SystemOne, SystemOneError, problem
 TICKET = "I was charged twice for my March invoice and the refund has not arrived."
 NOUL = {"type": "noul", "instructions": "Is the customer asking for money back?"}
 CHOICE = {
-    "type": "choice",
-    "instructions": "Which team?",
-    "criteria": {"Billing": "Invoices", "Sales": None, "기술": ""},
-}
+    "type": "choice", "instructions": "Which team?", "criteria": {"Billing": "Invoices", "Sales": None, "기술": ""},
+}  # fmt: skip
 SCORE = {
-    "type": "score",
-    "instructions": "How frustrated?",
-    "criteria": ["Calm", {"label": "Angry"}, ["Very", "angry"]],
-}
+    "type": "score", "instructions": "How frustrated?", "criteria": ["Calm", {"label": "Angry"}, ["Very", "angry"]],
+}  # fmt: skip
 QUESTIONS = {"ticket-1": NOUL, "with space": CHOICE, "🎯": SCORE}
 
 
@@ -82,6 +78,10 @@ def test_a_body_of_three_questions_has_the_answers_of_decide(engine: Engine, one
 def test_the_same_inside_a_loop_and_with_either_engine(engine: Engine, one: SystemOne) -> None:
     request = {"state": {"ticket": TICKET}, "questions": QUESTIONS}
     expected = one.answer(request)["answers"]
+    wrong: Any = {"priority": "x"}
+    for ask in (lambda: one.answer(request, **wrong), lambda: one.answer_many([request], **wrong)):
+        with pytest.raises(errors.InvalidRequest, match="priority"):
+            ask()
 
     async def main() -> None:
         assert (await one.aanswer(request, priority=1))["answers"] == expected
@@ -316,9 +316,7 @@ def of_levels(*labels: str) -> dict[str, Any]:
     [
         ({"input": 5}, ["input"]),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, ["input", 0, "content", 0]),
-        ({"input": [{}]}, ["input", 0]),
-        ({"input": []}, ["input"]),
-        ({"input": None}, ["input"]),
+        ({"input": [{}]}, ["input", 0]), ({"input": []}, ["input"]), ({"input": None}, ["input"]),
         ({"questions": []}, ["questions"]),
         ({"questions": [{"type": "predicate", "instructions": ""}]}, ["questions", 0, "instructions"]),
         ({"questions": [of_choices("a", "a")]}, ["questions", 0, "choices", 1, "value"]),
@@ -327,7 +325,7 @@ def of_levels(*labels: str) -> dict[str, Any]:
         ({"questions": [{"type": "predicate", "instructions": "\ud800"}]}, ["questions", 0, "instructions"]),
         ({"input": "word " * 12_000}, ["input"]),
     ],
-)
+)  # fmt: skip
 def test_errors_in_openais_form_name_the_place(one: SystemOne, change: Any, loc: list[Any]) -> None:
     body = {"model": "small", "input": "x", "questions": [{"type": "predicate", "instructions": "?"}], **change}
     with pytest.raises(SystemOneError) as caught:
